@@ -1,0 +1,1 @@
+//! Every number that kolo claims, beside its peers

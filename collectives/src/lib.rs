@@ -1,0 +1,1 @@
+//! Collective operations for a group of ranks: schedules, reductions and the communicator

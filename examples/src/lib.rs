@@ -1,0 +1,1 @@
+//! Complete kolo programs; each runs as it stands.

@@ -1,0 +1,1 @@
+//! Supervision of worker processes: the warden, spawning, output, exit and stop

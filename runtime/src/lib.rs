@@ -1,0 +1,1 @@
+//! The kolo daemons: head, node, HTTP and the command line

@@ -1,0 +1,1 @@
+//! The attribute macros of kolo: main, function and executable

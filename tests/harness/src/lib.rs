@@ -1,0 +1,1 @@
+//! A real kolo cluster inside cargo test, with faults on demand

@@ -1,0 +1,149 @@
+//! Calls between a driver and a node, after [`NodeRequest::Attach`](super::NodeRequest::Attach).
+//!
+//! One channel carries all calls of a driver to the workers of one node, in both directions, so that
+//! calls of one handle keep their order (C-2) and one wake-up serves many. Arguments and results are the
+//! frames' bodies, which a node passes on without a look.
+
+use serde::{Deserialize, Serialize};
+
+use super::RankFailure;
+use crate::ids::{CallId, Generation, ObjectId, Rank};
+
+/// What a call does in the worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CallOp {
+    /// Run a registered function. Body: its arguments.
+    Function {
+        /// Its registered name.
+        name: String,
+    },
+    /// Make an executable. Body: the constructor's arguments.
+    Create {
+        /// The id under which methods find it.
+        object: ObjectId,
+        /// The registered name of its type.
+        class: String,
+    },
+    /// Run a method of an executable. Body: its arguments.
+    Method {
+        /// Which executable.
+        object: ObjectId,
+        /// The method's name.
+        name: String,
+    },
+    /// Drop an executable.
+    Drop {
+        /// Which.
+        object: ObjectId,
+    },
+}
+
+/// From the driver.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CallFrame {
+    /// Run something on some of this node's ranks. Body: the arguments.
+    Call {
+        /// Chosen by the driver, growing.
+        call: CallId,
+        /// The generation for which it is meant; another is refused (G-1).
+        generation: Generation,
+        /// On which ranks of this node.
+        ranks: Vec<Rank>,
+        /// How long it may take from now, in milliseconds.
+        #[serde(default)]
+        deadline_ms: Option<u64>,
+        /// What.
+        op: CallOp,
+    },
+    /// The result is not wanted any more. A call that has not begun does not begin.
+    Cancel {
+        /// Which.
+        call: CallId,
+    },
+}
+
+/// From the node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CallReply {
+    /// A call ended on a rank. Body: its result.
+    Result {
+        /// Which.
+        call: CallId,
+        /// Where.
+        rank: Rank,
+        /// How.
+        outcome: Outcome,
+    },
+    /// A rank is gone; calls on it that have no result fail with this. Ranks of other nodes are told too.
+    Lost {
+        /// The generation.
+        generation: Generation,
+        /// What is known.
+        failure: RankFailure,
+    },
+}
+
+/// How a call ended on one rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// It returned; the body is the result.
+    Returned,
+    /// It did not.
+    Failed(CallFailure),
+}
+
+/// Why a call failed on one rank that is still alive.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallFailure {
+    /// The kind.
+    pub kind: FailureKind,
+    /// The error's or panic's message.
+    pub message: String,
+    /// Where it happened, if it was a panic or the error kept it.
+    #[serde(default)]
+    pub backtrace: Option<String>,
+    /// The rank whose loss or failure caused this one: then this is an echo, not the first cause.
+    #[serde(default)]
+    pub caused_by: Option<Rank>,
+}
+
+impl CallFailure {
+    /// A failure of this kind, with no backtrace.
+    pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            backtrace: None,
+            caused_by: None,
+        }
+    }
+}
+
+/// The kinds of [`CallFailure`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// The user's code returned an error.
+    Error,
+    /// The user's code panicked.
+    Panic,
+    /// An earlier panic left the executable in an unknown state.
+    Poisoned,
+    /// No such function, type, method or executable in this program.
+    UnknownTarget,
+    /// The arguments did not decode.
+    Arguments,
+    /// The result did not encode or is over the limit.
+    Result,
+    /// It was cancelled before it began, or at an await point.
+    Cancelled,
+    /// Its deadline passed before it began, or at an await point.
+    Deadline,
+    /// It was meant for another generation.
+    Stale,
+    /// The rank is not on this node or takes no calls.
+    NoSuchRank,
+    /// A kind of a later version.
+    #[serde(other)]
+    Other,
+}

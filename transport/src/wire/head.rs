@@ -1,0 +1,146 @@
+//! What nodes and drivers ask of the head.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ClusterInfo, JobInfo, JobSpec, RankFailure, Refusal, Resources};
+use crate::ids::{Generation, JobId, NodeId, Slot};
+
+/// A node's introduction.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRegistration {
+    /// Its id, which must be the one in its certificate.
+    pub node: NodeId,
+    /// Its hostname.
+    pub hostname: String,
+    /// Where drivers and other nodes reach its daemon.
+    pub address: SocketAddr,
+    /// What it has in all.
+    pub resources: Resources,
+    /// Version of the daemon.
+    pub version: String,
+}
+
+/// First frame of a stream to the head.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HeadRequest {
+    /// A node registers, and keeps the connection: the head sends [`NodeRequest`](super::NodeRequest)s back over it.
+    Register(NodeRegistration),
+    /// A node opens its stream of heartbeats. Each side sends [`Beat`]s from then on.
+    Heartbeats,
+    /// Something happened on a node. Sent in order, each acknowledged before the next.
+    Event(NodeEvent),
+    /// A node asks for the certificate of a worker that it has started.
+    SignWorker {
+        /// The worker's job.
+        job: JobId,
+        /// The worker's slot.
+        slot: Slot,
+        /// A certificate signing request in DER, made by the worker.
+        #[serde(with = "serde_bytes")]
+        csr: Vec<u8>,
+    },
+    /// A driver submits a job. The stream stays open for [`JobEvent`](super::JobEvent)s and [`SubmitFrame`]s;
+    /// when it ends, the job is stopped.
+    Submit(JobSpec),
+    /// The whole cluster.
+    Cluster,
+    /// All jobs, the newest first; ended ones for as long as the head remembers them.
+    Jobs,
+    /// One job.
+    Job {
+        /// Which.
+        job: JobId,
+    },
+    /// Stop a job; answered when it has ended.
+    Stop {
+        /// Which.
+        job: JobId,
+    },
+}
+
+/// What follows [`HeadRequest::Submit`] on its stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SubmitFrame {
+    /// Every node of the job holds the program now.
+    ProgramReady,
+    /// Stop the job. The head answers with the last events and ends the stream.
+    Stop,
+}
+
+/// A heartbeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beat {
+    /// Counts up; the answer repeats it.
+    pub seq: u64,
+}
+
+/// What happens on a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeEvent {
+    /// A worker's process runs.
+    WorkerStarted {
+        /// Its job.
+        job: JobId,
+        /// Its slot.
+        slot: Slot,
+        /// Its process id.
+        pid: u32,
+    },
+    /// A worker said hello and takes calls.
+    WorkerReady {
+        /// Its job.
+        job: JobId,
+        /// Its slot.
+        slot: Slot,
+        /// Where its data plane listens, if it has one.
+        address: Option<SocketAddr>,
+    },
+    /// A worker's process ended or could not be started.
+    WorkerExited {
+        /// Its job.
+        job: JobId,
+        /// Its slot.
+        slot: Slot,
+        /// How.
+        failure: RankFailure,
+        /// Whether the node had been asked to stop it.
+        expected: bool,
+    },
+    /// Nothing of the job is left on the node; its resources are free again.
+    JobGone {
+        /// The job.
+        job: JobId,
+    },
+}
+
+/// The head's answer to a [`HeadRequest`] other than [`HeadRequest::Submit`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HeadReply {
+    /// Done.
+    Done,
+    /// Registered.
+    Registered {
+        /// How often to send a [`Beat`].
+        heartbeat_ms: u64,
+        /// After how long without one the node counts as lost.
+        lease_ms: u64,
+    },
+    /// A worker's certificate in DER.
+    Signed {
+        /// The certificate.
+        #[serde(with = "serde_bytes")]
+        certificate: Vec<u8>,
+        /// The generation for which it was issued.
+        generation: Generation,
+    },
+    /// Answer to [`HeadRequest::Cluster`].
+    Cluster(ClusterInfo),
+    /// Answer to [`HeadRequest::Jobs`].
+    Jobs(Vec<JobInfo>),
+    /// Answer to [`HeadRequest::Job`].
+    Job(JobInfo),
+    /// No.
+    Refused(Refusal),
+}

@@ -1,0 +1,461 @@
+//! A job: what it runs, where its members are, what becomes of it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Refusal, Resources};
+use crate::ids::{
+    ClusterId, CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, Rank, Slot,
+};
+
+/// The BLAKE3 hash of a program file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ProgramHash(pub [u8; 32]);
+
+impl fmt::Display for ProgramHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for ProgramHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The program that a job's workers run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// Identity of the file's content.
+    pub hash: ProgramHash,
+    /// Length of the file in bytes.
+    pub size: u64,
+    /// File name for people; the workers' `argv[0]`.
+    pub name: String,
+}
+
+/// How a group is laid over the nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Placement {
+    /// `workers` in all, on as few nodes as possible.
+    Pack {
+        /// Number of workers.
+        workers: u32,
+    },
+    /// `slots` workers on each of `hosts` distinct nodes.
+    Spread {
+        /// Number of distinct nodes.
+        hosts: u32,
+        /// Workers on each.
+        slots: u32,
+    },
+}
+
+impl Placement {
+    /// Number of workers in all; `None` if it does not fit in a rank.
+    #[must_use]
+    pub fn workers(self) -> Option<u32> {
+        match self {
+            Self::Pack { workers } => Some(workers),
+            Self::Spread { hosts, slots } => hosts.checked_mul(slots),
+        }
+    }
+}
+
+/// What a driver asks the head to run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobSpec {
+    /// A name for people. Need not be unique.
+    pub name: String,
+    /// The program of every worker.
+    pub program: Program,
+    /// Arguments of the program, without `argv[0]`.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// How many workers, and how they are laid out.
+    pub placement: Placement,
+    /// What each worker holds.
+    pub per_worker: Resources,
+    /// Variables set in every worker, over those that kolo sets (but not over `KOLO_*`).
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// From submit to all workers ready, in milliseconds.
+    pub start_timeout_ms: u64,
+    /// From notice to TERM, and from TERM to KILL, in milliseconds.
+    pub grace_ms: u64,
+    /// Open the plain HTTP rendezvous that workers of other systems need.
+    #[serde(default)]
+    pub rendezvous: bool,
+}
+
+/// One member of a generation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// World rank.
+    pub rank: Rank,
+    /// Rank on its node.
+    pub local_rank: LocalRank,
+    /// Members on its node.
+    pub local_size: u32,
+    /// Number of its node among those that have this local rank.
+    pub cross_rank: CrossRank,
+    /// Number of nodes that have this local rank.
+    pub cross_size: u32,
+    /// The slot it fills: its identity across generations and in its certificate.
+    pub slot: Slot,
+    /// Where it runs.
+    pub node: NodeId,
+    /// The node's hostname, for people.
+    pub hostname: String,
+    /// Where its data plane listens; `None` while it has none (a job on one node needs none).
+    #[serde(default)]
+    pub address: Option<SocketAddr>,
+}
+
+/// One committed membership of a job, in rank order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GenerationTable {
+    /// The job.
+    pub job: JobId,
+    /// Its generation.
+    pub generation: Generation,
+    /// The members; the index is the world rank.
+    pub members: Vec<Member>,
+}
+
+impl GenerationTable {
+    /// Number of members.
+    #[must_use]
+    pub fn world_size(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// Whether all members are on one node.
+    #[must_use]
+    pub fn is_single_node(&self) -> bool {
+        self.members
+            .windows(2)
+            .all(|pair| pair[0].node == pair[1].node)
+    }
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Exit {
+    /// By itself, with this code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+    /// Its supervisor was lost before it could tell.
+    Unknown,
+}
+
+impl Exit {
+    /// Whether it is a success: code 0.
+    #[must_use]
+    pub fn is_success(self) -> bool {
+        self == Self::Code(0)
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal(signal) => match signal_name(*signal) {
+                Some(name) => write!(f, "signal {signal} ({name})"),
+                None => write!(f, "signal {signal}"),
+            },
+            Self::Unknown => f.write_str("unknown exit status"),
+        }
+    }
+}
+
+fn signal_name(signal: i32) -> Option<&'static str> {
+    Some(match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        10 => "SIGUSR1",
+        11 => "SIGSEGV",
+        12 => "SIGUSR2",
+        13 => "SIGPIPE",
+        14 => "SIGALRM",
+        15 => "SIGTERM",
+        24 => "SIGXCPU",
+        25 => "SIGXFSZ",
+        _ => return None,
+    })
+}
+
+/// A worker that is gone, and what is known of its end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankFailure {
+    /// Its rank in the generation it belonged to.
+    pub rank: Rank,
+    /// Its node.
+    pub node: NodeId,
+    /// Its node's hostname.
+    pub hostname: String,
+    /// Its process id there; 0 if it never had one.
+    pub pid: u32,
+    /// How its process ended.
+    pub exit: Exit,
+    /// Why, where it was not the process itself that ended.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// Its last lines of standard error, oldest first.
+    #[serde(default)]
+    pub stderr_tail: Vec<String>,
+}
+
+impl fmt::Display for RankFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "rank {} on {} (pid {}) ended with {}",
+            self.rank, self.hostname, self.pid, self.exit
+        )?;
+        if let Some(reason) = &self.reason {
+            write!(f, ": {reason}")?;
+        }
+        for line in &self.stderr_tail {
+            write!(f, "\n  [{}]<stderr>: {line}", self.rank)?;
+        }
+        Ok(())
+    }
+}
+
+/// The states of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
+    /// Accepted, nothing done yet.
+    Pending,
+    /// Reserving on nodes.
+    Placing,
+    /// Finding the interfaces that connect its nodes.
+    Probing,
+    /// Workers boot.
+    Starting,
+    /// All members are there.
+    Healthy,
+    /// A member was lost; a new generation is being made.
+    Recovering,
+    /// Ended well.
+    Succeeded,
+    /// Ended by a failure.
+    Failed,
+    /// Ended because someone asked for it.
+    Stopped,
+}
+
+impl JobState {
+    /// Whether nothing follows this state.
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed | Self::Stopped)
+    }
+}
+
+impl fmt::Display for JobState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Pending => "pending",
+            Self::Placing => "placing",
+            Self::Probing => "probing",
+            Self::Starting => "starting",
+            Self::Healthy => "healthy",
+            Self::Recovering => "recovering",
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Stopped => "stopped",
+        })
+    }
+}
+
+/// A node that holds a part of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacedNode {
+    /// The node.
+    pub node: NodeId,
+    /// Its hostname.
+    pub hostname: String,
+    /// Where its daemon listens.
+    pub address: SocketAddr,
+    /// The ranks that will run there.
+    pub ranks: Vec<Rank>,
+    /// Whether it holds the job's program already.
+    pub has_program: bool,
+}
+
+/// What the head tells the driver of a job, in order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JobEvent {
+    /// All nodes have reserved. Programs that are missing must be sent now.
+    Placed {
+        /// The job's id.
+        job: JobId,
+        /// Its nodes.
+        nodes: Vec<PlacedNode>,
+    },
+    /// A generation is complete.
+    Healthy {
+        /// Its members.
+        table: GenerationTable,
+        /// The job's nodes.
+        nodes: Vec<PlacedNode>,
+    },
+    /// A member was lost.
+    RankLost {
+        /// The generation it was lost from.
+        generation: Generation,
+        /// What is known.
+        failure: RankFailure,
+    },
+    /// The job ended. Last event.
+    Ended {
+        /// A final state.
+        state: JobState,
+        /// Why it did not start or did not end well.
+        refusal: Option<Refusal>,
+        /// The first cause, if it was a worker.
+        failure: Option<RankFailure>,
+    },
+}
+
+/// The states of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerState {
+    /// Its process is being started.
+    Starting,
+    /// It said hello and takes calls.
+    Ready,
+    /// It is being stopped.
+    Stopping,
+    /// Its process is gone.
+    Exited,
+}
+
+impl fmt::Display for WorkerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Starting => "starting",
+            Self::Ready => "ready",
+            Self::Stopping => "stopping",
+            Self::Exited => "exited",
+        })
+    }
+}
+
+/// A worker, as the API and `kolo` show it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerInfo {
+    /// Its ranks and place.
+    pub member: Member,
+    /// Its state.
+    pub state: WorkerState,
+    /// Its process id; 0 before it has one.
+    pub pid: u32,
+    /// How it ended.
+    #[serde(default)]
+    pub exit: Option<Exit>,
+}
+
+/// A job, as the API and `kolo` show it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobInfo {
+    /// Its id.
+    pub job: JobId,
+    /// Its name.
+    pub name: String,
+    /// Who submitted it.
+    pub owner: DriverId,
+    /// Its state.
+    pub state: JobState,
+    /// The current generation; 0 before the first.
+    pub generation: Generation,
+    /// Its workers in rank order.
+    pub workers: Vec<WorkerInfo>,
+    /// Its nodes, with the addresses of their daemons.
+    pub nodes: Vec<PlacedNode>,
+    /// Milliseconds since it was submitted.
+    pub age_ms: u64,
+    /// Why it ended.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// `ADDR:PORT` of its plain HTTP rendezvous, if it asked for one.
+    #[serde(default)]
+    pub rendezvous: Option<SocketAddr>,
+}
+
+/// A node, as the API and `kolo` show it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// Its id.
+    pub node: NodeId,
+    /// Its hostname.
+    pub hostname: String,
+    /// Where its daemon listens.
+    pub address: SocketAddr,
+    /// Whether its lease is valid.
+    pub alive: bool,
+    /// What it has.
+    pub total: Resources,
+    /// What is free.
+    pub available: Resources,
+    /// Milliseconds since it was last heard.
+    pub last_seen_ms: u64,
+    /// The jobs that hold resources on it.
+    pub jobs: Vec<JobId>,
+}
+
+/// The cluster, as the API and `kolo status` show it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterInfo {
+    /// Its id.
+    pub cluster: ClusterId,
+    /// Version of the head.
+    pub version: String,
+    /// Milliseconds since the head started.
+    pub uptime_ms: u64,
+    /// Its nodes, in order of registration.
+    pub nodes: Vec<NodeInfo>,
+    /// Jobs that have not ended.
+    pub running_jobs: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exits_are_told_as_people_say_them() {
+        assert_eq!(Exit::Code(3).to_string(), "exit code 3");
+        assert_eq!(Exit::Signal(9).to_string(), "signal 9 (SIGKILL)");
+        assert_eq!(Exit::Signal(64).to_string(), "signal 64");
+    }
+
+    #[test]
+    fn spread_of_too_many_has_no_count() {
+        assert_eq!(Placement::Spread { hosts: 3, slots: 2 }.workers(), Some(6));
+        assert_eq!(
+            Placement::Spread {
+                hosts: u32::MAX,
+                slots: 2
+            }
+            .workers(),
+            None
+        );
+    }
+}

@@ -1,0 +1,180 @@
+//! What the head and drivers ask of a node.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{GenerationTable, Member, Program, ProgramHash, RankFailure, Refusal, Resources};
+use crate::ids::{DriverId, Generation, JobId, Rank, Slot};
+
+/// A worker to start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotStart {
+    /// Its ranks and place.
+    pub member: Member,
+    /// Variables for this worker alone.
+    pub env: BTreeMap<String, String>,
+}
+
+/// Everything that a node needs to start its part of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartWorkers {
+    /// The job.
+    pub job: JobId,
+    /// The generation that is being formed.
+    pub generation: Generation,
+    /// The driver that may call the workers.
+    pub owner: DriverId,
+    /// What to run.
+    pub program: Program,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Variables for every worker, under those of the slot.
+    pub env: BTreeMap<String, String>,
+    /// The user's variables, over all others but `KOLO_*`.
+    pub user_env: BTreeMap<String, String>,
+    /// The workers of this node.
+    pub slots: Vec<SlotStart>,
+    /// Members of the whole job.
+    pub world_size: u32,
+    /// Whether members on other nodes exist, so that workers need a certificate and a listener.
+    pub needs_data_plane: bool,
+    /// How long a worker may take to say hello, in milliseconds.
+    pub hello_timeout_ms: u64,
+    /// From notice to TERM, and from TERM to KILL, in milliseconds.
+    pub grace_ms: u64,
+}
+
+/// First frame of a stream to a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeRequest {
+    /// Head: hold resources for `workers` workers of a job, all or nothing.
+    Reserve {
+        /// The job.
+        job: JobId,
+        /// What each worker holds.
+        per_worker: Resources,
+        /// How many of its workers come here.
+        workers: u32,
+        /// When to release them again if [`NodeRequest::Start`] does not come, in milliseconds.
+        lease_ms: u64,
+        /// The program, to learn whether it is here already.
+        program: ProgramHash,
+    },
+    /// Head: give back what is reserved for a job. Unknown jobs are fine.
+    Release {
+        /// The job.
+        job: JobId,
+    },
+    /// Head: commit the reservation and start the workers. Answered when they are being started.
+    Start(StartWorkers),
+    /// Head: a generation is complete; pass it to the workers.
+    Membership(GenerationTable),
+    /// Head: a rank of this generation is lost; end every wait on it.
+    RankLost {
+        /// The job.
+        job: JobId,
+        /// The generation.
+        generation: Generation,
+        /// What is known.
+        failure: RankFailure,
+    },
+    /// Head: end the job's workers here: notice, TERM, KILL. Answered when nothing is left.
+    Stop {
+        /// The job.
+        job: JobId,
+        /// Why, for the log and the workers.
+        reason: String,
+    },
+    /// Driver: is a program here?
+    HasProgram {
+        /// Its hash.
+        hash: ProgramHash,
+    },
+    /// Driver: here is a program. Frames with an empty header object follow whose bodies make up the file.
+    PutProgram {
+        /// What comes.
+        program: Program,
+    },
+    /// Driver that owns the job: turn this stream into a channel of calls. [`CallFrame`](super::CallFrame)s follow.
+    Attach {
+        /// The job.
+        job: JobId,
+        /// The generation that the driver knows.
+        generation: Generation,
+    },
+    /// Driver: output of a job's workers. [`LogBatch`]es follow.
+    Logs {
+        /// The job.
+        job: JobId,
+        /// Only these ranks; all if empty.
+        ranks: Vec<Rank>,
+        /// At most so many kept lines per rank; all that are kept if `None`.
+        tail: Option<u32>,
+        /// Stay and send what comes, until the job's workers have ended here.
+        follow: bool,
+    },
+}
+
+/// The node's answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeReply {
+    /// Done.
+    Done,
+    /// Reserved.
+    Reserved {
+        /// Whether the program is here.
+        has_program: bool,
+        /// A TCP port that was free just now, for `MASTER_PORT`.
+        free_port: u16,
+    },
+    /// Started.
+    Started {
+        /// Process ids in the order of the request's slots; 0 for one that could not be started.
+        pids: Vec<(Slot, u32)>,
+    },
+    /// Answer to [`NodeRequest::HasProgram`].
+    HasProgram(bool),
+    /// The stream is a channel of calls now.
+    Attached {
+        /// The ranks that can be called over it.
+        ranks: Vec<Rank>,
+    },
+    /// [`LogBatch`]es follow.
+    Logs,
+    /// No.
+    Refused(Refusal),
+}
+
+/// A worker's standard stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stdio {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// One line of a worker's output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogLine {
+    /// Whose.
+    pub rank: Rank,
+    /// Which stream.
+    pub stream: Stdio,
+    /// Counts the lines of this rank, both streams, from 0. Gaps are lines that are no longer kept.
+    pub seq: u64,
+    /// Wall clock at the node when the line was complete, in milliseconds since 1970.
+    pub time_ms: u64,
+    /// The line without its end. Any bytes.
+    #[serde(with = "serde_bytes")]
+    pub text: Vec<u8>,
+}
+
+/// Lines of output, in the order in which they came.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogBatch {
+    /// The lines.
+    pub lines: Vec<LogLine>,
+}

@@ -1,0 +1,125 @@
+//! Node daemon and worker process, over two inherited Unix sockets.
+//!
+//! The *call* socket carries [`WorkerCall`] and [`WorkerResult`]; the worker's main thread reads it
+//! between calls, so that a call costs no hand-over between threads. The *control* socket carries all
+//! that must be seen while user code runs: membership, losses, cancellation, the notice to stop.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{CallOp, GenerationTable, Member, Outcome, RankFailure};
+use crate::ids::{CallId, ClusterId, Generation, JobId, Rank};
+
+/// On the call socket, to the worker. Body: the arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerCall {
+    /// The driver's number for it.
+    pub call: CallId,
+    /// The generation for which it is meant.
+    pub generation: Generation,
+    /// How long it may take from now, in milliseconds.
+    #[serde(default)]
+    pub deadline_ms: Option<u64>,
+    /// What to do.
+    pub op: CallOp,
+}
+
+/// On the call socket, from the worker. Body: the result.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerResult {
+    /// Which call.
+    pub call: CallId,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// On the control socket, to the worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToWorker {
+    /// Answer to [`FromWorker::Hello`].
+    Welcome {
+        /// The cluster.
+        cluster: ClusterId,
+        /// The job.
+        job: JobId,
+        /// The generation that is being formed.
+        generation: Generation,
+        /// Who you are.
+        member: Member,
+        /// Members of the whole job.
+        world_size: u32,
+        /// Whether to make a key, ask for a certificate and listen.
+        needs_data_plane: bool,
+    },
+    /// Answer to [`FromWorker::Sign`].
+    Certificate {
+        /// The worker's certificate in DER.
+        #[serde(with = "serde_bytes")]
+        certificate: Vec<u8>,
+        /// The cluster's CA certificate in DER.
+        #[serde(with = "serde_bytes")]
+        authority: Vec<u8>,
+    },
+    /// A generation is complete.
+    Membership(GenerationTable),
+    /// A rank of the generation is lost.
+    RankLost {
+        /// The generation.
+        generation: Generation,
+        /// What is known.
+        failure: RankFailure,
+    },
+    /// A connected socket to a rank of the same node comes with this frame.
+    Peer {
+        /// To whom.
+        rank: Rank,
+        /// For which generation.
+        generation: Generation,
+    },
+    /// The caller does not want the result any more.
+    Cancel {
+        /// Which call.
+        call: CallId,
+    },
+    /// Notice: finish and exit; TERM follows after the grace period.
+    Stop {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// On the control socket, from the worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromWorker {
+    /// First message.
+    Hello {
+        /// Version of the local protocol: [`LOCAL_PROTOCOL`].
+        protocol: u32,
+        /// Its process id.
+        pid: u32,
+        /// Digest of the registered functions and types, which must be the same on every rank.
+        registry: u64,
+    },
+    /// Please have this signing request (DER) signed.
+    Sign {
+        /// The request.
+        #[serde(with = "serde_bytes")]
+        csr: Vec<u8>,
+    },
+    /// It takes calls now.
+    Ready {
+        /// Where its data plane listens.
+        address: Option<SocketAddr>,
+    },
+    /// It wants a socket to a rank of the same node.
+    ConnectPeer {
+        /// To whom.
+        rank: Rank,
+        /// For which generation.
+        generation: Generation,
+    },
+}
+
+/// Version of the messages in this module.
+pub const LOCAL_PROTOCOL: u32 = 1;
