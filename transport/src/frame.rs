@@ -12,10 +12,15 @@
 //!
 //! [`Decoder`] and [`encode`] do no I/O; [`FrameReader`] and [`FrameWriter`] put them on a stream.
 
+use std::time::Duration;
+
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use crate::session::error::classify;
+use crate::session::{CloseCode, ConnectionLost};
 
 /// Bytes before the head.
 pub const PREFIX: usize = 8;
@@ -81,9 +86,21 @@ pub enum FrameError {
         /// Bytes of the frame that had come.
         got: usize,
     },
-    /// The stream failed: reset, connection lost, or the process at the other end is gone.
+    /// The stream failed: the process at the other end of a socket is gone.
     #[error("the stream failed: {0}")]
     Io(String),
+    /// The peer reset the stream, or does not read it any more.
+    #[error("the peer ended the stream: {0}")]
+    Reset(CloseCode),
+    /// The connection ended.
+    #[error(transparent)]
+    Lost(#[from] ConnectionLost),
+    /// The frame did not come in time.
+    #[error("no whole frame came within {after:?}")]
+    TimedOut {
+        /// The deadline.
+        after: Duration,
+    },
     /// A head could not be encoded. A fault in kolo.
     #[error("a message could not be encoded: {0}")]
     Encode(String),
@@ -344,7 +361,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             Ok(0) if buffer.is_empty() => Ok(false),
             Ok(0) => Err(FrameError::Truncated { got: buffer.len() }),
             Ok(_) => Ok(true),
-            Err(error) => Err(FrameError::Io(error.to_string())),
+            Err(error) => Err(io(error)),
         }
     }
 
@@ -410,10 +427,15 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     pub fn stream_mut(&mut self) -> &mut W {
         &mut self.stream
     }
+
+    /// The stream, to look at it.
+    pub fn stream_ref(&self) -> &W {
+        &self.stream
+    }
 }
 
-fn io(error: std::io::Error) -> FrameError {
-    FrameError::Io(error.to_string())
+pub(crate) fn io(error: std::io::Error) -> FrameError {
+    classify(&error).unwrap_or_else(|| FrameError::Io(error.to_string()))
 }
 
 #[cfg(test)]

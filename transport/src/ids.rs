@@ -16,8 +16,8 @@ pub struct ParseIdError {
     kind: &'static str,
 }
 
-fn random_u64() -> u64 {
-    let mut bytes = [0_u8; 8];
+/// Fills `bytes` from the kernel's random generator.
+pub(crate) fn fill_random(bytes: &mut [u8]) {
     let mut filled = 0;
     while filled < bytes.len() {
         match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
@@ -27,6 +27,11 @@ fn random_u64() -> u64 {
             Err(error) => panic!("getrandom failed: {error}"),
         }
     }
+}
+
+pub(crate) fn random_u64() -> u64 {
+    let mut bytes = [0_u8; 8];
+    fill_random(&mut bytes);
     u64::from_ne_bytes(bytes)
 }
 

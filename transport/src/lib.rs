@@ -1,7 +1,38 @@
 //! Identities, wire messages, framing and QUIC sessions with mutual TLS: what every process of kolo speaks.
+//!
+//! | to | use |
+//! |---|---|
+//! | make a cluster's certificate authority | [`Authority`] |
+//! | let a daemon or driver into a cluster | [`JoinToken`], [`TokenBook`], [`JoinHandler`], [`join()`] |
+//! | talk to another process | [`Endpoint`], [`Connection`], [`Stream`] |
+//! | know what may be said | [`wire`], [`frame`] |
 #![forbid(unsafe_code)]
 
+pub mod authority;
+pub mod credentials;
+pub mod endpoint;
+mod files;
 pub mod frame;
+pub mod heartbeat;
 pub mod identity;
 pub mod ids;
+pub mod join;
+pub mod local;
+pub mod runtime;
+pub mod session;
+pub mod tls;
+pub mod token;
 pub mod wire;
+
+pub use authority::{Authority, Fingerprint};
+pub use credentials::{CertificateRequest, Credentials};
+pub use endpoint::{BindError, ConnectError, Endpoint, EndpointConfig, Expect};
+pub use frame::{Frame, FrameError, Limits};
+pub use identity::{Identity, IdentityError, Role};
+pub use join::{JoinError, JoinHandler, join};
+pub use runtime::TransportRuntime;
+pub use session::{
+    ByteStream, CloseCode, Connection, ConnectionLost, FrameReceiver, FrameSender, RequestError,
+    Stream, StreamEnd,
+};
+pub use token::{JoinToken, TokenBook, TokenError, TokenId, TokenInfo};

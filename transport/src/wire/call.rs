@@ -59,6 +59,9 @@ pub enum CallFrame {
     Cancel {
         /// Which.
         call: CallId,
+        /// On which ranks of this node; on all that it was sent to if empty.
+        #[serde(default)]
+        ranks: Vec<Rank>,
     },
 }
 
@@ -80,6 +83,9 @@ pub enum CallReply {
         generation: Generation,
         /// What is known.
         failure: RankFailure,
+        /// Whether it ended because its job is being stopped: then something else is the first cause.
+        #[serde(default)]
+        stopping: bool,
     },
 }
 

@@ -20,6 +20,9 @@ pub struct NodeRegistration {
     pub resources: Resources,
     /// Version of the daemon.
     pub version: String,
+    /// Jobs that hold something on it. A head that does not know one of them tells the node to stop it.
+    #[serde(default)]
+    pub jobs: Vec<JobId>,
 }
 
 /// First frame of a stream to the head.
@@ -79,7 +82,8 @@ pub struct Beat {
 /// What happens on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeEvent {
-    /// A worker's process runs.
+    /// A worker's process runs. Optional: [`NodeReply::Started`](super::NodeReply::Started) tells the same of all at once,
+    /// and is what nodes send.
     WorkerStarted {
         /// Its job.
         job: JobId,

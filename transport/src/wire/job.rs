@@ -389,7 +389,7 @@ pub struct JobInfo {
     pub workers: Vec<WorkerInfo>,
     /// Its nodes, with the addresses of their daemons.
     pub nodes: Vec<PlacedNode>,
-    /// Milliseconds since it was submitted.
+    /// Milliseconds since it was submitted; for a job that has ended, how long it lasted.
     pub age_ms: u64,
     /// Why it ended.
     #[serde(default)]

@@ -43,3 +43,11 @@ pub enum JoinReply {
     /// No.
     Refused(Refusal),
 }
+
+/// From a listener to a peer that it has let in, on a stream of its own: the first thing on a connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// Version of the listener's software, for logs.
+    #[serde(default)]
+    pub version: String,
+}

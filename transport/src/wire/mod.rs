@@ -7,6 +7,7 @@
 //! | who speaks | request | reply | module |
 //! |---|---|---|---|
 //! | anyone with a token, to the head | [`JoinRequest`] | [`JoinReply`] | [`join`] |
+//! | any listener, to whom it lets in | [`Welcome`] | | [`join`] |
 //! | node, driver to head | [`HeadRequest`] | [`HeadReply`] | [`head`] |
 //! | head, driver to node | [`NodeRequest`] | [`NodeReply`] | [`node`] |
 //! | driver to node, after [`NodeRequest::Attach`] | [`CallFrame`] | [`CallReply`] | [`call`] |
@@ -28,7 +29,7 @@ pub use job::{
     ClusterInfo, Exit, GenerationTable, JobEvent, JobInfo, JobSpec, JobState, Member, NodeInfo,
     PlacedNode, Placement, Program, ProgramHash, RankFailure, WorkerInfo, WorkerState,
 };
-pub use join::{JoinReply, JoinRequest};
+pub use join::{JoinReply, JoinRequest, Welcome};
 pub use node::{LogBatch, LogLine, NodeReply, NodeRequest, SlotStart, StartWorkers, Stdio};
 pub use resources::{Milli, ResourceError, Resources, Shortage};
 pub use worker::{FromWorker, ToWorker, WorkerCall, WorkerResult};

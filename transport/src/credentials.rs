@@ -1,0 +1,209 @@
+//! A process's certificate and key.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rcgen::{CertificateParams, DistinguishedName, KeyPair};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+
+use crate::files;
+use crate::identity::{Identity, IdentityError};
+use crate::tls;
+
+const AUTHORITY_FILE: &str = "ca.pem";
+const CERTIFICATE_FILE: &str = "cert.pem";
+const KEY_FILE: &str = "key.pem";
+
+/// The certificate that says who this process is, its private key, and the cluster's authority, by which
+/// others are checked. A clone shares them.
+#[derive(Clone)]
+pub struct Credentials {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    identity: Identity,
+    certificate: CertificateDer<'static>,
+    authority: CertificateDer<'static>,
+    key: KeyPair,
+}
+
+impl Credentials {
+    /// Puts the parts together, after checking that they belong together.
+    pub(crate) fn new(
+        certificate: CertificateDer<'static>,
+        authority: CertificateDer<'static>,
+        key: KeyPair,
+    ) -> Result<Self, IdentityError> {
+        tls::verify_member(&certificate, &authority)?;
+        let identity = Identity::from_certificate(&certificate)?;
+        let (_, parsed) = x509_parser::parse_x509_certificate(&certificate).map_err(|error| {
+            IdentityError::Certificate {
+                reason: error.to_string(),
+            }
+        })?;
+        if parsed.public_key().subject_public_key.data.as_ref() != key.public_key_raw() {
+            return Err(IdentityError::WrongKey);
+        }
+        Ok(Self {
+            inner: Arc::new(Inner {
+                identity,
+                certificate,
+                authority,
+                key,
+            }),
+        })
+    }
+
+    /// Who this is.
+    pub fn identity(&self) -> &Identity {
+        &self.inner.identity
+    }
+
+    /// The certificate of the cluster's authority.
+    pub fn authority(&self) -> CertificateDer<'static> {
+        self.inner.authority.clone()
+    }
+
+    /// What to present to a peer: the certificate, then the authority's.
+    pub fn chain(&self) -> Vec<CertificateDer<'static>> {
+        vec![self.inner.certificate.clone(), self.inner.authority.clone()]
+    }
+
+    /// The private key, for a TLS library. Never log or send it.
+    pub fn private_key(&self) -> PrivateKeyDer<'static> {
+        PrivatePkcs8KeyDer::from(self.inner.key.serialize_der()).into()
+    }
+
+    /// Writes `ca.pem`, `cert.pem` and `key.pem` into `dir`, which is made (mode 0700) if it does not exist.
+    /// The files have mode 0600, and each is replaced as a whole.
+    ///
+    /// # Errors
+    ///
+    /// [`IdentityError::File`].
+    pub fn save(&self, dir: &Path) -> Result<(), IdentityError> {
+        files::create_dir(dir)?;
+        let key = files::pem("PRIVATE KEY", &self.inner.key.serialize_der());
+        let authority = files::pem("CERTIFICATE", &self.inner.authority);
+        let certificate = files::pem("CERTIFICATE", &self.inner.certificate);
+        // All are on the disk before the first is replaced.
+        let staged = [
+            files::stage(&dir.join(KEY_FILE), key.as_bytes())?,
+            files::stage(&dir.join(AUTHORITY_FILE), authority.as_bytes())?,
+            files::stage(&dir.join(CERTIFICATE_FILE), certificate.as_bytes())?,
+        ];
+        for file in staged {
+            file.replace()?;
+        }
+        files::sync_dir(dir)
+    }
+
+    /// Reads what [`Credentials::save`] wrote, and checks that it belongs together.
+    ///
+    /// # Errors
+    ///
+    /// [`IdentityError`], which names the file.
+    pub fn load(dir: &Path) -> Result<Self, IdentityError> {
+        let key_path = dir.join(KEY_FILE);
+        let certificate_path = dir.join(CERTIFICATE_FILE);
+        let authority = read_certificate(&dir.join(AUTHORITY_FILE))?;
+        let certificate = read_certificate(&certificate_path)?;
+        files::check_private(&key_path)?;
+        let key = read_key(&key_path, &files::read(&key_path)?)?;
+        Self::new(certificate, authority, key).map_err(|error| IdentityError::Content {
+            path: certificate_path,
+            reason: error.to_string(),
+        })
+    }
+}
+
+fn read_certificate(path: &Path) -> Result<CertificateDer<'static>, IdentityError> {
+    CertificateDer::from_pem_slice(&files::read(path)?).map_err(|_| IdentityError::Content {
+        path: path.to_owned(),
+        reason: "it is not a certificate in PEM".to_owned(),
+    })
+}
+
+/// The key in a PEM file. Says nothing of the file's content in errors.
+pub(crate) fn read_key(path: &Path, pem: &[u8]) -> Result<KeyPair, IdentityError> {
+    PrivatePkcs8KeyDer::from_pem_slice(pem)
+        .ok()
+        .and_then(|der| KeyPair::try_from(der.secret_pkcs8_der()).ok())
+        .ok_or_else(|| IdentityError::Content {
+            path: path.to_owned(),
+            reason: "it holds no private key in PEM (PKCS #8)".to_owned(),
+        })
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials")
+            .field("identity", &self.inner.identity.to_string())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A new key and the request to have it certified. The key leaves the process only by [`Credentials::save`].
+pub struct CertificateRequest {
+    key: KeyPair,
+    der: Vec<u8>,
+}
+
+impl CertificateRequest {
+    /// Makes a key (ECDSA on P-256) and a signing request for it.
+    ///
+    /// # Errors
+    ///
+    /// [`IdentityError::Crypto`].
+    pub fn generate() -> Result<Self, IdentityError> {
+        let key = generate_key()?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        let request = params.serialize_request(&key).map_err(crypto)?;
+        Ok(Self {
+            der: request.der().to_vec(),
+            key,
+        })
+    }
+
+    /// The certificate signing request in DER.
+    pub fn der(&self) -> &[u8] {
+        &self.der
+    }
+
+    /// Takes the certificate that the authority made of the request. Both are in DER.
+    ///
+    /// # Errors
+    ///
+    /// [`IdentityError::WrongKey`] or [`IdentityError::Certificate`] if the certificate is for another key,
+    /// not signed by `authority`, or not one of kolo.
+    pub fn finish(
+        self,
+        certificate: &[u8],
+        authority: &[u8],
+    ) -> Result<Credentials, IdentityError> {
+        Credentials::new(
+            CertificateDer::from(certificate.to_vec()),
+            CertificateDer::from(authority.to_vec()),
+            self.key,
+        )
+    }
+}
+
+impl fmt::Debug for CertificateRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CertificateRequest").finish_non_exhaustive()
+    }
+}
+
+pub(crate) fn generate_key() -> Result<KeyPair, IdentityError> {
+    KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).map_err(crypto)
+}
+
+pub(crate) fn crypto(error: rcgen::Error) -> IdentityError {
+    IdentityError::Crypto {
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,219 @@
+//! Letting peers in: handshakes at the same time, each with a deadline, and what an unknown peer may do.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use quinn::crypto::rustls::HandshakeData;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use super::{ALPN, ALPN_JOIN, EndpointConfig, peer_identity};
+use crate::credentials::Credentials;
+use crate::frame::FrameWriter;
+use crate::identity::Identity;
+use crate::join;
+use crate::runtime::TransportRuntime;
+use crate::session::{CloseCode, Connection, canonical};
+use crate::wire::Welcome;
+
+/// Bytes that a peer may send before it is authenticated: one join request.
+pub(super) const UNAUTHENTICATED_WINDOW: u32 = 128 << 10;
+
+/// At most one line about refused peers in this time.
+const LOG_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Accepts the connections of one endpoint.
+pub(super) struct Admission {
+    own: Identity,
+    config: EndpointConfig,
+    runtime: TransportRuntime,
+    accepted: mpsc::Sender<Connection>,
+    /// The endpoint's address.
+    bound: IpAddr,
+    handshakes: Arc<Semaphore>,
+    refused: Refused,
+}
+
+impl Admission {
+    pub(super) fn new(
+        credentials: &Credentials,
+        config: &EndpointConfig,
+        runtime: &TransportRuntime,
+        accepted: mpsc::Sender<Connection>,
+        bound: IpAddr,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            own: credentials.identity().clone(),
+            handshakes: Arc::new(Semaphore::new(config.max_handshakes)),
+            config: config.clone(),
+            runtime: runtime.clone(),
+            accepted,
+            bound,
+            refused: Refused::default(),
+        })
+    }
+
+    /// Runs until the endpoint is closed.
+    pub(super) async fn run(self: Arc<Self>, quinn: quinn::Endpoint) {
+        while let Some(incoming) = quinn.accept().await {
+            let peer = canonical(incoming.remote_address());
+            let Ok(permit) = Arc::clone(&self.handshakes).try_acquire_owned() else {
+                self.refused.log(peer, "too many handshakes at once");
+                incoming.refuse();
+                continue;
+            };
+            // A sender that forges its address never gets past this, and takes no handshake from others.
+            let crowded = self.handshakes.available_permits() < self.config.max_handshakes / 2;
+            if crowded && !incoming.remote_address_validated() {
+                if let Err(error) = incoming.retry() {
+                    error.into_incoming().ignore();
+                }
+                continue;
+            }
+            tokio::spawn(Arc::clone(&self).admit(incoming, peer, permit));
+        }
+    }
+
+    async fn admit(
+        self: Arc<Self>,
+        incoming: quinn::Incoming,
+        peer: SocketAddr,
+        _permit: OwnedSemaphorePermit,
+    ) {
+        let limit = self.config.handshake_timeout;
+        match tokio::time::timeout(limit, self.handshake(incoming, peer)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(reason)) => self.refused.log(peer, &reason),
+            Err(_) => self.refused.log(peer, "the handshake did not end in time"),
+        }
+    }
+
+    async fn handshake(&self, incoming: quinn::Incoming, peer: SocketAddr) -> Result<(), String> {
+        let text = |error: quinn::ConnectionError| error.to_string();
+        let connection = incoming.accept().map_err(text)?.await.map_err(text)?;
+        // Dropped when the deadline passes, which must close the connection and say why.
+        let mut guard = CloseOnDrop {
+            connection: Some(&connection),
+        };
+        let protocol = connection
+            .handshake_data()
+            .and_then(|data| data.downcast::<HandshakeData>().ok())
+            .and_then(|data| data.protocol);
+        let result = match (protocol.as_deref(), &self.config.join) {
+            (Some(ALPN_JOIN), Some(handler)) => join::serve(&connection, peer, handler).await,
+            (Some(ALPN), _) => self.welcome(&connection).await,
+            // TLS has agreed on one of the two.
+            _ => Err((CloseCode::Protocol, "unknown protocol".to_owned())),
+        };
+        guard.connection = None;
+        result.map_err(|(code, reason)| {
+            connection.close(code.varint(), reason.as_bytes());
+            reason
+        })
+    }
+
+    /// Lets an authenticated member in.
+    async fn welcome(&self, connection: &quinn::Connection) -> Result<(), (CloseCode, String)> {
+        let peer = peer_identity(connection, &self.own)
+            .map_err(|reason| (CloseCode::Unauthenticated, reason))?;
+        let place = self.accepted.reserve().await.map_err(|_| {
+            (
+                CloseCode::Shutdown,
+                "the endpoint does not accept any more".to_owned(),
+            )
+        })?;
+        connection.set_receive_window(self.config.receive_window.into());
+        connection.set_max_concurrent_bi_streams(self.config.max_streams.into());
+        let gone = |reason: String| (CloseCode::Protocol, reason);
+        let stream = connection
+            .open_uni()
+            .await
+            .map_err(|error| gone(error.to_string()))?;
+        let mut writer = FrameWriter::new(stream);
+        let welcome = Welcome {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        };
+        writer
+            .send(&welcome, &[])
+            .await
+            .map_err(|error| gone(error.to_string()))?;
+        place.send(Connection::new(
+            connection.clone(),
+            peer,
+            self.bound,
+            self.runtime.clone(),
+        ));
+        Ok(())
+    }
+}
+
+/// Closes a connection that was not let in by the deadline.
+struct CloseOnDrop<'a> {
+    connection: Option<&'a quinn::Connection>,
+}
+
+impl Drop for CloseOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Some(connection) = self.connection {
+            connection.close(
+                CloseCode::Deadline.varint(),
+                b"the handshake did not end in time",
+            );
+        }
+    }
+}
+
+/// Counts refused peers and logs some, so that a flood of them does not fill the log.
+#[derive(Default)]
+struct Refused(Mutex<RefusedState>);
+
+#[derive(Default)]
+struct RefusedState {
+    last: Option<Instant>,
+    not_logged: u64,
+}
+
+impl RefusedState {
+    /// Whether to log at `now`, and how many were not since the last time.
+    fn step(&mut self, now: Instant) -> Option<u64> {
+        if self
+            .last
+            .is_some_and(|last| now.saturating_duration_since(last) < LOG_INTERVAL)
+        {
+            self.not_logged += 1;
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.not_logged))
+    }
+}
+
+impl Refused {
+    fn log(&self, peer: SocketAddr, reason: &str) {
+        let log = self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .step(Instant::now());
+        if let Some(not_logged) = log {
+            tracing::warn!(%peer, reason, not_logged, "refused a peer");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_refused_peers_is_one_line() {
+        let start = Instant::now();
+        let mut state = RefusedState::default();
+        assert_eq!(state.step(start), Some(0));
+        for _ in 0..1000 {
+            assert_eq!(state.step(start + Duration::from_secs(4)), None);
+        }
+        assert_eq!(state.step(start + Duration::from_secs(5)), Some(1000));
+        assert_eq!(state.step(start + Duration::from_secs(10)), Some(0));
+    }
+}

@@ -1,0 +1,215 @@
+//! Settings of an endpoint.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{MtuDiscoveryConfig, TransportConfig, VarInt};
+
+use super::BindError;
+use crate::join::JoinHandler;
+
+/// Settings of an [`Endpoint`](super::Endpoint). Start from [`EndpointConfig::default`].
+#[derive(Clone)]
+pub struct EndpointConfig {
+    /// Address of the socket. Default: `127.0.0.1:0`, a port that the operating system chooses. From a loopback
+    /// address only peers on the same host can be reached; see [`EndpointConfig::towards`].
+    pub listen: SocketAddr,
+    /// Whether to accept connections. Default: yes.
+    pub accept: bool,
+    /// After how long without a packet the peer counts as gone. Default: 3 s. The smaller value of the two
+    /// sides holds. Shorter finds losses sooner and takes a stall of a busy machine for one.
+    pub idle_timeout: Duration,
+    /// How long a connection may be silent before this side sends something. Default: 500 ms. Must be well
+    /// under the idle timeout.
+    pub keep_alive: Duration,
+    /// How long a handshake may take in all, joining included, on both sides. Default: 5 s.
+    pub handshake_timeout: Duration,
+    /// Handshakes at the same time. Default: 256. More are refused, and can be tried again; from half of it on,
+    /// peers must first show that their address is theirs.
+    pub max_handshakes: usize,
+    /// Connections that wait for [`Endpoint::accept`](super::Endpoint::accept). Default: 256. When it is full,
+    /// handshakes wait.
+    pub backlog: usize,
+    /// Streams that the peer may have open at once. Default: 1024. Each takes about 100 bytes of memory in both
+    /// processes even if it is never used.
+    pub max_streams: u32,
+    /// Bytes that this side sends to a peer without an acknowledgement. Default: 1 MiB, which is the
+    /// bandwidth-delay product of 10 Gbit/s at 0.8 ms. More fills queues and slows everything down, less leaves a long
+    /// path idle.
+    pub send_window: u64,
+    /// Bytes that the peer may send on one stream before they are read. Default: 2 MiB.
+    pub stream_receive_window: u32,
+    /// Bytes that the peer may send on all streams before they are read. Default: 64 MiB, so that a few streams
+    /// which nobody reads don't hold up the others.
+    pub receive_window: u32,
+    /// Size of the socket's buffers, in bytes. Default: 32 MiB. Without the rights to force it, the
+    /// operating system's limits (`net.core.rmem_max`, `net.core.wmem_max`) hold.
+    pub socket_buffer: usize,
+    /// Largest UDP payload that is tried, in bytes. Default: 1452, which fits Ethernet. On a network with
+    /// jumbo frames set it to the MTU less 48 on all members: it halves the cost of bulk data.
+    pub mtu_upper_bound: u16,
+    /// Who lets joiners in. Default: nobody.
+    pub join: Option<Arc<dyn JoinHandler>>,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            accept: true,
+            idle_timeout: Duration::from_secs(3),
+            keep_alive: Duration::from_millis(500),
+            handshake_timeout: Duration::from_secs(5),
+            max_handshakes: 256,
+            backlog: 256,
+            max_streams: 1024,
+            send_window: 1 << 20,
+            stream_receive_window: 2 << 20,
+            receive_window: 64 << 20,
+            socket_buffer: 32 << 20,
+            mtu_upper_bound: 1452,
+            join: None,
+        }
+    }
+}
+
+impl EndpointConfig {
+    /// For a client of `peer` that accepts nothing: a free port on the loopback if the peer is on it, on all
+    /// interfaces otherwise.
+    #[must_use]
+    pub fn towards(peer: SocketAddr) -> Self {
+        let address: IpAddr = match (peer.ip().to_canonical(), peer.is_ipv4()) {
+            (IpAddr::V4(ip), true) if ip.is_loopback() => Ipv4Addr::LOCALHOST.into(),
+            (IpAddr::V6(ip), _) if ip.is_loopback() => Ipv6Addr::LOCALHOST.into(),
+            (_, true) => Ipv4Addr::UNSPECIFIED.into(),
+            (_, false) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        Self {
+            listen: (address, 0).into(),
+            accept: false,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), BindError> {
+        let refuse = |field, reason: &str| {
+            Err(BindError::Config {
+                field,
+                reason: reason.to_owned(),
+            })
+        };
+        if self.idle_timeout.is_zero() || self.idle_timeout > Duration::from_secs(24 * 3600) {
+            return refuse("idle_timeout", "it must be over 0 and at most a day");
+        }
+        if self.keep_alive.is_zero() || self.keep_alive > self.idle_timeout / 2 {
+            return refuse(
+                "keep_alive",
+                "it must be over 0 and at most half the idle timeout",
+            );
+        }
+        if self.handshake_timeout.is_zero() {
+            return refuse("handshake_timeout", "it must be over 0");
+        }
+        if self.max_handshakes == 0 || self.max_handshakes > 1 << 20 {
+            return refuse("max_handshakes", "it must be from 1 to 1048576");
+        }
+        if self.backlog == 0 || self.backlog > 1 << 20 {
+            return refuse("backlog", "it must be from 1 to 1048576");
+        }
+        if self.max_streams == 0 || self.max_streams > 1 << 20 {
+            return refuse("max_streams", "it must be from 1 to 1048576");
+        }
+        if self.send_window < 16 << 10
+            || self.stream_receive_window < 16 << 10
+            || self.receive_window < self.stream_receive_window
+        {
+            return refuse(
+                "send_window, stream_receive_window, receive_window",
+                "each must be at least 16 KiB, and a connection's at least a stream's",
+            );
+        }
+        if !(1200..=65_000).contains(&self.mtu_upper_bound) {
+            return refuse("mtu_upper_bound", "it must be from 1200 to 65000");
+        }
+        Ok(())
+    }
+
+    /// Settings of a connection whose peer may open `streams` streams and fill `window`.
+    pub(crate) fn transport(&self, streams: u32, window: u32) -> TransportConfig {
+        let mut mtu = MtuDiscoveryConfig::default();
+        mtu.upper_bound(self.mtu_upper_bound);
+        let mut transport = TransportConfig::default();
+        transport
+            .max_concurrent_bidi_streams(streams.into())
+            // The listener's welcome.
+            .max_concurrent_uni_streams(VarInt::from_u32(1))
+            .max_idle_timeout(self.idle_timeout.try_into().ok())
+            .keep_alive_interval(Some(self.keep_alive))
+            .send_window(self.send_window)
+            .stream_receive_window(self.stream_receive_window.into())
+            .receive_window(window.into())
+            .mtu_discovery_config(Some(mtu))
+            .datagram_receive_buffer_size(None)
+            // The guess before the first sample. The default of 333 ms is for the internet, and makes the first
+            // lost packet cost a second.
+            .initial_rtt(Duration::from_millis(100));
+        transport
+    }
+}
+
+impl fmt::Debug for EndpointConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EndpointConfig")
+            .field("listen", &self.listen)
+            .field("accept", &self.accept)
+            .field("idle_timeout", &self.idle_timeout)
+            .field("keep_alive", &self.keep_alive)
+            .field("handshake_timeout", &self.handshake_timeout)
+            .field("mtu_upper_bound", &self.mtu_upper_bound)
+            .field("joins", &self.join.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_settings_are_named() {
+        let good = EndpointConfig::default();
+        assert!(good.check().is_ok());
+        let spoilt = |field: &str, spoil: fn(&mut EndpointConfig)| {
+            let mut config = good.clone();
+            spoil(&mut config);
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        };
+        spoilt("idle_timeout", |c| c.idle_timeout = Duration::ZERO);
+        spoilt("keep_alive", |c| c.keep_alive = c.idle_timeout);
+        spoilt("handshake_timeout", |c| {
+            c.handshake_timeout = Duration::ZERO;
+        });
+        spoilt("max_handshakes", |c| c.max_handshakes = 0);
+        spoilt("backlog", |c| c.backlog = 0);
+        spoilt("max_streams", |c| c.max_streams = 0);
+        spoilt("send_window", |c| c.send_window = 0);
+        spoilt("receive_window", |c| c.receive_window = 0);
+        spoilt("mtu_upper_bound", |c| c.mtu_upper_bound = 1000);
+    }
+
+    #[test]
+    fn a_client_binds_where_it_can_reach_its_peer() {
+        let listen = |peer: &str| {
+            let config = EndpointConfig::towards(peer.parse().unwrap());
+            assert!(!config.accept);
+            config.listen.ip().to_string()
+        };
+        assert_eq!(listen("127.0.0.1:1"), "127.0.0.1");
+        assert_eq!(listen("10.0.0.1:1"), "0.0.0.0");
+        assert_eq!(listen("[::1]:1"), "::1");
+        assert_eq!(listen("[2001:db8::1]:1"), "::");
+    }
+}

@@ -1,0 +1,199 @@
+//! Why a socket or a connection could not be had.
+
+use std::net::SocketAddr;
+
+use quinn::{ConnectionError, TransportErrorCode};
+
+use crate::frame::FrameError;
+use crate::identity::Identity;
+use crate::session::ConnectionLost;
+use crate::tls::TlsError;
+
+/// Why an [`Endpoint`](super::Endpoint) could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// The address could not be bound: it is taken, or not one of this host. Choose another, or port 0.
+    #[error("UDP address {address} can't be used: {error}")]
+    Socket {
+        /// Which.
+        address: SocketAddr,
+        /// What the operating system said.
+        error: std::io::Error,
+    },
+    /// A setting has a value that it can't have.
+    #[error("setting `{field}`: {reason}")]
+    Config {
+        /// Which.
+        field: &'static str,
+        /// What is allowed.
+        reason: String,
+    },
+    /// TLS could not be set up with the credentials.
+    #[error(transparent)]
+    Tls(TlsError),
+}
+
+/// Why there is no connection.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// Nobody answered in time: nothing listens there, a firewall drops the packets, or the peer hangs. Check address and
+    /// port.
+    #[error("{address} did not answer in time; is the process running, and is its UDP port open?")]
+    TimedOut {
+        /// The peer's address.
+        address: SocketAddr,
+    },
+    /// The address can't be connected to, for instance because of its port 0.
+    #[error("can't connect to {address}: {reason}")]
+    Address {
+        /// The peer's address.
+        address: SocketAddr,
+        /// Why.
+        reason: String,
+    },
+    /// This endpoint is closed.
+    #[error("this endpoint is closed")]
+    ClosedHere,
+    /// The peer's certificate is not one of this cluster. The address is that of another cluster, or the
+    /// credentials are old.
+    #[error("{address} is not a member of this cluster: {reason}")]
+    Certificate {
+        /// The peer's address.
+        address: SocketAddr,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A member of this cluster, but not the one that was looked for.
+    #[error("{address} is {found}, but {expected} was looked for")]
+    WrongPeer {
+        /// The peer's address.
+        address: SocketAddr,
+        /// Who was looked for.
+        expected: String,
+        /// Who is there.
+        found: Box<Identity>,
+    },
+    /// The peer does not take this side's certificate. Join the peer's cluster.
+    #[error("{address} refused this side's certificate: {reason}")]
+    Rejected {
+        /// The peer's address.
+        address: SocketAddr,
+        /// What the peer said.
+        reason: String,
+    },
+    /// The peer speaks another version of the protocol. Use the same version of kolo everywhere.
+    #[error(
+        "{address} does not speak this version of the protocol ({protocol}); use the same version of kolo on all hosts",
+        protocol = String::from_utf8_lossy(super::ALPN)
+    )]
+    Version {
+        /// The peer's address.
+        address: SocketAddr,
+    },
+    /// The peer has too many handshakes at once. Try again.
+    #[error("{address} is busy")]
+    Busy {
+        /// The peer's address.
+        address: SocketAddr,
+    },
+    /// The connection ended during the handshake.
+    #[error("the connection to {address} ended at once: {lost}")]
+    Lost {
+        /// The peer's address.
+        address: SocketAddr,
+        /// How.
+        lost: ConnectionLost,
+    },
+}
+
+impl ConnectError {
+    /// Whether another attempt may work without any change on this side.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::TimedOut { .. } | Self::Busy { .. } => true,
+            Self::Lost { lost, .. } => lost.is_retryable(),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn start(address: SocketAddr, error: &quinn::ConnectError) -> Self {
+        match error {
+            quinn::ConnectError::EndpointStopping => Self::ClosedHere,
+            other => Self::Address {
+                address,
+                reason: other.to_string(),
+            },
+        }
+    }
+
+    pub(crate) fn handshake(address: SocketAddr, error: ConnectionError) -> Self {
+        match &error {
+            ConnectionError::TimedOut => Self::TimedOut { address },
+            ConnectionError::LocallyClosed => Self::ClosedHere,
+            ConnectionError::ConnectionClosed(close)
+                if close.error_code == TransportErrorCode::CONNECTION_REFUSED =>
+            {
+                Self::Busy { address }
+            }
+            ConnectionError::ConnectionClosed(close) => match alert(close.error_code) {
+                Some(NO_APPLICATION_PROTOCOL) => Self::Version { address },
+                Some(alert) if is_about_certificate(alert) => Self::Rejected {
+                    address,
+                    reason: String::from_utf8_lossy(&close.reason).into_owned(),
+                },
+                _ => Self::lost(address, error),
+            },
+            ConnectionError::TransportError(failure) => match alert(failure.code) {
+                Some(NO_APPLICATION_PROTOCOL) => Self::Version { address },
+                Some(alert) if is_about_certificate(alert) => Self::Certificate {
+                    address,
+                    reason: failure.reason.clone(),
+                },
+                _ => Self::lost(address, error),
+            },
+            ConnectionError::VersionMismatch => Self::Version { address },
+            _ => Self::lost(address, error),
+        }
+    }
+
+    fn lost(address: SocketAddr, error: ConnectionError) -> Self {
+        Self::Lost {
+            address,
+            lost: error.into(),
+        }
+    }
+
+    /// After the handshake, when the peer did not let this side in.
+    pub(crate) fn welcome(
+        address: SocketAddr,
+        connection: &quinn::Connection,
+        error: &FrameError,
+    ) -> Self {
+        match connection.close_reason() {
+            Some(reason) => Self::handshake(address, reason),
+            None => Self::Lost {
+                address,
+                lost: ConnectionLost::Failed {
+                    reason: error.to_string(),
+                },
+            },
+        }
+    }
+}
+
+const NO_APPLICATION_PROTOCOL: u8 = 120;
+
+/// The TLS alert behind a QUIC error code.
+fn alert(code: TransportErrorCode) -> Option<u8> {
+    let code = u64::from(code);
+    (code & !0xff == 0x100).then_some(code as u8)
+}
+
+/// Whether a TLS alert (RFC 8446, section 6.2) is about who a peer is.
+fn is_about_certificate(alert: u8) -> bool {
+    // bad_certificate to unknown_ca, access_denied, decrypt_error, certificate_required
+    matches!(alert, 42..=46 | 48 | 49 | 51 | 116)
+}

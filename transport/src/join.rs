@@ -1,0 +1,289 @@
+//! Joining a cluster with a token.
+//!
+//! The joiner makes a key, connects to the head without a certificate, checks that the head's authority is the
+//! one that the token names, and only then sends the token's secret and a certificate signing request. It
+//! gets back a certificate for its key. The key never leaves it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::crypto::rustls::QuicClientConfig;
+
+use crate::credentials::{CertificateRequest, Credentials};
+use crate::endpoint::{
+    ALPN_JOIN, BindError, ConnectError, EndpointConfig, bind_socket, presented_identity,
+    quinn_endpoint,
+};
+use crate::frame::{FrameError, FrameReader, FrameWriter, Limits};
+use crate::identity::{Identity, IdentityError, Role};
+use crate::runtime::TransportRuntime;
+use crate::session::error::with_reason;
+use crate::session::{CloseCode, ConnectionLost};
+use crate::tls::{self, PinnedAuthority, TlsError};
+use crate::token::JoinToken;
+use crate::wire::{JoinReply, JoinRequest, Refusal, RefusalKind};
+
+/// How long [`join`] takes at most.
+pub const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Lets joiners in, or not. The head's part of joining.
+pub trait JoinHandler: Send + Sync {
+    /// Answers one joiner.
+    ///
+    /// Called on a thread on which it may block for a moment, for instance to store what
+    /// [`TokenBook::redeem`](crate::TokenBook::redeem) changed. `peer` is the address that the request came from.
+    fn join(&self, request: JoinRequest, peer: SocketAddr) -> JoinReply;
+}
+
+/// Why a cluster could not be joined.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// There is no connection to the head.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The process at the address belongs to another cluster than the token. Check both; the address may also be someone
+    /// who pretends to be the head. The secret was not sent.
+    #[error(
+        "{address} does not belong to the cluster of the token: its authority has another fingerprint"
+    )]
+    Fingerprint {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The process at the address is of the token's cluster, but is not its head. The secret was not sent.
+    #[error("{address} is {found}, not the head of the cluster")]
+    NotHead {
+        /// The address.
+        address: SocketAddr,
+        /// Who it is.
+        found: Box<Identity>,
+    },
+    /// The head said no: the token is unknown, expired, used up or for another role. Its message says what to do.
+    #[error("the head refused: {0}")]
+    Refused(Refusal),
+    /// The head did not answer in time, or ended the connection.
+    #[error("the head gave no answer: {reason}")]
+    Unanswered {
+        /// What happened.
+        reason: String,
+    },
+    /// The head's answer is not usable: it is of another version, or faulty.
+    #[error("the head's answer is not usable: {0}")]
+    Answer(IdentityError),
+    /// A key or a socket could not be made here.
+    #[error("joining could not be started: {reason}")]
+    Local {
+        /// What failed.
+        reason: String,
+    },
+}
+
+impl From<Refusal> for JoinError {
+    fn from(error: Refusal) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl JoinError {
+    /// Whether another attempt may work without any change on this side.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Connect(error) => error.is_retryable(),
+            Self::Refused(refusal) => refusal.is_retryable(),
+            Self::Unanswered { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+impl From<BindError> for JoinError {
+    fn from(error: BindError) -> Self {
+        Self::Local {
+            reason: error.to_string(),
+        }
+    }
+}
+
+impl From<TlsError> for JoinError {
+    fn from(error: TlsError) -> Self {
+        Self::Local {
+            reason: error.to_string(),
+        }
+    }
+}
+
+/// Joins the cluster whose head listens at `address`, within [`JOIN_TIMEOUT`]. May be awaited on any executor.
+///
+/// When the future is dropped or fails after the request was sent, the head may have counted the token as used.
+///
+/// # Errors
+///
+/// [`JoinError`].
+pub async fn join(
+    runtime: &TransportRuntime,
+    address: SocketAddr,
+    token: &JoinToken,
+) -> Result<Credentials, JoinError> {
+    let config = EndpointConfig::towards(address);
+    let socket = bind_socket(config.listen, config.socket_buffer)?;
+    let endpoint =
+        quinn_endpoint(runtime, &config, None, socket).map_err(|error| JoinError::Local {
+            reason: error.to_string(),
+        })?;
+    let joined = runtime
+        .timeout(JOIN_TIMEOUT, join_over(&endpoint, &config, address, token))
+        .await
+        .unwrap_or_else(|| {
+            Err(JoinError::Unanswered {
+                reason: format!("it took longer than {JOIN_TIMEOUT:?}"),
+            })
+        });
+    endpoint.close(CloseCode::Done.varint(), b"");
+    joined
+}
+
+async fn join_over(
+    endpoint: &quinn::Endpoint,
+    config: &EndpointConfig,
+    address: SocketAddr,
+    token: &JoinToken,
+) -> Result<Credentials, JoinError> {
+    let pin = Arc::new(PinnedAuthority::new(token.fingerprint()));
+    let tls = tls::joining_config(Arc::clone(&pin), &[ALPN_JOIN])?;
+    let tls = QuicClientConfig::try_from(tls).map_err(TlsError::new)?;
+    let mut client = quinn::ClientConfig::new(Arc::new(tls));
+    client.transport_config(Arc::new(config.transport(0, config.stream_receive_window)));
+    let connection = endpoint
+        .connect_with(client, address, tls::SERVER_NAME)
+        .map_err(|error| ConnectError::start(address, &error))?
+        .await
+        .map_err(|error| {
+            if pin.saw_another() {
+                JoinError::Fingerprint { address }
+            } else {
+                ConnectError::handshake(address, error).into()
+            }
+        })?;
+    let head = presented_identity(&connection)
+        .map_err(|reason| ConnectError::Certificate { address, reason })?;
+    if head.role != Role::Head {
+        return Err(JoinError::NotHead {
+            address,
+            found: Box::new(head),
+        });
+    }
+    // The verifier has let nobody through without it.
+    let authority = pin.authority().ok_or(JoinError::Fingerprint { address })?;
+
+    let request = CertificateRequest::generate().map_err(|error| JoinError::Local {
+        reason: error.to_string(),
+    })?;
+    let reply = ask(&connection, token, &request)
+        .await
+        .map_err(|error| unanswered(&connection, &error))?;
+    match reply {
+        JoinReply::Refused(refusal) => Err(refusal.into()),
+        JoinReply::Joined {
+            cluster,
+            name,
+            certificate,
+        } => {
+            let credentials = request
+                .finish(&certificate, &authority)
+                .map_err(JoinError::Answer)?;
+            let got = credentials.identity();
+            if (got.cluster, got.role, &got.name) == (head.cluster, token.role(), &name)
+                && cluster == head.cluster
+            {
+                Ok(credentials)
+            } else {
+                Err(JoinError::Answer(IdentityError::Certificate {
+                    reason: format!(
+                        "it is for {got}, not for {} {name} of {cluster}",
+                        token.role()
+                    ),
+                }))
+            }
+        }
+    }
+}
+
+async fn ask(
+    connection: &quinn::Connection,
+    token: &JoinToken,
+    request: &CertificateRequest,
+) -> Result<JoinReply, FrameError> {
+    let (send, recv) = connection.open_bi().await.map_err(ConnectionLost::from)?;
+    let mut writer = FrameWriter::new(send);
+    let request = JoinRequest {
+        role: token.role(),
+        secret: token.secret().to_vec(),
+        csr: request.der().to_vec(),
+    };
+    writer.send(&request, &[]).await?;
+    // An error only says that the head has stopped the stream, and then there may be a reply.
+    drop(writer.stream_mut().finish());
+    let reply = FrameReader::new(recv, Limits::JOIN).expect().await?;
+    Ok(reply.head)
+}
+
+fn unanswered(connection: &quinn::Connection, error: &FrameError) -> JoinError {
+    let reason = match connection.close_reason().map(ConnectionLost::from) {
+        Some(ConnectionLost::Closed { code, reason }) => {
+            format!("{code}{}", with_reason(&reason))
+        }
+        Some(lost) => lost.to_string(),
+        None => error.to_string(),
+    };
+    JoinError::Unanswered { reason }
+}
+
+/// Answers one joiner on a connection that carries nothing else. The caller has a deadline for all of it.
+pub(crate) async fn serve(
+    connection: &quinn::Connection,
+    peer: SocketAddr,
+    handler: &Arc<dyn JoinHandler>,
+) -> Result<(), (CloseCode, String)> {
+    let protocol = |error: FrameError| {
+        let reason = match error {
+            // What the decoder says may repeat a part of the secret.
+            FrameError::Malformed { .. } => "the join request is malformed".to_owned(),
+            other => other.to_string(),
+        };
+        (CloseCode::Protocol, reason)
+    };
+    let (send, recv) = connection
+        .accept_bi()
+        .await
+        .map_err(|error| (CloseCode::Protocol, error.to_string()))?;
+    let request = FrameReader::new(recv, Limits::JOIN)
+        .expect::<JoinRequest>()
+        .await
+        .map_err(protocol)?
+        .head;
+    let handler = Arc::clone(handler);
+    let reply = tokio::task::spawn_blocking(move || handler.join(request, peer))
+        .await
+        .unwrap_or_else(|error| {
+            tracing::error!(%peer, %error, "joining failed");
+            JoinReply::Refused(Refusal::new(
+                RefusalKind::Internal,
+                "the head could not handle the request; its log says more",
+            ))
+        });
+    let mut writer = FrameWriter::new(send);
+    writer.send(&reply, &[]).await.map_err(protocol)?;
+    drop(writer.stream_mut().finish());
+    // The joiner closes when it has the reply. One that does not is cut off by the deadline.
+    connection.closed().await;
+    match reply {
+        JoinReply::Joined { name, .. } => {
+            tracing::info!(%peer, name, "joined");
+            Ok(())
+        }
+        JoinReply::Refused(refusal) => Err((CloseCode::Done, refusal.message)),
+    }
+}

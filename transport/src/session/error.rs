@@ -1,0 +1,311 @@
+//! How connections, streams and requests end.
+
+use std::fmt;
+
+use quinn::VarInt;
+
+use crate::frame::FrameError;
+
+/// Why one side ended a connection or a stream. A typed QUIC application error code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CloseCode {
+    /// All is said. Also what a dropped connection or stream sends.
+    Done,
+    /// The process is stopping.
+    Shutdown,
+    /// The result is not wanted any more.
+    Cancelled,
+    /// The peer has no certificate of this cluster.
+    Unauthenticated,
+    /// The peer's role or identity may not do this.
+    Forbidden,
+    /// The peer sent what the protocol does not allow.
+    Protocol,
+    /// The peer belongs to another generation (G-1).
+    StaleGeneration,
+    /// Another connection or stream of this kind from the same peer is there, or has taken its place.
+    Duplicate,
+    /// A frame is over the limit.
+    TooLarge,
+    /// Too much at once; try again.
+    Busy,
+    /// A fault on the side that closes; its log says more.
+    Internal,
+    /// The peer's lease ran out: it counts as lost.
+    LeaseExpired,
+    /// What was awaited did not come in time.
+    Deadline,
+    /// A code of a later version.
+    Other(u32),
+}
+
+const CODES: [CloseCode; 13] = [
+    CloseCode::Done,
+    CloseCode::Shutdown,
+    CloseCode::Cancelled,
+    CloseCode::Unauthenticated,
+    CloseCode::Forbidden,
+    CloseCode::Protocol,
+    CloseCode::StaleGeneration,
+    CloseCode::Duplicate,
+    CloseCode::TooLarge,
+    CloseCode::Busy,
+    CloseCode::Internal,
+    CloseCode::LeaseExpired,
+    CloseCode::Deadline,
+];
+
+impl CloseCode {
+    /// The number on the wire.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Other(number) => number,
+            known => CODES
+                .iter()
+                .position(|code| *code == known)
+                .map_or(u32::MAX, |index| index as u32),
+        }
+    }
+
+    /// The code of a number on the wire.
+    #[must_use]
+    pub fn from_number(number: u64) -> Self {
+        usize::try_from(number)
+            .ok()
+            .and_then(|index| CODES.get(index).copied())
+            .unwrap_or_else(|| Self::Other(u32::try_from(number).unwrap_or(u32::MAX)))
+    }
+
+    pub(crate) fn varint(self) -> VarInt {
+        VarInt::from_u32(self.number())
+    }
+}
+
+impl From<VarInt> for CloseCode {
+    fn from(code: VarInt) -> Self {
+        Self::from_number(code.into_inner())
+    }
+}
+
+impl fmt::Display for CloseCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Done => "done",
+            Self::Shutdown => "shutdown",
+            Self::Cancelled => "cancelled",
+            Self::Unauthenticated => "not authenticated",
+            Self::Forbidden => "forbidden",
+            Self::Protocol => "protocol violation",
+            Self::StaleGeneration => "stale generation",
+            Self::Duplicate => "duplicate",
+            Self::TooLarge => "too large",
+            Self::Busy => "busy",
+            Self::Internal => "internal error",
+            Self::LeaseExpired => "lease expired",
+            Self::Deadline => "deadline exceeded",
+            Self::Other(number) => return write!(f, "code {number}"),
+        })
+    }
+}
+
+/// How a connection ended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectionLost {
+    /// The peer closed it.
+    #[error("the peer closed the connection: {code}{}", with_reason(reason))]
+    Closed {
+        /// Why.
+        code: CloseCode,
+        /// Why, in words.
+        reason: String,
+    },
+    /// This side closed it.
+    #[error("the connection was closed here")]
+    ClosedHere,
+    /// Nothing came for the idle timeout: the peer, its host or the network between is gone.
+    #[error("the peer did not answer any more")]
+    TimedOut,
+    /// The peer does not know the connection: its process was started again.
+    #[error("the peer was restarted")]
+    Reset,
+    /// A QUIC or TLS error.
+    #[error("the connection failed: {reason}")]
+    Failed {
+        /// What the library said.
+        reason: String,
+    },
+}
+
+pub(crate) fn with_reason(reason: &str) -> String {
+    if reason.is_empty() {
+        String::new()
+    } else {
+        format!(": {reason}")
+    }
+}
+
+impl ConnectionLost {
+    /// Whether a new connection to the same peer may work: it or the network failed, and nobody refused.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Closed { code, .. } => matches!(
+                code,
+                CloseCode::Done
+                    | CloseCode::Shutdown
+                    | CloseCode::Busy
+                    | CloseCode::Internal
+                    | CloseCode::LeaseExpired
+                    | CloseCode::Deadline
+            ),
+            Self::TimedOut | Self::Reset => true,
+            Self::ClosedHere | Self::Failed { .. } => false,
+        }
+    }
+}
+
+impl From<quinn::ConnectionError> for ConnectionLost {
+    fn from(error: quinn::ConnectionError) -> Self {
+        match error {
+            quinn::ConnectionError::ApplicationClosed(close) => Self::Closed {
+                code: close.error_code.into(),
+                // The peer chose the words: keep them short and printable.
+                reason: String::from_utf8_lossy(&close.reason)
+                    .chars()
+                    .filter(|c| !c.is_control())
+                    .take(500)
+                    .collect(),
+            },
+            quinn::ConnectionError::LocallyClosed => Self::ClosedHere,
+            quinn::ConnectionError::TimedOut => Self::TimedOut,
+            quinn::ConnectionError::Reset => Self::Reset,
+            other => Self::Failed {
+                reason: other.to_string(),
+            },
+        }
+    }
+}
+
+/// How the sending half of a stream ended, as far as the peer told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StreamEnd {
+    /// The peer does not want any more: it cancelled, or dropped its end.
+    Stopped(CloseCode),
+    /// It was finished, and the peer has all of it.
+    Delivered,
+    /// The connection ended.
+    Lost(ConnectionLost),
+}
+
+/// Why a request has no reply.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// The connection ended. Whether the request was done is unknown.
+    #[error(transparent)]
+    Lost(#[from] ConnectionLost),
+    /// No reply by the deadline. The peer was told that the reply is not wanted any more; whether the request
+    /// was done is unknown.
+    #[error("no reply within {after:?}")]
+    Deadline {
+        /// The deadline.
+        after: std::time::Duration,
+    },
+    /// The peer would not take the request.
+    #[error("the peer refused the request: {code}")]
+    Rejected {
+        /// Why.
+        code: CloseCode,
+    },
+    /// The peer ended the stream without a reply: its handler failed. Its log says more.
+    #[error("the peer ended the request without a reply")]
+    Unanswered,
+    /// The reply is not what was expected, or the request can't be sent. Different versions, or a fault in kolo.
+    #[error(transparent)]
+    Frame(FrameError),
+}
+
+impl RequestError {
+    /// Whether the same request, over a new connection if this one is lost, may succeed without any other
+    /// change. It may have been done already: repeat only what does no harm twice.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Lost(lost) => lost.is_retryable(),
+            Self::Deadline { .. } | Self::Unanswered => true,
+            Self::Rejected { code } => matches!(code, CloseCode::Busy | CloseCode::Shutdown),
+            Self::Frame(_) => false,
+        }
+    }
+}
+
+impl From<FrameError> for RequestError {
+    fn from(error: FrameError) -> Self {
+        match error {
+            FrameError::Lost(lost) => Self::Lost(lost),
+            FrameError::Reset(code) => Self::Rejected { code },
+            FrameError::Truncated { got: 0 } => Self::Unanswered,
+            other => Self::Frame(other),
+        }
+    }
+}
+
+/// The typed reason behind an error of a QUIC stream, if it is one.
+pub(crate) fn classify(error: &std::io::Error) -> Option<FrameError> {
+    let source = error.get_ref()?;
+    if let Some(read) = source.downcast_ref::<quinn::ReadError>() {
+        return Some(match read {
+            quinn::ReadError::Reset(code) => FrameError::Reset((*code).into()),
+            quinn::ReadError::ConnectionLost(lost) => FrameError::Lost(lost.clone().into()),
+            other => FrameError::Io(other.to_string()),
+        });
+    }
+    let write = source.downcast_ref::<quinn::WriteError>()?;
+    Some(match write {
+        quinn::WriteError::Stopped(code) => FrameError::Reset((*code).into()),
+        quinn::WriteError::ConnectionLost(lost) => FrameError::Lost(lost.clone().into()),
+        other => FrameError::Io(other.to_string()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_keep_their_numbers() {
+        // Numbers are part of the protocol: a new code goes to the end.
+        for (index, code) in CODES.iter().enumerate() {
+            assert_eq!(code.number() as usize, index);
+            assert_eq!(CloseCode::from_number(index as u64), *code);
+        }
+        assert_eq!(CloseCode::StaleGeneration.number(), 6);
+        assert_eq!(CloseCode::Deadline.number(), 12);
+        assert_eq!(CloseCode::from_number(99), CloseCode::Other(99));
+        assert_eq!(CloseCode::Other(99).number(), 99);
+        assert_eq!(CloseCode::from_number(u64::MAX), CloseCode::Other(u32::MAX));
+    }
+
+    #[test]
+    fn what_may_be_tried_again() {
+        let closed = |code| ConnectionLost::Closed {
+            code,
+            reason: String::new(),
+        };
+        assert!(closed(CloseCode::Shutdown).is_retryable());
+        assert!(!closed(CloseCode::Forbidden).is_retryable());
+        assert!(!closed(CloseCode::StaleGeneration).is_retryable());
+        assert!(RequestError::Lost(ConnectionLost::TimedOut).is_retryable());
+        assert!(!RequestError::Lost(ConnectionLost::ClosedHere).is_retryable());
+        assert!(
+            !RequestError::Rejected {
+                code: CloseCode::Forbidden
+            }
+            .is_retryable()
+        );
+    }
+}

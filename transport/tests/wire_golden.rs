@@ -1,0 +1,611 @@
+//! Every wire message, byte for byte.
+//!
+//! `golden/wire-v1.txt` holds one line for each: name, MessagePack in hexadecimal, JSON for people. A change of that file
+//! is a change of the protocol: additions must decode the old lines, anything else needs a new ALPN. After an intended
+//! change run this test with `KOLO_BLESS=1`, which writes the file anew.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+#[path = "common/value.rs"]
+mod value;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use bytes::BytesMut;
+use kolo_transport::Role;
+use kolo_transport::frame::{PREFIX, decode_head, encode_head};
+use kolo_transport::ids::{
+    CallId, ClusterId, CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, ObjectId, Rank,
+    Slot,
+};
+use kolo_transport::wire::head::Beat;
+use kolo_transport::wire::*;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use value::Value;
+
+/// One message of the protocol.
+struct Case {
+    name: String,
+    packed: Vec<u8>,
+    json: String,
+    /// Decodes and encodes again.
+    again: fn(&[u8]) -> Result<Vec<u8>, String>,
+}
+
+fn pack(message: &impl Serialize) -> Vec<u8> {
+    let mut out = BytesMut::new();
+    encode_head(&mut out, message, 0).unwrap();
+    out[PREFIX..].to_vec()
+}
+
+fn case<T: Serialize + DeserializeOwned>(kind: &str, message: &T) -> Case {
+    let json = serde_json::to_value(message).unwrap();
+    // Enums: the variant is the text itself or the only key.
+    let variant = match &json {
+        serde_json::Value::String(name) => Some(name.clone()),
+        serde_json::Value::Object(map) if map.len() == 1 => map
+            .keys()
+            .next()
+            .filter(|key| key.starts_with(|c: char| c.is_ascii_uppercase()))
+            .cloned(),
+        _ => None,
+    };
+    Case {
+        name: variant.map_or_else(|| kind.to_owned(), |variant| format!("{kind}::{variant}")),
+        packed: pack(message),
+        // From the message and not from `json`, whose order of keys depends on how serde_json is built.
+        json: serde_json::to_string(message).unwrap(),
+        again: |bytes| {
+            decode_head::<T>(bytes)
+                .map(|message| pack(&message))
+                .map_err(|error| error.to_string())
+        },
+    }
+}
+
+/// Names all variants of an enum. Does not compile when one is added: add an example below, then its name here.
+macro_rules! variants {
+    ($kind:ident { $($variant:ident),* $(,)? }) => {{
+        fn all_are_named(message: &$kind) {
+            match message { $($kind::$variant { .. } => {})* }
+        }
+        let _: fn(&$kind) = all_are_named;
+        [$(concat!(stringify!($kind), "::", stringify!($variant))),*]
+    }};
+}
+
+fn required() -> BTreeSet<&'static str> {
+    let mut names = BTreeSet::from([
+        "JoinRequest",
+        "Welcome",
+        "Beat",
+        "LogBatch",
+        "WorkerCall",
+        "WorkerResult",
+    ]);
+    names.extend(variants!(JoinReply { Joined, Refused }));
+    names.extend(variants!(HeadRequest {
+        Register,
+        Heartbeats,
+        Event,
+        SignWorker,
+        Submit,
+        Cluster,
+        Jobs,
+        Job,
+        Stop
+    }));
+    names.extend(variants!(SubmitFrame { ProgramReady, Stop }));
+    names.extend(variants!(NodeEvent {
+        WorkerStarted,
+        WorkerReady,
+        WorkerExited,
+        JobGone
+    }));
+    names.extend(variants!(HeadReply {
+        Done,
+        Registered,
+        Signed,
+        Cluster,
+        Jobs,
+        Job,
+        Refused
+    }));
+    names.extend(variants!(JobEvent {
+        Placed,
+        Healthy,
+        RankLost,
+        Ended
+    }));
+    names.extend(variants!(NodeRequest {
+        Reserve,
+        Release,
+        Start,
+        Membership,
+        RankLost,
+        Stop,
+        HasProgram,
+        PutProgram,
+        Attach,
+        Logs
+    }));
+    names.extend(variants!(NodeReply {
+        Done,
+        Reserved,
+        Started,
+        HasProgram,
+        Attached,
+        Logs,
+        Refused
+    }));
+    names.extend(variants!(CallOp {
+        Function,
+        Create,
+        Method,
+        Drop
+    }));
+    names.extend(variants!(CallFrame { Call, Cancel }));
+    names.extend(variants!(CallReply { Result, Lost }));
+    names.extend(variants!(ToWorker {
+        Welcome,
+        Certificate,
+        Membership,
+        RankLost,
+        Peer,
+        Cancel,
+        Stop
+    }));
+    names.extend(variants!(FromWorker {
+        Hello,
+        Sign,
+        Ready,
+        ConnectPeer
+    }));
+    names.extend(variants!(Placement { Pack, Spread }));
+    names.extend(variants!(Exit {
+        Code,
+        Signal,
+        Unknown
+    }));
+    names.extend(
+        variants!(JobState {
+            Pending,
+            Placing,
+            Probing,
+            Starting,
+            Healthy,
+            Recovering,
+            Succeeded,
+            Failed,
+            Stopped
+        })
+        .map(|_| "JobState"),
+    );
+    names.extend(variants!(Outcome { Returned, Failed }));
+    names
+}
+
+const CLUSTER: ClusterId = ClusterId(0xc0);
+const NODE: NodeId = NodeId(0xa1);
+const JOB: JobId = JobId(0xb2);
+const DRIVER: DriverId = DriverId(0xd3);
+const GENERATION: Generation = Generation(1);
+
+fn address() -> std::net::SocketAddr {
+    "192.0.2.1:4433".parse().unwrap()
+}
+
+fn resources() -> Resources {
+    Resources {
+        cpus: Milli(1500),
+        gpus: 2,
+        custom: BTreeMap::from([("FPGA".to_owned(), Milli(500))]),
+    }
+}
+
+fn program() -> Program {
+    Program {
+        hash: ProgramHash([0xee; 32]),
+        size: 123_456,
+        name: "train".to_owned(),
+    }
+}
+
+fn env(value: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([("PATH".to_owned(), value.to_owned())])
+}
+
+fn member() -> Member {
+    Member {
+        rank: Rank(3),
+        local_rank: LocalRank(1),
+        local_size: 2,
+        cross_rank: CrossRank(1),
+        cross_size: 2,
+        slot: Slot(3),
+        node: NODE,
+        hostname: "host".to_owned(),
+        address: Some("[2001:db8::1]:4433".parse().unwrap()),
+    }
+}
+
+fn table() -> GenerationTable {
+    GenerationTable {
+        job: JOB,
+        generation: GENERATION,
+        members: vec![member()],
+    }
+}
+
+fn failure() -> RankFailure {
+    RankFailure {
+        rank: Rank(3),
+        node: NODE,
+        hostname: "host".to_owned(),
+        pid: 4711,
+        exit: Exit::Signal(9),
+        reason: Some("out of memory".to_owned()),
+        stderr_tail: vec!["last words".to_owned()],
+    }
+}
+
+fn refusal() -> Refusal {
+    Refusal::new(RefusalKind::Unplaceable, "cpus: requested 2, available 1")
+}
+
+fn placed() -> PlacedNode {
+    PlacedNode {
+        node: NODE,
+        hostname: "host".to_owned(),
+        address: address(),
+        ranks: vec![Rank(0), Rank(1)],
+        has_program: true,
+    }
+}
+
+fn job_info() -> JobInfo {
+    JobInfo {
+        job: JOB,
+        name: "digits".to_owned(),
+        owner: DRIVER,
+        state: JobState::Healthy,
+        generation: GENERATION,
+        workers: vec![WorkerInfo {
+            member: member(),
+            state: WorkerState::Exited,
+            pid: 4711,
+            exit: Some(Exit::Code(3)),
+        }],
+        nodes: vec![placed()],
+        age_ms: 1000,
+        reason: Some("a worker failed".to_owned()),
+        rendezvous: Some(address()),
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    macro_rules! add {
+        ($kind:ident: $($message:expr),* $(,)?) => {$(
+            all.push(case::<$kind>(stringify!($kind), &$message));
+        )*};
+    }
+    add!(JoinRequest: JoinRequest { role: Role::Node, secret: vec![1, 2], csr: vec![3, 4] });
+    add!(JoinReply:
+        JoinReply::Joined { cluster: CLUSTER, name: NODE.to_string(), certificate: vec![5, 6] },
+        JoinReply::Refused(Refusal::new(RefusalKind::Token, "expired")),
+    );
+    add!(Welcome: Welcome { version: "0.1.0".to_owned() });
+    add!(HeadRequest:
+        HeadRequest::Register(NodeRegistration {
+            node: NODE,
+            hostname: "host".to_owned(),
+            address: address(),
+            resources: resources(),
+            version: "0.1.0".to_owned(),
+            jobs: vec![JOB],
+        }),
+        HeadRequest::Heartbeats,
+        HeadRequest::Event(NodeEvent::JobGone { job: JOB }),
+        HeadRequest::SignWorker { job: JOB, slot: Slot(3), csr: vec![7; 40] },
+        HeadRequest::Submit(JobSpec {
+            name: "digits".to_owned(),
+            program: program(),
+            args: vec!["--epochs".to_owned(), "5".to_owned()],
+            placement: Placement::Pack { workers: 4 },
+            per_worker: resources(),
+            env: env("/bin"),
+            start_timeout_ms: 30_000,
+            grace_ms: 5000,
+            rendezvous: true,
+        }),
+        HeadRequest::Cluster,
+        HeadRequest::Jobs,
+        HeadRequest::Job { job: JOB },
+        HeadRequest::Stop { job: JOB },
+    );
+    add!(SubmitFrame: SubmitFrame::ProgramReady, SubmitFrame::Stop);
+    add!(Beat: Beat { seq: 300 });
+    add!(NodeEvent:
+        NodeEvent::WorkerStarted { job: JOB, slot: Slot(3), pid: 4711 },
+        NodeEvent::WorkerReady { job: JOB, slot: Slot(3), address: Some(address()) },
+        NodeEvent::WorkerExited { job: JOB, slot: Slot(3), failure: failure(), expected: false },
+        NodeEvent::JobGone { job: JOB },
+    );
+    add!(HeadReply:
+        HeadReply::Done,
+        HeadReply::Registered { heartbeat_ms: 250, lease_ms: 3000 },
+        HeadReply::Signed { certificate: vec![8; 40], generation: GENERATION },
+        HeadReply::Cluster(ClusterInfo {
+            cluster: CLUSTER,
+            version: "0.1.0".to_owned(),
+            uptime_ms: 5000,
+            nodes: vec![NodeInfo {
+                node: NODE,
+                hostname: "host".to_owned(),
+                address: address(),
+                alive: true,
+                total: resources(),
+                available: Resources::default(),
+                last_seen_ms: 20,
+                jobs: vec![JOB],
+            }],
+            running_jobs: 1,
+        }),
+        HeadReply::Jobs(vec![job_info()]),
+        HeadReply::Job(job_info()),
+        HeadReply::Refused(refusal()),
+    );
+    add!(JobEvent:
+        JobEvent::Placed { job: JOB, nodes: vec![placed()] },
+        JobEvent::Healthy { table: table(), nodes: vec![placed()] },
+        JobEvent::RankLost { generation: GENERATION, failure: failure() },
+        JobEvent::Ended {
+            state: JobState::Failed,
+            refusal: Some(refusal()),
+            failure: Some(failure()),
+        },
+    );
+    add!(NodeRequest:
+        NodeRequest::Reserve {
+            job: JOB,
+            per_worker: resources(),
+            workers: 2,
+            lease_ms: 10_000,
+            program: program().hash,
+        },
+        NodeRequest::Release { job: JOB },
+        NodeRequest::Start(StartWorkers {
+            job: JOB,
+            generation: GENERATION,
+            owner: DRIVER,
+            program: program(),
+            args: vec!["-v".to_owned()],
+            env: env("/a"),
+            user_env: env("/b"),
+            slots: vec![SlotStart { member: member(), env: env("/c") }],
+            world_size: 4,
+            needs_data_plane: true,
+            hello_timeout_ms: 10_000,
+            grace_ms: 5000,
+        }),
+        NodeRequest::Membership(table()),
+        NodeRequest::RankLost { job: JOB, generation: GENERATION, failure: failure() },
+        NodeRequest::Stop { job: JOB, reason: "asked".to_owned() },
+        NodeRequest::HasProgram { hash: program().hash },
+        NodeRequest::PutProgram { program: program() },
+        NodeRequest::Attach { job: JOB, generation: GENERATION },
+        NodeRequest::Logs { job: JOB, ranks: vec![Rank(1)], tail: Some(10), follow: true },
+    );
+    add!(NodeReply:
+        NodeReply::Done,
+        NodeReply::Reserved { has_program: false, free_port: 29_500 },
+        NodeReply::Started { pids: vec![(Slot(3), 4711)] },
+        NodeReply::HasProgram(true),
+        NodeReply::Attached { ranks: vec![Rank(2), Rank(3)] },
+        NodeReply::Logs,
+        NodeReply::Refused(refusal()),
+    );
+    add!(LogBatch: LogBatch {
+        lines: vec![LogLine {
+            rank: Rank(3),
+            stream: Stdio::Stderr,
+            seq: 7,
+            time_ms: 1_795_000_000_000,
+            text: b"caf\xe9".to_vec(),
+        }],
+    });
+    add!(CallOp:
+        CallOp::Function { name: "whoami".to_owned() },
+        CallOp::Create { object: ObjectId(9), class: "Trainer".to_owned() },
+        CallOp::Method { object: ObjectId(9), name: "train".to_owned() },
+        CallOp::Drop { object: ObjectId(9) },
+    );
+    add!(CallFrame:
+        CallFrame::Call {
+            call: CallId(1),
+            generation: GENERATION,
+            ranks: vec![Rank(0), Rank(1)],
+            deadline_ms: Some(1000),
+            op: CallOp::Function { name: "whoami".to_owned() },
+        },
+        CallFrame::Cancel { call: CallId(1), ranks: vec![Rank(1)] },
+    );
+    let echo = CallFailure {
+        kind: FailureKind::Panic,
+        message: "index out of bounds".to_owned(),
+        backtrace: Some("at main.rs:3".to_owned()),
+        caused_by: Some(Rank(2)),
+    };
+    add!(CallReply:
+        CallReply::Result { call: CallId(1), rank: Rank(0), outcome: Outcome::Returned },
+        CallReply::Lost { generation: GENERATION, failure: failure(), stopping: true },
+    );
+    add!(Outcome: Outcome::Returned, Outcome::Failed(echo.clone()));
+    add!(ToWorker:
+        ToWorker::Welcome {
+            cluster: CLUSTER,
+            job: JOB,
+            generation: GENERATION,
+            member: member(),
+            world_size: 4,
+            needs_data_plane: true,
+        },
+        ToWorker::Certificate { certificate: vec![1; 40], authority: vec![2; 40] },
+        ToWorker::Membership(table()),
+        ToWorker::RankLost { generation: GENERATION, failure: failure() },
+        ToWorker::Peer { rank: Rank(2), generation: GENERATION },
+        ToWorker::Cancel { call: CallId(1) },
+        ToWorker::Stop { reason: "the job ended".to_owned() },
+    );
+    add!(FromWorker:
+        FromWorker::Hello { protocol: worker::LOCAL_PROTOCOL, pid: 4711, registry: u64::MAX },
+        FromWorker::Sign { csr: vec![3; 40] },
+        FromWorker::Ready { address: None },
+        FromWorker::ConnectPeer { rank: Rank(2), generation: GENERATION },
+    );
+    add!(WorkerCall: WorkerCall {
+        call: CallId(1),
+        generation: GENERATION,
+        deadline_ms: None,
+        op: CallOp::Drop { object: ObjectId(9) },
+    });
+    add!(WorkerResult: WorkerResult { call: CallId(1), outcome: Outcome::Failed(echo) });
+    add!(Placement: Placement::Pack { workers: 4 }, Placement::Spread { hosts: 2, slots: 3 });
+    add!(Exit: Exit::Code(-1), Exit::Signal(9), Exit::Unknown);
+    for state in [
+        JobState::Pending,
+        JobState::Placing,
+        JobState::Probing,
+        JobState::Starting,
+        JobState::Healthy,
+        JobState::Recovering,
+        JobState::Succeeded,
+        JobState::Failed,
+        JobState::Stopped,
+    ] {
+        let mut case = case("JobState", &state);
+        "JobState".clone_into(&mut case.name);
+        all.push(case);
+    }
+    all
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").unwrap();
+        text
+    })
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2)
+        .map(|index| u8::from_str_radix(&text[2 * index..2 * index + 2], 16).unwrap())
+        .collect()
+}
+
+fn golden_path() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/wire-v1.txt")
+}
+
+#[test]
+fn every_message_has_an_example() {
+    let cases = cases();
+    let have: BTreeSet<&str> = cases.iter().map(|case| case.name.as_str()).collect();
+    let missing: Vec<_> = required()
+        .into_iter()
+        .filter(|name| !have.contains(name))
+        .collect();
+    assert!(missing.is_empty(), "no example of {missing:?}");
+}
+
+#[test]
+fn messages_are_what_they_were() {
+    let cases = cases();
+    let now: String = cases
+        .iter()
+        .flat_map(|case| {
+            [&case.name, " ", &hex(&case.packed), " ", &case.json, "\n"].map(str::to_owned)
+        })
+        .collect();
+    if std::env::var_os("KOLO_BLESS").is_some() {
+        std::fs::write(golden_path(), &now).unwrap();
+    }
+    let golden = std::fs::read_to_string(golden_path()).unwrap();
+    for (line, (was, is)) in golden.lines().zip(now.lines()).enumerate() {
+        assert_eq!(
+            was,
+            is,
+            "line {} of wire-v1.txt; see the head of this test",
+            line + 1
+        );
+    }
+    assert_eq!(
+        golden.lines().count(),
+        now.lines().count(),
+        "lines of wire-v1.txt"
+    );
+}
+
+#[test]
+fn old_messages_decode() {
+    let golden = std::fs::read_to_string(golden_path()).unwrap();
+    let cases = cases();
+    assert!(golden.lines().count() > 60);
+    for (line, case) in golden.lines().zip(&cases) {
+        let packed = unhex(line.split(' ').nth(1).unwrap());
+        assert_eq!((case.again)(&packed).unwrap(), case.packed, "{}", case.name);
+    }
+}
+
+#[test]
+fn messages_with_unknown_fields_decode() {
+    let mut changed = 0;
+    for case in cases() {
+        let mut added = 0;
+        let value: Value = rmp_serde::from_slice(&case.packed).unwrap();
+        assert_eq!(
+            rmp_serde::to_vec_named(&value).unwrap(),
+            case.packed,
+            "{}",
+            case.name
+        );
+        let grown = rmp_serde::to_vec_named(&value.with_unknown_fields(&mut added)).unwrap();
+        let again = (case.again)(&grown);
+        assert_eq!(
+            again.as_ref(),
+            Ok(&case.packed),
+            "{}: {}",
+            case.name,
+            case.json
+        );
+        let has_struct = case
+            .json
+            .match_indices("{\"")
+            .any(|(at, _)| case.json[at + 2..].starts_with(|c: char| c.is_ascii_lowercase()));
+        assert_eq!(added > 0, has_struct, "{}: {added} fields added", case.name);
+        changed += added;
+    }
+    assert!(changed > 60, "{changed}");
+}
+
+#[test]
+fn kinds_of_a_later_version_decode_and_messages_do_not() {
+    let packed = rmp_serde::to_vec_named(&"Unheard").unwrap();
+    assert_eq!(
+        rmp_serde::from_slice::<RefusalKind>(&packed).unwrap(),
+        RefusalKind::Other
+    );
+    assert_eq!(
+        rmp_serde::from_slice::<FailureKind>(&packed).unwrap(),
+        FailureKind::Other
+    );
+    for case in cases() {
+        if case.name.contains("::") {
+            let error = (case.again)(&packed).unwrap_err();
+            assert!(error.contains("Unheard"), "{}: {error}", case.name);
+        }
+    }
+}
