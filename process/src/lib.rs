@@ -1,1 +1,38 @@
-//! Supervision of worker processes: the warden, spawning, output, exit and stop
+//! Supervision of worker processes: the warden, spawning, output, exit and stop.
+//!
+//! A daemon does not start workers itself. It starts a *warden* ([`Warden::start`]): its own program again,
+//! small and single-threaded, which forks the workers, watches them and reports how they end. This gives
+//! three things:
+//!
+//! - A fork costs what the small warden weighs, not what the daemon weighs.
+//! - No worker outlives its daemon (O-1). When the daemon dies, even by `kill -9`, its socket to the warden ends;
+//!   the warden then kills all that is below it and exits. As a subreaper it inherits every process that lost
+//!   its parent, so one that left its process group and session is found as well. When the warden
+//!   itself is killed, the kernel kills the workers (`PR_SET_PDEATHSIG`).
+//! - A worker's end is complete: what is left of its process group and session is killed before
+//!   the end is reported.
+//!
+//! A program that may host a node begins its `main` with [`run_if_warden`].
+//!
+//! What is out of reach: a process that gained other privileges (set-user-ID), and, only if the warden
+//! itself is killed, a process that left its worker's session.
+//!
+//! Linux only, 5.4 or later, with `/proc` mounted.
+#![deny(unsafe_code)]
+
+mod child;
+mod error;
+mod lines;
+mod procfs;
+mod protocol;
+mod request;
+mod supervisor;
+mod sys;
+mod warden;
+
+pub use child::{Child, Signal, SignalError};
+pub use error::SpawnError;
+pub use lines::{LineReader, MAX_LINE, pipe};
+pub use request::{FIRST_FD, LAST_FD, MAX_FDS, SpawnRequest};
+pub use supervisor::Warden;
+pub use warden::{WARDEN_FD_VAR, run_if_warden};

@@ -1,0 +1,107 @@
+//! What daemon and warden say to each other, as frames of [`kolo_transport::local`]. Both are the same program, so
+//! there is no need to be compatible.
+
+use std::os::fd::RawFd;
+
+use kolo_transport::wire::Exit;
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+
+/// Version of these messages; the warden says it first. It differs only when a daemon is given the warden of
+/// another version.
+pub(crate) const PROTOCOL: u32 = 1;
+
+/// To the warden, the only request: start a process. Descriptors: stdout, stderr, then one for each of `numbers`.
+/// The end of the stream means: kill everything and exit. See [`SpawnRequest`](crate::SpawnRequest).
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Spawn {
+    /// The daemon's number for it.
+    pub(crate) id: u64,
+    /// Path.
+    pub(crate) program: ByteBuf,
+    /// Arguments, each with a zero byte behind it: as `execve` wants them.
+    pub(crate) argv: ByteBuf,
+    /// `NAME=value`, each with a zero byte behind it.
+    pub(crate) env: ByteBuf,
+    /// Directory.
+    pub(crate) cwd: Option<ByteBuf>,
+    /// Numbers of the further descriptors.
+    pub(crate) numbers: Vec<RawFd>,
+}
+
+/// From the warden.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum FromWarden {
+    /// First message.
+    Up {
+        /// [`PROTOCOL`].
+        protocol: u32,
+    },
+    /// The program runs. Descriptor: its pidfd.
+    Spawned {
+        /// Which request.
+        id: u64,
+        /// Its process id, group and session.
+        pid: u32,
+    },
+    /// It could not be started.
+    Failed {
+        /// Which request.
+        id: u64,
+        /// What failed.
+        step: Step,
+        /// How: an `errno`.
+        errno: i32,
+    },
+    /// A process that had been spawned has ended, and with it its group and session.
+    Exited {
+        /// Which request.
+        id: u64,
+        /// How.
+        exit: Exit,
+    },
+    /// For the daemon's log.
+    Fault {
+        /// What went wrong.
+        reason: String,
+    },
+}
+
+/// The steps of a start that can fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Step {
+    /// Taking over the descriptors in the warden.
+    Descriptors,
+    /// `fork` and what the warden needs to watch the process.
+    Fork,
+    /// `setsid`, `prctl`, placing descriptors.
+    Prepare,
+    /// `chdir`.
+    Directory,
+    /// `execve`.
+    Exec,
+}
+
+impl Step {
+    /// As a byte, for the pipe between a child and the warden.
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::Descriptors => 1,
+            Self::Fork => 2,
+            Self::Prepare => 3,
+            Self::Directory => 4,
+            Self::Exec => 5,
+        }
+    }
+
+    /// The step of a byte; what is not known counts as [`Step::Prepare`].
+    pub(crate) const fn from_code(code: u8) -> Self {
+        match code {
+            1 => Self::Descriptors,
+            2 => Self::Fork,
+            4 => Self::Directory,
+            5 => Self::Exec,
+            _ => Self::Prepare,
+        }
+    }
+}

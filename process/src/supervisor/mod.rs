@@ -1,0 +1,249 @@
+//! The daemon's side of a warden.
+//!
+//! One task (the *attendant*) reads what the warden says, for as long as it lives, and cleans up after it. Requests are
+//! written by whoever makes them and answered through the table of what is open.
+
+mod attendant;
+mod failure;
+mod host;
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kolo_transport::frame::FrameError;
+use kolo_transport::local::ControlSocket;
+use kolo_transport::wire::Exit;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
+
+use self::attendant::Attendant;
+use self::failure::Subject;
+use self::host::Host;
+use crate::child::{Child, Process};
+use crate::error::SpawnError;
+use crate::protocol::{FromWarden, PROTOCOL};
+use crate::request::SpawnRequest;
+
+/// How long a program may take to show that it is a warden.
+const START_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long the start of a process may take, from request to running program.
+const SPAWN_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long [`Warden::close`] waits in all. The attendant's own deadlines are shorter.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(40);
+
+/// A handle to a warden and so to all processes that it started. See the [crate's text](crate).
+///
+/// Dropping it kills them without waiting; [`Warden::close`] waits. The handle works on any tokio runtime with I/O and
+/// time; it belongs to that on which it was started, and when that ends the processes end.
+#[derive(Debug)]
+pub struct Warden {
+    shared: Arc<Shared>,
+    gone: watch::Receiver<bool>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    socket: ControlSocket,
+    table: Mutex<Table>,
+    pid: u32,
+    /// Set when the handle is closed or dropped.
+    closing: watch::Sender<bool>,
+}
+
+/// What the daemon waits for.
+#[derive(Debug, Default)]
+struct Table {
+    next: u64,
+    starting: HashMap<u64, Starting>,
+    running: HashMap<u64, Running>,
+    /// Nothing more comes from the warden.
+    lost: bool,
+}
+
+#[derive(Debug)]
+struct Starting {
+    subject: Subject,
+    reply: oneshot::Sender<Result<Child, SpawnError>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    process: Arc<Process>,
+    exit: watch::Sender<Option<Exit>>,
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // No code that holds the lock can leave the table half changed.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the warden has closed its end.
+    fn is_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Tells the warden to kill everything and to exit.
+    fn close(&self) {
+        self.closing.send_replace(true);
+        // An error means that the warden is gone already.
+        self.socket.shutdown().ok();
+    }
+}
+
+/// Takes a request out of the table when nobody waits for its answer any more.
+#[derive(Debug)]
+struct Entry<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.shared.table().starting.remove(&self.id);
+    }
+}
+
+impl Warden {
+    /// Starts `exe` as a warden. The program's `main` must begin with [`run_if_warden`](crate::run_if_warden). The usual `exe` is
+    /// `/proc/self/exe`: this program, even if its file was replaced meanwhile.
+    ///
+    /// Takes as long as the program needs to start, at most 10 s. Cancel safe: nothing is left then.
+    ///
+    /// # Errors
+    ///
+    /// [`SpawnError::NotAWarden`] and those of starting a program.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime with I/O and time.
+    pub async fn start(exe: &Path) -> Result<Self, SpawnError> {
+        let subject = Subject::warden(exe);
+        let (socket, theirs) =
+            ControlSocket::pair().map_err(|error| subject.system("socket", &error))?;
+        let mut host = Host::start(exe.to_owned(), theirs)
+            .await
+            .map_err(|error| subject.failure_of_exec(&error))?;
+        let hello = timeout(START_DEADLINE, socket.recv::<FromWarden>()).await;
+        let reason = match hello {
+            Ok(Ok(Some((FromWarden::Up { protocol }, _)))) if protocol == PROTOCOL => None,
+            Ok(Ok(Some((FromWarden::Up { protocol }, _)))) => Some(format!(
+                "is one of another version of kolo (protocol {protocol}, needed is {PROTOCOL})"
+            )),
+            Ok(Ok(Some(_)) | Err(_)) => Some("said something else".to_owned()),
+            Ok(Ok(None)) => Some(host.how_it_ended().await),
+            Err(_) => Some(format!("said nothing for {} s", START_DEADLINE.as_secs())),
+        };
+        if let Some(reason) = reason {
+            let path = exe.to_owned();
+            return Err(SpawnError::NotAWarden { path, reason });
+        }
+        host.is_a_warden();
+        let shared = Arc::new(Shared {
+            socket,
+            table: Mutex::default(),
+            pid: host.pid(),
+            closing: watch::Sender::new(false),
+        });
+        let (gone_tx, gone) = watch::channel(false);
+        tokio::spawn(Attendant::new(shared.clone(), host, gone_tx).run());
+        Ok(Self { shared, gone })
+    }
+
+    /// The warden's own process id.
+    pub fn pid(&self) -> u32 {
+        self.shared.pid
+    }
+
+    /// Whether the warden is gone, and with it all its processes. [`Warden::spawn`] fails then.
+    pub fn is_lost(&self) -> bool {
+        self.shared.table().lost
+    }
+
+    /// Starts a process, and returns when its program runs.
+    ///
+    /// Many may be called at once (join their futures): each sends its request without waiting for the answers to those
+    /// before. The request's descriptors are closed here as soon as the warden has them. Takes at most 30 s. Cancel
+    /// safe: a process that still starts later is killed.
+    ///
+    /// # Errors
+    ///
+    /// [`SpawnError`].
+    pub async fn spawn(&self, request: SpawnRequest) -> Result<Child, SpawnError> {
+        let (reply, answer) = oneshot::channel();
+        let id = {
+            let mut table = self.shared.table();
+            table.next += 1;
+            table.next
+        };
+        let packed = request.pack(id)?;
+        let subject = Subject::worker(&request, packed.argv.len() + packed.env.len());
+        {
+            let mut table = self.shared.table();
+            if table.lost {
+                return Err(subject.warden_lost());
+            }
+            let subject = subject.clone();
+            table.starting.insert(id, Starting { subject, reply });
+        }
+        let entry = Entry {
+            shared: &self.shared,
+            id,
+        };
+        let done = timeout(SPAWN_DEADLINE, async {
+            self.send(&packed, request, &subject).await?;
+            // The sender is dropped without an answer only together with the attendant.
+            answer.await.unwrap_or_else(|_| Err(subject.warden_lost()))
+        })
+        .await;
+        drop(entry);
+        done.unwrap_or_else(|_| Err(subject.timed_out(SPAWN_DEADLINE)))
+    }
+
+    async fn send(
+        &self,
+        packed: &crate::protocol::Spawn,
+        request: SpawnRequest,
+        subject: &Subject,
+    ) -> Result<(), SpawnError> {
+        let fds: Vec<BorrowedFd<'_>> = [request.stdout.as_fd(), request.stderr.as_fd()]
+            .into_iter()
+            .chain(request.fds.iter().map(|(fd, _)| fd.as_fd()))
+            .collect();
+        match self.shared.socket.send(packed, &fds).await {
+            Ok(()) => Ok(()),
+            Err(_) if self.shared.is_hung_up() => Err(subject.warden_lost()),
+            Err(FrameError::Io(reason)) => Err(subject.resources(reason)),
+            Err(error) => Err(subject.resources(error.to_string())),
+        }
+    }
+
+    /// Kills what is left, and returns when nothing is left and the warden itself has ended.
+    ///
+    /// Takes milliseconds; at most 40 s if a process can't be killed because it is in an uninterruptible wait. Dropped
+    /// half-way it goes on in the background.
+    pub async fn close(self) {
+        self.shared.close();
+        let mut gone = self.gone.clone();
+        // An error means that the runtime of the attendant is gone, and it with it.
+        if timeout(CLOSE_DEADLINE, gone.wait_for(|gone| *gone))
+            .await
+            .is_err()
+        {
+            tracing::error!(pid = self.pid(), "the warden has not ended");
+        }
+    }
+}
+
+impl Drop for Warden {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}

@@ -1,0 +1,242 @@
+//! Nothing outlives a daemon that is killed. This program plays all parts: the tests, the daemon (with this very
+//! program as the warden, as `/proc/self/exe`) and some workers.
+#![allow(clippy::unwrap_used)] // a failed step is a failed test
+
+mod common;
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+use common::{LIMIT, program, script, within};
+use kolo_process::{LineReader, Warden, pipe, run_if_warden};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+
+/// Names the part that this process plays.
+const ROLE: &str = "TEST_ROLE";
+
+/// How many workers the hasty daemon starts.
+const HASTY: usize = 100;
+
+fn main() -> ExitCode {
+    run_if_warden();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    match std::env::var(ROLE).as_deref() {
+        Ok("daemon") => runtime.block_on(daemon()),
+        Ok("hasty daemon") => runtime.block_on(hasty_daemon()),
+        Ok("worker with a group apart") => worker_with_a_group_apart(),
+        Ok(role) => panic!("{role}"),
+        Err(_) => return run_tests(&runtime),
+    }
+    ExitCode::SUCCESS
+}
+
+/// Workers that are hard to get rid of, one of each kind, all with this process's standard output.
+async fn daemon() {
+    let warden = Warden::start(Path::new("/proc/self/exe")).await.unwrap();
+    println!("warden {}", warden.pid());
+    let exe = std::env::current_exe().unwrap();
+    let mut apart = program(exe.to_str().unwrap(), &[]);
+    let role = OsString::from("worker with a group apart");
+    apart.request.env.push((ROLE.into(), role));
+    let stubborn = "trap '' TERM HUP INT; echo stubborn $$; while :; do sleep 1000; done";
+    let stray =
+        "setsid sh -c 'echo stray $$; exec sleep 1000' & echo with-stray $$; exec sleep 1000";
+    let lost_stray = "(setsid sh -c 'echo lost-stray $$; exec sleep 1000' &); echo with-lost-stray $$; exec sleep 1000";
+    let stopped = "echo stopped $$; kill -STOP $$";
+    let mut children = Vec::new();
+    for mut request in [
+        script(stubborn),
+        script(stray),
+        script(lost_stray),
+        script(stopped),
+        apart,
+    ] {
+        request.request.stdout = std::io::stdout().as_fd().try_clone_to_owned().unwrap();
+        children.push(warden.spawn(request.request).await.unwrap());
+    }
+    std::future::pending::<()>().await;
+}
+
+/// Is killed while it starts workers.
+async fn hasty_daemon() {
+    let warden = Warden::start(Path::new("/proc/self/exe")).await.unwrap();
+    println!("warden {}", warden.pid());
+    let warden = std::sync::Arc::new(warden);
+    let mut starts = tokio::task::JoinSet::new();
+    for _ in 0..HASTY {
+        let mut request = script("echo worker $$; exec sleep 1000").request;
+        request.stdout = std::io::stdout().as_fd().try_clone_to_owned().unwrap();
+        let warden = warden.clone();
+        starts.spawn(async move { warden.spawn(request).await });
+    }
+    let _children = starts.join_all().await;
+    std::future::pending::<()>().await;
+}
+
+fn worker_with_a_group_apart() {
+    let mut child = Command::new("/bin/sleep")
+        .arg("1000")
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    println!("apart {}\nwith-apart {}", child.id(), std::process::id());
+    child.wait().unwrap();
+}
+
+/// A started daemon, and the pipe that it and all its descendants have as standard output.
+struct Daemon {
+    child: std::process::Child,
+    lines: LineReader,
+    /// The processes that said their ids.
+    named: Vec<(String, OwnedFd)>,
+}
+
+impl Daemon {
+    fn start(role: &str) -> Self {
+        let (read, write) = pipe().unwrap();
+        let child = Command::new(std::env::current_exe().unwrap())
+            .env(ROLE, role)
+            .stdin(Stdio::null())
+            .stdout(write)
+            .spawn()
+            .unwrap();
+        Self {
+            child,
+            lines: LineReader::new(read).unwrap(),
+            named: Vec::new(),
+        }
+    }
+
+    /// The next line is a name and a process id.
+    async fn meet(&mut self) {
+        let line = within(self.lines.next_line())
+            .await
+            .expect("the daemon runs");
+        let line = String::from_utf8(line).unwrap();
+        let (name, pid) = line.split_once(' ').unwrap();
+        let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        self.named.push((name.to_owned(), pidfd));
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id().cast_signed()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    fn see_the_end_of(&self, name: &str) {
+        for (_, pidfd) in self.named.iter().filter(|(other, _)| other == name) {
+            let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+            let limit = Timespec::try_from(LIMIT).unwrap();
+            let ready = rustix::event::poll(&mut fds, Some(&limit)).unwrap();
+            assert_eq!(ready, 1, "{name} lives");
+        }
+    }
+
+    async fn kill_and_see_the_end(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        // The pipe ends when nobody has it any more: no worker and nobody whom a worker started.
+        while within(self.lines.next_line()).await.is_some() {}
+        for (name, _) in &self.named {
+            self.see_the_end_of(name);
+        }
+    }
+}
+
+async fn a_killed_daemon_takes_everything_with_it() {
+    let mut daemon = Daemon::start("daemon");
+    for _ in 0..9 {
+        daemon.meet().await;
+    }
+    let mut names: Vec<&str> = daemon.named.iter().map(|(name, _)| name.as_str()).collect();
+    names.sort_unstable();
+    let expected = [
+        "apart",
+        "lost-stray",
+        "stopped",
+        "stray",
+        "stubborn",
+        "warden",
+        "with-apart",
+        "with-lost-stray",
+        "with-stray",
+    ];
+    assert_eq!(names, expected);
+    daemon.kill_and_see_the_end().await;
+}
+
+async fn a_daemon_killed_while_it_starts_workers_leaves_none() {
+    for met in [1, 2, 20] {
+        let mut daemon = Daemon::start("hasty daemon");
+        for _ in 0..met {
+            daemon.meet().await;
+        }
+        daemon.kill_and_see_the_end().await;
+    }
+}
+
+async fn a_killed_warden_takes_its_workers_with_it_though_the_daemon_sleeps() {
+    let mut daemon = Daemon::start("hasty daemon");
+    for _ in 0..=HASTY {
+        daemon.meet().await;
+    }
+    // It can't help.
+    daemon.signal(Signal::STOP);
+    let (name, warden) = &daemon.named[0];
+    assert_eq!(name, "warden");
+    pidfd_send_signal(warden, Signal::KILL).unwrap();
+    daemon.see_the_end_of("worker");
+    daemon.kill_and_see_the_end().await;
+}
+
+/// As little of a test harness as `cargo test` needs: filters, `--list`, a line for each test.
+fn run_tests(runtime: &tokio::runtime::Runtime) -> ExitCode {
+    type Test = fn(&tokio::runtime::Runtime);
+    let tests: [(&str, Test); 3] = [
+        (
+            "a_killed_warden_takes_its_workers_with_it_though_the_daemon_sleeps",
+            |runtime| {
+                runtime
+                    .block_on(a_killed_warden_takes_its_workers_with_it_though_the_daemon_sleeps());
+            },
+        ),
+        ("a_killed_daemon_takes_everything_with_it", |runtime| {
+            runtime.block_on(a_killed_daemon_takes_everything_with_it());
+        }),
+        (
+            "a_daemon_killed_while_it_starts_workers_leaves_none",
+            |runtime| {
+                runtime.block_on(a_daemon_killed_while_it_starts_workers_leaves_none());
+            },
+        ),
+    ];
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let filters: Vec<&String> = arguments.iter().filter(|a| !a.starts_with("--")).collect();
+    let mut failed = false;
+    for (name, test) in tests {
+        if !filters.is_empty() && !filters.iter().any(|filter| name.contains(filter.as_str())) {
+            continue;
+        }
+        if arguments.iter().any(|argument| argument == "--list") {
+            println!("{name}: test");
+            continue;
+        }
+        let passed =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(runtime))).is_ok();
+        println!("test {name} ... {}", if passed { "ok" } else { "FAILED" });
+        failed |= !passed;
+    }
+    if failed {
+        ExitCode::from(101)
+    } else {
+        ExitCode::SUCCESS
+    }
+}
