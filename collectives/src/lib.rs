@@ -1,1 +1,72 @@
-//! Collective operations for a group of ranks: schedules, reductions and the communicator
+//! Collective operations for a group of ranks: schedules, reductions, lanes and the communicator.
+//!
+//! The crate stands on its own: a rank, a world size and a way to reach the peers are enough. Start with
+//! [`Communicator`]; [`local_group`] makes a whole group inside one process, for tests.
+//!
+//! ```
+//! use kolo_collectives::{ReduceOp, local_group};
+//!
+//! let group = local_group(3)?;
+//! let sums: Vec<Vec<f32>> = std::thread::scope(|scope| {
+//!     let threads: Vec<_> = group
+//!         .iter()
+//!         .map(|comm| {
+//!             scope.spawn(move || {
+//!                 let mut data = vec![comm.rank().0 as f32, 1.0];
+//!                 comm.all_reduce(&mut data, ReduceOp::Sum).map(|()| data)
+//!             })
+//!         })
+//!         .collect();
+//!     threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<_, _>>()
+//! })?;
+//! assert_eq!(sums, vec![vec![3.0, 3.0]; 3]);
+//! # Ok::<(), kolo_collectives::CollectiveError>(())
+//! ```
+//!
+//! # What holds
+//!
+//! * Results have the same bits on every rank, and in every run of one world size and length.
+//! * An operation that fails leaves the caller's buffers as they were (F-2).
+//! * Every wait has a deadline. A rank that dies, fails, leaves or is late ends the operation on all ranks that
+//!   are in it, and is named (F-1). Ranks that are not linked with it hear of it from those that are.
+//! * Frames carry the generation, the call and the operation. What is older is dropped; what is of another
+//!   generation ends the link (G-1). After a failure the next operation works, unless a rank is lost.
+//! * After the first operation of a size, nothing is allocated (results that are returned aside).
+//!
+//! # How it is made
+//!
+//! | module | what | I/O |
+//! |---|---|---|
+//! | [`schedule`] | which rank sends what to whom, step by step | none |
+//! | [`element`], [`reduce`] | types and kernels | none |
+//! | [`header`], [`cause`] | the frames of the data plane | none |
+//! | [`lane`] | connected links: memory, Unix socket, QUIC | yes |
+//! | [`communicator`] | runs schedules over lanes, with deadlines and failures | through lanes |
+#![forbid(unsafe_code)]
+
+pub mod cause;
+pub mod communicator;
+pub mod element;
+pub mod error;
+pub mod header;
+pub mod lane;
+pub mod operation;
+pub mod reduce;
+pub mod schedule;
+
+mod blocking;
+mod engine;
+mod inner;
+mod link;
+mod local;
+mod run;
+mod scratch;
+mod signals;
+
+pub use communicator::{Acceptor, Communicator, Gathered};
+pub use element::{DType, Element};
+pub use error::CollectiveError;
+pub use lane::{Connector, Lane, LaneError, LinkHello};
+pub use local::local_group;
+pub use operation::ReduceOp;
+pub use schedule::{Algorithm, Tuning};

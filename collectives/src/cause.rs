@@ -1,0 +1,397 @@
+//! Why a rank gave an operation up, as it tells its peers. No I/O.
+//!
+//! The first cause travels on: a rank that gives up because of another one sends that one's name, so that
+//! every rank names the same culprit, linked with it or not.
+
+use std::time::Duration;
+
+use kolo_transport::ids::{CallId, Rank};
+
+use crate::error::CollectiveError;
+use crate::header::MAX_TEXT;
+
+/// Longest piece of text, in bytes. Longer ones are cut.
+const TEXT: usize = 1024;
+/// Most late ranks that are named.
+const RANKS: usize = 256;
+
+/// Why a rank gave up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cause {
+    /// It has not given up: its deadline passed, and it asks who is still there before it names anyone.
+    Stalled {
+        /// What it asked for: ranks that all wait for others may disagree and not know it.
+        asked: String,
+    },
+    /// A rank is lost.
+    Lost {
+        /// Which.
+        rank: Rank,
+        /// Why.
+        reason: String,
+    },
+    /// A rank failed.
+    Failed {
+        /// Which.
+        rank: Rank,
+        /// Why.
+        reason: String,
+    },
+    /// A rank went on without this operation.
+    Left {
+        /// Which.
+        rank: Rank,
+        /// Where it is.
+        reason: String,
+    },
+    /// The deadline passed.
+    Deadline {
+        /// The sender's time limit.
+        waited: Duration,
+        /// Who was late.
+        late: Vec<Rank>,
+    },
+    /// Two ranks disagree.
+    Mismatch {
+        /// The rank that saw it.
+        rank: Rank,
+        /// What it asked for.
+        asked: String,
+        /// The other one.
+        other: Rank,
+        /// What that asked for.
+        other_asked: String,
+    },
+    /// A rank can't be reached.
+    Connect {
+        /// Which.
+        rank: Rank,
+        /// Why.
+        reason: String,
+    },
+    /// A rank broke the protocol.
+    Protocol {
+        /// Which.
+        rank: Rank,
+        /// How.
+        reason: String,
+    },
+}
+
+impl Cause {
+    /// What `me` tells its peers when it gives up with `error`.
+    #[must_use]
+    pub fn of(error: &CollectiveError, me: Rank) -> Self {
+        match error.clone() {
+            CollectiveError::PeerLost { rank, reason } => Self::Lost { rank, reason },
+            CollectiveError::PeerFailed { rank, reason, .. } => Self::Failed { rank, reason },
+            CollectiveError::PeerLeft { rank, reason } => Self::Left { rank, reason },
+            CollectiveError::Deadline { waited, late, .. } => Self::Deadline { waited, late },
+            CollectiveError::Mismatch {
+                rank,
+                asked,
+                other,
+                other_asked,
+            } => Self::Mismatch {
+                rank,
+                asked,
+                other,
+                other_asked,
+            },
+            CollectiveError::Connect { rank, reason } => Self::Connect { rank, reason },
+            CollectiveError::Protocol { rank, reason } => Self::Protocol { rank, reason },
+            CollectiveError::Aborted { reason } | CollectiveError::Invalid { reason } => {
+                Self::Failed { rank: me, reason }
+            }
+        }
+    }
+
+    /// The error of a rank that is told this cause while it is in `operation` of `call`.
+    #[must_use]
+    pub fn into_error(self, call: CallId, operation: &str) -> CollectiveError {
+        match self {
+            // Nobody gives up with this one; a sender that says so has no name to give.
+            Self::Stalled { .. } => CollectiveError::Deadline {
+                operation: operation.to_owned(),
+                waited: Duration::ZERO,
+                late: Vec::new(),
+            },
+            Self::Lost { rank, reason } => CollectiveError::PeerLost { rank, reason },
+            Self::Failed { rank, reason } => CollectiveError::PeerFailed { rank, call, reason },
+            Self::Left { rank, reason } => CollectiveError::PeerLeft { rank, reason },
+            Self::Deadline { waited, late } => CollectiveError::Deadline {
+                operation: operation.to_owned(),
+                waited,
+                late,
+            },
+            Self::Mismatch {
+                rank,
+                asked,
+                other,
+                other_asked,
+            } => CollectiveError::Mismatch {
+                rank,
+                asked,
+                other,
+                other_asked,
+            },
+            Self::Connect { rank, reason } => CollectiveError::Connect { rank, reason },
+            Self::Protocol { rank, reason } => CollectiveError::Protocol { rank, reason },
+        }
+    }
+
+    /// The cause as payload, at most [`MAX_TEXT`] bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut put = |code: u8, micros: u64, ranks: &[Rank], texts: &[&str]| {
+            out.push(code);
+            out.extend_from_slice(&micros.to_le_bytes());
+            let ranks = &ranks[..ranks.len().min(RANKS)];
+            out.extend_from_slice(&(ranks.len() as u16).to_le_bytes());
+            for rank in ranks {
+                out.extend_from_slice(&rank.0.to_le_bytes());
+            }
+            out.push(texts.len() as u8);
+            for text in texts {
+                let text = cut(text);
+                out.extend_from_slice(&(text.len() as u16).to_le_bytes());
+                out.extend_from_slice(text.as_bytes());
+            }
+        };
+        match self {
+            Self::Stalled { asked } => put(0, 0, &[], &[asked]),
+            Self::Lost { rank, reason } => put(1, 0, &[*rank], &[reason]),
+            Self::Failed { rank, reason } => put(2, 0, &[*rank], &[reason]),
+            Self::Left { rank, reason } => put(3, 0, &[*rank], &[reason]),
+            Self::Deadline { waited, late } => {
+                let micros = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
+                put(4, micros, late, &[]);
+            }
+            Self::Mismatch {
+                rank,
+                asked,
+                other,
+                other_asked,
+            } => put(5, 0, &[*rank, *other], &[asked, other_asked]),
+            Self::Connect { rank, reason } => put(6, 0, &[*rank], &[reason]),
+            Self::Protocol { rank, reason } => put(7, 0, &[*rank], &[reason]),
+        }
+        debug_assert!(out.len() <= MAX_TEXT);
+        out
+    }
+
+    /// Parses a payload. `None` if it is no cause. Never panics.
+    #[must_use]
+    pub fn parse(payload: &[u8]) -> Option<Self> {
+        let mut rest = payload;
+        let code = take(&mut rest, 1)?[0];
+        let micros = u64::from_le_bytes(take(&mut rest, 8)?.try_into().ok()?);
+        let count = usize::from(u16_of(&mut rest)?);
+        let ranks: Vec<Rank> = take(&mut rest, count * 4)?
+            .chunks_exact(4)
+            .map(|bytes| Rank(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])))
+            .collect();
+        let mut texts = Vec::new();
+        for _ in 0..take(&mut rest, 1)?[0] {
+            let length = usize::from(u16_of(&mut rest)?);
+            let text = String::from_utf8_lossy(take(&mut rest, length)?).into_owned();
+            texts.push(text);
+        }
+        if !rest.is_empty() {
+            return None;
+        }
+        let mut texts = texts.into_iter();
+        let mut text = || texts.next();
+        let rank = || ranks.first().copied();
+        Some(match code {
+            0 => Self::Stalled { asked: text()? },
+            1 => Self::Lost {
+                rank: rank()?,
+                reason: text()?,
+            },
+            2 => Self::Failed {
+                rank: rank()?,
+                reason: text()?,
+            },
+            3 => Self::Left {
+                rank: rank()?,
+                reason: text()?,
+            },
+            4 => Self::Deadline {
+                waited: Duration::from_micros(micros),
+                late: ranks,
+            },
+            5 => Self::Mismatch {
+                rank: rank()?,
+                asked: text()?,
+                other: ranks.get(1).copied()?,
+                other_asked: text()?,
+            },
+            6 => Self::Connect {
+                rank: rank()?,
+                reason: text()?,
+            },
+            7 => Self::Protocol {
+                rank: rank()?,
+                reason: text()?,
+            },
+            _ => return None,
+        })
+    }
+}
+
+fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
+    let (head, tail) = rest.split_at_checked(count)?;
+    *rest = tail;
+    Some(head)
+}
+
+fn u16_of(rest: &mut &[u8]) -> Option<u16> {
+    let bytes = take(rest, 2)?;
+    Some(u16::from_le_bytes([bytes[0], bytes[1]]))
+}
+
+/// At most [`TEXT`] bytes of a text, cut between two characters.
+pub(crate) fn cut(text: &str) -> &str {
+    let mut end = text.len().min(TEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_cause() -> impl Strategy<Value = Cause> {
+        let named = || (any::<u32>().prop_map(Rank), ".{0,300}");
+        prop_oneof![
+            ".{0,300}".prop_map(|asked| Cause::Stalled { asked }),
+            named().prop_map(|(rank, reason)| Cause::Lost { rank, reason }),
+            named().prop_map(|(rank, reason)| Cause::Failed { rank, reason }),
+            named().prop_map(|(rank, reason)| Cause::Left { rank, reason }),
+            named().prop_map(|(rank, reason)| Cause::Connect { rank, reason }),
+            named().prop_map(|(rank, reason)| Cause::Protocol { rank, reason }),
+            (any::<u32>(), prop::collection::vec(any::<u32>(), 0..80)).prop_map(
+                |(micros, late)| Cause::Deadline {
+                    waited: Duration::from_micros(micros.into()),
+                    late: late.into_iter().map(Rank).collect(),
+                }
+            ),
+            (named(), named()).prop_map(|((rank, asked), (other, other_asked))| {
+                Cause::Mismatch {
+                    rank,
+                    asked,
+                    other,
+                    other_asked,
+                }
+            }),
+        ]
+    }
+
+    #[test]
+    fn what_is_too_long_is_cut_to_the_limit() {
+        let long = "ü".repeat(5000);
+        let cause = Cause::Mismatch {
+            rank: Rank(0),
+            asked: long.clone(),
+            other: Rank(1),
+            other_asked: long,
+        };
+        let bytes = cause.encode();
+        assert!(bytes.len() <= MAX_TEXT);
+        let Some(Cause::Mismatch { other_asked, .. }) = Cause::parse(&bytes) else {
+            panic!("it parses");
+        };
+        assert_eq!(other_asked, "ü".repeat(512));
+        let late = (0..10_000).map(Rank).collect();
+        let bytes = Cause::Deadline {
+            waited: Duration::MAX,
+            late,
+        }
+        .encode();
+        assert!(bytes.len() <= MAX_TEXT);
+        let Some(Cause::Deadline { late, .. }) = Cause::parse(&bytes) else {
+            panic!("it parses");
+        };
+        assert_eq!(late.len(), 256);
+    }
+
+    #[test]
+    fn an_error_passes_on_its_first_cause() {
+        let errors = [
+            CollectiveError::PeerLost {
+                rank: Rank(1),
+                reason: "killed".into(),
+            },
+            CollectiveError::PeerFailed {
+                rank: Rank(1),
+                call: CallId(4),
+                reason: "panic".into(),
+            },
+            CollectiveError::PeerLeft {
+                rank: Rank(1),
+                reason: "in call 5".into(),
+            },
+            CollectiveError::Deadline {
+                operation: "barrier".into(),
+                waited: Duration::from_secs(1),
+                late: vec![Rank(1), Rank(2)],
+            },
+            CollectiveError::Connect {
+                rank: Rank(1),
+                reason: "refused".into(),
+            },
+            CollectiveError::Protocol {
+                rank: Rank(1),
+                reason: "magic".into(),
+            },
+            CollectiveError::Mismatch {
+                rank: Rank(0),
+                asked: "barrier".into(),
+                other: Rank(1),
+                other_asked: "broadcast".into(),
+            },
+        ];
+        for error in errors {
+            let told = Cause::parse(&Cause::of(&error, Rank(0)).encode()).unwrap();
+            assert_eq!(told.into_error(CallId(4), "barrier"), error);
+        }
+        let own = CollectiveError::Invalid {
+            reason: "no such root".into(),
+        };
+        assert_eq!(
+            Cause::of(&own, Rank(3)).into_error(CallId(4), "barrier"),
+            CollectiveError::PeerFailed {
+                rank: Rank(3),
+                call: CallId(4),
+                reason: "no such root".into()
+            }
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn causes_survive_the_wire(cause in any_cause()) {
+            prop_assert_eq!(Cause::parse(&cause.encode()), Some(cause));
+        }
+
+        #[test]
+        fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Some(cause) = Cause::parse(&bytes) {
+                prop_assert!(cause.encode().len() <= MAX_TEXT);
+            }
+        }
+
+        #[test]
+        fn a_cut_cause_is_no_cause(cause in any_cause(), cut in any::<prop::sample::Index>()) {
+            let bytes = cause.encode();
+            prop_assert_eq!(Cause::parse(&bytes[..cut.index(bytes.len())]), None);
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! What a communicator keeps from one operation to the next: links, buffers, the last schedule.
+
+use std::task::{Context, Poll, Waker};
+
+use kolo_transport::ids::Generation;
+
+use crate::cause::Cause;
+use crate::header::Header;
+use crate::lane::LaneError;
+use crate::link::Link;
+use crate::operation::{Operation, OperationKind, Tag};
+use crate::schedule::{Action, Equal, Group, Offsets, Schedule};
+use crate::scratch::Scratch;
+use crate::signals::Arrival;
+
+/// How far an action of the present step is.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Progress {
+    /// Bytes that are through.
+    pub(crate) bytes: usize,
+    pub(crate) done: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) me: u32,
+    pub(crate) world: u32,
+    pub(crate) generation: Generation,
+    /// By rank; the own one is never used.
+    pub(crate) links: Vec<Link>,
+    pub(crate) work: Scratch,
+    pub(crate) schedule: Schedule,
+    made_for: Option<Operation>,
+    /// Of the actions of the present step.
+    pub(crate) progress: Vec<Progress>,
+    /// The last operation, if it succeeded here.
+    pub(crate) previous: Option<(Tag, Operation)>,
+    /// Where the shares of a varcount gather begin.
+    pub(crate) offsets: Vec<usize>,
+}
+
+impl Engine {
+    pub(crate) fn new(me: u32, world: u32, generation: Generation) -> Self {
+        Self {
+            me,
+            world,
+            generation,
+            links: (0..world).map(|_| Link::default()).collect(),
+            work: Scratch::default(),
+            schedule: Schedule::default(),
+            made_for: None,
+            progress: Vec::new(),
+            previous: None,
+            offsets: Vec::new(),
+        }
+    }
+
+    /// Makes the schedule of an operation, unless it is the last one's, and the room that it needs.
+    pub(crate) fn plan(&mut self, operation: &Operation) {
+        let varcount = operation.kind == OperationKind::AllGatherVarcount;
+        if varcount || self.made_for != Some(*operation) {
+            let group = Group {
+                rank: self.me,
+                world: self.world,
+            };
+            let count = operation.count as usize;
+            let schedule = &mut self.schedule;
+            match operation.kind {
+                OperationKind::AllReduce => {
+                    let average = operation.reduce == Some(crate::ReduceOp::Average);
+                    schedule.all_reduce(group, operation.algorithm, count, average);
+                }
+                OperationKind::Broadcast => {
+                    schedule.broadcast(group, operation.root.unwrap_or(0), count);
+                }
+                OperationKind::AllGather | OperationKind::AllGatherCounts => {
+                    schedule.all_gather(group, operation.algorithm, Equal(count));
+                }
+                OperationKind::AllGatherVarcount => {
+                    schedule.all_gather(group, operation.algorithm, Offsets(&self.offsets));
+                }
+                OperationKind::Barrier => schedule.barrier(group),
+            }
+            // A gather of different lengths is made anew each time: the lengths are not in the operation.
+            self.made_for = (!varcount).then_some(*operation);
+        }
+        self.work
+            .reserve(self.schedule.buffer * element_size(operation));
+    }
+
+    /// Copies this rank's input to its place.
+    pub(crate) fn load(&mut self, size: usize, input: &[u8]) {
+        if let Some(span) = self.schedule.input {
+            self.work.bytes_mut()[span.start * size..span.end() * size].copy_from_slice(input);
+        }
+    }
+
+    /// Copies the result to the caller.
+    pub(crate) fn store(&self, size: usize, result: &mut [u8]) {
+        for output in &self.schedule.outputs {
+            let from = &self.work.bytes()[output.from.start * size..output.from.end() * size];
+            let to = output.to * size;
+            result[to..to + from.len()].copy_from_slice(from);
+        }
+    }
+
+    /// Takes a lane that has come, or the news that none comes, which it returns. A new peer is told `notices`.
+    pub(crate) fn arrive(&mut self, arrival: Arrival, notices: &[u8]) -> Result<(), LaneError> {
+        let link = &mut self.links[arrival.rank as usize];
+        match arrival.lane {
+            Ok(lane) => {
+                tracing::debug!(peer = arrival.rank, lane = lane.kind(), "a link is up");
+                link.install(lane);
+                link.notify(notices);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::debug!(peer = arrival.rank, %error, "no link could be made");
+                link.connecting = false;
+                Err(error)
+            }
+        }
+    }
+
+    /// Some of the ranks that may wait for this one to make a link, and have none: the lower ones at distances
+    /// 1, 2, 4, ..., which most schedules use. They count as being linked from here on.
+    pub(crate) fn unlinked_neighbours(&mut self) -> Vec<u32> {
+        let mut found = Vec::new();
+        let mut distance = 1;
+        while distance < self.world {
+            for peer in [
+                (self.me + distance) % self.world,
+                (self.me + self.world - distance) % self.world,
+            ] {
+                let link = &mut self.links[peer as usize];
+                let gone = link.ended.as_ref().is_some_and(|ended| ended.is_final);
+                if peer < self.me && !link.is_up() && !link.connecting && !gone {
+                    link.connecting = true;
+                    found.push(peer);
+                }
+            }
+            distance *= 2;
+        }
+        found
+    }
+
+    /// The lower ranks to which the network broke the link, and which wait for a new one. They count as being
+    /// linked from here on.
+    pub(crate) fn broken_links(&mut self) -> Vec<u32> {
+        let mut found = Vec::new();
+        for (peer, link) in (0..self.me).zip(&mut self.links) {
+            let broken = link.ended.as_ref().is_some_and(|ended| !ended.is_final);
+            if broken && !link.is_up() && !link.connecting {
+                link.connecting = true;
+                found.push(peer);
+            }
+        }
+        found
+    }
+
+    /// Puts a notice on every link.
+    pub(crate) fn notify_all(&mut self, frame: &[u8]) {
+        for link in &mut self.links {
+            link.notify(frame);
+        }
+    }
+
+    /// Leaves an operation: what is half done on the links is finished later.
+    pub(crate) fn abandon(&mut self) {
+        for link in &mut self.links {
+            link.abandon(self.work.bytes());
+        }
+    }
+
+    /// Writes what waits on the links.
+    pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut done = Poll::Ready(());
+        for link in &mut self.links {
+            if !link.has_backlog() {
+                continue;
+            }
+            match link.poll_backlog(cx) {
+                Poll::Ready(Ok(())) => {}
+                // What the peer said before is read by the next operation, which also finds the end.
+                Poll::Ready(Err(error)) => link.write_error = Some(error.to_string()),
+                Poll::Pending => done = Poll::Pending,
+            }
+        }
+        done
+    }
+
+    /// As [`Engine::poll_flush`], as far as it goes without waiting.
+    pub(crate) fn flush_now(&mut self) {
+        // Whoever waits next asks again.
+        if self
+            .poll_flush(&mut Context::from_waker(Waker::noop()))
+            .is_pending()
+        {
+            tracing::trace!("a peer does not read yet");
+        }
+    }
+
+    /// Ends the links whose peers have not read for too long.
+    pub(crate) fn end_slow_links(&mut self) {
+        for link in &mut self.links {
+            if link.has_backlog() {
+                link.end("the peer does not read what it is sent".to_owned());
+            }
+        }
+    }
+
+    /// Tells every linked peer something about an operation. Returns the frame, for peers to come.
+    pub(crate) fn tell(&mut self, tag: Tag, cause: &Cause) -> Vec<u8> {
+        let text = cause.encode();
+        let header = Header::AbortOperation {
+            generation: self.generation,
+            tag,
+            length: text.len() as u32,
+        };
+        let frame = frame(&header, &text);
+        self.notify_all(&frame);
+        frame
+    }
+
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.links.iter().any(Link::has_backlog)
+    }
+
+    /// Gives the memory of buffers back.
+    pub(crate) fn release(&mut self) {
+        self.work.release();
+        for link in &mut self.links {
+            link.stage.release();
+        }
+    }
+}
+
+/// Bytes of an element; a barrier has none to speak of.
+pub(crate) fn element_size(operation: &Operation) -> usize {
+    match operation.kind {
+        // The type is the caller's, so that a mismatch is seen here; the lengths themselves are `u64`.
+        OperationKind::AllGatherCounts => size_of::<u64>(),
+        _ => operation.dtype.map_or(1, crate::DType::size),
+    }
+}
+
+/// The frame that says that a rank takes part in no more operations of a call.
+pub(crate) fn call_notice(generation: Generation, call: u64, cause: &Cause) -> Vec<u8> {
+    let text = cause.encode();
+    let header = Header::AbortCall {
+        generation,
+        call,
+        length: text.len() as u32,
+    };
+    frame(&header, &text)
+}
+
+/// A frame of a header and its payload.
+fn frame(header: &Header, payload: &[u8]) -> Vec<u8> {
+    let mut frame = header.encode().to_vec();
+    frame.extend_from_slice(payload);
+    frame
+}
+
+/// The first transfer with this peer that is not done, in one direction.
+pub(crate) fn next_transfer(
+    step: &[Action],
+    progress: &[Progress],
+    peer: u32,
+    sends: bool,
+) -> Option<usize> {
+    step.iter().zip(progress).position(|(action, progress)| {
+        !progress.done
+            && match action {
+                Action::Send { peer: other, .. } => sends && *other == peer,
+                Action::Receive { peer: other, .. } | Action::ReceiveReduce { peer: other, .. } => {
+                    !sends && *other == peer
+                }
+                Action::Combine { .. } | Action::Divide { .. } => false,
+            }
+    })
+}

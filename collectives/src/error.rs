@@ -1,0 +1,145 @@
+//! Why a collective operation failed.
+
+use std::time::Duration;
+
+use kolo_transport::ids::{CallId, Rank};
+
+/// Why a collective operation failed on this rank. The caller's buffer is as it was (F-2).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CollectiveError {
+    /// The link to a rank ended, or the control plane reported the rank's loss: its process or its host is
+    /// gone. The group needs a new generation; restart the rank or the job.
+    #[error("rank {rank} is lost: {reason}")]
+    PeerLost {
+        /// The lost rank.
+        rank: Rank,
+        /// What is known.
+        reason: String,
+    },
+    /// A rank failed in the same call and left the operation: its user code returned an error or
+    /// panicked, or it gave the operation up. Look at that rank's own error; the next call can work.
+    #[error("rank {rank} failed in call {call}: {reason}")]
+    PeerFailed {
+        /// The rank that failed first.
+        rank: Rank,
+        /// In which call.
+        call: CallId,
+        /// What it said.
+        reason: String,
+    },
+    /// A rank is already in a later operation or call and will not come back to this one. All ranks must
+    /// make the same collective calls in the same order; a call that uses collectives must run on all ranks.
+    #[error("rank {rank} left this operation: {reason}")]
+    PeerLeft {
+        /// The rank that left.
+        rank: Rank,
+        /// Where it is, and where this rank is.
+        reason: String,
+    },
+    /// The deadline passed. `late` names the ranks that did not come or stopped answering. See what they do
+    /// instead, or set a longer time with [`Communicator::set_timeout`](crate::Communicator::set_timeout).
+    #[error(
+        "{operation} did not end within {} s; {}",
+        waited.as_secs_f64(),
+        late_ranks(late)
+    )]
+    Deadline {
+        /// The operation, as this rank asked for it.
+        operation: String,
+        /// The time it was given.
+        waited: Duration,
+        /// The ranks that were late, in order. Empty if only this rank's own earlier operation was.
+        late: Vec<Rank>,
+    },
+    /// Ranks asked for different things at the same place. Both are named; make them agree.
+    ///
+    /// It is seen when a frame of one rank meets another that asked for something else, and passed on from
+    /// there. Ranks that disagree and only wait find out when they ask each other at the deadline. A rank that
+    /// had done all that it thought it had to do succeeds; if that is so for all (two roots of a broadcast), the
+    /// next operation tells.
+    #[error("ranks disagree: rank {rank} asked for {asked}, but rank {other} for {other_asked}")]
+    Mismatch {
+        /// The rank that saw it.
+        rank: Rank,
+        /// What that rank asked for.
+        asked: String,
+        /// The other rank.
+        other: Rank,
+        /// What the other rank asked for.
+        other_asked: String,
+    },
+    /// No link to a rank could be made. The next operation tries again.
+    #[error("can't connect to rank {rank}: {reason}")]
+    Connect {
+        /// To whom.
+        rank: Rank,
+        /// Why not.
+        reason: String,
+    },
+    /// A rank sent what is no frame of this protocol, version or generation. A fault in kolo, or two
+    /// programs of different versions in one group.
+    #[error("rank {rank} broke the data plane's protocol: {reason}")]
+    Protocol {
+        /// Who.
+        rank: Rank,
+        /// What came.
+        reason: String,
+    },
+    /// This rank itself gave the operation up: its call was aborted or replaced by a newer one.
+    #[error("the operation was given up on this rank: {reason}")]
+    Aborted {
+        /// Why.
+        reason: String,
+    },
+    /// The arguments can't be right on this rank.
+    #[error("{reason}")]
+    Invalid {
+        /// What was given and what is allowed.
+        reason: String,
+    },
+}
+
+fn late_ranks(late: &[Rank]) -> String {
+    match late {
+        [] => "an earlier operation of this rank is still under way".to_owned(),
+        [one] => format!("late: rank {one}"),
+        many => {
+            let names: Vec<String> = many.iter().map(ToString::to_string).collect();
+            format!("late: ranks {}", names.join(", "))
+        }
+    }
+}
+
+impl CollectiveError {
+    /// The rank that caused it, if it is another rank: then this error is an echo of what that rank reports
+    /// itself (or of its loss). `None` for what is no one rank's fault (a mismatch), or is this rank's own.
+    #[must_use]
+    pub fn culprit_rank(&self) -> Option<Rank> {
+        match self {
+            Self::PeerLost { rank, .. }
+            | Self::PeerFailed { rank, .. }
+            | Self::PeerLeft { rank, .. }
+            | Self::Connect { rank, .. }
+            | Self::Protocol { rank, .. } => Some(*rank),
+            Self::Deadline { late, .. } => late.first().copied(),
+            Self::Mismatch { .. } | Self::Aborted { .. } | Self::Invalid { .. } => None,
+        }
+    }
+
+    /// Whether the same operation may succeed on this communicator if all ranks try it again.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::PeerFailed { .. }
+            | Self::PeerLeft { .. }
+            | Self::Deadline { .. }
+            | Self::Connect { .. }
+            | Self::Aborted { .. } => true,
+            Self::PeerLost { .. }
+            | Self::Mismatch { .. }
+            | Self::Protocol { .. }
+            | Self::Invalid { .. } => false,
+        }
+    }
+}

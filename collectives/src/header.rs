@@ -1,0 +1,493 @@
+//! The fixed header of every frame on the data plane. No I/O.
+//!
+//! 64 bytes, little endian, followed by `length` bytes of payload:
+//!
+//! ```text
+//!  0  magic "kolo"        16  generation u64        48  step u32
+//!  4  version u8          24  call (hello: job) u64 52  length u32
+//!  5  frame kind u8       32  operation number u64  56  offset u64
+//!  6  operation kind u8   40  elements u64
+//!  7  type u8
+//!  8  operator u8
+//!  9  algorithm u8
+//! 10  reserved, 2 bytes of 0
+//! 12  root (hello: rank) u32
+//! ```
+//!
+//! Elements travel in the machine's byte order; kolo runs on little-endian machines only and says so at
+//! compile time.
+
+use kolo_transport::ids::{Generation, JobId, Rank};
+
+use crate::element::DType;
+use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
+use crate::schedule::Algorithm;
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("the data plane carries elements as little-endian memory");
+
+/// Bytes of a header.
+pub const HEADER: usize = 64;
+
+/// Most bytes of one data frame's payload. Longer transfers are cut, so that a receiver can combine what has
+/// come while the rest is on its way, from cache, and so that giving up costs little.
+pub const SEGMENT: usize = 256 * 1024;
+
+/// Most bytes of a payload that is text about a failure.
+pub const MAX_TEXT: usize = 4096;
+
+const MAGIC: [u8; 4] = *b"kolo";
+const VERSION: u8 = 1;
+const NONE: u8 = u8::MAX;
+const NO_ROOT: u32 = u32::MAX;
+
+/// A parsed header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Header {
+    /// First frame of both sides of a link: who speaks.
+    Hello {
+        /// Its job.
+        job: JobId,
+        /// Its generation.
+        generation: Generation,
+        /// Its rank.
+        rank: Rank,
+    },
+    /// Second frame: the hello was right.
+    Welcome,
+    /// Second frame: it was not, and the link ends here.
+    Refusal {
+        /// Whether it was of another generation.
+        stale: bool,
+        /// Bytes of text that follow.
+        length: u32,
+    },
+    /// Elements.
+    Data(Data),
+    /// The sender failed in an operation. Payload: a [`Cause`](crate::cause::Cause).
+    AbortOperation {
+        /// Its generation.
+        generation: Generation,
+        /// Which operation.
+        tag: Tag,
+        /// Bytes of payload.
+        length: u32,
+    },
+    /// The sender failed in a call: it takes part in no more operations of it. Payload: a cause.
+    AbortCall {
+        /// Its generation.
+        generation: Generation,
+        /// Which call.
+        call: u64,
+        /// Bytes of payload.
+        length: u32,
+    },
+}
+
+/// The header of a data frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Data {
+    /// The sender's generation.
+    pub generation: Generation,
+    /// Which operation of which call.
+    pub tag: Tag,
+    /// What the sender asks for.
+    pub operation: Operation,
+    /// The step of the sender's schedule.
+    pub step: u32,
+    /// Where the payload lies in that step's transfer, in bytes.
+    pub offset: u64,
+    /// Bytes of payload.
+    pub length: u32,
+}
+
+/// What is wrong with a header.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeaderError {
+    /// It does not begin with the magic bytes.
+    #[error("not a data-plane frame: it begins with {0:02x?} instead of `kolo`")]
+    Magic([u8; 4]),
+    /// Another version of the protocol.
+    #[error("data-plane protocol version {0}, this side has {VERSION}")]
+    Version(u8),
+    /// A code that this version does not know.
+    #[error("unknown {field} code {code}")]
+    Code {
+        /// Which field.
+        field: &'static str,
+        /// Its value.
+        code: u8,
+    },
+    /// A payload over the limit.
+    #[error("a payload of {given} bytes is over the limit of {limit}")]
+    Length {
+        /// What the header says.
+        given: u32,
+        /// What is allowed for its kind.
+        limit: usize,
+    },
+}
+
+impl Header {
+    /// Bytes of payload that follow.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        match self {
+            Self::Hello { .. } | Self::Welcome => 0,
+            Self::Data(Data { length, .. })
+            | Self::Refusal { length, .. }
+            | Self::AbortOperation { length, .. }
+            | Self::AbortCall { length, .. } => *length as usize,
+        }
+    }
+
+    /// The header as bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEADER] {
+        let mut out = Fields::new();
+        match *self {
+            Self::Hello {
+                job,
+                generation,
+                rank,
+            } => {
+                out.kind(1);
+                out.u32(12, rank.0);
+                out.u64(16, generation.0);
+                out.u64(24, job.0);
+            }
+            Self::Welcome => out.kind(2),
+            Self::Refusal { stale, length } => {
+                out.kind(3);
+                out.0[6] = u8::from(stale);
+                out.u32(52, length);
+            }
+            Self::Data(data) => {
+                let operation = data.operation;
+                out.kind(4);
+                out.0[6] = operation.kind.code();
+                out.0[7] = operation.dtype.map_or(NONE, DType::code);
+                out.0[8] = operation.reduce.map_or(NONE, ReduceOp::code);
+                out.0[9] = operation.algorithm.code();
+                out.u32(12, operation.root.unwrap_or(NO_ROOT));
+                out.u64(16, data.generation.0);
+                out.tag(data.tag);
+                out.u64(40, operation.count);
+                out.u32(48, data.step);
+                out.u32(52, data.length);
+                out.u64(56, data.offset);
+            }
+            Self::AbortOperation {
+                generation,
+                tag,
+                length,
+            } => {
+                out.kind(5);
+                out.u64(16, generation.0);
+                out.tag(tag);
+                out.u32(52, length);
+            }
+            Self::AbortCall {
+                generation,
+                call,
+                length,
+            } => {
+                out.kind(6);
+                out.u64(16, generation.0);
+                out.u64(24, call);
+                out.u32(52, length);
+            }
+        }
+        out.0
+    }
+
+    /// Parses a header. Never panics, whatever the bytes are.
+    ///
+    /// # Errors
+    ///
+    /// [`HeaderError`]. The link can't be used any further then.
+    pub fn parse(bytes: &[u8; HEADER]) -> Result<Self, HeaderError> {
+        let fields = Fields(*bytes);
+        let magic = [bytes[0], bytes[1], bytes[2], bytes[3]];
+        if magic != MAGIC {
+            return Err(HeaderError::Magic(magic));
+        }
+        if bytes[4] != VERSION {
+            return Err(HeaderError::Version(bytes[4]));
+        }
+        let generation = Generation(fields.get_u64(16));
+        let tag = Tag {
+            call: fields.get_u64(24),
+            operation: fields.get_u64(32),
+        };
+        let length = |limit: usize| {
+            let given = fields.get_u32(52);
+            if given as usize <= limit {
+                Ok(given)
+            } else {
+                Err(HeaderError::Length { given, limit })
+            }
+        };
+        Ok(match bytes[5] {
+            1 => Self::Hello {
+                job: JobId(fields.get_u64(24)),
+                generation,
+                rank: Rank(fields.get_u32(12)),
+            },
+            2 => Self::Welcome,
+            3 => Self::Refusal {
+                stale: bytes[6] != 0,
+                length: length(MAX_TEXT)?,
+            },
+            4 => Self::Data(Data {
+                generation,
+                tag,
+                operation: fields.operation()?,
+                step: fields.get_u32(48),
+                offset: fields.get_u64(56),
+                length: length(SEGMENT)?,
+            }),
+            5 => Self::AbortOperation {
+                generation,
+                tag,
+                length: length(MAX_TEXT)?,
+            },
+            6 => Self::AbortCall {
+                generation,
+                call: tag.call,
+                length: length(MAX_TEXT)?,
+            },
+            code => {
+                return Err(HeaderError::Code {
+                    field: "frame",
+                    code,
+                });
+            }
+        })
+    }
+}
+
+/// Fields at fixed places of a header.
+struct Fields([u8; HEADER]);
+
+impl Fields {
+    fn new() -> Self {
+        let mut bytes = [0; HEADER];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = VERSION;
+        Self(bytes)
+    }
+
+    fn kind(&mut self, kind: u8) {
+        self.0[5] = kind;
+    }
+
+    fn tag(&mut self, tag: Tag) {
+        self.u64(24, tag.call);
+        self.u64(32, tag.operation);
+    }
+
+    fn u32(&mut self, at: usize, value: u32) {
+        self.0[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+
+    fn u64(&mut self, at: usize, value: u64) {
+        self.0[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    }
+
+    fn get_u32(&self, at: usize) -> u32 {
+        let mut bytes = [0; 4];
+        bytes.copy_from_slice(&self.0[at..at + 4]);
+        u32::from_le_bytes(bytes)
+    }
+
+    fn get_u64(&self, at: usize) -> u64 {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&self.0[at..at + 8]);
+        u64::from_le_bytes(bytes)
+    }
+
+    fn operation(&self) -> Result<Operation, HeaderError> {
+        let unknown = |field, at: usize| HeaderError::Code {
+            field,
+            code: self.0[at],
+        };
+        Ok(Operation {
+            kind: OperationKind::from_code(self.0[6]).ok_or_else(|| unknown("operation", 6))?,
+            dtype: match self.0[7] {
+                NONE => None,
+                code => Some(DType::from_code(code).ok_or_else(|| unknown("type", 7))?),
+            },
+            reduce: match self.0[8] {
+                NONE => None,
+                code => Some(ReduceOp::from_code(code).ok_or_else(|| unknown("operator", 8))?),
+            },
+            algorithm: Algorithm::from_code(self.0[9]).ok_or_else(|| unknown("algorithm", 9))?,
+            root: Some(self.get_u32(12)).filter(|root| *root != NO_ROOT),
+            count: self.get_u64(40),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn data() -> Data {
+        Data {
+            generation: Generation(3),
+            tag: Tag {
+                call: 7,
+                operation: 9,
+            },
+            operation: Operation {
+                kind: OperationKind::AllReduce,
+                dtype: Some(DType::F32),
+                reduce: Some(ReduceOp::Max),
+                root: None,
+                count: 1000,
+                algorithm: Algorithm::Ring,
+            },
+            step: 2,
+            offset: 262_144,
+            length: 64,
+        }
+    }
+
+    #[test]
+    fn the_layout_is_fixed() {
+        let bytes = Header::Data(data()).encode();
+        let mut expected = vec![b'k', b'o', b'l', b'o', 1, 4, 1, 7, 4, 3, 0, 0];
+        expected.extend_from_slice(&u32::MAX.to_le_bytes());
+        for field in [3_u64, 7, 9, 1000] {
+            expected.extend_from_slice(&field.to_le_bytes());
+        }
+        expected.extend_from_slice(&2_u32.to_le_bytes());
+        expected.extend_from_slice(&64_u32.to_le_bytes());
+        expected.extend_from_slice(&262_144_u64.to_le_bytes());
+        assert_eq!(bytes.to_vec(), expected);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        let good = Header::Data(data()).encode();
+        let with = |at: usize, value: u8| {
+            let mut bytes = good;
+            bytes[at] = value;
+            Header::parse(&bytes).unwrap_err().to_string()
+        };
+        assert!(with(0, b'H').contains("instead of `kolo`"));
+        assert_eq!(with(4, 9), "data-plane protocol version 9, this side has 1");
+        assert_eq!(with(5, 77), "unknown frame code 77");
+        assert_eq!(with(6, 77), "unknown operation code 77");
+        assert_eq!(with(7, 77), "unknown type code 77");
+        assert_eq!(with(8, 77), "unknown operator code 77");
+        assert_eq!(with(9, 77), "unknown algorithm code 77");
+        assert_eq!(
+            with(55, 1),
+            "a payload of 16777280 bytes is over the limit of 262144"
+        );
+    }
+
+    fn any_header() -> impl Strategy<Value = Header> {
+        let operation = (
+            prop::sample::select(vec![
+                OperationKind::AllReduce,
+                OperationKind::Broadcast,
+                OperationKind::AllGather,
+                OperationKind::AllGatherCounts,
+                OperationKind::AllGatherVarcount,
+                OperationKind::Barrier,
+            ]),
+            prop::option::of(prop::sample::select(DType::ALL.to_vec())),
+            prop::option::of(prop::sample::select(ReduceOp::ALL.to_vec())),
+            prop::option::of(0..u32::MAX),
+            any::<u64>(),
+            prop::sample::select(Algorithm::ALL.to_vec()),
+        )
+            .prop_map(|(kind, dtype, reduce, root, count, algorithm)| Operation {
+                kind,
+                dtype,
+                reduce,
+                root,
+                count,
+                algorithm,
+            });
+        let tag = any::<(u64, u64)>().prop_map(|(call, operation)| Tag { call, operation });
+        let generation = any::<u64>().prop_map(Generation);
+        prop_oneof![
+            (any::<u64>(), generation.clone(), any::<u32>()).prop_map(|(job, generation, rank)| {
+                Header::Hello {
+                    job: JobId(job),
+                    generation,
+                    rank: Rank(rank),
+                }
+            }),
+            Just(Header::Welcome),
+            (any::<bool>(), 0..=MAX_TEXT as u32)
+                .prop_map(|(stale, length)| Header::Refusal { stale, length }),
+            (
+                generation.clone(),
+                tag.clone(),
+                operation,
+                any::<u32>(),
+                any::<u64>(),
+                0..=SEGMENT as u32
+            )
+                .prop_map(|(generation, tag, operation, step, offset, length)| {
+                    Header::Data(Data {
+                        generation,
+                        tag,
+                        operation,
+                        step,
+                        offset,
+                        length,
+                    })
+                }),
+            (generation.clone(), tag, 0..=MAX_TEXT as u32).prop_map(|(generation, tag, length)| {
+                Header::AbortOperation {
+                    generation,
+                    tag,
+                    length,
+                }
+            }),
+            (generation, any::<u64>(), 0..=MAX_TEXT as u32).prop_map(
+                |(generation, call, length)| Header::AbortCall {
+                    generation,
+                    call,
+                    length,
+                }
+            ),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn headers_survive_the_wire(header in any_header()) {
+            prop_assert_eq!(Header::parse(&header.encode()), Ok(header));
+        }
+
+        #[test]
+        fn random_bytes_never_panic_and_lengths_stay_bounded(
+            bytes in prop::array::uniform32(any::<u8>()),
+            more in prop::array::uniform32(any::<u8>()),
+            plausible in any::<bool>(),
+            kind in 0_u8..9,
+        ) {
+            let mut all = [0; HEADER];
+            all[..32].copy_from_slice(&bytes);
+            all[32..].copy_from_slice(&more);
+            if plausible {
+                all[..6].copy_from_slice(&[b'k', b'o', b'l', b'o', 1, kind]);
+            }
+            if let Ok(header) = Header::parse(&all) {
+                prop_assert!(header.length() <= SEGMENT);
+                prop_assert_eq!(Header::parse(&header.encode()), Ok(header));
+            }
+        }
+    }
+}

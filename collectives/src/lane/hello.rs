@@ -1,0 +1,298 @@
+//! What the two sides of a new link say to each other before anything else.
+
+use std::future::poll_fn;
+use std::io::IoSlice;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use kolo_transport::ids::{Generation, JobId, Rank};
+
+use super::{Lane, LaneError};
+use crate::cause::cut;
+use crate::header::{HEADER, Header};
+
+/// Who one side of a link is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkHello {
+    /// Its job.
+    pub job: JobId,
+    /// Its generation.
+    pub generation: Generation,
+    /// Its rank.
+    pub rank: Rank,
+}
+
+/// Says hello on a new link and checks the peer's: the same job, the same generation (G-1), another rank, and
+/// the expected one if `peer` is given. Both sides call it; both learn whether the other agrees.
+///
+/// Returns the peer's rank. Not cancel safe: drop the lane if the future is dropped.
+///
+/// # Errors
+///
+/// [`LaneError`]; drop the lane then. [`LaneError::Timeout`] after `limit`.
+///
+/// # Panics
+///
+/// Outside a tokio runtime that has time enabled.
+pub async fn greet<L: Lane + ?Sized>(
+    lane: &mut L,
+    own: &LinkHello,
+    peer: Option<Rank>,
+    limit: Duration,
+) -> Result<Rank, LaneError> {
+    tokio::time::timeout(limit, exchange(lane, own, peer))
+        .await
+        .unwrap_or_else(|_| {
+            Err(LaneError::Timeout {
+                reason: format!("no hello came within {} s", limit.as_secs_f64()),
+            })
+        })
+}
+
+async fn exchange<L: Lane + ?Sized>(
+    lane: &mut L,
+    own: &LinkHello,
+    peer: Option<Rank>,
+) -> Result<Rank, LaneError> {
+    let hello = Header::Hello {
+        job: own.job,
+        generation: own.generation,
+        rank: own.rank,
+    };
+    let mut out = hello.encode().to_vec();
+    let theirs = match read_header(lane, &mut out).await? {
+        Header::Hello {
+            job,
+            generation,
+            rank,
+        } => LinkHello {
+            job,
+            generation,
+            rank,
+        },
+        other => {
+            return Err(LaneError::Protocol {
+                reason: format!("a link begins with a hello, not with {other:?}"),
+            });
+        }
+    };
+    let verdict = check(own, &theirs, peer);
+    match &verdict {
+        Ok(()) => out.extend_from_slice(&Header::Welcome.encode()),
+        Err(error) => {
+            let text = error.to_string();
+            let text = cut(&text);
+            let refusal = Header::Refusal {
+                stale: matches!(error, LaneError::StaleGeneration { .. }),
+                length: text.len() as u32,
+            };
+            out.extend_from_slice(&refusal.encode());
+            out.extend_from_slice(text.as_bytes());
+        }
+    }
+    let answer = read_answer(lane, &mut out).await;
+    write(lane, &mut out).await;
+    // What this side saw itself is the better reason.
+    verdict.and(answer).map(|()| theirs.rank)
+}
+
+async fn read_answer<L: Lane + ?Sized>(lane: &mut L, out: &mut Vec<u8>) -> Result<(), LaneError> {
+    match read_header(lane, out).await? {
+        Header::Welcome => Ok(()),
+        Header::Refusal { stale, length } => {
+            let mut text = vec![0; length as usize];
+            read(lane, out, &mut text).await?;
+            let reason = String::from_utf8_lossy(&text).into_owned();
+            Err(if stale {
+                LaneError::StaleGeneration { reason }
+            } else {
+                LaneError::Refused { reason }
+            })
+        }
+        other => Err(LaneError::Protocol {
+            reason: format!("a hello is answered with yes or no, not with {other:?}"),
+        }),
+    }
+}
+
+/// Whether this side wants the link. Pure.
+fn check(own: &LinkHello, theirs: &LinkHello, peer: Option<Rank>) -> Result<(), LaneError> {
+    if theirs.job != own.job {
+        return Err(LaneError::Refused {
+            reason: format!("rank {} of {} called {}", theirs.rank, theirs.job, own.job),
+        });
+    }
+    if theirs.generation != own.generation {
+        return Err(LaneError::StaleGeneration {
+            reason: format!(
+                "rank {} is in generation {}, rank {} in generation {}",
+                theirs.rank, theirs.generation, own.rank, own.generation
+            ),
+        });
+    }
+    if theirs.rank == own.rank {
+        return Err(LaneError::Refused {
+            reason: format!("both sides say that they are rank {}", own.rank),
+        });
+    }
+    match peer {
+        Some(expected) if expected != theirs.rank => Err(LaneError::Refused {
+            reason: format!("rank {} answered in place of rank {expected}", theirs.rank),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Writes some of `out` and takes it off. A peer that takes no more may have said why: that is read, so this is
+/// no error.
+fn poll_write<L: Lane + ?Sized>(lane: &mut L, cx: &mut Context<'_>, out: &mut Vec<u8>) -> Poll<()> {
+    while !out.is_empty() {
+        match ready!(lane.poll_write(cx, &[IoSlice::new(out)])) {
+            Ok(count) => drop(out.drain(..count)),
+            Err(_) => out.clear(),
+        }
+    }
+    Poll::Ready(())
+}
+
+async fn write<L: Lane + ?Sized>(lane: &mut L, out: &mut Vec<u8>) {
+    poll_fn(|cx| poll_write(lane, cx, out)).await;
+}
+
+/// Fills `into`, and writes `out` meanwhile: both sides speak at once, and a lane may hold less than they say.
+async fn read<L: Lane + ?Sized>(
+    lane: &mut L,
+    out: &mut Vec<u8>,
+    mut into: &mut [u8],
+) -> Result<(), LaneError> {
+    while !into.is_empty() {
+        let count = poll_fn(|cx| {
+            // Ready or not, what counts is the read.
+            let _written = poll_write(lane, cx, out);
+            lane.poll_read(cx, into)
+        })
+        .await?;
+        if count == 0 {
+            return Err(LaneError::Ended {
+                reason: "the peer closed it before it said who it is".to_owned(),
+            });
+        }
+        into = &mut into[count..];
+    }
+    Ok(())
+}
+
+async fn read_header<L: Lane + ?Sized>(
+    lane: &mut L,
+    out: &mut Vec<u8>,
+) -> Result<Header, LaneError> {
+    let mut bytes = [0; HEADER];
+    read(lane, out, &mut bytes).await?;
+    Header::parse(&bytes).map_err(|error| LaneError::Protocol {
+        reason: error.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lane::MemoryLane;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn hello(job: u64, generation: u64, rank: u32) -> LinkHello {
+        LinkHello {
+            job: JobId(job),
+            generation: Generation(generation),
+            rank: Rank(rank),
+        }
+    }
+
+    async fn meet(
+        (a, expects): (LinkHello, Option<u32>),
+        (b, also_expects): (LinkHello, Option<u32>),
+    ) -> (Result<Rank, LaneError>, Result<Rank, LaneError>) {
+        // A capacity of a few bytes: nothing may depend on a header going out in one write.
+        let (mut one, mut two) = MemoryLane::pair(7);
+        tokio::join!(
+            greet(&mut one, &a, expects.map(Rank), LIMIT),
+            greet(&mut two, &b, also_expects.map(Rank), LIMIT)
+        )
+    }
+
+    #[tokio::test]
+    async fn two_members_of_a_generation_learn_each_others_rank() {
+        let (one, two) = meet((hello(1, 2, 5), Some(0)), (hello(1, 2, 0), None)).await;
+        assert_eq!(one, Ok(Rank(0)));
+        assert_eq!(two, Ok(Rank(5)));
+    }
+
+    #[tokio::test]
+    async fn a_stale_generation_is_refused_on_both_sides() {
+        let (one, two) = meet((hello(1, 2, 5), Some(0)), (hello(1, 3, 0), None)).await;
+        for side in [one, two] {
+            let error = side.unwrap_err();
+            assert!(
+                matches!(error, LaneError::StaleGeneration { .. }),
+                "{error:?}"
+            );
+            let text = error.to_string();
+            assert!(
+                text.contains("generation 2") && text.contains("generation 3"),
+                "{text}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn another_job_or_rank_is_refused() {
+        let (one, two) = meet((hello(1, 2, 5), None), (hello(9, 2, 0), None)).await;
+        assert!(matches!(one, Err(LaneError::Refused { .. })), "{one:?}");
+        assert!(matches!(two, Err(LaneError::Refused { .. })), "{two:?}");
+
+        let (one, two) = meet((hello(1, 2, 5), Some(1)), (hello(1, 2, 0), None)).await;
+        assert_eq!(
+            one.unwrap_err().to_string(),
+            "the link was refused: rank 0 answered in place of rank 1"
+        );
+        assert!(matches!(two, Err(LaneError::Refused { .. })), "{two:?}");
+
+        let (one, two) = meet((hello(1, 2, 5), None), (hello(1, 2, 5), None)).await;
+        assert!(matches!(one, Err(LaneError::Refused { .. })), "{one:?}");
+        assert!(matches!(two, Err(LaneError::Refused { .. })), "{two:?}");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_hello_ends_the_link() {
+        let (mut one, mut two) = MemoryLane::pair(1000);
+        write(&mut two, &mut vec![b'G'; HEADER]).await;
+        let error = greet(&mut one, &hello(1, 1, 0), None, LIMIT)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, LaneError::Protocol { .. }), "{error:?}");
+
+        let (mut one, mut two) = MemoryLane::pair(1000);
+        write(&mut two, &mut Header::Welcome.encode().to_vec()).await;
+        let error = greet(&mut one, &hello(1, 1, 0), None, LIMIT)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, LaneError::Protocol { .. }), "{error:?}");
+
+        let (mut one, two) = MemoryLane::pair(1000);
+        drop(two);
+        let error = greet(&mut one, &hello(1, 1, 0), None, LIMIT)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, LaneError::Ended { .. }), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn a_silent_peer_is_given_up() {
+        let (mut one, _two) = MemoryLane::pair(1000);
+        let limit = Duration::from_millis(30);
+        let error = greet(&mut one, &hello(1, 1, 0), None, limit)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, LaneError::Timeout { .. }), "{error:?}");
+    }
+}

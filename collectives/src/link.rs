@@ -1,0 +1,360 @@
+//! One peer's lane with what is half read and half written on it.
+//!
+//! A lane outlives operations that fail. What was begun on it is always brought to its end: the rest of a
+//! frame that was half sent is kept (as a copy) and sent before anything else; the rest of one that was half
+//! received is read and dropped. So both sides stay in step without a new connection.
+
+use std::io::IoSlice;
+use std::ops::Range;
+use std::task::{Context, Poll, ready};
+
+use crate::header::{Data, HEADER, Header, MAX_TEXT, SEGMENT};
+use crate::lane::{Lane, LaneError};
+use crate::operation::Tag;
+use crate::scratch::Scratch;
+
+/// What is read ahead: small frames come out of one read.
+const READ_AHEAD: usize = 8 * 1024;
+
+/// Payload of at least this many bytes is read straight to its place.
+const DIRECT: usize = 4 * 1024;
+
+/// Most bytes that wait for a peer that does not read: the rest of one segment and some notices.
+const BACKLOG: usize = SEGMENT + 16 * (HEADER + MAX_TEXT);
+
+/// What is being read.
+#[derive(Debug)]
+pub(crate) enum Inbound {
+    /// The next header.
+    Header,
+    /// A header has come; its payload waits until somebody wants it.
+    Held(Header),
+    /// Payload for an action of the present step.
+    Payload {
+        header: Data,
+        action: usize,
+        got: usize,
+    },
+    /// Text about a failure.
+    Text { header: Header, text: Vec<u8> },
+    /// Payload that nobody wants; so much is left.
+    Discard(usize),
+}
+
+/// A data frame that is being written. The payload lies in the working buffer.
+#[derive(Debug)]
+struct Outgoing {
+    header: [u8; HEADER],
+    payload: Range<usize>,
+    sent: usize,
+}
+
+/// How a link ended.
+#[derive(Debug, Clone)]
+pub(crate) struct Ended {
+    pub(crate) reason: String,
+    /// The peer is gone for good.
+    pub(crate) is_final: bool,
+}
+
+/// Why reading stopped.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    Ended(String),
+    Protocol(String),
+}
+
+impl From<LaneError> for Stop {
+    fn from(error: LaneError) -> Self {
+        Self::Ended(error.to_string())
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Link {
+    lane: Option<Box<dyn Lane>>,
+    /// A task is making the lane.
+    pub(crate) connecting: bool,
+    /// How the last lane ended, while there is no new one.
+    pub(crate) ended: Option<Ended>,
+    pub(crate) inbound: Option<Inbound>,
+    buffer: ReadBuffer,
+    /// Where a segment waits that is combined when it is complete.
+    pub(crate) stage: Scratch,
+    outgoing: Option<Outgoing>,
+    backlog: Vec<u8>,
+    backlog_sent: usize,
+    /// Nothing can be written any more. What the peer said before may still be read.
+    pub(crate) write_error: Option<String>,
+    /// Data of the present operation went over it, in either direction.
+    pub(crate) used: bool,
+    /// The present operation has found it broken before, and waits for a new one or has it.
+    pub(crate) relinked: bool,
+    /// The operation in which the peer said last that its deadline has passed.
+    pub(crate) stalled_in: Option<Tag>,
+}
+
+impl Link {
+    pub(crate) fn is_up(&self) -> bool {
+        self.lane.is_some()
+    }
+
+    /// Takes a new lane. What was under way on an old one is forgotten.
+    pub(crate) fn install(&mut self, lane: Box<dyn Lane>) {
+        let stage = std::mem::take(&mut self.stage);
+        *self = Self {
+            lane: Some(lane),
+            inbound: Some(Inbound::Header),
+            stage,
+            relinked: self.relinked,
+            ..Self::default()
+        };
+    }
+
+    /// Drops the lane.
+    pub(crate) fn end(&mut self, reason: String) {
+        if let Some(lane) = self.lane.take() {
+            tracing::debug!(lane = lane.kind(), %reason, "a link ended");
+            let reason = match self.write_error.take() {
+                Some(write) if write != reason => format!("{reason} (after: {write})"),
+                _ => reason,
+            };
+            self.ended = Some(Ended {
+                reason: format!("its {} link ended: {reason}", lane.kind()),
+                is_final: lane.end_is_final(),
+            });
+        }
+        self.inbound = None;
+        self.outgoing = None;
+        self.backlog.clear();
+        self.backlog_sent = 0;
+    }
+
+    /// Leaves the operation: what is half done is finished later. `work` is the working buffer.
+    pub(crate) fn abandon(&mut self, work: &[u8]) {
+        if let Some(outgoing) = self.outgoing.take()
+            && outgoing.sent > 0
+        {
+            let header = outgoing.sent.min(HEADER);
+            self.backlog.extend_from_slice(&outgoing.header[header..]);
+            let payload = outgoing.sent.saturating_sub(HEADER);
+            self.backlog
+                .extend_from_slice(&work[outgoing.payload][payload..]);
+        }
+        if let Some(Inbound::Payload { header, got, .. }) = &self.inbound {
+            self.inbound = Some(Inbound::Discard(header.length as usize - got));
+        }
+    }
+
+    /// Puts a notice behind what is to be sent. A peer that reads nothing for so long loses the link.
+    pub(crate) fn notify(&mut self, frame: &[u8]) {
+        if self.lane.is_none() || self.write_error.is_some() {
+            return;
+        }
+        if self.backlog.len() - self.backlog_sent + frame.len() > BACKLOG {
+            self.end("the peer does not read what it is sent".to_owned());
+            return;
+        }
+        self.backlog.extend_from_slice(frame);
+    }
+
+    /// Whether anything waits that no operation will send by itself.
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.lane.is_some() && self.write_error.is_none() && !self.backlog.is_empty()
+    }
+
+    /// Whether a data frame is half written.
+    pub(crate) fn is_sending(&self) -> bool {
+        self.outgoing.is_some()
+    }
+
+    /// Begins a data frame. There must be none under way.
+    pub(crate) fn send(&mut self, header: &Header, payload: Range<usize>) {
+        debug_assert!(self.outgoing.is_none());
+        self.outgoing = Some(Outgoing {
+            header: header.encode(),
+            payload,
+            sent: 0,
+        });
+    }
+
+    /// Writes what waits: the rest of a frame first, then notices, then a new frame. `work` is the working
+    /// buffer. Ready with whether a data frame was completed.
+    pub(crate) fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        work: &[u8],
+    ) -> Poll<Result<bool, LaneError>> {
+        // Nothing may come between the parts of a frame.
+        if self.outgoing.as_ref().is_some_and(|frame| frame.sent > 0) {
+            ready!(self.poll_send(cx, work))?;
+            return Poll::Ready(Ok(true));
+        }
+        ready!(self.poll_backlog(cx))?;
+        let sending = self.outgoing.is_some();
+        ready!(self.poll_send(cx, work))?;
+        Poll::Ready(Ok(sending))
+    }
+
+    /// Writes what waits from earlier operations, and notices. For use between operations.
+    pub(crate) fn poll_backlog(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LaneError>> {
+        let Some(lane) = &mut self.lane else {
+            return Poll::Ready(Ok(()));
+        };
+        while self.backlog_sent < self.backlog.len() {
+            let rest = &self.backlog[self.backlog_sent..];
+            self.backlog_sent += ready!(lane.poll_write(cx, &[IoSlice::new(rest)]))?;
+        }
+        self.backlog.clear();
+        self.backlog_sent = 0;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>, work: &[u8]) -> Poll<Result<(), LaneError>> {
+        let (Some(lane), Some(outgoing)) = (&mut self.lane, &mut self.outgoing) else {
+            return Poll::Ready(Ok(()));
+        };
+        let payload = &work[outgoing.payload.clone()];
+        while outgoing.sent < HEADER + payload.len() {
+            let written = if outgoing.sent < HEADER {
+                let parts = [
+                    IoSlice::new(&outgoing.header[outgoing.sent..]),
+                    IoSlice::new(payload),
+                ];
+                ready!(lane.poll_write(cx, &parts))?
+            } else {
+                let rest = &payload[outgoing.sent - HEADER..];
+                ready!(lane.poll_write(cx, &[IoSlice::new(rest)]))?
+            };
+            outgoing.sent += written;
+            self.used = true;
+        }
+        self.outgoing = None;
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads the next header.
+    pub(crate) fn poll_header(&mut self, cx: &mut Context<'_>) -> Poll<Result<Header, Stop>> {
+        let Some(lane) = &mut self.lane else {
+            return Poll::Pending;
+        };
+        while self.buffer.held().len() < HEADER {
+            ready!(self.buffer.poll_fill(lane.as_mut(), cx))?;
+        }
+        let mut bytes = [0; HEADER];
+        self.buffer.take(&mut bytes);
+        Poll::Ready(Header::parse(&bytes).map_err(|error| Stop::Protocol(error.to_string())))
+    }
+
+    /// Reads some payload into `into`, which is not empty.
+    pub(crate) fn poll_payload(
+        &mut self,
+        cx: &mut Context<'_>,
+        into: &mut [u8],
+    ) -> Poll<Result<usize, Stop>> {
+        match &mut self.lane {
+            Some(lane) => self.buffer.poll_read(lane.as_mut(), cx, into),
+            None => Poll::Pending,
+        }
+    }
+
+    /// As [`Link::poll_payload`], into the stage.
+    pub(crate) fn poll_stage(
+        &mut self,
+        cx: &mut Context<'_>,
+        range: Range<usize>,
+    ) -> Poll<Result<usize, Stop>> {
+        match &mut self.lane {
+            Some(lane) => {
+                let into = &mut self.stage.bytes_mut()[range];
+                self.buffer.poll_read(lane.as_mut(), cx, into)
+            }
+            None => Poll::Pending,
+        }
+    }
+
+    /// Reads up to `most` bytes and drops them. Returns how many.
+    pub(crate) fn poll_discard(
+        &mut self,
+        cx: &mut Context<'_>,
+        most: usize,
+    ) -> Poll<Result<usize, Stop>> {
+        let Some(lane) = &mut self.lane else {
+            return Poll::Pending;
+        };
+        if self.buffer.held().is_empty() {
+            ready!(self.buffer.poll_fill(lane.as_mut(), cx))?;
+        }
+        Poll::Ready(Ok(self.buffer.skip(most)))
+    }
+}
+
+/// Bytes that were read from a lane and are not used yet.
+#[derive(Debug, Default)]
+struct ReadBuffer {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl ReadBuffer {
+    fn held(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    /// Copies as much as there is, up to the whole of `into`.
+    fn take(&mut self, into: &mut [u8]) -> usize {
+        let count = into.len().min(self.end - self.start);
+        into[..count].copy_from_slice(&self.bytes[self.start..self.start + count]);
+        self.skip(count)
+    }
+
+    fn skip(&mut self, most: usize) -> usize {
+        let count = most.min(self.end - self.start);
+        self.start += count;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        count
+    }
+
+    /// Reads more behind what is held.
+    fn poll_fill(&mut self, lane: &mut dyn Lane, cx: &mut Context<'_>) -> Poll<Result<(), Stop>> {
+        if self.bytes.is_empty() {
+            self.bytes = vec![0; READ_AHEAD];
+        }
+        if self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        self.end += ready!(poll_some(lane, cx, &mut self.bytes[self.end..]))?;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_read(
+        &mut self,
+        lane: &mut dyn Lane,
+        cx: &mut Context<'_>,
+        into: &mut [u8],
+    ) -> Poll<Result<usize, Stop>> {
+        if self.held().is_empty() {
+            if into.len() >= DIRECT {
+                return poll_some(lane, cx, into);
+            }
+            // The next header comes along with the end of this payload.
+            ready!(self.poll_fill(lane, cx))?;
+        }
+        Poll::Ready(Ok(self.take(into)))
+    }
+}
+
+fn poll_some(
+    lane: &mut dyn Lane,
+    cx: &mut Context<'_>,
+    into: &mut [u8],
+) -> Poll<Result<usize, Stop>> {
+    match ready!(lane.poll_read(cx, into))? {
+        0 => Poll::Ready(Err(Stop::Ended("the peer closed it".to_owned()))),
+        count => Poll::Ready(Ok(count)),
+    }
+}

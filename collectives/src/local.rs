@@ -1,0 +1,126 @@
+//! A whole group inside one process.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kolo_transport::ids::{Generation, JobId, Rank};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::communicator::{Acceptor, Communicator};
+use crate::error::CollectiveError;
+use crate::lane::{Connecting, Connector, Lane, LaneError, MemoryLane};
+
+/// A group of `world_size` communicators in this process, in rank order, linked by memory lanes: for tests of
+/// code that uses collectives. Run each rank on a thread of its own, or use the async forms.
+///
+/// Dropping one communicator is like losing its rank. The group has a small runtime of its own, which goes
+/// with its last communicator.
+///
+/// ```
+/// use kolo_collectives::{CollectiveError, Communicator, ReduceOp, local_group};
+///
+/// /// The code under test.
+/// fn mean(comm: &Communicator, mine: f64) -> Result<f64, CollectiveError> {
+///     let mut data = [mine];
+///     comm.all_reduce(&mut data, ReduceOp::Average)?;
+///     Ok(data[0])
+/// }
+///
+/// let group = local_group(4)?;
+/// std::thread::scope(|scope| {
+///     for comm in &group {
+///         scope.spawn(move || assert_eq!(mean(comm, f64::from(comm.rank().0)), Ok(1.5)));
+///     }
+/// });
+/// # Ok::<(), CollectiveError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`CollectiveError::Invalid`] if `world_size` is 0 or the system gives no thread.
+pub fn local_group(world_size: u32) -> Result<Vec<Communicator>, CollectiveError> {
+    if world_size == 0 {
+        return Err(CollectiveError::Invalid {
+            reason: "a group of 0 ranks was asked for: it has at least 1".to_owned(),
+        });
+    }
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("kolo-local-group")
+        .enable_time()
+        .build()
+        .map_err(|error| CollectiveError::Invalid {
+            reason: format!("no runtime for a local group: {error}"),
+        })?;
+    let handle = runtime.handle().clone();
+    let hub = Arc::new(Hub {
+        acceptors: Mutex::new(Vec::new()),
+        _runtime: OwnedRuntime(Some(runtime)),
+    });
+    let job = JobId::random();
+    let group: Vec<Communicator> = (0..world_size)
+        .map(|rank| {
+            let connector = MemoryConnector {
+                rank: Rank(rank),
+                hub: Arc::clone(&hub),
+            };
+            Communicator::new(
+                Rank(rank),
+                world_size,
+                Generation(1),
+                job,
+                Arc::new(connector),
+                handle.clone(),
+            )
+        })
+        .collect::<Result<_, _>>()?;
+    *hub.acceptors.lock().unwrap_or_else(PoisonError::into_inner) =
+        group.iter().map(Communicator::acceptor).collect();
+    Ok(group)
+}
+
+/// Where the members of a local group find each other.
+#[derive(Debug)]
+struct Hub {
+    acceptors: Mutex<Vec<Acceptor>>,
+    _runtime: OwnedRuntime,
+}
+
+/// A runtime that may be dropped anywhere, async code included.
+#[derive(Debug)]
+struct OwnedRuntime(Option<Runtime>);
+
+impl Drop for OwnedRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct MemoryConnector {
+    rank: Rank,
+    hub: Arc<Hub>,
+}
+
+impl Connector for MemoryConnector {
+    fn connect(&self, peer: Rank) -> Connecting {
+        let acceptor = self
+            .hub
+            .acceptors
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(peer.index())
+            .cloned();
+        let rank = self.rank;
+        Box::pin(async move {
+            let acceptor = acceptor.ok_or_else(|| LaneError::Unreachable {
+                reason: format!("rank {peer} is not in this group"),
+            })?;
+            let (mine, theirs) = MemoryLane::pair(MemoryLane::CAPACITY);
+            acceptor.accept(rank, Box::new(theirs))?;
+            let mine: Box<dyn Lane> = Box::new(mine);
+            Ok(mine)
+        })
+    }
+}

@@ -1,0 +1,220 @@
+//! What a frame is for, and what the end of a link means.
+
+use kolo_transport::ids::{CallId, Generation, Rank};
+
+use super::transfer::segment;
+use super::{Missing, Run};
+use crate::cause::Cause;
+use crate::error::CollectiveError;
+use crate::header::{Data, Header};
+use crate::link::Stop;
+use crate::operation::{Operation, Tag};
+
+/// What to do with a frame whose header has come.
+pub(super) enum Sorted {
+    Wait,
+    Discard,
+    Text,
+    Payload { header: Data, action: usize },
+}
+
+impl Run<'_> {
+    /// Decides what a frame is for.
+    pub(super) fn sort(&mut self, peer: u32, header: Header) -> Result<Sorted, CollectiveError> {
+        let Some((generation, tag)) = self.place_of(header) else {
+            return Err(self.broken(peer, "a hello in the middle of a link".to_owned()));
+        };
+        if generation != self.engine.generation {
+            let reason = format!(
+                "a frame of generation {generation} on a link of generation {}",
+                self.engine.generation
+            );
+            return Err(self.broken(peer, reason));
+        }
+        if tag < self.tag {
+            return self
+                .left_over(peer, header)
+                .map_or(Ok(Sorted::Discard), Err);
+        }
+        if tag > self.tag {
+            // Links keep the order: nothing of this operation will follow.
+            if self.awaits(peer) {
+                return Err(CollectiveError::PeerLeft {
+                    rank: Rank(peer),
+                    reason: format!(
+                        "it is in {tag} while this rank is in {}, {}",
+                        self.tag, self.request
+                    ),
+                });
+            }
+            return Ok(if self.is_draining(peer) {
+                Sorted::Discard
+            } else {
+                Sorted::Wait
+            });
+        }
+        let Header::Data(data) = header else {
+            return Ok(Sorted::Text);
+        };
+        if data.operation != self.request {
+            return Err(self.mismatch(peer, &data.operation));
+        }
+        if self.is_draining(peer) {
+            return Ok(Sorted::Discard);
+        }
+        let Some(action) = self.next(peer, false) else {
+            return Ok(Sorted::Wait);
+        };
+        let progress = self.engine.progress[action];
+        let place = self.engine.schedule.step(self.step)[action];
+        let expected = segment(place, progress, self.size).len;
+        if data.offset != progress.bytes as u64 || data.length as usize != expected {
+            let reason = format!(
+                "{} bytes at {} of its step {} came where {expected} bytes at {} were due",
+                data.length, data.offset, data.step, progress.bytes
+            );
+            return Err(self.broken(peer, reason));
+        }
+        self.engine.links[peer as usize].used = true;
+        Ok(Sorted::Payload {
+            header: data,
+            action,
+        })
+    }
+
+    /// The generation and the operation of a frame; `None` if it has none.
+    fn place_of(&self, header: Header) -> Option<(Generation, Tag)> {
+        match header {
+            Header::Data(data) => Some((data.generation, data.tag)),
+            Header::AbortOperation {
+                generation, tag, ..
+            } => Some((generation, tag)),
+            Header::AbortCall {
+                generation, call, ..
+            } => {
+                // It counts for whatever operation of the call this rank is in.
+                let operation = if call == self.tag.call {
+                    self.tag.operation
+                } else {
+                    0
+                };
+                Some((generation, Tag { call, operation }))
+            }
+            Header::Hello { .. } | Header::Welcome | Header::Refusal { .. } => None,
+        }
+    }
+
+    /// A frame of the previous operation, which succeeded here without it. If the peer asked for something
+    /// else then (two ranks that both think they are the root, say), this is the first chance to see it.
+    fn left_over(&mut self, peer: u32, header: Header) -> Option<CollectiveError> {
+        let (tag, asked) = self.engine.previous?;
+        let Header::Data(data) = header else {
+            return None;
+        };
+        // A call that has ended is not to trouble the next one.
+        if data.tag != tag || tag.call != self.tag.call || data.operation == asked {
+            return None;
+        }
+        Some(CollectiveError::Mismatch {
+            rank: Rank(self.engine.me),
+            asked: format!("{asked} ({tag}, which ended here)"),
+            other: Rank(peer),
+            other_asked: data.operation.to_string(),
+        })
+    }
+
+    fn mismatch(&self, peer: u32, theirs: &Operation) -> CollectiveError {
+        let (mut asked, mut other_asked) = (self.request.to_string(), theirs.to_string());
+        if asked == other_asked {
+            // Only how it is done differs: the ranks have different tuning.
+            asked = format!("{asked} by the {} algorithm", self.request.algorithm);
+            other_asked = format!("{other_asked} by the {} algorithm", theirs.algorithm);
+        }
+        CollectiveError::Mismatch {
+            rank: Rank(self.engine.me),
+            asked,
+            other: Rank(peer),
+            other_asked,
+        }
+    }
+
+    /// A peer tells why it gave up.
+    pub(super) fn told(
+        &mut self,
+        peer: u32,
+        header: Header,
+        text: &[u8],
+    ) -> Result<(), CollectiveError> {
+        // Its header may have come in an earlier operation, which has ended without the text.
+        if self.place_of(header).is_none_or(|(_, tag)| tag != self.tag) {
+            return Ok(());
+        }
+        let Some(cause) = Cause::parse(text) else {
+            return Err(self.broken(peer, "a notice that is none".to_owned()));
+        };
+        if let Cause::Stalled { asked } = cause {
+            let mine = self.request.to_string();
+            if asked != mine {
+                return Err(CollectiveError::Mismatch {
+                    rank: Rank(self.engine.me),
+                    asked: mine,
+                    other: Rank(peer),
+                    other_asked: asked,
+                });
+            }
+            self.engine.links[peer as usize].stalled_in = Some(self.tag);
+            self.asked = true;
+            return Ok(());
+        }
+        let error = cause.into_error(CallId(self.tag.call), &self.request.to_string());
+        self.ends_call = matches!(header, Header::AbortCall { .. });
+        Err(error)
+    }
+
+    pub(super) fn stopped(&mut self, peer: u32, stop: Stop) -> Result<(), CollectiveError> {
+        match stop {
+            Stop::Protocol(reason) => Err(self.broken(peer, reason)),
+            Stop::Ended(reason) => {
+                let link = &mut self.engine.links[peer as usize];
+                link.end(reason);
+                let is_final = link.ended.as_ref().is_none_or(|ended| ended.is_final);
+                // Once: a network that cuts every link is no reason to make links for ever.
+                let may_relink = !link.used && !is_final && !link.relinked;
+                if may_relink {
+                    // It broke before this operation. Nothing is missing if a new one is made.
+                    link.relinked = true;
+                    self.missing = Missing::Unknown;
+                    Ok(())
+                } else if !self.needs(peer) {
+                    // A peer that has all that it needs from this operation may go.
+                    Ok(())
+                } else {
+                    Err(self.lost(peer))
+                }
+            }
+        }
+    }
+
+    fn broken(&mut self, peer: u32, reason: String) -> CollectiveError {
+        self.engine.links[peer as usize].end(reason.clone());
+        CollectiveError::Protocol {
+            rank: Rank(peer),
+            reason,
+        }
+    }
+
+    pub(super) fn lost(&self, peer: u32) -> CollectiveError {
+        let reason = self.engine.links[peer as usize]
+            .ended
+            .as_ref()
+            .map_or("its link ended", |ended| &ended.reason);
+        let state = self.signals.lock();
+        let host = state
+            .host_of(peer)
+            .map_or_else(String::new, |host| format!("on host {host}: "));
+        CollectiveError::PeerLost {
+            rank: Rank(peer),
+            reason: format!("{host}{reason}"),
+        }
+    }
+}

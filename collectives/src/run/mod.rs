@@ -1,0 +1,367 @@
+//! One operation under way: drives all links together until the schedule is done or something ends it.
+//!
+//! No task reads a link between operations or besides the operation: whoever runs it polls all links, so that
+//! a failure is seen on whichever link it comes. What is not for the present step stays in its link.
+
+mod judge;
+mod transfer;
+
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::Rank;
+
+use crate::cause::Cause;
+use crate::engine::{Engine, call_notice, element_size, next_transfer};
+use crate::error::CollectiveError;
+use crate::operation::{Operation, Tag};
+use crate::schedule::Action;
+use crate::signals::Signals;
+
+/// After its deadline a rank asks its peers who is still there. It names those that have said nothing after
+/// this time ...
+const ANSWER: Duration = Duration::from_millis(400);
+/// ... and, if all have answered, waits until this time for somebody else to name one.
+const NAMED: Duration = Duration::from_millis(800);
+
+/// The deadline of this rank or of another one has passed.
+#[derive(Debug)]
+struct Stall {
+    answer_at: Instant,
+    named_at: Instant,
+    answered: bool,
+}
+
+/// Whether the operation lacks a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    No,
+    /// One is being made.
+    Awaited,
+    /// One may have to be made.
+    Unknown,
+}
+
+/// One operation. Dropped before its end, it gives up and tells the peers.
+pub(crate) struct Run<'a> {
+    engine: &'a mut Engine,
+    signals: &'a Signals,
+    connect: &'a (dyn Fn(u32) + Sync),
+    request: Operation,
+    tag: Tag,
+    size: usize,
+    started: Instant,
+    deadline: Instant,
+    step: usize,
+    stall: Option<Stall>,
+    /// A peer's deadline has passed.
+    asked: bool,
+    missing: Missing,
+    /// A peer failed in the call, not only in this operation.
+    ends_call: bool,
+    finished: bool,
+}
+
+impl<'a> Run<'a> {
+    /// The engine has the schedule and the input. `connect` starts making a link.
+    pub(crate) fn new(
+        engine: &'a mut Engine,
+        signals: &'a Signals,
+        connect: &'a (dyn Fn(u32) + Sync),
+        request: Operation,
+        tag: Tag,
+        (started, deadline): (Instant, Instant),
+    ) -> Self {
+        for link in &mut engine.links {
+            (link.used, link.relinked) = (false, false);
+        }
+        let mut run = Self {
+            engine,
+            signals,
+            connect,
+            request,
+            tag,
+            size: element_size(&request),
+            started,
+            deadline,
+            step: 0,
+            stall: None,
+            asked: false,
+            missing: Missing::Unknown,
+            ends_call: false,
+            finished: false,
+        };
+        run.enter_step();
+        run
+    }
+
+    /// When to poll again if nothing else happens.
+    pub(crate) fn wake_at(&self) -> Instant {
+        match &self.stall {
+            None => self.deadline,
+            Some(stall) if stall.answered => stall.named_at,
+            Some(stall) => stall.answer_at,
+        }
+    }
+
+    /// Goes on as far as it can. `fired` says that the time of [`Run::wake_at`] has come.
+    pub(crate) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        fired: bool,
+    ) -> Poll<Result<(), CollectiveError>> {
+        match self.advance(cx, fired) {
+            Ok(false) => Poll::Pending,
+            Ok(true) => {
+                self.finished = true;
+                self.engine.previous = Some((self.tag, self.request));
+                if self.stall.is_some() {
+                    // It ended well after all: peers to come need not hear of it.
+                    self.signals.lock().operation_notice = None;
+                }
+                Poll::Ready(Ok(()))
+            }
+            Err(error) => {
+                self.give_up(&error);
+                Poll::Ready(Err(error))
+            }
+        }
+    }
+
+    fn advance(&mut self, cx: &mut Context<'_>, mut fired: bool) -> Result<bool, CollectiveError> {
+        self.take_signals(cx)?;
+        loop {
+            if self.missing != Missing::No {
+                self.want_links()?;
+            }
+            if self.step == self.engine.schedule.len() {
+                return Ok(true);
+            }
+            for peer in 0..self.engine.world {
+                if peer != self.engine.me && self.engine.links[peer as usize].is_up() {
+                    self.write(peer, cx);
+                    self.read(peer, cx)?;
+                }
+            }
+            if self.transfers_done() {
+                self.do_local_actions();
+                self.step += 1;
+                self.enter_step();
+            } else if !self.check_time(std::mem::take(&mut fired))?
+                && self.missing != Missing::Unknown
+            {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn take_signals(&mut self, cx: &Context<'_>) -> Result<(), CollectiveError> {
+        let (arrivals, notices) = {
+            let mut state = self.signals.lock();
+            state.register(cx);
+            if let Some(error) = state.obstacle(self.tag) {
+                return Err(error);
+            }
+            if state.arrivals.is_empty() {
+                return Ok(());
+            }
+            (std::mem::take(&mut state.arrivals), state.notices())
+        };
+        // All are taken in before any of them ends the operation.
+        let mut failure = None;
+        for arrival in arrivals {
+            let peer = arrival.rank;
+            let link = &self.engine.links[peer as usize];
+            let replaces = link.is_up() && link.used;
+            match self.engine.arrive(arrival, &notices) {
+                Ok(()) if replaces && self.needs(peer) => {
+                    failure = Some(CollectiveError::PeerLost {
+                        rank: Rank(peer),
+                        reason: "its link was replaced while it was in use".to_owned(),
+                    });
+                }
+                Err(error) if self.needs(peer) => {
+                    failure = Some(CollectiveError::Connect {
+                        rank: Rank(peer),
+                        reason: error.to_string(),
+                    });
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Starts making all links that the operation will use and that are this rank's to make.
+    fn want_links(&mut self) -> Result<(), CollectiveError> {
+        let Self {
+            engine, connect, ..
+        } = self;
+        self.missing = Missing::No;
+        let mut lost = None;
+        for peer in engine.schedule.peers_from(self.step) {
+            let link = &mut engine.links[peer as usize];
+            if link.is_up() {
+                continue;
+            }
+            self.missing = Missing::Awaited;
+            if link.connecting {
+                continue;
+            }
+            if link.ended.as_ref().is_some_and(|ended| ended.is_final) {
+                lost.get_or_insert(peer);
+            } else if engine.me > peer {
+                link.connecting = true;
+                connect(peer);
+            }
+        }
+        match lost {
+            Some(peer) => Err(self.lost(peer)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether anything is left to exchange with a peer.
+    fn needs(&self, peer: u32) -> bool {
+        self.awaits(peer) || self.needs_to_send(peer)
+    }
+
+    /// Whether anything is left to receive from a peer.
+    fn awaits(&self, peer: u32) -> bool {
+        self.next(peer, false).is_some()
+            || self.later().any(|action| {
+                matches!(action, Action::Receive { peer: other, .. } | Action::ReceiveReduce { peer: other, .. } if *other == peer)
+            })
+    }
+
+    fn next(&self, peer: u32, sends: bool) -> Option<usize> {
+        let step = self.engine.schedule.step(self.step);
+        next_transfer(step, &self.engine.progress, peer, sends)
+    }
+
+    fn later(&self) -> impl Iterator<Item = &Action> {
+        self.engine.schedule.steps().skip(self.step + 1).flatten()
+    }
+
+    /// The peer can't be written to any more, and it should be: only what it said before is of interest.
+    fn is_draining(&self, peer: u32) -> bool {
+        self.engine.links[peer as usize].write_error.is_some() && self.needs_to_send(peer)
+    }
+
+    fn needs_to_send(&self, peer: u32) -> bool {
+        self.next(peer, true).is_some()
+            || self
+                .later()
+                .any(|action| matches!(action, Action::Send { peer: other, .. } if *other == peer))
+    }
+
+    /// The peers that the present step waits for.
+    fn waited_for(&self) -> Vec<Rank> {
+        let step = self.engine.schedule.step(self.step);
+        let open = step.iter().zip(&self.engine.progress);
+        let mut ranks: Vec<Rank> = open
+            .filter(|(_, progress)| !progress.done)
+            .filter_map(|(action, _)| peer_of(*action))
+            .map(Rank)
+            .collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
+    /// Looks at the clock. Returns whether there is something new to tell the peers.
+    fn check_time(&mut self, fired: bool) -> Result<bool, CollectiveError> {
+        let now = Instant::now();
+        let now = if fired { now.max(self.wake_at()) } else { now };
+        let Some(stall) = &mut self.stall else {
+            if now < self.deadline && !self.asked {
+                return Ok(false);
+            }
+            // A peer that this rank waits for may itself wait for the one that is late. So ask first.
+            self.stall = Some(Stall {
+                answer_at: now + ANSWER,
+                named_at: now + NAMED,
+                answered: false,
+            });
+            let asked = self.request.to_string();
+            let notice = self.engine.tell(self.tag, &Cause::Stalled { asked });
+            self.signals.lock().operation_notice = Some(notice);
+            self.link_neighbours();
+            return Ok(true);
+        };
+        if !stall.answered && now >= stall.answer_at {
+            stall.answered = true;
+            let silent: Vec<Rank> = self
+                .waited_for()
+                .into_iter()
+                .filter(|rank| self.engine.links[rank.index()].stalled_in != Some(self.tag))
+                .collect();
+            if !silent.is_empty() {
+                return Err(self.late(silent));
+            }
+        }
+        match &self.stall {
+            Some(stall) if now >= stall.named_at => Err(self.late(self.waited_for())),
+            _ => Ok(false),
+        }
+    }
+
+    fn late(&self, late: Vec<Rank>) -> CollectiveError {
+        CollectiveError::Deadline {
+            operation: self.request.to_string(),
+            waited: Duration::from_millis(self.started.elapsed().as_millis() as u64),
+            late,
+        }
+    }
+
+    /// Leaves the operation and tells every linked peer why, so that they leave it too.
+    fn give_up(&mut self, error: &CollectiveError) {
+        self.finished = true;
+        self.engine.previous = None;
+        tracing::debug!(rank = self.engine.me, operation = %self.request, tag = %self.tag, %error, "gave up");
+        self.engine.abandon();
+        let cause = Cause::of(error, Rank(self.engine.me));
+        if self.ends_call {
+            // This rank takes part in nothing more of the call either; peers may be ahead of this operation.
+            let notice = call_notice(self.engine.generation, self.tag.call, &cause);
+            self.engine.notify_all(&notice);
+            self.signals.call_failed(self.tag.call, error, &notice);
+        }
+        let notice = self.engine.tell(self.tag, &cause);
+        self.engine.flush_now();
+        self.signals.failed(self.tag, error, notice);
+        for peer in self.engine.broken_links() {
+            // It may wait for the link, and hears on it that this rank gave up.
+            (self.connect)(peer);
+        }
+        if matches!(error, CollectiveError::Mismatch { .. }) {
+            // Who asked for the other thing may wait for a link that this rank's schedule does not have.
+            self.link_neighbours();
+        }
+    }
+
+    fn link_neighbours(&mut self) {
+        for peer in self.engine.unlinked_neighbours() {
+            (self.connect)(peer);
+        }
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.give_up(&CollectiveError::Aborted {
+                reason: format!("{} was cancelled", self.request),
+            });
+        }
+    }
+}
+
+fn peer_of(action: Action) -> Option<u32> {
+    match action {
+        Action::Send { peer, .. }
+        | Action::Receive { peer, .. }
+        | Action::ReceiveReduce { peer, .. } => Some(peer),
+        Action::Divide { .. } | Action::Combine { .. } => None,
+    }
+}

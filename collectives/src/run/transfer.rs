@@ -1,0 +1,285 @@
+//! Moving bytes: frames out of the working buffer and into it, and what a rank does by itself between steps.
+
+use std::task::{Context, Poll};
+
+use super::Run;
+use super::judge::Sorted;
+use crate::engine::{Engine, Progress, next_transfer};
+use crate::error::CollectiveError;
+use crate::header::{Data, Header, SEGMENT};
+use crate::link::{Inbound, Stop};
+use crate::reduce;
+use crate::schedule::{Action, Span};
+
+impl Run<'_> {
+    pub(super) fn write(&mut self, peer: u32, cx: &mut Context<'_>) {
+        let Engine {
+            links,
+            work,
+            schedule,
+            progress,
+            generation,
+            ..
+        } = &mut *self.engine;
+        let link = &mut links[peer as usize];
+        let step = schedule.step(self.step);
+        while link.write_error.is_none() {
+            let send = next_transfer(step, progress, peer, true)
+                .map(|index| (index, segment(step[index], progress[index], self.size)));
+            if let Some((index, segment)) = &send
+                && !link.is_sending()
+            {
+                let header = Header::Data(Data {
+                    generation: *generation,
+                    tag: self.tag,
+                    operation: self.request,
+                    step: self.step as u32,
+                    offset: progress[*index].bytes as u64,
+                    length: segment.len as u32,
+                });
+                link.send(&header, segment.start..segment.end());
+            }
+            match link.poll_write(cx, work.bytes()) {
+                Poll::Pending | Poll::Ready(Ok(false)) => return,
+                Poll::Ready(Ok(true)) => {
+                    if let Some((index, segment)) = send {
+                        progress[index] =
+                            after(step[index], progress[index], self.size, segment.len);
+                    }
+                }
+                // It may have said why before: reading goes on until it ends.
+                Poll::Ready(Err(error)) => link.write_error = Some(error.to_string()),
+            }
+        }
+    }
+
+    pub(super) fn read(&mut self, peer: u32, cx: &mut Context<'_>) -> Result<(), CollectiveError> {
+        loop {
+            let link = &mut self.engine.links[peer as usize];
+            let Some(inbound) = link.inbound.take() else {
+                return Ok(());
+            };
+            let (next, polled) = match inbound {
+                Inbound::Header => match link.poll_header(cx) {
+                    Poll::Ready(Ok(header)) => (Inbound::Held(header), Poll::Ready(Ok(()))),
+                    other => (Inbound::Header, other.map_ok(|_| ())),
+                },
+                Inbound::Held(header) => match self.sort(peer, header) {
+                    Ok(Sorted::Wait) => (Inbound::Held(header), Poll::Pending),
+                    Ok(Sorted::Discard) => (Inbound::Discard(header.length()), Poll::Ready(Ok(()))),
+                    Ok(Sorted::Text) => {
+                        let text = Vec::with_capacity(header.length());
+                        (Inbound::Text { header, text }, Poll::Ready(Ok(())))
+                    }
+                    Ok(Sorted::Payload { header, action }) => {
+                        if self.reduces(action) {
+                            let stage = &mut self.engine.links[peer as usize].stage;
+                            stage.reserve(header.length as usize);
+                        }
+                        let got = 0;
+                        let payload = Inbound::Payload {
+                            header,
+                            action,
+                            got,
+                        };
+                        (payload, Poll::Ready(Ok(())))
+                    }
+                    Err(error) => {
+                        // The next operation drops its payload.
+                        let link = &mut self.engine.links[peer as usize];
+                        if link.is_up() {
+                            link.inbound = Some(Inbound::Held(header));
+                        }
+                        return Err(error);
+                    }
+                },
+                Inbound::Payload {
+                    header,
+                    action,
+                    got,
+                } if got == header.length as usize => {
+                    self.segment_done(peer, header, action);
+                    (Inbound::Header, Poll::Ready(Ok(())))
+                }
+                Inbound::Payload {
+                    header,
+                    action,
+                    got,
+                } => match self.poll_segment(peer, cx, header, action, got) {
+                    Poll::Ready(Ok(count)) => {
+                        let got = got + count;
+                        let payload = Inbound::Payload {
+                            header,
+                            action,
+                            got,
+                        };
+                        (payload, Poll::Ready(Ok(())))
+                    }
+                    other => {
+                        let payload = Inbound::Payload {
+                            header,
+                            action,
+                            got,
+                        };
+                        (payload, other.map_ok(|_| ()))
+                    }
+                },
+                Inbound::Text { header, text } if text.len() == header.length() => {
+                    link.inbound = Some(Inbound::Header);
+                    self.told(peer, header, &text)?;
+                    continue;
+                }
+                Inbound::Text { header, mut text } => {
+                    let mut piece = [0; 512];
+                    let most = piece.len().min(header.length() - text.len());
+                    let polled = link.poll_payload(cx, &mut piece[..most]).map_ok(|count| {
+                        text.extend_from_slice(&piece[..count]);
+                    });
+                    (Inbound::Text { header, text }, polled)
+                }
+                Inbound::Discard(0) => (Inbound::Header, Poll::Ready(Ok(()))),
+                Inbound::Discard(left) => {
+                    let polled = link.poll_discard(cx, left);
+                    let count = match &polled {
+                        Poll::Ready(Ok(count)) => *count,
+                        _ => 0,
+                    };
+                    (Inbound::Discard(left - count), polled.map_ok(|_| ()))
+                }
+            };
+            self.engine.links[peer as usize].inbound = Some(next);
+            match polled {
+                Poll::Ready(Ok(())) => {}
+                Poll::Pending => return Ok(()),
+                Poll::Ready(Err(stop)) => return self.stopped(peer, stop),
+            }
+        }
+    }
+
+    fn reduces(&self, action: usize) -> bool {
+        matches!(
+            self.engine.schedule.step(self.step)[action],
+            Action::ReceiveReduce { .. }
+        )
+    }
+
+    fn poll_segment(
+        &mut self,
+        peer: u32,
+        cx: &mut Context<'_>,
+        header: Data,
+        action: usize,
+        got: usize,
+    ) -> Poll<Result<usize, Stop>> {
+        let length = header.length as usize;
+        if self.reduces(action) {
+            return self.engine.links[peer as usize].poll_stage(cx, got..length);
+        }
+        let place = self.engine.schedule.step(self.step)[action];
+        let start = segment(place, self.engine.progress[action], self.size).start;
+        let into = &mut self.engine.work.bytes_mut()[start + got..start + length];
+        self.engine.links[peer as usize].poll_payload(cx, into)
+    }
+
+    fn segment_done(&mut self, peer: u32, header: Data, index: usize) {
+        let length = header.length as usize;
+        let action = self.engine.schedule.step(self.step)[index];
+        let progress = self.engine.progress[index];
+        if let (Action::ReceiveReduce { .. }, Some(dtype), Some(op)) =
+            (action, self.request.dtype, self.request.reduce)
+        {
+            let start = segment(action, progress, self.size).start;
+            let into = &mut self.engine.work.bytes_mut()[start..start + length];
+            let from = &self.engine.links[peer as usize].stage.bytes()[..length];
+            reduce::combine(dtype, op, into, from);
+        }
+        self.engine.progress[index] = after(action, progress, self.size, length);
+    }
+
+    pub(super) fn transfers_done(&self) -> bool {
+        self.engine.progress.iter().all(|progress| progress.done)
+    }
+
+    pub(super) fn enter_step(&mut self) {
+        let Engine {
+            schedule, progress, ..
+        } = &mut *self.engine;
+        progress.clear();
+        progress.extend(schedule.step(self.step).iter().map(|action| Progress {
+            bytes: 0,
+            done: matches!(action, Action::Combine { .. } | Action::Divide { .. }),
+        }));
+    }
+
+    pub(super) fn do_local_actions(&mut self) {
+        let Engine {
+            schedule,
+            work,
+            world,
+            ..
+        } = &mut *self.engine;
+        let (Some(dtype), Some(op)) = (self.request.dtype, self.request.reduce) else {
+            return;
+        };
+        let work = work.bytes_mut();
+        let size = self.size;
+        for action in schedule.step(self.step) {
+            match *action {
+                Action::Combine { from, into } => {
+                    let (into, from) = disjoint(work, into, from, size);
+                    reduce::combine(dtype, op, into, from);
+                }
+                Action::Divide { span } => {
+                    let values = &mut work[span.start * size..span.end() * size];
+                    reduce::divide(dtype, values, *world);
+                }
+                Action::Send { .. } | Action::Receive { .. } | Action::ReceiveReduce { .. } => {}
+            }
+        }
+    }
+}
+
+/// The bytes of a transfer that go in its next frame, in the working buffer.
+pub(super) fn segment(action: Action, progress: Progress, size: usize) -> Span {
+    let span = span_of(action);
+    let start = span.start * size + progress.bytes;
+    let left = span.len * size - progress.bytes;
+    Span::between(start, start + left.min(SEGMENT))
+}
+
+fn after(action: Action, progress: Progress, size: usize, bytes: usize) -> Progress {
+    let bytes = progress.bytes + bytes;
+    Progress {
+        bytes,
+        done: bytes == span_of(action).len * size,
+    }
+}
+
+fn span_of(action: Action) -> Span {
+    match action {
+        Action::Send { span, .. }
+        | Action::Receive { span, .. }
+        | Action::ReceiveReduce { span, .. }
+        | Action::Divide { span }
+        | Action::Combine { into: span, .. } => span,
+    }
+}
+
+/// Two spans of one buffer that do not overlap.
+fn disjoint(work: &mut [u8], into: Span, from: Span, size: usize) -> (&mut [u8], &[u8]) {
+    let bytes = |span: Span| (span.start * size, span.end() * size);
+    let ((into_start, into_end), (from_start, from_end)) = (bytes(into), bytes(from));
+    if into_start < from_start {
+        let (low, high) = work.split_at_mut(from_start);
+        (
+            &mut low[into_start..into_end],
+            &high[..from_end - from_start],
+        )
+    } else {
+        let (low, high) = work.split_at_mut(into_start);
+        (
+            &mut high[..into_end - into_start],
+            &low[from_start..from_end],
+        )
+    }
+}

@@ -1,0 +1,54 @@
+//! Buffers that are kept from one operation to the next.
+
+/// Bytes that are aligned for every element type. They keep what they held.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    words: Vec<u64>,
+}
+
+impl Scratch {
+    /// Makes sure that at least `bytes` bytes are there. Does nothing if they are.
+    pub(crate) fn reserve(&mut self, bytes: usize) {
+        let words = bytes.div_ceil(size_of::<u64>());
+        if self.words.len() < words {
+            // A fresh vector: nobody needs a copy of what the old one held.
+            self.words = Vec::new();
+            self.words = vec![0; words];
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.words)
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.words)
+    }
+
+    /// Gives the memory back.
+    pub(crate) fn release(&mut self) {
+        self.words = Vec::new();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_grows_and_stays() {
+        let mut scratch = Scratch::default();
+        scratch.reserve(0);
+        assert!(scratch.bytes().is_empty());
+        scratch.reserve(9);
+        assert_eq!(scratch.bytes().len(), 16);
+        scratch.bytes_mut()[8] = 7;
+        scratch.reserve(16);
+        assert_eq!(scratch.bytes()[8], 7);
+        let place = scratch.bytes().as_ptr();
+        scratch.reserve(3);
+        assert_eq!(scratch.bytes().as_ptr(), place);
+        scratch.release();
+        assert!(scratch.bytes().is_empty());
+    }
+}

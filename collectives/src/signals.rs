@@ -1,0 +1,212 @@
+//! What comes to a communicator from outside an operation: new lanes, losses, aborts, settings.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use kolo_transport::ids::{CallId, Rank};
+use kolo_transport::wire::GenerationTable;
+
+use crate::error::CollectiveError;
+use crate::lane::{Lane, LaneError};
+use crate::operation::Tag;
+use crate::schedule::Tuning;
+
+/// How long an operation may take, if nothing else is set.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A lane that came or did not come.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub(crate) rank: u32,
+    pub(crate) lane: Result<Box<dyn Lane>, LaneError>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Signals {
+    state: Mutex<State>,
+    /// Operations that wait for their turn: the attendant makes room for them.
+    waiting: AtomicUsize,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    /// The present call and the number of its next operation.
+    pub(crate) call: u64,
+    pub(crate) next: u64,
+    /// Operations of the present call that were given up before their turn, with how many numbers they have.
+    pub(crate) cancelled: Vec<(&'static str, u64)>,
+    /// Why operations of the present call fail from now on.
+    pub(crate) call_failed: Option<CollectiveError>,
+    /// The last operation of the present call that failed.
+    pub(crate) last_failure: Option<CollectiveError>,
+    /// The frame that says that this rank failed in a call, and which call. Links that come later get it too.
+    pub(crate) call_notice: Option<(u64, Vec<u8>)>,
+    /// It is not yet with the links that are there.
+    pub(crate) notice_pending: bool,
+    /// The same for the last operation that this rank gave up, or at whose deadline it asks its peers.
+    pub(crate) operation_notice: Option<Vec<u8>>,
+    /// A task is there that sends what waits between operations.
+    pub(crate) attended: bool,
+    pub(crate) arrivals: Vec<Arrival>,
+    pub(crate) lost: BTreeMap<u32, String>,
+    pub(crate) table: Option<Arc<GenerationTable>>,
+    pub(crate) timeout: Duration,
+    pub(crate) tuning: Tuning,
+    waker: Option<Waker>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            call: 0,
+            next: 0,
+            cancelled: Vec::new(),
+            call_failed: None,
+            last_failure: None,
+            call_notice: None,
+            notice_pending: false,
+            operation_notice: None,
+            attended: false,
+            arrivals: Vec::new(),
+            lost: BTreeMap::new(),
+            table: None,
+            timeout: TIMEOUT,
+            tuning: Tuning::default(),
+            waker: None,
+        }
+    }
+}
+
+impl State {
+    /// Whom to wake when something changes: who has the engine.
+    pub(crate) fn register(&mut self, cx: &Context<'_>) {
+        match &mut self.waker {
+            Some(waker) => waker.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+    }
+
+    /// The numbers of the next `count` operations, as the tag of the first.
+    pub(crate) fn take_numbers(&mut self, count: u64) -> Tag {
+        let tag = Tag {
+            call: self.call,
+            operation: self.next,
+        };
+        self.next += count;
+        tag
+    }
+
+    /// What a new link is told first. A peer that is past it takes no notice.
+    pub(crate) fn notices(&self) -> Vec<u8> {
+        let mut notices = Vec::new();
+        if let Some((_, frame)) = &self.call_notice {
+            notices.extend_from_slice(frame);
+        }
+        if let Some(frame) = &self.operation_notice {
+            notices.extend_from_slice(frame);
+        }
+        notices
+    }
+
+    /// Whether there is something to say that no operation will say.
+    pub(crate) fn needs_attendant(&self) -> bool {
+        let notices = self.call_notice.is_some() || self.operation_notice.is_some();
+        self.notice_pending || !self.cancelled.is_empty() || (notices && !self.arrivals.is_empty())
+    }
+
+    /// Why an operation with this tag can't go on, if so.
+    pub(crate) fn obstacle(&self, tag: Tag) -> Option<CollectiveError> {
+        if let Some((rank, reason)) = self.lost.first_key_value() {
+            return Some(CollectiveError::PeerLost {
+                rank: Rank(*rank),
+                reason: reason.clone(),
+            });
+        }
+        if tag.call != self.call {
+            return Some(CollectiveError::Aborted {
+                reason: format!(
+                    "call {} has begun while this operation of call {} was under way",
+                    self.call, tag.call
+                ),
+            });
+        }
+        self.call_failed.clone()
+    }
+
+    /// The host of a rank, for people.
+    pub(crate) fn host_of(&self, rank: u32) -> Option<&str> {
+        let member = self.table.as_ref()?.members.get(rank as usize)?;
+        Some(&member.hostname)
+    }
+}
+
+impl Signals {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that runs under the lock panics half-way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes something and wakes who has the engine.
+    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let result = change(&mut state);
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        result
+    }
+
+    /// Whether an operation waits for its turn.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// Counts as waiting until the guard is dropped.
+    pub(crate) fn want(&self) -> Wanted<'_> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.change(|_| ());
+        Wanted(self)
+    }
+
+    /// Notes a failure of an operation, and what peers are told of it.
+    pub(crate) fn failed(&self, tag: Tag, error: &CollectiveError, notice: Vec<u8>) {
+        let mut state = self.lock();
+        state.operation_notice = Some(notice);
+        if state.call == tag.call {
+            state.last_failure = Some(error.clone());
+        }
+    }
+
+    /// A peer failed in a call: nothing more of it can work. What links to come are told of it.
+    pub(crate) fn call_failed(&self, call: u64, error: &CollectiveError, notice: &[u8]) {
+        let mut state = self.lock();
+        if state.call == call {
+            state.call_failed.get_or_insert_with(|| error.clone());
+            state.call_notice = Some((call, notice.to_vec()));
+        }
+    }
+
+    pub(crate) fn begin_call(&self, call: CallId) {
+        self.change(|state| {
+            state.call = call.0;
+            state.next = 0;
+            state.cancelled.clear();
+            state.call_failed = None;
+            state.last_failure = None;
+        });
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Wanted<'a>(&'a Signals);
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}

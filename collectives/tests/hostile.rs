@@ -1,0 +1,301 @@
+//! A peer that does not keep to the protocol.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::future::poll_fn;
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use common::{GENERATION, JOB, LONG};
+use kolo_collectives::cause::Cause;
+use kolo_collectives::header::{Data, HEADER, Header, SEGMENT};
+use kolo_collectives::lane::{Connecting, MemoryLane};
+use kolo_collectives::operation::{Operation, OperationKind, Tag};
+use kolo_collectives::schedule::Algorithm;
+use kolo_collectives::{
+    CollectiveError, Communicator, Connector, DType, Lane, LaneError, ReduceOp,
+};
+use kolo_transport::ids::{Generation, JobId, Rank};
+use proptest::prelude::*;
+use tokio::runtime::Runtime;
+
+/// Rank 0 waits for links and makes none.
+#[derive(Debug)]
+struct NoConnector;
+
+impl Connector for NoConnector {
+    fn connect(&self, peer: Rank) -> Connecting {
+        Box::pin(async move {
+            Err(LaneError::Unreachable {
+                reason: format!("there is no way to rank {peer}"),
+            })
+        })
+    }
+}
+
+/// Rank 0 of two, and the other end of its link.
+fn victim(runtime: &Runtime, rank: u32) -> (Communicator, MemoryLane) {
+    let comm = Communicator::new(
+        Rank(rank),
+        2,
+        GENERATION,
+        JOB,
+        Arc::new(NoConnector),
+        runtime.handle().clone(),
+    )
+    .unwrap()
+    .with_timeout(LONG);
+    let (mine, theirs) = MemoryLane::pair(4 << 20);
+    comm.acceptor()
+        .accept(Rank(1 - rank), Box::new(mine))
+        .unwrap();
+    (comm, theirs)
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+fn write(runtime: &Runtime, lane: &mut MemoryLane, mut bytes: &[u8]) {
+    runtime.block_on(async {
+        while !bytes.is_empty() {
+            let count = poll_fn(|cx| lane.poll_write(cx, &[IoSlice::new(bytes)])).await;
+            bytes = &bytes[count.unwrap()..];
+        }
+    });
+}
+
+/// What rank 0 says before it gives up, read to the end.
+fn read_all(runtime: &Runtime, lane: &mut MemoryLane) -> Vec<u8> {
+    let mut all = Vec::new();
+    runtime.block_on(async {
+        let mut piece = [0; 4096];
+        loop {
+            match poll_fn(|cx| lane.poll_read(cx, &mut piece)).await {
+                Ok(0) | Err(_) => return,
+                Ok(count) => all.extend_from_slice(&piece[..count]),
+            }
+        }
+    });
+    all
+}
+
+const COUNT: u64 = 100;
+
+/// The right header of the first frame for rank 0's all-reduce of 100 `i32`.
+fn right() -> Data {
+    Data {
+        generation: GENERATION,
+        tag: Tag::default(),
+        operation: Operation {
+            kind: OperationKind::AllReduce,
+            dtype: Some(DType::I32),
+            reduce: Some(ReduceOp::Sum),
+            root: None,
+            count: COUNT,
+            algorithm: Algorithm::Gather,
+        },
+        step: 0,
+        offset: 0,
+        length: 4 * COUNT as u32,
+    }
+}
+
+/// Rank 0's error when rank 1 sends this, and closes the link or not.
+fn error_after(bytes: &[u8], closes: bool) -> CollectiveError {
+    let runtime = runtime();
+    let (comm, mut lane) = victim(&runtime, 0);
+    write(&runtime, &mut lane, bytes);
+    let _open = (!closes).then_some(lane);
+    let mut data = [7_i32; COUNT as usize];
+    let error = comm.all_reduce(&mut data, ReduceOp::Sum).unwrap_err();
+    assert_eq!(data, [7; COUNT as usize]);
+    error
+}
+
+fn frame(header: Header, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = header.encode().to_vec();
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+fn protocol_error(bytes: &[u8], contains: &str) {
+    let error = error_after(bytes, false);
+    let text = error.to_string();
+    assert!(matches!(error, CollectiveError::Protocol { .. }), "{text}");
+    assert_eq!(error.culprit_rank(), Some(Rank(1)));
+    assert!(text.contains(contains), "{text}");
+}
+
+#[test]
+fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
+    protocol_error(&[b'H'; HEADER], "instead of `kolo`");
+    let mut old = Header::Data(right()).encode();
+    old[4] = 0;
+    protocol_error(&old, "protocol version 0, this side has 1");
+    let mut long = right();
+    long.length = SEGMENT as u32 + 1;
+    protocol_error(&Header::Data(long).encode(), "over the limit of 262144");
+    let hello = Header::Hello {
+        job: JobId(1),
+        generation: GENERATION,
+        rank: Rank(1),
+    };
+    protocol_error(&hello.encode(), "a hello in the middle");
+    let mut stale = right();
+    stale.generation = Generation(GENERATION.0 - 1);
+    protocol_error(
+        &Header::Data(stale).encode(),
+        "a frame of generation 2 on a link of generation 3",
+    );
+    let mut short = right();
+    short.length = 8;
+    protocol_error(
+        &Header::Data(short).encode(),
+        "8 bytes at 0 of its step 0 came where 400",
+    );
+    let mut shifted = right();
+    shifted.offset = 4;
+    protocol_error(&Header::Data(shifted).encode(), "400 bytes at 4");
+    let notice = Header::AbortOperation {
+        generation: GENERATION,
+        tag: Tag::default(),
+        length: 3,
+    };
+    protocol_error(&frame(notice, b"???"), "a notice that is none");
+}
+
+#[test]
+fn a_link_that_ends_anywhere_in_a_frame_is_a_lost_peer() {
+    let whole = frame(Header::Data(right()), &[1; 4 * COUNT as usize]);
+    for cut in [0, 1, HEADER - 1, HEADER, HEADER + 1, whole.len() - 1] {
+        let error = error_after(&whole[..cut], true);
+        assert!(
+            matches!(error, CollectiveError::PeerLost { .. }),
+            "{cut}: {error}"
+        );
+        assert_eq!(error.culprit_rank(), Some(Rank(1)));
+    }
+}
+
+/// The rest of a notice that comes when its operation has ended well is nobody's business.
+#[test]
+fn a_notice_that_is_cut_by_the_end_of_its_operation_does_not_hurt_the_next() {
+    let runtime = runtime();
+    let (comm, mut lane) = victim(&runtime, 0);
+    let cause = Cause::Failed {
+        rank: Rank(1),
+        reason: "too late".to_owned(),
+    };
+    let text = cause.encode();
+    let notice = Header::AbortOperation {
+        generation: GENERATION,
+        tag: Tag::default(),
+        length: text.len() as u32,
+    };
+    let values = [1_u8; 4 * COUNT as usize];
+    let mut bytes = frame(Header::Data(right()), &values);
+    bytes.extend_from_slice(&notice.encode());
+    bytes.extend_from_slice(&text[..5]);
+    write(&runtime, &mut lane, &bytes);
+    comm.all_reduce(&mut [0_i32; COUNT as usize], ReduceOp::Sum)
+        .unwrap();
+
+    let mut next = right();
+    next.tag = next.tag.after();
+    let mut bytes = text[5..].to_vec();
+    bytes.extend_from_slice(&frame(Header::Data(next), &values));
+    write(&runtime, &mut lane, &bytes);
+    let mut data = [1_i32; COUNT as usize];
+    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+    assert_eq!(data, [0x0101_0102; COUNT as usize]);
+}
+
+#[test]
+fn a_peer_hears_why_this_rank_gave_up() {
+    let runtime = runtime();
+    let (comm, mut lane) = victim(&runtime, 0);
+    let mut other = right();
+    other.operation.count = 101;
+    write(&runtime, &mut lane, &Header::Data(other).encode());
+    let error = comm
+        .all_reduce(&mut [7_i32; COUNT as usize], ReduceOp::Sum)
+        .unwrap_err();
+    assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
+    drop(comm);
+    let said = read_all(&runtime, &mut lane);
+    let mut header = [0; HEADER];
+    header.copy_from_slice(&said[said.len() - HEADER - text_length(&said)..][..HEADER]);
+    let header = Header::parse(&header).unwrap();
+    assert!(
+        matches!(header, Header::AbortOperation { .. }),
+        "{header:?}"
+    );
+    let cause = Cause::parse(&said[said.len() - header.length()..]).unwrap();
+    let Cause::Mismatch {
+        asked, other_asked, ..
+    } = cause
+    else {
+        panic!("{cause:?}");
+    };
+    assert_eq!(asked, "all_reduce(sum) of 100 i32");
+    assert_eq!(other_asked, "all_reduce(sum) of 101 i32");
+}
+
+/// The length of the last payload: what follows the last header.
+fn text_length(said: &[u8]) -> usize {
+    let last = said
+        .windows(5)
+        .rposition(|window| window == [b'k', b'o', b'l', b'o', 1])
+        .unwrap();
+    said.len() - last - HEADER
+}
+
+#[test]
+fn a_rank_that_can_make_no_link_says_so() {
+    let runtime = runtime();
+    let comm = Communicator::new(
+        Rank(1),
+        2,
+        GENERATION,
+        JOB,
+        Arc::new(NoConnector),
+        runtime.handle().clone(),
+    )
+    .unwrap();
+    let error = comm.barrier().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "can't connect to rank 0: there is no way to rank 0"
+    );
+    assert_eq!(error.culprit_rank(), Some(Rank(0)));
+    assert!(error.is_retryable());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// Whatever a peer sends, the operation ends with an error and the input as it was.
+    #[test]
+    fn random_bytes_end_the_operation_and_nothing_else(
+        kinds in prop::collection::vec(0_u8..8, 0..4),
+        noise in prop::collection::vec(any::<u8>(), 0..3 * HEADER),
+    ) {
+        let mut bytes = Vec::new();
+        for kind in kinds {
+            let mut header = Header::Data(right()).encode();
+            header[5] = kind;
+            header[55] = 0;
+            bytes.extend_from_slice(&header);
+        }
+        bytes.extend_from_slice(&noise);
+        let error = error_after(&bytes, true);
+        prop_assert!(!matches!(error, CollectiveError::Deadline { .. }), "{}", error);
+    }
+}

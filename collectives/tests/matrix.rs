@@ -1,0 +1,336 @@
+//! Every operation, type, operator, world size and length against a plain reference.
+
+#![allow(clippy::cast_possible_wrap, clippy::unwrap_used)]
+
+mod common;
+
+use common::{Group, Kind, run};
+use kolo_collectives::schedule::{Algorithm, Tuning};
+use kolo_collectives::{Communicator, Element, ReduceOp};
+use kolo_transport::ids::Rank;
+
+const WORLDS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
+
+/// A small whole number, so that floats are exact and a product of eight fits all types.
+fn number(rank: u32, index: usize) -> i64 {
+    (i64::from(rank) * 31 + index as i64 * 7) % 11 - 5
+}
+
+trait Value: Element {
+    fn from_number(number: i64) -> Self;
+    fn reference(op: ReduceOp, values: impl Iterator<Item = i64>, world: u32) -> Self;
+}
+
+macro_rules! value {
+    ($type:ty) => {
+        impl Value for $type {
+            fn from_number(number: i64) -> Self {
+                number as $type
+            }
+
+            fn reference(op: ReduceOp, values: impl Iterator<Item = i64>, world: u32) -> Self {
+                match op {
+                    ReduceOp::Average => values.sum::<i64>() as $type / world as $type,
+                    ReduceOp::Sum => values.sum::<i64>() as $type,
+                    ReduceOp::Min => values.min().unwrap() as $type,
+                    ReduceOp::Max => values.max().unwrap() as $type,
+                    ReduceOp::Product => values.product::<i64>() as $type,
+                    other => panic!("no reference for {other}"),
+                }
+            }
+        }
+    };
+}
+
+value!(i32);
+value!(i64);
+value!(f32);
+value!(f64);
+
+fn input<T: Value>(rank: u32, length: usize) -> Vec<T> {
+    (0..length)
+        .map(|index| T::from_number(number(rank, index)))
+        .collect()
+}
+
+fn check_type<T: Value>(comm: &Communicator, length: usize) {
+    let (me, world) = (comm.rank().0, comm.world_size());
+    for op in ReduceOp::ALL {
+        let mut data = input::<T>(me, length);
+        comm.all_reduce(&mut data, op).unwrap();
+        let expected: Vec<T> = (0..length)
+            .map(|index| T::reference(op, (0..world).map(|rank| number(rank, index)), world))
+            .collect();
+        assert_eq!(
+            data, expected,
+            "all_reduce({op}) of {length}, world {world}"
+        );
+    }
+
+    let root = (length as u32 + 1) % world;
+    let mut data = input::<T>(me, length);
+    comm.broadcast(&mut data, Rank(root)).unwrap();
+    assert_eq!(data, input::<T>(root, length));
+
+    let all: Vec<T> = (0..world).flat_map(|rank| input(rank, length)).collect();
+    assert_eq!(comm.all_gather(&input::<T>(me, length)).unwrap(), all);
+
+    // Other lengths on every rank; some have none.
+    let share = |rank: u32| (length + rank as usize * 3) % (length + 2);
+    let gathered = comm
+        .all_gather_varcount(&input::<T>(me, share(me)))
+        .unwrap();
+    for rank in 0..world {
+        assert_eq!(gathered.counts[rank as usize], share(rank));
+        assert_eq!(gathered.of(Rank(rank)), input::<T>(rank, share(rank)));
+    }
+    comm.barrier().unwrap();
+}
+
+fn check_all_types(comm: &Communicator, lengths: &[usize]) {
+    for &length in lengths {
+        check_type::<i32>(comm, length);
+        check_type::<i64>(comm, length);
+        check_type::<f32>(comm, length);
+        check_type::<f64>(comm, length);
+    }
+}
+
+/// Lengths at which the algorithm changes, with this tuning.
+fn around_switches(tuning: &Tuning, world: u32) -> Vec<usize> {
+    let world = world as usize;
+    let mut lengths = Vec::new();
+    for size in [4, 8] {
+        for switch in [
+            tuning.gather_limit / world / size,
+            tuning.ring_from * world / size,
+            tuning.bruck_limit / world / size,
+        ] {
+            lengths.extend([switch.saturating_sub(1), switch, switch + 1]);
+        }
+    }
+    lengths.sort_unstable();
+    lengths.dedup();
+    lengths
+}
+
+fn matrix(kind: Kind) {
+    // Low limits, so that all algorithms are met at short lengths.
+    let tuning = Tuning {
+        gather_limit: 2 << 10,
+        ring_from: 512,
+        bruck_limit: 4 << 10,
+        force: None,
+    };
+    for world in WORLDS {
+        let group = Group::new(kind, world);
+        let mut lengths = vec![0, 1, 2, 3, 17, 1023];
+        lengths.extend(around_switches(&tuning, world));
+        group.run(|comm| {
+            comm.set_tuning(tuning);
+            check_all_types(comm, &lengths);
+        });
+    }
+}
+
+#[test]
+fn everything_is_right_over_memory() {
+    matrix(Kind::Memory);
+}
+
+#[test]
+fn everything_is_right_over_unix_sockets() {
+    matrix(Kind::Unix);
+}
+
+#[test]
+fn every_algorithm_is_right_at_every_length_and_on_lanes_that_hold_little() {
+    for world in WORLDS {
+        let group = Group::new(Kind::Narrow(100), world);
+        for force in [
+            Algorithm::Gather,
+            Algorithm::Halving,
+            Algorithm::Ring,
+            Algorithm::Bruck,
+        ] {
+            group.run(|comm| {
+                comm.set_tuning(Tuning {
+                    force: Some(force),
+                    ..Tuning::default()
+                });
+                for length in [0, 1, 2, 3, 17, 251] {
+                    check_type::<f32>(comm, length);
+                }
+            });
+        }
+    }
+}
+
+/// More than lanes hold, more than a segment, both directions at once, and not a whole number of segments.
+#[test]
+fn long_messages_cross_without_deadlock() {
+    for (kind, world) in [
+        (Kind::Unix, 2),
+        (Kind::Memory, 3),
+        (Kind::Unix, 4),
+        (Kind::Memory, 5),
+    ] {
+        let group = Group::new(kind, world);
+        let tuning = Tuning::default();
+        let mut lengths = vec![(1 << 20) + 3];
+        lengths.extend(
+            around_switches(&tuning, world)
+                .into_iter()
+                .filter(|len| *len > 1023),
+        );
+        group.run(|comm| {
+            for &length in &lengths {
+                let mut data = input::<f64>(comm.rank().0, length);
+                comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                for (index, value) in data.iter().enumerate() {
+                    let sum: i64 = (0..world).map(|rank| number(rank, index)).sum();
+                    assert!(
+                        (*value - sum as f64).abs() < 1e-9,
+                        "element {index} of {length}"
+                    );
+                }
+                comm.broadcast(&mut data, Rank(world - 1)).unwrap();
+                let all = comm.all_gather(&data[..length / 4]).unwrap();
+                assert_eq!(all.len(), length / 4 * world as usize);
+                assert!(
+                    all.chunks_exact(length / 4)
+                        .all(|share| share == &data[..length / 4])
+                );
+            }
+        });
+    }
+}
+
+#[test]
+fn float_sums_have_the_same_bits_on_every_rank_and_in_every_run() {
+    let length = 5000;
+    for world in WORLDS {
+        for force in [Algorithm::Gather, Algorithm::Halving, Algorithm::Ring] {
+            let sums = || {
+                let group = Group::new(Kind::Unix, world);
+                group.run(|comm| {
+                    comm.set_tuning(Tuning {
+                        force: Some(force),
+                        ..Tuning::default()
+                    });
+                    let mut data: Vec<f32> = (0..length)
+                        .map(|index: u32| {
+                            let mixed = (comm.rank().0 * 7919 + index)
+                                .wrapping_mul(2_654_435_761)
+                                .rotate_left(13);
+                            // NaNs with payloads of their own, and terms of very different size.
+                            if mixed.is_multiple_of(101) {
+                                f32::from_bits(0x7fc0_0000 | comm.rank().0)
+                            } else {
+                                (mixed as f32 - 2e9) * 10_f32.powi((mixed % 17) as i32 - 8)
+                            }
+                        })
+                        .collect();
+                    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    data.iter()
+                        .map(|value| value.to_bits())
+                        .collect::<Vec<u32>>()
+                })
+            };
+            let (one, two) = (sums(), sums());
+            assert!(
+                one.windows(2).all(|pair| pair[0] == pair[1]),
+                "{force} {world}"
+            );
+            assert_eq!(one, two, "{force} {world}");
+        }
+    }
+}
+
+#[test]
+fn a_nan_on_one_rank_reaches_all() {
+    let group = Group::new(Kind::Memory, 3);
+    for op in ReduceOp::ALL {
+        let results = group.run(|comm| {
+            let mut data = [
+                1.0,
+                if comm.rank() == Rank(1) {
+                    f64::NAN
+                } else {
+                    2.0
+                },
+            ];
+            comm.all_reduce(&mut data, op).unwrap();
+            data
+        });
+        for result in results {
+            assert!(
+                !result[0].is_nan() && result[1].is_nan(),
+                "{op}: {result:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn averages_of_integers_truncate_toward_zero() {
+    let group = Group::new(Kind::Memory, 4);
+    let results = group.run(|comm| {
+        let mut data = [i64::from(comm.rank().0) - 3, 7, -7, 0];
+        comm.all_reduce(&mut data, ReduceOp::Average).unwrap();
+        data
+    });
+    assert_eq!(results, vec![[-1, 7, -7, 0]; 4]);
+}
+
+/// Links are made at first use and only where they are used.
+#[test]
+fn links_are_made_lazily_and_once() {
+    let group = Group::new(Kind::Unix, 8);
+    assert_eq!(group.links(), 0);
+    for _ in 0..3 {
+        group.run(|comm| comm.barrier().unwrap());
+        // Distances 1, 2 and 4 around a circle of eight.
+        assert_eq!(group.links(), 8 + 8 + 4);
+    }
+}
+
+#[test]
+fn a_large_world_works() {
+    let group = Group::new(Kind::Memory, 64);
+    group.run(|comm| {
+        for length in [0, 1, 100, 20_000] {
+            check_type::<i64>(comm, length);
+        }
+    });
+}
+
+/// A communicator may be used from several threads of a rank: operations take turns.
+#[test]
+fn clones_take_turns() {
+    let group = Group::new(Kind::Memory, 3);
+    // All threads of a rank do the same, so that any order of turns is the same on every rank.
+    group.run(|comm| {
+        let clones = vec![comm.clone(); 4];
+        run(&clones, |clone| {
+            for _ in 0..50 {
+                let mut data = [1_i32; 40];
+                clone.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                assert_eq!(data, [3; 40]);
+            }
+        });
+    });
+}
+
+#[test]
+fn two_groups_work_at_once() {
+    let (one, two) = (Group::new(Kind::Unix, 4), Group::new(Kind::Unix, 4));
+    let pairs: Vec<(&Communicator, &Communicator)> = one.members.iter().zip(&two.members).collect();
+    std::thread::scope(|scope| {
+        for (one, two) in pairs {
+            for comm in [one, two] {
+                scope.spawn(move || check_all_types(comm, &[0, 17, 1023]));
+            }
+        }
+    });
+}
