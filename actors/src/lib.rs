@@ -1,1 +1,8 @@
 //! The actors of kolo: Coordinator, NodeColocator and Worker, as pure cores with thin actix shells
+pub mod env;
+pub mod head;
+pub mod node;
+pub mod placement;
+pub mod plan;
+pub mod ranks;
+pub mod rendezvous;

@@ -1,0 +1,320 @@
+//! The environment of a worker: Horovod's variables, torch's, and kolo's own.
+//!
+//! Unmodified scripts of both families find what their launcher would have set. What a node adds or
+//! leaves out is in [`defaults`]; the order of precedence is the node's.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use kolo_transport::ids::{Generation, JobId, NodeId};
+use kolo_transport::wire::Member;
+
+/// Variables by name.
+pub type Env = BTreeMap<String, String>;
+
+/// Prefix of kolo's own variables, which users can't set.
+pub const RESERVED_PREFIX: &str = "KOLO_";
+
+/// What the members of a job have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobEnv {
+    /// The job.
+    pub job: JobId,
+    /// The generation that is being formed.
+    pub generation: Generation,
+    /// Members in all.
+    pub world_size: u32,
+    /// Number of nodes.
+    pub nodes: u32,
+    /// Address of the node of rank 0.
+    pub master: IpAddr,
+    /// A port that was free there.
+    pub master_port: u16,
+    /// The job's plain HTTP rendezvous, if one is open.
+    pub rendezvous: Option<SocketAddr>,
+    /// Whether all nodes are reached over the loopback, which is then the interface to use.
+    pub loopback: bool,
+    /// How often the group was restarted.
+    pub restarts: u32,
+    /// How often it may be.
+    pub max_restarts: u32,
+}
+
+fn set(env: &mut Env, name: &str, value: impl ToString) {
+    env.insert(name.to_owned(), value.to_string());
+}
+
+/// The variables that are the same for every worker of a job.
+#[must_use]
+pub fn job(job: &JobEnv) -> Env {
+    let mut env = Env::new();
+    let size = job.world_size;
+
+    set(&mut env, "HOROVOD_SIZE", size);
+    set(&mut env, "HOROVOD_CONTROLLER", "gloo");
+    set(&mut env, "HOROVOD_CPU_OPERATIONS", "gloo");
+    if let Some(address) = job.rendezvous {
+        set(&mut env, "HOROVOD_GLOO_RENDEZVOUS_ADDR", address.ip());
+        set(&mut env, "HOROVOD_GLOO_RENDEZVOUS_PORT", address.port());
+    }
+    if job.loopback {
+        set(&mut env, "HOROVOD_GLOO_IFACE", "lo");
+        set(&mut env, "NCCL_SOCKET_IFNAME", "lo");
+    }
+
+    set(&mut env, "WORLD_SIZE", size);
+    set(&mut env, "ROLE_WORLD_SIZE", size);
+    set(&mut env, "ROLE_NAME", "default");
+    set(&mut env, "GROUP_WORLD_SIZE", job.nodes);
+    set(&mut env, "MASTER_ADDR", job.master);
+    set(&mut env, "MASTER_PORT", job.master_port);
+    set(&mut env, "TORCHELASTIC_RESTART_COUNT", job.restarts);
+    set(&mut env, "TORCHELASTIC_MAX_RESTARTS", job.max_restarts);
+    set(&mut env, "TORCHELASTIC_RUN_ID", job.job);
+    // "True" would make torch connect to a store that nobody serves.
+    set(&mut env, "TORCHELASTIC_USE_AGENT_STORE", "False");
+    env
+}
+
+/// The variables of one worker. `group_rank` is the number of its node in the job.
+#[must_use]
+pub fn member(job: &JobEnv, member: &Member, group_rank: u32) -> Env {
+    let mut env = Env::new();
+    // The node's id, not its hostname: two nodes may have one hostname, and `local_HOSTNAME` is a scope.
+    set(&mut env, "HOROVOD_HOSTNAME", horovod_hostname(member.node));
+    set(&mut env, "HOROVOD_RANK", member.rank);
+    set(&mut env, "HOROVOD_LOCAL_RANK", member.local_rank);
+    set(&mut env, "HOROVOD_LOCAL_SIZE", member.local_size);
+    set(&mut env, "HOROVOD_CROSS_RANK", member.cross_rank);
+    set(&mut env, "HOROVOD_CROSS_SIZE", member.cross_size);
+
+    set(&mut env, "RANK", member.rank);
+    set(&mut env, "ROLE_RANK", member.rank);
+    set(&mut env, "LOCAL_RANK", member.local_rank);
+    set(&mut env, "LOCAL_WORLD_SIZE", member.local_size);
+    set(&mut env, "GROUP_RANK", group_rank);
+
+    env.extend(identity(job.job, job.generation, job.world_size, member));
+    env
+}
+
+/// The `HOROVOD_HOSTNAME` of workers on a node, which names the node's scope in the rendezvous.
+#[must_use]
+pub fn horovod_hostname(node: NodeId) -> String {
+    node.to_string()
+}
+
+/// kolo's own variables, which nothing overrides.
+#[must_use]
+pub fn identity(job: JobId, generation: Generation, world_size: u32, member: &Member) -> Env {
+    let mut env = Env::new();
+    set(&mut env, "KOLO_JOB", job);
+    set(&mut env, "KOLO_GENERATION", generation);
+    set(&mut env, "KOLO_NODE", member.node);
+    set(&mut env, "KOLO_HOSTNAME", &member.hostname);
+    set(&mut env, "KOLO_SLOT", member.slot);
+    set(&mut env, "KOLO_RANK", member.rank);
+    set(&mut env, "KOLO_SIZE", world_size);
+    set(&mut env, "KOLO_LOCAL_RANK", member.local_rank);
+    set(&mut env, "KOLO_LOCAL_SIZE", member.local_size);
+    set(&mut env, "KOLO_CROSS_RANK", member.cross_rank);
+    set(&mut env, "KOLO_CROSS_SIZE", member.cross_size);
+    env
+}
+
+/// Variables that a node sets only where neither its own environment nor the user has them, as torchrun does.
+#[must_use]
+pub fn defaults(local_size: u32) -> &'static [(&'static str, &'static str)] {
+    const ALL: &[(&str, &str)] = &[
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        ("PYTHONUNBUFFERED", "1"),
+        ("OMP_NUM_THREADS", "1"),
+    ];
+    // A worker that has its node to itself may use all its CPUs.
+    if local_size > 1 {
+        ALL
+    } else {
+        &ALL[..ALL.len() - 1]
+    }
+}
+
+/// What is wrong with a variable that a user gives, if anything.
+#[must_use]
+pub fn problem(name: &str, value: &str) -> Option<&'static str> {
+    if name.is_empty() {
+        Some("its name is empty")
+    } else if name.contains('=') {
+        Some("its name contains `=`")
+    } else if name.contains('\0') {
+        Some("its name contains a NUL byte")
+    } else if value.contains('\0') {
+        Some("its value contains a NUL byte")
+    } else if name.starts_with(RESERVED_PREFIX) {
+        Some("names that begin with KOLO_ are kolo's own")
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_transport::ids::{CrossRank, LocalRank, Rank, Slot};
+
+    use super::*;
+
+    fn job_env() -> JobEnv {
+        JobEnv {
+            job: JobId(7),
+            generation: Generation(1),
+            world_size: 6,
+            nodes: 3,
+            master: "10.0.0.1".parse().unwrap(),
+            master_port: 29_500,
+            rendezvous: None,
+            loopback: false,
+            restarts: 0,
+            max_restarts: 0,
+        }
+    }
+
+    fn member_five() -> Member {
+        Member {
+            rank: Rank(4),
+            local_rank: LocalRank(1),
+            local_size: 3,
+            cross_rank: CrossRank(1),
+            cross_size: 2,
+            slot: Slot(4),
+            node: NodeId(9),
+            hostname: "c".to_owned(),
+            address: None,
+        }
+    }
+
+    fn text(env: &Env) -> String {
+        let lines: Vec<_> = env.iter().map(|(k, v)| format!("{k}={v}\n")).collect();
+        lines.concat()
+    }
+
+    #[test]
+    fn the_job_s_variables() {
+        assert_eq!(
+            text(&job(&job_env())),
+            "GROUP_WORLD_SIZE=3\n\
+             HOROVOD_CONTROLLER=gloo\n\
+             HOROVOD_CPU_OPERATIONS=gloo\n\
+             HOROVOD_SIZE=6\n\
+             MASTER_ADDR=10.0.0.1\n\
+             MASTER_PORT=29500\n\
+             ROLE_NAME=default\n\
+             ROLE_WORLD_SIZE=6\n\
+             TORCHELASTIC_MAX_RESTARTS=0\n\
+             TORCHELASTIC_RESTART_COUNT=0\n\
+             TORCHELASTIC_RUN_ID=job-0000000000000007\n\
+             TORCHELASTIC_USE_AGENT_STORE=False\n\
+             WORLD_SIZE=6\n"
+        );
+    }
+
+    #[test]
+    fn a_rendezvous_and_the_loopback_are_told_only_if_they_are_there() {
+        let mut with = job_env();
+        with.rendezvous = Some("10.0.0.2:4711".parse().unwrap());
+        with.loopback = true;
+        let without = job(&job_env());
+        let mut added = job(&with);
+        added.retain(|name, _| !without.contains_key(name));
+        assert_eq!(
+            text(&added),
+            "HOROVOD_GLOO_IFACE=lo\n\
+             HOROVOD_GLOO_RENDEZVOUS_ADDR=10.0.0.2\n\
+             HOROVOD_GLOO_RENDEZVOUS_PORT=4711\n\
+             NCCL_SOCKET_IFNAME=lo\n"
+        );
+    }
+
+    #[test]
+    fn a_member_s_variables() {
+        assert_eq!(
+            text(&member(&job_env(), &member_five(), 2)),
+            "GROUP_RANK=2\n\
+             HOROVOD_CROSS_RANK=1\n\
+             HOROVOD_CROSS_SIZE=2\n\
+             HOROVOD_HOSTNAME=node-0000000000000009\n\
+             HOROVOD_LOCAL_RANK=1\n\
+             HOROVOD_LOCAL_SIZE=3\n\
+             HOROVOD_RANK=4\n\
+             KOLO_CROSS_RANK=1\n\
+             KOLO_CROSS_SIZE=2\n\
+             KOLO_GENERATION=1\n\
+             KOLO_HOSTNAME=c\n\
+             KOLO_JOB=job-0000000000000007\n\
+             KOLO_LOCAL_RANK=1\n\
+             KOLO_LOCAL_SIZE=3\n\
+             KOLO_NODE=node-0000000000000009\n\
+             KOLO_RANK=4\n\
+             KOLO_SIZE=6\n\
+             KOLO_SLOT=4\n\
+             LOCAL_RANK=1\n\
+             LOCAL_WORLD_SIZE=3\n\
+             RANK=4\n\
+             ROLE_RANK=4\n"
+        );
+    }
+
+    /// Every variable of both families is set by one of the three layers.
+    #[test]
+    fn both_families_are_complete() {
+        let mut with = job_env();
+        with.rendezvous = Some("10.0.0.2:4711".parse().unwrap());
+        let mut env = job(&with);
+        env.extend(member(&with, &member_five(), 2));
+        for (name, value) in defaults(3) {
+            env.insert((*name).to_owned(), (*value).to_owned());
+        }
+        for name in "HOSTNAME RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE CONTROLLER \
+                     CPU_OPERATIONS GLOO_RENDEZVOUS_ADDR GLOO_RENDEZVOUS_PORT"
+            .split_whitespace()
+        {
+            assert!(
+                env.contains_key(&format!("HOROVOD_{name}")),
+                "HOROVOD_{name}"
+            );
+        }
+        for name in "LOCAL_RANK RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE \
+                     GROUP_WORLD_SIZE ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT \
+                     TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID \
+                     TORCHELASTIC_USE_AGENT_STORE TORCH_NCCL_ASYNC_ERROR_HANDLING OMP_NUM_THREADS"
+            .split_whitespace()
+        {
+            assert!(env.contains_key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_lone_worker_keeps_all_threads() {
+        let names = |size| {
+            defaults(size)
+                .iter()
+                .map(|(name, _)| *name)
+                .collect::<Vec<_>>()
+        };
+        assert!(names(2).contains(&"OMP_NUM_THREADS"));
+        assert!(!names(1).contains(&"OMP_NUM_THREADS"));
+        assert!(names(1).contains(&"TORCH_NCCL_ASYNC_ERROR_HANDLING"));
+    }
+
+    #[test]
+    fn bad_variables_have_a_problem() {
+        assert_eq!(problem("A", "b=c"), None);
+        for (name, value) in [
+            ("", "x"),
+            ("A=B", "x"),
+            ("A\0", "x"),
+            ("A", "x\0"),
+            ("KOLO_RANK", "1"),
+        ] {
+            assert!(problem(name, value).is_some(), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,591 @@
+//! The head's actor: the node registry, and the Coordinators of all jobs.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use actix::fut::wrap_future;
+use actix::{
+    Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MessageResult, ResponseFuture,
+};
+use futures_util::future::join_all;
+use kolo_transport::ids::{ClusterId, Generation, JobId, NodeId};
+use kolo_transport::session::CloseCode;
+use kolo_transport::wire::{
+    ClusterInfo, JobInfo, NodeEvent, NodeReply, NodeRequest, Refusal, RefusalKind,
+};
+use tokio::sync::watch;
+
+use super::coordinator::{Contact, Coordinator};
+use super::history::{History, shorten};
+use super::job::{Event, Job, JobConfig, Reply, Site};
+use super::link::{NodeLink, RendezvousHost};
+use super::messages::{
+    GetCluster, GetEnd, GetJob, GetJobs, Gone, Happened, Heard, Info, JobEnd, MaySign, MaySignHere,
+    News, Register, Report, Shutdown, StopJob, Submit, Submitted,
+};
+use super::registry::{NodeRegistry, Session};
+use super::validate::validate;
+use crate::placement::{PlacementError, place};
+use crate::ranks::MAX_WORLD_SIZE;
+
+/// Jobs at one time.
+pub(super) const MAX_JOBS: usize = 1024;
+/// Workers and nodes in a list of jobs, so that it fits into a frame with the names and reasons of all.
+pub(super) const MAX_LISTED: usize = MAX_WORLD_SIZE as usize / 2;
+/// Jobs that a node is asked to stop at one time on top of those that it named when it registered. One that
+/// reports more jobs that nobody knows is told so, and no more.
+pub(super) const MAX_CLEANING: usize = 4096;
+/// Messages that may wait; senders of more wait themselves.
+const MAILBOX: usize = 1024;
+/// How long a node may take to stop a job that it should not have any more.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long to wait before it is asked again.
+const CLEANUP_PAUSE: Duration = Duration::from_secs(1);
+
+/// What the head's actor must know.
+#[derive(Clone)]
+pub struct HeadSettings {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// A node that is not heard for so long counts as lost.
+    pub lease: Duration,
+    /// Settings of every job.
+    pub job: JobConfig,
+    /// Opens rendezvous.
+    pub rendezvous: Arc<dyn RendezvousHost>,
+    /// Is told the number of living nodes at every change.
+    pub alive: watch::Sender<usize>,
+}
+
+impl fmt::Debug for HeadSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeadSettings")
+            .field("cluster", &self.cluster)
+            .field("lease", &self.lease)
+            .field("job", &self.job)
+            .finish_non_exhaustive()
+    }
+}
+
+struct RunningJob {
+    number: u64,
+    coordinator: Addr<Coordinator>,
+}
+
+/// Owns the registry, places jobs, and routes what comes to their Coordinators.
+pub struct HeadActor {
+    settings: HeadSettings,
+    started: Instant,
+    registry: NodeRegistry,
+    links: HashMap<NodeId, (Session, Arc<dyn NodeLink>)>,
+    jobs: HashMap<JobId, RunningJob>,
+    next_number: u64,
+    history: History,
+    /// What nodes are asked to stop, until they have confirmed or their stay is over.
+    cleaning: HashMap<(NodeId, Session), HashSet<JobId>>,
+    stopping: Option<String>,
+}
+
+impl fmt::Debug for HeadActor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeadActor")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl HeadActor {
+    /// A head without nodes and jobs. Start it on the arbiter on which all Coordinators will live.
+    #[must_use]
+    pub fn new(settings: HeadSettings) -> Self {
+        Self {
+            registry: NodeRegistry::new(settings.lease),
+            settings,
+            started: Instant::now(),
+            links: HashMap::new(),
+            jobs: HashMap::new(),
+            next_number: 1,
+            history: History::default(),
+            cleaning: HashMap::new(),
+            stopping: None,
+        }
+    }
+
+    /// Looks for leases that have run out, again and again.
+    fn watch_leases(ctx: &mut Context<Self>, settings: &HeadSettings, next: Option<Instant>) {
+        let now = Instant::now();
+        // A node that registers meanwhile has a whole lease before it.
+        let at = next.unwrap_or(now + settings.lease);
+        ctx.run_later(at.saturating_duration_since(now), move |this, ctx| {
+            let now = Instant::now();
+            let late = now.saturating_duration_since(at);
+            if late > this.settings.lease / 4 {
+                // This process stood still, and what the nodes sent meanwhile is still to be read.
+                tracing::warn!(?late, "the head was not scheduled; all leases are renewed");
+                this.registry.renew_all(now);
+            }
+            for (node, session, silent) in this.registry.expired(now) {
+                let reason = format!("no heartbeat for {:.1} s", silent.as_secs_f64());
+                this.node_lost(ctx, node, session, &reason);
+            }
+            Self::watch_leases(ctx, &this.settings, this.registry.next_expiry());
+        });
+    }
+
+    fn node_lost(&mut self, ctx: &mut Context<Self>, node: NodeId, session: Session, reason: &str) {
+        let Some(jobs) = self.registry.lose(node, session) else {
+            return;
+        };
+        tracing::warn!(%node, reason, jobs = jobs.len(), "a node is lost");
+        if let Some((_, link)) = self.links.remove(&node) {
+            link.close(CloseCode::LeaseExpired, reason);
+        }
+        self.tell_jobs_of_loss(ctx, node, &jobs, reason);
+        self.count_alive();
+    }
+
+    fn tell_jobs_of_loss(
+        &self,
+        ctx: &mut Context<Self>,
+        node: NodeId,
+        jobs: &[JobId],
+        reason: &str,
+    ) {
+        for job in jobs {
+            if let Some(job) = self.jobs.get(job) {
+                let reason = reason.to_owned();
+                let told = job
+                    .coordinator
+                    .send(Happened(Event::NodeLost { node, reason }));
+                // A Coordinator that is gone has ended its job.
+                ctx.spawn(wrap_future::<_, Self>(told).map(|_, _, _| ()));
+            }
+        }
+    }
+
+    fn count_alive(&self) {
+        self.settings
+            .alive
+            .send_replace(self.registry.alive_count());
+    }
+
+    /// Asks a node to stop a job that it should not have any more, until it confirms or its stay is over.
+    fn clean_up(&mut self, ctx: &mut Context<Self>, node: NodeId, session: Session, job: JobId) {
+        if self
+            .cleaning
+            .entry((node, session))
+            .or_default()
+            .insert(job)
+        {
+            self.ask_to_stop(ctx, node, session, job);
+        }
+    }
+
+    fn ask_to_stop(&mut self, ctx: &mut Context<Self>, node: NodeId, session: Session, job: JobId) {
+        let Some(link) = self
+            .links
+            .get(&node)
+            .filter(|(current, _)| *current == session)
+            .map(|(_, link)| Arc::clone(link))
+        else {
+            self.cleaning.remove(&(node, session));
+            return;
+        };
+        let request = NodeRequest::Stop {
+            job,
+            reason: "the head does not count on it any more".to_owned(),
+        };
+        let asked = link.request(request, CLEANUP_TIMEOUT);
+        ctx.spawn(wrap_future::<_, Self>(asked).map(move |reply, this, ctx| {
+            if is_confirmed(&reply) {
+                if let Some(jobs) = this.cleaning.get_mut(&(node, session)) {
+                    jobs.remove(&job);
+                    if jobs.is_empty() {
+                        this.cleaning.remove(&(node, session));
+                    }
+                }
+                tracing::info!(%node, %job, "a node has stopped a job of before");
+                this.registry.free(job, node);
+                return;
+            }
+            tracing::warn!(%node, %job, ?reply, "a node does not stop a job; it is asked again");
+            ctx.run_later(CLEANUP_PAUSE, move |this, ctx| {
+                this.ask_to_stop(ctx, node, session, job);
+            });
+        }));
+    }
+
+    fn is_current(&self, node: NodeId, session: Session) -> Result<(), Refusal> {
+        match self.registry.alive(node) {
+            Some((_, current)) if current == session => Ok(()),
+            _ => Err(Refusal::new(
+                RefusalKind::Forbidden,
+                format!("{node} is not registered, or counts as lost; register again"),
+            )),
+        }
+    }
+
+    fn place_job(&mut self, ctx: &mut Context<Self>, submit: Submit) -> Result<Submitted, Refusal> {
+        if let Some(reason) = &self.stopping {
+            return Err(Refusal::new(RefusalKind::Stopped, reason.clone()));
+        }
+        validate(&submit.spec)?;
+        if self.jobs.len() >= MAX_JOBS {
+            return Err(Refusal::new(
+                RefusalKind::Busy,
+                format!("{MAX_JOBS} jobs run, which is the most; try again when one has ended"),
+            ));
+        }
+        let Submit {
+            spec,
+            owner,
+            events,
+        } = submit;
+        let shares =
+            place(spec.placement, &spec.per_worker, &self.registry.offers()).map_err(|error| {
+                let kind = match error {
+                    PlacementError::Unplaceable(_) => RefusalKind::Unplaceable,
+                    PlacementError::Size { .. } => RefusalKind::Invalid,
+                };
+                Refusal::new(kind, error.to_string())
+            })?;
+        let mut sites = Vec::with_capacity(shares.len());
+        let mut contacts = HashMap::with_capacity(shares.len());
+        for share in &shares {
+            let known = self
+                .registry
+                .alive(share.node)
+                .zip(self.links.get(&share.node));
+            let Some(((registration, _), (_, link))) = known else {
+                return Err(internal("the placement chose a node that is lost"));
+            };
+            sites.push(Site {
+                node: share.node,
+                hostname: registration.hostname.clone(),
+                address: registration.address,
+                workers: share.workers,
+            });
+            contacts.insert(
+                share.node,
+                Contact {
+                    link: Arc::clone(link),
+                    ip: registration.address.ip(),
+                },
+            );
+        }
+        let id = JobId::random();
+        let wanted: Vec<_> = shares
+            .iter()
+            .map(|share| (share.node, spec.per_worker.times(share.workers)))
+            .collect();
+        let job = Job::submit(Instant::now(), id, owner, spec, sites, self.settings.job)?;
+        if !self.registry.hold(id, &wanted) {
+            return Err(internal("the placement chose what is not free"));
+        }
+        tracing::info!(job = %id, %owner, nodes = shares.len(), "a job is placed");
+        let coordinator = Coordinator::new(
+            job,
+            contacts,
+            ctx.address(),
+            events,
+            Arc::clone(&self.settings.rendezvous),
+        )
+        .start();
+        self.jobs.insert(
+            id,
+            RunningJob {
+                number: self.next_number,
+                coordinator: coordinator.clone(),
+            },
+        );
+        self.next_number += 1;
+        Ok(Submitted {
+            job: id,
+            coordinator,
+        })
+    }
+}
+
+/// Stops a job. The errors of a Coordinator that is gone are the end of its job, which is what was asked for.
+async fn stop(coordinator: &Addr<Coordinator>, reason: String) -> JobEnd {
+    let end = coordinator.send(GetEnd).await.unwrap_or(JobEnd(None));
+    coordinator
+        .send(Happened(Event::Stop { reason }))
+        .await
+        .ok();
+    end
+}
+
+fn is_confirmed(reply: &Reply) -> bool {
+    match reply {
+        Reply::Answer(NodeReply::Done) => true,
+        Reply::Refused(refusal) => refusal.kind == RefusalKind::NotFound,
+        Reply::Answer(_) | Reply::Unknown(_) => false,
+    }
+}
+
+fn internal(message: &str) -> Refusal {
+    tracing::error!(message, "a job was not taken");
+    Refusal::new(RefusalKind::Internal, message)
+}
+
+fn unknown_job(job: JobId) -> Refusal {
+    Refusal::new(
+        RefusalKind::NotFound,
+        format!("the head knows no {job}; `kolo jobs` lists those that it knows"),
+    )
+}
+
+impl Actor for HeadActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(MAILBOX);
+        Self::watch_leases(ctx, &self.settings, None);
+    }
+}
+
+impl Handler<Register> for HeadActor {
+    type Result = Result<Session, Refusal>;
+
+    fn handle(&mut self, message: Register, ctx: &mut Self::Context) -> Self::Result {
+        let Register { registration, link } = message;
+        let (node, hostname) = (registration.node, registration.hostname.clone());
+        let resources = registration.resources.to_string();
+        let admission = self.registry.register(Instant::now(), registration)?;
+        let session = admission.session;
+        tracing::info!(%node, hostname, resources, "a node has registered");
+        if let Some((_, old)) = self.links.insert(node, (session, link)) {
+            old.close(CloseCode::Duplicate, "the node has registered again");
+        }
+        if admission.replaced.is_some() {
+            let reason = "the node has registered again";
+            self.tell_jobs_of_loss(ctx, node, &admission.stale, reason);
+        }
+        for job in admission.stale {
+            self.clean_up(ctx, node, session, job);
+        }
+        self.count_alive();
+        Ok(session)
+    }
+}
+
+impl Handler<Heard> for HeadActor {
+    type Result = bool;
+
+    fn handle(&mut self, message: Heard, _: &mut Self::Context) -> bool {
+        self.registry
+            .beat(Instant::now(), message.node, message.session)
+    }
+}
+
+impl Handler<Gone> for HeadActor {
+    type Result = ();
+
+    fn handle(&mut self, message: Gone, ctx: &mut Self::Context) {
+        self.node_lost(ctx, message.node, message.session, &message.reason);
+    }
+}
+
+impl Handler<Report> for HeadActor {
+    type Result = ResponseFuture<Result<(), Refusal>>;
+
+    fn handle(&mut self, message: Report, ctx: &mut Self::Context) -> Self::Result {
+        let Report {
+            node,
+            session,
+            event,
+        } = message;
+        if let Err(refusal) = self.is_current(node, session) {
+            return Box::pin(async { Err(refusal) });
+        }
+        let job = match &event {
+            NodeEvent::WorkerStarted { job, .. }
+            | NodeEvent::WorkerReady { job, .. }
+            | NodeEvent::WorkerExited { job, .. }
+            | NodeEvent::JobGone { job } => *job,
+        };
+        if let Some(running) = self.jobs.get(&job) {
+            let told = running
+                .coordinator
+                .send(Happened(Event::Node { node, event }));
+            return Box::pin(async move {
+                // It has ended meanwhile, and so asked for nothing more.
+                told.await.ok();
+                Ok(())
+            });
+        }
+        if matches!(event, NodeEvent::JobGone { .. }) {
+            self.registry.free(job, node);
+            return Box::pin(async { Ok(()) });
+        }
+        if self.history.find(job).is_some() {
+            return Box::pin(async { Ok(()) });
+        }
+        let cleaning = self.cleaning.get(&(node, session)).map_or(0, HashSet::len);
+        if cleaning < MAX_CLEANING {
+            self.clean_up(ctx, node, session, job);
+        } else {
+            tracing::warn!(%node, %job, "a node reports too many jobs that nobody knows");
+        }
+        Box::pin(async move { Err(unknown_job(job)) })
+    }
+}
+
+impl Handler<MaySign> for HeadActor {
+    type Result = ResponseFuture<Result<Generation, Refusal>>;
+
+    fn handle(&mut self, message: MaySign, _: &mut Self::Context) -> Self::Result {
+        let MaySign {
+            node,
+            session,
+            job,
+            slot,
+        } = message;
+        let asked = self.is_current(node, session).and_then(|()| {
+            let running = self.jobs.get(&job).ok_or_else(|| unknown_job(job))?;
+            Ok(running.coordinator.send(MaySignHere { node, slot }))
+        });
+        Box::pin(async move { asked?.await.unwrap_or_else(|_| Err(unknown_job(job))) })
+    }
+}
+
+impl Handler<Submit> for HeadActor {
+    type Result = Result<Submitted, Refusal>;
+
+    fn handle(&mut self, message: Submit, ctx: &mut Self::Context) -> Self::Result {
+        self.place_job(ctx, message)
+    }
+}
+
+impl Handler<GetCluster> for HeadActor {
+    type Result = MessageResult<GetCluster>;
+
+    fn handle(&mut self, _: GetCluster, _: &mut Self::Context) -> Self::Result {
+        let now = Instant::now();
+        MessageResult(ClusterInfo {
+            cluster: self.settings.cluster,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_ms: now.saturating_duration_since(self.started).as_millis() as u64,
+            nodes: self.registry.info(now),
+            running_jobs: self.jobs.len() as u32,
+        })
+    }
+}
+
+impl Handler<GetJobs> for HeadActor {
+    type Result = ResponseFuture<Vec<JobInfo>>;
+
+    fn handle(&mut self, _: GetJobs, _: &mut Self::Context) -> Self::Result {
+        let asked: Vec<_> = self
+            .jobs
+            .values()
+            .map(|job| {
+                let (number, info) = (job.number, job.coordinator.send(Info));
+                async move { Some((number, info.await.ok()?)) }
+            })
+            .collect();
+        let mut all = self.history.all();
+        Box::pin(async move {
+            all.extend(join_all(asked).await.into_iter().flatten());
+            all.sort_unstable_by_key(|(number, _)| std::cmp::Reverse(*number));
+            let mut jobs: Vec<_> = all.into_iter().map(|(_, info)| info).collect();
+            shorten(&mut jobs, MAX_LISTED);
+            jobs
+        })
+    }
+}
+
+impl Handler<GetJob> for HeadActor {
+    type Result = ResponseFuture<Result<JobInfo, Refusal>>;
+
+    fn handle(&mut self, GetJob(job): GetJob, ctx: &mut Self::Context) -> Self::Result {
+        if let Some(info) = self.history.find(job) {
+            let info = info.clone();
+            return Box::pin(async { Ok(info) });
+        }
+        let Some(running) = self.jobs.get(&job) else {
+            return Box::pin(async move { Err(unknown_job(job)) });
+        };
+        let (asked, this) = (running.coordinator.send(Info), ctx.address());
+        Box::pin(async move {
+            match asked.await {
+                Ok(info) => Ok(info),
+                // It has ended just now, so the history has it.
+                Err(_) => match this.send(GetJob(job)).await {
+                    Ok(answer) => answer,
+                    Err(_) => Err(unknown_job(job)),
+                },
+            }
+        })
+    }
+}
+
+impl Handler<StopJob> for HeadActor {
+    type Result = ResponseFuture<Result<JobEnd, Refusal>>;
+
+    fn handle(&mut self, message: StopJob, _: &mut Self::Context) -> Self::Result {
+        let StopJob { job, reason } = message;
+        let Some(running) = self.jobs.get(&job) else {
+            let known = self.history.find(job).is_some();
+            return Box::pin(async move {
+                if known {
+                    Ok(JobEnd(None))
+                } else {
+                    Err(unknown_job(job))
+                }
+            });
+        };
+        let coordinator = running.coordinator.clone();
+        Box::pin(async move { Ok(stop(&coordinator, reason).await) })
+    }
+}
+
+impl Handler<Shutdown> for HeadActor {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, Shutdown { reason }: Shutdown, _: &mut Self::Context) -> Self::Result {
+        self.stopping = Some(reason.clone());
+        let ends: Vec<_> = self
+            .jobs
+            .values()
+            .map(|job| {
+                let coordinator = job.coordinator.clone();
+                let reason = reason.clone();
+                async move { stop(&coordinator, reason).await.wait().await }
+            })
+            .collect();
+        Box::pin(async move {
+            join_all(ends).await;
+        })
+    }
+}
+
+impl Handler<News> for HeadActor {
+    type Result = ();
+
+    fn handle(&mut self, news: News, ctx: &mut Self::Context) {
+        for node in news.free {
+            self.registry.free(news.job, node);
+        }
+        for node in news.abandoned {
+            if let Some((_, session)) = self.registry.alive(node) {
+                self.clean_up(ctx, node, session, news.job);
+            }
+        }
+        let Some(info) = news.finished else {
+            return;
+        };
+        tracing::info!(
+            job = %news.job,
+            state = %info.state,
+            reason = info.reason.as_deref().unwrap_or_default(),
+            "a job has ended"
+        );
+        if let Some(job) = self.jobs.remove(&news.job) {
+            self.history.push(job.number, info);
+        }
+    }
+}

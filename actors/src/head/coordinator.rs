@@ -1,0 +1,329 @@
+//! The Coordinator actor: one for each job, a thin shell around [`Job`].
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use actix::fut::wrap_future;
+use actix::{
+    Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, MessageResult,
+    SpawnHandle,
+};
+use kolo_transport::ids::NodeId;
+use kolo_transport::wire::{JobEvent, NodeRequest, Refusal};
+use tokio::sync::{mpsc, watch};
+
+use super::actor::HeadActor;
+use super::job::{Action, Event, Job, Reply};
+use super::link::{NodeLink, RendezvousHost};
+use super::messages::{GetEnd, Happened, Info, JobEnd, MaySignHere, News};
+
+/// How long a node may take for one push before it is tried again.
+const PUSH_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to wait after a push that was not answered.
+const PUSH_PAUSE: Duration = Duration::from_millis(250);
+/// On top of a request's own deadline, for a link that does not keep it.
+const OVERTIME: Duration = Duration::from_secs(1);
+
+/// A node that has a part in the job.
+pub(super) struct Contact {
+    pub(super) link: Arc<dyn NodeLink>,
+    pub(super) ip: IpAddr,
+}
+
+/// What is being delivered to one node.
+#[derive(Default)]
+struct Outbox {
+    waiting: VecDeque<NodeRequest>,
+    /// The delivery of the first one.
+    delivery: Option<SpawnHandle>,
+}
+
+/// Drives one job: from its placement to its end.
+pub struct Coordinator {
+    job: Job,
+    first_actions: Vec<Action>,
+    contacts: HashMap<NodeId, Contact>,
+    head: Addr<HeadActor>,
+    driver: mpsc::Sender<JobEvent>,
+    rendezvous: Arc<dyn RendezvousHost>,
+    outboxes: HashMap<NodeId, Outbox>,
+    timer: Option<(Instant, SpawnHandle)>,
+    /// Dropped at the end.
+    ended: watch::Sender<()>,
+}
+
+impl fmt::Debug for Coordinator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Coordinator")
+            .field("job", &self.job.id())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Coordinator {
+    pub(super) fn new(
+        (job, first_actions): (Job, Vec<Action>),
+        contacts: HashMap<NodeId, Contact>,
+        head: Addr<HeadActor>,
+        driver: mpsc::Sender<JobEvent>,
+        rendezvous: Arc<dyn RendezvousHost>,
+    ) -> Self {
+        Self {
+            job,
+            first_actions,
+            contacts,
+            head,
+            driver,
+            rendezvous,
+            outboxes: HashMap::new(),
+            timer: None,
+            ended: watch::Sender::new(()),
+        }
+    }
+
+    fn step(&mut self, ctx: &mut Context<Self>, event: Event) {
+        let actions = self.job.step(Instant::now(), event);
+        self.act(ctx, actions);
+    }
+
+    fn act(&mut self, ctx: &mut Context<Self>, actions: Vec<Action>) {
+        let mut news = News {
+            job: self.job.id(),
+            free: Vec::new(),
+            abandoned: Vec::new(),
+            finished: None,
+        };
+        let mut told = Vec::new();
+        for action in actions {
+            match action {
+                Action::Request {
+                    node,
+                    request,
+                    deadline,
+                } => self.request(ctx, node, *request, deadline),
+                Action::Push { node, request } => {
+                    let outbox = self.outboxes.entry(node).or_default();
+                    outbox.waiting.push_back(*request);
+                    self.deliver(ctx, node);
+                }
+                Action::Tell(event) => told.push(event),
+                Action::OpenRendezvous(members) => {
+                    let peers = self.contacts.values().map(|contact| contact.ip).collect();
+                    let local = self.local_ip();
+                    let opening = self.rendezvous.open(self.job.id(), members, peers, local);
+                    ctx.spawn(wrap_future::<_, Self>(opening).map(|opened, this, ctx| {
+                        this.step(ctx, Event::Rendezvous(opened));
+                    }));
+                }
+                // The actor may stop before it is closed.
+                Action::CloseRendezvous => {
+                    actix::spawn(self.rendezvous.close(self.job.id()));
+                }
+                Action::Free(node) => news.free.push(node),
+                Action::Abandon(node) => news.abandoned.push(node),
+                Action::Note(text) => tracing::info!(job = %self.job.id(), "{text}"),
+                Action::Finished => news.finished = Some(self.job.info(Instant::now())),
+            }
+        }
+        self.set_timer(ctx);
+        if news.free.is_empty() && news.abandoned.is_empty() && news.finished.is_none() {
+            self.tell(told);
+            return;
+        }
+        // The head hears it first: a driver that is told of the end may want what is free now.
+        let finished = news.finished.is_some();
+        let sent = self.head.send(news);
+        ctx.wait(wrap_future::<_, Self>(sent).map(move |sent, this, ctx| {
+            if let Err(error) = sent {
+                tracing::warn!(job = %this.job.id(), %error, "the head's registry is gone");
+            }
+            this.tell(told);
+            if finished {
+                ctx.stop();
+            }
+        }));
+    }
+
+    /// An address of this host that all nodes of the job reach: one that a node on another host uses, if there is one.
+    fn local_ip(&self) -> Option<IpAddr> {
+        let seen = || {
+            self.contacts
+                .values()
+                .filter_map(|contact| contact.link.local_ip())
+        };
+        seen()
+            .filter(|ip| !ip.is_loopback())
+            .min()
+            .or_else(|| seen().min())
+    }
+
+    /// Sends a request that has the node for itself: what was to be delivered before is pointless now.
+    fn request(
+        &mut self,
+        ctx: &mut Context<Self>,
+        node: NodeId,
+        request: NodeRequest,
+        deadline: Duration,
+    ) {
+        self.drop_outbox(ctx, node);
+        let asked = self.ask(node, request, deadline);
+        ctx.spawn(wrap_future::<_, Self>(asked).map(move |reply, this, ctx| {
+            this.step(ctx, Event::Replied { node, reply });
+        }));
+    }
+
+    fn ask(
+        &self,
+        node: NodeId,
+        request: NodeRequest,
+        deadline: Duration,
+    ) -> impl Future<Output = Reply> + 'static {
+        let asked = self
+            .contacts
+            .get(&node)
+            .map(|contact| contact.link.request(request, deadline));
+        async move {
+            let Some(asked) = asked else {
+                return Reply::Unknown("there is no connection to it".to_owned());
+            };
+            tokio::time::timeout(deadline + OVERTIME, asked)
+                .await
+                .unwrap_or_else(|_| Reply::Unknown(format!("no answer within {deadline:?}")))
+        }
+    }
+
+    fn drop_outbox(&mut self, ctx: &mut Context<Self>, node: NodeId) {
+        if let Some(outbox) = self.outboxes.remove(&node)
+            && let Some(delivery) = outbox.delivery
+        {
+            ctx.cancel_future(delivery);
+        }
+    }
+
+    /// Delivers the first in a node's outbox unless that is under way.
+    fn deliver(&mut self, ctx: &mut Context<Self>, node: NodeId) {
+        let Some(request) = self
+            .outboxes
+            .get(&node)
+            .filter(|outbox| outbox.delivery.is_none())
+            .and_then(|outbox| outbox.waiting.front().cloned())
+        else {
+            return;
+        };
+        let membership = matches!(request, NodeRequest::Membership(_));
+        let asked = self.ask(node, request, PUSH_TIMEOUT);
+        let attempt = async move {
+            let reply = asked.await;
+            if matches!(reply, Reply::Unknown(_)) {
+                tokio::time::sleep(PUSH_PAUSE).await;
+            }
+            reply
+        };
+        let handle = ctx.spawn(wrap_future::<_, Self>(attempt).map(
+            move |reply, this, ctx| {
+                let Some(outbox) = this.outboxes.get_mut(&node) else {
+                    return;
+                };
+                outbox.delivery = None;
+                let refusal = match reply {
+                    Reply::Unknown(reason) => {
+                        tracing::warn!(job = %this.job.id(), %node, reason, "a push is tried again");
+                        return this.deliver(ctx, node);
+                    }
+                    Reply::Answer(_) => None,
+                    Reply::Refused(refusal) => Some(refusal),
+                };
+                outbox.waiting.pop_front();
+                this.deliver(ctx, node);
+                this.step(
+                    ctx,
+                    Event::Pushed {
+                        node,
+                        membership,
+                        refusal,
+                    },
+                );
+            },
+        ));
+        if let Some(outbox) = self.outboxes.get_mut(&node) {
+            outbox.delivery = Some(handle);
+        }
+    }
+
+    fn tell(&self, events: Vec<JobEvent>) {
+        for event in events {
+            match self.driver.try_send(event) {
+                // A driver that is gone is known by the end of its stream.
+                Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => {}
+                Err(mpsc::error::TrySendError::Full(event)) => {
+                    tracing::error!(job = %self.job.id(), ?event, "the driver's queue is too short");
+                }
+            }
+        }
+    }
+
+    fn set_timer(&mut self, ctx: &mut Context<Self>) {
+        let wanted = self.job.deadline();
+        if self.timer.map(|(at, _)| at) == wanted {
+            return;
+        }
+        if let Some((_, handle)) = self.timer.take() {
+            ctx.cancel_future(handle);
+        }
+        if let Some(at) = wanted {
+            let delay = at.saturating_duration_since(Instant::now());
+            let handle = ctx.run_later(delay, |this, ctx| {
+                this.timer = None;
+                this.step(ctx, Event::Tick);
+            });
+            self.timer = Some((at, handle));
+        }
+    }
+}
+
+impl Actor for Coordinator {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        let actions = std::mem::take(&mut self.first_actions);
+        self.act(ctx, actions);
+    }
+}
+
+impl Handler<Happened> for Coordinator {
+    type Result = ();
+
+    fn handle(&mut self, Happened(event): Happened, ctx: &mut Self::Context) {
+        if let Event::NodeLost { node, .. } = &event {
+            self.drop_outbox(ctx, *node);
+        }
+        self.step(ctx, event);
+    }
+}
+
+impl Handler<Info> for Coordinator {
+    type Result = MessageResult<Info>;
+
+    fn handle(&mut self, _: Info, _: &mut Self::Context) -> Self::Result {
+        MessageResult(self.job.info(Instant::now()))
+    }
+}
+
+impl Handler<MaySignHere> for Coordinator {
+    type Result = Result<kolo_transport::ids::Generation, Refusal>;
+
+    fn handle(&mut self, message: MaySignHere, _: &mut Self::Context) -> Self::Result {
+        self.job.may_sign(message.node, message.slot)
+    }
+}
+
+impl Handler<GetEnd> for Coordinator {
+    type Result = MessageResult<GetEnd>;
+
+    fn handle(&mut self, _: GetEnd, _: &mut Self::Context) -> Self::Result {
+        MessageResult(JobEnd(Some(self.ended.subscribe())))
+    }
+}

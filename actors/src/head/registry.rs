@@ -1,0 +1,532 @@
+//! The node registry: who is alive, what is free, who holds what.
+//!
+//! A node is alive from its registration until its lease runs out or its connection ends. What a job holds
+//! on it stays booked until the node itself has confirmed that nothing is left, so a node that comes back
+//! with workers of old jobs offers only what is truly free (G-2).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::{JobId, NodeId};
+use kolo_transport::wire::{NodeInfo, NodeRegistration, Refusal, RefusalKind, Resources};
+
+use crate::placement::{Offer, is_sane};
+
+/// Most nodes of a cluster, lost ones that are still shown included.
+pub const MAX_NODES: usize = 16_384;
+/// Lost nodes that are remembered.
+const MAX_LOST: usize = 256;
+/// Most jobs that a node may bring along.
+const MAX_JOBS: usize = 4096;
+/// Most custom resources of a node.
+const MAX_CUSTOM: usize = 1024;
+/// Longest hostname, version, and name of a custom resource.
+const MAX_TEXT: usize = 256;
+
+/// One stay of a node in the registry. A message of an older stay changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Session(pub u64);
+
+/// Answer to a registration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admission {
+    /// The new stay.
+    pub session: Session,
+    /// Jobs that the node held in an earlier stay, or says that it holds. They count it as lost; it must be told
+    /// to stop them.
+    pub stale: Vec<JobId>,
+    /// The earlier stay, if it had not ended.
+    pub replaced: Option<Session>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    registration: NodeRegistration,
+    session: Session,
+    alive: bool,
+    last_seen: Instant,
+    held: BTreeMap<JobId, Resources>,
+}
+
+impl Entry {
+    fn available(&self) -> Resources {
+        let taken = self
+            .held
+            .values()
+            .fold(Resources::default(), |sum, held| sum.plus(held));
+        let total = &self.registration.resources;
+        // A node may come back smaller than what it still holds.
+        Resources {
+            cpus: kolo_transport::wire::Milli(total.cpus.0.saturating_sub(taken.cpus.0)),
+            gpus: total.gpus.saturating_sub(taken.gpus),
+            custom: total
+                .custom
+                .iter()
+                .map(|(name, amount)| {
+                    let taken = taken.custom.get(name).map_or(0, |taken| taken.0);
+                    let rest = kolo_transport::wire::Milli(amount.0.saturating_sub(taken));
+                    (name.clone(), rest)
+                })
+                .collect(),
+        }
+    }
+}
+
+/// All nodes that the head knows.
+#[derive(Debug)]
+pub struct NodeRegistry {
+    lease: Duration,
+    next_session: u64,
+    /// In order of first registration.
+    entries: Vec<Entry>,
+    index: HashMap<NodeId, usize>,
+}
+
+impl NodeRegistry {
+    /// No nodes. A node that is not heard for `lease` counts as lost.
+    #[must_use]
+    pub fn new(lease: Duration) -> Self {
+        Self {
+            lease,
+            next_session: 1,
+            entries: Vec::new(),
+            index: HashMap::new(),
+        }
+    }
+
+    /// A node introduces itself. One that is known begins a new stay; its old one is over.
+    ///
+    /// # Errors
+    ///
+    /// [`RefusalKind::Invalid`] for what can't be true, [`RefusalKind::Busy`] if there are too many nodes.
+    pub fn register(
+        &mut self,
+        now: Instant,
+        registration: NodeRegistration,
+    ) -> Result<Admission, Refusal> {
+        check(&registration)?;
+        let session = Session(self.next_session);
+        let mut stale: BTreeSet<JobId> = registration.jobs.iter().copied().collect();
+        let admission = if let Some(&index) = self.index.get(&registration.node) {
+            let entry = &mut self.entries[index];
+            stale.extend(entry.held.keys());
+            let admission = Admission {
+                session,
+                stale: stale.into_iter().collect(),
+                replaced: entry.alive.then_some(entry.session),
+            };
+            entry.registration = registration;
+            entry.session = session;
+            entry.alive = true;
+            entry.last_seen = now;
+            admission
+        } else {
+            self.forget_lost();
+            if self.entries.len() >= MAX_NODES {
+                return Err(Refusal::new(
+                    RefusalKind::Busy,
+                    format!("the cluster has {MAX_NODES} nodes already, which is the most"),
+                ));
+            }
+            self.index.insert(registration.node, self.entries.len());
+            self.entries.push(Entry {
+                registration,
+                session,
+                alive: true,
+                last_seen: now,
+                held: BTreeMap::new(),
+            });
+            Admission {
+                session,
+                stale: stale.into_iter().collect(),
+                replaced: None,
+            }
+        };
+        self.next_session += 1;
+        Ok(admission)
+    }
+
+    /// The node was heard. False if this stay is over.
+    pub fn beat(&mut self, now: Instant, node: NodeId, session: Session) -> bool {
+        match self.current(node, session) {
+            Some(entry) => {
+                entry.last_seen = now;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Every living node counts as heard just now.
+    pub fn renew_all(&mut self, now: Instant) {
+        for entry in self.entries.iter_mut().filter(|entry| entry.alive) {
+            entry.last_seen = now;
+        }
+    }
+
+    /// The stay is over. The jobs that the node held, or `None` if it was over before.
+    pub fn lose(&mut self, node: NodeId, session: Session) -> Option<Vec<JobId>> {
+        let entry = self.current(node, session)?;
+        entry.alive = false;
+        Some(entry.held.keys().copied().collect())
+    }
+
+    /// The stays whose lease has run out, with the time since the node was heard. [`NodeRegistry::lose`] ends them.
+    #[must_use]
+    pub fn expired(&self, now: Instant) -> Vec<(NodeId, Session, Duration)> {
+        self.entries
+            .iter()
+            .filter(|entry| entry.alive)
+            .map(|entry| (entry, now.saturating_duration_since(entry.last_seen)))
+            .filter(|(_, silent)| *silent >= self.lease)
+            .map(|(entry, silent)| (entry.registration.node, entry.session, silent))
+            .collect()
+    }
+
+    /// When the next lease runs out, if nobody is heard before.
+    #[must_use]
+    pub fn next_expiry(&self) -> Option<Instant> {
+        self.entries
+            .iter()
+            .filter(|entry| entry.alive)
+            .map(|entry| entry.last_seen + self.lease)
+            .min()
+    }
+
+    /// What the living nodes offer, in order of first registration.
+    #[must_use]
+    pub fn offers(&self) -> Vec<Offer> {
+        self.entries
+            .iter()
+            .filter(|entry| entry.alive)
+            .map(|entry| Offer {
+                node: entry.registration.node,
+                hostname: entry.registration.hostname.clone(),
+                available: entry.available(),
+                total: entry.registration.resources.clone(),
+            })
+            .collect()
+    }
+
+    /// Books resources for a job on several nodes, all or nothing. False if one of them is lost or has too little.
+    #[must_use]
+    pub fn hold(&mut self, job: JobId, wanted: &[(NodeId, Resources)]) -> bool {
+        let fits = wanted.iter().all(|(node, resources)| {
+            self.get(*node).is_some_and(|entry| {
+                entry.alive && !entry.held.contains_key(&job) && entry.available().fits(resources)
+            })
+        });
+        if fits {
+            for (node, resources) in wanted {
+                if let Some(&index) = self.index.get(node) {
+                    self.entries[index].held.insert(job, resources.clone());
+                }
+            }
+        }
+        fits
+    }
+
+    /// The node has confirmed that nothing of the job is left on it.
+    pub fn free(&mut self, job: JobId, node: NodeId) {
+        if let Some(&index) = self.index.get(&node) {
+            self.entries[index].held.remove(&job);
+        }
+    }
+
+    /// Whether the job is booked on the node.
+    #[must_use]
+    pub fn holds(&self, job: JobId, node: NodeId) -> bool {
+        self.get(node)
+            .is_some_and(|entry| entry.held.contains_key(&job))
+    }
+
+    /// The introduction of a living node.
+    #[must_use]
+    pub fn alive(&self, node: NodeId) -> Option<(&NodeRegistration, Session)> {
+        self.get(node)
+            .filter(|entry| entry.alive)
+            .map(|entry| (&entry.registration, entry.session))
+    }
+
+    /// Number of living nodes.
+    #[must_use]
+    pub fn alive_count(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.alive).count()
+    }
+
+    /// All nodes, as the API shows them.
+    #[must_use]
+    pub fn info(&self, now: Instant) -> Vec<NodeInfo> {
+        self.entries
+            .iter()
+            .map(|entry| NodeInfo {
+                node: entry.registration.node,
+                hostname: entry.registration.hostname.clone(),
+                address: entry.registration.address,
+                alive: entry.alive,
+                total: entry.registration.resources.clone(),
+                available: if entry.alive {
+                    entry.available()
+                } else {
+                    Resources::default()
+                },
+                last_seen_ms: now.saturating_duration_since(entry.last_seen).as_millis() as u64,
+                jobs: entry.held.keys().copied().collect(),
+            })
+            .collect()
+    }
+
+    fn get(&self, node: NodeId) -> Option<&Entry> {
+        self.index.get(&node).map(|index| &self.entries[*index])
+    }
+
+    fn current(&mut self, node: NodeId, session: Session) -> Option<&mut Entry> {
+        let entry = &mut self.entries[*self.index.get(&node)?];
+        (entry.alive && entry.session == session).then_some(entry)
+    }
+
+    /// Drops the nodes that were lost the longest ago if there are too many.
+    fn forget_lost(&mut self) {
+        let mut lost: Vec<(Instant, NodeId)> = self
+            .entries
+            .iter()
+            .filter(|entry| !entry.alive)
+            .map(|entry| (entry.last_seen, entry.registration.node))
+            .collect();
+        if lost.len() <= MAX_LOST {
+            return;
+        }
+        lost.sort_unstable();
+        lost.truncate(lost.len() - MAX_LOST);
+        self.entries.retain(|entry| {
+            entry.alive
+                || !lost
+                    .iter()
+                    .any(|(_, node)| *node == entry.registration.node)
+        });
+        self.index = self
+            .entries
+            .iter()
+            .enumerate()
+            .map(|(index, entry)| (entry.registration.node, index))
+            .collect();
+    }
+}
+
+fn check(registration: &NodeRegistration) -> Result<(), Refusal> {
+    let invalid = |message: String| Err(Refusal::new(RefusalKind::Invalid, message));
+    let hostname = &registration.hostname;
+    if hostname.is_empty() || hostname.len() > MAX_TEXT || hostname.chars().any(char::is_control) {
+        return invalid(format!(
+            "the node's hostname is {hostname:?}; allowed are 1 to {MAX_TEXT} bytes without control characters"
+        ));
+    }
+    if registration.version.len() > MAX_TEXT {
+        return invalid(format!("the node's version has more than {MAX_TEXT} bytes"));
+    }
+    if registration.jobs.len() > MAX_JOBS {
+        return invalid(format!(
+            "the node says that it holds {} jobs; allowed are {MAX_JOBS}",
+            registration.jobs.len()
+        ));
+    }
+    if !is_sane(&registration.resources) {
+        return invalid(format!(
+            "the node has {}; allowed is at most 1000000 of a resource",
+            registration.resources
+        ));
+    }
+    let custom = &registration.resources.custom;
+    if custom.len() > MAX_CUSTOM || custom.keys().any(|name| name.len() > MAX_TEXT) {
+        return invalid(format!(
+            "the node has {} custom resources, or one whose name is too long; allowed are {MAX_CUSTOM} with \
+             names of up to {MAX_TEXT} bytes",
+            custom.len()
+        ));
+    }
+    if registration.address.port() == 0 || registration.address.ip().is_unspecified() {
+        return invalid(format!(
+            "the node's address is {}; others must be able to connect to it",
+            registration.address
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_transport::wire::Milli;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(3);
+
+    fn cpus(units: u64) -> Resources {
+        Resources {
+            cpus: Milli::units(units),
+            ..Resources::default()
+        }
+    }
+
+    fn introduction(node: u64, units: u64) -> NodeRegistration {
+        NodeRegistration {
+            node: NodeId(node),
+            hostname: "host".to_owned(),
+            address: "127.0.0.1:1".parse().unwrap(),
+            resources: cpus(units),
+            version: "0".to_owned(),
+            jobs: Vec::new(),
+        }
+    }
+
+    fn free(registry: &NodeRegistry) -> Vec<u64> {
+        registry
+            .offers()
+            .iter()
+            .map(|offer| offer.available.cpus.0 / 1000)
+            .collect()
+    }
+
+    #[test]
+    fn a_lease_runs_out_on_the_given_clock() {
+        let start = Instant::now();
+        let mut registry = NodeRegistry::new(LEASE);
+        assert_eq!(registry.next_expiry(), None);
+        let one = registry
+            .register(start, introduction(1, 4))
+            .unwrap()
+            .session;
+        let later = start + Duration::from_secs(1);
+        let two = registry
+            .register(later, introduction(2, 4))
+            .unwrap()
+            .session;
+        assert_eq!(registry.next_expiry(), Some(start + LEASE));
+        assert_eq!(registry.expired(start + LEASE), [(NodeId(1), one, LEASE)]);
+        assert!(registry.beat(later, NodeId(1), one));
+        assert!(registry.expired(start + LEASE).is_empty());
+        assert_eq!(registry.lose(NodeId(1), one), Some(vec![]));
+        assert_eq!(registry.lose(NodeId(1), one), None);
+        assert!(!registry.beat(later, NodeId(1), one));
+        assert_eq!(registry.alive_count(), 1);
+        assert!(registry.beat(later, NodeId(2), two));
+        let info = registry.info(start + Duration::from_secs(2));
+        assert_eq!((info[0].alive, info[1].alive), (false, true));
+        assert_eq!(info[1].last_seen_ms, 1000);
+    }
+
+    #[test]
+    fn two_jobs_hold_disjoint_resources() {
+        let now = Instant::now();
+        let mut registry = NodeRegistry::new(LEASE);
+        registry.register(now, introduction(1, 4)).unwrap();
+        registry.register(now, introduction(2, 4)).unwrap();
+        assert!(registry.hold(JobId(1), &[(NodeId(1), cpus(4)), (NodeId(2), cpus(2))]));
+        assert_eq!(free(&registry), [0, 2]);
+        // All or nothing.
+        assert!(!registry.hold(JobId(2), &[(NodeId(2), cpus(2)), (NodeId(1), cpus(1))]));
+        assert!(!registry.hold(JobId(2), &[(NodeId(2), cpus(2)), (NodeId(3), cpus(1))]));
+        assert_eq!(free(&registry), [0, 2]);
+        assert!(registry.hold(JobId(2), &[(NodeId(2), cpus(2))]));
+        registry.free(JobId(1), NodeId(1));
+        registry.free(JobId(1), NodeId(1));
+        assert_eq!(free(&registry), [4, 0]);
+    }
+
+    #[test]
+    fn a_node_that_comes_back_offers_only_what_is_confirmed_free() {
+        let now = Instant::now();
+        let mut registry = NodeRegistry::new(LEASE);
+        let first = registry.register(now, introduction(1, 4)).unwrap().session;
+        assert!(registry.hold(JobId(1), &[(NodeId(1), cpus(3))]));
+        let again = registry.register(now, introduction(1, 2)).unwrap();
+        assert_eq!(again.stale, [JobId(1)]);
+        assert_eq!(again.replaced, Some(first));
+        // The message of the old stay changes nothing.
+        assert_eq!(registry.lose(NodeId(1), first), None);
+        assert_eq!(free(&registry), [0]);
+        registry.free(JobId(1), NodeId(1));
+        assert_eq!(free(&registry), [2]);
+        assert_eq!(registry.lose(NodeId(1), again.session), Some(vec![]));
+        assert!(free(&registry).is_empty());
+        assert_eq!(
+            registry.register(now, introduction(1, 2)).unwrap().replaced,
+            None
+        );
+    }
+
+    #[test]
+    fn introductions_that_can_not_be_true_are_refused() {
+        let mut registry = NodeRegistry::new(LEASE);
+        for change in [
+            (|node| node.hostname = String::new()) as fn(&mut NodeRegistration),
+            |node| node.hostname = "a\nb".to_owned(),
+            |node| node.hostname = "x".repeat(300),
+            |node| node.version = "x".repeat(300),
+            |node| node.resources.cpus = Milli(u64::MAX),
+            |node| node.address.set_port(0),
+            |node| node.address = "0.0.0.0:1".parse().unwrap(),
+        ] {
+            let mut node = introduction(1, 4);
+            change(&mut node);
+            let refusal = registry.register(Instant::now(), node).unwrap_err();
+            assert_eq!(refusal.kind, RefusalKind::Invalid, "{refusal}");
+        }
+        assert_eq!(registry.alive_count(), 0);
+    }
+
+    #[test]
+    fn lost_nodes_are_forgotten_in_time_and_living_ones_never() {
+        let start = Instant::now();
+        let mut registry = NodeRegistry::new(LEASE);
+        registry.register(start, introduction(0, 1)).unwrap();
+        for node in 1..600 {
+            let now = start + Duration::from_secs(node);
+            let session = registry
+                .register(now, introduction(node, 1))
+                .unwrap()
+                .session;
+            registry.lose(NodeId(node), session);
+        }
+        assert!(registry.info(start).len() <= MAX_LOST + 2);
+        assert!(registry.alive(NodeId(0)).is_some());
+        assert!(
+            registry
+                .info(start)
+                .iter()
+                .any(|info| info.node == NodeId(599))
+        );
+    }
+
+    proptest! {
+        /// Whatever happens, what is free and what is held make up the total of every living node.
+        #[test]
+        fn nothing_leaks(steps in proptest::collection::vec((0_u8..5, 0_u64..3, 0_u64..4, 1_u64..4), 1..80)) {
+            let mut registry = NodeRegistry::new(LEASE);
+            let mut now = Instant::now();
+            let mut booked: BTreeMap<(u64, u64), u64> = BTreeMap::new();
+            for (kind, node, job, units) in steps {
+                now += Duration::from_millis(500);
+                match kind {
+                    0 => { registry.register(now, introduction(node, 6)).unwrap(); }
+                    1 | 2 => if registry.hold(JobId(job), &[(NodeId(node), cpus(units))]) {
+                        prop_assert!(booked.insert((node, job), units).is_none());
+                    },
+                    3 => { registry.free(JobId(job), NodeId(node)); booked.remove(&(node, job)); }
+                    _ => for (node, session, _) in registry.expired(now) {
+                        prop_assert!(registry.lose(node, session).is_some());
+                    },
+                }
+                for offer in registry.offers() {
+                    let held: u64 = booked.iter()
+                        .filter(|((node, _), _)| *node == offer.node.0)
+                        .map(|(_, units)| units)
+                        .sum();
+                    prop_assert!(held <= 6);
+                    prop_assert_eq!(offer.available, cpus(6 - held));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,453 @@
+//! The actor that holds one job's part on this node: its reservation, its warden, its workers.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Instant;
+
+use actix::prelude::*;
+use kolo_process::{Signal, Warden};
+use kolo_transport::ids::{Generation, JobId, Rank, Slot};
+use kolo_transport::wire::{
+    GenerationTable, NodeEvent, RankFailure, Refusal, RefusalKind, StartWorkers, ToWorker,
+};
+use tokio::sync::{oneshot, watch};
+
+use super::colocator::{Action, Colocator, WorkerEvent};
+use super::environment::{self, Place};
+use super::node_actor::{Gone, NodeActor, NodeContext};
+use super::output::Output;
+use super::ports::{ControlError, ControlSender};
+use super::worker_actor::{ProgramFile, SignalWorker, WardenState, Worker, WorkerPlan};
+
+/// Messages that may wait for a colocator. Senders wait when it is full.
+const MAILBOX: usize = 256;
+
+struct Member {
+    actor: Addr<Worker>,
+    control: ControlSender,
+}
+
+/// What a start needs beside the head's request.
+struct Means {
+    program: Arc<ProgramFile>,
+    devices: Vec<String>,
+    output: Arc<Output>,
+}
+
+type StartReply = oneshot::Sender<Result<Vec<(Slot, u32)>, Refusal>>;
+
+/// Holds one job's part on this node. Translates messages to events of [`Colocator`] and its actions to
+/// messages.
+pub(super) struct NodeColocator {
+    context: Arc<NodeContext>,
+    node: Addr<NodeActor>,
+    job: JobId,
+    incarnation: u64,
+    core: Colocator,
+    warden: watch::Sender<WardenState>,
+    means: Option<Means>,
+    members: BTreeMap<Slot, Member>,
+    start_reply: Option<StartReply>,
+    waiting_for_end: Vec<oneshot::Sender<()>>,
+    timer: Option<SpawnHandle>,
+}
+
+impl NodeColocator {
+    pub(super) fn new(
+        context: Arc<NodeContext>,
+        node: Addr<NodeActor>,
+        job: JobId,
+        incarnation: u64,
+    ) -> Self {
+        Self {
+            core: Colocator::new(context.here.clone(), job),
+            context,
+            node,
+            job,
+            incarnation,
+            warden: watch::Sender::new(None),
+            means: None,
+            members: BTreeMap::new(),
+            start_reply: None,
+            waiting_for_end: Vec::new(),
+            timer: None,
+        }
+    }
+
+    fn perform(&mut self, actions: Vec<Action>, ctx: &mut Context<Self>) {
+        for action in actions {
+            self.act(action, ctx);
+        }
+        if let Some(timer) = self.timer.take() {
+            ctx.cancel_future(timer);
+        }
+        if let Some(deadline) = self.core.next_deadline() {
+            let wait = deadline.saturating_duration_since(Instant::now());
+            self.timer = Some(ctx.run_later(wait, |actor, ctx| {
+                actor.timer = None;
+                let actions = actor.core.tick(Instant::now());
+                actor.perform(actions, ctx);
+            }));
+        }
+    }
+
+    fn act(&mut self, action: Action, ctx: &mut Context<Self>) {
+        match action {
+            Action::Spawn(slot) => self.spawn(slot, ctx),
+            Action::Started(pids) => {
+                if let Some(reply) = self.start_reply.take()
+                    && reply.send(Ok(pids)).is_err()
+                {
+                    tracing::debug!(job = %self.job, "nobody waits for the answer to a start");
+                }
+            }
+            Action::Report(event) => self.context.head.report(event),
+            Action::Tell(slot, message) => self.tell(slot, message, ctx),
+            Action::Link {
+                first,
+                second,
+                generation,
+            } => self.link(first, second, generation, ctx),
+            Action::Sign(slot, csr) => self.sign(slot, csr, ctx),
+            Action::Terminate(slot) => self.signal(slot, Signal::Terminate, ctx),
+            Action::Kill(slot) => self.signal(slot, Signal::Kill, ctx),
+            Action::Lost {
+                generation,
+                failure,
+                stopping,
+            } => {
+                tracing::info!(job = %self.job, %generation, stopping, %failure, "a rank is gone");
+                self.context
+                    .calls
+                    .lost(self.job, generation, &failure, stopping);
+            }
+            Action::Complete(table) => self.context.calls.complete(&table),
+            Action::Close => self.close(ctx),
+            Action::Gone { report } => self.gone(report, ctx),
+        }
+    }
+
+    fn gone(&mut self, report: bool, ctx: &mut Context<Self>) {
+        // What it held is free before anyone learns that it is gone.
+        let freed = self
+            .node
+            .send(Gone {
+                job: self.job,
+                incarnation: self.incarnation,
+            })
+            .into_actor(self);
+        ctx.wait(freed.map(move |_, actor, ctx| {
+            if report {
+                actor
+                    .context
+                    .head
+                    .report(NodeEvent::JobGone { job: actor.job });
+            }
+            for waiting in actor.waiting_for_end.drain(..) {
+                if waiting.send(()).is_err() {
+                    tracing::debug!(job = %actor.job, "nobody waits for its end any more");
+                }
+            }
+            ctx.stop();
+        }));
+    }
+
+    fn spawn(&mut self, slot: Slot, ctx: &mut Context<Self>) {
+        let (Some(means), Some(start)) = (&self.means, self.core.started()) else {
+            return;
+        };
+        let Some(slot_start) = start.slots.iter().find(|other| other.member.slot == slot) else {
+            return;
+        };
+        let (control, messages) = ControlSender::channel();
+        let place = Place {
+            cluster: self.context.here.cluster,
+            ip: self.context.ip,
+            devices: &means.devices,
+        };
+        let plan = WorkerPlan {
+            job: self.job,
+            slot,
+            rank: slot_start.member.rank,
+            program: means.program.clone(),
+            argv0: start.program.name.clone(),
+            args: start.args.clone(),
+            env: environment::worker(std::env::vars_os(), start, slot_start, place),
+            control: control.clone(),
+            messages,
+            warden: self.warden.subscribe(),
+            output: means.output.clone(),
+        };
+        let actor = Worker::new(self.context.clone(), ctx.address(), plan).start();
+        self.members.insert(slot, Member { actor, control });
+    }
+
+    fn tell(&mut self, slot: Slot, message: ToWorker, ctx: &mut Context<Self>) {
+        let Some(member) = self.members.get(&slot) else {
+            return;
+        };
+        match member.control.try_send(message) {
+            // It is gone, which its supervisor tells.
+            Ok(()) | Err(ControlError::Closed) => {}
+            Err(error) => self.fault(slot, error, ctx),
+        }
+    }
+
+    fn fault(&mut self, slot: Slot, error: ControlError, ctx: &mut Context<Self>) {
+        let event = WorkerEvent::Fault {
+            reason: error.to_string(),
+        };
+        let actions = self.core.worker(Instant::now(), slot, event);
+        self.perform(actions, ctx);
+    }
+
+    fn link(
+        &mut self,
+        first: (Slot, Rank),
+        second: (Slot, Rank),
+        generation: Generation,
+        ctx: &mut Context<Self>,
+    ) {
+        let (one, other) = match UnixStream::pair() {
+            Ok(pair) => pair,
+            Err(error) => {
+                // Both wait for it, each with a deadline of its own.
+                tracing::error!(job = %self.job, %error, "no sockets for two workers");
+                return;
+            }
+        };
+        for ((slot, _), (_, peer), socket) in [(first, second, one), (second, first, other)] {
+            let Some(member) = self.members.get(&slot) else {
+                continue;
+            };
+            let message = ToWorker::Peer {
+                rank: peer,
+                generation,
+            };
+            match member.control.try_send_with(message, vec![socket.into()]) {
+                Ok(()) | Err(ControlError::Closed) => {}
+                Err(error) => self.fault(slot, error, ctx),
+            }
+        }
+    }
+
+    fn sign(&mut self, slot: Slot, csr: Vec<u8>, ctx: &mut Context<Self>) {
+        let signed = self.context.head.sign(self.job, slot, csr);
+        ctx.spawn(
+            signed
+                .into_actor(self)
+                .map(move |signed, actor, ctx| match signed {
+                    Ok(certificate) => {
+                        let message = ToWorker::Certificate {
+                            certificate,
+                            authority: actor.context.authority.clone(),
+                        };
+                        actor.tell(slot, message, ctx);
+                    }
+                    Err(refusal) => {
+                        let event = WorkerEvent::Fault {
+                            reason: format!("the head gave it no certificate: {refusal}"),
+                        };
+                        let actions = actor.core.worker(Instant::now(), slot, event);
+                        actor.perform(actions, ctx);
+                    }
+                }),
+        );
+    }
+
+    fn signal(&mut self, slot: Slot, signal: Signal, ctx: &mut Context<Self>) {
+        let Some(member) = self.members.get(&slot) else {
+            return;
+        };
+        let sent = member.actor.send(SignalWorker(signal)).into_actor(self);
+        ctx.spawn(sent.map(move |sent, _, _| {
+            if let Err(error) = sent {
+                // The worker's actor ends when its process has.
+                tracing::debug!(%slot, %error, "a worker had ended before its signal");
+            }
+        }));
+    }
+
+    fn close(&mut self, ctx: &mut Context<Self>) {
+        self.context.calls.close(self.job);
+        let mut warden = self.warden.subscribe();
+        let state = self.warden.clone();
+        let job = self.job;
+        let closed = async move {
+            // It may still be starting.
+            if warden.wait_for(Option::is_some).await.is_err() {
+                return;
+            }
+            // Those that start workers give up on an empty state, so that this is the last clone soon.
+            let over = Some(Err("the job is over".to_owned()));
+            if let Some(Ok(warden)) = state.send_replace(over) {
+                close_warden(warden).await;
+            }
+            tracing::debug!(%job, "nothing of the job is left");
+        };
+        ctx.spawn(closed.into_actor(self).map(|(), actor, ctx| {
+            actor.context.outputs.end(actor.job);
+            let actions = actor.core.closed();
+            actor.perform(actions, ctx);
+        }));
+    }
+}
+
+impl Actor for NodeColocator {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(MAILBOX);
+        // At once, so that it is there when the job starts.
+        let state = self.warden.clone();
+        let exe = self.context.warden_exe.clone();
+        let job = self.job;
+        self.context.runtime.spawn(async move {
+            let warden = Warden::start(&exe).await;
+            if let Err(error) = &warden {
+                tracing::error!(%job, %error, "a job has no warden");
+            }
+            state.send_replace(Some(
+                warden.map(Arc::new).map_err(|error| error.to_string()),
+            ));
+        });
+    }
+}
+
+/// Start the workers.
+#[derive(Message)]
+#[rtype(result = "Result<oneshot::Receiver<Result<Vec<(Slot, u32)>, Refusal>>, Refusal>")]
+pub(super) struct StartJob {
+    pub(super) start: StartWorkers,
+    pub(super) program: Arc<ProgramFile>,
+    pub(super) devices: Vec<String>,
+}
+
+impl Handler<StartJob> for NodeColocator {
+    type Result = Result<oneshot::Receiver<Result<Vec<(Slot, u32)>, Refusal>>, Refusal>;
+
+    fn handle(&mut self, message: StartJob, ctx: &mut Self::Context) -> Self::Result {
+        let actions = self.core.start(message.start)?;
+        if let Some(start) = self.core.started() {
+            self.context.calls.open(start);
+        }
+        self.means = Some(Means {
+            program: message.program,
+            devices: message.devices,
+            output: self.context.outputs.open(self.job),
+        });
+        let (reply, answer) = oneshot::channel();
+        self.start_reply = Some(reply);
+        self.perform(actions, ctx);
+        Ok(answer)
+    }
+}
+
+/// A generation is complete.
+#[derive(Message)]
+#[rtype(result = "Result<(), Refusal>")]
+pub(super) struct JobMembership(pub(super) GenerationTable);
+
+impl Handler<JobMembership> for NodeColocator {
+    type Result = Result<(), Refusal>;
+
+    fn handle(
+        &mut self,
+        JobMembership(table): JobMembership,
+        ctx: &mut Self::Context,
+    ) -> Self::Result {
+        let actions = self.core.membership(table)?;
+        self.perform(actions, ctx);
+        Ok(())
+    }
+}
+
+/// A rank is gone.
+#[derive(Message)]
+#[rtype(result = "Result<(), Refusal>")]
+pub(super) struct JobRankLost {
+    pub(super) generation: Generation,
+    pub(super) failure: RankFailure,
+}
+
+impl Handler<JobRankLost> for NodeColocator {
+    type Result = Result<(), Refusal>;
+
+    fn handle(&mut self, message: JobRankLost, ctx: &mut Self::Context) -> Self::Result {
+        let actions = self.core.rank_lost(message.generation, message.failure)?;
+        self.perform(actions, ctx);
+        Ok(())
+    }
+}
+
+/// End the job; the receiver is answered when nothing is left.
+#[derive(Message)]
+#[rtype(result = "oneshot::Receiver<()>")]
+pub(super) struct StopJob {
+    pub(super) reason: String,
+}
+
+impl Handler<StopJob> for NodeColocator {
+    type Result = MessageResult<StopJob>;
+
+    fn handle(&mut self, StopJob { reason }: StopJob, ctx: &mut Self::Context) -> Self::Result {
+        let (sender, receiver) = oneshot::channel();
+        // If it is gone already, the sender is dropped, which says the same.
+        if !self.core.is_gone() {
+            self.waiting_for_end.push(sender);
+        }
+        let actions = self.core.stop(Instant::now(), &reason);
+        if let Some(reply) = self.start_reply.take() {
+            let refusal = Refusal::new(
+                RefusalKind::Stopped,
+                format!("{} was stopped while it started: {reason}", self.job),
+            );
+            if reply.send(Err(refusal)).is_err() {
+                tracing::debug!(job = %self.job, "nobody waits for the answer to a start");
+            }
+        }
+        self.perform(actions, ctx);
+        MessageResult(receiver)
+    }
+}
+
+/// The reservation's lease has ended.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct LeaseEnded;
+
+impl Handler<LeaseEnded> for NodeColocator {
+    type Result = ();
+
+    fn handle(&mut self, _: LeaseEnded, ctx: &mut Self::Context) {
+        let actions = self.core.expire();
+        self.perform(actions, ctx);
+    }
+}
+
+/// Something happened to a worker.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct FromSlot {
+    pub(super) slot: Slot,
+    pub(super) event: WorkerEvent,
+}
+
+impl Handler<FromSlot> for NodeColocator {
+    type Result = ();
+
+    fn handle(&mut self, FromSlot { slot, event }: FromSlot, ctx: &mut Self::Context) {
+        let actions = self.core.worker(Instant::now(), slot, event);
+        self.perform(actions, ctx);
+    }
+}
+
+/// Ends a warden whose workers have ended, with whatever else is left of them.
+async fn close_warden(warden: Arc<Warden>) {
+    match Arc::try_unwrap(warden) {
+        Ok(warden) => warden.close().await,
+        // A start that is just ending holds it; the last one to drop it ends it.
+        Err(warden) => drop(warden),
+    }
+}

@@ -1,0 +1,242 @@
+//! The whole environment of a worker process.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
+
+use kolo_transport::ids::ClusterId;
+use kolo_transport::wire::{Refusal, RefusalKind, SlotStart, StartWorkers};
+
+use crate::env;
+
+/// Names the descriptors of a worker's call socket and control socket.
+pub const WORKER_FDS: &str = "KOLO_WORKER_FDS";
+
+/// The value of [`WORKER_FDS`].
+pub const WORKER_FD_NUMBERS: &str = "3,4";
+
+/// The cluster's id.
+pub const CLUSTER: &str = "KOLO_CLUSTER";
+
+/// The IP address under which other nodes reach this one, where a worker's data plane listens.
+pub const NODE_IP: &str = "KOLO_NODE_IP";
+
+const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+
+/// Where a worker runs and what it was given there.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The node's IP address.
+    pub ip: IpAddr,
+    /// The ids of the GPUs of all the job's workers on this node.
+    pub devices: &'a [String],
+}
+
+/// Refuses variables that no process can have.
+///
+/// # Errors
+///
+/// [`RefusalKind::Invalid`], naming the variable.
+pub fn check(start: &StartWorkers) -> Result<(), Refusal> {
+    let slots = start.slots.iter().flat_map(|slot| &slot.env);
+    for (name, value) in start.env.iter().chain(slots).chain(&start.user_env) {
+        let problem = match env::problem(name, value) {
+            // The head sets some of these, and those of users are left out below.
+            Some(_) if name.starts_with(env::RESERVED_PREFIX) && !value.contains('\0') => None,
+            other => other,
+        };
+        if let Some(problem) = problem {
+            return Err(Refusal::new(
+                RefusalKind::Invalid,
+                format!(
+                    "the environment variable `{}`: {problem}",
+                    name.escape_debug()
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Everything that a worker's environment holds, in rising precedence: defaults, the daemon's own
+/// environment (`inherited`) less `KOLO_*`, the job's, the slot's, `CUDA_VISIBLE_DEVICES`, the user's
+/// less `KOLO_*`, and the worker's identity.
+///
+/// `CUDA_VISIBLE_DEVICES` is the union of the GPUs of the job's workers on this node, and absent when they
+/// use none, even if the daemon has it.
+#[must_use]
+pub fn worker(
+    inherited: impl IntoIterator<Item = (OsString, OsString)>,
+    start: &StartWorkers,
+    slot: &SlotStart,
+    place: Place<'_>,
+) -> Vec<(OsString, OsString)> {
+    let mut all: BTreeMap<OsString, OsString> = env::defaults(slot.member.local_size)
+        .iter()
+        .map(|(name, value)| (OsString::from(name), OsString::from(value)))
+        .collect();
+    all.extend(
+        inherited
+            .into_iter()
+            .filter(|(name, _)| !is_reserved(name) && name != CUDA_VISIBLE_DEVICES),
+    );
+    let mut put = |name: &str, value: &str| {
+        all.insert(OsString::from(name), OsString::from(value));
+    };
+    for (name, value) in start.env.iter().chain(&slot.env) {
+        put(name, value);
+    }
+    if !place.devices.is_empty() {
+        put(CUDA_VISIBLE_DEVICES, &place.devices.join(","));
+    }
+    for (name, value) in &start.user_env {
+        if !name.starts_with(env::RESERVED_PREFIX) {
+            put(name, value);
+        }
+    }
+    let identity = env::identity(start.job, start.generation, start.world_size, &slot.member);
+    for (name, value) in &identity {
+        put(name, value);
+    }
+    put(CLUSTER, &place.cluster.to_string());
+    put(NODE_IP, &place.ip.to_string());
+    put(WORKER_FDS, WORKER_FD_NUMBERS);
+    all.into_iter().collect()
+}
+
+fn is_reserved(name: &OsStr) -> bool {
+    name.as_bytes().starts_with(env::RESERVED_PREFIX.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+    use crate::node::testing;
+
+    fn pairs(list: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
+        list.iter()
+            .map(|(name, value)| (OsString::from(name), OsString::from(value)))
+            .collect()
+    }
+
+    fn map(list: &[(&str, &str)]) -> BTreeMap<String, String> {
+        list.iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    fn build(
+        inherited: &[(&str, &str)],
+        start: &StartWorkers,
+        devices: &[&str],
+    ) -> BTreeMap<String, String> {
+        let devices: Vec<String> = devices.iter().map(ToString::to_string).collect();
+        let place = Place {
+            cluster: ClusterId(5),
+            ip: "10.0.0.7".parse().unwrap(),
+            devices: &devices,
+        };
+        worker(pairs(inherited), start, &start.slots[0], place)
+            .into_iter()
+            .map(|(name, value)| (name.into_string().unwrap(), value.into_string().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn each_source_overrides_those_before_it() {
+        let mut start = testing::start(2);
+        start.env = map(&[("A", "job"), ("B", "job"), ("C", "job"), ("RANK", "9")]);
+        start.slots[0].env = map(&[("B", "slot"), ("C", "slot"), ("RANK", "0")]);
+        start.user_env = map(&[("C", "user"), ("KOLO_RANK", "7"), ("KOLO_X", "7")]);
+        let all = build(
+            &[
+                ("A", "daemon"),
+                ("PATH", "/bin"),
+                ("KOLO_HEAD", "1.2.3.4:5"),
+                ("OMP_NUM_THREADS", "8"),
+            ],
+            &start,
+            &[],
+        );
+        assert_eq!(all["A"], "job");
+        assert_eq!(all["B"], "slot");
+        assert_eq!(all["C"], "user");
+        assert_eq!(all["RANK"], "0");
+        assert_eq!(all["PATH"], "/bin");
+        assert_eq!(all["KOLO_RANK"], "0", "users can't change who a worker is");
+        assert_eq!(
+            all["OMP_NUM_THREADS"], "8",
+            "a default gives way to the daemon's own"
+        );
+        assert_eq!(all["PYTHONUNBUFFERED"], "1");
+        assert_eq!(all["KOLO_WORKER_FDS"], "3,4");
+        assert_eq!(all["KOLO_CLUSTER"], "cluster-0000000000000005");
+        assert_eq!(all["KOLO_NODE_IP"], "10.0.0.7");
+        assert!(
+            !all.contains_key("KOLO_HEAD"),
+            "the daemon's own variables stay its own"
+        );
+        assert!(!all.contains_key("KOLO_X"));
+    }
+
+    #[test]
+    fn gpus_are_the_union_and_absent_when_none_is_used() {
+        let mut start = testing::start(2);
+        let daemon = [("CUDA_VISIBLE_DEVICES", "0,1,2,3")];
+        assert!(!build(&daemon, &start, &[]).contains_key("CUDA_VISIBLE_DEVICES"));
+        assert_eq!(
+            build(&daemon, &start, &["1", "3"])["CUDA_VISIBLE_DEVICES"],
+            "1,3"
+        );
+        start.user_env = map(&[("CUDA_VISIBLE_DEVICES", "3")]);
+        assert_eq!(
+            build(&daemon, &start, &["1", "3"])["CUDA_VISIBLE_DEVICES"],
+            "3"
+        );
+    }
+
+    #[test]
+    fn variables_that_are_not_unicode_are_inherited() {
+        let start = testing::start(1);
+        let odd = OsString::from_vec(vec![b'X', 0xff]);
+        let place = Place {
+            cluster: ClusterId(5),
+            ip: "::1".parse().unwrap(),
+            devices: &[],
+        };
+        let all = worker([(odd.clone(), odd.clone())], &start, &start.slots[0], place);
+        assert!(all.contains(&(odd.clone(), odd)));
+    }
+
+    #[test]
+    fn what_no_process_can_have_is_refused() {
+        for (name, value) in [
+            ("", "x"),
+            ("a=b", "x"),
+            ("a\0b", "x"),
+            ("a", "x\0"),
+            ("KOLO_A", "\0"),
+        ] {
+            for place in 0..3 {
+                let mut start = testing::start(1);
+                let bad = map(&[(name, value)]);
+                match place {
+                    0 => start.env = bad,
+                    1 => start.slots[0].env = bad,
+                    _ => start.user_env = bad,
+                }
+                let refusal = check(&start).unwrap_err();
+                assert_eq!(refusal.kind, RefusalKind::Invalid);
+                assert!(!refusal.message.contains('\0'), "{}", refusal.message);
+            }
+        }
+        let mut start = testing::start(1);
+        start.env = map(&[("KOLO_RANK", "1"), ("fine", "x")]);
+        assert_eq!(check(&start), Ok(()));
+    }
+}

@@ -1,0 +1,25 @@
+//! A node's side of every job: what it holds, its workers, their output.
+//!
+//! [`inventory`], [`colocator`], [`environment`] and [`logs`] decide, without I/O and clock. [`NodeActor`]
+//! owns the node's resources and makes a `NodeColocator` for each job that reserves some; that makes a
+//! `Worker` for each slot. What the actors need of the daemon around them is in [`NodeContext`].
+
+pub mod colocator;
+mod colocator_actor;
+pub mod environment;
+pub mod inventory;
+pub mod logs;
+mod node_actor;
+mod output;
+mod ports;
+#[cfg(test)]
+mod testing;
+mod worker_actor;
+
+pub use node_actor::{
+    Membership, NodeActor, NodeContext, NodeSnapshot, RankLost, Reserve, Snapshot, Start, Stop,
+    StopAll,
+};
+pub use output::{Output, Outputs};
+pub use ports::{BoxFuture, CallPlane, CallsEnd, ControlError, ControlSender, HeadLink};
+pub use worker_actor::ProgramFile;

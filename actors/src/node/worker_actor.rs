@@ -1,0 +1,425 @@
+//! The actor that supervises one worker process.
+
+use std::any::Any;
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::prelude::*;
+use kolo_process::{Child, LineReader, Signal, SignalError, SpawnRequest, Warden};
+use kolo_transport::FrameError;
+use kolo_transport::ids::{JobId, Rank, Slot};
+use kolo_transport::local::ControlSocket;
+use kolo_transport::wire::{FromWorker, Stdio, ToWorker};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::colocator::WorkerEvent;
+use super::colocator_actor::{FromSlot, NodeColocator};
+use super::node_actor::NodeContext;
+use super::output::Output;
+use super::ports::{CallsEnd, ControlSender};
+
+/// How long to wait for the last output and results of a process that has ended. What still holds its
+/// pipes open then is a process that left its group on purpose.
+const DRAIN: Duration = Duration::from_millis(250);
+
+/// How long a process may live on after it has closed a socket to the node.
+const HANG_UP: Duration = Duration::from_secs(2);
+
+/// Lines of standard error that go with the news of a loss.
+const STDERR_TAIL: usize = 20;
+
+/// The call socket's number in the worker; the control socket follows. See
+/// [`super::environment::WORKER_FD_NUMBERS`].
+const CALL_FD: i32 = 3;
+
+/// A program that is here and was verified.
+pub struct ProgramFile {
+    /// Where it can be executed from.
+    pub path: PathBuf,
+    /// Device and inode of the file, which a worker must run.
+    pub id: (u64, u64),
+    /// Dropped when nobody needs the file any more.
+    pub hold: Box<dyn Any + Send + Sync>,
+}
+
+impl std::fmt::Debug for ProgramFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProgramFile")
+            .field("path", &self.path)
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The job's warden, once it runs; why it does not.
+pub(super) type WardenState = Option<Result<Arc<Warden>, String>>;
+
+/// What a worker is made of.
+#[derive(Debug)]
+pub(super) struct WorkerPlan {
+    pub(super) job: JobId,
+    pub(super) slot: Slot,
+    pub(super) rank: Rank,
+    pub(super) program: Arc<ProgramFile>,
+    pub(super) argv0: String,
+    pub(super) args: Vec<String>,
+    pub(super) env: Vec<(OsString, OsString)>,
+    pub(super) control: ControlSender,
+    pub(super) messages: mpsc::Receiver<(ToWorker, Vec<OwnedFd>)>,
+    pub(super) warden: watch::Receiver<WardenState>,
+    pub(super) output: Arc<Output>,
+}
+
+/// Supervises one worker process: starts it, watches it, tells its colocator, signals it.
+pub(super) struct Worker {
+    context: Arc<NodeContext>,
+    colocator: Addr<NodeColocator>,
+    slot: Slot,
+    plan: Option<WorkerPlan>,
+    child: Option<Child>,
+}
+
+impl Worker {
+    pub(super) fn new(
+        context: Arc<NodeContext>,
+        colocator: Addr<NodeColocator>,
+        plan: WorkerPlan,
+    ) -> Self {
+        Self {
+            context,
+            colocator,
+            slot: plan.slot,
+            plan: Some(plan),
+            child: None,
+        }
+    }
+}
+
+impl Actor for Worker {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        let Some(plan) = self.plan.take() else { return };
+        let supervisor = Supervisor {
+            context: self.context.clone(),
+            colocator: self.colocator.clone(),
+            worker: ctx.address(),
+            slot: self.slot,
+        };
+        ctx.spawn(supervisor.run(plan).into_actor(self).map(|(), _, ctx| {
+            ctx.stop();
+        }));
+    }
+}
+
+/// The process runs.
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Running(Child);
+
+impl Handler<Running> for Worker {
+    type Result = ();
+
+    fn handle(&mut self, Running(child): Running, _: &mut Self::Context) {
+        self.child = Some(child);
+    }
+}
+
+/// Send a signal to the process and its group.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub(super) struct SignalWorker(pub(super) Signal);
+
+impl Handler<SignalWorker> for Worker {
+    type Result = ();
+
+    fn handle(&mut self, SignalWorker(signal): SignalWorker, _: &mut Self::Context) {
+        let Some(child) = &self.child else { return };
+        let wake = (signal == Signal::Terminate).then_some(Signal::Continue);
+        // One that stands still can't obey.
+        for signal in std::iter::once(signal).chain(wake) {
+            match child.signal(signal) {
+                Ok(()) | Err(SignalError::Ended { .. }) => {}
+                Err(error) => {
+                    tracing::error!(slot = %self.slot, %error, ?signal, "a worker was not signalled");
+                }
+            }
+        }
+    }
+}
+
+/// A worker's life, from its start to the last of its output.
+struct Supervisor {
+    context: Arc<NodeContext>,
+    colocator: Addr<NodeColocator>,
+    worker: Addr<Worker>,
+    slot: Slot,
+}
+
+/// A process that was started, and the node's ends of its sockets and pipes.
+struct Launched {
+    child: Child,
+    control: Arc<ControlSocket>,
+    calls: UnixStream,
+    readers: Vec<JoinHandle<()>>,
+}
+
+impl Supervisor {
+    async fn tell(&self, event: WorkerEvent) {
+        let slot = self.slot;
+        // A colocator that is gone has killed everything and wants to know nothing.
+        if self.colocator.send(FromSlot { slot, event }).await.is_err() {
+            tracing::debug!(%slot, "an event of a worker came after the end of its job");
+        }
+    }
+
+    async fn run(self, mut plan: WorkerPlan) {
+        let launched = match self.launch(&mut plan).await {
+            Ok(launched) => launched,
+            Err(reason) => return self.tell(WorkerEvent::SpawnFailed { reason }).await,
+        };
+        let Launched {
+            child,
+            control,
+            calls,
+            mut readers,
+        } = launched;
+        let pid = child.pid();
+        // Before anyone can want it signalled.
+        if self.worker.send(Running(child.clone())).await.is_err() {
+            return;
+        }
+        self.tell(WorkerEvent::Spawned { pid }).await;
+        let calls = self
+            .context
+            .calls
+            .connect(plan.job, plan.slot, calls, plan.control.clone());
+        let mut calls_end = match calls {
+            Ok(end) => Some(end),
+            Err(error) => {
+                let reason = format!("its call socket: {error}");
+                self.tell(WorkerEvent::Fault { reason }).await;
+                None
+            }
+        };
+        let writer = self
+            .context
+            .runtime
+            .spawn(write_control(control.clone(), plan.messages));
+        self.watch(&child, &control, &plan.program, &mut calls_end)
+            .await;
+        let exit = child.wait().await;
+        writer.abort();
+        drain(&mut readers, calls_end).await;
+        self.tell(WorkerEvent::Exited {
+            exit,
+            stderr_tail: plan.output.stderr_tail(plan.rank, STDERR_TAIL),
+        })
+        .await;
+    }
+
+    async fn launch(&self, plan: &mut WorkerPlan) -> Result<Launched, String> {
+        let warden = plan
+            .warden
+            .wait_for(Option::is_some)
+            .await
+            .map_err(|_| "the job is over".to_owned())?
+            .clone()
+            .unwrap_or_else(|| Err("the job is over".to_owned()))?;
+        let sockets = |error: std::io::Error| format!("no sockets for a worker: {error}");
+        let (control, control_end) = {
+            let _entered = self.context.runtime.enter();
+            ControlSocket::pair().map_err(sockets)?
+        };
+        let (calls, calls_end) = UnixStream::pair().map_err(sockets)?;
+        let (stdout_reader, stdout) = kolo_process::pipe().map_err(sockets)?;
+        let (stderr_reader, stderr) = kolo_process::pipe().map_err(sockets)?;
+        let child = warden
+            .spawn(SpawnRequest {
+                program: plan.program.path.clone(),
+                argv0: std::mem::take(&mut plan.argv0),
+                args: std::mem::take(&mut plan.args),
+                env: std::mem::take(&mut plan.env),
+                cwd: None,
+                fds: vec![(calls_end.into(), CALL_FD), (control_end, CALL_FD + 1)],
+                stdout,
+                stderr,
+            })
+            .await
+            .map_err(|error| error.to_string())?;
+        let readers = [
+            (stdout_reader, Stdio::Stdout),
+            (stderr_reader, Stdio::Stderr),
+        ]
+        .into_iter()
+        .map(|(pipe, stream)| {
+            let output = plan.output.clone();
+            let rank = plan.rank;
+            self.context
+                .runtime
+                .spawn(read_output(pipe, output, rank, stream))
+        })
+        .collect();
+        Ok(Launched {
+            child,
+            control: Arc::new(control),
+            calls,
+            readers,
+        })
+    }
+
+    /// Passes on what the worker says, until its process has ended.
+    async fn watch(
+        &self,
+        child: &Child,
+        control: &ControlSocket,
+        program: &ProgramFile,
+        calls_end: &mut Option<CallsEnd>,
+    ) {
+        let mut control_open = true;
+        // Which socket was closed first, and until when the process must have followed.
+        let mut hang_up: Option<(&'static str, Instant)> = None;
+        loop {
+            let deadline = hang_up.map(|(_, deadline)| deadline);
+            tokio::select! {
+                biased;
+                _ = child.wait() => return,
+                message = control.recv::<FromWorker>(), if control_open => match message {
+                    Ok(Some((message, _))) => self.tell(event(message, child, program)).await,
+                    Ok(None) | Err(FrameError::Truncated { .. } | FrameError::Io(_)) => {
+                        control_open = false;
+                        hang_up.get_or_insert(("control", Instant::now() + HANG_UP));
+                    }
+                    Err(error) => {
+                        control_open = false;
+                        let reason = format!("its control socket: {error}");
+                        self.tell(WorkerEvent::Fault { reason }).await;
+                    }
+                },
+                end = end_of(calls_end) => {
+                    *calls_end = None;
+                    match end {
+                        Ok(()) => {
+                            hang_up.get_or_insert(("call", Instant::now() + HANG_UP));
+                        }
+                        Err(reason) => self.tell(WorkerEvent::Fault { reason }).await,
+                    }
+                },
+                () = sleep_until(deadline) => {
+                    if let Some((socket, _)) = hang_up {
+                        self.tell(WorkerEvent::Closed { socket }).await;
+                    }
+                    // Told once; its process is what is waited for now.
+                    child.wait().await;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+async fn end_of(calls: &mut Option<CallsEnd>) -> Result<(), String> {
+    match calls {
+        Some(end) => end.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn event(message: FromWorker, child: &Child, program: &ProgramFile) -> WorkerEvent {
+    match message {
+        FromWorker::Hello {
+            protocol,
+            pid,
+            registry,
+        } => WorkerEvent::Hello {
+            protocol,
+            pid,
+            registry,
+            program: check_program(child, program),
+        },
+        FromWorker::Sign { csr } => WorkerEvent::Sign { csr },
+        FromWorker::Ready { address } => WorkerEvent::Ready { address },
+        FromWorker::ConnectPeer { rank, generation } => {
+            WorkerEvent::ConnectPeer { rank, generation }
+        }
+    }
+}
+
+/// A worker must run the very file that was verified.
+fn check_program(child: &Child, program: &ProgramFile) -> Result<(), String> {
+    match child.executable_id() {
+        Ok(id) if id == program.id => Ok(()),
+        Ok(_) => {
+            let exe = std::fs::read_link(format!("/proc/{}/exe", child.pid())).map_or_else(
+                |_| "another file".to_owned(),
+                |path| path.display().to_string(),
+            );
+            Err(format!(
+                "its process runs {exe} and not the job's program; a worker must not replace itself \
+                 with another program"
+            ))
+        }
+        Err(error) => Err(format!("what its process runs is not known: {error}")),
+    }
+}
+
+async fn write_control(
+    control: Arc<ControlSocket>,
+    mut messages: mpsc::Receiver<(ToWorker, Vec<OwnedFd>)>,
+) {
+    use std::os::fd::AsFd;
+    while let Some((message, fds)) = messages.recv().await {
+        let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        if let Err(error) = control.send(&message, &borrowed).await {
+            // The worker is gone or has hung up, which its supervisor sees too.
+            tracing::debug!(%error, "a message to a worker was not sent");
+            return;
+        }
+    }
+}
+
+async fn read_output(pipe: OwnedFd, output: Arc<Output>, rank: Rank, stream: Stdio) {
+    let mut lines = match LineReader::new(pipe) {
+        Ok(lines) => lines,
+        Err(error) => {
+            tracing::error!(%rank, %error, "a worker's output can't be read");
+            return;
+        }
+    };
+    while let Some(first) = lines.next_line().await {
+        let mut batch = vec![first];
+        while let Some(line) = lines.buffered_line() {
+            batch.push(line);
+        }
+        output.push(rank, stream, batch);
+    }
+}
+
+/// Waits for the last output and results of a process that has ended, for a short time.
+async fn drain(readers: &mut [JoinHandle<()>], calls: Option<CallsEnd>) {
+    let all = async {
+        for reader in readers {
+            // A reader that panicked has nothing more to give.
+            drop(reader.await);
+        }
+        if let Some(calls) = calls {
+            drop(calls.await);
+        }
+    };
+    if tokio::time::timeout(DRAIN, all).await.is_err() {
+        tracing::debug!("a worker's pipes are held open by another process");
+    }
+}
