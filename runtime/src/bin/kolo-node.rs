@@ -1,0 +1,467 @@
+//! `kolo-node`: a node of a cluster as a daemon.
+
+use std::collections::BTreeMap;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, ValueEnum};
+use kolo_runtime::{Node, NodeConfig, NodeCredentials, NodeResources, ProgramSource};
+use kolo_transport::{Credentials, EndpointConfig, JoinToken};
+use rustix::fs::{FlockOperation, flock};
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+const EXAMPLE: &str = "\
+Example: a node that joins with a token at its first start, and keeps its identity
+  kolo-node --head 10.0.0.1:7700 --token-file /root/node.token --state-dir /var/lib/kolo-node
+
+Example: a node with declared resources
+  kolo-node --head head.example:7700 --state-dir /var/lib/kolo-node --cpus 16 --gpus 2 --resource fpga=1
+
+It prints one line with its id and address when the head has registered it. SIGTERM and SIGINT end the jobs
+that are on it, then the node; its workers end with it in any case. When the head goes away, workers run on
+and the node registers again as soon as the head is back.
+Exit codes: 0 stopped, 1 failed, 2 wrong arguments.";
+
+/// A node of a kolo cluster: it offers its resources to jobs and runs their workers.
+#[derive(Debug, Parser)]
+#[command(name = "kolo-node", version, after_help = EXAMPLE)]
+struct Args {
+    /// Where the head listens
+    #[arg(long, value_name = "HOST:PORT", env = "KOLO_HEAD", value_parser = host_and_port)]
+    head: String,
+
+    /// File with a token for nodes; needed only as long as the node has no identity in its state folder
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+
+    /// Folder for the node's identity (in identity/) and for programs (in programs/). Without it the node joins
+    /// anew at every start and keeps programs in memory
+    #[arg(long, value_name = "DIR", env = "KOLO_NODE_STATE")]
+    state_dir: Option<PathBuf>,
+
+    /// Where drivers connect (QUIC, so UDP). Port 0 takes a free one [default: a free port, on the loopback if the
+    /// head is there and on all interfaces otherwise]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+
+    /// The address that others are told [default: where it listens, as seen from the head]
+    #[arg(long, value_name = "ADDRESS")]
+    advertise: Option<SocketAddr>,
+
+    /// CPUs that it offers, in steps of 0.001 [default: those that it may use]
+    #[arg(long, value_name = "NUMBER")]
+    cpus: Option<f64>,
+
+    /// GPUs that it offers, devices 0 to NUMBER-1 [default: CUDA_VISIBLE_DEVICES, or /dev/nvidia*]
+    #[arg(long, value_name = "NUMBER")]
+    gpus: Option<u32>,
+
+    /// Another resource that it offers; may be given many times
+    #[arg(long = "resource", value_name = "NAME=AMOUNT", value_parser = resource)]
+    resources: Vec<(String, f64)>,
+
+    /// The name that others see; need not be unique [default: the system's]
+    #[arg(long, value_name = "NAME")]
+    hostname: Option<String>,
+
+    /// How long to try to reach the head at the start
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    join_timeout: Duration,
+
+    /// How long to wait for jobs to end when the node is stopped, before they are killed
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    stop_timeout: Duration,
+
+    /// What to log, to standard error: a level, or directives like `info,kolo_actors=debug`
+    #[arg(long, value_name = "FILTER", env = "KOLO_LOG", default_value = "info", value_parser = filter)]
+    log: String,
+
+    /// How to log
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+
+    /// How to print the line with the node's id and address
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// `kolo-node: node=.. address=.. head=.. hostname=.. pid=..`
+    Text,
+    /// One JSON object.
+    Json,
+}
+
+fn host_and_port(text: &str) -> Result<String, String> {
+    let fits = text.rsplit_once(':').is_some_and(|(host, port)| {
+        !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
+    });
+    if fits {
+        Ok(text.to_owned())
+    } else {
+        Err(format!(
+            "`{text}` is not a host and a port; expected something like 10.0.0.1:7700 or head.example:7700"
+        ))
+    }
+}
+
+fn resource(text: &str) -> Result<(String, f64), String> {
+    text.split_once('=')
+        .and_then(|(name, amount)| Some((name.to_owned(), amount.parse().ok()?)))
+        .filter(|(name, _): &(String, f64)| !name.is_empty())
+        .ok_or_else(|| format!("`{text}` is not NAME=AMOUNT; expected something like fpga=2"))
+}
+
+/// Reads `250ms`, `3s`, `10m` or `24h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || {
+        format!(
+            "`{text}` is not a duration; expected a whole number and ms, s, m or h, like 250ms or 3s"
+        )
+    };
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    let factor = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(wrong()),
+    };
+    // A year is more than any of these may be.
+    number
+        .checked_mul(factor)
+        .filter(|ms| *ms <= 366 * 86_400_000)
+        .map(Duration::from_millis)
+        .ok_or_else(wrong)
+}
+
+fn filter(text: &str) -> Result<String, String> {
+    EnvFilter::try_new(text)
+        .map(|_| text.to_owned())
+        .map_err(|error| {
+            format!("{error}; expected a level such as `info`, or `info,kolo_actors=debug`")
+        })
+}
+
+/// The line that is printed when the node is registered.
+#[derive(Serialize)]
+struct ReadyLine<'a> {
+    node: String,
+    address: SocketAddr,
+    head: SocketAddr,
+    hostname: &'a str,
+    pid: u32,
+}
+
+impl ReadyLine<'_> {
+    fn text(&self, format: Format) -> Result<String> {
+        Ok(match format {
+            Format::Json => serde_json::to_string(self)?,
+            Format::Text => format!(
+                "kolo-node: node={} address={} head={} hostname={} pid={}",
+                self.node, self.address, self.head, self.hostname, self.pid
+            ),
+        })
+    }
+}
+
+fn main() -> ExitCode {
+    // Wardens are this program again.
+    kolo_process::run_if_warden();
+    let args = Args::parse();
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(&args.log))
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
+    match args.log_format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nobody may be there to read it.
+            writeln!(std::io::stderr(), "kolo-node: {error:#}").ok();
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn run(args: Args) -> Result<()> {
+    // From here on the signals are not lost, also while the node starts.
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM can't be watched")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT can't be watched")?;
+    raise_open_files();
+    let _lock = args.state_dir.as_deref().map(lock).transpose()?;
+    let format = args.format;
+    let start = start(args);
+    let (node, head) = tokio::select! {
+        started = start => started?,
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
+    };
+    let line = ReadyLine {
+        node: node.id().to_string(),
+        address: node.address(),
+        head,
+        hostname: node.hostname(),
+        pid: std::process::id(),
+    }
+    .text(format)?;
+    writeln!(std::io::stdout(), "{line}")
+        .context("the line with the node's address can't be printed")?;
+    let signal = tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    };
+    tracing::info!(signal, "stopping; a second signal ends the node at once");
+    tokio::select! {
+        () = node.stop() => Ok(()),
+        _ = terminate.recv() => bail!("ended by a second signal; jobs were killed"),
+        _ = interrupt.recv() => bail!("ended by a second signal; jobs were killed"),
+    }
+}
+
+async fn start(args: Args) -> Result<(Node, SocketAddr)> {
+    let head = resolve(&args.head, args.join_timeout).await?;
+    let identity = args.state_dir.as_ref().map(|dir| dir.join("identity"));
+    let (credentials, joins) = credentials(identity.as_deref(), args.token_file.as_deref())?;
+    let mut custom = BTreeMap::new();
+    for (name, amount) in args.resources {
+        if custom.insert(name.clone(), amount).is_some() {
+            bail!("the resource `{name}` is given twice");
+        }
+    }
+    let mut config = NodeConfig::new(head, credentials);
+    config.hostname = args.hostname;
+    config.listen = args
+        .listen
+        .unwrap_or_else(|| EndpointConfig::towards(head).listen);
+    config.advertise = args.advertise;
+    config.resources = NodeResources {
+        cpus: args.cpus,
+        gpus: args.gpus,
+        custom,
+    };
+    config.programs = ProgramSource {
+        cache: args.state_dir.map(|dir| dir.join("programs")),
+        ..ProgramSource::default()
+    };
+    config.join_timeout = args.join_timeout;
+    config.stop_timeout = args.stop_timeout;
+    let node = Node::start(config).await.with_context(|| {
+        format!(
+            "the node can't start with the head at {} ({head})",
+            args.head
+        )
+    })?;
+    if joins && let Some(dir) = identity {
+        node.credentials()
+            .save(&dir)
+            .with_context(|| format!("the identity can't be kept in {}", dir.display()))?;
+    }
+    Ok((node, head))
+}
+
+async fn resolve(head: &str, limit: Duration) -> Result<SocketAddr> {
+    let addresses = tokio::time::timeout(limit, tokio::net::lookup_host(head))
+        .await
+        .with_context(|| format!("the address of `{head}` was not found within {limit:?}"))?
+        .with_context(|| format!("the address of `{head}` was not found"))?;
+    addresses
+        .into_iter()
+        .next()
+        .with_context(|| format!("`{head}` has no address"))
+}
+
+/// The identity of an earlier start, or the token to join with.
+fn credentials(identity: Option<&Path>, token: Option<&Path>) -> Result<(NodeCredentials, bool)> {
+    if let Some(dir) = identity
+        && dir.try_exists().unwrap_or(true)
+    {
+        let credentials = Credentials::load(dir).with_context(|| {
+            format!(
+                "the identity in {} is not usable; remove the folder to join anew with a token",
+                dir.display()
+            )
+        })?;
+        return Ok((credentials.into(), false));
+    }
+    let Some(file) = token else {
+        bail!(
+            "the node has no identity yet, so it needs a token: give --token-file with a token for nodes, as \
+             `kolo-head --node-token-file` writes it"
+        );
+    };
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("the token can't be read from {}", file.display()))?;
+    let token: JoinToken = text
+        .trim()
+        .parse()
+        .with_context(|| format!("{} holds no token", file.display()))?;
+    Ok((token.into(), true))
+}
+
+/// Makes sure that one node at a time uses a state folder: two would be the same node for the head, and take the place
+/// of each other. The kernel lets go of it with the process, however that ends.
+fn lock(dir: &Path) -> Result<File> {
+    let path = dir.join("lock");
+    let failed = || format!("the state folder {} can't be used", dir.display());
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .with_context(failed)?;
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(&path)
+        .with_context(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => bail!(
+            "{} is in use by another node; stop that one, or use another state folder",
+            dir.display()
+        ),
+        Err(error) => Err(error).with_context(failed),
+    }
+}
+
+/// A node needs about eight descriptors for each worker; the usual soft limit of 1024 is a relic.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "the limit of open files could not be raised");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_consistent_and_the_help_has_an_example() {
+        Args::command().debug_assert();
+        let help = Args::command().render_long_help().to_string();
+        assert!(
+            help.contains("Example:") && help.contains("Exit codes:"),
+            "{help}"
+        );
+    }
+
+    #[test]
+    fn heads_are_a_host_and_a_port() {
+        for good in ["10.0.0.1:7700", "head.example:1", "[::1]:7700"] {
+            assert_eq!(host_and_port(good).as_deref(), Ok(good));
+        }
+        for bad in [
+            "",
+            "head",
+            ":7700",
+            "head:",
+            "head:0",
+            "head:99999",
+            "head:x",
+        ] {
+            assert!(
+                host_and_port(bad).unwrap_err().contains("expected"),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn resources_are_a_name_and_an_amount() {
+        assert_eq!(resource("fpga=0.5"), Ok(("fpga".to_owned(), 0.5)));
+        for bad in ["", "fpga", "=1", "fpga=", "fpga=x"] {
+            assert!(resource(bad).unwrap_err().contains("NAME=AMOUNT"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn durations_have_a_unit() {
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        for bad in [
+            "",
+            "3",
+            "s",
+            "-3s",
+            "1.5s",
+            "99999999999999999999s",
+            "9999999h",
+        ] {
+            assert!(duration(bad).unwrap_err().contains("expected"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_line_for_programs_is_one_json_object() {
+        let line = ReadyLine {
+            node: "node-1".to_owned(),
+            address: "127.0.0.1:1".parse().unwrap(),
+            head: "127.0.0.1:2".parse().unwrap(),
+            hostname: "here",
+            pid: 7,
+        };
+        assert_eq!(
+            line.text(Format::Json).unwrap(),
+            r#"{"node":"node-1","address":"127.0.0.1:1","head":"127.0.0.1:2","hostname":"here","pid":7}"#
+        );
+        assert_eq!(
+            line.text(Format::Text).unwrap(),
+            "kolo-node: node=node-1 address=127.0.0.1:1 head=127.0.0.1:2 hostname=here pid=7"
+        );
+    }
+
+    #[test]
+    fn one_node_at_a_time_uses_a_folder() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("new");
+        let first = lock(&dir).unwrap();
+        let error = lock(&dir).unwrap_err().to_string();
+        assert!(error.contains("in use by another node"), "{error}");
+        drop(first);
+        lock(&dir).unwrap();
+        let file = dir.join("lock");
+        let error = lock(&file).unwrap_err().to_string();
+        assert!(error.contains("can't be used"), "{error}");
+    }
+
+    #[test]
+    fn without_identity_and_token_the_error_says_what_to_do() {
+        let missing = Path::new("/no/such/folder");
+        let error = credentials(Some(missing), None).unwrap_err().to_string();
+        assert!(error.contains("--token-file"), "{error}");
+        let error = credentials(None, Some(missing)).unwrap_err().to_string();
+        assert!(error.contains("/no/such/folder"), "{error}");
+    }
+}

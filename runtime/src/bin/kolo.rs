@@ -1,0 +1,8 @@
+//! `kolo`: see what a cluster does, read logs, stop jobs, and plan without starting anything.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    kolo_runtime::cli::main()
+}

@@ -1,0 +1,204 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+use super::client::ClientConfig;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  failed; the message says why
+  2  the command line is wrong, or what is planned can't be placed
+  3  no such job
+  4  the head, or a node that is needed, can't be reached
+  5  no credentials, or they do not allow this
+
+Environment:
+  KOLO_HEAD         HOST:PORT of the head
+  KOLO_CREDENTIALS  folder of the credentials
+  NO_COLOR          no colours, not even on a terminal
+
+Example:
+  kolo login --head head:7700 --token-file driver.token
+  kolo status";
+
+/// See what a kolo cluster does, read logs, stop jobs, and plan without starting anything.
+#[derive(Debug, Parser)]
+#[command(name = "kolo", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    pub(super) command: Command,
+    /// How results are written
+    #[arg(long, global = true, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
+    pub(super) format: Format,
+    #[command(flatten)]
+    pub(super) connect: Connect,
+}
+
+/// How results are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    /// For people
+    Table,
+    /// For programs
+    Json,
+}
+
+/// How to reach the head.
+#[derive(Debug, Clone, ClapArgs)]
+#[allow(clippy::struct_field_names)] // they are the names of the flags
+pub(super) struct Connect {
+    /// Address of the head; by default the one of the last login
+    #[arg(long, global = true, env = "KOLO_HEAD", value_name = "HOST:PORT")]
+    pub(super) head: Option<String>,
+    /// Folder of the credentials [default: kolo in $XDG_CONFIG_HOME or ~/.config]
+    #[arg(long, global = true, env = "KOLO_CREDENTIALS", value_name = "DIR")]
+    pub(super) credentials: Option<PathBuf>,
+    /// Seconds to wait for a connection
+    #[arg(long, global = true, default_value = "5", value_parser = seconds, value_name = "SECONDS")]
+    pub(super) connect_timeout: Duration,
+}
+
+impl Connect {
+    pub(super) fn config(&self) -> ClientConfig {
+        ClientConfig {
+            head: self.head.clone(),
+            credentials: self.credentials.clone(),
+            connect_timeout: self.connect_timeout,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Show the cluster and its nodes
+    #[command(after_help = "Example:\n  kolo status --format json")]
+    Status,
+    /// Show all jobs, or the workers of one
+    #[command(after_help = "Example:\n  kolo jobs\n  kolo jobs job-3f0a")]
+    Jobs(Jobs),
+    /// Print the output of a job's workers as `[RANK]<stdout>: LINE`
+    #[command(after_help = "Example:\n  kolo logs job-3f0a --rank 0 --rank 2 --tail 20 --follow")]
+    Logs(Logs),
+    /// Stop a job and wait until it has ended
+    #[command(after_help = "Example:\n  kolo stop job-3f0a")]
+    Stop(Stop),
+    /// Join a cluster with a driver's token, and keep the credentials
+    #[command(after_help = "Example:\n  kolo login --head head:7700 --token-file driver.token")]
+    Login(Login),
+    /// Print the ranks that a group would have, without starting anything
+    #[command(
+        after_help = "Example:\n  kolo plan --hosts a:2,b:1,c:3 --min 2 --max 4\n  kolo plan --registration a,b,a,c --format json"
+    )]
+    Plan(Plan),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct Jobs {
+    /// Id of one job, or an unambiguous start of it
+    pub(super) job: Option<String>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct Logs {
+    /// Id of the job, or an unambiguous start of it
+    pub(super) job: String,
+    /// Only this rank; may be given more than once
+    #[arg(long = "rank", value_name = "RANK")]
+    pub(super) ranks: Vec<u32>,
+    /// Stay and print what comes, until the job has ended
+    #[arg(long, short)]
+    pub(super) follow: bool,
+    /// At most the last N kept lines of each rank
+    #[arg(long, value_name = "N")]
+    pub(super) tail: Option<u32>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct Stop {
+    /// Id of the job, or an unambiguous start of it
+    pub(super) job: String,
+    /// Seconds to wait for its end; it is being stopped all the same
+    #[arg(long, default_value = "60", value_parser = seconds, value_name = "SECONDS")]
+    pub(super) timeout: Duration,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct Login {
+    /// File that holds the token, as the head's administrator has given it; `-` reads standard input
+    #[arg(long, env = "KOLO_TOKEN_FILE", value_name = "FILE")]
+    pub(super) token_file: PathBuf,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct Plan {
+    /// Hosts and their slots, filled in this order
+    #[arg(
+        long,
+        value_name = "HOST:SLOTS,...",
+        required_unless_present = "registration",
+        conflicts_with = "registration"
+    )]
+    pub(super) hosts: Option<String>,
+    /// The host of every rank, in rank order
+    #[arg(long, value_name = "HOST,...")]
+    pub(super) registration: Option<String>,
+    /// The fewest workers that will do [default: 1]
+    #[arg(long, conflicts_with = "registration", value_name = "N")]
+    pub(super) min: Option<u32>,
+    /// The most workers that are wanted [default: all slots]
+    #[arg(long, conflicts_with = "registration", value_name = "N")]
+    pub(super) max: Option<u32>,
+}
+
+/// The longest that a time on the command line may be.
+const LONGEST: f64 = 86400.0;
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= LONGEST => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(format!(
+            "expected a number of seconds over 0 and up to {LONGEST}"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_of_every_command_shows_an_example() {
+        let mut command = Args::command();
+        let commands = command
+            .get_subcommands()
+            .map(|sub| sub.get_name().to_owned());
+        let names: Vec<String> = commands.collect();
+        assert_eq!(names, ["status", "jobs", "logs", "stop", "login", "plan"]);
+        let help = command.render_long_help().to_string();
+        assert!(help.contains("Example:\n  kolo login"), "{help}");
+        for name in names {
+            let sub = command.find_subcommand_mut(&name).unwrap();
+            let help = sub.render_long_help().to_string();
+            assert!(help.contains(&format!("Example:\n  kolo {name}")), "{help}");
+        }
+    }
+
+    #[test]
+    fn times_are_positive_and_finite() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["", "0", "-1", "nan", "inf", "1e9", "x"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! The client's side of the head and the nodes, as operators use it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kolo_transport::credentials::Credentials;
+use kolo_transport::endpoint::{ConnectError, Endpoint, EndpointConfig, Expect};
+use kolo_transport::ids::JobId;
+use kolo_transport::runtime::TransportRuntime;
+use kolo_transport::session::{CloseCode, Connection};
+use kolo_transport::wire::{ClusterInfo, HeadReply, HeadRequest, JobInfo, PlacedNode};
+
+use super::error::CliError;
+
+/// How long the head may take for an answer that needs no waiting.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// How long a command stays after its work so that peers learn that it is gone.
+const GOODBYE: Duration = Duration::from_millis(20);
+
+/// The file beside the credentials that remembers the head.
+const HEAD_FILE: &str = "head";
+
+/// What peers are called in messages.
+const THE_HEAD: &str = "the head";
+
+/// How to reach a head. Every field may be left to its default.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientConfig {
+    /// `HOST:PORT`; `None` takes the head of the last login.
+    pub head: Option<String>,
+    /// Folder of the credentials; `None` takes [`default_credentials_dir`].
+    pub credentials: Option<PathBuf>,
+    /// For a connection, all addresses of the name together. Default 5 seconds.
+    pub connect_timeout: Duration,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self {
+            head: None,
+            credentials: None,
+            connect_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+impl ClientConfig {
+    /// Where the credentials are.
+    ///
+    /// # Errors
+    ///
+    /// [`CliError::Usage`] if none are given and there is no home folder either.
+    pub fn credentials_dir(&self) -> Result<PathBuf, CliError> {
+        self.credentials
+            .clone()
+            .filter(|dir| !dir.as_os_str().is_empty())
+            .or_else(|| default_credentials_dir(std::env::var_os))
+            .ok_or_else(|| {
+                CliError::Usage(
+                    "there is no home folder; give the folder of the credentials by --credentials or KOLO_CREDENTIALS"
+                        .to_owned(),
+                )
+            })
+    }
+
+    /// The head that is given, or that of the last login.
+    fn head(&self, dir: &Path) -> Result<String, CliError> {
+        if let Some(head) = self.head.as_deref().map(str::trim)
+            && !head.is_empty()
+        {
+            return Ok(head.to_owned());
+        }
+        match fs::read_to_string(dir.join(HEAD_FILE)) {
+            Ok(head) => Ok(head.trim().to_owned()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(CliError::Usage(
+                "no head is given: set KOLO_HEAD=HOST:PORT, or give --head HOST:PORT".to_owned(),
+            )),
+            Err(error) => Err(CliError::File {
+                path: dir.join(HEAD_FILE),
+                error,
+            }),
+        }
+    }
+}
+
+/// Where credentials are if nobody says otherwise: `kolo` in `$XDG_CONFIG_HOME` or in `~/.config`.
+pub fn default_credentials_dir(var: impl Fn(&'static str) -> Option<OsString>) -> Option<PathBuf> {
+    let folder = |name| {
+        var(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    folder("XDG_CONFIG_HOME")
+        .or_else(|| folder("HOME").map(|home| home.join(".config")))
+        .map(|config| config.join("kolo"))
+}
+
+/// Remembers the head for later commands.
+pub(super) fn remember_head(dir: &Path, head: &str) -> Result<(), CliError> {
+    let path = dir.join(HEAD_FILE);
+    // Replaced as a whole, so that a command that runs meanwhile reads one or the other.
+    let staged = dir.join(format!(".{HEAD_FILE}.{}", std::process::id()));
+    fs::write(&staged, format!("{head}\n"))
+        .and_then(|()| fs::rename(&staged, &path))
+        .map_err(|error| CliError::File { path, error })
+}
+
+/// The addresses of a `HOST:PORT`.
+///
+/// # Errors
+///
+/// [`CliError::Resolve`].
+pub async fn resolve(head: &str, patience: Duration) -> Result<Vec<SocketAddr>, CliError> {
+    let refuse = |reason: String| CliError::Resolve {
+        head: head.to_owned(),
+        reason,
+    };
+    let port = head.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
+    if !matches!(port, Some(Ok(1..))) {
+        return Err(refuse("it has no port".to_owned()));
+    }
+    let found = tokio::time::timeout(patience, tokio::net::lookup_host(head)).await;
+    let addresses: Vec<_> = match found {
+        Ok(Ok(addresses)) => addresses.collect(),
+        Ok(Err(error)) => return Err(refuse(error.to_string())),
+        Err(_) => return Err(refuse("the name server does not answer".to_owned())),
+    };
+    if addresses.is_empty() {
+        return Err(refuse("the name has no address".to_owned()));
+    }
+    Ok(addresses)
+}
+
+/// A connection to a head, with a driver's credentials.
+#[derive(Debug)]
+pub struct Client {
+    runtime: TransportRuntime,
+    credentials: Credentials,
+    connect_timeout: Duration,
+    endpoint: Endpoint,
+    head: Connection,
+}
+
+impl Client {
+    /// Connects to the head.
+    ///
+    /// # Errors
+    ///
+    /// [`CliError`].
+    pub async fn connect(config: &ClientConfig) -> Result<Self, CliError> {
+        let dir = config.credentials_dir()?;
+        let head = config.head(&dir)?;
+        if !dir.join("cert.pem").exists() {
+            return Err(CliError::NoCredentials(dir));
+        }
+        let credentials = Credentials::load(&dir)?;
+        let addresses = resolve(&head, config.connect_timeout).await?;
+        let runtime = TransportRuntime::new(1).map_err(CliError::Start)?;
+        let connecting = async {
+            let mut failure = None;
+            for address in addresses {
+                let timeout = config.connect_timeout;
+                match connect(&runtime, &credentials, address, Expect::head(), timeout).await {
+                    Ok(connected) => return Ok(connected),
+                    Err(error) => failure = Some(error),
+                }
+            }
+            Err(failure.unwrap_or(CliError::Resolve {
+                head: head.clone(),
+                reason: "the name has no address".to_owned(),
+            }))
+        };
+        let (endpoint, connection) = tokio::time::timeout(config.connect_timeout, connecting)
+            .await
+            .unwrap_or_else(|_| Err(unreachable(&head)))
+            .map_err(|error| match error {
+                CliError::Connect {
+                    error: ConnectError::TimedOut { .. },
+                    ..
+                } => unreachable(&head),
+                other => other,
+            })?;
+        Ok(Self {
+            runtime,
+            credentials,
+            connect_timeout: config.connect_timeout,
+            endpoint,
+            head: connection,
+        })
+    }
+
+    /// The head's address.
+    pub fn address(&self) -> SocketAddr {
+        self.head.remote_addr()
+    }
+
+    /// Asks the head.
+    ///
+    /// # Errors
+    ///
+    /// [`CliError::Request`], or [`CliError::Refused`] if the head says no.
+    pub async fn request(
+        &self,
+        request: &HeadRequest,
+        deadline: Duration,
+    ) -> Result<HeadReply, CliError> {
+        match self.head.request(request, deadline).await {
+            Ok(HeadReply::Refused(refusal)) => Err(refusal.into()),
+            Ok(reply) => Ok(reply),
+            Err(error) => Err(CliError::Request {
+                what: THE_HEAD.to_owned(),
+                error,
+            }),
+        }
+    }
+
+    /// The whole cluster.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::request`].
+    pub async fn cluster(&self) -> Result<ClusterInfo, CliError> {
+        match self.request(&HeadRequest::Cluster, ANSWER).await? {
+            HeadReply::Cluster(cluster) => Ok(cluster),
+            _ => Err(CliError::Answer(THE_HEAD.to_owned())),
+        }
+    }
+
+    /// All jobs, the newest first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::request`].
+    pub async fn jobs(&self) -> Result<Vec<JobInfo>, CliError> {
+        match self.request(&HeadRequest::Jobs, ANSWER).await? {
+            HeadReply::Jobs(jobs) => Ok(jobs),
+            _ => Err(CliError::Answer(THE_HEAD.to_owned())),
+        }
+    }
+
+    /// One job.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::request`].
+    pub async fn job(&self, job: JobId) -> Result<JobInfo, CliError> {
+        match self.request(&HeadRequest::Job { job }, ANSWER).await? {
+            HeadReply::Job(job) => Ok(job),
+            _ => Err(CliError::Answer(THE_HEAD.to_owned())),
+        }
+    }
+
+    /// The one job whose id starts with `text`, with or without `job-`.
+    ///
+    /// # Errors
+    ///
+    /// [`CliError::NoSuchJob`], [`CliError::Usage`] if several do; and as [`Client::request`].
+    pub async fn find(&self, text: &str) -> Result<JobInfo, CliError> {
+        choose(self.jobs().await?, text)
+    }
+
+    /// Stops a job and waits until it has ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::request`]. The job is being stopped also if the deadline passes.
+    pub async fn stop(&self, job: JobId, deadline: Duration) -> Result<(), CliError> {
+        match self.request(&HeadRequest::Stop { job }, deadline).await? {
+            HeadReply::Done => Ok(()),
+            _ => Err(CliError::Answer(THE_HEAD.to_owned())),
+        }
+    }
+
+    /// A connection to a node of a job. The endpoint must live as long as it.
+    ///
+    /// # Errors
+    ///
+    /// [`CliError::Connect`], [`CliError::Bind`].
+    pub async fn node(&self, node: &PlacedNode) -> Result<(Endpoint, Connection), CliError> {
+        let expect = Expect::node(node.node);
+        let timeout = self.connect_timeout;
+        connect(
+            &self.runtime,
+            &self.credentials,
+            node.address,
+            expect,
+            timeout,
+        )
+        .await
+        .map_err(|error| match error {
+            CliError::Connect { error, .. } => CliError::Connect {
+                what: format!("{} ({})", node.node, node.hostname),
+                error,
+            },
+            other => other,
+        })
+    }
+
+    /// Ends the connection, and gives the head a moment to learn of it.
+    pub async fn close(self) {
+        goodbye(&self.endpoint).await;
+    }
+}
+
+/// Closes an endpoint and gives its peers a moment to learn of it.
+pub(super) async fn goodbye(endpoint: &Endpoint) {
+    endpoint.close(CloseCode::Done, "");
+    // A peer that is gone can't be told.
+    drop(tokio::time::timeout(GOODBYE, endpoint.drained()).await);
+}
+
+/// One clear line for a head that is not there, whichever clock was the first to run out.
+pub(super) fn unreachable(head: &str) -> CliError {
+    CliError::Unreachable {
+        head: head.to_owned(),
+    }
+}
+
+async fn connect(
+    runtime: &TransportRuntime,
+    credentials: &Credentials,
+    address: SocketAddr,
+    expect: Expect,
+    timeout: Duration,
+) -> Result<(Endpoint, Connection), CliError> {
+    let mut config = EndpointConfig::towards(address);
+    config.handshake_timeout = timeout;
+    // It counts from the first packet, so a shorter one would end the handshake.
+    config.idle_timeout = config.idle_timeout.max(timeout);
+    let endpoint = Endpoint::bind(runtime, credentials.clone(), config)?;
+    let connection =
+        endpoint
+            .connect(address, expect)
+            .await
+            .map_err(|error| CliError::Connect {
+                what: THE_HEAD.to_owned(),
+                error,
+            })?;
+    Ok((endpoint, connection))
+}
+
+/// The one job whose id starts with `text`.
+fn choose(jobs: Vec<JobInfo>, text: &str) -> Result<JobInfo, CliError> {
+    let wanted = text
+        .strip_prefix("job-")
+        .unwrap_or(text)
+        .to_ascii_lowercase();
+    let mut found: Vec<JobInfo> = jobs
+        .into_iter()
+        .filter(|job| format!("{:016x}", job.job.0).starts_with(&wanted))
+        .collect();
+    match found.len() {
+        _ if wanted.is_empty() => Err(CliError::Usage(
+            "an empty text is no job id; `kolo jobs` shows them".to_owned(),
+        )),
+        0 => Err(CliError::NoSuchJob(text.to_owned())),
+        1 => Ok(found.remove(0)),
+        count => {
+            let ids: Vec<String> = found.iter().map(|job| job.job.to_string()).collect();
+            Err(CliError::Usage(format!(
+                "`{text}` is the start of {count} jobs: {}; give more of the id",
+                ids.join(", ")
+            )))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use kolo_transport::ids::{DriverId, Generation};
+    use kolo_transport::wire::JobState;
+
+    use super::*;
+
+    fn job(id: u64) -> JobInfo {
+        JobInfo {
+            job: JobId(id),
+            name: String::new(),
+            owner: DriverId(1),
+            state: JobState::Healthy,
+            generation: Generation(1),
+            workers: Vec::new(),
+            nodes: Vec::new(),
+            age_ms: 0,
+            reason: None,
+            rendezvous: None,
+        }
+    }
+
+    #[test]
+    fn a_job_is_found_by_the_start_of_its_id() {
+        let jobs = || vec![job(0x1234_0000_0000_0000), job(0x1250_0000_0000_0000)];
+        for text in ["job-1234", "1234", "job-1234000000000000", "123"] {
+            let found = choose(jobs(), text).unwrap();
+            assert_eq!(found.job, JobId(0x1234_0000_0000_0000), "{text}");
+        }
+        assert_eq!(choose(jobs(), "12").unwrap_err().exit_code(), 2);
+        let error = choose(jobs(), "job-12").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "`job-12` is the start of 2 jobs: job-1234000000000000, job-1250000000000000; give more of the id"
+        );
+        for text in ["", "job-"] {
+            assert_eq!(choose(jobs(), text).unwrap_err().exit_code(), 2, "{text}");
+        }
+        for text in ["job-9", "node-1234", "12340000000000001"] {
+            assert_eq!(choose(jobs(), text).unwrap_err().exit_code(), 3, "{text}");
+        }
+    }
+
+    #[test]
+    fn credentials_are_looked_for_where_the_desktop_keeps_settings() {
+        let dir = |vars: &[(&str, &str)]| {
+            default_credentials_dir(|name| {
+                let found = vars.iter().find(|(known, _)| *known == name);
+                found.map(|(_, value)| OsString::from(value))
+            })
+        };
+        let home = ("HOME", "/home/me");
+        let config = ("XDG_CONFIG_HOME", "/cfg");
+        assert_eq!(dir(&[home, config]), Some("/cfg/kolo".into()));
+        assert_eq!(dir(&[home]), Some("/home/me/.config/kolo".into()));
+        let unset = ("XDG_CONFIG_HOME", "");
+        assert_eq!(dir(&[home, unset]), Some("/home/me/.config/kolo".into()));
+        assert_eq!(dir(&[]), None);
+    }
+
+    #[tokio::test]
+    async fn an_address_without_a_port_is_told_at_once() {
+        for bad in ["", "head", "head:", "head:x", "head:0", "head:99999", "::1"] {
+            let error = resolve(bad, Duration::from_secs(1)).await.unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{bad}");
+        }
+        let found = resolve("[::1]:70", Duration::from_secs(1)).await.unwrap();
+        assert_eq!(found, ["[::1]:70".parse().unwrap()]);
+    }
+}

@@ -1,0 +1,265 @@
+//! How a command fails, and with which exit code.
+
+use std::io;
+use std::path::PathBuf;
+
+use kolo_transport::endpoint::{BindError, ConnectError};
+use kolo_transport::frame::FrameError;
+use kolo_transport::identity::IdentityError;
+use kolo_transport::join::JoinError;
+use kolo_transport::session::{ConnectionLost, RequestError};
+use kolo_transport::wire::{Refusal, RefusalKind};
+
+pub(super) const FAILURE: u8 = 1;
+pub(super) const USAGE: u8 = 2;
+const NO_JOB: u8 = 3;
+const UNREACHABLE: u8 = 4;
+const CREDENTIALS: u8 = 5;
+
+/// Why a command of `kolo` failed. [`CliError::exit_code`] says what the process ends with.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CliError {
+    /// What is asked for makes no sense. The message says what is allowed.
+    #[error("{0}")]
+    Usage(String),
+    /// The plan can't be read, or what is planned can't be placed.
+    #[error(transparent)]
+    Plan(#[from] kolo_actors::plan::PlanError),
+    /// There is no such job. `kolo jobs` shows those that the head remembers.
+    #[error("there is no job `{0}`; `kolo jobs` shows all that the head remembers")]
+    NoSuchJob(String),
+    /// The address has no such host.
+    #[error("the head `{head}` can't be found: {reason}; give HOST:PORT by --head or KOLO_HEAD")]
+    Resolve {
+        /// What was given.
+        head: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Nobody answers, or somebody else does. Check the address, and that the daemon runs.
+    #[error("{what} can't be reached: {error}")]
+    Connect {
+        /// Which daemon.
+        what: String,
+        /// What happened.
+        error: ConnectError,
+    },
+    /// No address of the head answered in time. Check the address, and that the head runs.
+    #[error(
+        "the head at {head} did not answer in time; is it running, and is its UDP port open? (--connect-timeout gives it more time)"
+    )]
+    Unreachable {
+        /// What was given.
+        head: String,
+    },
+    /// The connection broke, or there was no answer in time.
+    #[error("{what} did not answer: {error}")]
+    Request {
+        /// Which daemon.
+        what: String,
+        /// What happened.
+        error: RequestError,
+    },
+    /// There are no credentials yet.
+    #[error("there are no credentials in {}; get some by `kolo login --head HOST:PORT --token-file FILE`", .0.display())]
+    NoCredentials(PathBuf),
+    /// The credentials can't be read or written.
+    #[error(transparent)]
+    Credentials(#[from] IdentityError),
+    /// The cluster could not be joined.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// The daemon said no.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The daemon's answer belongs to another question. Versions differ, or it is faulty.
+    #[error("{0} gave an answer to another question; is it of another version?")]
+    Answer(String),
+    /// Several nodes could not do their part.
+    #[error("{text}")]
+    Nodes {
+        /// The exit code of the worst.
+        code: u8,
+        /// What each said.
+        text: String,
+    },
+    /// A file can't be read or written.
+    #[error("{path}: {error}", path = path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the operating system said.
+        error: io::Error,
+    },
+    /// No thread or socket could be made here.
+    #[error("kolo can't start: {0}")]
+    Start(io::Error),
+    /// The socket for connections could not be made.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The results can't be written.
+    #[error("the output can't be written: {0}")]
+    Output(io::Error),
+    /// The results can't be written as JSON. A fault in kolo.
+    #[error("the output can't be encoded: {0}")]
+    Encode(serde_json::Error),
+}
+
+impl From<io::Error> for CliError {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+impl From<serde_json::Error> for CliError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Encode(error)
+    }
+}
+
+impl CliError {
+    /// What the process ends with: see `kolo --help`.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage(_) | Self::Plan(_) | Self::Resolve { .. } => USAGE,
+            Self::NoSuchJob(_) => NO_JOB,
+            Self::Connect { error, .. } => of_connect(error),
+            Self::Nodes { code, .. } => *code,
+            Self::Unreachable { .. }
+            | Self::Request {
+                error:
+                    RequestError::Lost(_)
+                    | RequestError::Deadline { .. }
+                    | RequestError::Frame(FrameError::TimedOut { .. }),
+                ..
+            } => UNREACHABLE,
+            Self::NoCredentials(_) | Self::Credentials(_) => CREDENTIALS,
+            Self::Join(error) => match error {
+                JoinError::Connect(error) => of_connect(error),
+                JoinError::Unanswered { .. } => UNREACHABLE,
+                JoinError::Local { .. } | JoinError::Answer(_) => FAILURE,
+                _ => CREDENTIALS,
+            },
+            Self::Refused(refusal) => match refusal.kind {
+                RefusalKind::Forbidden | RefusalKind::Token => CREDENTIALS,
+                RefusalKind::Invalid => USAGE,
+                RefusalKind::NotFound => NO_JOB,
+                _ => FAILURE,
+            },
+            _ => FAILURE,
+        }
+    }
+
+    /// An error of the stream to `what`.
+    pub(super) fn stream(what: impl Into<String>, error: FrameError) -> Self {
+        Self::Request {
+            what: what.into(),
+            error: error.into(),
+        }
+    }
+
+    /// The connection to `what` broke.
+    pub(super) fn lost(what: impl Into<String>, error: ConnectionLost) -> Self {
+        Self::Request {
+            what: what.into(),
+            error: error.into(),
+        }
+    }
+}
+
+fn of_connect(error: &ConnectError) -> u8 {
+    match error {
+        ConnectError::Certificate { .. } | ConnectError::Rejected { .. } => CREDENTIALS,
+        _ => UNREACHABLE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn exit_codes_are_those_of_the_help() {
+        let address = ([127, 0, 0, 1], 1).into();
+        let connect = |error| CliError::Connect {
+            what: "the head".to_owned(),
+            error,
+        };
+        let refused = |kind| CliError::from(Refusal::new(kind, "no"));
+        let after = Duration::from_secs(1);
+        for (error, code) in [
+            (CliError::Usage(String::new()), 2),
+            (CliError::NoSuchJob("x".to_owned()), 3),
+            (connect(ConnectError::TimedOut { address }), 4),
+            (connect(ConnectError::Busy { address }), 4),
+            (connect(ConnectError::Version { address }), 4),
+            (
+                connect(ConnectError::Rejected {
+                    address,
+                    reason: String::new(),
+                }),
+                5,
+            ),
+            (
+                CliError::Request {
+                    what: "the head".to_owned(),
+                    error: RequestError::Deadline { after },
+                },
+                4,
+            ),
+            (CliError::lost("the head", ConnectionLost::TimedOut), 4),
+            (
+                CliError::stream("the head", FrameError::Truncated { got: 3 }),
+                1,
+            ),
+            (CliError::NoCredentials(PathBuf::new()), 5),
+            (refused(RefusalKind::Forbidden), 5),
+            (refused(RefusalKind::NotFound), 3),
+            (refused(RefusalKind::Invalid), 2),
+            (refused(RefusalKind::Internal), 1),
+        ] {
+            assert_eq!(error.exit_code(), code, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_chain_tells_each_cause_once() {
+        use crate::{head::HeadError, http::HttpStartError, node::NodeError};
+
+        let taken = || io::Error::from(io::ErrorKind::AddrInUse);
+        let address = ([127, 0, 0, 1], 1).into();
+        let busy = || ConnectError::Busy { address };
+        let socket = BindError::Socket {
+            address,
+            error: taken(),
+        };
+        let file = || IdentityError::File {
+            path: PathBuf::from("key.pem"),
+            error: taken(),
+        };
+        for error in [
+            anyhow::Error::from(NodeError::Join(busy().into())),
+            NodeError::Join(JoinError::Answer(file())).into(),
+            NodeError::Connect(busy()).into(),
+            NodeError::Register(RequestError::Unanswered).into(),
+            NodeError::Threads(taken()).into(),
+            HeadError::Bind(socket).into(),
+            HeadError::Identity(file()).into(),
+            HeadError::Http(HttpStartError::Bind {
+                address,
+                error: taken(),
+            })
+            .into(),
+            HeadError::Thread(taken()).into(),
+            CliError::Output(taken()).into(),
+            CliError::lost("the head", ConnectionLost::TimedOut).into(),
+            CliError::from(Refusal::new(RefusalKind::Internal, "no")).into(),
+        ] {
+            assert_eq!(format!("{error:#}"), error.to_string());
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Settings of a head.
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kolo_actors::head::job::JobConfig;
+use kolo_transport::TransportRuntime;
+
+use super::error::HeadError;
+use crate::http::BearerSecret;
+
+/// Where a head keeps what must survive it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HeadState {
+    /// Nowhere: a new cluster at every start. For tests and local mode.
+    Memory,
+    /// In this folder, which one head at a time may use: the authority, join tokens, and in `admin/` the
+    /// credentials of an operator. It is made at the first start, for its owner alone.
+    Dir(PathBuf),
+}
+
+/// Settings of a [`Head`](super::Head). Start from [`HeadConfig::default`].
+#[derive(Clone)]
+pub struct HeadConfig {
+    /// What survives the head. Default: nothing.
+    pub state: HeadState,
+    /// Where nodes and drivers connect. Default: `127.0.0.1:0`, the loopback with a port that is free.
+    pub listen: SocketAddr,
+    /// Where HTTPS listens. Default: nowhere.
+    pub http: Option<SocketAddr>,
+    /// A secret that gives who knows it the rights of a driver over HTTPS. Default: none.
+    pub bearer: Option<BearerSecret>,
+    /// A node that is not heard for so long counts as lost. Default: 3 s. Shorter finds losses sooner and takes a
+    /// stall of a busy machine for one.
+    pub lease: Duration,
+    /// How often nodes send heartbeats. Default: 250 ms. At most a quarter of the lease.
+    pub heartbeat: Duration,
+    /// How long a peer may take to send a request once it has begun. Default: 5 s.
+    pub read_timeout: Duration,
+    /// Deadlines of jobs.
+    pub job: JobConfig,
+    /// How long [`Head::stop`](super::Head::stop) waits for jobs to end. Default: 30 s.
+    pub stop_timeout: Duration,
+    /// Threads for connections, if `runtime` is `None`. Default: 2.
+    pub threads: usize,
+    /// The runtime for connections. Default: one of its own.
+    pub runtime: Option<TransportRuntime>,
+}
+
+impl Default for HeadConfig {
+    fn default() -> Self {
+        Self {
+            state: HeadState::Memory,
+            listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            http: None,
+            bearer: None,
+            lease: Duration::from_secs(3),
+            heartbeat: Duration::from_millis(250),
+            read_timeout: Duration::from_secs(5),
+            job: JobConfig::default(),
+            stop_timeout: Duration::from_secs(30),
+            threads: 2,
+            runtime: None,
+        }
+    }
+}
+
+impl HeadConfig {
+    pub(super) fn check(&self) -> Result<(), HeadError> {
+        const LEASES: std::ops::RangeInclusive<Duration> =
+            Duration::from_millis(50)..=Duration::from_secs(3600);
+        if !LEASES.contains(&self.lease) {
+            return Err(HeadError::Config {
+                field: "lease",
+                given: format!("{:?}", self.lease),
+                allowed: "50 ms to 1 h".to_owned(),
+            });
+        }
+        if self.heartbeat < Duration::from_millis(10) || self.heartbeat > self.lease / 4 {
+            return Err(HeadError::Config {
+                field: "heartbeat",
+                given: format!("{:?}", self.heartbeat),
+                allowed: format!("10 ms to a quarter of the lease, {:?}", self.lease / 4),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for HeadConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeadConfig")
+            .field("state", &self.state)
+            .field("listen", &self.listen)
+            .field("http", &self.http)
+            .field("lease", &self.lease)
+            .field("heartbeat", &self.heartbeat)
+            .field("job", &self.job)
+            .finish_non_exhaustive()
+    }
+}

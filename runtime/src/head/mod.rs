@@ -1,0 +1,344 @@
+//! The head: nodes register with it, drivers submit jobs to it.
+//!
+//! [`Head::start`] runs it on a thread of its own, with an actix `System` for its actors and for HTTP; QUIC runs on a
+//! [`TransportRuntime`]. A process may run several heads, one for each cluster.
+
+mod api;
+mod config;
+mod error;
+mod join;
+mod link;
+mod rendezvous;
+mod serve;
+mod state;
+mod submit;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use actix::Actor;
+use kolo_actors::head::messages::Shutdown;
+use kolo_actors::head::{HeadActor, HeadSettings};
+use kolo_transport::identity::{HEAD_NAME, Role};
+use kolo_transport::ids::ClusterId;
+use kolo_transport::{Authority, CloseCode, Endpoint, EndpointConfig, JoinToken, TransportRuntime};
+use tokio::sync::{mpsc, oneshot, watch};
+
+pub use self::config::{HeadConfig, HeadState};
+pub use self::error::HeadError;
+use self::serve::Shared;
+use self::state::Store;
+pub use self::state::replace_file;
+use crate::http::{HttpConfig, HttpHandle};
+
+/// How long drivers have to read the last events of their jobs when the head stops.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// A running head. Dropping it stops it in the background, as [`Head::stop`] does.
+pub struct Head {
+    address: SocketAddr,
+    http_address: Option<SocketAddr>,
+    store: Arc<Store>,
+    runtime: TransportRuntime,
+    alive: watch::Receiver<usize>,
+    /// Dropped to stop it.
+    stop: Option<oneshot::Sender<()>>,
+    /// Ends when it has stopped.
+    stopped: Option<oneshot::Receiver<()>>,
+}
+
+impl fmt::Debug for Head {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Head")
+            .field("cluster", &self.cluster())
+            .field("address", &self.address)
+            .field("http_address", &self.http_address)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the thread reports when all of it runs.
+struct Ready {
+    address: SocketAddr,
+    http_address: Option<SocketAddr>,
+    store: Arc<Store>,
+    runtime: TransportRuntime,
+    alive: watch::Receiver<usize>,
+}
+
+impl Head {
+    /// Starts a head and returns when it listens. May be awaited on any executor.
+    ///
+    /// # Errors
+    ///
+    /// [`HeadError`]; nothing is left running then.
+    pub async fn start(config: HeadConfig) -> Result<Self, HeadError> {
+        config.check()?;
+        let (ready, is_ready) = oneshot::channel();
+        let (stop, stopping) = oneshot::channel();
+        let (stopped, is_stopped) = oneshot::channel::<()>();
+        std::thread::Builder::new()
+            .name("kolo-head".to_owned())
+            .spawn(move || {
+                actix::System::new().block_on(run(config, ready, stopping));
+                drop(stopped);
+            })
+            .map_err(HeadError::Thread)?;
+        let ready = is_ready.await.map_err(|_| HeadError::Crashed)??;
+        Ok(Self {
+            address: ready.address,
+            http_address: ready.http_address,
+            store: ready.store,
+            runtime: ready.runtime,
+            alive: ready.alive,
+            stop: Some(stop),
+            stopped: Some(is_stopped),
+        })
+    }
+
+    /// Where nodes and drivers connect.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where HTTPS listens, if it does.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http_address
+    }
+
+    /// The cluster.
+    pub fn cluster(&self) -> ClusterId {
+        self.authority().cluster()
+    }
+
+    /// The cluster's certificate authority.
+    pub fn authority(&self) -> &Authority {
+        self.store.authority()
+    }
+
+    /// The runtime on which its connections run, for other members in this process.
+    pub fn runtime(&self) -> &TransportRuntime {
+        &self.runtime
+    }
+
+    /// The folder with the credentials of an operator, if the head has a state folder.
+    pub fn admin_dir(&self) -> Option<&Path> {
+        self.store.admin_dir()
+    }
+
+    /// Makes a token with which nodes or drivers join, valid for `ttl`, for `uses` joins or any number of them.
+    ///
+    /// If it can't be stored, that is logged, and it holds for as long as this head runs; see
+    /// [`Head::store_token`].
+    pub fn create_token(&self, role: Role, ttl: Duration, uses: Option<u32>) -> JoinToken {
+        let (token, stored) = self.store.create_token(role, ttl, uses);
+        if let Err(error) = stored {
+            tracing::error!(%error, "a join token is not stored; it ends with this head");
+        }
+        token
+    }
+
+    /// As [`Head::create_token`], for a token that must outlive this process.
+    ///
+    /// # Errors
+    ///
+    /// [`HeadError::Store`] if it can't be stored.
+    pub fn store_token(
+        &self,
+        role: Role,
+        ttl: Duration,
+        uses: Option<u32>,
+    ) -> Result<JoinToken, HeadError> {
+        let (token, stored) = self.store.create_token(role, ttl, uses);
+        stored?;
+        Ok(token)
+    }
+
+    /// Waits until at least `count` nodes are registered and alive. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// [`HeadError::TooFewNodes`] after `deadline`.
+    pub async fn wait_for_nodes(&self, count: usize, deadline: Duration) -> Result<(), HeadError> {
+        let mut alive = self.alive.clone();
+        let waited = self
+            .runtime
+            .timeout(deadline, async {
+                alive.wait_for(|alive| *alive >= count).await.map(drop)
+            })
+            .await;
+        match waited {
+            Some(Ok(())) => Ok(()),
+            Some(Err(_)) => Err(HeadError::Crashed),
+            None => Err(HeadError::TooFewNodes {
+                wanted: count,
+                alive: *self.alive.borrow(),
+                after: deadline,
+            }),
+        }
+    }
+
+    /// Stops all jobs, tells their drivers, closes all connections and waits until that is done. Takes as long as the
+    /// jobs' grace periods, at most [`HeadConfig::stop_timeout`] and a few seconds.
+    ///
+    /// When the future is dropped, the head stops in the background.
+    pub async fn stop(mut self) {
+        self.stop = None;
+        if let Some(stopped) = self.stopped.take() {
+            // Ends with an error, since nothing is sent: the thread has dropped its end.
+            stopped.await.ok();
+        }
+    }
+}
+
+/// The head's whole life, on its own thread.
+async fn run(
+    config: HeadConfig,
+    ready: oneshot::Sender<Result<Ready, HeadError>>,
+    stopping: oneshot::Receiver<()>,
+) {
+    let stop_timeout = config.stop_timeout;
+    let (parts, report) = match Parts::start(config) {
+        Ok(started) => started,
+        Err(error) => {
+            if ready.send(Err(error)).is_err() {
+                tracing::debug!("nobody waits for the head any more");
+            }
+            return;
+        }
+    };
+    // If nobody waits any more, `stopping` has ended, too.
+    ready.send(Ok(report)).ok();
+    stopping.await.ok();
+    parts.stop(stop_timeout).await;
+}
+
+/// All that runs.
+struct Parts {
+    endpoint: Endpoint,
+    shared: Arc<Shared>,
+    http: Option<HttpHandle>,
+    /// Ends when the last job's driver has been told.
+    farewells: mpsc::Receiver<()>,
+}
+
+impl Parts {
+    fn start(config: HeadConfig) -> Result<(Self, Ready), HeadError> {
+        let store = Arc::new(Store::open(&config.state)?);
+        let runtime = match config.runtime {
+            Some(runtime) => runtime,
+            None => TransportRuntime::new(config.threads).map_err(HeadError::Thread)?,
+        };
+        let credentials = store
+            .authority()
+            .issue(Role::Head, HEAD_NAME)
+            .map_err(HeadError::Identity)?;
+        let endpoint = Endpoint::bind(
+            &runtime,
+            credentials.clone(),
+            EndpointConfig {
+                listen: config.listen,
+                idle_timeout: config.lease,
+                keep_alive: config.lease / 6,
+                join: Some(Arc::new(join::Joins::new(Arc::clone(&store)))),
+                ..EndpointConfig::default()
+            },
+        )?;
+        let (alive_sender, alive) = watch::channel(0);
+        let actor = HeadActor::new(HeadSettings {
+            cluster: store.authority().cluster(),
+            lease: config.lease,
+            job: config.job,
+            rendezvous: Arc::new(rendezvous::Servers::new(config.listen.ip())),
+            alive: alive_sender,
+        })
+        .start();
+        let (farewell, farewells) = mpsc::channel(1);
+        let shared = Arc::new(Shared {
+            actor,
+            store: Arc::clone(&store),
+            runtime: runtime.clone(),
+            ready: AtomicBool::new(false),
+            lease: config.lease,
+            heartbeat: config.heartbeat,
+            read_timeout: config.read_timeout,
+            farewell: Mutex::new(Some(farewell)),
+        });
+        let http = config
+            .http
+            .map(|listen| {
+                crate::http::serve(
+                    Arc::new(api::Api::new(Arc::clone(&shared))),
+                    HttpConfig {
+                        listen,
+                        credentials,
+                        bearer: config.bearer,
+                    },
+                )
+            })
+            .transpose()?;
+        runtime
+            .handle()
+            .spawn(serve::accept(Arc::clone(&shared), endpoint.clone()));
+        shared.ready.store(true, Ordering::Release);
+        let report = Ready {
+            address: endpoint.local_addr(),
+            http_address: http.as_ref().map(HttpHandle::address),
+            store,
+            runtime,
+            alive,
+        };
+        tracing::info!(
+            cluster = %report.store.authority().cluster(),
+            address = %report.address,
+            http = ?report.http_address,
+            "the head is ready"
+        );
+        let parts = Self {
+            endpoint,
+            shared,
+            http,
+            farewells,
+        };
+        Ok((parts, report))
+    }
+
+    async fn stop(mut self, limit: Duration) {
+        tracing::info!("the head stops");
+        self.shared.ready.store(false, Ordering::Release);
+        let reason = "the head is stopping".to_owned();
+        let ended = self.shared.actor.send(Shutdown { reason });
+        if tokio::time::timeout(limit, ended).await.is_err() {
+            tracing::warn!(?limit, "not all jobs have ended in time");
+        }
+        self.shared.no_more_farewells();
+        if tokio::time::timeout(FAREWELL, self.farewells.recv())
+            .await
+            .is_err()
+        {
+            tracing::warn!("not all drivers have read the end of their jobs");
+        }
+        if let Some(http) = self.http {
+            http.stop().await;
+        }
+        self.endpoint
+            .close(CloseCode::Shutdown, "the head is stopping");
+        if tokio::time::timeout(FAREWELL, self.endpoint.drained())
+            .await
+            .is_err()
+        {
+            tracing::debug!("not all peers have confirmed the end");
+        }
+    }
+}
+
+/// Where the state folder keeps the credentials of an operator.
+fn admin_path(dir: &Path) -> PathBuf {
+    dir.join("admin")
+}

@@ -1,0 +1,82 @@
+//! The plain HTTP rendezvous of the jobs that ask for one.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kolo_actors::env::horovod_hostname;
+use kolo_actors::head::{LocalFuture, RendezvousHost};
+use kolo_transport::ids::JobId;
+use kolo_transport::wire::Member;
+
+use crate::http::{RendezvousPlan, RendezvousServer};
+
+type Open = Arc<Mutex<HashMap<JobId, RendezvousServer>>>;
+
+/// Opens and closes them.
+pub(super) struct Servers {
+    /// The address on which the head itself listens.
+    listen: IpAddr,
+    open: Open,
+}
+
+impl Servers {
+    pub(super) fn new(listen: IpAddr) -> Self {
+        Self {
+            listen,
+            open: Open::default(),
+        }
+    }
+}
+
+impl RendezvousHost for Servers {
+    fn open(
+        &self,
+        job: JobId,
+        members: Vec<Member>,
+        peers: Vec<IpAddr>,
+        local: Option<IpAddr>,
+    ) -> LocalFuture<Result<SocketAddr, String>> {
+        // A head on all interfaces opens it only where the nodes of this job come in.
+        let bind = if self.listen.is_unspecified() {
+            local.unwrap_or(self.listen)
+        } else {
+            self.listen
+        };
+        let open = Arc::clone(&self.open);
+        Box::pin(async move {
+            if bind.is_unspecified() {
+                return Err(format!(
+                    "the head listens on {bind} and does not know by which address nodes reach it; \
+                     start it with --listen and that address"
+                ));
+            }
+            let plan = RendezvousPlan::from_members(
+                &members,
+                |member| horovod_hostname(member.node),
+                peers,
+            );
+            let server = RendezvousServer::start(plan, bind)
+                .await
+                .map_err(|error| error.to_string())?;
+            let address = server.address();
+            open.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(job, server);
+            Ok(address)
+        })
+    }
+
+    fn close(&self, job: JobId) -> LocalFuture<()> {
+        let server = self
+            .open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&job);
+        Box::pin(async move {
+            if let Some(server) = server {
+                server.stop().await;
+            }
+        })
+    }
+}

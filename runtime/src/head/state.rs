@@ -1,0 +1,313 @@
+//! What survives a head: its authority and its join tokens (D-1).
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kolo_transport::identity::Role;
+use kolo_transport::ids::{ClusterId, DriverId};
+use kolo_transport::token::random_secret;
+use kolo_transport::{Authority, Credentials, IdentityError, JoinToken, TokenBook};
+use rustix::fs::{FlockOperation, flock};
+
+use super::admin_path;
+use super::config::HeadState;
+use super::error::HeadError;
+
+const TOKENS: &str = "tokens.json";
+const LOCK: &str = "lock";
+
+/// The durable state of a head, and its authority.
+pub(super) struct Store {
+    authority: Authority,
+    tokens: Mutex<TokenBook>,
+    dir: Option<Dir>,
+}
+
+struct Dir {
+    path: PathBuf,
+    admin: PathBuf,
+    /// Locked for as long as it is open.
+    _lock: File,
+}
+
+/// Seconds since 1970, for what must hold across restarts.
+pub(super) fn unix_now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> HeadError {
+    let path = path.to_owned();
+    move |error| HeadError::Store { path, error }
+}
+
+impl Store {
+    pub(super) fn open(state: &HeadState) -> Result<Self, HeadError> {
+        match state {
+            HeadState::Memory => Ok(Self {
+                authority: Authority::create(ClusterId::random())?,
+                tokens: Mutex::default(),
+                dir: None,
+            }),
+            HeadState::Dir(path) => Self::open_dir(path),
+        }
+    }
+
+    fn open_dir(path: &Path) -> Result<Self, HeadError> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .map_err(failed(path))?;
+        let lock = lock(path)?;
+        let authority = Authority::open(path)?;
+        let tokens = load_tokens(&path.join(TOKENS))?;
+        let admin = admin_path(path);
+        keep_admin(&authority, &admin)?;
+        Ok(Self {
+            authority,
+            tokens: Mutex::new(tokens),
+            dir: Some(Dir {
+                path: path.to_owned(),
+                admin,
+                _lock: lock,
+            }),
+        })
+    }
+
+    pub(super) fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    pub(super) fn admin_dir(&self) -> Option<&Path> {
+        self.dir.as_ref().map(|dir| dir.admin.as_path())
+    }
+
+    /// A new token, and whether it is stored.
+    pub(super) fn create_token(
+        &self,
+        role: Role,
+        ttl: Duration,
+        uses: Option<u32>,
+    ) -> (JoinToken, Result<(), HeadError>) {
+        let mut book = self.book();
+        let token = book.create(
+            role,
+            ttl,
+            uses,
+            self.authority.fingerprint(),
+            unix_now(),
+            random_secret(),
+        );
+        let stored = self.save(&book);
+        (token, stored)
+    }
+
+    /// Changes the book if `change` succeeds and the result is stored; else all is as it was.
+    pub(super) fn change_tokens<T, E: From<HeadError>>(
+        &self,
+        change: impl FnOnce(&mut TokenBook) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut book = self.book();
+        let mut changed = book.clone();
+        let result = change(&mut changed)?;
+        self.save(&changed)?;
+        *book = changed;
+        Ok(result)
+    }
+
+    fn book(&self) -> MutexGuard<'_, TokenBook> {
+        // The book is changed by single assignments, so a panic leaves it whole.
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn save(&self, book: &TokenBook) -> Result<(), HeadError> {
+        let Some(dir) = &self.dir else {
+            return Ok(());
+        };
+        let path = dir.path.join(TOKENS);
+        let text = serde_json::to_vec_pretty(book)
+            .map_err(|error| failed(&path)(io::Error::other(error)))?;
+        replace_file(&path, &text).map_err(failed(&path))
+    }
+}
+
+fn lock(dir: &Path) -> Result<File, HeadError> {
+    let path = dir.join(LOCK);
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(&path)
+        .map_err(failed(&path))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(HeadError::Locked {
+            path: dir.to_owned(),
+        }),
+        Err(error) => Err(failed(&path)(error.into())),
+    }
+}
+
+fn load_tokens(path: &Path) -> Result<TokenBook, HeadError> {
+    match fs::read(path) {
+        Ok(text) => serde_json::from_slice(&text).map_err(|error| HeadError::Damaged {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(TokenBook::new()),
+        Err(error) => Err(failed(path)(error)),
+    }
+}
+
+/// Writes the credentials of an operator unless they are there.
+fn keep_admin(authority: &Authority, dir: &Path) -> Result<(), HeadError> {
+    match Credentials::load(dir) {
+        Ok(credentials) if credentials.authority() == authority.certificate() => return Ok(()),
+        // Of another cluster, of a start that was cut off, or none yet.
+        Ok(_) | Err(IdentityError::Content { .. } | IdentityError::File { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    authority
+        .issue(Role::Driver, &DriverId::random().to_string())?
+        .save(dir)?;
+    Ok(())
+}
+
+/// Replaces a file, for its owner alone (mode 0600), so that a crash leaves the old or the new one.
+///
+/// # Errors
+///
+/// What the operating system said. The old file is as it was then.
+pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{:016x}.tmp", DriverId::random().0));
+    let temporary = parent.join(name);
+    let written = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&temporary)
+        .and_then(|mut file| {
+            file.write_all(content)?;
+            file.sync_all()
+        })
+        .and_then(|()| fs::rename(&temporary, path));
+    if let Err(error) = written {
+        // The first error is the one to tell.
+        fs::remove_file(&temporary).ok();
+        return Err(error);
+    }
+    File::open(parent)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    fn open(dir: &Path) -> Result<Store, HeadError> {
+        Store::open(&HeadState::Dir(dir.to_owned()))
+    }
+
+    #[test]
+    fn d1_the_cluster_and_its_tokens_survive() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("new").join("state");
+        let store = open(&dir).unwrap();
+        let cluster = store.authority().cluster();
+        let hour = Duration::from_secs(3600);
+        let (token, stored) = store.create_token(Role::Node, hour, Some(2));
+        stored.unwrap();
+        let admin = Credentials::load(store.admin_dir().unwrap()).unwrap();
+        assert_eq!(admin.identity().role, Role::Driver);
+        assert_eq!(mode(&dir), 0o700);
+        assert_eq!(mode(&dir.join(TOKENS)), 0o600);
+        let text = fs::read_to_string(dir.join(TOKENS)).unwrap();
+        let secret = token.to_string().rsplit('.').next().unwrap().to_owned();
+        assert!(!text.contains(&secret), "the secret itself is not stored");
+        drop(store);
+
+        let store = open(&dir).unwrap();
+        assert_eq!(store.authority().cluster(), cluster);
+        let redeem = |store: &Store| {
+            store.change_tokens(|book| {
+                book.redeem(Role::Node, token.secret(), unix_now())
+                    .map_err(|error| HeadError::Damaged {
+                        path: PathBuf::new(),
+                        reason: error.to_string(),
+                    })
+            })
+        };
+        redeem(&store).unwrap();
+        let again = Credentials::load(store.admin_dir().unwrap()).unwrap();
+        assert_eq!(again.identity(), admin.identity());
+        drop(store);
+
+        let store = open(&dir).unwrap();
+        redeem(&store).unwrap();
+        assert!(redeem(&store).unwrap_err().to_string().contains("used up"));
+        let left: Vec<_> = fs::read_dir(&dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name.contains("tmp"))
+            .collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+
+    #[test]
+    fn one_head_at_a_time_uses_a_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = open(dir.path()).unwrap();
+        assert!(matches!(open(dir.path()), Err(HeadError::Locked { .. })));
+        drop(first);
+        open(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn damaged_files_are_named_and_not_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(open(dir.path()).unwrap());
+        let path = dir.path().join(TOKENS);
+        fs::write(&path, "{").unwrap();
+        let error = open(dir.path()).err().unwrap().to_string();
+        assert!(error.contains("tokens.json is damaged"), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "{");
+        fs::remove_file(&path).unwrap();
+
+        let authority = dir.path().join("authority.pem");
+        fs::write(&authority, "no").unwrap();
+        let error = open(dir.path()).err().unwrap().to_string();
+        assert!(error.contains("authority.pem"), "{error}");
+        assert_eq!(fs::read_to_string(&authority).unwrap(), "no");
+    }
+
+    #[test]
+    fn a_change_that_fails_changes_nothing() {
+        let store = Store::open(&HeadState::Memory).unwrap();
+        let (token, stored) = store.create_token(Role::Driver, Duration::from_secs(60), Some(1));
+        stored.unwrap();
+        let result: Result<(), HeadError> = store.change_tokens(|book| {
+            book.redeem(Role::Driver, token.secret(), unix_now())
+                .unwrap();
+            Err(HeadError::Crashed)
+        });
+        assert!(result.is_err());
+        assert_eq!(store.book().list()[0].uses_left, Some(1));
+    }
+}

@@ -1,0 +1,346 @@
+//! Who gets in, and who may ask what.
+
+use std::time::Duration;
+
+use kolo_transport::authority::Authority;
+use kolo_transport::frame::Limits;
+use kolo_transport::identity::{Identity, Role};
+use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId, Slot};
+use kolo_transport::wire::{HeadReply, HeadRequest, JobState, NodeEvent, RefusalKind, Shortage};
+use kolo_transport::{
+    CloseCode, ConnectionLost, Credentials, Endpoint, EndpointConfig, Expect, FrameError,
+    JoinError, JoinToken, join,
+};
+use serde::Serialize;
+
+use super::fake::{Driver, FakeNode, Member, config, introduction, pack, soon, submit};
+use crate::head::{Head, HeadConfig, HeadError, HeadState};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+async fn refused(head: &Head, token: &JoinToken) -> (RefusalKind, String) {
+    match join(head.runtime(), head.address(), token).await {
+        Err(JoinError::Refused(refusal)) => (refusal.kind, refusal.message),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn nodes_and_drivers_join_with_tokens() {
+    let head = Head::start(config()).await.unwrap();
+    let node_token = head.create_token(Role::Node, HOUR, Some(1));
+    let credentials = join(head.runtime(), head.address(), &node_token)
+        .await
+        .unwrap();
+    assert_eq!(credentials.identity().role, Role::Node);
+    assert_eq!(credentials.identity().cluster, head.cluster());
+    let node = Member::with(&head, credentials).await;
+    let id = node.endpoint.identity().node().unwrap();
+    let register = HeadRequest::Register(introduction(id, 1));
+    assert!(matches!(
+        node.ask(&register).await,
+        HeadReply::Registered { .. }
+    ));
+
+    let driver_token = head.create_token(Role::Driver, HOUR, None);
+    for _ in 0..2 {
+        let credentials = join(head.runtime(), head.address(), &driver_token)
+            .await
+            .unwrap();
+        let driver = Member::with(&head, credentials).await;
+        assert!(matches!(
+            driver.ask(&HeadRequest::Cluster).await,
+            HeadReply::Cluster(cluster) if cluster.cluster == head.cluster()
+        ));
+    }
+
+    let (kind, message) = refused(&head, &node_token).await;
+    assert_eq!(kind, RefusalKind::Token);
+    assert!(message.contains("used up"), "{message}");
+    let expired = head.create_token(Role::Node, Duration::ZERO, None);
+    let (kind, message) = refused(&head, &expired).await;
+    assert_eq!(kind, RefusalKind::Token);
+    assert!(message.contains("expired"), "{message}");
+    // The secret of a driver's token does not make a node.
+    let text = driver_token.to_string().replace(".driver.", ".node.");
+    let (kind, message) = refused(&head, &text.parse().unwrap()).await;
+    assert_eq!(kind, RefusalKind::Token);
+    assert!(message.contains("not for a node"), "{message}");
+    // An unknown one. The message does not repeat it.
+    let mut text = node_token.to_string();
+    let last = if text.ends_with('0') { "1" } else { "0" };
+    text.replace_range(text.len() - 1.., last);
+    let (kind, message) = refused(&head, &text.parse().unwrap()).await;
+    assert_eq!(kind, RefusalKind::Token);
+    assert!(
+        !message.contains(text.rsplit('.').next().unwrap()),
+        "{message}"
+    );
+    head.stop().await;
+}
+
+#[tokio::test]
+async fn s1_a_certificate_of_another_cluster_is_not_let_in() {
+    let head = Head::start(config()).await.unwrap();
+    let other = Authority::create(ClusterId::random()).unwrap();
+    let credentials = other
+        .issue(Role::Driver, &DriverId::random().to_string())
+        .unwrap();
+    let endpoint = Endpoint::bind(
+        head.runtime(),
+        credentials,
+        EndpointConfig::towards(head.address()),
+    )
+    .unwrap();
+    endpoint
+        .connect(head.address(), Expect::head())
+        .await
+        .unwrap_err();
+    head.stop().await;
+}
+
+#[tokio::test]
+async fn s2_every_request_is_checked_against_the_role() {
+    let head = Head::start(config()).await.unwrap();
+    let id = NodeId::random();
+    let job = JobId::random();
+    let for_nodes = [
+        HeadRequest::Register(introduction(id, 1)),
+        HeadRequest::Heartbeats,
+        HeadRequest::Event(NodeEvent::JobGone { job }),
+        HeadRequest::SignWorker {
+            job,
+            slot: Slot(0),
+            csr: Vec::new(),
+        },
+    ];
+    let for_drivers = [
+        HeadRequest::Cluster,
+        HeadRequest::Jobs,
+        HeadRequest::Job { job },
+        HeadRequest::Stop { job },
+    ];
+    let node = Member::new(&head, Role::Node, &id.to_string()).await;
+    let driver = Driver::new(&head).await;
+    let worker = Member::new(&head, Role::Worker, &Identity::worker_name(job, Slot(0))).await;
+
+    for request in &for_nodes {
+        for asker in [&driver.member, &worker] {
+            let refusal = asker.refused(request).await;
+            assert_eq!(refusal.kind, RefusalKind::Forbidden, "{request:?}");
+            assert!(refusal.message.starts_with("only a node may"), "{refusal}");
+        }
+    }
+    for request in &for_drivers {
+        for asker in [&node, &worker] {
+            let refusal = asker.refused(request).await;
+            assert_eq!(refusal.kind, RefusalKind::Forbidden, "{request:?}");
+            assert!(
+                refusal.message.starts_with("only a driver may"),
+                "{refusal}"
+            );
+        }
+    }
+    for asker in [&node, &worker] {
+        let (state, refusal) = submit(asker, pack(1)).await.ended().await;
+        assert_eq!(state, JobState::Failed);
+        assert_eq!(refusal.unwrap().kind, RefusalKind::Forbidden);
+    }
+
+    // A node speaks for itself alone, and only once it has registered.
+    for request in &for_nodes[1..] {
+        let refusal = node.refused(request).await;
+        assert_eq!(refusal.kind, RefusalKind::Forbidden);
+        assert!(refusal.message.contains("must register"), "{refusal}");
+    }
+    let other = HeadRequest::Register(introduction(NodeId::random(), 1));
+    assert_eq!(node.refused(&other).await.kind, RefusalKind::Forbidden);
+    assert!(matches!(
+        node.ask(&for_nodes[0]).await,
+        HeadReply::Registered { .. }
+    ));
+    assert_eq!(node.refused(&for_nodes[0]).await.kind, RefusalKind::Invalid);
+    // It may not have certificates made for what it does not run.
+    assert_eq!(
+        node.refused(&for_nodes[3]).await.kind,
+        RefusalKind::NotFound
+    );
+    // For drivers what is not there is told as that.
+    for request in &for_drivers[2..] {
+        let refusal = driver.member.refused(request).await;
+        assert_eq!(refusal.kind, RefusalKind::NotFound);
+    }
+    head.stop().await;
+}
+
+/// A request of a later version.
+#[derive(Serialize)]
+enum Later {
+    Dance { tempo: u32 },
+}
+
+#[tokio::test]
+async fn requests_that_can_not_be_read_are_refused_and_harm_nobody() {
+    let head = Head::start(HeadConfig {
+        read_timeout: Duration::from_millis(300),
+        ..config()
+    })
+    .await
+    .unwrap();
+    let driver = Driver::new(&head).await;
+    let connection = &driver.member.connection;
+
+    let later = Later::Dance { tempo: 120 };
+    let reply: HeadReply = connection.request(&later, HOUR).await.unwrap();
+    assert!(
+        matches!(&reply, HeadReply::Refused(refusal) if refusal.kind == RefusalKind::UnknownRequest),
+        "{reply:?}"
+    );
+    // A message of another kind, and no MessagePack at all.
+    let wrong = Shortage {
+        resource: String::new(),
+        requested: kolo_transport::wire::Milli(0),
+        available: kolo_transport::wire::Milli(0),
+    };
+    let reply: HeadReply = connection.request(&wrong, HOUR).await.unwrap();
+    assert!(matches!(reply, HeadReply::Refused(_)));
+    let mut stream = connection.open(Limits::CONTROL).await.unwrap();
+    stream
+        .send
+        .send_encoded(&[0, 0, 0, 2, 0, 0, 0, 0, 0xc1, 0xc1])
+        .await
+        .unwrap();
+    let reply = soon(stream.recv.expect::<HeadReply>()).await.unwrap().head;
+    assert!(
+        matches!(&reply, HeadReply::Refused(refusal) if refusal.kind == RefusalKind::UnknownRequest),
+        "{reply:?}"
+    );
+
+    // Over the cap: refused by the prefix alone.
+    let mut stream = connection.open(Limits::CONTROL).await.unwrap();
+    stream
+        .send
+        .send_encoded(&[0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0])
+        .await
+        .unwrap();
+    let reply = soon(stream.recv.expect::<HeadReply>()).await.unwrap().head;
+    assert!(
+        matches!(&reply, HeadReply::Refused(refusal) if refusal.kind == RefusalKind::TooLarge),
+        "{reply:?}"
+    );
+
+    // Cut off, and slow: the stream is reset in time.
+    let mut slow = connection.open(Limits::CONTROL).await.unwrap();
+    slow.send.send_encoded(&[0, 0]).await.unwrap();
+    let error = soon(slow.recv.expect::<HeadReply>()).await.unwrap_err();
+    assert_eq!(error, FrameError::Reset(CloseCode::Deadline));
+
+    // Everybody else goes on, on the same connection too.
+    assert!(matches!(
+        driver.member.ask(&HeadRequest::Cluster).await,
+        HeadReply::Cluster(_)
+    ));
+    head.stop().await;
+}
+
+#[tokio::test]
+async fn d1_a_cluster_survives_its_head() {
+    let dir = tempfile::tempdir().unwrap();
+    let with_dir = || HeadConfig {
+        state: HeadState::Dir(dir.path().to_owned()),
+        ..config()
+    };
+    let head = Head::start(with_dir()).await.unwrap();
+    let token = head.store_token(Role::Node, HOUR, None).unwrap();
+    let credentials = join(head.runtime(), head.address(), &token).await.unwrap();
+    let cluster = head.cluster();
+    let error = Head::start(with_dir()).await.unwrap_err();
+    assert!(matches!(error, HeadError::Locked { .. }), "{error}");
+    head.stop().await;
+
+    let head = Head::start(with_dir()).await.unwrap();
+    assert_eq!(head.cluster(), cluster);
+    let id = credentials.identity().node().unwrap();
+    let node = Member::with(&head, credentials).await;
+    let register = HeadRequest::Register(introduction(id, 1));
+    assert!(matches!(
+        node.ask(&register).await,
+        HeadReply::Registered { .. }
+    ));
+    join(head.runtime(), head.address(), &token).await.unwrap();
+    let admin = Credentials::load(head.admin_dir().unwrap()).unwrap();
+    let admin = Member::with(&head, admin).await;
+    assert!(matches!(
+        admin.ask(&HeadRequest::Jobs).await,
+        HeadReply::Jobs(jobs) if jobs.is_empty()
+    ));
+    head.stop().await;
+}
+
+#[tokio::test]
+async fn wrong_settings_are_refused() {
+    for (field, wrong) in [
+        (
+            "lease",
+            HeadConfig {
+                lease: Duration::ZERO,
+                ..config()
+            },
+        ),
+        (
+            "heartbeat",
+            HeadConfig {
+                heartbeat: HOUR,
+                ..config()
+            },
+        ),
+    ] {
+        let error = Head::start(wrong).await.unwrap_err().to_string();
+        assert!(
+            error.starts_with(field) && error.contains("allowed is"),
+            "{error}"
+        );
+    }
+    let head = Head::start(config()).await.unwrap();
+    let taken = HeadConfig {
+        listen: head.address(),
+        ..config()
+    };
+    let error = Head::start(taken).await.unwrap_err();
+    assert!(matches!(error, HeadError::Bind(_)), "{error}");
+    head.stop().await;
+}
+
+#[tokio::test]
+async fn two_heads_live_in_one_process() {
+    let (one, two) = (
+        Head::start(config()).await.unwrap(),
+        Head::start(config()).await.unwrap(),
+    );
+    assert_ne!(one.cluster(), two.cluster());
+    let node = FakeNode::good(&two, 1).await;
+    two.wait_for_nodes(1, HOUR).await.unwrap();
+    let error = one
+        .wait_for_nodes(1, Duration::from_millis(10))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("0 of 1 nodes registered within 10ms"),
+        "{error}"
+    );
+    one.stop().await;
+    assert!(!node.member.connection.is_closed());
+    two.stop().await;
+    let lost = soon(node.member.connection.closed()).await;
+    assert!(
+        matches!(
+            lost,
+            ConnectionLost::Closed {
+                code: CloseCode::Shutdown,
+                ..
+            }
+        ),
+        "{lost}"
+    );
+}

@@ -1,0 +1,307 @@
+//! The JSON of the API and of `kolo --format json`. Apart from the wire messages, so that each can change alone.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use kolo_transport::wire;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// An amount of CPUs, GPUs and named resources.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct Resources {
+    /// Logical CPUs, exact in thousandths.
+    pub cpus: f64,
+    /// Whole GPUs.
+    pub gpus: u32,
+    /// Everything else, by name, exact in thousandths.
+    pub custom: BTreeMap<String, f64>,
+}
+
+impl From<&wire::Resources> for Resources {
+    fn from(resources: &wire::Resources) -> Self {
+        Self {
+            cpus: resources.cpus.as_f64(),
+            gpus: resources.gpus,
+            custom: resources
+                .custom
+                .iter()
+                .map(|(name, amount)| (name.clone(), amount.as_f64()))
+                .collect(),
+        }
+    }
+}
+
+/// A node daemon.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct Node {
+    /// Its id.
+    #[schema(example = "node-00f3a9c2d4e5b687")]
+    pub node: String,
+    /// Its hostname. Several nodes may have the same.
+    pub hostname: String,
+    /// Where its daemon listens (QUIC).
+    #[schema(value_type = String, example = "10.0.0.2:41234")]
+    pub address: SocketAddr,
+    /// Whether its lease is valid.
+    pub alive: bool,
+    /// What it has.
+    pub total: Resources,
+    /// What is free.
+    pub available: Resources,
+    /// Milliseconds since it was last heard.
+    pub last_seen_ms: u64,
+    /// The jobs that hold resources on it.
+    pub jobs: Vec<String>,
+}
+
+impl From<&wire::NodeInfo> for Node {
+    fn from(node: &wire::NodeInfo) -> Self {
+        Self {
+            node: node.node.to_string(),
+            hostname: node.hostname.clone(),
+            address: node.address,
+            alive: node.alive,
+            total: (&node.total).into(),
+            available: (&node.available).into(),
+            last_seen_ms: node.last_seen_ms,
+            jobs: node.jobs.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+/// The cluster and its nodes.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct Cluster {
+    /// Its id.
+    #[schema(example = "cluster-6d5a0c1b2e3f4a59")]
+    pub cluster: String,
+    /// Version of the head.
+    pub version: String,
+    /// Milliseconds since the head started.
+    pub uptime_ms: u64,
+    /// Its nodes, in order of registration.
+    pub nodes: Vec<Node>,
+    /// Jobs that have not ended.
+    pub running_jobs: u32,
+}
+
+impl From<&wire::ClusterInfo> for Cluster {
+    fn from(cluster: &wire::ClusterInfo) -> Self {
+        Self {
+            cluster: cluster.cluster.to_string(),
+            version: cluster.version.clone(),
+            uptime_ms: cluster.uptime_ms,
+            nodes: cluster.nodes.iter().map(Into::into).collect(),
+            running_jobs: cluster.running_jobs,
+        }
+    }
+}
+
+/// The states of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
+    /// Accepted, nothing done yet.
+    Pending,
+    /// Reserving on nodes.
+    Placing,
+    /// Finding the interfaces that connect its nodes.
+    Probing,
+    /// Workers boot.
+    Starting,
+    /// All members are there.
+    Healthy,
+    /// A member was lost; a new generation is being made.
+    Recovering,
+    /// Ended well.
+    Succeeded,
+    /// Ended by a failure.
+    Failed,
+    /// Ended because someone asked for it.
+    Stopped,
+}
+
+impl From<wire::JobState> for JobState {
+    fn from(state: wire::JobState) -> Self {
+        match state {
+            wire::JobState::Pending => Self::Pending,
+            wire::JobState::Placing => Self::Placing,
+            wire::JobState::Probing => Self::Probing,
+            wire::JobState::Starting => Self::Starting,
+            wire::JobState::Healthy => Self::Healthy,
+            wire::JobState::Recovering => Self::Recovering,
+            wire::JobState::Succeeded => Self::Succeeded,
+            wire::JobState::Failed => Self::Failed,
+            wire::JobState::Stopped => Self::Stopped,
+        }
+    }
+}
+
+/// The states of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerState {
+    /// Its process is being started.
+    Starting,
+    /// It takes calls.
+    Ready,
+    /// It is being stopped.
+    Stopping,
+    /// Its process is gone.
+    Exited,
+}
+
+impl From<wire::WorkerState> for WorkerState {
+    fn from(state: wire::WorkerState) -> Self {
+        match state {
+            wire::WorkerState::Starting => Self::Starting,
+            wire::WorkerState::Ready => Self::Ready,
+            wire::WorkerState::Stopping => Self::Stopping,
+            wire::WorkerState::Exited => Self::Exited,
+        }
+    }
+}
+
+/// How a process ended. At most one of `code` and `signal` is set; none if its supervisor was lost.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Exit {
+    /// Its exit code.
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// The same in words.
+    #[schema(example = "signal 9 (SIGKILL)")]
+    pub text: String,
+}
+
+impl From<wire::Exit> for Exit {
+    fn from(exit: wire::Exit) -> Self {
+        let (code, signal) = match exit {
+            wire::Exit::Code(code) => (Some(code), None),
+            wire::Exit::Signal(signal) => (None, Some(signal)),
+            wire::Exit::Unknown => (None, None),
+        };
+        Self {
+            code,
+            signal,
+            text: exit.to_string(),
+        }
+    }
+}
+
+/// A worker: its ranks, its place and its process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Worker {
+    /// World rank.
+    pub rank: u32,
+    /// Rank on its node.
+    pub local_rank: u32,
+    /// Members on its node.
+    pub local_size: u32,
+    /// Number of its node among those that have its local rank.
+    pub cross_rank: u32,
+    /// Number of nodes that have its local rank.
+    pub cross_size: u32,
+    /// The slot it fills: its identity across generations.
+    pub slot: u32,
+    /// Where it runs.
+    pub node: String,
+    /// The node's hostname.
+    pub hostname: String,
+    /// Where its data plane listens (QUIC), if it has one.
+    #[schema(value_type = Option<String>)]
+    pub address: Option<SocketAddr>,
+    /// Its state.
+    pub state: WorkerState,
+    /// Its process id; 0 before it has one.
+    pub pid: u32,
+    /// How it ended.
+    pub exit: Option<Exit>,
+}
+
+impl From<&wire::WorkerInfo> for Worker {
+    fn from(worker: &wire::WorkerInfo) -> Self {
+        let member = &worker.member;
+        Self {
+            rank: member.rank.0,
+            local_rank: member.local_rank.0,
+            local_size: member.local_size,
+            cross_rank: member.cross_rank.0,
+            cross_size: member.cross_size,
+            slot: member.slot.0,
+            node: member.node.to_string(),
+            hostname: member.hostname.clone(),
+            address: member.address,
+            state: worker.state.into(),
+            pid: worker.pid,
+            exit: worker.exit.map(Into::into),
+        }
+    }
+}
+
+/// A job and its workers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Job {
+    /// Its id.
+    #[schema(example = "job-0c1d2e3f4a5b6c7d")]
+    pub job: String,
+    /// Its name.
+    pub name: String,
+    /// The driver that submitted it.
+    pub owner: String,
+    /// Its state.
+    pub state: JobState,
+    /// The current generation; 0 before the first.
+    pub generation: u64,
+    /// Its workers in rank order.
+    pub workers: Vec<Worker>,
+    /// Milliseconds since it was submitted; for a job that has ended, how long it lasted.
+    pub age_ms: u64,
+    /// Why it ended.
+    pub reason: Option<String>,
+    /// Where its plain HTTP rendezvous listens, if it asked for one.
+    #[schema(value_type = Option<String>)]
+    pub rendezvous: Option<SocketAddr>,
+}
+
+impl From<&wire::JobInfo> for Job {
+    fn from(job: &wire::JobInfo) -> Self {
+        Self {
+            job: job.job.to_string(),
+            name: job.name.clone(),
+            owner: job.owner.to_string(),
+            state: job.state.into(),
+            generation: job.generation.0,
+            workers: job.workers.iter().map(Into::into).collect(),
+            age_ms: job.age_ms,
+            reason: job.reason.clone(),
+            rendezvous: job.rendezvous,
+        }
+    }
+}
+
+/// Whether a daemon is well.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Health {
+    /// `ok`, or what it waits for.
+    #[schema(example = "ok")]
+    pub status: String,
+}
+
+/// The body of every answer that is a "no".
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct ErrorBody {
+    /// What went wrong.
+    pub error: ErrorDetail,
+}
+
+/// What went wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct ErrorDetail {
+    /// The kind, for programs.
+    #[schema(example = "not_found")]
+    pub kind: String,
+    /// What was given, what is allowed and what to do, for people.
+    pub message: String,
+}

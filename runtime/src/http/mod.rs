@@ -1,0 +1,35 @@
+//! HTTP: the rendezvous of workers of other systems, and the API for operators and kolo's own workers.
+//!
+//! | listener | started by | who may come |
+//! |---|---|---|
+//! | plain, one per job that asks for it | [`RendezvousServer::start`] | the addresses of the job's nodes, for the job's scopes |
+//! | HTTPS, one per head | [`serve`] | who has a certificate of the cluster or the bearer token |
+//!
+//! With curl and a driver's credentials (the folder that `kolo login` has written):
+//!
+//! ```text
+//! curl --cacert ca.pem --cert cert.pem --key key.pem --resolve kolo:8443:10.0.0.1 https://kolo:8443/api/v1/jobs
+//! ```
+
+pub mod api;
+mod auth;
+mod body;
+mod connection;
+pub mod dto;
+mod error;
+mod meet;
+pub mod openapi;
+pub mod rendezvous;
+mod routes;
+mod server;
+pub mod store;
+mod stores;
+#[cfg(test)]
+mod tests;
+
+pub use api::{BoxFuture, HeadApi};
+pub use auth::{BearerSecret, BearerSecretError};
+pub use kolo_actors::rendezvous::{RendezvousPlan, RendezvousSlot};
+pub use rendezvous::{RendezvousServer, RendezvousStartError};
+pub use server::{HttpConfig, HttpHandle, HttpLimits, HttpStartError, serve, serve_with};
+pub use store::SharedStore;

@@ -1,0 +1,327 @@
+//! The plain HTTP rendezvous of one job, for workers of other systems.
+//!
+//! Horovod's workers find each other by it and can neither encrypt nor authenticate. So it is a listener of its
+//! own on a port of its own, it lives as long as the job, it knows the job's scopes only, and it answers only the
+//! addresses of the job's nodes. What those may do with it is limited in size and time.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /scope/key` | 200 with the value, or 404 at once |
+//! | `PUT /scope/key` with `Content-Length` | 200 |
+//! | `DELETE /scope/key` | 200; finalises a scope (see [`kolo_actors::rendezvous`]) |
+//! | from another address, or of a scope of no member | 403 |
+//! | a path that is not exactly `/scope/key` | 400 |
+//! | PUT without a length, with too long a body, one that does not come in time, a full store | 411, 413, 408, 507 |
+//! | any other method, HEAD included | 501 |
+//!
+//! The path is taken as it stands: nothing in it is decoded, and a `?` is a part of the key. Horovod's client
+//! reads header names with regard to case, so they are written as `Content-Length`. A connection is closed after
+//! its answer: that client makes a new one for each request.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use actix_web::dev::{Extensions, ServerHandle};
+use actix_web::http::{KeepAlive, Method, StatusCode};
+use actix_web::middleware::from_fn;
+use actix_web::rt::net::TcpStream;
+use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
+use bytes::Bytes;
+use kolo_actors::rendezvous::{RendezvousError, RendezvousPlan, RendezvousUsage};
+use tokio::task::JoinHandle;
+
+use super::body::{self, BodyError};
+use super::connection::{self, Ends, Watched};
+use super::store::SharedStore;
+
+/// A head must be here this long after the connection is made; a body takes longer by its size.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a connection lives before and after its request, all in all.
+const UNFINISHED: Duration = Duration::from_secs(10);
+
+/// Connections that the kernel keeps until they are accepted: all ranks of a large job come at once.
+const BACKLOG: u32 = 4096;
+
+/// Why a job's rendezvous could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RendezvousStartError {
+    /// The address can't be listened on. It must be one of this machine.
+    #[error("the rendezvous can't listen on {address}: {error}; give an address of this machine")]
+    Bind {
+        /// The address.
+        address: IpAddr,
+        /// What the operating system said.
+        error: io::Error,
+    },
+}
+
+struct State {
+    plan: RendezvousPlan,
+    store: SharedStore,
+}
+
+/// The rendezvous of one job. Dropping it closes the listener without waiting.
+pub struct RendezvousServer {
+    address: SocketAddr,
+    handle: ServerHandle,
+    task: Option<JoinHandle<io::Result<()>>>,
+    store: SharedStore,
+}
+
+impl fmt::Debug for RendezvousServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RendezvousServer")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RendezvousServer {
+    /// Opens the rendezvous of `plan` on a free port of `bind`. It accepts connections when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`RendezvousStartError`].
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    #[allow(clippy::unused_async)] // callers must not depend on that nothing is waited for
+    pub async fn start(plan: RendezvousPlan, bind: IpAddr) -> Result<Self, RendezvousStartError> {
+        let refuse = |error| RendezvousStartError::Bind {
+            address: bind,
+            error,
+        };
+        let listener = connection::listen(SocketAddr::new(bind, 0), BACKLOG).map_err(refuse)?;
+        let address = listener.local_addr().map_err(refuse)?;
+        let store = SharedStore::new(plan.limits(), plan.scopes().clone());
+        let state = web::Data::new(State {
+            plan,
+            store: store.clone(),
+        });
+        let server = HttpServer::new(move || {
+            App::new()
+                .app_data(state.clone())
+                .wrap(from_fn(connection::count))
+                .default_service(web::to(answer))
+        })
+        .workers(1)
+        .disable_signals()
+        .keep_alive(KeepAlive::Disabled)
+        .client_request_timeout(REQUEST_TIMEOUT)
+        .client_disconnect_timeout(Duration::from_secs(1))
+        .shutdown_timeout(1)
+        .on_connect(remember_ends)
+        .listen(listener)
+        .map_err(refuse)?
+        .run();
+        let handle = server.handle();
+        let task = tokio::spawn(server);
+        Ok(Self {
+            address,
+            handle,
+            task: Some(task),
+            store,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// How full it is.
+    pub fn usage(&self) -> RendezvousUsage {
+        self.store.usage()
+    }
+
+    /// Closes it: no connection is accepted any more, and those that are open are cut after a second.
+    ///
+    /// Cancel safe: it closes also if the future is dropped.
+    pub async fn stop(mut self) {
+        self.handle.stop(true).await;
+        if let Some(task) = self.task.take() {
+            match task.await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(%error, "a rendezvous did not end well"),
+                Err(error) => tracing::warn!(%error, "a rendezvous did not end well"),
+            }
+        }
+    }
+}
+
+impl Drop for RendezvousServer {
+    fn drop(&mut self) {
+        if self.task.is_some() {
+            // The order to stop is given by the call; its future only waits for the end.
+            drop(self.handle.stop(false));
+        }
+    }
+}
+
+fn remember_ends(stream: &dyn std::any::Any, data: &mut Extensions) {
+    if let Some(stream) = stream.downcast_ref::<TcpStream>() {
+        connection::limit_unread(stream);
+        if let Some(ends) = Ends::of(stream) {
+            data.insert(ends);
+        }
+        match Watched::new(stream, UNFINISHED) {
+            Ok(watched) => {
+                data.insert(watched);
+            }
+            Err(error) => tracing::warn!(%error, "a connection can't be watched"),
+        }
+    }
+}
+
+async fn answer(
+    request: HttpRequest,
+    payload: web::Payload,
+    state: web::Data<State>,
+) -> HttpResponse {
+    let mut response = match decide(&request, payload, &state).await {
+        Ok(response) => response,
+        Err(no) => {
+            tracing::debug!(
+                status = no.status.as_u16(),
+                method = %request.method(),
+                path = %request.uri(),
+                peer = ?request.peer_addr(),
+                "the rendezvous refuses a request: {}",
+                no.reason
+            );
+            HttpResponse::build(no.status)
+                .content_type("text/plain; charset=utf-8")
+                .body(format!("{}\n", no.reason))
+        }
+    };
+    response.head_mut().set_camel_case_headers(true);
+    response
+}
+
+struct No {
+    status: StatusCode,
+    reason: String,
+}
+
+impl No {
+    fn new(status: StatusCode, reason: impl Into<String>) -> Self {
+        Self {
+            status,
+            reason: reason.into(),
+        }
+    }
+}
+
+async fn decide(
+    request: &HttpRequest,
+    payload: web::Payload,
+    state: &State,
+) -> Result<HttpResponse, No> {
+    // First of all, who asks: nothing else of the request is looked at before.
+    let admitted = request
+        .conn_data::<Ends>()
+        .filter(|ends| state.plan.admits(ends.peer.ip(), ends.local.ip()));
+    if admitted.is_none() {
+        let peer = request
+            .peer_addr()
+            .map_or_else(|| "this address".to_owned(), |peer| peer.ip().to_string());
+        tracing::warn!(%peer, "the rendezvous refuses an address that is no node of its job");
+        return Err(No::new(
+            StatusCode::FORBIDDEN,
+            format!("{peer} is not the address of a node of this job"),
+        ));
+    }
+    let method = request.method();
+    if ![Method::GET, Method::PUT, Method::DELETE].contains(method) {
+        return Err(No::new(
+            StatusCode::NOT_IMPLEMENTED,
+            "only GET, PUT and DELETE are known here",
+        ));
+    }
+    let path = request
+        .uri()
+        .path_and_query()
+        .map_or("", |path| path.as_str());
+    let (scope, key) = split(path).ok_or_else(|| {
+        No::new(
+            StatusCode::BAD_REQUEST,
+            "the path must be exactly /SCOPE/KEY",
+        )
+    })?;
+    if !state.plan.allows(scope) {
+        return Err(No::new(
+            StatusCode::FORBIDDEN,
+            "this is not a scope of this job",
+        ));
+    }
+    if method == Method::GET {
+        return Ok(match state.store.get(scope, key) {
+            Some(entry) => found(entry.value),
+            None => HttpResponse::NotFound().finish(),
+        });
+    }
+    if method == Method::DELETE {
+        let outcome = state.store.delete(scope, key);
+        tracing::debug!(scope, key, ?outcome, "rendezvous: delete");
+        return Ok(HttpResponse::Ok().finish());
+    }
+    let value = read_value(request, payload, state.store.limits().value_bytes).await?;
+    state
+        .store
+        .put(scope, key, value)
+        .map_err(|error| No::new(status_of(&error), error.to_string()))?;
+    Ok(HttpResponse::Ok().finish())
+}
+
+fn found(value: Bytes) -> HttpResponse {
+    HttpResponse::Ok()
+        .content_type("application/octet-stream")
+        .body(value)
+}
+
+async fn read_value(
+    request: &HttpRequest,
+    payload: web::Payload,
+    limit: usize,
+) -> Result<Bytes, No> {
+    let length = body::declared_length(request).ok_or_else(|| {
+        No::new(
+            StatusCode::LENGTH_REQUIRED,
+            "a PUT must have a Content-Length",
+        )
+    })?;
+    body::read(payload, Some(length), limit, REQUEST_TIMEOUT)
+        .await
+        .map_err(|error| {
+            let status = match error {
+                BodyError::TooLong { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+                BodyError::Late { .. } => StatusCode::REQUEST_TIMEOUT,
+                BodyError::Broken(_) => StatusCode::BAD_REQUEST,
+            };
+            No::new(status, error.to_string())
+        })
+}
+
+/// `/scope/key`, both of them not empty and without a further slash.
+fn split(path: &str) -> Option<(&str, &str)> {
+    let (scope, key) = path.strip_prefix('/')?.split_once('/')?;
+    (!scope.is_empty() && !key.is_empty() && !key.contains('/')).then_some((scope, key))
+}
+
+pub(super) fn status_of(error: &RendezvousError) -> StatusCode {
+    match error {
+        RendezvousError::Value { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+        RendezvousError::Full { .. } => StatusCode::INSUFFICIENT_STORAGE,
+        RendezvousError::Waiters { .. } => StatusCode::SERVICE_UNAVAILABLE,
+        RendezvousError::Over => StatusCode::CONFLICT,
+        _ => StatusCode::BAD_REQUEST,
+    }
+}
+
+#[cfg(test)]
+mod tests;

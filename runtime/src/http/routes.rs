@@ -1,0 +1,196 @@
+//! The cluster and its jobs.
+
+use std::future::Future;
+use std::time::Duration;
+
+use actix_web::{HttpRequest, HttpResponse, web};
+use kolo_transport::ids::JobId;
+use kolo_transport::wire::{JobInfo, Refusal};
+
+use super::auth::Caller;
+use super::dto::{Cluster, ErrorBody, Health, Job, Node, Worker};
+use super::error::ApiError;
+use super::server::Api;
+
+/// How long the head may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a job may take to end before the caller is told to look again.
+const STOP_PATIENCE: Duration = Duration::from_secs(60);
+
+type Answer = Result<HttpResponse, ApiError>;
+
+/// What the head answers, in bounded time.
+pub(super) async fn answered<T>(
+    patience: Duration,
+    answer: impl Future<Output = Result<T, Refusal>>,
+) -> Result<T, ApiError> {
+    match tokio::time::timeout(patience, answer).await {
+        Ok(answer) => answer.map_err(Into::into),
+        Err(_) => Err(ApiError::late(format!(
+            "the head did not answer within {} seconds; ask again",
+            patience.as_secs()
+        ))),
+    }
+}
+
+pub(super) fn job_id(request: &HttpRequest) -> Result<JobId, ApiError> {
+    request
+        .match_info()
+        .query("job")
+        .parse()
+        .map_err(|error: kolo_transport::ids::ParseIdError| ApiError::invalid(error.to_string()))
+}
+
+impl Api {
+    pub(super) fn caller(&self, request: &HttpRequest) -> Result<Caller, ApiError> {
+        Caller::of(request, self.bearer.as_ref())
+    }
+
+    fn operator(&self, request: &HttpRequest) -> Result<(), ApiError> {
+        self.caller(request)?.operator()
+    }
+
+    async fn find(&self, request: &HttpRequest) -> Result<JobInfo, ApiError> {
+        let job = job_id(request)?;
+        answered(PATIENCE, self.head.job(job)).await
+    }
+}
+
+/// Whether the daemon runs.
+#[utoipa::path(
+    get, path = "/healthz", tag = "health",
+    responses((status = 200, description = "It runs", body = Health)),
+    security(())
+)]
+pub(super) async fn healthz() -> HttpResponse {
+    HttpResponse::Ok().json(Health {
+        status: "ok".to_owned(),
+    })
+}
+
+/// Whether the head takes jobs.
+#[utoipa::path(
+    get, path = "/readyz", tag = "health",
+    responses(
+        (status = 200, description = "It takes jobs", body = Health),
+        (status = 503, description = "Not yet, or not any more", body = Health),
+    ),
+    security(())
+)]
+pub(super) async fn readyz(api: web::Data<Api>) -> HttpResponse {
+    if api.head.ready() {
+        HttpResponse::Ok().json(Health {
+            status: "ok".to_owned(),
+        })
+    } else {
+        HttpResponse::ServiceUnavailable().json(Health {
+            status: "the head does not take jobs now".to_owned(),
+        })
+    }
+}
+
+/// The whole cluster.
+#[utoipa::path(
+    get, path = "/api/v1/cluster", tag = "cluster",
+    responses(
+        (status = 200, description = "The cluster and its nodes", body = Cluster),
+        (status = 401, description = "No credential, or one that is not good", body = ErrorBody),
+        (status = 403, description = "The caller's role may not do this", body = ErrorBody),
+    )
+)]
+pub(super) async fn cluster(request: HttpRequest, api: web::Data<Api>) -> Answer {
+    api.operator(&request)?;
+    let cluster = answered(PATIENCE, api.head.cluster()).await?;
+    Ok(HttpResponse::Ok().json(Cluster::from(&cluster)))
+}
+
+/// All nodes, in order of registration.
+#[utoipa::path(
+    get, path = "/api/v1/nodes", tag = "cluster",
+    responses(
+        (status = 200, description = "The nodes", body = [Node]),
+        (status = 401, description = "No credential, or one that is not good", body = ErrorBody),
+        (status = 403, description = "The caller's role may not do this", body = ErrorBody),
+    )
+)]
+pub(super) async fn nodes(request: HttpRequest, api: web::Data<Api>) -> Answer {
+    api.operator(&request)?;
+    let cluster = answered(PATIENCE, api.head.cluster()).await?;
+    Ok(HttpResponse::Ok().json(Cluster::from(&cluster).nodes))
+}
+
+/// All jobs that the head remembers, the newest first.
+#[utoipa::path(
+    get, path = "/api/v1/jobs", tag = "jobs",
+    responses(
+        (status = 200, description = "The jobs", body = [Job]),
+        (status = 401, description = "No credential, or one that is not good", body = ErrorBody),
+        (status = 403, description = "The caller's role may not do this", body = ErrorBody),
+    )
+)]
+pub(super) async fn jobs(request: HttpRequest, api: web::Data<Api>) -> Answer {
+    api.operator(&request)?;
+    let jobs = answered(PATIENCE, api.head.jobs()).await?;
+    let jobs: Vec<Job> = jobs.iter().map(Into::into).collect();
+    Ok(HttpResponse::Ok().json(jobs))
+}
+
+/// One job.
+#[utoipa::path(
+    get, path = "/api/v1/jobs/{job}", tag = "jobs",
+    params(("job" = String, Path, description = "Its id, `job-` and 16 hexadecimal digits")),
+    responses(
+        (status = 200, description = "The job and its workers", body = Job),
+        (status = 400, description = "That is no job id", body = ErrorBody),
+        (status = 401, description = "No credential, or one that is not good", body = ErrorBody),
+        (status = 403, description = "The caller's role may not do this", body = ErrorBody),
+        (status = 404, description = "No such job", body = ErrorBody),
+    )
+)]
+pub(super) async fn job(request: HttpRequest, api: web::Data<Api>) -> Answer {
+    api.operator(&request)?;
+    let job = api.find(&request).await?;
+    Ok(HttpResponse::Ok().json(Job::from(&job)))
+}
+
+/// Stops a job: notice, TERM, KILL. Answered when it has ended; a job that has ended already stays as it is.
+#[utoipa::path(
+    delete, path = "/api/v1/jobs/{job}", tag = "jobs",
+    params(("job" = String, Path, description = "Its id, `job-` and 16 hexadecimal digits")),
+    responses(
+        (status = 200, description = "The job as it ended", body = Job),
+        (status = 400, description = "That is no job id", body = ErrorBody),
+        (status = 401, description = "No credential, or one that is not good", body = ErrorBody),
+        (status = 403, description = "The caller's role may not do this", body = ErrorBody),
+        (status = 404, description = "No such job", body = ErrorBody),
+        (status = 504, description = "It is being stopped but has not ended after 60 seconds", body = ErrorBody),
+    )
+)]
+pub(super) async fn stop(request: HttpRequest, api: web::Data<Api>) -> Answer {
+    let caller = api.caller(&request)?;
+    caller.operator()?;
+    let job = job_id(&request)?;
+    tracing::info!(%job, ?caller, "the API is asked to stop a job");
+    answered(STOP_PATIENCE, api.head.stop(job)).await?;
+    let job = answered(PATIENCE, api.head.job(job)).await?;
+    Ok(HttpResponse::Ok().json(Job::from(&job)))
+}
+
+/// The workers of a job, in rank order.
+#[utoipa::path(
+    get, path = "/api/v1/jobs/{job}/workers", tag = "jobs",
+    params(("job" = String, Path, description = "Its id, `job-` and 16 hexadecimal digits")),
+    responses(
+        (status = 200, description = "The workers", body = [Worker]),
+        (status = 400, description = "That is no job id", body = ErrorBody),
+        (status = 401, description = "No credential, or one that is not good", body = ErrorBody),
+        (status = 403, description = "The caller's role may not do this", body = ErrorBody),
+        (status = 404, description = "No such job", body = ErrorBody),
+    )
+)]
+pub(super) async fn workers(request: HttpRequest, api: web::Data<Api>) -> Answer {
+    api.operator(&request)?;
+    let job = api.find(&request).await?;
+    Ok(HttpResponse::Ok().json(Job::from(&job).workers))
+}

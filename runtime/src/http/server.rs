@@ -1,0 +1,287 @@
+//! The HTTPS listener of the head.
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_tls::accept::rustls_0_23::TlsStream;
+use actix_web::dev::{Extensions, ServerHandle};
+use actix_web::middleware::from_fn;
+use actix_web::rt::net::TcpStream;
+use actix_web::{App, HttpServer, Resource, Route, web};
+use kolo_transport::credentials::Credentials;
+use kolo_transport::ids::ClusterId;
+use kolo_transport::tls::{self, ClientAuth, TlsError};
+use tokio::task::JoinHandle;
+
+use super::api::HeadApi;
+use super::auth::BearerSecret;
+use super::connection::{self, Peer, Watched};
+use super::error::ApiError;
+use super::stores::JobStores;
+use super::{meet, openapi, routes};
+
+/// Where the API listens and who may use it.
+#[derive(Debug, Clone)]
+pub struct HttpConfig {
+    /// Where to listen. Port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// The head's own certificate and key. Clients check it against the cluster's authority, for the name `kolo`.
+    pub credentials: Credentials,
+    /// A secret that gives the rights of a driver to who has no certificate. `None`: certificates only.
+    pub bearer: Option<BearerSecret>,
+}
+
+/// How long clients may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HttpLimits {
+    /// For the TLS handshake. Default 5 seconds.
+    pub handshake: Duration,
+    /// For the head of a request. Default 5 seconds.
+    pub head: Duration,
+    /// For the body of a request, and a second more for each MiB of it. Default 5 seconds.
+    pub body: Duration,
+    /// Until the next request on a connection. Default 30 seconds.
+    pub idle: Duration,
+}
+
+impl Default for HttpLimits {
+    fn default() -> Self {
+        Self {
+            handshake: Duration::from_secs(5),
+            head: Duration::from_secs(5),
+            body: Duration::from_secs(5),
+            idle: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Why the API could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HttpStartError {
+    /// The address can't be listened on: it is in use, or not one of this machine.
+    #[error(
+        "the HTTP API can't listen on {address}: {error}; give a free address of this machine, or port 0"
+    )]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// What the operating system said.
+        error: io::Error,
+    },
+    /// The credentials can't be used for TLS.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+/// What every handler needs.
+pub(super) struct Api {
+    pub(super) head: Arc<dyn HeadApi>,
+    pub(super) bearer: Option<BearerSecret>,
+    pub(super) stores: JobStores,
+    pub(super) limits: HttpLimits,
+}
+
+/// The running API. Dropping it closes the listener without waiting.
+pub struct HttpHandle {
+    address: SocketAddr,
+    handle: ServerHandle,
+    task: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl fmt::Debug for HttpHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpHandle")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl HttpHandle {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Closes it: no connection is accepted any more, and those that are open are cut after a second.
+    ///
+    /// Cancel safe: it closes also if the future is dropped.
+    pub async fn stop(mut self) {
+        self.handle.stop(true).await;
+        if let Some(task) = self.task.take() {
+            match task.await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(%error, "the HTTP API did not end well"),
+                Err(error) => tracing::warn!(%error, "the HTTP API did not end well"),
+            }
+        }
+    }
+}
+
+impl Drop for HttpHandle {
+    fn drop(&mut self) {
+        if self.task.is_some() {
+            // The order to stop is given by the call; its future only waits for the end.
+            drop(self.handle.stop(false));
+        }
+    }
+}
+
+/// Opens the API over HTTPS. It accepts connections when this returns.
+///
+/// # Errors
+///
+/// [`HttpStartError`].
+///
+/// # Panics
+///
+/// Outside a tokio or actix runtime.
+pub fn serve(api: Arc<dyn HeadApi>, config: HttpConfig) -> Result<HttpHandle, HttpStartError> {
+    serve_with(api, config, HttpLimits::default())
+}
+
+/// As [`serve`], with other limits.
+///
+/// # Errors
+///
+/// [`HttpStartError`].
+///
+/// # Panics
+///
+/// Outside a tokio or actix runtime.
+pub fn serve_with(
+    api: Arc<dyn HeadApi>,
+    config: HttpConfig,
+    limits: HttpLimits,
+) -> Result<HttpHandle, HttpStartError> {
+    let refuse = |error| HttpStartError::Bind {
+        address: config.listen,
+        error,
+    };
+    let tls = tls::server_config(&config.credentials, ClientAuth::Optional, &[])?;
+    let cluster = config.credentials.identity().cluster;
+    let listener: TcpListener = connection::listen(config.listen, 1024).map_err(refuse)?;
+    let address = listener.local_addr().map_err(refuse)?;
+    let api = web::Data::new(Api {
+        head: api,
+        bearer: config.bearer,
+        stores: JobStores::default(),
+        limits,
+    });
+    let server = HttpServer::new(move || {
+        App::new()
+            .app_data(api.clone())
+            .wrap(from_fn(connection::count))
+            .configure(configure)
+            .default_service(web::to(no_path))
+    })
+    .workers(2)
+    .disable_signals()
+    .keep_alive(limits.idle)
+    .client_request_timeout(limits.head)
+    .client_disconnect_timeout(Duration::from_secs(1))
+    .tls_handshake_timeout(limits.handshake)
+    .shutdown_timeout(1)
+    .on_connect(move |stream, data| remember_peer(stream, data, cluster, limits))
+    .listen_rustls_0_23(listener, tls)
+    .map_err(refuse)?
+    .run();
+    let handle = server.handle();
+    let task = tokio::spawn(server);
+    tracing::info!(%address, "the HTTP API listens");
+    Ok(HttpHandle {
+        address,
+        handle,
+        task: Some(task),
+    })
+}
+
+fn remember_peer(stream: &dyn Any, data: &mut Extensions, cluster: ClusterId, limits: HttpLimits) {
+    let Some(stream) = stream.downcast_ref::<TlsStream<TcpStream>>() else {
+        return;
+    };
+    let (socket, session) = stream.get_ref();
+    connection::limit_unread(socket);
+    data.insert(Peer::of(session, cluster));
+    match Watched::new(socket, limits.idle + limits.head) {
+        Ok(watched) => {
+            data.insert(watched);
+        }
+        Err(error) => tracing::warn!(%error, "a connection can't be watched"),
+    }
+}
+
+/// A path and its methods; any other method is answered with 405.
+fn resource(path: &str, allow: &'static str, routes: impl IntoIterator<Item = Route>) -> Resource {
+    routes
+        .into_iter()
+        .fold(web::resource(path), Resource::route)
+        .default_service(web::to(move || async move {
+            Err::<&'static str, _>(ApiError::method(allow))
+        }))
+}
+
+fn configure(config: &mut web::ServiceConfig) {
+    for resource in [
+        resource(
+            "/healthz",
+            "GET, HEAD",
+            [
+                web::get().to(routes::healthz),
+                web::head().to(routes::healthz),
+            ],
+        ),
+        resource(
+            "/readyz",
+            "GET, HEAD",
+            [
+                web::get().to(routes::readyz),
+                web::head().to(routes::readyz),
+            ],
+        ),
+        resource(
+            "/api/v1/openapi.json",
+            "GET",
+            [web::get().to(openapi::serve)],
+        ),
+        resource("/api/v1/cluster", "GET", [web::get().to(routes::cluster)]),
+        resource("/api/v1/nodes", "GET", [web::get().to(routes::nodes)]),
+        resource("/api/v1/jobs", "GET", [web::get().to(routes::jobs)]),
+        resource(
+            "/api/v1/jobs/{job}",
+            "GET, DELETE",
+            [web::get().to(routes::job), web::delete().to(routes::stop)],
+        ),
+        resource(
+            "/api/v1/jobs/{job}/workers",
+            "GET",
+            [web::get().to(routes::workers)],
+        ),
+        resource(
+            "/api/v1/jobs/{job}/rendezvous/batch",
+            "POST",
+            [web::post().to(meet::batch)],
+        ),
+        resource(
+            "/api/v1/jobs/{job}/rendezvous/{scope}/{key}",
+            "GET, PUT, DELETE",
+            [
+                web::get().to(meet::get),
+                web::put().to(meet::put),
+                web::delete().to(meet::delete),
+            ],
+        ),
+    ] {
+        config.service(resource);
+    }
+}
+
+async fn no_path() -> Result<&'static str, ApiError> {
+    Err(ApiError::not_found(
+        "there is nothing at this path; see /api/v1/openapi.json",
+    ))
+}

@@ -1,0 +1,7 @@
+//! The API as clients see it: a real TLS connection to a head that is not real.
+
+mod access;
+mod client;
+mod fake;
+mod meet;
+mod slow;

@@ -1,0 +1,235 @@
+//! Clients that are slow, send too much or speak another protocol.
+
+use std::time::Duration;
+
+use kolo_transport::identity::{Identity, Role};
+use kolo_transport::ids::Slot;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use super::client::{Answer, Client, PATIENCE, Site};
+use super::fake::JOB;
+use crate::http::HttpLimits;
+
+fn impatient() -> Site {
+    let short = Duration::from_millis(300);
+    Site::with(HttpLimits {
+        handshake: short,
+        head: short,
+        body: short,
+        idle: short,
+    })
+}
+
+fn worker(site: &Site) -> Client {
+    site.member(Role::Worker, &Identity::worker_name(JOB, Slot(0)))
+}
+
+fn put_path() -> String {
+    format!("/api/v1/jobs/{JOB}/rendezvous/s/k")
+}
+
+/// Sends a byte now and then until the server ends it. Returns what it has answered.
+async fn drip<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, byte: u8) -> Vec<u8> {
+    let began = Instant::now();
+    let mut answer = Vec::new();
+    loop {
+        assert!(began.elapsed() < PATIENCE, "still open");
+        let pause = Duration::from_millis(50);
+        match tokio::time::timeout(pause, stream.read_buf(&mut answer)).await {
+            Ok(Ok(0) | Err(_)) => return answer,
+            Ok(Ok(_)) => {}
+            Err(_) => {
+                if stream.write_all(&[byte]).await.is_err() || stream.flush().await.is_err() {
+                    return answer;
+                }
+            }
+        }
+    }
+}
+
+#[actix_rt::test]
+async fn a_body_that_drips_in_is_cut_off() {
+    let site = impatient();
+    let mut stream = worker(&site).connect().await.unwrap();
+    let head = format!(
+        "PUT {} HTTP/1.1\r\nHost: kolo\r\nContent-Length: 100000\r\n\r\n",
+        put_path()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let answer = Answer::parse(&drip(stream, b'x').await);
+    assert_eq!(
+        (answer.status, answer.error_kind().as_str()),
+        (408, "timeout")
+    );
+    site.http.stop().await;
+}
+
+#[actix_rt::test]
+async fn a_head_that_drips_in_is_cut_off() {
+    let site = impatient();
+    let mut stream = site.stranger().connect().await.unwrap();
+    stream.write_all(b"GET /healthz").await.unwrap();
+    let answer = drip(stream, b'x').await;
+    assert!(
+        answer.starts_with(b"HTTP/1.1 408 "),
+        "{:?}",
+        String::from_utf8_lossy(&answer)
+    );
+    site.http.stop().await;
+}
+
+#[actix_rt::test]
+async fn the_head_of_a_later_request_that_drips_in_is_cut_off() {
+    let site = impatient();
+    let mut stream = site.stranger().connect().await.unwrap();
+    stream
+        .write_all(b"GET /healthz HTTP/1.1\r\nHost: kolo\r\n\r\nGET /healthz?")
+        .await
+        .unwrap();
+    let answer = drip(stream, b'x').await;
+    assert!(
+        answer.starts_with(b"HTTP/1.1 200 "),
+        "{:?}",
+        String::from_utf8_lossy(&answer)
+    );
+    site.http.stop().await;
+}
+
+#[actix_rt::test]
+async fn a_handshake_that_drips_in_is_cut_off() {
+    let site = impatient();
+    // The start of a TLS record that says it has 16 KiB.
+    for first in [&b"\x16\x03\x01\x40\x00\x01"[..], b""] {
+        let mut stream = TcpStream::connect(site.http.address()).await.unwrap();
+        stream.write_all(first).await.unwrap();
+        drip(stream, 0x16).await;
+    }
+    site.http.stop().await;
+}
+
+#[actix_rt::test]
+async fn a_connection_serves_many_requests_and_is_closed_when_idle() {
+    let site = impatient();
+    let mut stream = site.stranger().connect().await.unwrap();
+    let request = b"GET /healthz HTTP/1.1\r\nHost: kolo\r\n\r\n";
+    let mut answer = Vec::new();
+    for count in 1..=3 {
+        stream.write_all(request).await.unwrap();
+        while String::from_utf8_lossy(&answer)
+            .matches("{\"status\":\"ok\"}")
+            .count()
+            < count
+        {
+            assert_ne!(stream.read_buf(&mut answer).await.unwrap(), 0);
+        }
+    }
+    let end = tokio::time::timeout(PATIENCE, stream.read_buf(&mut answer))
+        .await
+        .unwrap();
+    assert!(!matches!(end, Ok(1..)), "{end:?}");
+    site.http.stop().await;
+}
+
+#[actix_rt::test]
+async fn a_long_poll_outlives_the_limits_for_idle_connections() {
+    let site = impatient();
+    let reader = worker(&site);
+    let waiting =
+        actix_rt::spawn(async move { reader.get(&format!("{}?wait=1.5", put_path())).await });
+    let answer = waiting.await.unwrap();
+    assert_eq!(
+        (answer.status, answer.error_kind().as_str()),
+        (404, "not_found")
+    );
+    site.http.stop().await;
+}
+
+#[actix_rt::test]
+async fn slow_clients_do_not_keep_others_waiting() {
+    let site = Site::new();
+    let (mut handshakes, mut heads) = (Vec::new(), Vec::new());
+    for _ in 0..20 {
+        let mut stream = TcpStream::connect(site.http.address()).await.unwrap();
+        stream.write_all(b"\x16\x03\x01").await.unwrap();
+        handshakes.push(stream);
+        let mut stream = site.stranger().connect().await.unwrap();
+        stream.write_all(b"GET /hea").await.unwrap();
+        heads.push(stream);
+    }
+    let began = Instant::now();
+    assert_eq!(site.stranger().get("/healthz").await.status, 200);
+    assert!(began.elapsed() < HttpLimits::default().head);
+    site.http.stop().await;
+}
+
+#[actix_rt::test]
+async fn what_is_too_long_is_refused() {
+    let site = Site::new();
+    let client = worker(&site);
+    // Refused by what the header says, before a byte of the body has come.
+    for (method, path, length) in [
+        ("PUT", put_path(), 1_u64 << 40),
+        (
+            "POST",
+            format!("/api/v1/jobs/{JOB}/rendezvous/batch"),
+            (16 << 20) + 1,
+        ),
+    ] {
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: kolo\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+        );
+        let answer = Answer::parse(&client.exchange(head.as_bytes()).await.unwrap());
+        assert_eq!(
+            (answer.status, answer.error_kind().as_str()),
+            (413, "too_large")
+        );
+    }
+    // Refused by what comes, where there is no length.
+    let head = format!(
+        "PUT {} HTTP/1.1\r\nHost: kolo\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n",
+        put_path()
+    );
+    let mut bytes = head.into_bytes();
+    for _ in 0..=16 {
+        bytes.extend_from_slice(b"20000\r\n");
+        bytes.resize(bytes.len() + 0x20000, b'x');
+        bytes.extend_from_slice(b"\r\n");
+    }
+    let answer = Answer::parse(&client.exchange(&bytes).await.unwrap());
+    assert_eq!(answer.status, 413);
+    // A head is refused too.
+    let head = format!(
+        "GET /healthz HTTP/1.1\r\nX: {}\r\n\r\n",
+        "x".repeat(1 << 20)
+    );
+    let refused = client.exchange(head.as_bytes()).await;
+    assert!(
+        refused
+            .as_ref()
+            .is_ok_and(|answer| answer.starts_with(b"HTTP/1.1 4"))
+            || refused.is_err(),
+        "{refused:?}"
+    );
+    assert_eq!(client.get(&put_path()).await.status, 404);
+    site.http.stop().await;
+}
+
+#[actix_rt::test]
+async fn plain_http_is_not_answered_on_this_port() {
+    let site = Site::new();
+    let mut stream = TcpStream::connect(site.http.address()).await.unwrap();
+    stream
+        .write_all(b"GET /healthz HTTP/1.1\r\nHost: kolo\r\n\r\n")
+        .await
+        .unwrap();
+    let answer = drip(stream, b'x').await;
+    assert!(
+        !answer.starts_with(b"HTTP"),
+        "{:?}",
+        String::from_utf8_lossy(&answer)
+    );
+    assert_eq!(site.stranger().get("/healthz").await.status, 200);
+    site.http.stop().await;
+}

@@ -1,0 +1,436 @@
+//! A node daemon: it holds resources for jobs, runs their workers and carries calls to them.
+//!
+//! The actors of [`kolo_actors::node`] run on an actix `System` of their own thread and decide about the
+//! lives of jobs and workers. What has to be fast, or waits for the network, runs on the transport
+//! runtime: calls, output, programs, the connection to the head.
+
+mod calls;
+mod config;
+mod programs;
+mod serve;
+mod uplink;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use actix::{Actor, Addr, System};
+use kolo_actors::node::colocator::Here;
+use kolo_actors::node::inventory::Inventory;
+use kolo_actors::node::{NodeActor, NodeContext, Outputs, StopAll};
+use kolo_transport::ids::NodeId;
+use kolo_transport::wire::Refusal;
+use kolo_transport::{
+    BindError, CloseCode, ConnectError, Credentials, Endpoint, EndpointConfig, JoinError,
+    RequestError, Role, TransportRuntime,
+};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+use self::calls::Calls;
+pub use self::config::{NodeConfig, NodeCredentials, NodeResources, ResourcesError};
+use self::programs::Programs;
+pub use self::programs::{ProgramSource, ProgramsError};
+use self::serve::Server;
+use self::uplink::{Session, Uplink};
+
+/// How long the last events may take to reach the head when a node stops.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// The pause after the first refused attempt to join; it doubles.
+const JOIN_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why a node did not start. Nothing of it is left then.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// The declared resources are wrong. Correct them.
+    #[error(transparent)]
+    Resources(#[from] ResourcesError),
+    /// The directory for programs or a preloaded program can't be used. Correct path or permissions.
+    #[error(transparent)]
+    Programs(#[from] ProgramsError),
+    /// The cluster could not be joined with the token. If it is retryable the head was not there in time.
+    #[error("the cluster could not be joined: {0}")]
+    Join(JoinError),
+    /// The credentials are not a node's. Join with a token for nodes.
+    #[error("the credentials are those of a {0}; a node needs a node's")]
+    Identity(Role),
+    /// The address to listen on can't be used.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The head could not be reached in time, or is not the head of this cluster.
+    #[error("the head could not be reached: {0}")]
+    Connect(ConnectError),
+    /// The head did not answer the registration.
+    #[error("the head did not answer the registration: {0}")]
+    Register(RequestError),
+    /// The head refused the registration, for the reason it gives.
+    #[error("the head refused the registration: {0}")]
+    Refused(Refusal),
+    /// The head's answer is none to a registration. Use the same version of kolo on all hosts.
+    #[error(
+        "the head answered the registration with {0}; use the same version of kolo on all hosts"
+    )]
+    Answer(String),
+    /// Threads could not be started. Look at the limits of processes and memory.
+    #[error("the node's threads could not be started: {0}")]
+    Threads(std::io::Error),
+}
+
+impl From<JoinError> for NodeError {
+    fn from(error: JoinError) -> Self {
+        Self::Join(error)
+    }
+}
+
+impl NodeError {
+    /// Whether another attempt may work without any change on this side.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Join(error) => error.is_retryable(),
+            Self::Connect(error) => error.is_retryable(),
+            Self::Register(error) => error.is_retryable(),
+            Self::Refused(refusal) => refusal.is_retryable(),
+            _ => false,
+        }
+    }
+}
+
+/// The thread that the actors live on.
+struct Actors {
+    node: Addr<NodeActor>,
+    system: System,
+    thread: JoinHandle<()>,
+}
+
+/// A running node.
+///
+/// When it is dropped its workers are killed, as by [`Node::kill`], without waiting for it.
+pub struct Node {
+    id: NodeId,
+    address: SocketAddr,
+    hostname: String,
+    endpoint: Endpoint,
+    uplink: Arc<Uplink>,
+    stop_timeout: Duration,
+    runtime: TransportRuntime,
+    tasks: Vec<AbortHandle>,
+    /// Taken by the end.
+    actors: Option<Actors>,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node")
+            .field("id", &self.id)
+            .field("address", &self.address)
+            .field("hostname", &self.hostname)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// Starts a node on threads of its own; returns when the head has registered it. May be awaited on any
+    /// executor, and called many times in one process.
+    ///
+    /// Takes at most [`NodeConfig::join_timeout`] and the time of one request. If it is dropped before it is
+    /// done, nothing of the node is left.
+    ///
+    /// # Errors
+    ///
+    /// [`NodeError`].
+    pub async fn start(config: NodeConfig) -> Result<Self, NodeError> {
+        let runtime = match &config.transport {
+            Some(runtime) => runtime.clone(),
+            None => TransportRuntime::new(1).map_err(NodeError::Threads)?,
+        };
+        let starting = runtime.handle().spawn(start(config, runtime.clone()));
+        let abort = AbortOnDrop(starting.abort_handle());
+        let started = starting
+            .await
+            .map_err(|error| NodeError::Threads(std::io::Error::other(error)))?;
+        drop(abort);
+        started
+    }
+
+    /// Its id.
+    pub fn id(&self) -> NodeId {
+        self.id
+    }
+
+    /// Where drivers reach it.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Its hostname, as others are told.
+    pub fn hostname(&self) -> &str {
+        &self.hostname
+    }
+
+    /// Its identity, to [keep](Credentials::save) for the next start.
+    pub fn credentials(&self) -> &Credentials {
+        self.endpoint.credentials()
+    }
+
+    /// Stops: takes no more jobs, ends those that are here with their grace, tells the head, closes all
+    /// connections. Returns when nothing is left.
+    ///
+    /// Jobs that have not ended after [`NodeConfig::stop_timeout`] are killed. If the future is dropped before it
+    /// is done, the node is dropped with it, and all jobs are killed at once.
+    pub async fn stop(mut self) {
+        let Some(actors) = &self.actors else {
+            return;
+        };
+        let runtime = self.runtime.clone();
+        let stop = actors.node.send(StopAll {
+            reason: "the node is stopping".to_owned(),
+        });
+        match runtime.timeout(self.stop_timeout, stop).await {
+            Some(Ok(())) => {}
+            Some(Err(error)) => tracing::error!(%error, "the node's actor is gone"),
+            None => tracing::warn!("jobs did not end in time and are killed"),
+        }
+        if runtime
+            .timeout(LAST_WORDS, self.uplink.delivered())
+            .await
+            .is_none()
+        {
+            tracing::warn!("the head did not take the last events");
+        }
+        self.end(CloseCode::Shutdown, "the node is stopping");
+        if runtime
+            .timeout(LAST_WORDS, self.endpoint.drained())
+            .await
+            .is_none()
+        {
+            tracing::debug!("a peer did not confirm the end of its connection");
+        }
+        let Some(actors) = self.actors.take() else {
+            return;
+        };
+        actors.system.stop();
+        let joined = runtime
+            .handle()
+            .spawn_blocking(move || actors.thread.join())
+            .await;
+        if !matches!(joined, Ok(Ok(()))) {
+            tracing::error!("the node's thread ended badly");
+        }
+    }
+
+    /// Ends at once, as a crash would: workers are killed, connections closed, nobody is told why. Blocks for
+    /// the moment that this takes.
+    pub fn kill(mut self) {
+        self.end(CloseCode::Internal, "");
+        if let Some(actors) = self.actors.take() {
+            actors.system.stop();
+            if actors.thread.join().is_err() {
+                tracing::error!("the node's thread panicked");
+            }
+        }
+    }
+
+    fn end(&mut self, code: CloseCode, reason: &str) {
+        for task in self.tasks.drain(..) {
+            task.abort();
+        }
+        self.endpoint.close(code, reason);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(actors) = self.actors.take() {
+            self.end(CloseCode::Internal, "");
+            // Its thread drops the actors, and with them the wardens.
+            actors.system.stop();
+        }
+    }
+}
+
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Runs on the transport runtime.
+async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, NodeError> {
+    let deadline = Instant::now() + config.join_timeout;
+    let (resources, devices) = config.resources.find()?;
+    let programs = Programs::open(config.programs.clone(), runtime.handle().clone())?;
+    let credentials = match config.credentials {
+        NodeCredentials::Have(credentials) => credentials,
+        NodeCredentials::Token(ref token) => join(&runtime, &config, token, deadline).await?,
+    };
+    let identity = credentials.identity().clone();
+    let id = identity.node().ok_or(NodeError::Identity(identity.role))?;
+    let authority = credentials.authority().to_vec();
+    let endpoint = Endpoint::bind(
+        &runtime,
+        credentials,
+        EndpointConfig {
+            listen: config.listen,
+            idle_timeout: config.idle_timeout,
+            keep_alive: config.keep_alive,
+            ..EndpointConfig::default()
+        },
+    )?;
+    let mut guard = CloseOnDrop(Some(endpoint.clone()));
+    let connection = uplink::connect(&endpoint, config.head, deadline)
+        .await
+        .map_err(NodeError::Connect)?;
+    let address = config
+        .advertise
+        .unwrap_or_else(|| advertised(endpoint.local_addr(), connection.local_ip()));
+    let hostname = config.hostname.clone().unwrap_or_else(config::hostname);
+    let uplink = Uplink::new();
+    let calls = Calls::new(runtime.handle().clone());
+    let context = Arc::new(NodeContext {
+        here: Here {
+            cluster: identity.cluster,
+            node: id,
+            hostname: hostname.clone(),
+        },
+        ip: address.ip(),
+        authority,
+        warden_exe: config
+            .warden_exe
+            .clone()
+            .unwrap_or_else(|| PathBuf::from("/proc/self/exe")),
+        runtime: runtime.handle().clone(),
+        head: uplink.clone(),
+        calls: calls.clone(),
+        outputs: Arc::new(Outputs::new(config.logs)),
+    });
+    let actors = Actors::start(context.clone(), Inventory::new(resources, devices)).await?;
+    let server = Arc::new(Server {
+        head: config.head,
+        context,
+        node: actors.node.clone(),
+        uplink: uplink.clone(),
+        calls,
+        programs,
+        address,
+    });
+    // From here on dropping it ends everything.
+    let mut node = Node {
+        id,
+        address,
+        hostname,
+        endpoint: endpoint.clone(),
+        uplink: uplink.clone(),
+        stop_timeout: config.stop_timeout,
+        runtime,
+        tasks: Vec::new(),
+        actors: Some(actors),
+    };
+    guard.0 = None;
+    let registration = server.registration().await?;
+    let registered = uplink::register(&connection, registration).await?;
+    tracing::info!(%id, %address, head = %config.head, "registered");
+    let first = Session {
+        connection,
+        registered,
+    };
+    node.tasks = vec![
+        tokio::spawn(server.clone().accept(endpoint.clone())).abort_handle(),
+        tokio::spawn(uplink.run(endpoint, server, first)).abort_handle(),
+    ];
+    Ok(node)
+}
+
+struct CloseOnDrop(Option<Endpoint>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        if let Some(endpoint) = self.0.take() {
+            endpoint.close(CloseCode::Done, "");
+        }
+    }
+}
+
+async fn join(
+    runtime: &TransportRuntime,
+    config: &NodeConfig,
+    token: &kolo_transport::JoinToken,
+    deadline: Instant,
+) -> Result<Credentials, NodeError> {
+    let mut pause = JOIN_PAUSE;
+    loop {
+        match kolo_transport::join(runtime, config.head, token).await {
+            Ok(credentials) => return Ok(credentials),
+            Err(error) if !error.is_retryable() || Instant::now() + pause >= deadline => {
+                return Err(error.into());
+            }
+            Err(error) => tracing::debug!(head = %config.head, %error, "not joined yet"),
+        }
+        tokio::time::sleep(pause).await;
+        pause *= 2;
+    }
+}
+
+/// The address to tell others: where the node listens, or, if that is everywhere, where the head sees it.
+fn advertised(listen: SocketAddr, facing_head: Option<IpAddr>) -> SocketAddr {
+    match facing_head {
+        Some(ip) if listen.ip().is_unspecified() => {
+            SocketAddr::new(ip.to_canonical(), listen.port())
+        }
+        _ => listen,
+    }
+}
+
+impl Actors {
+    async fn start(context: Arc<NodeContext>, inventory: Inventory) -> Result<Self, NodeError> {
+        let (sender, receiver) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("kolo-node".to_owned())
+            .spawn(move || {
+                let runner = System::new();
+                let node = runner.block_on(async { NodeActor::new(context, inventory).start() });
+                if sender.send((node, System::current())).is_err() {
+                    // The start was given up.
+                    return;
+                }
+                if let Err(error) = runner.run() {
+                    tracing::error!(%error, "the node's actors ended badly");
+                }
+            })
+            .map_err(NodeError::Threads)?;
+        match receiver.await {
+            Ok((node, system)) => Ok(Self {
+                node,
+                system,
+                thread,
+            }),
+            Err(_) => Err(NodeError::Threads(std::io::Error::other(
+                "the actors' thread ended at once",
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_listens_everywhere_is_told_as_what_faces_the_head() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let ip = |text: &str| Some(text.parse::<IpAddr>().unwrap());
+        let told = advertised(address("0.0.0.0:7"), ip("10.0.0.2"));
+        assert_eq!(told, address("10.0.0.2:7"));
+        let told = advertised(address("[::]:7"), ip("::ffff:10.0.0.2"));
+        assert_eq!(told, address("10.0.0.2:7"));
+        let told = advertised(address("10.0.0.3:7"), ip("10.0.0.2"));
+        assert_eq!(told, address("10.0.0.3:7"));
+        assert_eq!(advertised(address("0.0.0.0:7"), None), address("0.0.0.0:7"));
+    }
+}

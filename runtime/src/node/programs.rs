@@ -1,0 +1,590 @@
+//! The programs that jobs run, by their BLAKE3 hash.
+//!
+//! A program comes from a driver once, is verified while it comes and is put in its place whole or not at
+//! all: in a directory that only this user can enter, or, without one, in memory that can't be changed any
+//! more (a sealed memfd).
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use kolo_actors::node::ProgramFile;
+use kolo_transport::wire::{Program, ProgramHash, Refusal, RefusalKind};
+use rustix::fs::{MemfdFlags, SealFlags};
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+/// Uploads at the same time; more are asked to try again.
+const MAX_UPLOADS: usize = 8;
+
+/// How long a driver may take for the next piece of a program.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The longest piece of a program, in bytes.
+pub(crate) const MAX_PIECE: u32 = 16 << 20;
+
+/// How much is read at once to verify a file.
+const READ_CHUNK: usize = 1 << 20;
+
+const UPLOAD_PREFIX: &str = ".upload-";
+
+/// Where a node has its programs from, and where it puts them.
+#[derive(Debug, Clone)]
+pub struct ProgramSource {
+    /// A directory for programs, made if it does not exist (mode 0700), for this node alone. They are found there
+    /// again after a restart. Default `None`: they are kept in memory.
+    pub cache: Option<PathBuf>,
+    /// Programs that are on this machine already, and need not be sent. The caller answers for the hash.
+    pub preloaded: Vec<(ProgramHash, PathBuf)>,
+    /// The largest program that is taken, in bytes. Default 4 GiB.
+    pub max_size: u64,
+    /// The most that all programs together may take, in bytes; those that were not used for the longest time
+    /// make room. Default 16 GiB.
+    pub max_total: u64,
+}
+
+impl Default for ProgramSource {
+    fn default() -> Self {
+        Self {
+            cache: None,
+            preloaded: Vec::new(),
+            max_size: 4 << 30,
+            max_total: 16 << 30,
+        }
+    }
+}
+
+/// A program's directory or a preloaded program can't be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{what} {}: {error}", path.display())]
+pub struct ProgramsError {
+    what: &'static str,
+    path: PathBuf,
+    error: io::Error,
+}
+
+#[derive(Debug)]
+struct Entry {
+    size: u64,
+    /// When it was last asked for, in numbers of requests.
+    used: u64,
+    /// `None` as long as it is a file of an earlier life of the daemon that was not verified yet.
+    file: Option<Arc<ProgramFile>>,
+    /// Whether it is the caller's and not ours to remove.
+    preloaded: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: BTreeMap<ProgramHash, Entry>,
+    requests: u64,
+    /// Bytes of uploads that have not ended.
+    coming: u64,
+}
+
+/// The programs of a node.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    source: ProgramSource,
+    runtime: Handle,
+    state: Mutex<State>,
+    /// One at a time verifies a file, so that each is verified once.
+    verifying: tokio::sync::Mutex<()>,
+    uploads: Semaphore,
+}
+
+/// Pieces of a program as they come.
+pub(crate) trait Pieces: Send {
+    /// The next piece; `None` at the end. An error is the end too, but not a good one.
+    fn next(&mut self) -> impl Future<Output = Result<Option<Bytes>, String>> + Send;
+}
+
+impl Programs {
+    /// Opens the cache and looks at what is there.
+    pub(crate) fn open(source: ProgramSource, runtime: Handle) -> Result<Self, ProgramsError> {
+        let mut state = State::default();
+        if let Some(dir) = &source.cache {
+            let failed = |error| ProgramsError {
+                what: "the directory for programs",
+                path: dir.clone(),
+                error,
+            };
+            open_dir(dir).map_err(failed)?;
+            for file in fs::read_dir(dir).map_err(failed)? {
+                let file = file.map_err(failed)?;
+                let name = file.file_name();
+                let name = name.to_string_lossy();
+                if name.starts_with(UPLOAD_PREFIX) {
+                    // Left by a daemon that was killed.
+                    fs::remove_file(file.path()).map_err(failed)?;
+                } else if let Some(hash) = parse_hash(&name) {
+                    let size = file.metadata().map_err(failed)?.len();
+                    state.entries.insert(
+                        hash,
+                        Entry {
+                            size,
+                            used: 0,
+                            file: None,
+                            preloaded: false,
+                        },
+                    );
+                }
+            }
+        }
+        for (hash, path) in &source.preloaded {
+            let path = lasting(path);
+            let file = identify(&path).map_err(|error| ProgramsError {
+                what: "the program",
+                path: path.clone(),
+                error,
+            })?;
+            state.entries.insert(
+                *hash,
+                Entry {
+                    size: 0,
+                    used: 0,
+                    file: Some(Arc::new(file)),
+                    preloaded: true,
+                },
+            );
+        }
+        Ok(Self {
+            source,
+            runtime,
+            state: Mutex::new(state),
+            verifying: tokio::sync::Mutex::new(()),
+            uploads: Semaphore::new(MAX_UPLOADS),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A program, verified; `None` if it is not here.
+    pub(crate) async fn get(&self, hash: ProgramHash) -> Option<Arc<ProgramFile>> {
+        match self.look(hash) {
+            Look::Here(file) => return Some(file),
+            Look::Missing => return None,
+            Look::Unverified => {}
+        }
+        let _turn = self.verifying.lock().await;
+        // Somebody else may have had the turn before.
+        match self.look(hash) {
+            Look::Here(file) => return Some(file),
+            Look::Missing => return None,
+            Look::Unverified => {}
+        }
+        let path = self.path(hash)?;
+        let verified = self
+            .runtime
+            .spawn_blocking(move || verify(&path, hash))
+            .await
+            .unwrap_or_else(|error| Err(io::Error::other(error)));
+        let mut state = self.state();
+        match verified {
+            Ok(file) => {
+                let file = Arc::new(file);
+                if let Some(entry) = state.entries.get_mut(&hash) {
+                    entry.file = Some(file.clone());
+                }
+                Some(file)
+            }
+            Err(error) => {
+                tracing::warn!(%hash, %error, "a program in the cache is not what its name says");
+                state.entries.remove(&hash);
+                drop(state);
+                self.remove(hash);
+                None
+            }
+        }
+    }
+
+    fn look(&self, hash: ProgramHash) -> Look {
+        let mut state = self.state();
+        state.requests += 1;
+        let now = state.requests;
+        let Some(entry) = state.entries.get_mut(&hash) else {
+            return Look::Missing;
+        };
+        entry.used = now;
+        let Some(file) = entry.file.clone() else {
+            return Look::Unverified;
+        };
+        // Somebody may have cleaned up the directory.
+        if identify(&file.path).is_ok_and(|now| now.id == file.id) {
+            return Look::Here(file);
+        }
+        state.entries.remove(&hash);
+        Look::Missing
+    }
+
+    fn path(&self, hash: ProgramHash) -> Option<PathBuf> {
+        let dir = self.source.cache.as_ref()?;
+        Some(dir.join(hash.to_string()))
+    }
+
+    fn remove(&self, hash: ProgramHash) {
+        if let Some(path) = self.path(hash)
+            && let Err(error) = fs::remove_file(&path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %path.display(), %error, "a program could not be removed");
+        }
+    }
+
+    /// Takes a program. If it is here already, or comes from somebody else meanwhile, the rest is not read.
+    /// Whatever goes wrong, nothing is left.
+    pub(crate) async fn put(
+        &self,
+        program: &Program,
+        pieces: &mut impl Pieces,
+    ) -> Result<(), Refusal> {
+        let max = self.source.max_size.min(self.source.max_total);
+        if program.size == 0 || program.size > max {
+            return Err(Refusal::new(
+                RefusalKind::TooLarge,
+                format!(
+                    "the program `{}` has {} bytes; allowed is 1 to {max}",
+                    program.name.escape_debug(),
+                    program.size
+                ),
+            ));
+        }
+        if self.get(program.hash).await.is_some() {
+            return Ok(());
+        }
+        let Ok(_permit) = self.uploads.try_acquire() else {
+            return Err(Refusal::new(
+                RefusalKind::Busy,
+                format!("{MAX_UPLOADS} programs are being sent to this node; try again"),
+            ));
+        };
+        let _room = self.make_room(program.size)?;
+        let upload = self.blocking({
+            let dir = self.source.cache.clone();
+            move || Upload::begin(dir.as_deref())
+        });
+        let mut upload = upload.await?;
+        let mut missing = program.size;
+        while missing > 0 {
+            let piece = tokio::time::timeout(PIECE_TIMEOUT, pieces.next())
+                .await
+                .map_err(|_| {
+                    Refusal::new(
+                        RefusalKind::Timeout,
+                        format!(
+                            "the next piece of the program did not come within {PIECE_TIMEOUT:?}"
+                        ),
+                    )
+                })?
+                .map_err(|error| Refusal::new(RefusalKind::Invalid, error))?
+                .ok_or_else(|| {
+                    Refusal::new(
+                        RefusalKind::Invalid,
+                        format!("the program ended {missing} bytes before its end"),
+                    )
+                })?;
+            missing = missing.checked_sub(piece.len() as u64).ok_or_else(|| {
+                Refusal::new(
+                    RefusalKind::Invalid,
+                    format!(
+                        "the program is longer than the {} bytes announced",
+                        program.size
+                    ),
+                )
+            })?;
+            if let Look::Here(_) = self.look(program.hash) {
+                return Ok(());
+            }
+            upload = self.blocking(move || upload.add(&piece)).await?;
+        }
+        let hash = upload.hash();
+        if hash != program.hash {
+            return Err(Refusal::new(
+                RefusalKind::Invalid,
+                format!(
+                    "what came has the hash {hash}, announced was {}; the program was changed while it was sent",
+                    program.hash
+                ),
+            ));
+        }
+        // Two uploads of one program may end at once. The later must not put its file in the place of the
+        // one that workers are being started from: they are told apart by inode.
+        let _turn = self.verifying.lock().await;
+        if let Look::Here(_) = self.look(hash) {
+            return Ok(());
+        }
+        let place = self.path(hash);
+        let file = self
+            .blocking(move || upload.finish(place.as_deref()))
+            .await?;
+        let mut state = self.state();
+        state.requests += 1;
+        let entry = Entry {
+            size: program.size,
+            used: state.requests,
+            file: Some(Arc::new(file)),
+            preloaded: false,
+        };
+        state.entries.insert(hash, entry);
+        tracing::info!(%hash, size = program.size, name = program.name, "a program has come");
+        Ok(())
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        self.runtime
+            .spawn_blocking(work)
+            .await
+            .unwrap_or_else(|error| Err(io::Error::other(error)))
+            .map_err(|error| {
+                tracing::error!(%error, "a program could not be stored");
+                let kind = match error.kind() {
+                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => RefusalKind::Busy,
+                    _ => RefusalKind::Internal,
+                };
+                Refusal::new(kind, format!("the program could not be stored: {error}"))
+            })
+    }
+
+    /// Forgets programs until there is room for `size` bytes, and holds that room.
+    fn make_room(&self, size: u64) -> Result<Room<'_>, Refusal> {
+        let mut state = self.state();
+        loop {
+            let held: u64 = state.entries.values().map(|entry| entry.size).sum();
+            if held + state.coming + size <= self.source.max_total {
+                state.coming += size;
+                return Ok(Room {
+                    programs: self,
+                    size,
+                });
+            }
+            let oldest = state
+                .entries
+                .iter()
+                .filter(|(_, entry)| {
+                    !entry.preloaded
+                        && entry
+                            .file
+                            .as_ref()
+                            .is_none_or(|file| Arc::strong_count(file) == 1)
+                })
+                .min_by_key(|(_, entry)| entry.used)
+                .map(|(hash, _)| *hash);
+            let Some(oldest) = oldest else {
+                return Err(Refusal::new(
+                    RefusalKind::Busy,
+                    format!(
+                        "this node keeps at most {} bytes of programs, and those that run leave no room for \
+                         {size} more",
+                        self.source.max_total
+                    ),
+                ));
+            };
+            tracing::info!(hash = %oldest, "a program makes room for another");
+            state.entries.remove(&oldest);
+            self.remove(oldest);
+        }
+    }
+}
+
+enum Look {
+    Here(Arc<ProgramFile>),
+    Unverified,
+    Missing,
+}
+
+/// Room that an upload holds.
+#[derive(Debug)]
+struct Room<'a> {
+    programs: &'a Programs,
+    size: u64,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.programs.state().coming -= self.size;
+    }
+}
+
+/// A program that is coming.
+#[derive(Debug)]
+struct Upload {
+    file: File,
+    hasher: blake3::Hasher,
+    /// Where it is meanwhile; `None` in memory.
+    temporary: Option<Temporary>,
+}
+
+impl Upload {
+    fn begin(dir: Option<&Path>) -> io::Result<Self> {
+        let (file, temporary) = match dir {
+            Some(dir) => {
+                let name = format!(
+                    "{UPLOAD_PREFIX}{:016x}",
+                    kolo_transport::ids::JobId::random().0
+                );
+                let path = dir.join(name);
+                let file = OpenOptions::new()
+                    .write(true)
+                    .create_new(true)
+                    .mode(0o600)
+                    .open(&path)?;
+                (file, Some(Temporary(path)))
+            }
+            None => (memory()?, None),
+        };
+        Ok(Self {
+            file,
+            hasher: blake3::Hasher::new(),
+            temporary,
+        })
+    }
+
+    fn add(mut self, piece: &[u8]) -> io::Result<Self> {
+        self.hasher.update(piece);
+        self.file.write_all(piece)?;
+        Ok(self)
+    }
+
+    fn hash(&self) -> ProgramHash {
+        ProgramHash(*self.hasher.finalize().as_bytes())
+    }
+
+    fn finish(self, place: Option<&Path>) -> io::Result<ProgramFile> {
+        self.file
+            .set_permissions(fs::Permissions::from_mode(0o500))?;
+        let metadata = self.file.metadata()?;
+        let id = (metadata.dev(), metadata.ino());
+        let (Some(temporary), Some(place)) = (&self.temporary, place) else {
+            let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+            rustix::fs::fcntl_add_seals(&self.file, seals)?;
+            // Another process of this user starts it: by this process's name for it.
+            let path = format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd());
+            return Ok(ProgramFile {
+                path: path.into(),
+                id,
+                hold: Box::new(self.file),
+            });
+        };
+        // Until it is closed it can't be executed. It need not be on the disk: what a crash of the machine
+        // leaves of it is verified before it is used.
+        drop(self.file);
+        fs::rename(&temporary.0, place)?;
+        Ok(ProgramFile {
+            path: place.to_owned(),
+            id,
+            hold: Box::new(()),
+        })
+    }
+}
+
+/// A file that is removed if it is not moved away before.
+#[derive(Debug)]
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %self.0.display(), %error, "the rest of a program could not be removed");
+        }
+    }
+}
+
+fn memory() -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let made = rustix::fs::memfd_create("kolo-program", flags | MemfdFlags::EXEC)
+        // Kernels before 6.3 do not know the flag and don't need it.
+        .or_else(|_| rustix::fs::memfd_create("kolo-program", flags))?;
+    Ok(File::from(made))
+}
+
+fn open_dir(dir: &Path) -> io::Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)?;
+    let metadata = fs::metadata(dir)?;
+    if metadata.mode() & 0o022 != 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "others can write to it; what runs from it must be this user's alone (chmod 700)",
+        ));
+    }
+    Ok(())
+}
+
+/// `/proc/self` means something else in another process.
+fn lasting(path: &Path) -> PathBuf {
+    match path.strip_prefix("/proc/self") {
+        Ok(rest) => Path::new("/proc")
+            .join(std::process::id().to_string())
+            .join(rest),
+        Err(_) => path.to_owned(),
+    }
+}
+
+fn identify(path: &Path) -> io::Result<ProgramFile> {
+    let metadata = fs::metadata(path)?;
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file"));
+    }
+    Ok(ProgramFile {
+        path: path.to_owned(),
+        id: (metadata.dev(), metadata.ino()),
+        hold: Box::new(()),
+    })
+}
+
+fn verify(path: &Path, hash: ProgramHash) -> io::Result<ProgramFile> {
+    let mut file = File::open(path)?;
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; READ_CHUNK];
+    loop {
+        let count = file.read(&mut buffer)?;
+        if count == 0 {
+            break;
+        }
+        hasher.update(&buffer[..count]);
+    }
+    let found = ProgramHash(*hasher.finalize().as_bytes());
+    if found != hash {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("its hash is {found}"),
+        ));
+    }
+    identify(path)
+}
+
+fn parse_hash(name: &str) -> Option<ProgramHash> {
+    let digits = name.as_bytes();
+    if digits.len() != 64
+        || !digits
+            .iter()
+            .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+    {
+        return None;
+    }
+    let mut hash = [0; 32];
+    for (byte, pair) in hash.iter_mut().zip(digits.chunks(2)) {
+        let pair = std::str::from_utf8(pair).ok()?;
+        *byte = u8::from_str_radix(pair, 16).ok()?;
+    }
+    Some(ProgramHash(hash))
+}
+
+#[cfg(test)]
+#[path = "programs_tests.rs"]
+mod tests;

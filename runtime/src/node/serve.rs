@@ -1,0 +1,447 @@
+//! Requests of the head and of drivers.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::Addr;
+use bytes::Bytes;
+use kolo_actors::node::{
+    Membership, NodeActor, NodeContext, RankLost, Reserve, Snapshot, Start, Stop,
+};
+use kolo_transport::ids::{DriverId, Generation, JobId, Rank};
+use kolo_transport::wire::{
+    NodeRegistration, NodeReply, NodeRequest, ProgramHash, Refusal, RefusalKind, Resources,
+    StartWorkers,
+};
+use kolo_transport::{
+    CloseCode, Connection, Endpoint, FrameError, FrameReceiver, Identity, Limits, Role, Stream,
+};
+
+use super::NodeError;
+use super::calls::Calls;
+use super::programs::{MAX_PIECE, Pieces, Programs};
+use super::uplink::Uplink;
+
+/// How long the first frame of a stream may take.
+const FIRST_FRAME: Duration = Duration::from_secs(10);
+
+/// Output goes out in batches of about this many bytes.
+const LOG_BATCH: usize = 256 * 1024;
+
+/// Streams for pieces of a program.
+const UPLOADS: Limits = Limits {
+    head: 64 << 10,
+    body: MAX_PIECE,
+};
+
+/// How long the answer to a stop waits for the events before it.
+const EXITS_FIRST: Duration = Duration::from_secs(1);
+
+/// Everything that answers requests.
+pub(super) struct Server {
+    pub(super) head: SocketAddr,
+    pub(super) context: Arc<NodeContext>,
+    pub(super) node: Addr<NodeActor>,
+    pub(super) uplink: Arc<Uplink>,
+    pub(super) calls: Arc<Calls>,
+    pub(super) programs: Programs,
+    pub(super) address: SocketAddr,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server")
+            .field("head", &self.head)
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Who may ask for what (S-2).
+fn may(role: Role, request: &NodeRequest) -> Result<(), Refusal> {
+    let allowed = match request {
+        NodeRequest::Reserve { .. }
+        | NodeRequest::Release { .. }
+        | NodeRequest::Start(_)
+        | NodeRequest::Membership(_)
+        | NodeRequest::RankLost { .. }
+        | NodeRequest::Stop { .. } => Role::Head,
+        NodeRequest::HasProgram { .. }
+        | NodeRequest::PutProgram { .. }
+        | NodeRequest::Attach { .. }
+        | NodeRequest::Logs { .. } => Role::Driver,
+    };
+    if role == allowed {
+        Ok(())
+    } else {
+        Err(Refusal::new(
+            RefusalKind::Forbidden,
+            format!("only a {allowed} may ask a node for this, and the caller is a {role}"),
+        ))
+    }
+}
+
+fn stopping() -> Refusal {
+    Refusal::new(RefusalKind::Stopped, "this node is stopping")
+}
+
+impl Server {
+    /// What the node tells the head of itself.
+    pub(super) async fn registration(&self) -> Result<NodeRegistration, NodeError> {
+        let snapshot = self
+            .node
+            .send(Snapshot)
+            .await
+            .map_err(|_| NodeError::Refused(stopping()))?;
+        Ok(NodeRegistration {
+            node: self.context.here.node,
+            hostname: self.context.here.hostname.clone(),
+            address: self.address,
+            resources: snapshot.total,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            jobs: snapshot.jobs,
+        })
+    }
+
+    /// Accepts drivers until the endpoint is closed.
+    pub(super) async fn accept(self: Arc<Self>, endpoint: Endpoint) {
+        while let Some(connection) = endpoint.accept().await {
+            if connection.peer().role == Role::Driver {
+                tokio::spawn(self.clone().connection(connection));
+            } else {
+                tracing::warn!(peer = %connection.peer(), "only drivers connect to a node");
+                connection.close(CloseCode::Forbidden, "only drivers connect to a node");
+            }
+        }
+    }
+
+    async fn connection(self: Arc<Self>, connection: Connection) {
+        loop {
+            match connection.accept(Limits::CONTROL).await {
+                Ok(stream) => {
+                    let server = self.clone();
+                    let peer = connection.peer().clone();
+                    tokio::spawn(async move { server.serve(stream, &peer).await });
+                }
+                Err(lost) => {
+                    tracing::debug!(peer = %connection.peer(), %lost, "a driver is gone");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Serves one stream.
+    pub(super) async fn serve(&self, mut stream: Stream, peer: &Identity) {
+        let served = match self.answer(&mut stream, peer).await {
+            Ok(None) => return,
+            Ok(Some(Attach {
+                driver,
+                job,
+                generation,
+            })) => self.calls.attach(stream, driver, job, generation).await,
+            Err(error) => {
+                stream.abort(match error {
+                    FrameError::TooLong { .. } => CloseCode::TooLarge,
+                    FrameError::Malformed { .. } => CloseCode::Protocol,
+                    FrameError::TimedOut { .. } => CloseCode::Deadline,
+                    _ => CloseCode::Done,
+                });
+                Err(error)
+            }
+        };
+        if let Err(error) = served {
+            tracing::debug!(%peer, %error, "a stream failed");
+        }
+    }
+
+    /// Answers a request, unless it turns the stream into something else.
+    async fn answer(
+        &self,
+        stream: &mut Stream,
+        peer: &Identity,
+    ) -> Result<Option<Attach>, FrameError> {
+        let request = match stream.recv.expect_within::<NodeRequest>(FIRST_FRAME).await {
+            Ok(frame) => frame.head,
+            Err(FrameError::Malformed { reason, .. }) => {
+                let refusal = Refusal::new(
+                    RefusalKind::UnknownRequest,
+                    format!(
+                        "this is no request to a node that version {} knows: {reason}",
+                        env!("CARGO_PKG_VERSION")
+                    ),
+                );
+                return reply(stream, &NodeReply::Refused(refusal)).await;
+            }
+            Err(error) => return Err(error),
+        };
+        if let Err(refusal) = may(peer.role, &request) {
+            tracing::warn!(%peer, %refusal, "a request was refused");
+            return reply(stream, &NodeReply::Refused(refusal)).await;
+        }
+        match request {
+            NodeRequest::Attach { job, generation } => {
+                stream.recv.set_limits(Limits::CALLS);
+                Ok(peer.driver().map(|driver| Attach {
+                    driver,
+                    job,
+                    generation,
+                }))
+            }
+            NodeRequest::Logs {
+                job,
+                ranks,
+                tail,
+                follow,
+            } => self.logs(stream, job, &ranks, tail, follow).await,
+            NodeRequest::PutProgram { program } => {
+                stream.recv.set_limits(UPLOADS);
+                let mut pieces = Upload(&mut stream.recv);
+                let stored = self.programs.put(&program, &mut pieces).await;
+                stream.recv.stop(CloseCode::Done);
+                reply(stream, &done(stored)).await
+            }
+            request => {
+                let answer = self.decide(request).await;
+                reply(stream, &answer).await
+            }
+        }
+    }
+
+    /// Requests with one answer.
+    async fn decide(&self, request: NodeRequest) -> NodeReply {
+        match request {
+            NodeRequest::Reserve {
+                job,
+                per_worker,
+                workers,
+                lease_ms,
+                program,
+            } => {
+                let lease = Duration::from_millis(lease_ms);
+                self.reserve(job, per_worker, workers, lease, program).await
+            }
+            NodeRequest::Start(start) => self.start(start).await,
+            NodeRequest::Release { job } => self.stop(job, "it was released".to_owned()).await,
+            NodeRequest::Stop { job, reason } => self.stop(job, reason).await,
+            NodeRequest::Membership(table) => done(
+                self.node
+                    .send(Membership(table))
+                    .await
+                    .unwrap_or_else(|_| Err(stopping())),
+            ),
+            NodeRequest::RankLost {
+                job,
+                generation,
+                failure,
+            } => done(
+                self.node
+                    .send(RankLost {
+                        job,
+                        generation,
+                        failure,
+                    })
+                    .await
+                    .unwrap_or_else(|_| Err(stopping())),
+            ),
+            NodeRequest::HasProgram { hash } => {
+                NodeReply::HasProgram(self.programs.get(hash).await.is_some())
+            }
+            NodeRequest::Attach { .. }
+            | NodeRequest::Logs { .. }
+            | NodeRequest::PutProgram { .. } => NodeReply::Refused(Refusal::new(
+                RefusalKind::Internal,
+                "this request has a stream of its own",
+            )),
+        }
+    }
+
+    async fn reserve(
+        &self,
+        job: JobId,
+        per_worker: Resources,
+        workers: u32,
+        lease: Duration,
+        program: ProgramHash,
+    ) -> NodeReply {
+        let reserve = Reserve {
+            job,
+            per_worker,
+            workers,
+            lease,
+        };
+        let reserved = self.node.send(reserve).await;
+        match reserved.unwrap_or_else(|_| Err(stopping())) {
+            Ok(()) => NodeReply::Reserved {
+                has_program: self.programs.get(program).await.is_some(),
+                free_port: self.free_port(),
+            },
+            Err(refusal) => NodeReply::Refused(refusal),
+        }
+    }
+
+    /// A TCP port that is free now; 0 if there is none, which binds to any.
+    fn free_port(&self) -> u16 {
+        TcpListener::bind((self.context.ip, 0))
+            .and_then(|listener| listener.local_addr())
+            .map_or(0, |address| address.port())
+    }
+
+    async fn start(&self, start: StartWorkers) -> NodeReply {
+        let job = start.job;
+        let Some(program) = self.programs.get(start.program.hash).await else {
+            return NodeReply::Refused(Refusal::new(
+                RefusalKind::NotFound,
+                format!(
+                    "the program `{}` ({}) is not on this node; it must be sent before {job} starts",
+                    start.program.name.escape_debug(),
+                    start.program.hash
+                ),
+            ));
+        };
+        let started = self.node.send(Start { start, program }).await;
+        match started.unwrap_or_else(|_| Err(stopping())) {
+            Ok(pids) => NodeReply::Started { pids },
+            Err(refusal) => NodeReply::Refused(refusal),
+        }
+    }
+
+    async fn stop(&self, job: JobId, reason: String) -> NodeReply {
+        let stopped = self.node.send(Stop { job, reason }).await;
+        // The head takes this answer for the end of the job: how its workers ended comes before it.
+        let told = tokio::time::timeout(EXITS_FIRST, self.uplink.delivered()).await;
+        if told.is_err() {
+            tracing::warn!(%job, "the head did not take the exits of the workers in time");
+        }
+        done(stopped.map_err(|_| stopping()))
+    }
+
+    async fn logs(
+        &self,
+        stream: &mut Stream,
+        job: JobId,
+        ranks: &[Rank],
+        tail: Option<u32>,
+        follow: bool,
+    ) -> Result<Option<Attach>, FrameError> {
+        let Some(output) = self.context.outputs.get(job) else {
+            let refusal = Refusal::new(
+                RefusalKind::NotFound,
+                format!("there is no output of {job} on this node"),
+            );
+            return reply(stream, &NodeReply::Refused(refusal)).await;
+        };
+        stream.send.send(&NodeReply::Logs, &[]).await?;
+        let mut changes = output.changes();
+        let mut cursor = output.cursor(ranks, tail);
+        let stopped = stream.send.stopped();
+        tokio::pin!(stopped);
+        loop {
+            changes.mark_unchanged();
+            let (batch, more) = output.read(&mut cursor, LOG_BATCH);
+            if !batch.lines.is_empty() {
+                stream.send.send(&batch, &[]).await?;
+            } else if more && follow {
+                tokio::select! {
+                    changed = changes.changed() => if changed.is_err() {
+                        break;
+                    },
+                    _ = &mut stopped => return Ok(None),
+                }
+            } else {
+                break;
+            }
+        }
+        stream.send.finish();
+        Ok(None)
+    }
+}
+
+/// What an admitted [`NodeRequest::Attach`] says, and who said it.
+struct Attach {
+    driver: DriverId,
+    job: JobId,
+    generation: Generation,
+}
+
+async fn reply(stream: &mut Stream, reply: &NodeReply) -> Result<Option<Attach>, FrameError> {
+    stream.send.send(reply, &[]).await?;
+    stream.send.finish();
+    Ok(None)
+}
+
+fn done(result: Result<(), Refusal>) -> NodeReply {
+    match result {
+        Ok(()) => NodeReply::Done,
+        Err(refusal) => NodeReply::Refused(refusal),
+    }
+}
+
+/// The pieces of a program on a stream.
+struct Upload<'a>(&'a mut FrameReceiver);
+
+impl Pieces for Upload<'_> {
+    async fn next(&mut self) -> Result<Option<Bytes>, String> {
+        match self.0.next_raw().await {
+            Ok(Some(frame)) => Ok(Some(frame.body)),
+            Ok(None) => Ok(None),
+            Err(error) => Err(format!("the program did not come whole: {error}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_transport::wire::Program;
+
+    use super::*;
+
+    #[test]
+    fn every_request_has_one_role() {
+        let job = JobId(1);
+        let hash = ProgramHash([0; 32]);
+        let of_drivers = [
+            NodeRequest::HasProgram { hash },
+            NodeRequest::PutProgram {
+                program: Program {
+                    hash,
+                    size: 1,
+                    name: String::new(),
+                },
+            },
+            NodeRequest::Attach {
+                job,
+                generation: Generation(1),
+            },
+            NodeRequest::Logs {
+                job,
+                ranks: Vec::new(),
+                tail: None,
+                follow: false,
+            },
+        ];
+        let of_the_head = [
+            NodeRequest::Release { job },
+            NodeRequest::Stop {
+                job,
+                reason: String::new(),
+            },
+        ];
+        for (role, allowed, forbidden) in [
+            (Role::Driver, &of_drivers[..], &of_the_head[..]),
+            (Role::Head, &of_the_head[..], &of_drivers[..]),
+            (Role::Node, &[][..], &of_drivers[..]),
+            (Role::Worker, &[][..], &of_the_head[..]),
+        ] {
+            for request in allowed {
+                assert_eq!(may(role, request), Ok(()));
+            }
+            for request in forbidden {
+                let refusal = may(role, request).unwrap_err();
+                assert_eq!(refusal.kind, RefusalKind::Forbidden);
+                assert!(refusal.message.contains("the caller is a"), "{refusal}");
+            }
+        }
+    }
+}

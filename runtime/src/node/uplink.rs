@@ -1,0 +1,345 @@
+//! The node's side of its one connection to the head: registration, heartbeats, events, and the head's
+//! requests back.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kolo_actors::node::{BoxFuture, HeadLink};
+use kolo_transport::heartbeat::{HeartbeatAction, Heartbeats};
+use kolo_transport::ids::{JobId, Slot};
+use kolo_transport::wire::head::Beat;
+use kolo_transport::wire::{
+    HeadReply, HeadRequest, NodeEvent, NodeRegistration, Refusal, RefusalKind,
+};
+use kolo_transport::{
+    CloseCode, ConnectError, Connection, ConnectionLost, Endpoint, Expect, Limits, RequestError,
+};
+use tokio::sync::{Notify, watch};
+
+use super::NodeError;
+use super::serve::Server;
+
+/// How long the head may take to answer a request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a worker waits for its certificate, a reconnect to the head included.
+const SIGN_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The pause after the first failed attempt to reach the head; it doubles up to [`MAX_PAUSE`].
+const MIN_PAUSE: Duration = Duration::from_millis(50);
+
+const MAX_PAUSE: Duration = Duration::from_secs(2);
+
+/// Heartbeats go before everything else.
+const HEARTBEAT_PRIORITY: i32 = 100;
+
+/// What the head says at a registration.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Registered {
+    heartbeat: Duration,
+    lease: Duration,
+}
+
+/// A connection over which the node is registered.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) connection: Connection,
+    pub(super) registered: Registered,
+}
+
+/// Events for the head and the connection to it.
+#[derive(Debug)]
+pub(super) struct Uplink {
+    /// Events that the head has not acknowledged. A job gives a few per worker, and jobs are started by a
+    /// head that is there, so that their number is bounded by what runs here.
+    events: Mutex<VecDeque<NodeEvent>>,
+    added: Notify,
+    /// Changes when the list becomes empty.
+    acknowledged: Notify,
+    connection: watch::Sender<Option<Connection>>,
+}
+
+/// Tries to connect to the head until `deadline`.
+pub(super) async fn connect(
+    endpoint: &Endpoint,
+    head: std::net::SocketAddr,
+    deadline: Instant,
+) -> Result<Connection, ConnectError> {
+    let mut pause = MIN_PAUSE;
+    loop {
+        match endpoint.connect(head, Expect::head()).await {
+            Ok(connection) => return Ok(connection),
+            Err(error) if !error.is_retryable() || Instant::now() + pause >= deadline => {
+                return Err(error);
+            }
+            Err(error) => tracing::debug!(%head, %error, "the head is not there yet"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(MAX_PAUSE);
+    }
+}
+
+/// Registers over a connection.
+pub(super) async fn register(
+    connection: &Connection,
+    registration: NodeRegistration,
+) -> Result<Registered, NodeError> {
+    let reply = connection
+        .request(&HeadRequest::Register(registration), REQUEST_TIMEOUT)
+        .await
+        .map_err(NodeError::Register)?;
+    match reply {
+        HeadReply::Registered {
+            heartbeat_ms,
+            lease_ms,
+        } => Ok(Registered {
+            heartbeat: Duration::from_millis(heartbeat_ms).max(Duration::from_millis(1)),
+            lease: Duration::from_millis(lease_ms).max(Duration::from_millis(1)),
+        }),
+        HeadReply::Refused(refusal) => Err(NodeError::Refused(refusal)),
+        other => Err(NodeError::Answer(format!("{other:?}"))),
+    }
+}
+
+impl Uplink {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            events: Mutex::default(),
+            added: Notify::new(),
+            acknowledged: Notify::new(),
+            connection: watch::Sender::new(None),
+        })
+    }
+
+    fn events(&self) -> MutexGuard<'_, VecDeque<NodeEvent>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the head has acknowledged every event.
+    pub(super) async fn delivered(&self) {
+        loop {
+            let acknowledged = self.acknowledged.notified();
+            tokio::pin!(acknowledged);
+            acknowledged.as_mut().enable();
+            if self.events().is_empty() {
+                return;
+            }
+            acknowledged.await;
+        }
+    }
+
+    /// Keeps the node registered, until it is dropped.
+    pub(super) async fn run(
+        self: Arc<Self>,
+        endpoint: Endpoint,
+        server: Arc<Server>,
+        first: Session,
+    ) {
+        let mut session = Some(first);
+        let mut pause = MIN_PAUSE;
+        let mut said = String::new();
+        loop {
+            if let Some(session) = session.take() {
+                let since = Instant::now();
+                said.clear();
+                self.connection
+                    .send_replace(Some(session.connection.clone()));
+                let why = self.serve(&session, &server).await;
+                self.connection.send_replace(None);
+                let replaced = was_replaced(&session.connection).await;
+                session.connection.close(CloseCode::Done, "");
+                if replaced {
+                    // Nobody but another process with these credentials does that. Taking turns at full speed
+                    // would help neither.
+                    pause = MAX_PAUSE;
+                    tracing::error!(
+                        head = %server.head,
+                        "another node has registered with this node's identity; each node needs a state folder of \
+                         its own: stop one of them, or remove its folder `identity` and let it join with a token"
+                    );
+                } else {
+                    if since.elapsed() >= MAX_PAUSE {
+                        pause = MIN_PAUSE;
+                    }
+                    tracing::warn!(head = %server.head, %why, "the connection to the head is lost; workers run on");
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+            match self.reconnect(&endpoint, &server).await {
+                Ok(again) => {
+                    tracing::info!(head = %server.head, "registered again");
+                    session = Some(again);
+                }
+                Err(error) => {
+                    let error = error.to_string();
+                    // Once, as long as it stays the same.
+                    if error != said {
+                        tracing::warn!(head = %server.head, %error, "the head is not there; trying again");
+                        said = error;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn reconnect(&self, endpoint: &Endpoint, server: &Server) -> Result<Session, NodeError> {
+        let connection = endpoint
+            .connect(server.head, Expect::head())
+            .await
+            .map_err(NodeError::Connect)?;
+        let registration = server.registration().await?;
+        let registered = register(&connection, registration).await?;
+        Ok(Session {
+            connection,
+            registered,
+        })
+    }
+
+    /// Serves one connection until it is of no use any more; says why.
+    async fn serve(&self, session: &Session, server: &Arc<Server>) -> String {
+        let connection = &session.connection;
+        tokio::select! {
+            why = heartbeats(connection, session.registered) => why,
+            why = self.send_events(connection) => why,
+            why = take_requests(connection, server) => why,
+            lost = connection.closed() => lost.to_string(),
+        }
+    }
+
+    /// Sends events in order, each when the one before it is acknowledged.
+    async fn send_events(&self, connection: &Connection) -> String {
+        loop {
+            let first = self.events().front().cloned();
+            let Some(event) = first else {
+                self.acknowledged.notify_waiters();
+                self.added.notified().await;
+                continue;
+            };
+            let request = HeadRequest::Event(event);
+            match connection.request(&request, REQUEST_TIMEOUT).await {
+                Ok(HeadReply::Done) => {}
+                Ok(HeadReply::Refused(refusal)) => {
+                    // Saying it again would change nothing.
+                    tracing::warn!(?request, %refusal, "the head did not want an event");
+                }
+                Ok(other) => tracing::warn!(?other, "the head's answer to an event is not one"),
+                Err(RequestError::Deadline { .. }) => continue,
+                Err(error) => return format!("an event was not taken: {error}"),
+            }
+            self.events().pop_front();
+        }
+    }
+}
+
+impl HeadLink for Uplink {
+    fn report(&self, event: NodeEvent) {
+        tracing::debug!(?event, "for the head");
+        self.events().push_back(event);
+        self.added.notify_one();
+    }
+
+    fn sign(&self, job: JobId, slot: Slot, csr: Vec<u8>) -> BoxFuture<Result<Vec<u8>, Refusal>> {
+        let mut connections = self.connection.subscribe();
+        Box::pin(async move {
+            let late = || {
+                Refusal::new(
+                    RefusalKind::Timeout,
+                    format!("the head did not sign within {SIGN_TIMEOUT:?}"),
+                )
+            };
+            let deadline = Instant::now() + SIGN_TIMEOUT;
+            let request = HeadRequest::SignWorker { job, slot, csr };
+            loop {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let connection =
+                    match tokio::time::timeout(left, connections.wait_for(Option::is_some)).await {
+                        Ok(Ok(connection)) => connection.clone(),
+                        Ok(Err(_)) | Err(_) => None,
+                    };
+                let connection = connection.ok_or_else(late)?;
+                let left = deadline.saturating_duration_since(Instant::now());
+                match connection.request(&request, left).await {
+                    Ok(HeadReply::Signed { certificate, .. }) => return Ok(certificate),
+                    Ok(HeadReply::Refused(refusal)) => return Err(refusal),
+                    Ok(other) => {
+                        return Err(Refusal::new(
+                            RefusalKind::Internal,
+                            format!("the head answered {other:?}"),
+                        ));
+                    }
+                    Err(RequestError::Lost(_)) => {
+                        // Until the loss is noticed and a new connection is there.
+                        tokio::time::sleep(MIN_PAUSE).await;
+                    }
+                    Err(RequestError::Deadline { .. }) => return Err(late()),
+                    Err(error) => {
+                        return Err(Refusal::new(RefusalKind::Internal, error.to_string()));
+                    }
+                }
+            }
+        })
+    }
+}
+
+/// Whether the head has ended the connection for a newer one of the same node.
+async fn was_replaced(connection: &Connection) -> bool {
+    connection.is_closed()
+        && matches!(
+            connection.closed().await,
+            ConnectionLost::Closed {
+                code: CloseCode::Duplicate,
+                ..
+            }
+        )
+}
+
+/// Sends heartbeats until the head does not answer any more.
+async fn heartbeats(connection: &Connection, registered: Registered) -> String {
+    let mut stream = match connection.open(Limits::CONTROL).await {
+        Ok(stream) => stream,
+        Err(lost) => return lost.to_string(),
+    };
+    stream.send.set_priority(HEARTBEAT_PRIORITY);
+    if let Err(error) = stream.send.send(&HeadRequest::Heartbeats, &[]).await {
+        return format!("no heartbeats: {error}");
+    }
+    let mut beats = Heartbeats::new(registered.heartbeat, registered.lease, Instant::now());
+    loop {
+        let until = match beats.poll(Instant::now()) {
+            HeartbeatAction::Send(beat) => {
+                if let Err(error) = stream.send.send(&beat, &[]).await {
+                    return format!("no heartbeats: {error}");
+                }
+                continue;
+            }
+            HeartbeatAction::Wait(until) => until,
+            HeartbeatAction::Lost => {
+                return format!("no answer to heartbeats for {:?}", registered.lease);
+            }
+        };
+        tokio::select! {
+            answer = stream.recv.next::<Beat>() => match answer {
+                Ok(Some(beat)) => beats.answered(beat.head, Instant::now()),
+                Ok(None) => return "the head ended the heartbeats".to_owned(),
+                Err(error) => return format!("no heartbeats: {error}"),
+            },
+            () = tokio::time::sleep_until(until.into()) => {}
+        }
+    }
+}
+
+/// Answers the head's requests.
+async fn take_requests(connection: &Connection, server: &Arc<Server>) -> String {
+    loop {
+        match connection.accept(Limits::CONTROL).await {
+            Ok(stream) => {
+                let server = server.clone();
+                let peer = connection.peer().clone();
+                tokio::spawn(async move { server.serve(stream, &peer).await });
+            }
+            Err(lost) => return lost.to_string(),
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! `kolo status`, `kolo jobs`, `kolo stop` and `kolo login`.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use kolo_transport::authority::Authority;
+use kolo_transport::identity::Role;
+use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId};
+use kolo_transport::wire::{Exit, JobState, Milli, Resources, WorkerState};
+use serde_json::json;
+
+use crate::fake::{Fake, Logs, job, node_info, placed};
+use crate::kolo::{Ran, command};
+
+#[test]
+fn a_cluster_is_shown_as_a_table_and_as_json() {
+    let fake = Fake::new();
+    fake.change(|state| {
+        let mut first = node_info(NodeId(30), true);
+        first.total = Resources {
+            cpus: Milli(4000),
+            gpus: 2,
+            custom: BTreeMap::from([("fpga".to_owned(), Milli(1500))]),
+        };
+        first.available.cpus = Milli(2500);
+        first.available.gpus = 1;
+        first.jobs = vec![JobId(20)];
+        state.cluster.nodes = vec![first, node_info(NodeId(31), false)];
+        state.cluster.running_jobs = 1;
+    });
+    let address = fake.address();
+    assert_eq!(
+        fake.kolo(&["status"]).good(),
+        format!(
+            "\
+cluster-0000000000000001: head 9.9.9 at {address}, up 3m 12s, 1 running job
+
+NODE                   HOSTNAME  ADDRESS        STATE        CPUS FREE  GPUS FREE  JOBS  OTHER FREE
+node-000000000000001e  box       10.0.0.1:4000  alive        2.5/4      1/2        1     fpga 0/1.5
+node-000000000000001f  box       10.0.0.1:4000  lost 4s ago  0/0        0/0        0
+"
+        )
+    );
+    let found = fake.kolo(&["status", "--format", "json"]).json();
+    assert_eq!(found["cluster"], "cluster-0000000000000001");
+    assert_eq!(found["nodes"][0]["available"]["cpus"], 2.5);
+    assert_eq!(found["nodes"][1]["alive"], false);
+}
+
+#[test]
+fn a_cluster_without_nodes_says_how_to_start_one() {
+    let text = Fake::new().kolo(&["status"]).good();
+    assert!(text.contains("0 running jobs"), "{text}");
+    assert!(
+        text.contains("no nodes have registered; start one by `kolo-node"),
+        "{text}"
+    );
+}
+
+#[test]
+fn jobs_are_shown_as_a_table_and_as_json() {
+    let fake = Fake::new();
+    assert_eq!(fake.kolo(&["jobs"]).good(), "there are no jobs\n");
+    assert_eq!(fake.kolo(&["jobs", "--format", "json"]).json(), json!([]));
+
+    let nodes = || {
+        let at = ([10, 0, 0, 1], 4000).into();
+        vec![
+            placed(NodeId(30), at, &[0, 1]),
+            placed(NodeId(31), at, &[2]),
+        ]
+    };
+    fake.change(|state| {
+        let mut failed = job(0xab, JobState::Failed, nodes());
+        failed.name = "bad\x1b[2Jname".to_owned();
+        failed.reason = Some("rank 1 on box (pid 101) ended with signal 9 (SIGKILL)".to_owned());
+        failed.rendezvous = Some(([10, 0, 0, 9], 80).into());
+        failed.workers[1].state = WorkerState::Exited;
+        failed.workers[1].exit = Some(Exit::Signal(9));
+        state.jobs = vec![job(0xcd << 56, JobState::Healthy, nodes()), failed];
+    });
+    assert_eq!(
+        fake.kolo(&["jobs"]).good(),
+        "\
+JOB                   NAME              STATE    READY  NODES  AGE    REASON
+job-cd00000000000000  digits            healthy  3/3    2      1m 1s
+job-00000000000000ab  bad\\u{1b}[2Jname  failed   2/3    2      1m 1s  rank 1 on box (pid 101) ended with signal 9 (SIGKILL)
+"
+    );
+    assert_eq!(
+        fake.kolo(&["jobs", "00"]).good(),
+        "\
+job-00000000000000ab (bad\\u{1b}[2Jname): failed, generation 1, 3 workers on 2 nodes, lasted 1m 1s, submitted by driver-000000000000000a
+  rank 1 on box (pid 101) ended with signal 9 (SIGKILL)
+  rendezvous for other systems at http://10.0.0.9:80
+
+RANK  LOCAL  CROSS  NODE                   HOSTNAME  PID  STATE   EXIT
+0     0/2    0/2    node-000000000000001e  box       100  ready
+1     1/2    0/2    node-000000000000001e  box       101  exited  signal 9 (SIGKILL)
+2     0/1    1/2    node-000000000000001f  box       102  ready
+"
+    );
+    let found = fake.kolo(&["jobs", "--format", "json"]).json();
+    assert_eq!(found[1]["workers"][1]["exit"]["signal"], 9);
+    let found = fake.kolo(&["jobs", "job-cd", "--format", "json"]).json();
+    assert_eq!(found["job"], "job-cd00000000000000");
+}
+
+#[test]
+fn a_job_is_stopped_by_the_start_of_its_id() {
+    let fake = Fake::new();
+    fake.change(|state| {
+        state.jobs = vec![
+            job(0xab00 << 48, JobState::Healthy, Vec::new()),
+            job(0xabcd << 48, JobState::Failed, Vec::new()),
+        ];
+    });
+    let stopped = fake.kolo(&["stop", "job-ab0"]).good();
+    assert_eq!(stopped, "job-ab00000000000000 has ended: stopped\n");
+    let ended = fake.kolo(&["stop", "abc"]).good();
+    assert_eq!(ended, "job-abcd000000000000 has ended already: failed\n");
+    let found = fake.kolo(&["stop", "ab0", "--format", "json"]).json();
+    assert_eq!(found["state"], "stopped");
+    // The one that had ended was left alone.
+    assert_eq!(
+        fake.change(|state| state.stopped.clone()),
+        [JobId(0xab00 << 48)]
+    );
+
+    let line = fake.kolo(&["stop", "job-ab"]).bad(2);
+    assert!(
+        line.contains("is the start of 2 jobs: job-ab00000000000000, job-abcd"),
+        "{line}"
+    );
+    let line = fake.kolo(&["stop", "job-7"]).bad(3);
+    assert!(line.contains("there is no job `job-7`"), "{line}");
+}
+
+#[test]
+fn a_stop_that_takes_too_long_is_told() {
+    let fake = Fake::new();
+    fake.change(|state| {
+        state.jobs = vec![job(1, JobState::Healthy, Vec::new())];
+        state.stop_hangs = true;
+    });
+    let line = fake.kolo(&["stop", "0", "--timeout", "0.3"]).bad(4);
+    assert_eq!(line, "the head did not answer: no reply within 300ms");
+}
+
+#[test]
+fn a_head_that_is_not_there_is_one_clear_line_in_bounded_time() {
+    let fake = Fake::new();
+    // A socket that is open, and never answers.
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    for args in [
+        &["status"][..],
+        &["jobs"],
+        &["stop", "job-1"],
+        &["logs", "job-1"],
+    ] {
+        let began = Instant::now();
+        let args = [args, &["--head", &address, "--connect-timeout", "0.5"]].concat();
+        let line = fake.kolo(&args).bad(4);
+        assert_eq!(
+            line,
+            format!(
+                "the head at {address} did not answer in time; is it running, and is its UDP port open? (--connect-timeout gives it more time)"
+            )
+        );
+        assert!(
+            began.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            began.elapsed()
+        );
+    }
+    let line = fake
+        .kolo(&["status", "--head", "nowhere.invalid:7700"])
+        .bad(2);
+    assert!(
+        line.contains("the head `nowhere.invalid:7700` can't be found"),
+        "{line}"
+    );
+    let line = fake.kolo(&["status", "--head", "localhost"]).bad(2);
+    assert!(line.contains("it has no port"), "{line}");
+}
+
+#[test]
+fn somebody_else_at_the_address_is_not_believed() {
+    let fake = Fake::new();
+    let node = fake.node(NodeId(30), Logs::Kept(Vec::new()));
+    let address = node.endpoint.local_addr().to_string();
+    let line = fake.kolo(&["status", "--head", &address]).bad(4);
+    assert!(line.contains("node-000000000000001e"), "{line}");
+
+    let other = Fake::new();
+    let line = fake.kolo(&["status", "--head", &other.address()]).bad(5);
+    assert!(line.contains("is not a member of this cluster"), "{line}");
+}
+
+#[test]
+fn credentials_that_are_missing_or_bad_are_told() {
+    let fake = Fake::new();
+    let nowhere = fake.home().join("nowhere");
+    let nowhere = nowhere.to_str().unwrap();
+    let line = fake.kolo(&["status", "--credentials", nowhere]).bad(5);
+    assert!(line.contains("there are no credentials in"), "{line}");
+    assert!(line.contains("kolo login"), "{line}");
+
+    let key = fake.credentials_dir().join("key.pem");
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let line = fake.kolo(&["status"]).bad(5);
+    assert!(line.contains("key.pem"), "{line}");
+    assert!(line.contains("chmod 600"), "{line}");
+}
+
+#[test]
+fn a_login_keeps_credentials_and_head_for_later_commands() {
+    let fake = Fake::new();
+    let file = fake.token_file(&format!("{}\n", fake.token(Role::Driver)));
+    let dir = fake.home().join("fresh");
+    let dir = dir.to_str().unwrap();
+    let done = fake
+        .kolo(&["login", "--token-file", &file, "--credentials", dir])
+        .good();
+    assert_eq!(
+        done,
+        format!(
+            "joined cluster-0000000000000001 as driver-000000000000000a; the credentials are in {dir}\n"
+        )
+    );
+    for name in ["key.pem", "cert.pem", "ca.pem"] {
+        let mode = std::fs::metadata(format!("{dir}/{name}"))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+    // Nothing but the folder is needed now.
+    let mut status = command(fake.home(), &["status"]);
+    status.env("KOLO_CREDENTIALS", dir);
+    let text = Ran::of(&status.output().unwrap()).good();
+    assert!(text.starts_with("cluster-0000000000000001"), "{text}");
+
+    // The token was for one use.
+    let line = fake.kolo(&["login", "--token-file", &file]).bad(5);
+    assert!(line.starts_with("the head refused: "), "{line}");
+}
+
+#[test]
+fn a_token_may_come_by_standard_input_and_the_answer_be_json() {
+    let fake = Fake::new();
+    let mut login = fake.command(&["login", "--token-file", "-", "--format", "json"]);
+    let mut login = login.stdin(Stdio::piped()).spawn().unwrap();
+    let token = fake.token(Role::Driver).to_string();
+    login
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(token.as_bytes())
+        .unwrap();
+    let found = Ran::of(&login.wait_with_output().unwrap()).json();
+    assert_eq!(found["driver"], DriverId(10).to_string());
+    assert_eq!(found["head"], fake.address());
+}
+
+#[test]
+fn a_login_that_can_not_work_is_told_without_the_secret() {
+    let fake = Fake::new();
+    let login = |text: &str| {
+        let file = fake.token_file(text);
+        fake.kolo(&["login", "--token-file", &file])
+    };
+    let line = login(&fake.token(Role::Node).to_string()).bad(2);
+    assert!(line.contains("this is a token for a node"), "{line}");
+    let line = login("kolo1.driver.hush").bad(2);
+    assert!(line.contains("not a join token"), "{line}");
+    assert!(!line.contains("hush"), "{line}");
+
+    // A token of another cluster: the head is not given the secret.
+    let other = Fake::new();
+    let line = login(&other.token(Role::Driver).to_string()).bad(5);
+    assert!(
+        line.contains("does not belong to the cluster of the token"),
+        "{line}"
+    );
+
+    let missing = fake.home().join("missing");
+    let line = fake
+        .kolo(&["login", "--token-file", missing.to_str().unwrap()])
+        .bad(1);
+    assert!(line.contains("missing"), "{line}");
+
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let file = fake.token_file(&fake.token(Role::Driver).to_string());
+    let args = [
+        "login",
+        "--token-file",
+        &file,
+        "--head",
+        &address,
+        "--connect-timeout",
+        "0.5",
+    ];
+    let line = fake.kolo(&args).bad(4);
+    assert!(line.contains("did not answer in time"), "{line}");
+}
+
+#[test]
+fn a_driver_of_another_cluster_is_refused() {
+    let fake = Fake::new();
+    // The authority of this cluster, with which it knows the head, and a certificate that the head does not take.
+    let other = Authority::create(ClusterId(2)).unwrap();
+    let name = DriverId(10).to_string();
+    other
+        .issue(Role::Driver, &name)
+        .unwrap()
+        .save(&fake.credentials_dir())
+        .unwrap();
+    let line = fake.kolo(&["status"]).bad(5);
+    assert!(line.contains("is not a member of this cluster"), "{line}");
+}

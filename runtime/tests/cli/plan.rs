@@ -1,0 +1,130 @@
+//! `kolo plan`, and what needs no cluster.
+
+use serde_json::{Value, json};
+
+use crate::kolo::kolo;
+
+#[test]
+fn hosts_are_filled_in_order() {
+    assert_eq!(
+        kolo(&["plan", "--hosts", "a:2,b:1,c:3"]).good(),
+        "\
+HOST  RANK  SIZE  LOCAL_RANK  LOCAL_SIZE  CROSS_RANK  CROSS_SIZE
+a     0     6     0           2           0           3
+a     1     6     1           2           0           2
+b     2     6     0           1           1           3
+c     3     6     0           3           2           3
+c     4     6     1           3           1           2
+c     5     6     2           3           0           1
+"
+    );
+}
+
+#[test]
+fn a_maximum_cuts_a_host_and_its_local_size() {
+    assert_eq!(
+        kolo(&["plan", "--hosts", "a:2,b:1,c:3", "--min", "2", "--max", "4"]).good(),
+        "\
+HOST  RANK  SIZE  LOCAL_RANK  LOCAL_SIZE  CROSS_RANK  CROSS_SIZE
+a     0     4     0           2           0           3
+a     1     4     1           2           0           1
+b     2     4     0           1           1           3
+c     3     4     0           1           2           3
+"
+    );
+}
+
+fn row(host: &str, numbers: [u32; 6]) -> Value {
+    let [rank, size, local_rank, local_size, cross_rank, cross_size] = numbers;
+    json!({
+        "host": host, "rank": rank, "size": size, "local_rank": local_rank,
+        "local_size": local_size, "cross_rank": cross_rank, "cross_size": cross_size,
+    })
+}
+
+#[test]
+fn json_is_an_array_in_rank_order() {
+    let found = kolo(&["plan", "--registration", "a,b,a,c", "--format", "json"]).json();
+    let expected = json!([
+        row("a", [0, 4, 0, 2, 0, 3]),
+        row("b", [1, 4, 0, 1, 1, 3]),
+        row("a", [2, 4, 1, 2, 0, 1]),
+        row("c", [3, 4, 0, 1, 2, 3]),
+    ]);
+    assert_eq!(found, expected);
+    // The format may also come first.
+    let first = kolo(&["--format", "json", "plan", "--registration", "a,b,a,c"]).json();
+    assert_eq!(first, expected);
+}
+
+#[test]
+fn what_can_not_be_placed_ends_with_2_and_names_requested_and_available() {
+    let line = kolo(&["plan", "--hosts", "a:2,b:1", "--min", "4"]).bad(2);
+    assert_eq!(
+        line,
+        "requested at least 4 workers, available are 3 slots on 2 hosts"
+    );
+    for (args, part) in [
+        (&["--hosts", "a:2", "--max", "0"][..], "requested 0 workers"),
+        (&["--hosts", "a:2", "--min", "0"], "requested 0 workers"),
+        (&["--hosts", "a:0"], "available are 0 slots"),
+        (
+            &["--hosts", "a:2", "--min", "2", "--max", "1"],
+            "at least 2 and at most 1",
+        ),
+        (&["--hosts", "a:2,a:2"], "host a is given twice"),
+        (&["--hosts", "a:4294967295,b:4294967295"], "at most"),
+        (&["--hosts", ""], "is empty"),
+        (&["--hosts", "a:1.5"], "no whole number"),
+        (&["--hosts", "a:nan"], "no whole number"),
+        (&["--hosts", "a"], "has no number of slots"),
+        (&["--registration", ""], "is empty"),
+        (&["--registration", "a,,b"], "is empty"),
+        (&["--registration", "a b"], "neither a name nor an address"),
+    ] {
+        let args: Vec<&str> = ["plan"].iter().chain(args).copied().collect();
+        let line = kolo(&args).bad(2);
+        assert!(line.contains(part), "{args:?}: {line}");
+    }
+}
+
+#[test]
+fn a_wrong_command_line_ends_with_2() {
+    for args in [
+        &["plan"][..],
+        &["plan", "--hosts", "a:1", "--registration", "a"],
+        &["plan", "--registration", "a", "--min", "1"],
+        &["plan", "--hosts", "a:1", "--min", "-1"],
+        &["plan", "--hosts", "a:1", "--max", "nan"],
+        &["plan", "--hosts", "a:1", "--max", "4294967296"],
+        &["plan", "--hosts", "a:1", "--format", "xml"],
+        &["frobnicate"],
+        &["logs"],
+        &["logs", "job-1", "--rank", "x"],
+        &["stop"],
+        &["stop", "job-1", "--timeout", "nan"],
+        &["login"],
+        &["status", "--connect-timeout", "0"],
+        &[],
+    ] {
+        let ran = kolo(args);
+        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{args:?}: {ran:?}");
+        assert!(!ran.err.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn the_help_of_every_command_shows_an_example() {
+    for command in ["status", "jobs", "logs", "stop", "login", "plan"] {
+        let help = kolo(&[command, "--help"]).good();
+        assert!(
+            help.contains(&format!("Example:\n  kolo {command}")),
+            "{help}"
+        );
+    }
+    let help = kolo(&["--help"]).good();
+    for part in ["Exit codes:", "KOLO_HEAD", "Example:"] {
+        assert!(help.contains(part), "{help}");
+    }
+    assert!(kolo(&["--version"]).good().starts_with("kolo 0."));
+}

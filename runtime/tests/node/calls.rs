@@ -1,0 +1,386 @@
+//! Calls through a node.
+
+use kolo_transport::Stream;
+use kolo_transport::ids::{CallId, DriverId, Generation, JobId, Rank};
+use kolo_transport::wire::{
+    CallFrame, CallOp, CallReply, Exit, FailureKind, NodeReply, NodeRequest, Outcome, RankFailure,
+    RefusalKind,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::bed::{Bed, attach, call_frame, connect, driver, soon};
+
+fn kill(pid: u32) {
+    let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+}
+
+fn kind(outcome: Outcome) -> FailureKind {
+    match outcome {
+        Outcome::Failed(failure) => failure.kind,
+        Outcome::Returned => panic!("it returned"),
+    }
+}
+
+#[tokio::test]
+async fn calls_run_once_and_in_order_on_each_rank() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(2, "").await;
+    let mut calls = job.attach().await;
+    // More than fits into one write or one socket.
+    let count = 5000_u64;
+    let sent = async {
+        for number in 0..count {
+            let ranks: &[u32] = match number % 3 {
+                0 => &[0],
+                1 => &[1],
+                _ => &[0, 1],
+            };
+            calls
+                .send(ranks, "echo", number.to_string().as_bytes())
+                .await;
+        }
+        let mut next = [Vec::new(), Vec::new()];
+        for number in 0..count {
+            if number % 3 != 1 {
+                next[0].push(number);
+            }
+            if number % 3 != 0 {
+                next[1].push(number);
+            }
+        }
+        let mut seen = [Vec::new(), Vec::new()];
+        while seen[0].len() + seen[1].len() < next[0].len() + next[1].len() {
+            let (call, rank, outcome, body) = calls.result().await;
+            assert_eq!(outcome, Outcome::Returned);
+            let number: u64 = std::str::from_utf8(&body).unwrap().parse().unwrap();
+            assert_eq!(call, CallId(number + 1));
+            seen[rank.index()].push(number);
+        }
+        assert_eq!(seen, next);
+    };
+    soon(sent).await;
+    job.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn large_arguments_and_results_pass_unchanged() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(3, "").await;
+    let mut calls = job.attach().await;
+    let body: Vec<u8> = (0..9_000_001_u32).map(|number| number as u8).collect();
+    calls.send(&[0, 1, 2], "echo", &body).await;
+    calls.send(&[1], "rank", b"").await;
+    for _ in 0..4 {
+        let (call, rank, _, result) = calls.result().await;
+        if call == CallId(1) {
+            assert!(result == body, "the body of rank {rank} was changed");
+        } else {
+            assert_eq!(result, "1");
+        }
+    }
+    job.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_does_not_read_holds_up_its_callers_and_nothing_is_lost() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(2, "").await;
+    let mut calls = job.attach().await;
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("go");
+    let wait = format!("await-file:{}", file.display());
+    calls.send(&[0], &wait, b"").await;
+    // Far more than any queue holds.
+    let body = vec![5; 1 << 20];
+    let count = 64;
+    let mut other = job.attach().await;
+    other.next = 1_000_000;
+    let Stream { send, recv } = &mut calls.stream;
+    let sending = async {
+        for number in 2..2 + count {
+            let frame = call_frame(CallId(number), &[0], "echo");
+            send.send(&frame, &body).await.unwrap();
+        }
+    };
+    tokio::pin!(sending);
+    // The driver's stream is held up, and those to other workers are not.
+    for _ in 0..100 {
+        tokio::select! {
+            () = &mut sending => panic!("somebody swallows everything"),
+            rank = other.call(1, "rank") => assert_eq!(rank, "1"),
+        }
+    }
+    std::fs::write(&file, b"").unwrap();
+    let receiving = async {
+        for number in 1..2 + count {
+            let frame = recv.expect::<CallReply>().await.unwrap();
+            let CallReply::Result { call, outcome, .. } = frame.head else {
+                panic!("{frame:?}");
+            };
+            assert_eq!((call, outcome), (CallId(number), Outcome::Returned));
+            assert_eq!(frame.body.len(), if number == 1 { 0 } else { body.len() });
+        }
+    };
+    soon(async { tokio::join!(sending, receiving) }).await;
+    job.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_driver_that_does_not_read_loses_nothing() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(1, "").await;
+    let mut calls = job.attach().await;
+    let body = vec![5; 1 << 20];
+    // More than a stream takes without being read, less than what all queues on the way hold.
+    for _ in 0..6 {
+        calls.send(&[0], "echo", &body).await;
+    }
+    let mut other = job.attach().await;
+    other.next = 1_000_000;
+    other.send(&[0], "rank", b"").await;
+    for number in 1..=6 {
+        let (call, _, _, result) = calls.result().await;
+        assert_eq!(call, CallId(number));
+        assert_eq!(result.len(), body.len());
+    }
+    assert_eq!(other.result().await.3, "0");
+    job.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_call_is_cancelled_on_the_ranks_that_are_named() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(2, "").await;
+    let mut calls = job.attach().await;
+    let call = calls.send(&[0, 1], "await-cancel", b"").await;
+    calls.cancel(call, &[1]).await;
+    let (answered, rank, outcome, _) = calls.result().await;
+    assert_eq!((answered, rank), (call, Rank(1)));
+    assert_eq!(kind(outcome), FailureKind::Cancelled);
+    // One that is unknown or over changes nothing.
+    calls.cancel(CallId(99), &[]).await;
+    calls.cancel(call, &[1]).await;
+    assert_eq!(calls.call(1, "rank").await, "1");
+    calls.cancel(call, &[]).await;
+    let (answered, rank, outcome, _) = calls.result().await;
+    assert_eq!((answered, rank), (call, Rank(0)));
+    assert_eq!(kind(outcome), FailureKind::Cancelled);
+    // A call that waits behind another is cancelled before it runs.
+    let first = calls.send(&[0], "await-cancel", b"").await;
+    let second = calls.send(&[0], "await-cancel", b"").await;
+    calls.cancel(second, &[]).await;
+    calls.cancel(first, &[]).await;
+    assert_eq!(calls.result().await.0, first);
+    assert_eq!(calls.result().await.0, second);
+    job.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn what_a_driver_that_is_gone_had_called_is_cancelled() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(1, "").await;
+    for _ in 0..2 {
+        let mut calls = job.attach().await;
+        calls.send(&[0], "await-cancel", b"").await;
+        drop(calls);
+        // Otherwise this would wait for ever.
+        let mut calls = job.attach().await;
+        calls.next = 100;
+        assert_eq!(calls.call(0, "rank").await, "0");
+    }
+    job.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn only_the_owner_attaches_and_only_to_the_current_generation() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(1, "").await;
+    let stranger = driver(&bed.runtime, &bed.head.authority, DriverId::random());
+    let connection = connect(&stranger, &bed.node).await;
+    let refusal = attach(&connection, job.id, 1).await.unwrap_err();
+    assert_eq!(refusal.kind, RefusalKind::Forbidden);
+    let connection = bed.connect().await;
+    let refusal = attach(&connection, job.id, 2).await.unwrap_err();
+    assert_eq!(refusal.kind, RefusalKind::Stale);
+    let refusal = attach(&connection, JobId(1), 1).await.unwrap_err();
+    assert_eq!(refusal.kind, RefusalKind::NotFound);
+    job.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn calls_for_another_generation_or_rank_are_answered() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(1, "").await;
+    let mut calls = job.attach().await;
+    let frame = CallFrame::Call {
+        call: CallId(7),
+        generation: Generation(2),
+        ranks: vec![Rank(0)],
+        deadline_ms: None,
+        op: CallOp::Function {
+            name: "rank".to_owned(),
+        },
+    };
+    calls.stream.send.send(&frame, &[]).await.unwrap();
+    let (call, rank, outcome, _) = calls.result().await;
+    assert_eq!((call, rank), (CallId(7), Rank(0)));
+    assert_eq!(kind(outcome), FailureKind::Stale);
+    calls.send(&[5, 0], "rank", b"").await;
+    let mut results = [calls.result().await, calls.result().await];
+    results.sort_by_key(|result| result.1);
+    assert_eq!(results[0].2, Outcome::Returned);
+    assert_eq!(results[1].1, Rank(5));
+    assert_eq!(kind(results[1].2.clone()), FailureKind::NoSuchRank);
+    job.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_is_killed_fails_its_calls_before_during_and_after() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(3, "").await;
+    let mut calls = job.attach().await;
+    // Before.
+    kill(job.pids[0]);
+    let (failure, stopping) = calls.loss().await;
+    assert!(!stopping);
+    assert_eq!((failure.rank, failure.pid), (Rank(0), job.pids[0]));
+    assert_eq!(failure.exit, Exit::Signal(9));
+    assert_eq!(bed.exit().await, (failure.clone(), false));
+    // A call after the loss is answered with it again.
+    calls.send(&[0], "rank", b"").await;
+    assert_eq!(calls.loss().await.0, failure);
+    // During, with what it had answered before and its last words.
+    assert_eq!(calls.call(1, "rank").await, "1");
+    calls.send(&[1], "die", b"").await;
+    calls.send(&[1], "rank", b"").await;
+    let (failure, _) = calls.loss().await;
+    assert_eq!((failure.rank, failure.exit), (Rank(1), Exit::Signal(9)));
+    assert_eq!(failure.stderr_tail, ["about to die"]);
+    assert_eq!(failure.reason, None);
+    bed.exit().await;
+    // After: with its result on the way first.
+    calls.send(&[2], "rank", b"").await;
+    assert_eq!(calls.result().await.3, "2");
+    calls.send(&[2], "exit:5", b"").await;
+    let (failure, _) = calls.loss().await;
+    assert_eq!((failure.rank, failure.exit), (Rank(2), Exit::Code(5)));
+    bed.exit().await;
+    // Who comes later learns it all.
+    let mut late = job.attach().await;
+    let mut lost = Vec::new();
+    for _ in 0..3 {
+        lost.push(late.loss().await.0.rank.0);
+    }
+    assert_eq!(lost, [0, 1, 2]);
+    job.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_loss_on_another_node_reaches_callers_and_workers() {
+    let bed = Bed::start().await;
+    let mut start = bed.job(2, "");
+    start.world_size = 3;
+    let job = bed.healthy_with(start).await;
+    let mut calls = job.attach().await;
+    let call = calls.send(&[0, 1], "await-loss:2", b"").await;
+    let failure = RankFailure {
+        rank: Rank(2),
+        node: kolo_transport::ids::NodeId(9),
+        hostname: "elsewhere".to_owned(),
+        pid: 4711,
+        exit: Exit::Signal(9),
+        reason: None,
+        stderr_tail: vec!["far away".to_owned()],
+    };
+    let lost = |generation| NodeRequest::RankLost {
+        job: job.id,
+        generation: Generation(generation),
+        failure: failure.clone(),
+    };
+    let reply = bed.head.ask(lost(9)).await;
+    assert!(
+        matches!(&reply, NodeReply::Refused(refusal) if refusal.kind == RefusalKind::Stale),
+        "{reply:?}"
+    );
+    for _ in 0..2 {
+        assert_eq!(bed.head.ask(lost(1)).await, NodeReply::Done);
+    }
+    let (mut losses, mut results) = (0, 0);
+    for _ in 0..3 {
+        match calls.reply().await.head {
+            CallReply::Lost { failure: told, .. } => {
+                assert_eq!(told, failure);
+                losses += 1;
+            }
+            CallReply::Result {
+                call: answered,
+                outcome,
+                ..
+            } => {
+                assert_eq!((answered, outcome), (call, Outcome::Returned));
+                results += 1;
+            }
+        }
+    }
+    assert_eq!((losses, results), (1, 2));
+    job.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_answers_nonsense_is_killed() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(2, "").await;
+    let mut calls = job.attach().await;
+    calls.send(&[0], "garbage", b"").await;
+    let (failure, _) = calls.loss().await;
+    assert_eq!((failure.rank, failure.exit), (Rank(0), Exit::Signal(9)));
+    let reason = failure.reason.unwrap();
+    assert!(reason.contains("its call socket"), "{reason}");
+    calls.send(&[1], "hang-up", b"").await;
+    let (failure, _) = calls.loss().await;
+    let reason = failure.reason.unwrap();
+    assert!(reason.contains("closed its call socket"), "{reason}");
+    job.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_result_that_nobody_asked_for_is_dropped() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(1, "").await;
+    let mut calls = job.attach().await;
+    assert_eq!(calls.call(0, "unasked").await, "asked");
+    job.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn nonsense_from_a_driver_ends_its_channel_only() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(1, "").await;
+    let connection = bed.connect().await;
+    let mut stream = attach(&connection, job.id, 1).await.unwrap();
+    stream
+        .send
+        .send_encoded(&[0, 0, 0, 1, 0, 0, 0, 0, 0xc1])
+        .await
+        .unwrap();
+    let end = soon(stream.recv.next::<CallReply>()).await;
+    assert!(!matches!(end, Ok(Some(_))), "{end:?}");
+    let mut calls = job.attach().await;
+    assert_eq!(calls.call(0, "rank").await, "0");
+    job.stop().await;
+    bed.end().await;
+}

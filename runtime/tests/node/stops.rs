@@ -1,0 +1,224 @@
+//! How jobs end.
+
+use std::time::{Duration, Instant};
+
+use kolo_transport::CloseCode;
+use kolo_transport::ids::CallId;
+use kolo_transport::wire::{CallReply, Exit, NodeEvent, NodeReply, NodeRequest, RefusalKind};
+
+use crate::bed::{Bed, Calls, gone, is_running, soon};
+
+#[tokio::test]
+async fn a_job_that_is_stopped_ends_by_notice_and_leaves_nothing() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(2, "").await;
+    let (id, pids) = (job.id, job.pids.clone());
+    let mut calls = job.attach().await;
+    let grandchild: u32 = calls.call(0, "grandchild").await.parse().unwrap();
+    assert!(is_running(grandchild));
+    calls.send(&[1], "await-cancel", b"").await;
+    job.stop().await;
+    // The answer says that nothing is left.
+    for pid in pids.into_iter().chain([grandchild]) {
+        assert!(!is_running(pid), "process {pid} is left");
+    }
+    for _ in 0..2 {
+        let (failure, expected) = bed.exit().await;
+        assert!(expected);
+        assert_eq!(failure.exit, Exit::Code(0), "they obeyed");
+        let reason = failure.reason.unwrap();
+        assert_eq!(reason, "the job was stopped: the test is over");
+    }
+    assert_eq!(bed.head.event().await, NodeEvent::JobGone { job: id });
+    // Callers learn it too, and that something else is the cause; then the channel ends.
+    for _ in 0..2 {
+        assert!(calls.loss().await.1);
+    }
+    let end = soon(calls.stream.recv.next::<CallReply>()).await;
+    assert!(matches!(end, Ok(None)), "{end:?}");
+    let table = kolo_transport::wire::GenerationTable {
+        job: id,
+        generation: kolo_transport::ids::Generation(1),
+        members: Vec::new(),
+    };
+    let reply = bed.head.ask(NodeRequest::Membership(table)).await;
+    assert!(
+        matches!(&reply, NodeReply::Refused(refusal) if refusal.kind == RefusalKind::NotFound),
+        "{reply:?}"
+    );
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn what_was_answered_before_the_end_arrives_at_a_driver_that_reads_late() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(1, "").await;
+    let mut calls = job.attach().await;
+    let body = vec![7; 1 << 20];
+    // More than the stream takes without being read, so that the rest waits in the node.
+    for _ in 0..5 {
+        calls.send(&[0], "echo", &body).await;
+    }
+    let connection = bed.connect().await;
+    // The worker has answered all of them when it answers this.
+    let mut probe = Calls::open(connection, job.id).await;
+    probe.next = 200;
+    assert_eq!(probe.call(0, "rank").await, "0");
+    job.stop().await;
+    for number in 1..=5 {
+        let (call, _, _, result) = calls.result().await;
+        assert_eq!((call, result.len()), (CallId(number), body.len()));
+    }
+    assert!(calls.loss().await.1);
+    let end = soon(calls.stream.recv.next::<CallReply>()).await;
+    assert!(matches!(end, Ok(None)), "{end:?}");
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn one_that_ignores_the_notice_is_terminated() {
+    let bed = Bed::start().await;
+    let mut start = bed.job(1, "stubborn");
+    start.grace_ms = 200;
+    let job = bed.healthy_with(start).await;
+    job.stop().await;
+    let (failure, expected) = bed.exit().await;
+    assert!(expected);
+    assert_eq!(failure.exit, Exit::Signal(15));
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn one_that_ignores_everything_is_killed() {
+    let bed = Bed::start().await;
+    let mut start = bed.job(1, "stubborn");
+    start.grace_ms = 200;
+    let job = bed.healthy_with(start).await;
+    let mut calls = job.attach().await;
+    calls.call(0, "ignore-term").await;
+    job.stop().await;
+    let (failure, _) = bed.exit().await;
+    assert_eq!(failure.exit, Exit::Signal(9));
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn one_that_stands_still_is_stopped_as_well() {
+    let bed = Bed::start().await;
+    let mut start = bed.job(1, "");
+    start.grace_ms = 200;
+    let job = bed.healthy_with(start).await;
+    let pid = rustix::process::Pid::from_raw(job.pids[0].try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    job.stop().await;
+    let (failure, _) = bed.exit().await;
+    // It obeys the notice or TERM, whichever it sees first when it goes on.
+    assert!(
+        matches!(failure.exit, Exit::Code(0) | Exit::Signal(15)),
+        "{failure}"
+    );
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_job_that_never_comes_up_can_be_stopped() {
+    let bed = Bed::start().await;
+    let start = bed.job(2, "silent");
+    let pids = bed.launch(&start).await;
+    bed.stop(start.job).await;
+    for pid in pids {
+        assert!(!is_running(pid));
+    }
+    let (failure, expected) = bed.exit().await;
+    assert!(expected);
+    assert_eq!(failure.exit, Exit::Signal(15));
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_stop_may_come_twice_and_for_jobs_that_never_were() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(1, "").await;
+    let id = job.id;
+    tokio::join!(bed.stop(id), bed.stop(id));
+    bed.stop(id).await;
+    bed.stop(kolo_transport::ids::JobId(1)).await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn two_jobs_do_not_touch_each_other() {
+    let bed = Bed::start().await;
+    let first = bed.healthy(1, "").await;
+    let second = bed.healthy(1, "").await;
+    let mut calls = second.attach().await;
+    first.stop().await;
+    assert_eq!(calls.call(0, "rank").await, "0");
+    second.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_node_that_stops_ends_its_jobs_and_tells_the_head() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(2, "").await;
+    let pids = job.pids.clone();
+    let id = job.id;
+    let Bed { node, head, .. } = bed;
+    soon(node.stop()).await;
+    for pid in pids {
+        assert!(!is_running(pid));
+    }
+    let mut events = Vec::new();
+    for _ in 0..3 {
+        events.push(head.event().await);
+    }
+    assert_eq!(events[2], NodeEvent::JobGone { job: id });
+}
+
+#[tokio::test]
+async fn a_node_does_not_wait_longer_for_its_jobs_than_it_was_told() {
+    let bed = Bed::start_with(|config| config.stop_timeout = Duration::from_millis(100)).await;
+    // It ignores the notice, and TERM comes after a minute.
+    let job = bed.healthy(1, "stubborn").await;
+    let pid = job.pids[0];
+    let begin = Instant::now();
+    let Bed { node, head, .. } = bed;
+    soon(node.stop()).await;
+    assert!(begin.elapsed() < Duration::from_secs(30));
+    gone(pid).await;
+    head.endpoint.close(CloseCode::Done, "");
+}
+
+#[tokio::test]
+async fn a_stop_that_is_given_up_kills() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(1, "stubborn").await;
+    let pid = job.pids[0];
+    let Bed { node, .. } = bed;
+    assert!(
+        tokio::time::timeout(Duration::from_millis(50), node.stop())
+            .await
+            .is_err()
+    );
+    gone(pid).await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_killed_or_dropped_leaves_nothing() {
+    for kill in [true, false] {
+        let bed = Bed::start().await;
+        let job = bed.healthy(1, "stubborn").await;
+        let mut calls = job.attach().await;
+        let grandchild: u32 = calls.call(0, "grandchild").await.parse().unwrap();
+        let pid = job.pids[0];
+        let Bed { node, .. } = bed;
+        if kill {
+            node.kill();
+        } else {
+            drop(node);
+        }
+        gone(pid).await;
+        gone(grandchild).await;
+    }
+}
