@@ -1,0 +1,690 @@
+use kolo_transport::wire::{CallFailure, FailureKind};
+
+use super::*;
+use crate::call::failure::CallErrorKind;
+use crate::call::failure::tests::failure;
+use kolo_transport::wire::Exit;
+
+mod model;
+
+type Table = CallTable<&'static str>;
+
+fn table(world: u32) -> (Table, Instant) {
+    (
+        CallTable::new((0..world).map(|rank| format!("host-{rank}")).collect()),
+        Instant::now(),
+    )
+}
+
+fn ranks(ranks: impl IntoIterator<Item = u32>) -> Vec<Rank> {
+    ranks.into_iter().map(Rank).collect()
+}
+
+fn whole<W>(table: &mut CallTable<W>, world: u32, waiter: W) -> CallId {
+    let taken = table.register(
+        "f".to_owned(),
+        ranks(0..world),
+        None,
+        Waiters::Whole(waiter),
+    );
+    taken.unwrap_or_else(|error| panic!("{error}")).call
+}
+
+fn each(table: &mut Table, waiters: &[&'static str]) -> CallId {
+    let all = ranks(0..waiters.len() as u32);
+    table
+        .register("f".to_owned(), all, None, Waiters::Each(waiters.to_vec()))
+        .unwrap()
+        .call
+}
+
+fn body(rank: u32) -> Bytes {
+    Bytes::from(vec![rank as u8])
+}
+
+fn returned<W>(table: &mut CallTable<W>, now: Instant, call: CallId, rank: u32) -> Effects<W> {
+    table.result(now, call, Rank(rank), Outcome::Returned, body(rank))
+}
+
+fn failed<W>(
+    table: &mut CallTable<W>,
+    now: Instant,
+    call: CallId,
+    rank: u32,
+    caused_by: Option<u32>,
+) -> Effects<W> {
+    let mut failure = CallFailure::new(FailureKind::Error, format!("rank {rank} fails"));
+    failure.caused_by = caused_by.map(Rank);
+    table.result(
+        now,
+        call,
+        Rank(rank),
+        Outcome::Failed(failure),
+        Bytes::new(),
+    )
+}
+
+/// The only completion, which is an error: its first cause.
+fn error<W: PartialEq + std::fmt::Debug>(effects: Effects<W>, waiter: W) -> CallError {
+    assert_eq!(effects.completions.len(), 1, "{effects:?}");
+    let completion = effects.completions.into_iter().next().unwrap();
+    assert_eq!(completion.waiter, waiter);
+    completion.result.unwrap_err()
+}
+
+fn nothing<W: PartialEq + std::fmt::Debug>(effects: &Effects<W>) {
+    assert_eq!(*effects, Effects::default());
+}
+
+#[test]
+fn results_come_in_rank_order_whatever_the_order_in_which_they_came() {
+    let (mut table, now) = table(3);
+    let call = whole(&mut table, 3, "w");
+    nothing(&returned(&mut table, now, call, 2));
+    nothing(&returned(&mut table, now, call, 0));
+    // A result that comes twice counts once.
+    nothing(&returned(&mut table, now, call, 0));
+    let effects = returned(&mut table, now, call, 1);
+    let bodies = vec![body(0), body(1), body(2)];
+    assert_eq!(
+        effects.completions,
+        [Completion {
+            waiter: "w",
+            result: Ok(bodies)
+        }]
+    );
+    assert_eq!(table.in_flight(), 0);
+    nothing(&returned(&mut table, now, call, 1));
+}
+
+#[test]
+fn calls_grow_and_do_not_mix() {
+    let (mut table, now) = table(1);
+    let (first, second) = (whole(&mut table, 1, "a"), whole(&mut table, 1, "b"));
+    assert!(second > first);
+    assert_eq!(
+        returned(&mut table, now, second, 0).completions[0].waiter,
+        "b"
+    );
+    assert_eq!(
+        returned(&mut table, now, first, 0).completions[0].waiter,
+        "a"
+    );
+    assert!(table.next_id() > second);
+}
+
+#[test]
+fn what_can_not_be_called_is_refused() {
+    let (mut table, _) = table(2);
+    let mut refused = |list: &[u32]| {
+        let list = ranks(list.iter().copied());
+        table
+            .register("f".to_owned(), list, None, Waiters::Whole("w"))
+            .unwrap_err()
+    };
+    assert_eq!(
+        refused(&[]),
+        CallError::NoRanks {
+            call: "f".to_owned()
+        }
+    );
+    assert_eq!(
+        refused(&[1, 2]),
+        CallError::NoSuchRank {
+            rank: Rank(2),
+            world_size: 2
+        }
+    );
+    assert_eq!(table.in_flight(), 0);
+}
+
+#[test]
+fn a_failure_ends_the_call_at_once() {
+    let (mut table, now) = table(3);
+    let call = whole(&mut table, 3, "w");
+    nothing(&returned(&mut table, now, call, 0));
+    let error = error(failed(&mut table, now, call, 2, None), "w");
+    assert_eq!(error.rank(), Some(Rank(2)));
+    assert_eq!(error.hostname(), Some("host-2"));
+    assert_eq!(error.kind(), CallErrorKind::Error);
+    nothing(&returned(&mut table, now, call, 1));
+}
+
+#[test]
+fn an_echo_waits_for_its_cause() {
+    let (mut table, now) = table(4);
+    let call = whole(&mut table, 4, "w");
+    nothing(&failed(&mut table, now, call, 0, Some(3)));
+    nothing(&failed(&mut table, now, call, 1, Some(3)));
+    assert_eq!(table.next_wake(), Some(now + ECHO_WAIT));
+    let error = error(failed(&mut table, now, call, 3, None), "w");
+    let order: Vec<u32> = error.failures().map(|failure| failure.rank.0).collect();
+    assert_eq!(order, [3, 0, 1]);
+    assert_eq!(table.next_wake(), None);
+}
+
+#[test]
+fn an_echo_of_a_loss_names_the_lost_rank() {
+    // Before and after the loss is known; also of a rank that the call is not for.
+    let (mut table, now) = table(3);
+    let call = whole(&mut table, 2, "w");
+    nothing(&failed(&mut table, now, call, 0, Some(2)));
+    let text = error(table.lost(now, failure(2, Exit::Signal(9)), false), "w").to_string();
+    assert!(
+        text.starts_with("`f` failed on rank 2 (gpu-7): the worker (pid 412) ended with signal 9"),
+        "{text}"
+    );
+    assert!(text.ends_with("and because of that on rank 0"), "{text}");
+    let call = whole(&mut table, 2, "w");
+    assert_eq!(
+        error(failed(&mut table, now, call, 1, Some(2)), "w").rank(),
+        Some(Rank(2))
+    );
+}
+
+#[test]
+fn an_echo_whose_cause_never_reports_is_told_after_a_while() {
+    let (mut table, now) = table(2);
+    let call = whole(&mut table, 2, "w");
+    nothing(&failed(&mut table, now, call, 0, Some(1)));
+    nothing(&table.tick(now + ECHO_WAIT / 2));
+    let error = error(table.tick(now + ECHO_WAIT), "w");
+    assert_eq!(error.rank(), Some(Rank(0)));
+    assert_eq!(table.in_flight(), 0);
+}
+
+#[test]
+fn an_echo_of_a_rank_that_is_well_or_of_itself_is_the_cause() {
+    let (mut table, now) = table(2);
+    let call = whole(&mut table, 2, "w");
+    nothing(&returned(&mut table, now, call, 1));
+    nothing(&failed(&mut table, now, call, 0, Some(1)));
+    assert_eq!(
+        error(table.tick(now + LEAVE_WAIT), "w").rank(),
+        Some(Rank(0))
+    );
+    let call = whole(&mut table, 2, "w");
+    assert_eq!(
+        error(failed(&mut table, now, call, 0, Some(0)), "w").rank(),
+        Some(Rank(0))
+    );
+}
+
+#[test]
+fn chains_of_echoes_are_followed_and_circles_end() {
+    let (mut table, now) = table(3);
+    let call = whole(&mut table, 3, "w");
+    nothing(&failed(&mut table, now, call, 0, Some(1)));
+    nothing(&failed(&mut table, now, call, 1, Some(2)));
+    assert_eq!(
+        error(failed(&mut table, now, call, 2, None), "w").rank(),
+        Some(Rank(2))
+    );
+    let call = whole(&mut table, 3, "w");
+    nothing(&failed(&mut table, now, call, 0, Some(1)));
+    // Both blame each other: nothing better comes.
+    nothing(&failed(&mut table, now, call, 1, Some(0)));
+    assert!(error(table.tick(now + LEAVE_WAIT), "w").rank().is_some());
+}
+
+#[test]
+fn a_loss_ends_every_wait_on_the_rank_and_refuses_later_calls() {
+    let (mut table, now) = table(2);
+    whole(&mut table, 2, "both");
+    let one = table
+        .register("f".to_owned(), ranks([0]), None, Waiters::Whole("well"))
+        .unwrap()
+        .call;
+    let error = error(table.lost(now, failure(1, Exit::Code(3)), false), "both");
+    assert_eq!(
+        (error.kind(), error.exit()),
+        (CallErrorKind::Lost, Some(Exit::Code(3)))
+    );
+    nothing(&table.lost(now, failure(1, Exit::Code(3)), false));
+    assert_eq!(
+        returned(&mut table, now, one, 0).completions[0].waiter,
+        "well"
+    );
+    let refused = table
+        .register("f".to_owned(), ranks(0..2), None, Waiters::Whole("w"))
+        .unwrap_err();
+    assert_eq!(refused.rank(), Some(Rank(1)));
+    assert_eq!(table.up(ranks(0..3)), ranks([0]));
+    // With a waiter for each rank only the lost one's fails.
+    let taken = table
+        .register(
+            "f".to_owned(),
+            ranks(0..2),
+            None,
+            Waiters::Each(vec!["a", "b"]),
+        )
+        .unwrap();
+    assert_eq!(taken.send_to, ranks([0]));
+    assert_eq!(taken.completions.len(), 1);
+    assert_eq!(taken.completions[0].waiter, "b");
+    assert_eq!(
+        returned(&mut table, now, taken.call, 0).completions[0].waiter,
+        "a"
+    );
+    assert_eq!(table.in_flight(), 0);
+}
+
+#[test]
+fn a_call_on_lost_ranks_alone_is_not_kept() {
+    let (mut table, now) = table(1);
+    table.lost(now, failure(0, Exit::Unknown), false);
+    let taken = table
+        .register("f".to_owned(), ranks([0]), None, Waiters::Each(vec!["a"]))
+        .unwrap();
+    assert!(taken.send_to.is_empty());
+    assert_eq!((taken.completions.len(), table.in_flight()), (1, 0));
+}
+
+#[test]
+fn the_heads_word_does_not_overtake_results() {
+    let (mut table, now) = table(2);
+    let call = whole(&mut table, 2, "w");
+    nothing(&table.reported_lost(now, failure(1, Exit::Code(0))));
+    // New calls are refused, but what the node had sent still counts.
+    assert!(
+        table
+            .register("f".to_owned(), ranks([1]), None, Waiters::Whole("x"))
+            .is_err()
+    );
+    nothing(&returned(&mut table, now, call, 1));
+    assert_eq!(
+        returned(&mut table, now, call, 0).completions[0].waiter,
+        "w"
+    );
+
+    let (mut table, now) = self::table(2);
+    whole(&mut table, 2, "w");
+    nothing(&table.reported_lost(now, failure(1, Exit::Signal(9))));
+    assert_eq!(table.next_wake(), Some(now + SUSPECT_WAIT));
+    nothing(&table.tick(now + SUSPECT_WAIT / 2));
+    assert_eq!(
+        error(table.tick(now + SUSPECT_WAIT), "w").exit(),
+        Some(Exit::Signal(9))
+    );
+    assert_eq!(table.next_wake(), None);
+}
+
+#[test]
+fn the_nodes_own_word_is_final() {
+    let (mut table, now) = table(2);
+    whole(&mut table, 2, "w");
+    nothing(&table.reported_lost(now, failure(1, Exit::Unknown)));
+    assert_eq!(
+        error(table.lost(now, failure(1, Exit::Code(7)), false), "w").exit(),
+        Some(Exit::Code(7))
+    );
+    nothing(&table.tick(now + SUSPECT_WAIT));
+}
+
+#[test]
+fn a_channel_that_ends_waits_for_the_heads_word() {
+    let gone = |rank| {
+        let mut gone = failure(rank, Exit::Unknown);
+        gone.reason = Some("the channel is gone".to_owned());
+        gone
+    };
+    // The head says why.
+    let (mut table, now) = table(2);
+    whole(&mut table, 2, "w");
+    nothing(&table.unreachable(now, vec![gone(1)]));
+    assert_eq!(
+        error(table.reported_lost(now, failure(1, Exit::Signal(9))), "w").exit(),
+        Some(Exit::Signal(9))
+    );
+    // The head had said so before.
+    let (mut table, now) = self::table(2);
+    whole(&mut table, 2, "w");
+    nothing(&table.reported_lost(now, failure(1, Exit::Code(5))));
+    assert_eq!(
+        error(table.unreachable(now, vec![gone(1)]), "w").exit(),
+        Some(Exit::Code(5))
+    );
+    // The head says nothing.
+    let (mut table, now) = self::table(2);
+    whole(&mut table, 2, "w");
+    nothing(&table.unreachable(now, vec![gone(0), gone(1)]));
+    nothing(&table.tick(now + ECHO_WAIT / 2));
+    let text = error(table.tick(now + ECHO_WAIT), "w").to_string();
+    assert!(text.contains("the channel is gone"), "{text}");
+}
+
+#[test]
+fn a_worker_that_is_being_stopped_is_not_the_first_cause() {
+    let (mut table, now) = table(3);
+    whole(&mut table, 2, "w");
+    nothing(&table.lost(now, failure(0, Exit::Signal(15)), true));
+    let cause = failure(2, Exit::Signal(11));
+    let end = End {
+        reason: "a worker was lost".to_owned(),
+        failure: Some(cause),
+    };
+    let error = error(table.finish(end), "w");
+    assert_eq!(
+        (error.rank(), error.exit()),
+        (Some(Rank(2)), Some(Exit::Signal(11)))
+    );
+}
+
+#[test]
+fn a_loss_that_is_an_echo_waits_for_another_loss() {
+    let (mut table, now) = table(2);
+    whole(&mut table, 2, "w");
+    nothing(&table.lost(now, failure(0, Exit::Signal(15)), true));
+    assert_eq!(
+        error(table.lost(now, failure(1, Exit::Signal(9)), false), "w").rank(),
+        Some(Rank(1))
+    );
+}
+
+fn stopped(rank: u32) -> RankFailure {
+    let mut failure = failure(rank, Exit::Code(0));
+    failure.reason = Some("the job was stopped: by an operator".to_owned());
+    failure
+}
+
+/// It says that the job was stopped and why, and not which worker was the first to go.
+fn check_stopped(error: &CallError) {
+    assert_eq!(
+        error.to_string(),
+        "`f` has no result: the job was stopped: by an operator"
+    );
+    assert_eq!((error.kind(), error.rank()), (CallErrorKind::Ended, None));
+}
+
+#[test]
+fn an_echo_of_a_worker_that_is_being_stopped_is_the_stop() {
+    let (mut table, now) = table(4);
+    let call = whole(&mut table, 4, "w");
+    nothing(&failed(&mut table, now, call, 3, Some(1)));
+    nothing(&table.lost(now, stopped(1), true));
+    nothing(&failed(&mut table, now, call, 2, Some(3)));
+    nothing(&table.tick(now + ECHO_WAIT / 2));
+    check_stopped(&error(table.tick(now + ECHO_WAIT), "w"));
+    // Later calls, together and one by one; those on others go on.
+    let mut call_on = |list: &[u32], waiters| {
+        table.register("f".to_owned(), ranks(list.iter().copied()), None, waiters)
+    };
+    check_stopped(&call_on(&[0, 1], Waiters::Whole("w")).unwrap_err());
+    let mut taken = call_on(&[0, 1], Waiters::Each(vec!["a", "b"])).unwrap();
+    assert_eq!(taken.send_to, ranks([0]));
+    check_stopped(&taken.completions.remove(0).result.unwrap_err());
+    assert!(call_on(&[0, 2], Waiters::Whole("w")).is_ok());
+}
+
+#[test]
+fn a_worker_that_leaves_after_its_result_is_the_stop() {
+    // It closed its links before the other had all that it needed; together, one by one, and in a circle.
+    let (mut table, now) = table(2);
+    let call = whole(&mut table, 2, "w");
+    nothing(&returned(&mut table, now, call, 1));
+    nothing(&failed(&mut table, now, call, 0, Some(1)));
+    nothing(&table.lost(now, stopped(1), true));
+    check_stopped(&error(table.tick(now + LEAVE_WAIT), "w"));
+
+    let (mut table, now) = self::table(2);
+    let call = each(&mut table, &["a", "b"]);
+    assert_eq!(returned(&mut table, now, call, 1).completions.len(), 1);
+    nothing(&failed(&mut table, now, call, 0, Some(1)));
+    nothing(&table.lost(now, stopped(1), true));
+    check_stopped(&error(table.tick(now + LEAVE_WAIT), "a"));
+
+    let (mut table, now) = self::table(2);
+    let call = whole(&mut table, 2, "w");
+    nothing(&failed(&mut table, now, call, 0, Some(1)));
+    nothing(&failed(&mut table, now, call, 1, Some(0)));
+    nothing(&table.lost(now, stopped(1), true));
+    nothing(&table.lost(now, stopped(0), true));
+    check_stopped(&error(table.tick(now + LEAVE_WAIT), "w"));
+}
+
+#[test]
+fn each_waiter_and_a_deadline_are_told_of_a_stop() {
+    let (mut table, now) = table(2);
+    let call = each(&mut table, &["a", "b"]);
+    nothing(&failed(&mut table, now, call, 0, Some(1)));
+    nothing(&table.lost(now, stopped(1), true));
+    let effects = table.tick(now + ECHO_WAIT);
+    assert_eq!(effects.completions.len(), 2);
+    for completion in effects.completions {
+        check_stopped(&completion.result.unwrap_err());
+    }
+    let (mut table, now) = self::table(2);
+    let after = ECHO_WAIT / 2;
+    let deadline = Some((now + after, after));
+    table
+        .register("f".to_owned(), ranks(0..2), deadline, Waiters::Whole("w"))
+        .unwrap();
+    nothing(&table.lost(now, stopped(1), true));
+    check_stopped(&error(table.tick(now + after), "w"));
+}
+
+#[test]
+fn a_stop_hides_no_failure_of_its_own() {
+    let (mut table, now) = table(3);
+    let call = whole(&mut table, 3, "w");
+    nothing(&table.lost(now, stopped(1), true));
+    assert_eq!(
+        error(failed(&mut table, now, call, 2, None), "w").rank(),
+        Some(Rank(2))
+    );
+}
+
+#[test]
+fn a_worker_that_its_node_stopped_is_no_cause_of_the_end() {
+    let (mut table, now) = table(2);
+    whole(&mut table, 2, "w");
+    nothing(&table.lost(now, stopped(1), true));
+    let end = End {
+        reason: "rank 1 ended".to_owned(),
+        failure: Some(stopped(1)),
+    };
+    check_stopped(&error(table.finish(end), "w"));
+    let refused = table
+        .register("f".to_owned(), ranks([0]), None, Waiters::Whole("w"))
+        .unwrap_err();
+    check_stopped(&refused);
+}
+
+#[test]
+fn a_stop_without_a_reason_and_one_by_the_driver_itself() {
+    let (mut table, now) = table(1);
+    whole(&mut table, 1, "a");
+    let mut silent = failure(0, Exit::Unknown);
+    silent.reason = Some("its end was not seen".to_owned());
+    nothing(&table.lost(now, silent, true));
+    let text = error(table.tick(now + ECHO_WAIT), "a").to_string();
+    assert_eq!(text, "`f` has no result: the job was stopped");
+
+    let (mut table, now) = self::table(1);
+    whole(&mut table, 1, "a");
+    table.close("the group was shut down");
+    nothing(&table.lost(now, stopped(0), true));
+    let text = error(table.tick(now + ECHO_WAIT), "a").to_string();
+    assert_eq!(text, "`f` has no result: the group was shut down");
+}
+
+#[test]
+fn the_end_ends_everything_with_its_reason() {
+    let (mut table, now) = table(2);
+    whole(&mut table, 2, "a");
+    each(&mut table, &["b", "c"]);
+    let end = End {
+        reason: "the group was shut down".to_owned(),
+        failure: None,
+    };
+    let effects = table.finish(end);
+    let waiters: Vec<_> = effects
+        .completions
+        .iter()
+        .map(|completion| completion.waiter)
+        .collect();
+    assert_eq!(waiters, ["a", "b", "c"]);
+    for completion in effects.completions {
+        let text = completion.result.unwrap_err().to_string();
+        assert_eq!(text, "`f` has no result: the group was shut down");
+    }
+    let refused = table
+        .register("f".to_owned(), ranks([0]), None, Waiters::Whole("w"))
+        .unwrap_err();
+    assert_eq!(refused.kind(), CallErrorKind::Ended);
+    nothing(&table.tick(now + ECHO_WAIT));
+}
+
+#[test]
+fn a_group_that_closes_takes_nothing_new_and_ends_what_it_has() {
+    let (mut table, now) = table(1);
+    let call = whole(&mut table, 1, "a");
+    whole(&mut table, 1, "b");
+    table.close("the group was shut down");
+    table.close("its executor was dropped");
+    let refused = table
+        .register("f".to_owned(), ranks([0]), None, Waiters::Whole("w"))
+        .unwrap_err();
+    assert!(
+        refused.to_string().ends_with("the group was shut down"),
+        "{refused}"
+    );
+    assert!(
+        returned(&mut table, now, call, 0).completions[0]
+            .result
+            .is_ok()
+    );
+    let end = End {
+        reason: "over".to_owned(),
+        failure: None,
+    };
+    assert_eq!(error(table.finish(end), "b").kind(), CallErrorKind::Ended);
+}
+
+#[test]
+fn a_deadline_names_the_late_ranks_and_cancels_there() {
+    let (mut table, now) = table(3);
+    let after = Duration::from_secs(1);
+    let deadline = Some((now + after, after));
+    let call = table
+        .register("f".to_owned(), ranks(0..3), deadline, Waiters::Whole("w"))
+        .unwrap()
+        .call;
+    nothing(&returned(&mut table, now, call, 1));
+    assert_eq!(table.next_wake(), Some(now + after));
+    nothing(&table.tick(now + after / 2));
+    let effects = table.tick(now + after);
+    assert_eq!(effects.cancels, [(call, ranks([0, 2]))]);
+    let missing = ranks([0, 2]);
+    assert_eq!(
+        error(effects, "w"),
+        CallError::Deadline {
+            call: "f".to_owned(),
+            after,
+            missing
+        }
+    );
+    assert_eq!((table.in_flight(), table.next_wake()), (0, None));
+}
+
+#[test]
+fn a_deadline_leaves_ready_results_alone_and_tells_an_echo_rather_than_the_time() {
+    let (mut table, now) = table(2);
+    let after = Duration::from_secs(1);
+    let deadline = Some((now + after, after));
+    let waiters = Waiters::Each(vec!["a", "b"]);
+    let call = table
+        .register("f".to_owned(), ranks(0..2), deadline, waiters)
+        .unwrap()
+        .call;
+    assert_eq!(
+        returned(&mut table, now, call, 0).completions[0].waiter,
+        "a"
+    );
+    let effects = table.tick(now + after);
+    assert_eq!(effects.cancels, [(call, ranks([1]))]);
+    assert_eq!(error(effects, "b").kind(), CallErrorKind::Deadline);
+    let call = table
+        .register("f".to_owned(), ranks(0..2), deadline, Waiters::Whole("w"))
+        .unwrap()
+        .call;
+    nothing(&failed(&mut table, now, call, 0, Some(1)));
+    assert_eq!(
+        error(table.tick(now + after), "w").kind(),
+        CallErrorKind::Error
+    );
+}
+
+#[test]
+fn a_dropped_future_cancels_where_there_is_no_result() {
+    let (mut table, now) = table(2);
+    let call = whole(&mut table, 2, "w");
+    nothing(&returned(&mut table, now, call, 0));
+    let effects = table.cancel(call, None);
+    assert_eq!(
+        (effects.completions.len(), effects.cancels),
+        (0, vec![(call, ranks([1]))])
+    );
+    nothing(&table.cancel(call, None));
+    nothing(&returned(&mut table, now, call, 1));
+    assert_eq!(table.in_flight(), 0);
+}
+
+#[test]
+fn one_rank_of_several_is_cancelled_alone() {
+    let (mut table, now) = table(3);
+    let call = each(&mut table, &["a", "b", "c"]);
+    assert_eq!(
+        table.cancel(call, Some(Rank(1))).cancels,
+        [(call, ranks([1]))]
+    );
+    nothing(&table.cancel(call, Some(Rank(1))));
+    nothing(&table.cancel(call, Some(Rank(7))));
+    assert_eq!(
+        returned(&mut table, now, call, 0).completions[0].waiter,
+        "a"
+    );
+    nothing(&returned(&mut table, now, call, 1));
+    // Its result has come: there is nothing to cancel.
+    nothing(&table.cancel(call, Some(Rank(0))));
+    assert_eq!(
+        table.cancel(call, Some(Rank(2))).cancels,
+        [(call, ranks([2]))]
+    );
+    assert_eq!(table.in_flight(), 0);
+}
+
+#[test]
+fn each_waiter_gets_its_own_result_and_the_first_cause_of_its_failure() {
+    let (mut table, now) = table(3);
+    let call = each(&mut table, &["a", "b", "c"]);
+    nothing(&failed(&mut table, now, call, 0, Some(2)));
+    let one = returned(&mut table, now, call, 1);
+    assert_eq!(
+        one.completions,
+        [Completion {
+            waiter: "b",
+            result: Ok(vec![body(1)])
+        }]
+    );
+    let both = failed(&mut table, now, call, 2, None).completions;
+    assert_eq!(
+        both.iter()
+            .map(|completion| completion.waiter)
+            .collect::<Vec<_>>(),
+        ["a", "c"]
+    );
+    let failures: Vec<Vec<u32>> = both
+        .into_iter()
+        .map(|completion| {
+            completion
+                .result
+                .unwrap_err()
+                .failures()
+                .map(|f| f.rank.0)
+                .collect()
+        })
+        .collect();
+    assert_eq!(failures, [vec![2, 0], vec![2]]);
+    assert_eq!(table.in_flight(), 0);
+}

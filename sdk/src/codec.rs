@@ -1,0 +1,195 @@
+//! How arguments and results become bytes: MessagePack with named fields.
+//!
+//! Only the driver and the worker look into these bytes; daemons pass them on. Both are the same program,
+//! so a type may change its fields from one build to the next without a version of its own.
+
+use std::io;
+
+use rmp_serde::decode;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// A value that does not become bytes, or bytes that do not become the value.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CodecError {
+    /// The type's `Serialize` refused the value, or it has a form that MessagePack does not hold, such as
+    /// a sequence of unknown length. Give the field another type or `#[serde(with = ..)]`.
+    #[error("a value of type `{type_name}` can't be encoded: {reason}")]
+    Encode {
+        /// The type, as the compiler prints it.
+        type_name: &'static str,
+        /// What serde or MessagePack said.
+        reason: String,
+    },
+    /// The bytes are no value of this type: the sides disagree on the type, or its `Deserialize` refused it.
+    #[error("{len} bytes are no value of type `{type_name}`: {reason}")]
+    Decode {
+        /// The type, as the compiler prints it.
+        type_name: &'static str,
+        /// How many bytes there were.
+        len: usize,
+        /// What serde or MessagePack said.
+        reason: String,
+    },
+    /// The encoded value is longer than a frame's body may be. Send it in parts, or through storage that
+    /// all ranks reach.
+    #[error(
+        "a value of type `{type_name}` takes more than {limit} bytes, the most that a call carries; send it in parts"
+    )]
+    TooLong {
+        /// The type, as the compiler prints it.
+        type_name: &'static str,
+        /// The limit in bytes.
+        limit: usize,
+    },
+}
+
+/// The bytes of a value.
+///
+/// # Errors
+///
+/// [`CodecError::Encode`].
+///
+/// ```
+/// let bytes = kolo::codec::encode(&(7_u32, "seven"))?;
+/// let back: (u32, String) = kolo::codec::decode(&bytes)?;
+/// assert_eq!(back, (7, "seven".to_owned()));
+/// # Ok::<(), kolo::codec::CodecError>(())
+/// ```
+pub fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, CodecError> {
+    rmp_serde::to_vec_named(value).map_err(|error| CodecError::Encode {
+        type_name: std::any::type_name::<T>(),
+        reason: error.to_string(),
+    })
+}
+
+/// The value of some bytes, all of which must belong to it.
+///
+/// # Errors
+///
+/// [`CodecError::Decode`].
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
+    let failed = |reason: String| CodecError::Decode {
+        type_name: std::any::type_name::<T>(),
+        len: bytes.len(),
+        reason,
+    };
+    let mut decoder = Decoder::from_read_ref(bytes);
+    let value = T::deserialize(&mut decoder).map_err(|error| failed(reason(&error)))?;
+    if is_at_end(&mut decoder) {
+        Ok(value)
+    } else {
+        Err(failed("bytes are left over".to_owned()))
+    }
+}
+
+/// A MessagePack decoder that borrows its bytes, so that strings and blobs are copied once.
+pub(crate) type Decoder<'a> = rmp_serde::Deserializer<decode::ReadRefReader<'a, [u8]>>;
+
+/// Whether a decoder has used all its bytes. It does not show what is left, but fails in its own way when
+/// nothing is. A unit takes one byte, so it can't be cut short.
+pub(crate) fn is_at_end(decoder: &mut Decoder<'_>) -> bool {
+    matches!(<()>::deserialize(decoder), Err(decode::Error::InvalidMarkerRead(error)) if is_end(&error))
+}
+
+fn is_end(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::UnexpectedEof
+}
+
+/// Why bytes did not decode, without the words of the format.
+pub(crate) fn reason(error: &decode::Error) -> String {
+    match error {
+        decode::Error::TypeMismatch(marker) => {
+            let marker = format!("{marker:?}");
+            let found = match marker.trim_start_matches("Fix") {
+                "Null" => "nothing",
+                "True" | "False" => "a bool",
+                "F32" | "F64" => "a float",
+                m if m.starts_with("Str") => "a string",
+                m if m.starts_with("Bin") => "bytes",
+                m if m.starts_with("Array") => "a list",
+                m if m.starts_with("Map") => "a map",
+                m if m.starts_with(['P', 'N', 'U', 'I']) => "an integer",
+                _ => "something of no known kind",
+            };
+            format!("found {found}")
+        }
+        decode::Error::InvalidMarkerRead(error) | decode::Error::InvalidDataRead(error)
+            if is_end(error) =>
+        {
+            "the bytes end too early".to_owned()
+        }
+        decode::Error::OutOfRange => "a number is out of the type's range".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_come_back_and_leftovers_are_refused() {
+        let mut bytes = encode(&("a", 1.5)).unwrap();
+        assert_eq!(decode::<(String, f64)>(&bytes), Ok(("a".to_owned(), 1.5)));
+        let error = decode::<(String, bool)>(&bytes).unwrap_err().to_string();
+        assert!(
+            error.contains("(alloc::string::String, bool)`: invalid type: floating point"),
+            "{error}"
+        );
+        for more in [0x00, 0xc0, 0xc1, 0x91, 0xff] {
+            bytes.push(more);
+            let error = decode::<(String, f64)>(&bytes).unwrap_err().to_string();
+            assert!(error.ends_with("bytes are left over"), "{error}");
+            bytes.pop();
+        }
+        for cut in 0..bytes.len() {
+            let error = decode::<(String, f64)>(&bytes[..cut])
+                .unwrap_err()
+                .to_string();
+            assert!(error.ends_with(": the bytes end too early"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_was_found_is_told_in_plain_words() {
+        #[derive(Debug, Deserialize, PartialEq)]
+        struct Named {
+            field: u8,
+        }
+        fn found<T: DeserializeOwned + std::fmt::Debug>(value: &impl Serialize) -> String {
+            let error = decode::<T>(&encode(value).unwrap())
+                .unwrap_err()
+                .to_string();
+            error.rsplit("`: ").next().unwrap().to_owned()
+        }
+        // What the format itself refuses.
+        assert_eq!(found::<u8>(&"x"), "found a string");
+        assert_eq!(found::<u8>(&"x".repeat(300)), "found a string");
+        assert_eq!(found::<u8>(&vec![1_u8]), "found a list");
+        // What serde refuses.
+        assert_eq!(
+            found::<u8>(&300),
+            "invalid value: integer `300`, expected u8"
+        );
+        let map = std::collections::BTreeMap::from([("other", 1)]);
+        assert!(
+            found::<Named>(&map).contains("missing field"),
+            "{}",
+            found::<Named>(&map)
+        );
+    }
+
+    #[test]
+    fn unencodable_values_name_their_type() {
+        struct Never;
+        impl Serialize for Never {
+            fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+                Err(serde::ser::Error::custom("no"))
+            }
+        }
+        let error = encode(&[Never]).unwrap_err().to_string();
+        assert!(error.contains("Never; 1]` can't be encoded: no"), "{error}");
+    }
+}

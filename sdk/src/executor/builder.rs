@@ -1,0 +1,146 @@
+//! Describing a group.
+
+use std::time::Duration;
+
+use super::options::{Amount, Options};
+use super::output::Output;
+use super::{Executor, start};
+use crate::cluster::{AbortOnDrop, Cluster};
+use crate::error::StartError;
+
+/// Describes a group of workers; made by [`Executor::builder`].
+///
+/// Give its size, [`workers`](Self::workers) or [`hosts`](Self::hosts) and [`slots`](Self::slots); everything else has a
+/// default. Nothing is checked before [`start`](Self::start).
+#[derive(Debug, Clone, Default)]
+#[must_use = "nothing is started without `start`"]
+pub struct ExecutorBuilder {
+    options: Options,
+    output: Output,
+}
+
+impl ExecutorBuilder {
+    /// This many workers in all, on as few nodes as possible. Not together with [`hosts`](Self::hosts).
+    pub fn workers(mut self, workers: u32) -> Self {
+        self.options.workers = Some(workers);
+        self
+    }
+
+    /// Workers on this many nodes, all distinct; [`slots`](Self::slots) on each. Not together with
+    /// [`workers`](Self::workers).
+    pub fn hosts(mut self, hosts: u32) -> Self {
+        self.options.hosts = Some(hosts);
+        self
+    }
+
+    /// This many workers on each of the [`hosts`](Self::hosts). Default: 1.
+    pub fn slots(mut self, slots: u32) -> Self {
+        self.options.slots = Some(slots);
+        self
+    }
+
+    /// CPUs that each worker holds, in thousandths: `1`, `0.5`. Default: 1. It is a count for the placement; nothing stops a
+    /// worker from using more.
+    pub fn cpus_per_worker(mut self, cpus: impl Amount) -> Self {
+        self.options.cpus = cpus.units();
+        self
+    }
+
+    /// Whether workers use GPUs, one each or [`gpus_per_worker`](Self::gpus_per_worker). Default: no. All workers of a node
+    /// see all devices of the group there, in `CUDA_VISIBLE_DEVICES`.
+    pub fn use_gpu(mut self, use_gpu: bool) -> Self {
+        self.options.use_gpu = use_gpu;
+        self
+    }
+
+    /// GPUs that each worker holds. Default: 1. Only with [`use_gpu`](Self::use_gpu).
+    pub fn gpus_per_worker(mut self, gpus: u32) -> Self {
+        self.options.gpus = Some(gpus);
+        self
+    }
+
+    /// An amount of a custom resource that each worker holds, in thousandths. Nodes declare what they have. May be repeated
+    /// for other names.
+    pub fn resource(mut self, name: impl Into<String>, amount: impl Amount) -> Self {
+        self.options.custom.insert(name.into(), amount.units());
+        self
+    }
+
+    /// A variable in the environment of every worker, over what the node and kolo set; only `KOLO_*` is kolo's own. May be
+    /// repeated.
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.options.env.insert(name.into(), value.into());
+        self
+    }
+
+    /// Arguments of the workers' program, without its name. Default: none. Workers do not run `main`; a constructor may read
+    /// them with [`std::env::args`].
+    pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.options.args = args.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// How long it may take until all workers are ready, the program's way to the nodes included. Default: 30 s. Allowed:
+    /// 1 ms to 24 h.
+    pub fn start_timeout(mut self, timeout: Duration) -> Self {
+        self.options.start_timeout = timeout;
+        self
+    }
+
+    /// How long a worker that is to end has after the notice, before `SIGTERM`; and after that again, before `SIGKILL`.
+    /// Default: 5 s. Allowed: 0 to 1 h.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.options.grace = grace;
+        self
+    }
+
+    /// A name for the job, for people. Need not be unique. Default: the program's file name.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.options.name = Some(name.into());
+        self
+    }
+
+    /// Whether to open the plain HTTP rendezvous that workers of other systems need. Default: no. It has no
+    /// authentication, but serves only this job's scopes to the addresses of its nodes.
+    pub fn rendezvous(mut self, rendezvous: bool) -> Self {
+        self.options.rendezvous = rendezvous;
+        self
+    }
+
+    /// What becomes of the lines that workers print. Default: [`Output::Inherit`].
+    pub fn output(mut self, output: Output) -> Self {
+        self.output = output;
+        self
+    }
+
+    /// How many calls may be in flight at once. Default: 1024. Allowed: 1 to 1048576. This bounds the driver's memory: a call
+    /// in flight keeps its arguments until they are written, and its results until all are there. See
+    /// [`Call`](crate::Call#back-pressure).
+    pub fn max_in_flight(mut self, calls: usize) -> Self {
+        self.options.max_in_flight = calls;
+        self
+    }
+
+    /// Starts the group: places it, sends the program to nodes that lack it, starts the workers and waits until all are
+    /// ready. All or nothing: on an error nothing is left.
+    ///
+    /// May be awaited on any executor. Cancel safe: when the future is dropped, what was started is stopped.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`]. What can't be placed now is an error at once and not a wait.
+    pub async fn start(self, cluster: &Cluster) -> Result<Executor, StartError> {
+        let (options, output) = (self.options, self.output);
+        let start =
+            cluster
+                .runtime()
+                .handle()
+                .spawn(start::start(cluster.clone(), options, output));
+        AbortOnDrop(start).join().await.unwrap_or_else(|reason| {
+            Err(StartError::Unexpected {
+                from: "the driver's own runtime".to_owned(),
+                reply: reason,
+            })
+        })
+    }
+}

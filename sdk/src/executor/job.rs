@@ -1,0 +1,165 @@
+//! The driver's end of a job: the stream on which the head tells what becomes of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kolo_transport::ids::JobId;
+use kolo_transport::session::Stream;
+use kolo_transport::wire::{JobEvent, JobState, RankFailure, SubmitFrame};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::call::Group;
+use crate::cluster::Cluster;
+
+/// What is known of a job.
+#[derive(Debug, Clone)]
+pub(crate) enum JobStatus {
+    Running,
+    /// The head is gone. The workers may live on.
+    HeadLost {
+        reason: String,
+    },
+    Ended(JobEnd),
+}
+
+/// How a job ended.
+#[derive(Debug, Clone)]
+pub(crate) struct JobEnd {
+    pub(crate) state: JobState,
+    pub(crate) reason: String,
+    pub(crate) failure: Option<RankFailure>,
+}
+
+/// How long the last lines of output may take after the end.
+const LAST_LINES: Duration = Duration::from_secs(2);
+
+/// How long a job may take to end: notice, TERM and KILL, each with the grace time, and some more for the way.
+pub(crate) fn stop_limit(grace: Duration) -> Duration {
+    grace * 3 + Duration::from_secs(10)
+}
+
+/// The task that owns all others of a group.
+pub(crate) struct Job {
+    pub(crate) id: JobId,
+    pub(crate) group: Arc<Group>,
+    /// Keeps connections, and a local cluster, until the job has ended.
+    pub(crate) cluster: Cluster,
+    pub(crate) submit: Stream,
+    pub(crate) status: watch::Sender<JobStatus>,
+    /// Becomes true when the job is to stop. Its sender goes with the last executor.
+    pub(crate) stop: watch::Receiver<bool>,
+    pub(crate) grace: Duration,
+    /// Channels and timer; they end with this.
+    pub(crate) tasks: JoinSet<()>,
+    /// Output; it ends by itself when the workers have.
+    pub(crate) printing: JoinSet<()>,
+}
+
+impl Job {
+    pub(crate) async fn run(mut self) {
+        let status = self.follow().await;
+        match &status {
+            JobStatus::Ended(end) => {
+                tracing::info!(job = %self.id, state = %end.state, reason = end.reason, "job ended");
+                self.group.finish(&end.reason, end.failure.clone());
+                let last_lines = async { while self.printing.join_next().await.is_some() {} };
+                if tokio::time::timeout(LAST_LINES, last_lines).await.is_err() {
+                    tracing::warn!(job = %self.id, "the last output of some workers did not come in time");
+                }
+            }
+            JobStatus::HeadLost { reason } => self.group.finish(reason, None),
+            JobStatus::Running => {
+                self.group
+                    .finish("it was stopped, and did not end in time", None);
+            }
+        }
+        self.status.send_replace(status);
+        self.tasks.abort_all();
+        // Only now may a local cluster end.
+        drop(self.cluster);
+    }
+
+    /// Takes the head's events until the end, and the driver's wish to stop.
+    async fn follow(&mut self) -> JobStatus {
+        let mut stopping = false;
+        let mut late = std::pin::pin!(tokio::time::sleep(Duration::MAX));
+        loop {
+            tokio::select! {
+                event = self.submit.recv.next::<JobEvent>() => match event {
+                    Ok(Some(frame)) => {
+                        if let Some(end) = self.event(frame.head, stopping) {
+                            return JobStatus::Ended(end);
+                        }
+                    }
+                    Ok(None) => return self.without_head("it ended the job's stream").await,
+                    Err(error) => return self.without_head(&error.to_string()).await,
+                },
+                () = wanted(&mut self.stop), if !stopping => {
+                    stopping = true;
+                    late.as_mut().reset(tokio::time::Instant::now() + stop_limit(self.grace));
+                    if let Err(error) = self.submit.send.send(&SubmitFrame::Stop, &[]).await {
+                        // The stream's end stops the job as well; the other half says what happened.
+                        tracing::debug!(job = %self.id, %error, "the stop was not sent");
+                    }
+                }
+                () = late.as_mut(), if stopping => return JobStatus::Running,
+            }
+        }
+    }
+
+    fn event(&self, event: JobEvent, stopping: bool) -> Option<JobEnd> {
+        match event {
+            JobEvent::RankLost { failure, .. } => {
+                // The driver's own wish is no loss.
+                if !stopping {
+                    tracing::warn!(job = %self.id, %failure, "a worker was lost");
+                }
+                self.group.reported_lost(failure);
+                None
+            }
+            JobEvent::Ended {
+                state,
+                refusal,
+                failure,
+            } => {
+                let reason = match (&refusal, &failure, state) {
+                    (Some(refusal), _, _) => refusal.message.clone(),
+                    (None, Some(failure), _) => failure.to_string(),
+                    (None, None, JobState::Stopped) if stopping => {
+                        "the group was shut down".to_owned()
+                    }
+                    (None, None, state) => format!("the group has ended: {state}"),
+                };
+                // A worker that died of the stop is not the cause of anything.
+                let failure = failure.filter(|_| state == JobState::Failed);
+                Some(JobEnd {
+                    state,
+                    reason,
+                    failure,
+                })
+            }
+            event => {
+                tracing::warn!(job = %self.id, ?event, "an event that this version does not know what to do with");
+                None
+            }
+        }
+    }
+
+    /// The head is gone, the workers may not be: calls go on (D-2) until the driver has enough.
+    async fn without_head(&mut self, reason: &str) -> JobStatus {
+        let reason = format!("the head at {} is gone: {reason}", self.cluster.head());
+        tracing::warn!(job = %self.id, reason, "calls go on without the head");
+        self.status.send_replace(JobStatus::HeadLost {
+            reason: reason.clone(),
+        });
+        wanted(&mut self.stop).await;
+        JobStatus::HeadLost { reason }
+    }
+}
+
+/// Waits until the job is to stop.
+async fn wanted(stop: &mut watch::Receiver<bool>) {
+    // An error means that the last executor is gone, which is the same wish.
+    drop(stop.wait_for(|stop| *stop).await);
+}

@@ -1,0 +1,346 @@
+//! A group of workers, as the driver holds it.
+
+mod builder;
+mod job;
+mod options;
+mod output;
+pub(crate) mod program;
+mod start;
+mod upload;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kolo_transport::ids::{JobId, Rank};
+use kolo_transport::wire::{CallOp, Exit, GenerationTable, JobState};
+use serde::Serialize;
+use tokio::sync::watch;
+
+pub use builder::ExecutorBuilder;
+pub use options::{Amount, OptionsError};
+pub use output::Output;
+
+use crate::call::{All, Call, Create, Group, One, RankCall, Ranks, Scope};
+use crate::cluster::Cluster;
+use crate::codec;
+use crate::error::ShutdownError;
+use crate::executable::Executable;
+use crate::function::{Function, IntoArgs};
+use job::{JobEnd, JobStatus, stop_limit};
+
+/// A running group of workers: one process per rank, each with this program's functions and executables.
+///
+/// Clones share the group. [`shutdown`](Executor::shutdown) ends it; so does dropping the last clone, without waiting.
+/// Futures of calls may be awaited on any async runtime.
+///
+/// ```no_run
+/// use kolo::prelude::*;
+///
+/// #[kolo::function]
+/// fn greet(ctx: &Context, name: String) -> String {
+///     format!("{name} from {} of {}", ctx.rank(), ctx.world_size())
+/// }
+///
+/// # async fn example() -> kolo::Result<()> {
+/// let cluster = Cluster::connect_or_local().await?;
+/// let executor = Executor::builder().workers(4).start(&cluster).await?;
+/// let all: Vec<String> = executor.run(greet, "hello".to_owned()).await?;
+/// let one: String = executor.on(Rank(2)).run(greet, "hello".to_owned()).await?;
+/// for call in executor.submit(greet, "hello".to_owned()) {
+///     println!("{}: {}", call.rank(), call.await?);
+/// }
+/// executor.shutdown().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Executor {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    cluster: Cluster,
+    job: JobId,
+    table: GenerationTable,
+    group: Arc<Group>,
+    status: watch::Receiver<JobStatus>,
+    /// Set, or dropped, to stop the job.
+    stop: watch::Sender<bool>,
+    grace: Duration,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.group.close("its executor was dropped");
+        // That `stop` goes stops the job.
+    }
+}
+
+/// How a worker ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorkerExit {
+    /// Its rank.
+    pub rank: Rank,
+    /// The hostname of its node.
+    pub hostname: String,
+    /// Its process id there; 0 if the head does not know it.
+    pub pid: u32,
+    /// How its process ended; `None` if the head does not know it.
+    pub exit: Option<Exit>,
+}
+
+impl Executor {
+    /// Describes a group.
+    pub fn builder() -> ExecutorBuilder {
+        ExecutorBuilder::default()
+    }
+
+    pub(crate) fn new(
+        cluster: Cluster,
+        job: JobId,
+        table: GenerationTable,
+        group: Arc<Group>,
+        status: watch::Receiver<JobStatus>,
+        stop: watch::Sender<bool>,
+        grace: Duration,
+    ) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                cluster,
+                job,
+                table,
+                group,
+                status,
+                stop,
+                grace,
+            }),
+        }
+    }
+
+    /// Calls a [`#[kolo::function]`](macro@crate::function) on all ranks. Await it for all results in rank order.
+    pub fn run<F>(
+        &self,
+        function: impl FnOnce() -> F,
+        args: impl IntoArgs<F::Args>,
+    ) -> Call<All, F::Output>
+    where
+        F: Function,
+        F::Args: Serialize,
+    {
+        self.over(All).run(function, args)
+    }
+
+    /// Calls a function on all ranks and gives one future per rank: [`Executor::run`] and then [`Call::submit`].
+    pub fn submit<F>(
+        &self,
+        function: impl FnOnce() -> F,
+        args: impl IntoArgs<F::Args>,
+    ) -> Vec<RankCall<F::Output>>
+    where
+        F: Function,
+        F::Args: Serialize,
+    {
+        self.run(function, args).submit()
+    }
+
+    /// Makes a value of a [`#[kolo::executable]`](macro@crate::executable) type on every rank. Await it for the handle that
+    /// has the type's methods.
+    pub fn create<T>(&self, args: impl IntoArgs<T::Args>) -> Create<T>
+    where
+        T: Executable,
+        T::Args: Serialize,
+    {
+        Create::new(
+            Arc::clone(&self.inner.group),
+            codec::encode(&args.into_args()),
+        )
+    }
+
+    /// The group, called on one rank.
+    pub fn on(&self, rank: Rank) -> ExecutorOn<One> {
+        self.over(One(rank))
+    }
+
+    /// The group, called on these ranks. Their order does not matter: results come in rank order.
+    pub fn on_ranks(&self, ranks: &[Rank]) -> ExecutorOn<Ranks> {
+        self.over(Ranks::from(ranks))
+    }
+
+    fn over<S>(&self, scope: S) -> ExecutorOn<S> {
+        ExecutorOn {
+            group: Arc::clone(&self.inner.group),
+            scope,
+        }
+    }
+
+    /// Number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.inner.table.members.len()
+    }
+
+    /// The job's id, for `kolo logs` and the like.
+    pub fn job(&self) -> JobId {
+        self.inner.job
+    }
+
+    /// The members in rank order, with their ranks and nodes.
+    pub fn table(&self) -> &GenerationTable {
+        &self.inner.table
+    }
+
+    /// The cluster that it runs on.
+    pub fn cluster(&self) -> &Cluster {
+        &self.inner.cluster
+    }
+
+    /// Waits until the group has ended by itself or by somebody else: a worker was lost and the job failed, or an operator
+    /// stopped it. Cancel safe.
+    pub async fn ended(&self) {
+        let mut status = self.inner.status.clone();
+        // An error means that nobody will ever tell more.
+        drop(
+            status
+                .wait_for(|status| matches!(status, JobStatus::Ended(_)))
+                .await,
+        );
+    }
+
+    /// Ends the group: takes no more calls, tells the workers to finish the call that runs and exit, and after the grace
+    /// time makes them. Returns when nothing of it is left, with how each worker ended, in rank order. May be called again,
+    /// with the same answer.
+    ///
+    /// Takes at most three times the [`grace`](ExecutorBuilder::grace) and 10 s. Cancel safe: the group goes on to end when the
+    /// future is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`ShutdownError`]: the group had failed, or its end is not known.
+    pub async fn shutdown(&self) -> Result<Vec<WorkerExit>, ShutdownError> {
+        let inner = &self.inner;
+        let job = inner.job;
+        inner.group.close("the group was shut down");
+        inner.stop.send_replace(true);
+        let mut status = inner.status.clone();
+        // Its task always says how it ended, within the limit that it keeps itself.
+        let limit = stop_limit(inner.grace) + Duration::from_secs(5);
+        let ended = inner.cluster.runtime().timeout(limit, async {
+            loop {
+                match &*status.borrow_and_update() {
+                    JobStatus::Ended(end) => break Ok(end.clone()),
+                    JobStatus::HeadLost { reason } => {
+                        break Err(ShutdownError::HeadLost {
+                            job,
+                            reason: reason.clone(),
+                        });
+                    }
+                    JobStatus::Running => {}
+                }
+                if status.changed().await.is_err() {
+                    break Err(ShutdownError::TimedOut {
+                        job,
+                        after: stop_limit(inner.grace),
+                    });
+                }
+            }
+        });
+        let timed_out = ShutdownError::TimedOut { job, after: limit };
+        let JobEnd {
+            state,
+            reason,
+            failure,
+        } = ended.await.unwrap_or(Err(timed_out))?;
+        if state == JobState::Failed {
+            let failure = failure.map(Box::new);
+            return Err(ShutdownError::Failed {
+                job,
+                state,
+                reason,
+                failure,
+            });
+        }
+        Ok(self.exits().await)
+    }
+
+    /// How the workers ended, as far as the head knows.
+    async fn exits(&self) -> Vec<WorkerExit> {
+        let workers = match self.inner.cluster.job(self.inner.job).await {
+            Ok(info) => info.workers,
+            Err(error) => {
+                tracing::debug!(job = %self.inner.job, %error, "how the workers ended is not known");
+                Vec::new()
+            }
+        };
+        let exit = |member: &kolo_transport::wire::Member| {
+            let info = workers.iter().find(|info| info.member.rank == member.rank);
+            WorkerExit {
+                rank: member.rank,
+                hostname: member.hostname.clone(),
+                pid: info.map_or(0, |info| info.pid),
+                exit: info.and_then(|info| info.exit),
+            }
+        };
+        self.inner.table.members.iter().map(exit).collect()
+    }
+}
+
+impl fmt::Debug for Executor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Executor")
+            .field("job", &self.inner.job)
+            .field("world_size", &self.world_size())
+            .finish_non_exhaustive()
+    }
+}
+
+/// An [`Executor`] whose calls go to some ranks; made by [`Executor::on`] and [`Executor::on_ranks`].
+///
+/// It does not keep the group running.
+#[derive(Debug, Clone)]
+pub struct ExecutorOn<S> {
+    group: Arc<Group>,
+    scope: S,
+}
+
+impl<S: Scope> ExecutorOn<S> {
+    /// Calls a function on these ranks.
+    pub fn run<F>(
+        &self,
+        function: impl FnOnce() -> F,
+        args: impl IntoArgs<F::Args>,
+    ) -> Call<S, F::Output>
+    where
+        F: Function,
+        F::Args: Serialize,
+    {
+        // The value only names its type.
+        drop(function);
+        let op = CallOp::Function {
+            name: F::NAME.to_owned(),
+        };
+        let args = codec::encode(&args.into_args());
+        Call::new(
+            Arc::clone(&self.group),
+            self.scope.clone(),
+            F::NAME.to_owned(),
+            op,
+            args,
+        )
+    }
+
+    /// Calls a function on these ranks and gives one future per rank.
+    pub fn submit<F>(
+        &self,
+        function: impl FnOnce() -> F,
+        args: impl IntoArgs<F::Args>,
+    ) -> Vec<RankCall<F::Output>>
+    where
+        F: Function,
+        F::Args: Serialize,
+    {
+        self.run(function, args).submit()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! What workers print.
+
+use std::fmt;
+use std::io::Write as _;
+use std::sync::Arc;
+
+use kolo_transport::frame::{FrameError, Limits};
+use kolo_transport::ids::JobId;
+use kolo_transport::session::Connection;
+use kolo_transport::wire::{LogBatch, LogLine, NodeReply, NodeRequest, Stdio};
+
+/// What becomes of the lines that workers print.
+#[derive(Clone, Default)]
+pub enum Output {
+    /// They go to this process's own standard output and standard error, each as `[RANK]<stdout>: LINE` or
+    /// `[RANK]<stderr>: LINE`. The default.
+    #[default]
+    Inherit,
+    /// They are not fetched. The nodes keep the last ones: `kolo logs JOB` shows them, and the error of a lost worker has
+    /// the last lines of its standard error.
+    Silent,
+    /// They are given to a function; see [`Output::callback`].
+    Callback(Arc<dyn Fn(LogLine) + Send + Sync>),
+}
+
+impl Output {
+    /// Gives every line to `callback`: lines of one rank in order, from several threads if there are several nodes. It may
+    /// block; then further lines wait, and workers do not.
+    pub fn callback(callback: impl Fn(LogLine) + Send + Sync + 'static) -> Self {
+        Self::Callback(Arc::new(callback))
+    }
+
+    /// Delivers lines. Blocks.
+    fn deliver(&self, lines: Vec<LogLine>) {
+        match self {
+            Self::Silent => {}
+            Self::Callback(callback) => lines.into_iter().for_each(|line| callback(line)),
+            Self::Inherit => {
+                let (mut out, mut err) = (Vec::new(), Vec::new());
+                for line in &lines {
+                    match line.stream {
+                        Stdio::Stdout => format_line(&mut out, line),
+                        Stdio::Stderr => format_line(&mut err, line),
+                    }
+                }
+                let write = || -> std::io::Result<()> {
+                    std::io::stdout().lock().write_all(&out)?;
+                    std::io::stderr().lock().write_all(&err)
+                };
+                if let Err(error) = write() {
+                    tracing::debug!(%error, "output of workers has nowhere to go");
+                }
+            }
+        }
+    }
+}
+
+fn format_line(out: &mut Vec<u8>, line: &LogLine) {
+    let stream = match line.stream {
+        Stdio::Stdout => "stdout",
+        Stdio::Stderr => "stderr",
+    };
+    out.extend_from_slice(format!("[{}]<{stream}>: ", line.rank).as_bytes());
+    out.extend_from_slice(&line.text);
+    out.push(b'\n');
+}
+
+impl fmt::Debug for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Inherit => "Inherit",
+            Self::Silent => "Silent",
+            Self::Callback(_) => "Callback",
+        })
+    }
+}
+
+/// Delivers what the job's workers on one node print, until they have ended.
+pub(crate) async fn follow(connection: Connection, job: JobId, output: Output) {
+    if let Err(error) = try_follow(&connection, job, output).await {
+        tracing::warn!(%job, node = %connection.peer().name, %error, "the output of workers is not delivered any more");
+    }
+}
+
+async fn try_follow(connection: &Connection, job: JobId, output: Output) -> Result<(), FrameError> {
+    // Lines have up to 64 KiB; a batch of many must fit.
+    let mut stream = connection.open(Limits::CALLS).await?;
+    let request = NodeRequest::Logs {
+        job,
+        ranks: Vec::new(),
+        tail: None,
+        follow: true,
+    };
+    stream.send.send(&request, &[]).await?;
+    match stream.recv.expect::<NodeReply>().await?.head {
+        NodeReply::Logs => {}
+        NodeReply::Refused(refusal) => {
+            tracing::warn!(%job, %refusal, "a node does not give the output of its workers");
+            return Ok(());
+        }
+        other => {
+            tracing::warn!(%job, reply = ?other, "a node answered something that does not fit");
+            return Ok(());
+        }
+    }
+    while let Some(batch) = stream.recv.next::<LogBatch>().await? {
+        let output = output.clone();
+        // A terminal or a callback may block, which must not hold up calls. What comes meanwhile waits at the node.
+        if tokio::task::spawn_blocking(move || output.deliver(batch.head.lines))
+            .await
+            .is_err()
+        {
+            tracing::warn!(%job, "the output callback panicked; the lines of that batch are lost");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_transport::ids::Rank;
+
+    use super::*;
+
+    #[test]
+    fn lines_have_rank_and_stream_and_keep_their_bytes() {
+        let line = |stream, text: &[u8]| LogLine {
+            rank: Rank(3),
+            stream,
+            seq: 0,
+            time_ms: 0,
+            text: text.to_vec(),
+        };
+        let mut out = Vec::new();
+        format_line(&mut out, &line(Stdio::Stdout, b"loss \xff 0.5"));
+        format_line(&mut out, &line(Stdio::Stderr, b""));
+        assert_eq!(out, b"[3]<stdout>: loss \xff 0.5\n[3]<stderr>: \n");
+    }
+}

@@ -1,0 +1,32 @@
+//! Groups on a head and nodes whose every word a test decides.
+
+mod calls;
+mod ends;
+mod fake;
+mod start;
+
+use std::time::Duration;
+
+use fake::{Counter, Fake, FakeJob, add, settle, soon};
+use kolo_transport::ids::{CallId, Generation, Rank};
+use kolo_transport::wire::{
+    CallFailure, CallFrame, CallOp, CallReply, Exit, FailureKind, HeadReply, JobEvent, JobState,
+    LogBatch, LogLine, NodeReply, NodeRequest, Placement, RankFailure, Refusal, RefusalKind, Stdio,
+    SubmitFrame,
+};
+
+use super::*;
+use crate::error::{CallErrorKind, StartError};
+
+fn failure(job: &FakeJob, rank: u32, exit: Exit) -> RankFailure {
+    let (node, _) = job.place(Rank(rank));
+    RankFailure {
+        rank: Rank(rank),
+        node,
+        hostname: "host".to_owned(),
+        pid: 7,
+        exit,
+        reason: None,
+        stderr_tail: vec!["last words".to_owned()],
+    }
+}

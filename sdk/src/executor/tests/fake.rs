@@ -1,0 +1,463 @@
+//! A head and nodes that say what a test tells them to say.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kolo_transport::Authority;
+use kolo_transport::endpoint::{Endpoint, EndpointConfig};
+use kolo_transport::frame::Limits;
+use kolo_transport::identity::{HEAD_NAME, Role};
+use kolo_transport::ids::{
+    CallId, ClusterId, CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, Rank, Slot,
+};
+use kolo_transport::runtime::TransportRuntime;
+use kolo_transport::session::{CloseCode, FrameReceiver, FrameSender, Stream};
+use kolo_transport::wire::{
+    CallFailure, CallFrame, CallOp, CallReply, Exit, GenerationTable, HeadReply, HeadRequest,
+    JobEvent, JobInfo, JobSpec, JobState, Member, NodeReply, NodeRequest, Outcome, PlacedNode,
+    RankFailure, Refusal, SubmitFrame, WorkerInfo, WorkerState,
+};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinHandle;
+
+use crate::Cluster;
+use crate::call::{Call, Object, One, Scope};
+use crate::codec;
+use crate::error::StartError;
+use crate::executable::Executable;
+use crate::executor::{Executor, ExecutorBuilder, Output};
+use crate::function::Function;
+
+/// Fails the test if `future` takes half a minute.
+pub(super) async fn soon<T>(future: impl IntoFuture<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(30), future)
+        .await
+        .expect("it hangs")
+}
+
+/// Gives a task time to go wrong, and fails if it has ended.
+pub(super) async fn settle<T: std::fmt::Debug>(task: &mut JoinHandle<T>) {
+    let early = tokio::time::timeout(Duration::from_millis(30), task).await;
+    assert!(early.is_err(), "it ended too early: {early:?}");
+}
+
+pub(super) struct Add;
+
+impl Function for Add {
+    type Args = (u32,);
+    type Output = u32;
+    const NAME: &'static str = "add";
+}
+
+pub(super) struct Length;
+
+impl Function for Length {
+    type Args = (String,);
+    type Output = u32;
+    const NAME: &'static str = "length";
+}
+
+pub(super) fn add() -> Add {
+    Add
+}
+
+pub(super) fn length() -> Length {
+    Length
+}
+
+pub(super) struct Counter;
+
+impl Executable for Counter {
+    type Args = (u32,);
+    type Handle<S: Scope> = CounterHandle<S>;
+    const NAME: &'static str = "tests::Counter";
+}
+
+pub(super) struct CounterHandle<S>(Object<S>);
+
+impl<S> From<Object<S>> for CounterHandle<S> {
+    fn from(object: Object<S>) -> Self {
+        Self(object)
+    }
+}
+
+impl<S: Scope> CounterHandle<S> {
+    pub(super) fn add(&self, count: u32) -> Call<S, u32> {
+        self.0.call("add", codec::encode(&(count,)))
+    }
+
+    pub(super) fn on(&self, rank: Rank) -> CounterHandle<One> {
+        self.0.with_scope(One(rank)).into()
+    }
+}
+
+/// The head of a frame with a piece of a program. It has no fields.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Piece {}
+
+pub(super) struct Fake {
+    pub(super) cluster: Cluster,
+    pub(super) nodes: Vec<FakeNode>,
+    head: Endpoint,
+    pub(super) jobs: Mutex<mpsc::Receiver<(JobSpec, Stream)>>,
+    questions: Mutex<mpsc::Receiver<(HeadRequest, Stream)>>,
+    _runtime: TransportRuntime,
+}
+
+pub(super) struct FakeNode {
+    id: NodeId,
+    endpoint: Endpoint,
+    requests: Mutex<mpsc::Receiver<(NodeRequest, Stream)>>,
+    channel: Mutex<Option<(FrameSender, FrameReceiver)>>,
+    ranks: std::sync::Mutex<Vec<Rank>>,
+}
+
+/// Every stream that anybody opens to `endpoint`, with its first frame.
+fn requests<T: serde::de::DeserializeOwned + Send + 'static>(
+    runtime: &TransportRuntime,
+    endpoint: Endpoint,
+) -> mpsc::Receiver<(T, Stream)> {
+    let (sender, receiver) = mpsc::channel(64);
+    runtime.handle().spawn(async move {
+        while let Some(connection) = endpoint.accept().await {
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                while let Ok(mut stream) = connection.accept(Limits::CALLS).await {
+                    let first = stream.recv.expect::<T>().await.unwrap().head;
+                    if sender.send((first, stream)).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    receiver
+}
+
+impl Fake {
+    pub(super) async fn new(nodes: u32) -> Self {
+        let runtime = TransportRuntime::new(1).unwrap();
+        let authority = Authority::create(ClusterId::random()).unwrap();
+        let bind = |role, name: &str| {
+            let credentials = authority.issue(role, name).unwrap();
+            Endpoint::bind(&runtime, credentials, EndpointConfig::default()).unwrap()
+        };
+        let head = bind(Role::Head, HEAD_NAME);
+        let mut heard = requests::<HeadRequest>(&runtime, head.clone());
+        let (submits, jobs) = mpsc::channel(8);
+        let (asks, questions) = mpsc::channel(8);
+        runtime.handle().spawn(async move {
+            while let Some((request, stream)) = heard.recv().await {
+                let taken = match request {
+                    HeadRequest::Submit(spec) => submits.send((spec, stream)).await.is_ok(),
+                    other => asks.send((other, stream)).await.is_ok(),
+                };
+                if !taken {
+                    return;
+                }
+            }
+        });
+        let node = |_| {
+            let id = NodeId::random();
+            let endpoint = bind(Role::Node, &id.to_string());
+            FakeNode {
+                id,
+                requests: Mutex::new(requests(&runtime, endpoint.clone())),
+                endpoint,
+                channel: Mutex::default(),
+                ranks: std::sync::Mutex::default(),
+            }
+        };
+        let nodes = (0..nodes).map(node).collect();
+        let driver = authority
+            .issue(Role::Driver, &DriverId::random().to_string())
+            .unwrap();
+        let cluster = Cluster::connect(head.local_addr(), driver).await.unwrap();
+        Self {
+            cluster,
+            nodes,
+            head,
+            jobs: Mutex::new(jobs),
+            questions: Mutex::new(questions),
+            _runtime: runtime,
+        }
+    }
+
+    /// A running group of `slots` ranks on each of `nodes` nodes.
+    pub(super) async fn group(nodes: u32, slots: u32) -> (Executor, FakeJob, Self) {
+        let fake = Self::new(nodes).await;
+        let (executor, job) = fake
+            .run(Executor::builder().hosts(nodes).slots(slots))
+            .await;
+        (executor, job, fake)
+    }
+
+    pub(super) fn start(
+        &self,
+        builder: ExecutorBuilder,
+    ) -> JoinHandle<Result<Executor, StartError>> {
+        let cluster = self.cluster.clone();
+        tokio::spawn(async move { builder.start(&cluster).await })
+    }
+
+    /// Starts a group, and says all that has to be said for it.
+    pub(super) async fn run(&self, builder: ExecutorBuilder) -> (Executor, FakeJob) {
+        let silent = !format!("{builder:?}").contains("Callback");
+        let builder = if silent {
+            builder.output(Output::Silent)
+        } else {
+            builder
+        };
+        let starting = self.start(builder);
+        let mut job = self.submitted().await;
+        job.placed(self, &vec![true; self.nodes.len()]).await;
+        assert_eq!(soon(job.frame()).await, Some(SubmitFrame::ProgramReady));
+        job.healthy(self).await;
+        for node in &self.nodes {
+            node.attach().await;
+        }
+        (soon(starting).await.unwrap().unwrap(), job)
+    }
+
+    pub(super) async fn submitted(&self) -> FakeJob {
+        let mut jobs = self.jobs.lock().await;
+        let (spec, stream) = soon(jobs.recv()).await.expect("the head is gone");
+        FakeJob {
+            job: JobId::random(),
+            spec,
+            stream,
+            nodes: Vec::new(),
+        }
+    }
+
+    pub(super) async fn answer_job(&self, reply: HeadReply) {
+        let mut questions = self.questions.lock().await;
+        let (question, mut stream) = soon(questions.recv()).await.expect("the head is gone");
+        assert!(matches!(question, HeadRequest::Job { .. }), "{question:?}");
+        stream.send.send(&reply, &[]).await.unwrap();
+    }
+
+    pub(super) fn kill_head(&self) {
+        self.head.close(CloseCode::Shutdown, "killed by the test");
+    }
+}
+
+pub(super) struct FakeJob {
+    pub(super) job: JobId,
+    pub(super) spec: JobSpec,
+    stream: Stream,
+    nodes: Vec<PlacedNode>,
+}
+
+impl FakeJob {
+    pub(super) async fn send(&mut self, event: &JobEvent) {
+        self.stream.send.send(event, &[]).await.unwrap();
+    }
+
+    pub(super) async fn ended(
+        &mut self,
+        state: JobState,
+        refusal: Option<Refusal>,
+        failure: Option<RankFailure>,
+    ) {
+        self.send(&JobEvent::Ended {
+            state,
+            refusal,
+            failure,
+        })
+        .await;
+        self.stream.send.finish();
+    }
+
+    /// The driver's next word; `None` when its stream ends in whatever way.
+    pub(super) async fn frame(&mut self) -> Option<SubmitFrame> {
+        self.stream
+            .recv
+            .next::<SubmitFrame>()
+            .await
+            .ok()
+            .flatten()
+            .map(|frame| frame.head)
+    }
+
+    /// The same number of ranks on every node.
+    pub(super) fn place_all(&mut self, fake: &Fake, has_program: &[bool]) -> Vec<PlacedNode> {
+        let workers = self.spec.placement.workers().unwrap();
+        let each = workers / fake.nodes.len() as u32;
+        let place = |(index, node): (usize, &FakeNode)| {
+            let first = index as u32 * each;
+            let ranks: Vec<Rank> = (first..first + each).map(Rank).collect();
+            node.ranks.lock().unwrap().clone_from(&ranks);
+            PlacedNode {
+                node: node.id,
+                hostname: format!("host-{index}"),
+                address: node.endpoint.local_addr(),
+                ranks,
+                has_program: has_program[index],
+            }
+        };
+        self.nodes = fake.nodes.iter().enumerate().map(place).collect();
+        self.nodes.clone()
+    }
+
+    pub(super) async fn placed(&mut self, fake: &Fake, has_program: &[bool]) {
+        let nodes = self.place_all(fake, has_program);
+        self.send(&JobEvent::Placed {
+            job: self.job,
+            nodes,
+        })
+        .await;
+    }
+
+    fn members(&self) -> Vec<Member> {
+        let members = self.nodes.iter().flat_map(|node| {
+            node.ranks.iter().enumerate().map(|(local, rank)| Member {
+                rank: *rank,
+                local_rank: LocalRank(local as u32),
+                local_size: node.ranks.len() as u32,
+                cross_rank: CrossRank(0),
+                cross_size: self.nodes.len() as u32,
+                slot: Slot(rank.0),
+                node: node.node,
+                hostname: node.hostname.clone(),
+                address: None,
+            })
+        });
+        members.collect()
+    }
+
+    pub(super) async fn healthy(&mut self, _fake: &Fake) {
+        let table = GenerationTable {
+            job: self.job,
+            generation: Generation(1),
+            members: self.members(),
+        };
+        let nodes = self.nodes.clone();
+        self.send(&JobEvent::Healthy { table, nodes }).await;
+    }
+
+    /// Node and hostname of a rank; made up before it is placed.
+    pub(super) fn place(&self, rank: Rank) -> (NodeId, String) {
+        let node = self.nodes.iter().find(|node| node.ranks.contains(&rank));
+        node.map_or((NodeId(0), String::new()), |node| {
+            (node.node, node.hostname.clone())
+        })
+    }
+
+    pub(super) fn info(&self, exits: &[Option<Exit>]) -> JobInfo {
+        let workers = self
+            .members()
+            .into_iter()
+            .zip(exits)
+            .map(|(member, exit)| WorkerInfo {
+                member,
+                state: WorkerState::Exited,
+                pid: 7,
+                exit: *exit,
+            });
+        JobInfo {
+            job: self.job,
+            name: String::new(),
+            owner: DriverId(1),
+            state: JobState::Stopped,
+            generation: Generation(1),
+            workers: workers.collect(),
+            nodes: self.nodes.clone(),
+            age_ms: 0,
+            reason: None,
+            rendezvous: None,
+        }
+    }
+}
+
+impl FakeNode {
+    /// The next stream that the driver opens.
+    pub(super) async fn request(&self) -> (NodeRequest, Stream) {
+        self.requests
+            .lock()
+            .await
+            .recv()
+            .await
+            .expect("the node is gone")
+    }
+
+    /// Takes the driver's channel for calls.
+    pub(super) async fn attach(&self) {
+        let (request, mut stream) = soon(self.request()).await;
+        assert!(
+            matches!(
+                request,
+                NodeRequest::Attach {
+                    generation: Generation(1),
+                    ..
+                }
+            ),
+            "{request:?}"
+        );
+        let ranks = self.ranks.lock().unwrap().clone();
+        stream
+            .send
+            .send(&NodeReply::Attached { ranks }, &[])
+            .await
+            .unwrap();
+        *self.channel.lock().await = Some((stream.send, stream.recv));
+    }
+
+    pub(super) async fn frame(&self) -> (CallFrame, Bytes) {
+        let mut channel = self.channel.lock().await;
+        let (_, recv) = channel.as_mut().expect("attached");
+        let frame = recv.expect::<CallFrame>().await.unwrap();
+        (frame.head, frame.body)
+    }
+
+    /// The next call; cancellations are skipped.
+    pub(super) async fn call(&self) -> (CallId, Vec<Rank>, CallOp, Bytes) {
+        loop {
+            if let (
+                CallFrame::Call {
+                    call,
+                    generation,
+                    ranks,
+                    op,
+                    ..
+                },
+                body,
+            ) = soon(self.frame()).await
+            {
+                assert_eq!(generation, Generation(1));
+                return (call, ranks, op, body);
+            }
+        }
+    }
+
+    pub(super) async fn reply(&self, reply: &CallReply, body: &[u8]) {
+        let mut channel = self.channel.lock().await;
+        let (send, _) = channel.as_mut().expect("attached");
+        send.send(reply, body).await.unwrap();
+    }
+
+    pub(super) async fn returns(&self, call: CallId, rank: Rank, value: &impl Serialize) {
+        let reply = CallReply::Result {
+            call,
+            rank,
+            outcome: Outcome::Returned,
+        };
+        self.reply(&reply, &codec::encode(value).unwrap()).await;
+    }
+
+    pub(super) async fn fails(&self, call: CallId, rank: Rank, failure: CallFailure) {
+        let reply = CallReply::Result {
+            call,
+            rank,
+            outcome: Outcome::Failed(failure),
+        };
+        self.reply(&reply, &[]).await;
+    }
+
+    /// Ends all its connections.
+    pub(super) fn kill(&self) {
+        self.endpoint
+            .close(CloseCode::Shutdown, "killed by the test");
+    }
+}

@@ -1,0 +1,144 @@
+//! Functions that run on workers, and the types that they take and give.
+
+use std::fmt::Display;
+
+use kolo_transport::wire::{CallFailure, FailureKind};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::__private::Ended;
+use crate::codec::Decoder;
+use crate::worker::Reply;
+
+/// A function that workers can run. Made by [`#[kolo::function]`](macro@crate::function), which turns a
+/// function into a type of the same name that implements this trait, and a function that gives a value of that
+/// type: what [`Executor::run`](crate::Executor::run) takes. The function itself is `name::call`.
+///
+/// The macro checks that `Args` are [`Argument`]s and `Output` is an [`Output`], with an error at the type in
+/// question. The trait does not repeat these bounds, so that there is one error and not three; what encodes
+/// arguments says `F::Args: Serialize`, what decodes results `F::Output: DeserializeOwned + Send + 'static`.
+pub trait Function {
+    /// Its arguments as a tuple, without the [`Context`](crate::Context).
+    type Args;
+    /// What it gives back; for a function that returns `Result<T, E>` this is `T`.
+    type Output;
+    /// Its registered name: the path of its module, `::` and its own name.
+    const NAME: &'static str;
+}
+
+/// Arguments as people like to write them: the tuple itself, or the value alone if there is just one.
+///
+/// ```
+/// use kolo::IntoArgs;
+///
+/// fn take(_: impl IntoArgs<(u32,)>) {}
+/// take(5);
+/// take((5,));
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "these are not the arguments of the call: it takes `{A}`, and here is `{Self}`",
+    label = "expected `{A}`",
+    note = "arguments are given as a tuple; a single one may stand by itself"
+)]
+pub trait IntoArgs<A> {
+    /// The tuple.
+    fn into_args(self) -> A;
+}
+
+impl<A> IntoArgs<A> for A {
+    fn into_args(self) -> A {
+        self
+    }
+}
+
+impl<A> IntoArgs<(A,)> for A {
+    fn into_args(self) -> (A,) {
+        (self,)
+    }
+}
+
+/// Proof that a type is an [`Argument`], an [`Output`] or a [`Failure`]: it has the usual traits.
+#[derive(Debug)]
+pub enum ByTraits {}
+
+/// Stands for a second way to be one, which no type has. With two ways the compiler reports the
+/// trait that was asked for and not the first bound that is missing, so that our message is shown.
+#[derive(Debug)]
+pub enum ByNothing {}
+
+mod sealed {
+    pub trait Never {}
+}
+use sealed::Never;
+
+/// A type that an argument of a remote call may have: anything that is [`Serialize`], [`DeserializeOwned`]
+/// and `'static`. Do not implement it; `Proof` is found by the compiler.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be an argument of a remote call",
+    label = "arguments travel to other processes, so they need `Serialize`, `Deserialize` and `'static`",
+    note = "add `#[derive(serde::Serialize, serde::Deserialize)]` to `{Self}`, or pass something from which the worker can make it",
+    note = "on an executable's method, `#[kolo(skip)]` keeps the method local"
+)]
+pub trait Argument<Proof>: Sized {
+    #[doc(hidden)]
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), rmp_serde::encode::Error>;
+    #[doc(hidden)]
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, rmp_serde::decode::Error>;
+}
+
+impl<T: Serialize + DeserializeOwned + 'static> Argument<ByTraits> for T {
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), rmp_serde::encode::Error> {
+        self.serialize(&mut rmp_serde::Serializer::new(out).with_struct_map())
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, rmp_serde::decode::Error> {
+        T::deserialize(from)
+    }
+}
+
+impl<T: Never> Argument<ByNothing> for T {
+    fn encode(&self, _: &mut Vec<u8>) -> Result<(), rmp_serde::encode::Error> {
+        Ok(())
+    }
+
+    fn decode(_: &mut Decoder<'_>) -> Result<Self, rmp_serde::decode::Error> {
+        Err(rmp_serde::decode::Error::OutOfRange)
+    }
+}
+
+/// A type that the result of a remote call may have: anything that is [`Serialize`], [`DeserializeOwned`],
+/// [`Send`] and `'static`. Do not implement it; `Proof` is found by the compiler.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be the result of a remote call",
+    label = "results travel to the driver, so they need `Serialize`, `Deserialize`, `Send` and `'static`",
+    note = "add `#[derive(serde::Serialize, serde::Deserialize)]` to `{Self}`, or return the part of it that the driver needs",
+    note = "on an executable's method, `#[kolo(skip)]` keeps the method local"
+)]
+pub trait Output<Proof> {
+    #[doc(hidden)]
+    fn encode(&self, reply: &mut Reply) -> Ended;
+}
+
+impl<T: Serialize + DeserializeOwned + Send + 'static> Output<ByTraits> for T {
+    fn encode(&self, reply: &mut Reply) -> Ended {
+        reply.serialize(self)
+    }
+}
+
+impl<T: Never> Output<ByNothing> for T {
+    fn encode(&self, _: &mut Reply) -> Ended {
+        Err(CallFailure::new(FailureKind::Result, ""))
+    }
+}
+
+/// A type that the error of a remote call may have: anything that is [`Display`]. The driver gets its text,
+/// with those of its sources. Do not implement it; `Proof` is found by the compiler.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be the error of a remote call",
+    label = "the driver gets the error's text, so it needs `Display`",
+    note = "implement `std::fmt::Display` for `{Self}`, or return `kolo::Result<T>`"
+)]
+pub trait Failure<Proof> {}
+
+impl<T: Display> Failure<ByTraits> for T {}
+impl<T: Never> Failure<ByNothing> for T {}

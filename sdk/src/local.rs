@@ -1,0 +1,189 @@
+//! A whole cluster inside the driver's process.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use kolo_runtime::{Head, HeadConfig, Node, NodeConfig, NodeResources, ProgramSource};
+use kolo_transport::identity::Role;
+use kolo_transport::ids::{DriverId, NodeId};
+use kolo_transport::runtime::TransportRuntime;
+
+use crate::cluster::Cluster;
+use crate::error::ConnectError;
+use crate::executor::{Amount, program};
+
+/// Least number of slots of [`Cluster::local`], so that programs for a few workers run on small machines too.
+const LEAST_SLOTS: u32 = 4;
+
+/// When members of this process count as lost. They can't be lost one by one, so it only has to be longer than a busy
+/// machine may stall.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Head and nodes inside this process; worker processes as usual. For tests, examples and machines without a cluster.
+///
+/// Nothing is written to disk, keys included, and only the loopback is listened on. Links are the same as between hosts,
+/// mutual TLS included. It ends with the last handle, and at the latest with the process; its workers end with it.
+///
+/// ```no_run
+/// # async fn example() -> kolo::Result<()> {
+/// let cluster = kolo::LocalCluster::builder().nodes(2).slots(2).start().await?;
+/// let executor = kolo::Executor::builder().hosts(2).slots(2).start(&cluster).await?;
+/// # Ok(()) }
+/// ```
+///
+/// The program's `main` must begin as [`#[kolo::main]`](macro@crate::main) makes it, for the worker processes are the same
+/// program.
+#[derive(Debug, Clone, Copy)]
+pub struct LocalCluster {
+    _private: (),
+}
+
+impl LocalCluster {
+    /// A cluster of one node, with as many slots as the machine has CPUs, but at least 4, until told otherwise.
+    pub fn builder() -> LocalClusterBuilder {
+        LocalClusterBuilder {
+            nodes: 1,
+            slots: None,
+            cpus: None,
+            gpus: 0,
+            custom: BTreeMap::new(),
+        }
+    }
+}
+
+/// Describes a [`LocalCluster`].
+#[derive(Debug, Clone)]
+#[must_use = "nothing is started without `start`"]
+pub struct LocalClusterBuilder {
+    nodes: u32,
+    slots: Option<u32>,
+    cpus: Option<f64>,
+    gpus: u32,
+    custom: BTreeMap<String, f64>,
+}
+
+impl LocalClusterBuilder {
+    /// Number of nodes. Default: 1. Allowed: 1 to 256.
+    pub fn nodes(mut self, nodes: u32) -> Self {
+        self.nodes = nodes;
+        self
+    }
+
+    /// How many workers with default resources fit on each node. Default: the number of CPUs of this machine, but at least
+    /// 4. It need not be the number of CPUs that there are.
+    pub fn slots(mut self, slots: u32) -> Self {
+        self.slots = Some(slots);
+        self
+    }
+
+    /// CPUs that each node declares. Default: one for each slot. It wins over [`slots`](Self::slots).
+    pub fn cpus(mut self, cpus: impl Amount) -> Self {
+        self.cpus = Some(cpus.units());
+        self
+    }
+
+    /// GPUs that each node declares; they need not exist. Default: 0.
+    pub fn gpus(mut self, gpus: u32) -> Self {
+        self.gpus = gpus;
+        self
+    }
+
+    /// A custom resource of each node. May be repeated for other names.
+    pub fn resource(mut self, name: impl Into<String>, amount: impl Amount) -> Self {
+        self.custom.insert(name.into(), amount.units());
+        self
+    }
+
+    /// Starts head and nodes; returns when all nodes are registered. May be awaited on any executor.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Local`] if a number is not allowed, or a thread, socket or key can't be had.
+    pub async fn start(self) -> Result<Cluster, ConnectError> {
+        if !(1..=256).contains(&self.nodes) || self.slots == Some(0) {
+            let (nodes, slots) = (self.nodes, self.slots.unwrap_or_default());
+            return Err(failed(format!(
+                "nodes is {nodes} and slots is {slots}; allowed are 1 to 256 nodes with at least 1 slot"
+            )));
+        }
+        // One thread for all links of this process: a call from driver to node wakes no other.
+        let runtime = TransportRuntime::new(1).map_err(failed)?;
+        let own = blocking(&runtime, program::own).await?.map_err(failed)?;
+        let config = HeadConfig {
+            lease: PATIENCE,
+            heartbeat: PATIENCE / 10,
+            runtime: Some(runtime.clone()),
+            ..HeadConfig::default()
+        };
+        let head = Head::start(config).await.map_err(failed)?;
+        let authority = head.authority();
+        let resources = NodeResources {
+            cpus: Some(
+                self.cpus
+                    .unwrap_or_else(|| f64::from(self.slots.unwrap_or_else(default_slots))),
+            ),
+            gpus: Some(self.gpus),
+            custom: self.custom,
+        };
+        let start = |_| {
+            let issued = authority.issue(Role::Node, &NodeId::random().to_string());
+            let (address, runtime, resources) =
+                (head.address(), runtime.clone(), resources.clone());
+            async move {
+                let config = NodeConfig {
+                    resources,
+                    programs: ProgramSource {
+                        preloaded: vec![(own.program.hash, own.file())],
+                        ..ProgramSource::default()
+                    },
+                    transport: Some(runtime),
+                    idle_timeout: PATIENCE,
+                    keep_alive: PATIENCE / 6,
+                    ..NodeConfig::new(address, issued.map_err(failed)?)
+                };
+                Node::start(config).await.map_err(failed)
+            }
+        };
+        let nodes = try_join_all((0..self.nodes).map(start)).await?;
+        let driver = authority
+            .issue(Role::Driver, &DriverId::random().to_string())
+            .map_err(failed)?;
+        let address = head.address();
+        Cluster::with_members(
+            runtime,
+            address,
+            driver,
+            Members {
+                _nodes: nodes,
+                _head: head,
+            },
+        )
+        .await
+    }
+}
+
+/// What lives as long as the cluster's handles. Each stops in the background when it is dropped.
+pub(crate) struct Members {
+    _nodes: Vec<Node>,
+    _head: Head,
+}
+
+fn default_slots() -> u32 {
+    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+    cpus.max(LEAST_SLOTS)
+}
+
+fn failed(error: impl std::fmt::Display) -> ConnectError {
+    ConnectError::Local {
+        reason: error.to_string(),
+    }
+}
+
+/// Runs what blocks on the runtime's threads for that; the caller may be on any executor.
+async fn blocking<T: Send + 'static>(
+    runtime: &TransportRuntime,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ConnectError> {
+    runtime.handle().spawn_blocking(work).await.map_err(failed)
+}

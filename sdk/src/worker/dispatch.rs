@@ -1,0 +1,345 @@
+//! Finds what a call names, runs it and says how it ended.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use kolo_transport::frame::FrameError;
+use kolo_transport::ids::{CallId, Generation, ObjectId};
+use kolo_transport::wire::{CallFailure, FailureKind};
+use serde::Deserialize;
+use tokio::runtime::Runtime;
+
+use super::panics;
+use super::reply::Reply;
+use super::running::{Running, Stopped};
+use crate::__private::{Arguments, CreateFn, Ended, FunctionFn, MethodFn};
+use crate::context::Context;
+use crate::registry::{ClassEntry, Registry, UnknownName};
+
+/// [`WorkerCall`](kolo_transport::wire::WorkerCall), borrowed from the frame.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct CallHead<'a> {
+    call: CallId,
+    generation: Generation,
+    #[serde(default)]
+    deadline_ms: Option<u64>,
+    #[serde(borrow)]
+    op: Op<'a>,
+}
+
+/// [`CallOp`](kolo_transport::wire::CallOp), borrowed from the frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+enum Op<'a> {
+    Function { name: &'a str },
+    Create { object: ObjectId, class: &'a str },
+    Method { object: ObjectId, name: &'a str },
+    Drop { object: ObjectId },
+}
+
+impl<'a> CallHead<'a> {
+    /// The call of an encoded head.
+    pub(crate) fn decode(head: &'a [u8]) -> Result<Self, FrameError> {
+        rmp_serde::from_slice(head).map_err(|error| FrameError::Malformed {
+            expected: "WorkerCall",
+            reason: error.to_string(),
+        })
+    }
+}
+
+struct Object {
+    class: &'static ClassEntry,
+    value: Box<dyn Any>,
+    /// Counts up, to drop in this order.
+    created: u64,
+    /// What left it in an unknown state.
+    poison: Option<String>,
+}
+
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Object")
+            .field("class", &self.class.name)
+            .field("created", &self.created)
+            .field("poison", &self.poison)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The executables of this worker, and how to run things.
+#[derive(Debug)]
+pub(crate) struct Dispatcher {
+    registry: &'static Registry,
+    context: Context,
+    objects: HashMap<ObjectId, Object>,
+    created: u64,
+    /// For async user code; made when there is some.
+    runtime: Option<Runtime>,
+}
+
+impl Dispatcher {
+    pub(crate) fn new(registry: &'static Registry, context: Context) -> Self {
+        Self {
+            registry,
+            context,
+            objects: HashMap::new(),
+            created: 0,
+            runtime: None,
+        }
+    }
+
+    /// Runs a call and writes its result. `read_at` is when it came.
+    ///
+    /// # Errors
+    ///
+    /// Only if the result can't be put into a frame.
+    pub(crate) fn call(
+        &mut self,
+        head: &CallHead<'_>,
+        body: &[u8],
+        read_at: Instant,
+        reply: &mut Reply,
+    ) -> Result<(), FrameError> {
+        reply.begin(head.call)?;
+        let ended = self.checked(head, body, read_at, reply);
+        reply.end(head.call, ended)
+    }
+
+    fn checked(
+        &mut self,
+        head: &CallHead<'_>,
+        body: &[u8],
+        read_at: Instant,
+        reply: &mut Reply,
+    ) -> Ended {
+        let generation = self.context.generation();
+        if head.generation != generation {
+            return Err(CallFailure::new(
+                FailureKind::Stale,
+                format!(
+                    "the call is for generation {}, but this worker is in generation {generation}",
+                    head.generation
+                ),
+            ));
+        }
+        // A deadline beyond the clock's end is none.
+        let deadline = head
+            .deadline_ms
+            .and_then(|ms| read_at.checked_add(Duration::from_millis(ms)));
+        let context = self.context.clone();
+        context
+            .running()
+            .begin(head.call, deadline)
+            .map_err(|stopped| stop_failure(stopped, "before it began"))?;
+        context.begin_call(head.call);
+        let ended = self.run(head, body, reply);
+        let ended = context.end_call(head.call, ended);
+        context.running().end();
+        ended
+    }
+
+    fn run(&mut self, head: &CallHead<'_>, body: &[u8], reply: &mut Reply) -> Ended {
+        let arguments = Arguments(body);
+        match head.op {
+            Op::Function { name } => self.function(name, arguments, reply),
+            Op::Create { object, class } => self.create(object, class, arguments, reply),
+            Op::Method { object, name } => self.method(head.call, object, name, arguments, reply),
+            Op::Drop { object } => self.drop_object(object, reply),
+        }
+    }
+
+    fn function(&mut self, name: &str, arguments: Arguments<'_>, reply: &mut Reply) -> Ended {
+        let entry = self
+            .registry
+            .function(name)
+            .map_err(|name| unknown(&name))?;
+        let context = &self.context;
+        let runtime = &mut self.runtime;
+        panics::catch(|| match entry.run {
+            FunctionFn::Sync(run) => run(context, arguments, reply),
+            FunctionFn::Async(run) => {
+                block_on(runtime, context.running(), run(context, arguments, reply))
+            }
+        })
+        .flatten()
+        .map_err(|failure| name_target(failure, format_args!("{}{}", entry.name, entry.signature)))
+    }
+
+    fn create(
+        &mut self,
+        object: ObjectId,
+        class: &str,
+        arguments: Arguments<'_>,
+        reply: &mut Reply,
+    ) -> Ended {
+        let class = self.registry.class(class).map_err(|name| unknown(&name))?;
+        // The old one goes first, as its successor may want what it holds.
+        if let Some(old) = self.objects.remove(&object) {
+            drop_value(old);
+        }
+        let context = &self.context;
+        let runtime = &mut self.runtime;
+        let value = panics::catch(|| match class.create {
+            CreateFn::Sync(create) => create(context, arguments),
+            CreateFn::Async(create) => {
+                block_on(runtime, context.running(), create(context, arguments))
+            }
+        })
+        .flatten()
+        .map_err(|failure| {
+            name_target(
+                failure,
+                format_args!("{}::new{}", class.name, class.signature),
+            )
+        })?;
+        self.created += 1;
+        self.objects.insert(
+            object,
+            Object {
+                class,
+                value,
+                created: self.created,
+                poison: None,
+            },
+        );
+        reply.serialize(&())
+    }
+
+    fn method(
+        &mut self,
+        call: CallId,
+        object: ObjectId,
+        name: &str,
+        arguments: Arguments<'_>,
+        reply: &mut Reply,
+    ) -> Ended {
+        let Some(found) = self.objects.get_mut(&object) else {
+            return Err(CallFailure::new(
+                FailureKind::UnknownTarget,
+                format!(
+                    "there is no executable {object} on this rank for `{name}`: it was dropped, or could not be created"
+                ),
+            ));
+        };
+        let class = found.class;
+        let method = class.method(name).map_err(|name| unknown(&name))?;
+        if let Some(poison) = &found.poison {
+            return Err(CallFailure::new(
+                FailureKind::Poisoned,
+                format!(
+                    "this `{}` is in an unknown state, because {poison}; create it again",
+                    class.name
+                ),
+            ));
+        }
+        let context = &self.context;
+        let runtime = &mut self.runtime;
+        let value = &mut *found.value;
+        let ended = panics::catch(|| match method.run {
+            MethodFn::Sync(run) => run(value, context, arguments, reply),
+            MethodFn::Async(run) => block_on(
+                runtime,
+                context.running(),
+                run(value, context, arguments, reply),
+            ),
+        });
+        if let Err(panic) = &ended {
+            found.poison = Some(format!(
+                "`{name}` panicked in call {call}: {}",
+                panic.message
+            ));
+        }
+        ended.flatten().map_err(|failure| {
+            name_target(
+                failure,
+                format_args!("{}::{}{}", class.name, method.name, method.signature),
+            )
+        })
+    }
+
+    fn drop_object(&mut self, object: ObjectId, reply: &mut Reply) -> Ended {
+        // One that could not be created is dropped by its driver all the same.
+        if let Some(found) = self.objects.remove(&object) {
+            panics::catch(|| drop(found))?;
+        }
+        reply.serialize(&())
+    }
+
+    /// Drops all executables, in the order in which they were created.
+    pub(crate) fn drop_all(&mut self) {
+        let mut all: Vec<Object> = self.objects.drain().map(|(_, object)| object).collect();
+        all.sort_unstable_by_key(|object| object.created);
+        all.into_iter().for_each(drop_value);
+    }
+}
+
+/// Drops an executable whose caller does not learn of a panic.
+fn drop_value(object: Object) {
+    let class = object.class.name;
+    if let Err(failure) = panics::catch(|| drop(object)) {
+        tracing::error!(
+            class,
+            panic = failure.message,
+            "an executable panicked when it was dropped"
+        );
+    }
+}
+
+/// Runs async user code to its end, or until the call is cancelled or its deadline passes.
+fn block_on<T>(
+    runtime: &mut Option<Runtime>,
+    running: &Running,
+    code: impl Future<Output = Result<T, CallFailure>>,
+) -> Result<T, CallFailure> {
+    let runtime = match runtime {
+        Some(runtime) => runtime,
+        None => runtime.insert(
+            tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(|error| {
+                    CallFailure::new(
+                        FailureKind::Error,
+                        format!("the runtime for async code could not be started: {error}"),
+                    )
+                })?,
+        ),
+    };
+    runtime.block_on(async {
+        tokio::select! {
+            biased;
+            stopped = running.stopped() => Err(stop_failure(stopped, "at an await point")),
+            ended = code => ended,
+        }
+    })
+}
+
+fn stop_failure(stopped: Stopped, place: &str) -> CallFailure {
+    match stopped {
+        Stopped::Cancelled => CallFailure::new(
+            FailureKind::Cancelled,
+            format!("the call was cancelled {place}"),
+        ),
+        Stopped::Deadline => CallFailure::new(
+            FailureKind::Deadline,
+            format!("the call's deadline passed {place}"),
+        ),
+    }
+}
+
+fn unknown(name: &UnknownName) -> CallFailure {
+    CallFailure::new(FailureKind::UnknownTarget, name.to_string())
+}
+
+/// Says whose arguments do not decode.
+fn name_target(mut failure: CallFailure, target: fmt::Arguments<'_>) -> CallFailure {
+    if failure.kind == FailureKind::Arguments {
+        failure.message = format!(
+            "the arguments of `{target}` do not decode: {}",
+            failure.message
+        );
+    }
+    failure
+}

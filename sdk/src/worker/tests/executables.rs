@@ -1,0 +1,121 @@
+//! State, panics, drops.
+
+use std::sync::mpsc::channel;
+
+use kolo_transport::ids::ObjectId;
+use kolo_transport::wire::{CallFailure, CallOp, FailureKind};
+
+use super::user::*;
+use super::{Worker, context};
+use crate::worker::calls::LoopEnd;
+
+#[test]
+fn executables_keep_their_state_between_calls() {
+    let mut worker = Worker::start();
+    worker.create::<Counter>(1, (10,)).unwrap();
+    worker.create::<Counter>(2, (20,)).unwrap();
+    assert_eq!(worker.method::<u64>(1, "add", &((1, 2),)).unwrap(), 15);
+    assert_eq!(worker.method::<u64>(2, "add", &((0, 0),)).unwrap(), 22);
+    let got: (u64, usize, Vec<u8>) = worker.method(1, "get", &(vec![1_u8, 2],)).unwrap();
+    assert_eq!(got, (15, 1, vec![1, 2]));
+    // An error leaves it as the method left it.
+    let failure = worker.method::<()>(1, "fails", &()).unwrap_err();
+    assert_eq!(failure, CallFailure::new(FailureKind::Error, "not today"));
+    assert_eq!(worker.method::<u64>(1, "add", &((0, 0),)).unwrap(), 115);
+    let failure = worker.create::<Counter>(3, (13,)).unwrap_err();
+    assert_eq!(
+        failure,
+        CallFailure::new(FailureKind::Error, "13 brings bad luck")
+    );
+    let mut counter = Counter::new(&context(), 0).unwrap();
+    assert_eq!(
+        (counter.add((1, 1)), *counter.local(), Counter::helper(4)),
+        (4, 4, 8)
+    );
+}
+
+#[test]
+fn a_panic_fails_the_call_and_poisons_its_executable_until_it_is_created_again() {
+    let mut worker = Worker::start();
+    let failure = worker.run(breaks, ("as asked".to_owned(),)).unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Panic);
+    assert!(
+        failure.message.starts_with("as asked ("),
+        "{}",
+        failure.message
+    );
+    assert!(failure.backtrace.unwrap().contains("breaks"));
+    worker.create::<Counter>(1, (0,)).unwrap();
+    worker.create::<Counter>(2, (0,)).unwrap();
+    let failure = worker.method::<()>(1, "breaks", &()).unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Panic);
+    let failure = worker.method::<()>(1, "add", &((1, 1),)).unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Poisoned);
+    for part in [
+        "worker::tests::user::Counter",
+        "`breaks` panicked in call",
+        "half-way",
+        "create it again",
+    ] {
+        assert!(failure.message.contains(part), "{}", failure.message);
+    }
+    assert_eq!(worker.method::<u64>(2, "add", &((1, 1),)).unwrap(), 4);
+    worker.create::<Counter>(1, (5,)).unwrap();
+    assert_eq!(worker.method::<u64>(1, "add", &((1, 1),)).unwrap(), 9);
+}
+
+#[test]
+fn dropped_executables_are_gone_and_the_rest_goes_in_order_at_the_end() {
+    let mut worker = Worker::start();
+    let (first, _go) = arrange(101);
+    worker.create::<Counter>(1, (0,)).unwrap();
+    worker
+        .method::<()>(1, "tell_when_dropped", &(101, "first"))
+        .unwrap();
+    worker
+        .call::<()>(
+            CallOp::Drop {
+                object: ObjectId(1),
+            },
+            &(),
+        )
+        .unwrap();
+    assert_eq!(first.recv().unwrap(), "first");
+    // Again, or never created: nothing to do.
+    worker
+        .call::<()>(
+            CallOp::Drop {
+                object: ObjectId(1),
+            },
+            &(),
+        )
+        .unwrap();
+    assert_eq!(
+        worker.method::<()>(1, "fails", &()).unwrap_err().kind,
+        FailureKind::UnknownTarget
+    );
+
+    let (here, dropped) = channel();
+    let names: Vec<&'static str> = (2..20)
+        .map(|object| &*format!("object {object}").leak())
+        .collect();
+    for (object, name) in (2..).zip(&names) {
+        let number = 1000 + object as u32;
+        let (_go, wait) = channel();
+        MEETINGS.lock().unwrap().push((
+            number,
+            Meeting {
+                here: here.clone(),
+                wait,
+            },
+        ));
+        worker.create::<Counter>(object, (0,)).unwrap();
+        let args = (number, *name);
+        worker
+            .method::<()>(object, "tell_when_dropped", &args)
+            .unwrap();
+    }
+    assert_eq!(worker.end().unwrap(), LoopEnd::Closed);
+    drop(here);
+    assert_eq!(dropped.iter().collect::<Vec<_>>(), names);
+}

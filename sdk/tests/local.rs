@@ -1,0 +1,375 @@
+//! Clusters inside this process, end to end, with real worker processes.
+//!
+//! The workers are this program again, so it has a `main` of its own in place of the test runner's. Arguments that are no
+//! options choose the tests whose names contain one of them.
+
+// Clippy does not see that this is a test.
+#![allow(clippy::unwrap_used)]
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use kolo::error::{ShutdownError, StartError};
+use kolo::prelude::*;
+use kolo::{Exit, LocalCluster};
+
+type Outcome = kolo::Result<()>;
+type Test = (
+    &'static str,
+    fn() -> Pin<Box<dyn Future<Output = Outcome> + Send>>,
+);
+
+macro_rules! tests {
+    ($($name:ident)*) => { [$((stringify!($name), || Box::pin($name())),)*] };
+}
+
+fn main() {
+    kolo::rt::main(async {
+        let tests: [Test; 10] = tests![
+            functions_run_on_all_one_and_some
+            values_keep_their_state_and_order
+            errors_and_panics_name_the_rank
+            a_worker_that_exits_is_told_with_code_and_last_words
+            a_group_that_does_not_fit_is_refused_at_once
+            deadlines_and_dropped_futures_end_calls
+            output_comes_with_rank
+            a_dropped_executor_ends_its_workers
+            clusters_in_one_process_are_apart
+            the_default_cluster_has_room_for_four
+        ];
+        let filters: Vec<String> = std::env::args()
+            .skip(1)
+            .filter(|arg| !arg.starts_with('-'))
+            .collect();
+        let mut failed = 0;
+        for (name, test) in tests {
+            if !filters.is_empty() && !filters.iter().any(|filter| name.contains(filter)) {
+                continue;
+            }
+            // In a task of its own, so that a panic is that test's.
+            let ended = tokio::spawn(tokio::time::timeout(Duration::from_secs(60), test())).await;
+            let wrong = match ended {
+                Ok(Ok(Ok(()))) => None,
+                Ok(Ok(Err(error))) => Some(format!("{error:?}")),
+                Ok(Err(_)) => Some("it hangs".to_owned()),
+                Err(panic) => Some(panic.to_string()),
+            };
+            match wrong {
+                None => println!("test {name} ... ok"),
+                Some(wrong) => {
+                    println!("test {name} ... FAILED: {wrong}");
+                    failed += 1;
+                }
+            }
+        }
+        if failed > 0 {
+            println!("{failed} failed");
+            std::process::exit(1);
+        }
+    });
+}
+
+#[kolo::function]
+fn whoami(ctx: &Context) -> usize {
+    ctx.rank()
+}
+
+#[kolo::function]
+fn process_id() -> u32 {
+    std::process::id()
+}
+
+#[kolo::function]
+fn shout(ctx: &Context, text: String) -> String {
+    format!("{text} from {} of {}", ctx.rank(), ctx.world_size())
+}
+
+#[kolo::function]
+fn fail_on(ctx: &Context, rank: usize) -> kolo::Result<usize> {
+    if ctx.rank() == rank {
+        return Err(kolo::Error::msg("told to fail"));
+    }
+    Ok(ctx.rank())
+}
+
+#[kolo::function]
+fn panic_on(ctx: &Context, rank: usize) -> usize {
+    assert!(ctx.rank() != rank, "told to panic");
+    ctx.rank()
+}
+
+#[kolo::function]
+fn exit_on(ctx: &Context, rank: usize) {
+    if ctx.rank() == rank {
+        eprintln!("leaving");
+        std::process::exit(3);
+    }
+}
+
+#[kolo::function]
+async fn sleep_long() {
+    tokio::time::sleep(Duration::from_secs(600)).await;
+}
+
+#[kolo::function]
+fn speak(ctx: &Context) {
+    println!("out of {}", ctx.rank());
+    eprintln!("err of {}", ctx.rank());
+}
+
+struct Journal {
+    entries: Vec<u32>,
+}
+
+#[kolo::executable]
+impl Journal {
+    fn new(first: u32) -> Self {
+        Self {
+            entries: vec![first],
+        }
+    }
+
+    fn add(&mut self, ctx: &Context, entry: u32) -> u32 {
+        self.entries.push(entry + ctx.rank() as u32);
+        self.entries.iter().sum()
+    }
+
+    fn entries(&self) -> Vec<u32> {
+        self.entries.clone()
+    }
+}
+
+async fn two_by_two() -> kolo::Result<Executor> {
+    let cluster = LocalCluster::builder().nodes(2).slots(2).start().await?;
+    Ok(Executor::builder()
+        .hosts(2)
+        .slots(2)
+        .output(Output::Silent)
+        .start(&cluster)
+        .await?)
+}
+
+async fn functions_run_on_all_one_and_some() -> Outcome {
+    let executor = two_by_two().await?;
+    assert_eq!(executor.world_size(), 4);
+    assert_eq!(executor.run(whoami, ()).await?, [0, 1, 2, 3]);
+    assert_eq!(
+        executor.on(Rank(2)).run(shout, "hello".to_owned()).await?,
+        "hello from 2 of 4"
+    );
+    assert_eq!(
+        executor
+            .on_ranks(&[Rank(3), Rank(1)])
+            .run(whoami, ())
+            .await?,
+        [1, 3]
+    );
+    let mut all = Vec::new();
+    for _ in 0..200 {
+        all.push(executor.submit(whoami, ()));
+    }
+    for calls in all {
+        for (rank, call) in calls.into_iter().enumerate() {
+            assert_eq!(call.await?, rank);
+        }
+    }
+    let info = executor.cluster().status().await?;
+    assert_eq!((info.nodes.len(), info.running_jobs), (2, 1));
+    let exits = executor.shutdown().await?;
+    assert!(
+        exits
+            .iter()
+            .all(|worker| worker.exit == Some(Exit::Code(0))),
+        "{exits:?}"
+    );
+    Ok(())
+}
+
+async fn values_keep_their_state_and_order() -> Outcome {
+    let executor = two_by_two().await?;
+    let journal = executor.create::<Journal>(7).await?;
+    let other = executor.create::<Journal>((1,)).await?;
+    let pending: Vec<_> = (0..50).map(|entry| journal.add(entry).submit()).collect();
+    assert_eq!(
+        journal.on(Rank(1)).entries().await?,
+        [7].into_iter().chain(1..51).collect::<Vec<_>>()
+    );
+    for calls in pending {
+        for call in calls {
+            call.await?;
+        }
+    }
+    assert_eq!(other.entries().await?, [[1], [1], [1], [1]]);
+    drop((journal, other));
+    executor.shutdown().await?;
+    Ok(())
+}
+
+async fn errors_and_panics_name_the_rank() -> Outcome {
+    let executor = two_by_two().await?;
+    let error = executor.run(fail_on, 2).await.unwrap_err();
+    assert_eq!(
+        (error.rank(), error.kind()),
+        (Some(Rank(2)), CallErrorKind::Error)
+    );
+    assert!(error.to_string().contains("told to fail"), "{error}");
+    let error = executor.run(panic_on, 1).await.unwrap_err();
+    assert_eq!(
+        (error.rank(), error.kind()),
+        (Some(Rank(1)), CallErrorKind::Panic)
+    );
+    assert!(
+        error
+            .backtrace()
+            .is_some_and(|trace| trace.contains("panic_on")),
+        "{error:#}"
+    );
+    assert_eq!(executor.run(whoami, ()).await?, [0, 1, 2, 3]);
+    executor.shutdown().await?;
+    Ok(())
+}
+
+async fn a_worker_that_exits_is_told_with_code_and_last_words() -> Outcome {
+    let executor = two_by_two().await?;
+    let error = executor.run(exit_on, 3).await.unwrap_err();
+    assert_eq!(
+        (error.rank(), error.exit()),
+        (Some(Rank(3)), Some(Exit::Code(3))),
+        "{error}"
+    );
+    assert_eq!(error.stderr_tail(), ["leaving"]);
+    let error = executor.on(Rank(3)).run(whoami, ()).await.unwrap_err();
+    assert_eq!(error.kind(), CallErrorKind::Lost);
+    match executor.shutdown().await {
+        Ok(_) | Err(ShutdownError::Failed { .. }) => Ok(()),
+        Err(other) => Err(other.into()),
+    }
+}
+
+async fn a_group_that_does_not_fit_is_refused_at_once() -> Outcome {
+    let cluster = LocalCluster::builder().slots(2).start().await?;
+    let error = Executor::builder()
+        .workers(4)
+        .start(&cluster)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, StartError::Refused { .. }) && error.is_retryable(),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains('4') && error.to_string().contains('2'),
+        "{error}"
+    );
+    let fits = Executor::builder()
+        .workers(4)
+        .cpus_per_worker(0.5)
+        .output(Output::Silent);
+    fits.start(&cluster).await?.shutdown().await?;
+    Ok(())
+}
+
+async fn deadlines_and_dropped_futures_end_calls() -> Outcome {
+    let executor = two_by_two().await?;
+    let late = executor
+        .run(sleep_long, ())
+        .deadline(Duration::from_millis(50))
+        .await
+        .unwrap_err();
+    assert_eq!(late.kind(), CallErrorKind::Deadline);
+    drop(executor.submit(sleep_long, ()));
+    assert_eq!(executor.run(whoami, ()).await?, [0, 1, 2, 3]);
+    executor.shutdown().await?;
+    Ok(())
+}
+
+async fn output_comes_with_rank() -> Outcome {
+    let cluster = LocalCluster::builder().slots(2).start().await?;
+    let (sender, mut lines) = tokio::sync::mpsc::channel(16);
+    let output = Output::callback(move |line| {
+        // The test may have ended.
+        sender
+            .blocking_send((line.rank, line.stream, line.text))
+            .ok();
+    });
+    let executor = Executor::builder()
+        .workers(2)
+        .output(output)
+        .start(&cluster)
+        .await?;
+    executor.run(speak, ()).await?;
+    let mut seen = Vec::new();
+    while seen.len() < 4 {
+        seen.push(lines.recv().await.expect("the output ends"));
+    }
+    seen.sort_by_key(|(rank, stream, _)| (*rank, *stream == Stdio::Stderr));
+    let expected = [("out", 0), ("err", 0), ("out", 1), ("err", 1)];
+    for ((rank, _, text), (stream, expected)) in seen.iter().zip(expected) {
+        assert_eq!(*rank, Rank(expected));
+        assert_eq!(
+            String::from_utf8_lossy(text),
+            format!("{stream} of {expected}")
+        );
+    }
+    executor.shutdown().await?;
+    Ok(())
+}
+
+async fn a_dropped_executor_ends_its_workers() -> Outcome {
+    let cluster = LocalCluster::builder().slots(2).start().await?;
+    let executor = Executor::builder()
+        .workers(2)
+        .output(Output::Silent)
+        .start(&cluster)
+        .await?;
+    let pids = executor.run(process_id, ()).await?;
+    drop(executor);
+    while cluster.status().await?.running_jobs > 0 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    for pid in pids {
+        assert!(
+            !std::path::Path::new(&format!("/proc/{pid}")).exists(),
+            "{pid} lives on"
+        );
+    }
+    // The cluster's last handle goes with the executor; its workers go with it.
+    let executor = Executor::builder()
+        .workers(1)
+        .output(Output::Silent)
+        .start(&cluster)
+        .await?;
+    let pid = executor.run(process_id, ()).await?[0];
+    drop((cluster, executor));
+    while std::path::Path::new(&format!("/proc/{pid}")).exists() {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    Ok(())
+}
+
+async fn clusters_in_one_process_are_apart() -> Outcome {
+    let (one, two) = tokio::try_join!(two_by_two(), two_by_two())?;
+    assert_ne!(one.cluster().id(), two.cluster().id());
+    let (first, second) = tokio::try_join!(
+        one.run(process_id, ()).into_future(),
+        two.run(process_id, ()).into_future()
+    )?;
+    assert!(first.iter().all(|pid| !second.contains(pid)));
+    one.shutdown().await?;
+    assert_eq!(two.run(whoami, ()).await?, [0, 1, 2, 3]);
+    two.shutdown().await?;
+    Ok(())
+}
+
+async fn the_default_cluster_has_room_for_four() -> Outcome {
+    let cluster = Cluster::local().await?;
+    let executor = Executor::builder()
+        .workers(4)
+        .output(Output::Silent)
+        .start(&cluster)
+        .await?;
+    assert_eq!(executor.run(whoami, ()).await?, [0, 1, 2, 3]);
+    executor.shutdown().await?;
+    Ok(())
+}

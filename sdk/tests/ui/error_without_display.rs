@@ -1,0 +1,8 @@
+struct Broken;
+
+#[kolo::function]
+fn fails() -> Result<(), Broken> {
+    Err(Broken)
+}
+
+fn main() {}

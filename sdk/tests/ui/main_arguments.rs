@@ -1,0 +1,2 @@
+#[kolo::main]
+async fn main(_args: Vec<String>) {}

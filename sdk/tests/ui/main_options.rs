@@ -1,0 +1,2 @@
+#[kolo::main(flavor = "current_thread")]
+async fn main() {}

@@ -1,0 +1,2 @@
+#[kolo::main]
+fn main() {}

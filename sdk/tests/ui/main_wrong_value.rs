@@ -1,0 +1,4 @@
+#[kolo::main]
+async fn main() -> Result<(), std::io::Error> {
+    5
+}
