@@ -1,0 +1,611 @@
+//! The cluster and its faults.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use kolo::Cluster;
+use kolo_runtime::{Head, HeadConfig, HeadState, Node, NodeConfig, NodeCredentials, NodeResources};
+use kolo_transport::Credentials;
+use kolo_transport::identity::Role;
+use kolo_transport::ids::{DriverId, JobId, NodeId, Rank};
+use kolo_transport::wire::{ClusterInfo, JobInfo};
+use rustix::process::{Pid, Signal};
+use tempfile::TempDir;
+
+use crate::member::{Ready, Task};
+use crate::process::{Daemon, Spawner};
+
+/// How long anything in the harness waits before it gives up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What went wrong in the harness itself.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HarnessError {
+    /// A daemon did not start or did not end well; its log is in the message.
+    #[error("a daemon failed: {0}")]
+    Daemon(String),
+    /// A fault could not be made: no such node, rank or process, or not in this mode.
+    #[error("the fault can't be made: {0}")]
+    Fault(String),
+    /// What was waited for did not happen within a minute.
+    #[error("waited {PATIENCE:?} in vain for {what}; last seen: {last}")]
+    Patience {
+        /// What was waited for.
+        what: String,
+        /// What was there instead.
+        last: String,
+    },
+    /// The cluster could not be reached as a driver.
+    #[error("can't reach the cluster: {0}")]
+    Cluster(String),
+}
+
+fn cluster_error(error: impl fmt::Display) -> HarnessError {
+    HarnessError::Cluster(error.to_string())
+}
+
+/// Where daemons run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Each is a process of its own: it can be killed and stopped like a host.
+    Processes,
+    /// Threads of the test process: quicker to start, easier to debug. A node can be killed, not stopped.
+    InProcess,
+}
+
+/// Describes a [`TestCluster`].
+#[derive(Debug, Clone)]
+pub struct TestClusterBuilder {
+    mode: Mode,
+    nodes: usize,
+    slots: u32,
+    gpus: u32,
+    custom: Vec<(String, f64)>,
+    hostnames: Vec<String>,
+    lease: Duration,
+}
+
+impl TestClusterBuilder {
+    /// Number of node daemons. Default: 1.
+    #[must_use]
+    pub fn nodes(mut self, nodes: usize) -> Self {
+        self.nodes = nodes;
+        self
+    }
+
+    /// CPUs of each node, and so the number of default workers that fit there. Default: 1.
+    #[must_use]
+    pub fn slots(mut self, slots: u32) -> Self {
+        self.slots = slots;
+        self
+    }
+
+    /// GPUs that each node declares; they need not exist. Default: 0.
+    #[must_use]
+    pub fn gpus(mut self, gpus: u32) -> Self {
+        self.gpus = gpus;
+        self
+    }
+
+    /// A custom resource of each node. May be repeated.
+    #[must_use]
+    pub fn resource(mut self, name: impl Into<String>, amount: f64) -> Self {
+        self.custom.push((name.into(), amount));
+        self
+    }
+
+    /// Hostnames of the nodes, in order; the machine's own where there are fewer.
+    #[must_use]
+    pub fn hostnames<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.hostnames = names.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Where daemons run. Default: [`Mode::Processes`].
+    #[must_use]
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// After how long without a heartbeat a node counts as lost. Default: 10 s, which a busy machine
+    /// does not reach by accident; tests that wait for a loss want less.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// Starts the head, then all nodes at once; returns when all are registered.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Daemon`] with the log of what did not start.
+    pub async fn start(self) -> Result<TestCluster, HarnessError> {
+        let spawner = Spawner::start();
+        let dir = TempDir::with_prefix("kolo-test-")
+            .map_err(|error| HarnessError::Daemon(error.to_string()))?;
+        let head = match self.mode {
+            Mode::Processes => {
+                let state = dir.path().join("head");
+                let lease_ms = self.lease.as_millis() as u64;
+                HeadMember::Process(spawner.spawn(Task::Head { state, lease_ms }).await?)
+            }
+            Mode::InProcess => {
+                let config = HeadConfig {
+                    state: HeadState::Memory,
+                    lease: self.lease,
+                    ..HeadConfig::default()
+                };
+                HeadMember::Here(Box::new(
+                    Head::start(config)
+                        .await
+                        .map_err(|e| HarnessError::Daemon(e.to_string()))?,
+                ))
+            }
+        };
+        let mut cluster = TestCluster {
+            config: self,
+            slots: Vec::new(),
+            nodes: Vec::new(),
+            head: Some(head),
+            old_logs: Vec::new(),
+            spawner,
+            dir,
+        };
+        let nodes = cluster.config.nodes;
+        for index in 0..nodes {
+            let node = cluster.start_node(index).await?;
+            cluster.nodes.push(Some(node));
+        }
+        Ok(cluster)
+    }
+}
+
+#[derive(Debug)]
+enum HeadMember {
+    Process(Daemon),
+    Here(Box<Head>),
+}
+
+#[derive(Debug)]
+enum NodeMember {
+    Process(Daemon, NodeId),
+    Here(Box<Node>),
+}
+
+impl NodeMember {
+    fn id(&self) -> NodeId {
+        match self {
+            Self::Process(_, id) => *id,
+            Self::Here(node) => node.id(),
+        }
+    }
+}
+
+/// A head and its nodes. Dropping it kills all of them, and with them all workers.
+#[derive(Debug)]
+pub struct TestCluster {
+    // Order of fields is order of drop: the daemons before their directory.
+    nodes: Vec<Option<NodeMember>>,
+    head: Option<HeadMember>,
+    old_logs: Vec<(String, String)>,
+    config: TestClusterBuilder,
+    /// Slots of nodes that were added with a number of their own.
+    slots: Vec<u32>,
+    spawner: Spawner,
+    dir: TempDir,
+}
+
+impl TestCluster {
+    /// A cluster of one node with one slot, until told otherwise.
+    #[must_use]
+    pub fn builder() -> TestClusterBuilder {
+        TestClusterBuilder {
+            mode: Mode::Processes,
+            nodes: 1,
+            slots: 1,
+            gpus: 0,
+            custom: Vec::new(),
+            hostnames: Vec::new(),
+            lease: Duration::from_secs(10),
+        }
+    }
+
+    async fn start_node(&self, index: usize) -> Result<NodeMember, HarnessError> {
+        let config = &self.config;
+        let slots = self.slots.get(index).copied().unwrap_or(config.slots);
+        let hostname = config.hostnames.get(index).cloned();
+        let head = self.address()?;
+        let token = self.node_token()?;
+        match config.mode {
+            Mode::Processes => {
+                let task = Task::Node {
+                    head,
+                    token,
+                    hostname,
+                    cpus: f64::from(slots),
+                    gpus: config.gpus,
+                    custom: config.custom.clone(),
+                    programs: self.dir.path().join(format!("programs-{index}")),
+                };
+                let daemon = self.spawner.spawn(task).await?;
+                match daemon.ready {
+                    Ready::Node { node } => Ok(NodeMember::Process(daemon, node)),
+                    _ => Err(HarnessError::Daemon("it is no node".to_owned())),
+                }
+            }
+            Mode::InProcess => {
+                let bad = |error: &dyn fmt::Display| HarnessError::Daemon(error.to_string());
+                let token = token.parse().map_err(|error| bad(&error))?;
+                let node = NodeConfig {
+                    hostname,
+                    resources: NodeResources {
+                        cpus: Some(f64::from(slots)),
+                        gpus: Some(config.gpus),
+                        custom: config.custom.iter().cloned().collect(),
+                    },
+                    ..NodeConfig::new(head, NodeCredentials::Token(token))
+                };
+                Ok(NodeMember::Here(Box::new(
+                    Node::start(node).await.map_err(|error| bad(&error))?,
+                )))
+            }
+        }
+    }
+
+    fn head(&self) -> Result<&HeadMember, HarnessError> {
+        self.head
+            .as_ref()
+            .ok_or_else(|| HarnessError::Fault("the head was killed".to_owned()))
+    }
+
+    fn node(&self, index: usize) -> Result<&NodeMember, HarnessError> {
+        self.nodes
+            .get(index)
+            .and_then(Option::as_ref)
+            .ok_or_else(|| {
+                HarnessError::Fault(format!(
+                    "node {index} is not running; there are {} nodes",
+                    self.nodes.len()
+                ))
+            })
+    }
+
+    /// Where the head listens.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Fault`] if it was killed.
+    pub fn address(&self) -> Result<SocketAddr, HarnessError> {
+        match self.head()? {
+            HeadMember::Here(head) => Ok(head.address()),
+            HeadMember::Process(daemon) => match &daemon.ready {
+                Ready::Head { address, .. } => Ok(*address),
+                _ => Err(HarnessError::Daemon("it is no head".to_owned())),
+            },
+        }
+    }
+
+    fn node_token(&self) -> Result<String, HarnessError> {
+        match self.head()? {
+            HeadMember::Here(head) => Ok(head
+                .create_token(Role::Node, Duration::from_secs(3600), None)
+                .to_string()),
+            HeadMember::Process(daemon) => match &daemon.ready {
+                Ready::Head { node_token, .. } => Ok(node_token.clone()),
+                _ => Err(HarnessError::Daemon("it is no head".to_owned())),
+            },
+        }
+    }
+
+    /// Credentials of a driver; in [`Mode::Processes`] always the same driver, the administrator.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Cluster`] if they can't be had.
+    pub fn credentials(&self) -> Result<Credentials, HarnessError> {
+        match self.head()? {
+            HeadMember::Here(head) => head
+                .authority()
+                .issue(Role::Driver, &DriverId::random().to_string())
+                .map_err(cluster_error),
+            HeadMember::Process(_) => {
+                Credentials::load(&self.dir.path().join("head").join("admin"))
+                    .map_err(cluster_error)
+            }
+        }
+    }
+
+    /// Connects as a driver.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Cluster`].
+    pub async fn connect(&self) -> Result<Cluster, HarnessError> {
+        Cluster::connect(self.address()?, self.credentials()?)
+            .await
+            .map_err(cluster_error)
+    }
+
+    /// Connects as a driver with all links on `runtime`; see [`Cluster::connect_on`].
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Cluster`].
+    pub async fn connect_on(
+        &self,
+        runtime: tokio::runtime::Handle,
+    ) -> Result<Cluster, HarnessError> {
+        let connected = Cluster::connect_on(runtime, self.address()?, self.credentials()?);
+        connected.await.map_err(cluster_error)
+    }
+
+    /// The id of a node; it changes when the node is restarted.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Fault`] if it is not running.
+    pub fn node_id(&self, index: usize) -> Result<NodeId, HarnessError> {
+        self.node(index).map(NodeMember::id)
+    }
+
+    /// The process id of a node's daemon.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Fault`] if it is not running or not a process.
+    pub fn node_pid(&self, index: usize) -> Result<u32, HarnessError> {
+        match self.node(index)? {
+            NodeMember::Process(daemon, _) => {
+                Ok(daemon.pid().as_raw_nonzero().get().unsigned_abs())
+            }
+            NodeMember::Here(_) => Err(HarnessError::Fault(
+                "nodes are no processes in this mode".to_owned(),
+            )),
+        }
+    }
+
+    /// Kills a node as a power cut would: `SIGKILL`, no goodbye.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Fault`] if it is not running.
+    pub fn kill_node(&mut self, index: usize) -> Result<(), HarnessError> {
+        self.node(index)?;
+        match self.nodes[index].take() {
+            Some(NodeMember::Process(daemon, _)) => {
+                self.old_logs
+                    .push((format!("node {index}, killed"), daemon.log.text()));
+                daemon.kill();
+            }
+            Some(NodeMember::Here(node)) => node.kill(),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Stops a node's daemon with `SIGSTOP`: it is there, but says nothing. Its workers run on.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Fault`] if it is not running or not a process.
+    pub fn pause_node(&self, index: usize) -> Result<(), HarnessError> {
+        self.signal_node(index, Signal::STOP)
+    }
+
+    /// Lets a paused node go on.
+    ///
+    /// # Errors
+    ///
+    /// As [`TestCluster::pause_node`].
+    pub fn resume_node(&self, index: usize) -> Result<(), HarnessError> {
+        self.signal_node(index, Signal::CONT)
+    }
+
+    fn signal_node(&self, index: usize, signal: Signal) -> Result<(), HarnessError> {
+        match self.node(index)? {
+            NodeMember::Process(daemon, _) => daemon.signal(signal),
+            NodeMember::Here(_) => Err(HarnessError::Fault(
+                "nodes are no processes in this mode".to_owned(),
+            )),
+        }
+    }
+
+    /// Starts a node again that was killed, or kills and starts it. It joins as a new node.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Fault`] if there was no such node; [`HarnessError::Daemon`] if it does not start.
+    pub async fn restart_node(&mut self, index: usize) -> Result<(), HarnessError> {
+        if index >= self.nodes.len() {
+            return Err(HarnessError::Fault(format!(
+                "there is no node {index}; there are {}",
+                self.nodes.len()
+            )));
+        }
+        if self.nodes[index].is_some() {
+            self.kill_node(index)?;
+        }
+        self.nodes[index] = Some(self.start_node(index).await?);
+        Ok(())
+    }
+
+    /// Adds a node to the cluster; gives its index.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Daemon`] if it does not start.
+    pub async fn add_node(&mut self) -> Result<usize, HarnessError> {
+        self.add_node_with_slots(self.config.slots).await
+    }
+
+    /// Adds a node with another number of slots than the others; gives its index.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Daemon`] if it does not start.
+    pub async fn add_node_with_slots(&mut self, slots: u32) -> Result<usize, HarnessError> {
+        let index = self.nodes.len();
+        self.slots.resize(index, self.config.slots);
+        self.slots.push(slots);
+        let node = self.start_node(index).await?;
+        self.nodes.push(Some(node));
+        Ok(index)
+    }
+
+    /// Kills the head.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Fault`] if it was killed before or is no process.
+    pub fn kill_head(&mut self) -> Result<(), HarnessError> {
+        match self.head.take() {
+            Some(HeadMember::Process(daemon)) => {
+                self.old_logs
+                    .push(("head, killed".to_owned(), daemon.log.text()));
+                daemon.kill();
+                Ok(())
+            }
+            other => {
+                self.head = other;
+                Err(HarnessError::Fault("there is no head process".to_owned()))
+            }
+        }
+    }
+
+    /// The process id of a job's worker, as the head knows it.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Fault`] if there is no such rank; [`HarnessError::Cluster`].
+    pub async fn worker_pid(&self, job: JobId, rank: Rank) -> Result<u32, HarnessError> {
+        let info = self.job(job).await?;
+        info.workers
+            .iter()
+            .find(|worker| worker.member.rank == rank && worker.pid != 0)
+            .map(|worker| worker.pid)
+            .ok_or_else(|| HarnessError::Fault(format!("{job} has no running rank {rank}")))
+    }
+
+    /// Sends a signal to a job's worker: `Signal::KILL`, `Signal::STOP`, `Signal::CONT`, …
+    ///
+    /// # Errors
+    ///
+    /// As [`TestCluster::worker_pid`]; [`HarnessError::Fault`] if the process is gone.
+    pub async fn signal_worker(
+        &self,
+        job: JobId,
+        rank: Rank,
+        signal: Signal,
+    ) -> Result<(), HarnessError> {
+        let pid = self.worker_pid(job, rank).await?;
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| HarnessError::Fault(format!("rank {rank} has no process")))?;
+        rustix::process::kill_process(pid, signal)
+            .map_err(|error| HarnessError::Fault(error.to_string()))
+    }
+
+    /// Kills a job's worker with `SIGKILL`.
+    ///
+    /// # Errors
+    ///
+    /// As [`TestCluster::signal_worker`].
+    pub async fn kill_worker(&self, job: JobId, rank: Rank) -> Result<(), HarnessError> {
+        self.signal_worker(job, rank, Signal::KILL).await
+    }
+
+    /// The cluster as the head sees it.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Cluster`].
+    pub async fn status(&self) -> Result<ClusterInfo, HarnessError> {
+        self.connect().await?.status().await.map_err(cluster_error)
+    }
+
+    /// A job as the head sees it.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Cluster`].
+    pub async fn job(&self, job: JobId) -> Result<JobInfo, HarnessError> {
+        self.connect().await?.job(job).await.map_err(cluster_error)
+    }
+
+    /// Waits until the head sees the cluster as `holds` wants it; at most a minute.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Patience`] with what the head saw last.
+    pub async fn wait_until(
+        &self,
+        what: &str,
+        mut holds: impl FnMut(&ClusterInfo) -> bool,
+    ) -> Result<ClusterInfo, HarnessError> {
+        let cluster = self.connect().await?;
+        let start = std::time::Instant::now();
+        loop {
+            let info = cluster.status().await.map_err(cluster_error)?;
+            if holds(&info) {
+                return Ok(info);
+            }
+            if start.elapsed() > PATIENCE {
+                return Err(HarnessError::Patience {
+                    what: what.to_owned(),
+                    last: format!("{info:?}"),
+                });
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// What every daemon wrote so far, with its name. Empty in [`Mode::InProcess`].
+    #[must_use]
+    pub fn logs(&self) -> Vec<(String, String)> {
+        let mut logs = self.old_logs.clone();
+        if let Some(HeadMember::Process(daemon)) = &self.head {
+            logs.push(("head".to_owned(), daemon.log.text()));
+        }
+        for (index, node) in self.nodes.iter().enumerate() {
+            if let Some(NodeMember::Process(daemon, id)) = node {
+                logs.push((format!("node {index} ({id})"), daemon.log.text()));
+            }
+        }
+        logs
+    }
+
+    /// Stops everything gracefully, nodes first.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Daemon`] if one does not end well.
+    pub async fn stop(mut self) -> Result<(), HarnessError> {
+        for node in self.nodes.iter_mut().filter_map(Option::take) {
+            match node {
+                NodeMember::Process(daemon, _) => daemon.stop().await?,
+                NodeMember::Here(node) => node.stop().await,
+            }
+        }
+        match self.head.take() {
+            Some(HeadMember::Process(daemon)) => daemon.stop().await,
+            Some(HeadMember::Here(head)) => {
+                head.stop().await;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for TestCluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for (name, text) in self.logs() {
+                eprintln!("---- log of {name}\n{text}");
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! A daemon as a process of its own: what it is told, and what it tells.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kolo_runtime::{
+    Head, HeadConfig, HeadState, Node, NodeConfig, NodeCredentials, NodeResources, ProgramSource,
+};
+use kolo_transport::identity::Role;
+use kolo_transport::ids::NodeId;
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncReadExt as _;
+
+/// Holds a [`Task`] as JSON.
+pub(crate) const TASK: &str = "KOLO_HARNESS_TASK";
+
+/// What a daemon process is told.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Task {
+    Head {
+        state: PathBuf,
+        lease_ms: u64,
+    },
+    Node {
+        head: SocketAddr,
+        token: String,
+        hostname: Option<String>,
+        cpus: f64,
+        gpus: u32,
+        custom: Vec<(String, f64)>,
+        programs: PathBuf,
+    },
+}
+
+/// What it tells, as one line, when it is ready.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Ready {
+    Head {
+        address: SocketAddr,
+        node_token: String,
+    },
+    Node {
+        node: NodeId,
+    },
+    Failed {
+        error: String,
+    },
+}
+
+/// Is the daemon that the environment asks for, and never returns then.
+pub(crate) fn run_if_daemon() {
+    let Ok(task) = std::env::var(TASK) else {
+        return;
+    };
+    let code = match run(&task) {
+        Ok(()) => 0,
+        Err(error) => {
+            let ready = Ready::Failed {
+                error: error.to_string(),
+            };
+            // Nobody is left to tell if this fails.
+            drop(say(&ready));
+            eprintln!("{error}");
+            1
+        }
+    };
+    std::process::exit(code);
+}
+
+fn say(ready: &Ready) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(ready)?;
+    line.push(b'\n');
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(&line)?;
+    stdout.flush()
+}
+
+fn run(task: &str) -> Result<(), Box<dyn std::error::Error>> {
+    // A test process that is killed must not leave its daemons behind, stopped ones included.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("KOLO_LOG")
+                .unwrap_or_else(|_| "info".into()),
+        )
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    let task: Task = serde_json::from_str(task)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        match task {
+            Task::Head { state, lease_ms } => {
+                let config = HeadConfig {
+                    state: HeadState::Dir(state),
+                    lease: Duration::from_millis(lease_ms),
+                    ..HeadConfig::default()
+                };
+                let head = Head::start(config).await?;
+                let token = head.create_token(Role::Node, Duration::from_secs(24 * 3600), None);
+                say(&Ready::Head {
+                    address: head.address(),
+                    node_token: token.to_string(),
+                })?;
+                until_told_to_stop().await;
+                head.stop().await;
+            }
+            Task::Node {
+                head,
+                token,
+                hostname,
+                cpus,
+                gpus,
+                custom,
+                programs,
+            } => {
+                let config = NodeConfig {
+                    hostname,
+                    // In a file, and not in memory, a program finds the symbols for its backtraces.
+                    programs: ProgramSource {
+                        cache: Some(programs),
+                        ..ProgramSource::default()
+                    },
+                    resources: NodeResources {
+                        cpus: Some(cpus),
+                        gpus: Some(gpus),
+                        custom: custom.into_iter().collect(),
+                    },
+                    ..NodeConfig::new(head, NodeCredentials::Token(token.parse()?))
+                };
+                let node = Node::start(config).await?;
+                say(&Ready::Node { node: node.id() })?;
+                until_told_to_stop().await;
+                node.stop().await;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Standard input is a pipe from the test: its end asks for a graceful stop.
+async fn until_told_to_stop() {
+    let mut stdin = tokio::net::unix::pipe::Receiver::from_owned_fd(
+        std::os::fd::AsFd::as_fd(&std::io::stdin())
+            .try_clone_to_owned()
+            .expect("standard input is open"),
+    )
+    .expect("standard input is a pipe");
+    let mut buffer = [0; 64];
+    while matches!(stdin.read(&mut buffer).await, Ok(count) if count > 0) {}
+}
