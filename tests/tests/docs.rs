@@ -1,0 +1,93 @@
+//! What the documents name exists.
+
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the package is in a folder of the workspace")
+        .to_owned()
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All documents: the README and what is in `docs/`.
+fn documents() -> Vec<PathBuf> {
+    let mut all = vec![root().join("README.md")];
+    let docs = std::fs::read_dir(root().join("docs")).expect("there is a folder docs");
+    all.extend(
+        docs.map(|entry| entry.expect("it can be listed").path())
+            .filter(|path| path.extension().is_some_and(|end| end == "md")),
+    );
+    all
+}
+
+/// The pieces of `text` between `open` and `close`.
+fn between<'a>(text: &'a str, open: &str, close: &str) -> Vec<&'a str> {
+    text.split(open)
+        .skip(1)
+        .filter_map(|rest| Some(rest.split_once(close)?.0))
+        .collect()
+}
+
+#[test]
+fn links_lead_to_files() {
+    let mut links = 0;
+    for document in documents() {
+        for link in between(&read(&document), "](", ")") {
+            if link.starts_with("http") || link.starts_with('#') {
+                continue;
+            }
+            let file = link.split('#').next().unwrap_or(link);
+            let target = document
+                .parent()
+                .expect("a document is in a folder")
+                .join(file);
+            assert!(
+                target.exists(),
+                "{} links to {link}, which is not there",
+                document.display()
+            );
+            links += 1;
+        }
+    }
+    assert!(links > 10, "only {links} links were found");
+}
+
+#[test]
+fn tests_that_show_a_promise_exist() {
+    let security = read(&root().join("docs/security.md"));
+    let table = security
+        .split_once("| promise | tests |")
+        .expect("the table is there")
+        .1;
+    let mut tests = 0;
+    for row in table.lines().filter(|line| line.starts_with("| ")) {
+        let mut source = None;
+        for name in row.split('`').skip(1).step_by(2) {
+            if name.contains('/') {
+                source = Some((name, read(&root().join(name))));
+                continue;
+            }
+            let (file, text) = source.as_ref().expect("a file is named before its tests");
+            assert!(
+                text.contains(&format!("fn {name}(")),
+                "{file} has no test {name}"
+            );
+            tests += 1;
+        }
+    }
+    assert!(tests > 20, "only {tests} tests were found");
+}
+
+#[test]
+fn the_program_in_the_readme_is_the_example() {
+    let readme = read(&root().join("README.md"));
+    let program = read(&root().join("examples/counter/main.rs"));
+    assert!(
+        readme.contains(&format!("```rust\n{program}```\n")),
+        "README.md and examples/counter/main.rs differ: copy the example into the README"
+    );
+}

@@ -1,0 +1,133 @@
+//! Collectives among real worker processes, inside a node and between nodes.
+
+use kolo::prelude::*;
+
+use crate::support::{group, soon, whoami};
+
+/// Sums over every kind of length, broadcasts from every root, gathers, and a barrier.
+#[kolo::function]
+fn everything(ctx: &Context) -> anyhow::Result<u64> {
+    let (rank, size) = (ctx.rank(), ctx.world_size());
+    let comm = ctx.comm();
+    let mut checked = 0;
+    for len in [0, 1, 2, 3, 17, 1000, 70_001] {
+        let mut sums: Vec<f64> = (0..len).map(|i| (rank * 1000 + i) as f64).collect();
+        comm.all_reduce(&mut sums, ReduceOp::Sum)?;
+        let base = (size * (size - 1) / 2 * 1000) as f64;
+        anyhow::ensure!(
+            sums.iter()
+                .enumerate()
+                .all(|(i, sum)| *sum == base + (size * i) as f64)
+        );
+
+        let mut largest: Vec<i32> = (0..len).map(|i| (rank + i) as i32).collect();
+        comm.all_reduce(&mut largest, ReduceOp::Max)?;
+        anyhow::ensure!(
+            largest
+                .iter()
+                .enumerate()
+                .all(|(i, max)| *max == (size - 1 + i) as i32)
+        );
+
+        for root in 0..size {
+            let mut values = vec![if rank == root { root as i64 + 5 } else { -1 }; len];
+            comm.broadcast(&mut values, Rank(root as u32))?;
+            anyhow::ensure!(values.iter().all(|value| *value == root as i64 + 5));
+        }
+
+        let gathered = comm.all_gather(&vec![rank as f32; len])?;
+        anyhow::ensure!(
+            gathered
+                == (0..size)
+                    .flat_map(|r| vec![r as f32; len])
+                    .collect::<Vec<_>>()
+        );
+        comm.barrier()?;
+        checked += 1;
+    }
+    Ok(checked)
+}
+
+async fn all_work(nodes: usize, slots: u32) -> anyhow::Result<()> {
+    let (cluster, executor) = group(nodes, slots).await?;
+    assert_eq!(
+        soon(executor.run(everything, ())).await?,
+        vec![7; nodes * slots as usize]
+    );
+    executor.shutdown().await?;
+    cluster.stop().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn alone() -> anyhow::Result<()> {
+    all_work(1, 1).await
+}
+
+#[tokio::test]
+async fn three_on_one_node() -> anyhow::Result<()> {
+    all_work(1, 3).await
+}
+
+#[tokio::test]
+async fn two_nodes_with_two() -> anyhow::Result<()> {
+    all_work(2, 2).await
+}
+
+#[tokio::test]
+async fn three_nodes_with_one() -> anyhow::Result<()> {
+    all_work(3, 1).await
+}
+
+#[kolo::function]
+fn sum_unless(ctx: &Context, rank: usize) -> anyhow::Result<f32> {
+    anyhow::ensure!(ctx.rank() != rank, "rank {rank} does not come");
+    let mut value = [1.0_f32];
+    ctx.comm().all_reduce(&mut value, ReduceOp::Sum)?;
+    Ok(value[0])
+}
+
+/// One rank's method fails before its collective: the others are not left to wait, the error is that
+/// rank's, and the next call works.
+#[tokio::test]
+async fn a_rank_that_fails_ends_the_wait_of_the_others() -> anyhow::Result<()> {
+    let (cluster, executor) = group(2, 2).await?;
+    assert_eq!(soon(executor.run(sum_unless, (99,))).await?, [4.0; 4]);
+    let error = soon(executor.run(sum_unless, (2,))).await.unwrap_err();
+    assert_eq!(error.rank(), Some(Rank(2)), "{error}");
+    assert!(
+        error.to_string().contains("rank 2 does not come"),
+        "{error}"
+    );
+    let mut echoes = 0;
+    for (rank, result) in executor.submit(sum_unless, (1,)).into_iter().enumerate() {
+        let error = soon(result).await.unwrap_err().to_string();
+        assert!(error.contains("rank 1"), "rank {rank}: {error}");
+        echoes += 1;
+    }
+    assert_eq!(echoes, 4);
+    assert_eq!(soon(executor.run(sum_unless, (99,))).await?, [4.0; 4]);
+    executor.shutdown().await?;
+    cluster.stop().await?;
+    Ok(())
+}
+
+#[kolo::function]
+fn disagree(ctx: &Context) -> anyhow::Result<()> {
+    let mut values = vec![1.0_f32; 4 + ctx.rank()];
+    Ok(ctx.comm().all_reduce(&mut values, ReduceOp::Sum)?)
+}
+
+#[tokio::test]
+async fn ranks_that_disagree_are_told_so() -> anyhow::Result<()> {
+    let (cluster, executor) = group(1, 2).await?;
+    for result in executor.submit(disagree, ()) {
+        let error = soon(result).await.unwrap_err().to_string();
+        assert!(error.contains('4') && error.contains('5'), "{error}");
+    }
+    assert_eq!(soon(executor.run(whoami, ())).await?, [0, 1]);
+    assert_eq!(soon(executor.run(sum_unless, (99,))).await?, [2.0; 2]);
+    executor.shutdown().await?;
+    cluster.stop().await?;
+    Ok(())
+}

@@ -1,0 +1,15 @@
+//! Whole clusters of real processes, through the public API.
+
+// `pub` says here what other files use; sums of small integers are exact as floats.
+#![allow(unreachable_pub, clippy::float_cmp)]
+
+mod bad_input;
+mod calls;
+mod collectives;
+mod deaths;
+mod executables;
+mod jobs;
+mod placement;
+mod processes;
+mod support;
+mod test_ray;
