@@ -1,1 +1,0 @@
-//! Every number that kolo claims, beside its peers

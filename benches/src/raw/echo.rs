@@ -1,0 +1,53 @@
+//! Echo over a Unix socket, and the child that is only spawned.
+
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use super::child::{RawChild, parent};
+use super::{Measured, measure, whole_frames};
+
+/// Role of the echo at the end of a Unix socket.
+pub(crate) const UNIX_ECHO: &str = "unix-echo";
+/// Role of a child that says hello and waits.
+pub(crate) const HELLO: &str = "hello";
+
+/// The echo's child: sends back whole frames, as many as came with one read.
+pub(crate) fn unix_echo() -> anyhow::Result<()> {
+    let mut socket = parent()?;
+    let mut buffer = vec![0; 256 * 1024];
+    let mut filled = 0;
+    loop {
+        let count = socket.read(&mut buffer[filled..])?;
+        if count == 0 {
+            return Ok(());
+        }
+        filled += count;
+        let (_, bytes) = whole_frames(&buffer[..filled]);
+        socket.write_all(&buffer[..bytes])?;
+        buffer.copy_within(bytes..filled, 0);
+        filled -= bytes;
+    }
+}
+
+/// The spawn's child.
+pub(crate) fn hello() -> anyhow::Result<()> {
+    let mut socket = parent()?;
+    socket.write_all(b"h")?;
+    // Ends with the parent, or is killed by it.
+    let _end = socket.read(&mut [0])?;
+    Ok(())
+}
+
+/// Measures the Unix socket echo.
+pub(crate) fn measure_unix(length: Duration) -> anyhow::Result<Measured> {
+    let child = RawChild::spawn(UNIX_ECHO, &[])?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let socket = child.socket.try_clone()?;
+        socket.set_nonblocking(true)?;
+        let (recv, send) = tokio::net::UnixStream::from_std(socket)?.into_split();
+        measure(recv, send, length).await
+    })
+}
