@@ -18,7 +18,7 @@ use tracing_subscriber::EnvFilter;
 const EXAMPLE: &str = "\
 Example: a head for other machines, with a token file for its nodes
   kolo-head --state-dir /var/lib/kolo --listen 10.0.0.1:7700 --http-listen 10.0.0.1:7701 \\
-      --node-token-file /root/node.token
+      --node-token-file /etc/kolo/node.token
 
 It prints one line with its addresses when it is ready. SIGTERM and SIGINT stop all jobs, then the head.
 Exit codes: 0 stopped, 1 failed, 2 wrong arguments.";

@@ -20,7 +20,7 @@ use tracing_subscriber::EnvFilter;
 
 const EXAMPLE: &str = "\
 Example: a node that joins with a token at its first start, and keeps its identity
-  kolo-node --head 10.0.0.1:7700 --token-file /root/node.token --state-dir /var/lib/kolo-node
+  kolo-node --head 10.0.0.1:7700 --token-file /etc/kolo/node.token --state-dir /var/lib/kolo-node
 
 Example: a node with declared resources
   kolo-node --head head.example:7700 --state-dir /var/lib/kolo-node --cpus 16 --gpus 2 --resource fpga=1

@@ -13,6 +13,7 @@ use kolo_transport::wire::{ClusterInfo, JobInfo};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
+use crate::builder::{Mode, TestClusterBuilder};
 use crate::member::{Ready, Task};
 use crate::process::{Daemon, Spawner};
 
@@ -46,78 +47,7 @@ fn cluster_error(error: impl fmt::Display) -> HarnessError {
     HarnessError::Cluster(error.to_string())
 }
 
-/// Where daemons run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// Each is a process of its own: it can be killed and stopped like a host.
-    Processes,
-    /// Threads of the test process: quicker to start, easier to debug. A node can be killed, not stopped.
-    InProcess,
-}
-
-/// Describes a [`TestCluster`].
-#[derive(Debug, Clone)]
-pub struct TestClusterBuilder {
-    mode: Mode,
-    nodes: usize,
-    slots: u32,
-    gpus: u32,
-    custom: Vec<(String, f64)>,
-    hostnames: Vec<String>,
-    lease: Duration,
-}
-
 impl TestClusterBuilder {
-    /// Number of node daemons. Default: 1.
-    #[must_use]
-    pub fn nodes(mut self, nodes: usize) -> Self {
-        self.nodes = nodes;
-        self
-    }
-
-    /// CPUs of each node, and so the number of default workers that fit there. Default: 1.
-    #[must_use]
-    pub fn slots(mut self, slots: u32) -> Self {
-        self.slots = slots;
-        self
-    }
-
-    /// GPUs that each node declares; they need not exist. Default: 0.
-    #[must_use]
-    pub fn gpus(mut self, gpus: u32) -> Self {
-        self.gpus = gpus;
-        self
-    }
-
-    /// A custom resource of each node. May be repeated.
-    #[must_use]
-    pub fn resource(mut self, name: impl Into<String>, amount: f64) -> Self {
-        self.custom.push((name.into(), amount));
-        self
-    }
-
-    /// Hostnames of the nodes, in order; the machine's own where there are fewer.
-    #[must_use]
-    pub fn hostnames<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
-        self.hostnames = names.into_iter().map(Into::into).collect();
-        self
-    }
-
-    /// Where daemons run. Default: [`Mode::Processes`].
-    #[must_use]
-    pub fn mode(mut self, mode: Mode) -> Self {
-        self.mode = mode;
-        self
-    }
-
-    /// After how long without a heartbeat a node counts as lost. Default: 10 s, which a busy machine
-    /// does not reach by accident; tests that wait for a loss want less.
-    #[must_use]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
-        self
-    }
-
     /// Starts the head, then all nodes at once; returns when all are registered.
     ///
     /// # Errors

@@ -10,7 +10,7 @@
 //! }
 //!
 //! # async fn test() -> Result<(), Box<dyn std::error::Error>> {
-//! let cluster = TestCluster::builder().nodes(2).slots(2).start().await?;
+//! let mut cluster = TestCluster::builder().nodes(2).slots(2).start().await?;
 //! let executor = Executor::builder().workers(4).start(&cluster.connect().await?).await?;
 //! assert_eq!(executor.run(whoami, ()).await?, [0, 1, 2, 3]);
 //! cluster.kill_node(1)?;
@@ -27,10 +27,12 @@
 //! process. When a [`TestCluster`] is dropped its processes are killed, and with them all workers; if the
 //! test is panicking, what the daemons wrote is printed.
 
+mod builder;
 mod cluster;
 mod entry;
 mod member;
 mod process;
 
-pub use cluster::{HarnessError, Mode, TestCluster, TestClusterBuilder};
+pub use builder::{Mode, TestClusterBuilder};
+pub use cluster::{HarnessError, TestCluster};
 pub use entry::run_if_member;

@@ -1,0 +1,76 @@
+//! What a cluster is to be like.
+
+use std::time::Duration;
+
+/// Where daemons run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Each is a process of its own: it can be killed and stopped like a host.
+    Processes,
+    /// Threads of the test process: quicker to start, easier to debug. A node can be killed, not stopped.
+    InProcess,
+}
+
+/// Describes a [`TestCluster`].
+#[derive(Debug, Clone)]
+pub struct TestClusterBuilder {
+    pub(crate) mode: Mode,
+    pub(crate) nodes: usize,
+    pub(crate) slots: u32,
+    pub(crate) gpus: u32,
+    pub(crate) custom: Vec<(String, f64)>,
+    pub(crate) hostnames: Vec<String>,
+    pub(crate) lease: Duration,
+}
+
+impl TestClusterBuilder {
+    /// Number of node daemons. Default: 1.
+    #[must_use]
+    pub fn nodes(mut self, nodes: usize) -> Self {
+        self.nodes = nodes;
+        self
+    }
+
+    /// CPUs of each node, and so the number of default workers that fit there. Default: 1.
+    #[must_use]
+    pub fn slots(mut self, slots: u32) -> Self {
+        self.slots = slots;
+        self
+    }
+
+    /// GPUs that each node declares; they need not exist. Default: 0.
+    #[must_use]
+    pub fn gpus(mut self, gpus: u32) -> Self {
+        self.gpus = gpus;
+        self
+    }
+
+    /// A custom resource of each node. May be repeated.
+    #[must_use]
+    pub fn resource(mut self, name: impl Into<String>, amount: f64) -> Self {
+        self.custom.push((name.into(), amount));
+        self
+    }
+
+    /// Hostnames of the nodes, in order; the machine's own where there are fewer.
+    #[must_use]
+    pub fn hostnames<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.hostnames = names.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Where daemons run. Default: [`Mode::Processes`].
+    #[must_use]
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// After how long without a heartbeat a node counts as lost. Default: 10 s, which a busy machine
+    /// does not reach by accident; tests that wait for a loss want less.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+}
