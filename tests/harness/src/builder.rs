@@ -11,7 +11,7 @@ pub enum Mode {
     InProcess,
 }
 
-/// Describes a [`TestCluster`].
+/// Describes a [`TestCluster`](crate::TestCluster).
 #[derive(Debug, Clone)]
 pub struct TestClusterBuilder {
     pub(crate) mode: Mode,
