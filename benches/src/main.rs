@@ -2,8 +2,11 @@
 #![forbid(unsafe_code)]
 
 mod call;
+mod plan;
 mod raw;
+mod reduce;
 mod report;
+mod size;
 mod spawn;
 mod stats;
 
@@ -33,6 +36,24 @@ enum Bench {
     /// Time from `start()` to all workers ready, beside bare spawns of the same binary.
     #[command(after_help = "Example:\n  kolo-bench spawn --rounds 11")]
     Spawn(Options),
+    /// Kernels of reductions: bytes of result a second, beside plain loops and copies.
+    #[command(after_help = "Example:\n  kolo-bench reduce --sizes 64K,32M")]
+    Reduce(ReduceOptions),
+    /// Which algorithm collectives choose for which size and layout, and what it is expected to cost. Starts nothing.
+    #[command(
+        after_help = "Examples:\n  kolo-bench plan --ranks 8,16 --hosts 2 --sizes 4,64K,32M\n  kolo-bench plan --ranks 65536 --hosts 8192 --sizes 1G --all --format json"
+    )]
+    Plan(plan::Options),
+}
+
+#[derive(Debug, clap::Args)]
+struct ReduceOptions {
+    /// Sizes in bytes, with commas between; K, M and G are powers of 1024. At least 8.
+    #[arg(long, value_delimiter = ',', default_value = "4K,256K,32M", value_parser = size::parse)]
+    sizes: Vec<u64>,
+    /// How to print.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
 }
 
 #[derive(Debug, clap::Args)]
@@ -78,6 +99,16 @@ fn main() -> anyhow::Result<()> {
             call::run(options.rounds, options.length()?)?,
             options.format,
         ),
+        Bench::Plan(options) => return plan::run(&options),
+        Bench::Reduce(options) => {
+            for size in &options.sizes {
+                anyhow::ensure!(
+                    (8..=1 << 33).contains(size),
+                    "--sizes has {size}; allowed is 8 to 8G"
+                );
+            }
+            (reduce::run(&options.sizes), options.format)
+        }
         Bench::Spawn(options) => (spawn::run(options.rounds)?, options.format),
     };
     report::print(&figures, format)

@@ -141,6 +141,20 @@ impl Cause {
         }
     }
 
+    /// The ranks that it names.
+    pub(crate) fn ranks(&self) -> Vec<Rank> {
+        match self {
+            Self::Stalled { .. } => Vec::new(),
+            Self::Lost { rank, .. }
+            | Self::Failed { rank, .. }
+            | Self::Left { rank, .. }
+            | Self::Connect { rank, .. }
+            | Self::Protocol { rank, .. } => vec![*rank],
+            Self::Deadline { late, .. } => late.clone(),
+            Self::Mismatch { rank, other, .. } => vec![*rank, *other],
+        }
+    }
+
     /// The cause as payload, at most [`MAX_TEXT`] bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {

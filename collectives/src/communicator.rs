@@ -11,12 +11,12 @@ use kolo_transport::wire::GenerationTable;
 use tokio::runtime::Handle;
 
 use crate::blocking::{Alarm, SleepAlarm, block_on};
-use crate::element::Element;
+use crate::element::{self, Element};
 use crate::error::CollectiveError;
-use crate::inner::{Inner, Request};
+use crate::inner::Inner;
 use crate::lane::{Connector, Lane, LaneError, LinkHello};
-use crate::operation::{OperationKind, ReduceOp};
-use crate::schedule::Tuning;
+use crate::operation::{Operation, OperationKind, ReduceOp};
+use crate::schedule::{Layout, Tuning};
 
 /// Collective operations for one rank of a group. Clones share it.
 ///
@@ -192,7 +192,36 @@ impl Communicator {
     /// Sets [`Communicator::tuning`] for operations that begin from now on, on all clones. It must be the same
     /// on every rank; operations whose algorithms differ are a [`CollectiveError::Mismatch`].
     pub fn set_tuning(&self, tuning: Tuning) {
-        self.inner.signals.lock().tuning = tuning;
+        let mut state = self.inner.signals.lock();
+        state.tuning = tuning;
+        state.settings += 1;
+    }
+
+    /// Which ranks share a host: all, if nothing else was set.
+    pub fn layout(&self) -> Arc<Layout> {
+        Arc::clone(&self.inner.signals.lock().layout)
+    }
+
+    /// Sets [`Communicator::layout`] for operations that begin from now on, on all clones. It must be the same
+    /// on every rank, as [`Communicator::tuning`]: algorithms are chosen by it.
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError::Invalid`] if it has another number of ranks.
+    pub fn set_layout(&self, layout: Layout) -> Result<(), CollectiveError> {
+        if layout.world() != self.inner.world {
+            return Err(CollectiveError::Invalid {
+                reason: format!(
+                    "a layout of {} ranks is not for a communicator of {}",
+                    layout.world(),
+                    self.inner.world
+                ),
+            });
+        }
+        let mut state = self.inner.signals.lock();
+        state.layout = Arc::new(layout);
+        state.settings += 1;
+        Ok(())
     }
 
     /// Gives the memory of scratch buffers back. The next operation allocates again.
@@ -441,13 +470,13 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
         let (mut turn, tag) = self.inner.turn(alarm, started, "all_reduce", 1).await?;
-        let request = Request {
+        let request = Operation {
             reduce: Some(op),
-            ..Request::new(OperationKind::AllReduce, T::DTYPE, data.len())
+            ..request::<T>(OperationKind::AllReduce, data.len())
         };
-        turn.run(alarm, tag, request, bytemuck::cast_slice(data))
+        turn.run(alarm, tag, request, element::bytes_of(data))
             .await?;
-        turn.store(request, bytemuck::cast_slice_mut(data));
+        turn.store(data);
         Ok(())
     }
 
@@ -459,9 +488,9 @@ impl Communicator {
         root: Rank,
     ) -> Result<(), CollectiveError> {
         let (mut turn, tag) = self.inner.turn(alarm, started, "broadcast", 1).await?;
-        let request = Request {
+        let request = Operation {
             root: Some(root.0),
-            ..Request::new(OperationKind::Broadcast, T::DTYPE, data.len())
+            ..request::<T>(OperationKind::Broadcast, data.len())
         };
         if root.0 >= self.inner.world {
             let world = self.inner.world;
@@ -471,10 +500,10 @@ impl Communicator {
             );
             return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
         }
-        turn.run(alarm, tag, request, bytemuck::cast_slice(data))
+        turn.run(alarm, tag, request, element::bytes_of(data))
             .await?;
         if root != self.rank() {
-            turn.store(request, bytemuck::cast_slice_mut(data));
+            turn.store(data);
         }
         Ok(())
     }
@@ -487,20 +516,20 @@ impl Communicator {
         all: &mut [T],
     ) -> Result<(), CollectiveError> {
         let (mut turn, tag) = self.inner.turn(alarm, started, "all_gather", 1).await?;
-        let request = Request::new(OperationKind::AllGather, T::DTYPE, data.len());
-        if all.len() != data.len() * self.inner.world as usize {
+        let request = request::<T>(OperationKind::AllGather, data.len());
+        if Some(all.len()) != data.len().checked_mul(self.inner.world as usize) {
             let reason = format!(
                 "all_gather of {} elements on each of {} ranks into a buffer of {}: it must have {}",
                 data.len(),
                 self.inner.world,
                 all.len(),
-                data.len() * self.inner.world as usize
+                data.len() as u128 * u128::from(self.inner.world)
             );
             return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
         }
-        turn.run(alarm, tag, request, bytemuck::cast_slice(data))
+        turn.run(alarm, tag, request, element::bytes_of(data))
             .await?;
-        turn.store(request, bytemuck::cast_slice_mut(all));
+        turn.store(all);
         Ok(())
     }
 
@@ -515,12 +544,12 @@ impl Communicator {
             .inner
             .turn(alarm, started, "all_gather_varcount", 2)
             .await?;
-        let lengths = Request::new(OperationKind::AllGatherCounts, T::DTYPE, 1);
+        let lengths = request::<T>(OperationKind::AllGatherCounts, 1);
         let mine = [data.len() as u64];
         turn.run(alarm, tag, lengths, bytemuck::cast_slice(&mine))
             .await?;
         let mut of_all = vec![0_u64; self.inner.world as usize];
-        turn.store(lengths, bytemuck::cast_slice_mut(&mut of_all));
+        turn.store(&mut of_all);
         let counts: Vec<usize> = of_all.iter().map(|length| *length as usize).collect();
         let Some(total) = turn
             .set_offsets(counts.iter().copied())
@@ -529,19 +558,29 @@ impl Communicator {
             let reason = format!("all_gather_varcount of {of_all:?} elements does not fit memory");
             return Err(turn.refuse(tag.after(), CollectiveError::Invalid { reason }));
         };
-        let values = Request::new(OperationKind::AllGatherVarcount, T::DTYPE, total);
-        turn.run(alarm, tag.after(), values, bytemuck::cast_slice(data))
+        let values = request::<T>(OperationKind::AllGatherVarcount, total);
+        turn.run(alarm, tag.after(), values, element::bytes_of(data))
             .await?;
+        // Its length is what the peers say.
         let mut gathered = Gathered {
-            values: vec![T::default(); total],
+            values: Vec::new(),
             counts,
         };
-        turn.store(values, bytemuck::cast_slice_mut(&mut gathered.values));
+        if gathered.values.try_reserve_exact(total).is_err() {
+            let reason = format!("there is no memory for the {total} gathered elements");
+            return Err(CollectiveError::Invalid { reason });
+        }
+        gathered.values.resize(total, T::default());
+        turn.store(&mut gathered.values);
         Ok(gathered)
     }
 
     async fn meet<A: Alarm>(&self, alarm: &mut A, started: Instant) -> Result<(), CollectiveError> {
         let (mut turn, tag) = self.inner.turn(alarm, started, "barrier", 1).await?;
-        turn.run(alarm, tag, Request::BARRIER, &[]).await
+        turn.run(alarm, tag, Operation::BARRIER, &[]).await
     }
+}
+
+fn request<T: Element>(kind: OperationKind, count: usize) -> Operation {
+    Operation::new(kind, Some(T::DTYPE), count as u64)
 }

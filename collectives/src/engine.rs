@@ -1,15 +1,19 @@
 //! What a communicator keeps from one operation to the next: links, buffers, the last schedule.
 
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use kolo_transport::ids::Generation;
 
 use crate::cause::Cause;
+use crate::element::{self, Element};
+use crate::error::CollectiveError;
 use crate::header::Header;
 use crate::lane::LaneError;
 use crate::link::Link;
-use crate::operation::{Operation, OperationKind, Tag};
-use crate::schedule::{Action, Equal, Group, Offsets, Schedule};
+use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
+use crate::reduce::{self, Finish};
+use crate::schedule::{Action, Choices, Equal, Group, Layout, Offsets, Rows, Schedule, Tuning};
 use crate::scratch::Scratch;
 use crate::signals::Arrival;
 
@@ -31,12 +35,18 @@ pub(crate) struct Engine {
     pub(crate) work: Scratch,
     pub(crate) schedule: Schedule,
     made_for: Option<Operation>,
+    /// Which algorithm is used when, and for which version of settings that is.
+    choices: Choices,
+    layout: Arc<Layout>,
+    settings: u64,
     /// Of the actions of the present step.
     pub(crate) progress: Vec<Progress>,
     /// The last operation, if it succeeded here.
     pub(crate) previous: Option<(Tag, Operation)>,
-    /// Where the shares of a varcount gather begin.
+    /// Where the shares begin, of an operation on different lengths; for an all-to-all of what comes.
     pub(crate) offsets: Vec<usize>,
+    /// For an all-to-all of different lengths, where that begins which goes to each rank.
+    pub(crate) sent_offsets: Vec<usize>,
 }
 
 impl Engine {
@@ -49,58 +59,156 @@ impl Engine {
             work: Scratch::default(),
             schedule: Schedule::default(),
             made_for: None,
+            choices: Choices::new(Tuning::default(), Layout::single(world).shape()),
+            layout: Arc::new(Layout::single(world)),
+            settings: 0,
             progress: Vec::new(),
             previous: None,
             offsets: Vec::new(),
+            sent_offsets: Vec::new(),
         }
+    }
+
+    /// Takes new settings, if their version is another one.
+    pub(crate) fn settle(&mut self, version: u64, tuning: Tuning, layout: &Arc<Layout>) {
+        if self.settings != version {
+            self.settings = version;
+            self.choices = Choices::new(tuning, layout.shape());
+            self.layout = Arc::clone(layout);
+            self.made_for = None;
+        }
+    }
+
+    /// Sets how an operation is done.
+    pub(crate) fn choose(&mut self, operation: &mut Operation) {
+        let size = element_size(operation) as u64;
+        let shares = match operation.kind {
+            OperationKind::AllGather
+            | OperationKind::AllGatherCounts
+            | OperationKind::Gather
+            | OperationKind::Scatter
+            | OperationKind::AllToAll => u64::from(self.world),
+            _ => 1,
+        };
+        let bytes = operation.count.saturating_mul(size).saturating_mul(shares);
+        operation.algorithm = self.choices.choose(operation.kind, operation.reduce, bytes);
+        operation.segment = self.choices.segment(operation.algorithm, bytes);
     }
 
     /// Makes the schedule of an operation, unless it is the last one's, and the room that it needs.
-    pub(crate) fn plan(&mut self, operation: &Operation) {
-        let varcount = operation.kind == OperationKind::AllGatherVarcount;
+    ///
+    /// Fails if there is not so much memory.
+    pub(crate) fn plan(&mut self, operation: &Operation) -> Result<(), CollectiveError> {
+        let varcount = matches!(
+            operation.kind,
+            OperationKind::AllGatherVarcount
+                | OperationKind::GatherVarcount
+                | OperationKind::ScatterVarcount
+                | OperationKind::AllToAllVarcount
+        );
         if varcount || self.made_for != Some(*operation) {
-            let group = Group {
-                rank: self.me,
-                world: self.world,
-            };
-            let count = operation.count as usize;
-            let schedule = &mut self.schedule;
-            match operation.kind {
-                OperationKind::AllReduce => {
-                    let average = operation.reduce == Some(crate::ReduceOp::Average);
-                    schedule.all_reduce(group, operation.algorithm, count, average);
-                }
-                OperationKind::Broadcast => {
-                    schedule.broadcast(group, operation.root.unwrap_or(0), count);
-                }
-                OperationKind::AllGather | OperationKind::AllGatherCounts => {
-                    schedule.all_gather(group, operation.algorithm, Equal(count));
-                }
-                OperationKind::AllGatherVarcount => {
-                    schedule.all_gather(group, operation.algorithm, Offsets(&self.offsets));
-                }
-                OperationKind::Barrier => schedule.barrier(group),
-            }
-            // A gather of different lengths is made anew each time: the lengths are not in the operation.
+            self.make_schedule(operation);
+            // One of different lengths is made anew each time: the lengths are not in the operation.
             self.made_for = (!varcount).then_some(*operation);
         }
-        self.work
-            .reserve(self.schedule.buffer * element_size(operation));
+        let bytes = self.schedule.buffer.checked_mul(element_size(operation));
+        if bytes.is_some_and(|bytes| self.work.try_reserve(bytes)) {
+            return Ok(());
+        }
+        Err(CollectiveError::Invalid {
+            reason: format!(
+                "{operation} by the {} algorithm takes {} elements of {} bytes to work with, more than this \
+                 process can get: give less at a time, or the process more memory",
+                operation.algorithm,
+                self.schedule.buffer,
+                element_size(operation)
+            ),
+        })
     }
 
-    /// Copies this rank's input to its place.
-    pub(crate) fn load(&mut self, size: usize, input: &[u8]) {
-        if let Some(span) = self.schedule.input {
-            self.work.bytes_mut()[span.start * size..span.end() * size].copy_from_slice(input);
+    fn make_schedule(&mut self, operation: &Operation) {
+        let Self {
+            schedule, layout, ..
+        } = self;
+        let group = Group::on(self.me, layout);
+        let count = operation.count as usize;
+        let algorithm = operation.algorithm;
+        let root = operation.root.unwrap_or(0);
+        let finish = finish_of(operation, self.world).is_some_and(|finish| !finish.is_nothing());
+        let size = element_size(operation);
+        let segment = (1_usize << operation.segment) / size;
+        match operation.kind {
+            OperationKind::AllReduce if operation.reduce == Some(ReduceOp::Adasum) => {
+                schedule.adasum(group, algorithm, count, size, finish);
+            }
+            OperationKind::AllReduce => schedule.all_reduce(group, algorithm, count, finish),
+            OperationKind::Reduce => {
+                schedule.reduce(group, algorithm, root, count, segment, finish);
+            }
+            OperationKind::ReduceScatter => {
+                let rows = operation.rows.max(1) as usize;
+                let split = Rows {
+                    rows,
+                    width: count / rows,
+                    world: self.world,
+                };
+                schedule.reduce_scatter(group, algorithm, split, finish);
+            }
+            OperationKind::Broadcast => {
+                schedule.broadcast(group, algorithm, root, count, segment);
+            }
+            OperationKind::AllGather | OperationKind::AllGatherCounts => {
+                schedule.all_gather(group, algorithm, Equal(count));
+            }
+            OperationKind::AllGatherVarcount => {
+                schedule.all_gather(group, algorithm, Offsets(&self.offsets));
+            }
+            OperationKind::Gather => schedule.gather(group, algorithm, root, Equal(count)),
+            OperationKind::GatherVarcount => {
+                schedule.gather(group, algorithm, root, Offsets(&self.offsets));
+            }
+            OperationKind::Scatter => schedule.scatter(group, algorithm, root, Equal(count)),
+            OperationKind::ScatterVarcount => {
+                schedule.scatter(group, algorithm, root, Offsets(&self.offsets));
+            }
+            OperationKind::AllToAll => {
+                schedule.all_to_all(group, algorithm, Equal(count), Equal(count));
+            }
+            OperationKind::AllToAllVarcount => {
+                let (send, receive) = (Offsets(&self.sent_offsets), Offsets(&self.offsets));
+                schedule.all_to_all(group, algorithm, send, receive);
+            }
+            OperationKind::Barrier => schedule.barrier(group),
+            OperationKind::SendReceive if root == self.me => {
+                schedule.send(operation.rows as u32, count);
+            }
+            OperationKind::SendReceive => schedule.receive(root, count),
         }
     }
 
-    /// Copies the result to the caller.
-    pub(crate) fn store(&self, size: usize, result: &mut [u8]) {
+    /// Copies this rank's input to its place, as it travels.
+    pub(crate) fn load(&mut self, operation: &Operation, input: &[u8]) {
+        let Some(span) = self.schedule.input else {
+            return;
+        };
+        let size = element_size(operation);
+        let place = &mut self.work.bytes_mut()[span.start * size..span.end() * size];
+        match (operation.dtype, operation.wire) {
+            (Some(dtype), Some(wire)) => reduce::convert(wire, place, dtype, input),
+            _ => place.copy_from_slice(input),
+        }
+        if let (Some(dtype), true) = (operation.wire_type(), operation.reduce.is_some()) {
+            reduce::scale(dtype, place, operation.prescale);
+        }
+    }
+
+    /// Copies the result to the caller. `T` is the type of the operation that was planned last.
+    pub(crate) fn store<T: Element>(&self, operation: &Operation, result: &mut [T]) {
+        let size = element_size(operation);
         for output in &self.schedule.outputs {
             let from = &self.work.bytes()[output.from.start * size..output.from.end() * size];
-            let to = output.to * size;
-            result[to..to + from.len()].copy_from_slice(from);
+            let into = &mut result[output.to..output.to + output.from.len];
+            element::store(into, operation.wire, from);
         }
     }
 
@@ -240,8 +348,14 @@ pub(crate) fn element_size(operation: &Operation) -> usize {
     match operation.kind {
         // The type is the caller's, so that a mismatch is seen here; the lengths themselves are `u64`.
         OperationKind::AllGatherCounts => size_of::<u64>(),
-        _ => operation.dtype.map_or(1, crate::DType::size),
+        _ => operation.wire_type().map_or(1, crate::DType::size),
     }
+}
+
+/// What is done to combined values.
+pub(crate) fn finish_of(operation: &Operation, world: u32) -> Option<Finish> {
+    let op = operation.reduce?;
+    Some(Finish::of(op, world, operation.postscale))
 }
 
 /// The frame that says that a rank takes part in no more operations of a call.
@@ -271,12 +385,7 @@ pub(crate) fn next_transfer(
 ) -> Option<usize> {
     step.iter().zip(progress).position(|(action, progress)| {
         !progress.done
-            && match action {
-                Action::Send { peer: other, .. } => sends && *other == peer,
-                Action::Receive { peer: other, .. } | Action::ReceiveReduce { peer: other, .. } => {
-                    !sends && *other == peer
-                }
-                Action::Combine { .. } | Action::Divide { .. } => false,
-            }
+            && action.transfer().is_some_and(|(other, _)| other == peer)
+            && matches!(action, Action::Send { .. }) == sends
     })
 }

@@ -14,13 +14,12 @@ use tokio::time::Sleep;
 
 use crate::blocking::Alarm;
 use crate::cause::Cause;
-use crate::element::DType;
-use crate::engine::{Engine, call_notice, element_size};
+use crate::element::Element;
+use crate::engine::{Engine, call_notice};
 use crate::error::CollectiveError;
 use crate::lane::{Connector, Lane, LaneError};
-use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
+use crate::operation::{Operation, Tag};
 use crate::run::Run;
-use crate::schedule::choose;
 use crate::signals::{Arrival, Signals};
 
 /// Longer timeouts count as this one: clocks end somewhere.
@@ -46,35 +45,6 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// What the caller asks for; the algorithm is not chosen yet.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Request {
-    pub(crate) kind: OperationKind,
-    pub(crate) dtype: Option<DType>,
-    pub(crate) reduce: Option<ReduceOp>,
-    pub(crate) root: Option<u32>,
-    pub(crate) count: usize,
-}
-
-impl Request {
-    pub(crate) const BARRIER: Self = Self {
-        kind: OperationKind::Barrier,
-        dtype: None,
-        reduce: None,
-        root: None,
-        count: 0,
-    };
-
-    pub(crate) fn new(kind: OperationKind, dtype: DType, count: usize) -> Self {
-        Self {
-            kind,
-            dtype: Some(dtype),
-            count,
-            ..Self::BARRIER
-        }
-    }
-}
-
 impl Inner {
     pub(crate) fn new(
         me: u32,
@@ -91,7 +61,7 @@ impl Inner {
             job,
             connector,
             handle,
-            signals: Signals::default(),
+            signals: Signals::new(world),
             engine: Mutex::new(Engine::new(me, world, generation)),
         }
     }
@@ -143,6 +113,7 @@ impl Inner {
         let mut turn = Turn {
             inner: self,
             engine,
+            operation: Operation::BARRIER,
             started,
             deadline,
         };
@@ -326,22 +297,36 @@ impl Drop for Waiting<'_> {
 pub(crate) struct Turn<'a> {
     inner: &'a Arc<Inner>,
     engine: MutexGuard<'a, Engine>,
+    /// What ran last.
+    operation: Operation,
     started: Instant,
     deadline: Instant,
 }
 
 impl Turn<'_> {
-    /// Runs one operation.
+    /// Runs one operation, whose algorithm is not chosen yet.
     pub(crate) async fn run<A: Alarm>(
         &mut self,
         alarm: &mut A,
         tag: Tag,
-        request: Request,
+        mut operation: Operation,
         input: &[u8],
     ) -> Result<(), CollectiveError> {
-        let operation = self.operation(request);
-        self.engine.plan(&operation);
-        self.engine.load(element_size(&operation), input);
+        if let Err(error) = operation.check(self.inner.world) {
+            let reason = format!("{operation}: {error}");
+            return Err(self.refuse(tag, CollectiveError::Invalid { reason }));
+        }
+        {
+            let state = self.inner.signals.lock();
+            self.engine
+                .settle(state.settings, state.tuning, &state.layout);
+        }
+        self.engine.choose(&mut operation);
+        self.operation = operation;
+        if let Err(error) = self.engine.plan(&operation) {
+            return Err(self.refuse(tag, error));
+        }
+        self.engine.load(&operation, input);
         let connect = |peer| self.inner.connect(peer);
         let mut run = Run::new(
             &mut self.engine,
@@ -367,9 +352,8 @@ impl Turn<'_> {
     }
 
     /// Copies the result of the operation that ran last.
-    pub(crate) fn store(&self, request: Request, into: &mut [u8]) {
-        self.engine
-            .store(element_size(&self.operation(request)), into);
+    pub(crate) fn store<T: Element>(&self, into: &mut [T]) {
+        self.engine.store(&self.operation, into);
     }
 
     /// Does not run an operation, and tells the peers why.
@@ -392,27 +376,6 @@ impl Turn<'_> {
             offsets.push(total);
         }
         Some(total)
-    }
-
-    fn operation(&self, request: Request) -> Operation {
-        let mut operation = Operation {
-            kind: request.kind,
-            dtype: request.dtype,
-            reduce: request.reduce,
-            root: request.root,
-            count: request.count as u64,
-            algorithm: crate::Algorithm::Local,
-        };
-        let bytes = request.count.saturating_mul(element_size(&operation));
-        let bytes = match request.kind {
-            OperationKind::AllGather | OperationKind::AllGatherCounts => {
-                bytes.saturating_mul(self.inner.world as usize)
-            }
-            _ => bytes,
-        };
-        let tuning = self.inner.signals.lock().tuning;
-        operation.algorithm = choose(&tuning, request.kind, self.inner.world, bytes);
-        operation
     }
 }
 

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, ready};
 use crate::header::{Data, HEADER, Header, MAX_TEXT, SEGMENT};
 use crate::lane::{Lane, LaneError};
 use crate::operation::Tag;
+use crate::record::Moved;
 use crate::scratch::Scratch;
 
 /// What is read ahead: small frames come out of one read.
@@ -73,6 +74,8 @@ impl From<LaneError> for Stop {
 #[derive(Debug, Default)]
 pub(crate) struct Link {
     lane: Option<Box<dyn Lane>>,
+    /// Of the last lane.
+    kind: &'static str,
     /// A task is making the lane.
     pub(crate) connecting: bool,
     /// How the last lane ended, while there is no new one.
@@ -92,6 +95,15 @@ pub(crate) struct Link {
     pub(crate) relinked: bool,
     /// The operation in which the peer said last that its deadline has passed.
     pub(crate) stalled_in: Option<Tag>,
+    /// The operation in which the peer said last that it has no more data.
+    pub(crate) joined_in: Option<Tag>,
+    /// The last operation that the peer is known to have begun.
+    pub(crate) came: Option<Tag>,
+    /// What the peer does while this rank waits for it, and in which operation of this rank that was heard.
+    pub(crate) doing: Option<(Tag, String)>,
+    /// Bytes that went out and came in, and how many of them are counted already.
+    moved: Moved,
+    counted: Moved,
 }
 
 impl Link {
@@ -103,12 +115,28 @@ impl Link {
     pub(crate) fn install(&mut self, lane: Box<dyn Lane>) {
         let stage = std::mem::take(&mut self.stage);
         *self = Self {
+            kind: lane.kind(),
             lane: Some(lane),
             inbound: Some(Inbound::Header),
             stage,
             relinked: self.relinked,
+            moved: self.moved,
+            counted: self.counted,
             ..Self::default()
         };
+    }
+
+    /// What moved since this was asked last, and over which kind of lane.
+    pub(crate) fn take_moved(&mut self) -> Option<(&'static str, Moved)> {
+        if self.moved == self.counted {
+            return None;
+        }
+        let news = Moved {
+            sent: self.moved.sent - self.counted.sent,
+            received: self.moved.received - self.counted.received,
+        };
+        self.counted = self.moved;
+        Some((self.kind, news))
     }
 
     /// Drops the lane.
@@ -203,7 +231,9 @@ impl Link {
         };
         while self.backlog_sent < self.backlog.len() {
             let rest = &self.backlog[self.backlog_sent..];
-            self.backlog_sent += ready!(lane.poll_write(cx, &[IoSlice::new(rest)]))?;
+            let written = ready!(lane.poll_write(cx, &[IoSlice::new(rest)]))?;
+            self.backlog_sent += written;
+            self.moved.sent += written as u64;
         }
         self.backlog.clear();
         self.backlog_sent = 0;
@@ -227,6 +257,7 @@ impl Link {
                 ready!(lane.poll_write(cx, &[IoSlice::new(rest)]))?
             };
             outgoing.sent += written;
+            self.moved.sent += written as u64;
             self.used = true;
         }
         self.outgoing = None;
@@ -243,6 +274,7 @@ impl Link {
         }
         let mut bytes = [0; HEADER];
         self.buffer.take(&mut bytes);
+        self.moved.received += HEADER as u64;
         Poll::Ready(Header::parse(&bytes).map_err(|error| Stop::Protocol(error.to_string())))
     }
 
@@ -252,10 +284,12 @@ impl Link {
         cx: &mut Context<'_>,
         into: &mut [u8],
     ) -> Poll<Result<usize, Stop>> {
-        match &mut self.lane {
-            Some(lane) => self.buffer.poll_read(lane.as_mut(), cx, into),
-            None => Poll::Pending,
-        }
+        let Some(lane) = &mut self.lane else {
+            return Poll::Pending;
+        };
+        let count = ready!(self.buffer.poll_read(lane.as_mut(), cx, into))?;
+        self.moved.received += count as u64;
+        Poll::Ready(Ok(count))
     }
 
     /// As [`Link::poll_payload`], into the stage.
@@ -264,13 +298,13 @@ impl Link {
         cx: &mut Context<'_>,
         range: Range<usize>,
     ) -> Poll<Result<usize, Stop>> {
-        match &mut self.lane {
-            Some(lane) => {
-                let into = &mut self.stage.bytes_mut()[range];
-                self.buffer.poll_read(lane.as_mut(), cx, into)
-            }
-            None => Poll::Pending,
-        }
+        let Some(lane) = &mut self.lane else {
+            return Poll::Pending;
+        };
+        let into = &mut self.stage.bytes_mut()[range];
+        let count = ready!(self.buffer.poll_read(lane.as_mut(), cx, into))?;
+        self.moved.received += count as u64;
+        Poll::Ready(Ok(count))
     }
 
     /// Reads up to `most` bytes and drops them. Returns how many.
@@ -285,7 +319,9 @@ impl Link {
         if self.buffer.held().is_empty() {
             ready!(self.buffer.poll_fill(lane.as_mut(), cx))?;
         }
-        Poll::Ready(Ok(self.buffer.skip(most)))
+        let count = self.buffer.skip(most);
+        self.moved.received += count as u64;
+        Poll::Ready(Ok(count))
     }
 }
 

@@ -12,7 +12,7 @@ use kolo_transport::wire::GenerationTable;
 use crate::error::CollectiveError;
 use crate::lane::{Lane, LaneError};
 use crate::operation::Tag;
-use crate::schedule::Tuning;
+use crate::schedule::{Layout, Tuning};
 
 /// How long an operation may take, if nothing else is set.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -24,7 +24,7 @@ pub(crate) struct Arrival {
     pub(crate) lane: Result<Box<dyn Lane>, LaneError>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Signals {
     state: Mutex<State>,
     /// Operations that wait for their turn: the attendant makes room for them.
@@ -55,11 +55,14 @@ pub(crate) struct State {
     pub(crate) table: Option<Arc<GenerationTable>>,
     pub(crate) timeout: Duration,
     pub(crate) tuning: Tuning,
+    pub(crate) layout: Arc<Layout>,
+    /// The version of the two above.
+    pub(crate) settings: u64,
     waker: Option<Waker>,
 }
 
-impl Default for State {
-    fn default() -> Self {
+impl State {
+    fn new(world: u32) -> Self {
         Self {
             call: 0,
             next: 0,
@@ -75,12 +78,12 @@ impl Default for State {
             table: None,
             timeout: TIMEOUT,
             tuning: Tuning::default(),
+            layout: Arc::new(Layout::single(world)),
+            settings: 0,
             waker: None,
         }
     }
-}
 
-impl State {
     /// Whom to wake when something changes: who has the engine.
     pub(crate) fn register(&mut self, cx: &Context<'_>) {
         match &mut self.waker {
@@ -144,6 +147,13 @@ impl State {
 }
 
 impl Signals {
+    pub(crate) fn new(world: u32) -> Self {
+        Self {
+            state: Mutex::new(State::new(world)),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing that runs under the lock panics half-way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -56,7 +56,7 @@ fn sum(comm: &Communicator, length: usize) -> Result<(), CollectiveError> {
 fn a_rank_that_dies_in_the_middle_ends_all_survivors_with_its_name() {
     let length = 200_000;
     for kind in [Kind::Memory, Kind::Unix] {
-        for algorithm in [Algorithm::Ring, Algorithm::Halving, Algorithm::Gather] {
+        for algorithm in [Algorithm::Ring, Algorithm::Halving, Algorithm::Flat] {
             for dies in [0, 3, 4] {
                 for after in [0, 10, 100_000, 700_000] {
                     let mut group = Group::new(kind, 5);
@@ -164,7 +164,7 @@ fn a_loss_from_the_control_plane_ends_every_wait_at_once() {
 fn the_deadline_names_the_rank_that_did_not_come() {
     for world in [2_u32, 3, 8] {
         for late in [0, world - 1] {
-            for algorithm in [Algorithm::Gather, Algorithm::Halving, Algorithm::Ring] {
+            for algorithm in [Algorithm::Flat, Algorithm::Halving, Algorithm::Ring] {
                 let group = Group::new(Kind::Memory, world);
                 force(&group, algorithm);
                 let warm = world % 2 == 0;
@@ -363,7 +363,7 @@ fn different_tuning_is_a_mismatch_too() {
     for result in group.run(|comm| sum(comm, 8)) {
         let text = result.unwrap_err().to_string();
         assert!(
-            text.contains("of 8 f64 by the gather algorithm")
+            text.contains("of 8 f64 by the flat algorithm")
                 && text.contains("by the ring algorithm"),
             "{text}"
         );

@@ -13,7 +13,7 @@ use kolo_collectives::cause::Cause;
 use kolo_collectives::header::{Data, HEADER, Header, SEGMENT};
 use kolo_collectives::lane::{Connecting, MemoryLane};
 use kolo_collectives::operation::{Operation, OperationKind, Tag};
-use kolo_collectives::schedule::Algorithm;
+use kolo_collectives::schedule::{Algorithm, Choices, Shape, Tuning};
 use kolo_collectives::{
     CollectiveError, Communicator, Connector, DType, Lane, LaneError, ReduceOp,
 };
@@ -94,12 +94,9 @@ fn right() -> Data {
         generation: GENERATION,
         tag: Tag::default(),
         operation: Operation {
-            kind: OperationKind::AllReduce,
-            dtype: Some(DType::I32),
             reduce: Some(ReduceOp::Sum),
-            root: None,
-            count: COUNT,
-            algorithm: Algorithm::Gather,
+            algorithm: Algorithm::Flat,
+            ..Operation::new(OperationKind::AllReduce, Some(DType::I32), COUNT)
         },
         step: 0,
         offset: 0,
@@ -138,7 +135,7 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
     protocol_error(&[b'H'; HEADER], "instead of `kolo`");
     let mut old = Header::Data(right()).encode();
     old[4] = 0;
-    protocol_error(&old, "protocol version 0, this side has 1");
+    protocol_error(&old, "protocol version 0, this side has 2");
     let mut long = right();
     long.length = SEGMENT as u32 + 1;
     protocol_error(&Header::Data(long).encode(), "over the limit of 262144");
@@ -169,6 +166,46 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
         length: 3,
     };
     protocol_error(&frame(notice, b"???"), "a notice that is none");
+    let text = Cause::Lost {
+        rank: Rank(2),
+        reason: "who?".to_owned(),
+    }
+    .encode();
+    let stranger = Header::AbortOperation {
+        generation: GENERATION,
+        tag: Tag::default(),
+        length: text.len() as u32,
+    };
+    protocol_error(
+        &frame(stranger, &text),
+        "a notice about rank 2 of a world of 2",
+    );
+}
+
+/// A peer that says that it has more elements than there is memory for makes an error, and does not end the process.
+#[test]
+fn lengths_that_no_memory_holds_are_refused() {
+    for claimed in [1_u64 << 58, u64::MAX >> 3, u64::MAX] {
+        let runtime = runtime();
+        let (comm, mut lane) = victim(&runtime, 0);
+        let mut choices = Choices::new(Tuning::default(), Shape::even(2, 1));
+        let kind = OperationKind::AllGatherCounts;
+        let lengths = Data {
+            operation: Operation {
+                algorithm: choices.choose(kind, None, 16),
+                ..Operation::new(kind, Some(DType::I32), 1)
+            },
+            length: 8,
+            ..right()
+        };
+        let bytes = frame(Header::Data(lengths), &claimed.to_le_bytes());
+        write(&runtime, &mut lane, &bytes);
+        let error = comm.all_gather_varcount(&[1_i32, 2]).unwrap_err();
+        assert!(
+            matches!(error, CollectiveError::Invalid { .. }),
+            "{claimed}: {error}"
+        );
+    }
 }
 
 #[test]
@@ -252,7 +289,7 @@ fn a_peer_hears_why_this_rank_gave_up() {
 fn text_length(said: &[u8]) -> usize {
     let last = said
         .windows(5)
-        .rposition(|window| window == [b'k', b'o', b'l', b'o', 1])
+        .rposition(|window| window == [b'k', b'o', b'l', b'o', 2])
         .unwrap();
     said.len() - last - HEADER
 }

@@ -13,10 +13,13 @@ mod unix;
 use std::fmt;
 use std::future::Future;
 use std::io::IoSlice;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use kolo_transport::ids::Rank;
+
+use crate::group::GroupId;
 
 pub use hello::{LinkHello, greet};
 pub use memory::MemoryLane;
@@ -93,6 +96,27 @@ pub trait Lane: Send + fmt::Debug {
         into: &mut [u8],
     ) -> Poll<Result<usize, LaneError>>;
 
+    /// As [`Lane::poll_write`] of one part, with a descriptor beside its first byte.
+    ///
+    /// # Errors
+    ///
+    /// [`LaneError::Ended`] as [`Lane::poll_write`]; [`LaneError::Unreachable`] from lanes that can't.
+    fn poll_write_with(
+        &mut self,
+        _cx: &mut Context<'_>,
+        _bytes: &[u8],
+        _descriptor: BorrowedFd<'_>,
+    ) -> Poll<Result<usize, LaneError>> {
+        Poll::Ready(Err(LaneError::Unreachable {
+            reason: format!("a {} link carries no descriptors", self.kind()),
+        }))
+    }
+
+    /// The last descriptor that came beside bytes that were read, if it was not taken yet.
+    fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        None
+    }
+
     /// The kind, for logs: `memory`, `unix`, `quic`.
     fn kind(&self) -> &'static str;
 
@@ -116,4 +140,16 @@ pub trait Connector: Send + Sync + fmt::Debug {
     /// [hello](greet). Runs as a task on the communicator's runtime handle; it must end by itself, with an
     /// error if nothing else. It may be called again for the same peer after a failure.
     fn connect(&self, peer: Rank) -> Connecting;
+
+    /// As [`Connector::connect`], a link of its own for a [group](crate::Communicator::group). Ranks are those of the job
+    /// here too. The hello names the group ([`LinkHello::of_group`]), and the other side hands the lane in by
+    /// [`Acceptor::accept_group`](crate::Acceptor::accept_group).
+    ///
+    /// Without it there are no groups: this method refuses.
+    fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
+        let refused = LaneError::Unreachable {
+            reason: format!("this connector makes no links for groups, such as {group} with rank {peer}"),
+        };
+        Box::pin(std::future::ready(Err(refused)))
+    }
 }

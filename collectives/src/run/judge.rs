@@ -152,6 +152,11 @@ impl Run<'_> {
         let Some(cause) = Cause::parse(text) else {
             return Err(self.broken(peer, "a notice that is none".to_owned()));
         };
+        let world = self.engine.world;
+        if let Some(rank) = cause.ranks().into_iter().find(|rank| rank.0 >= world) {
+            let reason = format!("a notice about rank {rank} of a world of {world}");
+            return Err(self.broken(peer, reason));
+        }
         if let Cause::Stalled { asked } = cause {
             let mine = self.request.to_string();
             if asked != mine {

@@ -229,9 +229,9 @@ impl<'a> Run<'a> {
     /// Whether anything is left to receive from a peer.
     fn awaits(&self, peer: u32) -> bool {
         self.next(peer, false).is_some()
-            || self.later().any(|action| {
-                matches!(action, Action::Receive { peer: other, .. } | Action::ReceiveReduce { peer: other, .. } if *other == peer)
-            })
+            || self
+                .later()
+                .any(|action| action.receive().is_some_and(|(other, _)| other == peer))
     }
 
     fn next(&self, peer: u32, sends: bool) -> Option<usize> {
@@ -261,8 +261,8 @@ impl<'a> Run<'a> {
         let open = step.iter().zip(&self.engine.progress);
         let mut ranks: Vec<Rank> = open
             .filter(|(_, progress)| !progress.done)
-            .filter_map(|(action, _)| peer_of(*action))
-            .map(Rank)
+            .filter_map(|(action, _)| action.transfer())
+            .map(|(peer, _)| Rank(peer))
             .collect();
         ranks.sort_unstable();
         ranks.dedup();
@@ -354,14 +354,5 @@ impl Drop for Run<'_> {
                 reason: format!("{} was cancelled", self.request),
             });
         }
-    }
-}
-
-fn peer_of(action: Action) -> Option<u32> {
-    match action {
-        Action::Send { peer, .. }
-        | Action::Receive { peer, .. }
-        | Action::ReceiveReduce { peer, .. } => Some(peer),
-        Action::Divide { .. } | Action::Combine { .. } => None,
     }
 }

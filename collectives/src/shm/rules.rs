@@ -1,0 +1,59 @@
+//! The rules of the flags: who may write what, when. Pure: over any kind of atomic words, so that they can be explored.
+//!
+//! Each rank has, for operations of even and odd number, a *flag* and a word *done*; it alone writes them. The flag holds the
+//! [ticket](super::ticket) of the operation whose data the rank has given, with [`GONE`] if it gave the operation up. `done` is
+//! the ticket of the last operation of that parity in which the rank touches others' data no more.
+//!
+//! A rank reads others' data of an operation only after it has set its own flag and seen theirs, all with the same
+//! ticket. So before it writes its own data again, the owner makes sure that it finds no rank that [holds](holds) the
+//! operation for which it gave them last. If that operation failed here, the owner first marks it as gone.
+//!
+//! Why this is enough. Flags are written and read in one total order (`SeqCst`). Say that A gave data in an
+//! operation and now wants to write them again, and that B reads them. B saw A's flag with the ticket after it had set its own.
+//! If the operation went well at A, then A saw B's flag with the ticket, so A's look for holders comes
+//! after B's flag was set, and finds it until B is done or in a later operation. If A gave up, its mark precedes its look; B saw the flag without the mark, so B's read of the flag precedes
+//! the mark, B's own flag precedes that, and the look finds it. A rank that dies in the middle is a
+//! holder for ever; then the owner's operation ends by the news of the death, and no later one begins.
+
+use std::sync::atomic::Ordering;
+
+/// Set in a flag when its rank has given the operation up.
+pub(crate) const GONE: u64 = 1;
+
+/// A word that several ranks see.
+pub(crate) trait Word {
+    fn get(&self) -> u64;
+    /// Also orders what was written before, for who reads the value.
+    fn set(&self, value: u64);
+}
+
+impl Word for std::sync::atomic::AtomicU64 {
+    fn get(&self) -> u64 {
+        self.load(Ordering::SeqCst)
+    }
+
+    fn set(&self, value: u64) {
+        // A store would do; on x86-64 it is the same instruction.
+        self.swap(value, Ordering::SeqCst);
+    }
+}
+
+/// Whether a rank with this flag and this `done` may still read others' data of the operation with this ticket.
+pub(crate) fn holds<W: Word>(flag: &W, done: &W, ticket: u64) -> bool {
+    flag.get() == ticket && done.get() != ticket
+}
+
+/// Gives the data of an operation, which are in their place.
+pub(crate) fn give<W: Word>(flag: &W, ticket: u64) {
+    flag.set(ticket);
+}
+
+/// Gives an operation up. Others that come later find no data.
+pub(crate) fn give_up<W: Word>(flag: &W, ticket: u64) {
+    flag.set(ticket | GONE);
+}
+
+/// Whether a rank has given its data for the operation.
+pub(crate) fn has_given<W: Word>(flag: &W, ticket: u64) -> bool {
+    flag.get() == ticket
+}

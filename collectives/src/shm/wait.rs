@@ -1,0 +1,200 @@
+//! Waiting for peers of the same host: spin, then give the processor away, then sleep on a futex.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Wake, Waker};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::thread::futex;
+
+use super::map::Map;
+
+/// How long to look before sleeping. A wake-up costs about 50 us where processors halt when idle, so that a wait that is
+/// expected to be short is better not slept through; but who spins takes the processor from who is waited for, if there are more ranks than
+/// processors.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    spins: u32,
+    yields: u32,
+}
+
+impl Patience {
+    /// For so many ranks on this host.
+    pub(crate) fn of(ranks: usize) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        if ranks <= processors {
+            Self {
+                spins: 4000,
+                yields: 200,
+            }
+        } else {
+            Self {
+                spins: 0,
+                yields: 1000,
+            }
+        }
+    }
+
+    /// Returns whether it came to be while this thread was looking.
+    #[inline]
+    pub(crate) fn look(self, mut is_there: impl FnMut() -> bool) -> bool {
+        for _ in 0..self.spins {
+            if is_there() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        for _ in 0..self.yields {
+            if is_there() {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        is_there()
+    }
+}
+
+/// Tells ranks that sleep that there is something new.
+pub(crate) fn ring(map: &Map, rank: usize) {
+    if map.sleeping(rank).load(Ordering::SeqCst) != 0 {
+        ring_anyway(map.bell(rank));
+    }
+}
+
+fn ring_anyway(bell: &AtomicU32) {
+    bell.fetch_add(1, Ordering::SeqCst);
+    // It can't fail on memory that is mapped.
+    let woken = futex::wake(bell, futex::Flags::empty(), i32::MAX.cast_unsigned());
+    debug_assert!(woken.is_ok(), "{woken:?}");
+}
+
+/// Sleeps until the bell has another value than `seen`, until `at`, or a little less.
+fn sleep(bell: &AtomicU32, seen: u32, at: Instant) {
+    // Whatever is lost, it is looked again.
+    const LONGEST: Duration = Duration::from_secs(1);
+    let left = at.saturating_duration_since(Instant::now()).min(LONGEST);
+    let timeout = futex::Timespec {
+        tv_sec: left.as_secs().cast_signed(),
+        tv_nsec: left.subsec_nanos().into(),
+    };
+    match futex::wait(bell, futex::Flags::empty(), seen, Some(&timeout)) {
+        Ok(()) => {}
+        // Too late, interrupted, or another value: all the same to who looks again.
+        Err(error) => tracing::trace!(%error, "a sleep on shared memory ended"),
+    }
+}
+
+/// The bell of one rank, as something that wakes a thread that waits in [`Bell::wait`], or a task that left its waker.
+pub(crate) struct Bell {
+    map: Arc<Map>,
+    rank: usize,
+    waiting: Mutex<Option<Waker>>,
+    stop: AtomicBool,
+}
+
+impl std::fmt::Debug for Bell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bell").field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        ring_anyway(self.map.bell(self.rank));
+    }
+}
+
+impl Bell {
+    pub(crate) fn new(map: Arc<Map>, rank: usize) -> Arc<Self> {
+        Arc::new(Self {
+            map,
+            rank,
+            waiting: Mutex::new(None),
+            stop: AtomicBool::new(false),
+        })
+    }
+
+    /// From here on, who has news rings. Returns what to wait on, after a look at what there is.
+    pub(crate) fn listen(&self) -> u32 {
+        self.map.sleeping(self.rank).store(1, Ordering::SeqCst);
+        self.map.bell(self.rank).load(Ordering::SeqCst)
+    }
+
+    /// Nobody need ring any more.
+    pub(crate) fn ignore(&self) {
+        self.map.sleeping(self.rank).store(0, Ordering::Relaxed);
+    }
+
+    /// Sleeps until it rings after [`Bell::listen`], or until `at`.
+    pub(crate) fn wait(&self, seen: u32, at: Instant) {
+        sleep(self.map.bell(self.rank), seen, at);
+    }
+
+    fn set_waiting(&self, waker: Option<&Waker>) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&mut *waiting, waker) {
+            (Some(old), Some(new)) => old.clone_from(new),
+            (waiting, new) => *waiting = new.cloned(),
+        }
+    }
+}
+
+/// A thread that waits for the bell in the name of tasks, which can't.
+#[derive(Debug)]
+pub(crate) struct Porter {
+    bell: Arc<Bell>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Porter {
+    pub(crate) fn new(bell: Arc<Bell>) -> Self {
+        Self { bell, thread: None }
+    }
+
+    /// Wakes this task when the bell rings. Call it before the last look at what there is.
+    pub(crate) fn listen(&mut self, waker: &Waker) -> std::io::Result<()> {
+        if self.thread.is_none() {
+            let bell = Arc::clone(&self.bell);
+            let thread = std::thread::Builder::new()
+                .name("kolo-bell".to_owned())
+                .stack_size(64 << 10)
+                .spawn(move || {
+                    while !bell.stop.load(Ordering::SeqCst) {
+                        let seen = bell.map.bell(bell.rank).load(Ordering::SeqCst);
+                        let waker = bell
+                            .waiting
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .take();
+                        if let Some(waker) = waker {
+                            waker.wake();
+                        }
+                        if !bell.stop.load(Ordering::SeqCst) {
+                            bell.wait(seen, Instant::now() + Duration::from_secs(60));
+                        }
+                    }
+                })?;
+            self.thread = Some(thread);
+        }
+        self.bell.set_waiting(Some(waker));
+        self.bell.listen();
+        Ok(())
+    }
+}
+
+impl Drop for Porter {
+    fn drop(&mut self) {
+        self.bell.stop.store(true, Ordering::SeqCst);
+        self.bell.set_waiting(None);
+        if let Some(thread) = self.thread.take() {
+            ring_anyway(self.bell.map.bell(self.bell.rank));
+            // It ends by itself; if it is on its way to sleep, the bell has another value than it saw.
+            drop(thread);
+        }
+    }
+}
