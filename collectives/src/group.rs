@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use kolo_transport::ids::{CallId, Generation, JobId, Rank};
 use tokio::runtime::Handle;
 
+use crate::error::CollectiveError;
 use crate::lane::{Connecting, Connector, Lane, LaneError};
 use crate::record::Recorder;
 use crate::stall::Stalls;
@@ -98,6 +99,8 @@ struct State {
     /// How many groups were made of the same members.
     made: HashMap<GroupId, u64>,
     lost: BTreeMap<u32, String>,
+    /// The last operation that failed, and in which call.
+    failure: Option<(u64, CollectiveError)>,
 }
 
 impl fmt::Debug for Family {
@@ -247,6 +250,18 @@ impl Family {
         for member in self.members() {
             member.rank_lost(rank, reason);
         }
+    }
+
+    /// An operation of some group failed. Ranks are those among all.
+    pub(crate) fn failed(&self, call: u64, error: &CollectiveError) {
+        self.lock().failure = Some((call, error.clone()));
+    }
+
+    /// The last failure, if it was in this call.
+    pub(crate) fn last_failure(&self, call: u64) -> Option<CollectiveError> {
+        let state = self.lock();
+        let (of, error) = state.failure.as_ref()?;
+        (*of == call).then(|| error.clone())
     }
 
     /// The ranks that the control plane has reported lost.

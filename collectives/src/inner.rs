@@ -1,14 +1,14 @@
 //! What the clones of a communicator share, and how an operation gets its turn.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use kolo_transport::ids::{Generation, JobId, Rank};
-use tokio::runtime::Handle;
+use kolo_transport::ids::{CallId, Generation, JobId, Rank};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Sleep;
 
@@ -17,9 +17,14 @@ use crate::cause::Cause;
 use crate::element::Element;
 use crate::engine::{Engine, call_notice};
 use crate::error::CollectiveError;
-use crate::lane::{Connector, Lane, LaneError};
+use crate::group::{Family, GroupId, Member};
+use crate::handle::Progress;
+use crate::lane::{Lane, LaneError};
+use crate::listen::Listener;
+use crate::names::Names;
 use crate::operation::{Operation, Tag};
-use crate::run::Run;
+use crate::record::ShortName;
+use crate::run::{Place, Run};
 use crate::signals::{Arrival, Signals};
 
 /// Longer timeouts count as this one: clocks end somewhere.
@@ -30,11 +35,20 @@ pub(crate) struct Inner {
     pub(crate) world: u32,
     pub(crate) generation: Generation,
     pub(crate) job: JobId,
-    connector: Arc<dyn Connector>,
-    handle: Handle,
+    pub(crate) id: GroupId,
+    /// The members by their ranks among all; `None` if these are all.
+    pub(crate) members: Option<Arc<[u32]>>,
+    pub(crate) family: Arc<Family>,
     pub(crate) signals: Signals,
     /// Fair: operations get it in the order in which they asked.
     pub(crate) engine: Mutex<Engine>,
+    pub(crate) listener: Arc<Listener>,
+    /// What runs handles.
+    pub(crate) progress: OnceLock<Progress>,
+    /// Operations that are told apart by name.
+    pub(crate) names: OnceLock<Arc<Names>>,
+    /// For what one rank sends to one other, by sender and receiver.
+    pub(crate) pairs: std::sync::Mutex<HashMap<(u32, u32), Arc<Inner>>>,
 }
 
 impl fmt::Debug for Inner {
@@ -46,29 +60,76 @@ impl fmt::Debug for Inner {
 }
 
 impl Inner {
-    pub(crate) fn new(
-        me: u32,
-        world: u32,
-        generation: Generation,
-        job: JobId,
-        connector: Arc<dyn Connector>,
-        handle: Handle,
-    ) -> Self {
-        Self {
+    /// The group of all ranks.
+    pub(crate) fn root(family: Family) -> Arc<Self> {
+        let (me, world) = (family.me, family.world);
+        Self::make(Arc::new(family), GroupId::WORLD, None, (me, world))
+    }
+
+    /// A group; this rank is the one at `me` in `members`.
+    pub(crate) fn group(&self, id: GroupId, members: Vec<u32>, me: u32) -> Arc<Self> {
+        let world = members.len() as u32;
+        let members: Arc<[u32]> = members.into();
+        let inner = Self::make(Arc::clone(&self.family), id, Some(members), (me, world));
+        self.signals.copy_to(&inner.signals, |member| inner.position(member));
+        inner
+    }
+
+    fn make(
+        family: Arc<Family>,
+        id: GroupId,
+        members: Option<Arc<[u32]>>,
+        (me, world): (u32, u32),
+    ) -> Arc<Self> {
+        let inner = Arc::new(Self {
             me,
             world,
-            generation,
-            job,
-            connector,
-            handle,
-            signals: Signals::new(world),
-            engine: Mutex::new(Engine::new(me, world, generation)),
+            generation: family.generation,
+            job: family.job,
+            id,
+            signals: Signals::new(world, members.clone()),
+            engine: Mutex::new(Engine::new(me, world, family.generation, members.clone())),
+            members,
+            family,
+            listener: Arc::default(),
+            progress: OnceLock::new(),
+            names: OnceLock::new(),
+            pairs: std::sync::Mutex::default(),
+        });
+        inner.family.join(id, &inner);
+        inner
+    }
+
+    /// The rank that a member has among all.
+    pub(crate) fn job_rank(&self, member: u32) -> u32 {
+        match &self.members {
+            Some(members) => members.get(member as usize).copied().unwrap_or(member),
+            None => member,
+        }
+    }
+
+    /// The rank that one of all has here.
+    pub(crate) fn position(&self, job_rank: u32) -> Option<u32> {
+        match &self.members {
+            Some(members) => members
+                .iter()
+                .position(|member| *member == job_rank)
+                .map(|position| position as u32),
+            None => (job_rank < self.world).then_some(job_rank),
+        }
+    }
+
+    /// An error for the caller, who knows ranks by their numbers among all.
+    pub(crate) fn outward(&self, error: CollectiveError) -> CollectiveError {
+        match &self.members {
+            Some(_) => error.with_ranks(|rank| Rank(self.job_rank(rank.0))),
+            None => error,
         }
     }
 
     /// A timer of the communicator's own runtime, for async operations on any executor.
     pub(crate) fn sleep(&self) -> Sleep {
-        let _context = self.handle.enter();
+        let _context = self.family.handle.enter();
         tokio::time::sleep(FOREVER)
     }
 
@@ -82,7 +143,12 @@ impl Inner {
     ) -> Result<(Turn<'_>, Tag), CollectiveError> {
         let timeout = self.signals.lock().timeout.min(FOREVER);
         let deadline = started + timeout;
-        let engine = if let Ok(engine) = self.engine.try_lock() {
+        let handles = self.progress.get().and_then(Progress::ahead);
+        let free = match &handles {
+            None => self.engine.try_lock().ok(),
+            Some(_) => None,
+        };
+        let engine = if let Some(engine) = free {
             engine
         } else {
             let mut waiting = Waiting {
@@ -92,8 +158,14 @@ impl Inner {
                 call: self.signals.lock().call,
                 over: false,
             };
-            let _wanted = self.signals.want();
-            let mut lock = pin!(self.engine.lock());
+            let mut lock = pin!(async {
+                // What was given to handles before comes first.
+                if let Some(handles) = handles {
+                    handles.done().await;
+                }
+                let _wanted = self.signals.want();
+                self.engine.lock().await
+            });
             let engine = poll_fn(|cx| {
                 if let Poll::Ready(engine) = lock.as_mut().poll(cx) {
                     return Poll::Ready(Ok(engine));
@@ -114,9 +186,12 @@ impl Inner {
             inner: self,
             engine,
             operation: Operation::BARRIER,
+            name: ShortName::default(),
             started,
             deadline,
+            timeout,
         };
+        self.listener.disturb();
         self.settle(&mut turn.engine);
         let tag = self.signals.lock().take_numbers(numbers);
         Ok((turn, tag))
@@ -139,9 +214,9 @@ impl Inner {
 
     /// Starts making a link; the lane comes by [`Inner::arrive`].
     fn connect(self: &Arc<Self>, peer: u32) {
-        let connecting = self.connector.connect(Rank(peer));
+        let connecting = self.family.connect(self.id, self.job_rank(peer));
         let inner = Arc::downgrade(self);
-        self.handle.spawn(async move {
+        self.family.handle.spawn(async move {
             let lane = connecting.await;
             if let Some(inner) = inner.upgrade() {
                 inner.arrive(peer, lane);
@@ -220,7 +295,7 @@ impl Inner {
     }
 
     /// Makes sure that what a failed operation or call left to be said is said, without an operation to do it.
-    fn attend(self: &Arc<Self>) {
+    pub(crate) fn attend(self: &Arc<Self>) {
         {
             let mut state = self.signals.lock();
             if std::mem::replace(&mut state.attended, true) {
@@ -228,7 +303,8 @@ impl Inner {
             }
         }
         let inner = Arc::clone(self);
-        self.handle
+        self.family
+            .handle
             .spawn(async move { inner.attend_until_done().await });
     }
 
@@ -268,6 +344,46 @@ impl Inner {
     }
 }
 
+impl Member for Inner {
+    fn lane(self: Arc<Self>, rank: u32, lane: Box<dyn Lane>) -> Result<(), LaneError> {
+        let Some(member) = self.position(rank).filter(|member| *member != self.me) else {
+            return Err(LaneError::Refused {
+                reason: format!("rank {rank} is not in {}", self.id),
+            });
+        };
+        self.arrive(member, Ok(lane));
+        Ok(())
+    }
+
+    fn begin_call(self: Arc<Self>, call: CallId) {
+        self.signals.begin_call(call);
+    }
+
+    fn abort_call(self: Arc<Self>, call: u64, reason: &str) {
+        Inner::abort_call(&self, call, reason);
+    }
+
+    fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {
+        if let Some(member) = self.position(rank) {
+            self.signals.change(|state| {
+                state.lost.entry(member).or_insert_with(|| reason.to_owned());
+            });
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.family.leave(self.id);
+        self.listener.end();
+        // Pairs know nothing of each other.
+        self.pairs
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
+    }
+}
+
 /// An operation that waits for its turn. Given up before that, it still takes its numbers when its turn comes,
 /// so that this rank stays in step, and the peers hear that it was cancelled.
 struct Waiting<'a> {
@@ -299,8 +415,11 @@ pub(crate) struct Turn<'a> {
     engine: MutexGuard<'a, Engine>,
     /// What ran last.
     operation: Operation,
+    /// Its name, if it has one.
+    pub(crate) name: ShortName,
     started: Instant,
     deadline: Instant,
+    timeout: Duration,
 }
 
 impl Turn<'_> {
@@ -309,9 +428,22 @@ impl Turn<'_> {
         &mut self,
         alarm: &mut A,
         tag: Tag,
-        mut operation: Operation,
+        operation: Operation,
         input: &[u8],
     ) -> Result<(), CollectiveError> {
+        let load = |engine: &mut Engine, operation: &Operation| engine.load(operation, input);
+        self.run_with(alarm, tag, operation, load).await.map(drop)
+    }
+
+    /// As [`Turn::run`]; `load` puts the input in its place. Returns what the others ask for, if this is a
+    /// [join](Operation::JOIN) and some have data still: then nothing was done.
+    pub(crate) async fn run_with<A: Alarm>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        mut operation: Operation,
+        load: impl FnOnce(&mut Engine, &Operation),
+    ) -> Result<Option<Operation>, CollectiveError> {
         if let Err(error) = operation.check(self.inner.world) {
             let reason = format!("{operation}: {error}");
             return Err(self.refuse(tag, CollectiveError::Invalid { reason }));
@@ -326,18 +458,32 @@ impl Turn<'_> {
         if let Err(error) = self.engine.plan(&operation) {
             return Err(self.refuse(tag, error));
         }
-        self.engine.load(&operation, input);
-        let connect = |peer| self.inner.connect(peer);
+        load(&mut self.engine, &operation);
+        let inner = self.inner;
+        let recording = Recording {
+            inner,
+            number: inner.family.recorder.begin(
+                (inner.id, tag),
+                operation,
+                self.name,
+                self.started,
+            ),
+        };
+        let connect = |peer| inner.connect(peer);
         let mut run = Run::new(
             &mut self.engine,
-            &self.inner.signals,
-            &connect,
+            Place {
+                signals: &inner.signals,
+                stalls: &inner.family.stalls,
+                connect: &connect,
+                id: inner.id,
+            },
             operation,
             tag,
             (self.started, self.deadline),
         );
         let mut fired = false;
-        poll_fn(|cx| {
+        let result = poll_fn(|cx| {
             loop {
                 if let Poll::Ready(result) = run.poll(cx, fired) {
                     return Poll::Ready(result);
@@ -348,7 +494,28 @@ impl Turn<'_> {
                 }
             }
         })
-        .await
+        .await;
+        drop(run);
+        recording.end(&mut self.engine, result.is_ok());
+        result.map_err(|error| self.failed(tag, error))
+    }
+
+    /// The error for the caller. Whoever asks the communicator of all ranks for the last failure hears of it, too.
+    fn failed(&self, tag: Tag, error: CollectiveError) -> CollectiveError {
+        let error = self.inner.outward(error);
+        self.inner.family.failed(tag.call, &error);
+        error
+    }
+
+    /// The time limit begins anew.
+    pub(crate) fn renew(&mut self) {
+        self.started = Instant::now();
+        self.deadline = self.started + self.timeout;
+    }
+
+    /// Where the shares begin of the operation that ran last, or of the next one.
+    pub(crate) fn engine(&mut self) -> &mut Engine {
+        &mut self.engine
     }
 
     /// Copies the result of the operation that ran last.
@@ -362,20 +529,32 @@ impl Turn<'_> {
         let notice = self.engine.tell(tag, &cause);
         self.engine.flush_now();
         self.inner.signals.failed(tag, &error, notice);
-        error
+        self.failed(tag, error)
     }
+}
 
-    /// Sets how many elements each rank has in a varcount gather. Returns their sum.
-    pub(crate) fn set_offsets(&mut self, counts: impl Iterator<Item = usize>) -> Option<usize> {
-        let offsets = &mut self.engine.offsets;
-        offsets.clear();
-        offsets.push(0);
-        let mut total = 0_usize;
-        for count in counts {
-            total = total.checked_add(count)?;
-            offsets.push(total);
-        }
-        Some(total)
+/// An operation in the flight recorder. One that is dropped has failed.
+struct Recording<'a> {
+    inner: &'a Arc<Inner>,
+    number: u64,
+}
+
+impl Recording<'_> {
+    fn end(self, engine: &mut Engine, well: bool) {
+        let inner = self.inner;
+        let moved = (0..).zip(&mut engine.links).filter_map(|(peer, link)| {
+            let (kind, moved) = link.take_moved()?;
+            Some((kind, inner.job_rank(peer), moved))
+        });
+        inner.family.recorder.end(self.number, well, moved);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        let recorder = &self.inner.family.recorder;
+        recorder.end(self.number, false, std::iter::empty());
     }
 }
 
@@ -385,5 +564,6 @@ impl Drop for Turn<'_> {
         if pending || self.engine.has_backlog() {
             self.inner.attend();
         }
+        self.inner.listener.operation_ended(self.inner);
     }
 }

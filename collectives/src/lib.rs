@@ -66,6 +66,7 @@ mod link;
 mod local;
 mod run;
 mod scratch;
+mod shm;
 mod signals;
 
 pub use communicator::{Acceptor, Communicator, Gathered};
@@ -75,4 +76,5 @@ pub use group::GroupId;
 pub use lane::{Connector, Lane, LaneError, LinkHello};
 pub use local::local_group;
 pub use operation::{Factor, ReduceOp, Unsupported};
+pub use shm::buffer::SharedBuffer;
 pub use schedule::{Algorithm, Layout, Tuning};

@@ -58,12 +58,15 @@ pub(crate) struct State {
     pub(crate) layout: Arc<Layout>,
     /// The version of the two above.
     pub(crate) settings: u64,
+    /// Of a group, its members by their ranks among all.
+    members: Option<Arc<[u32]>>,
     waker: Option<Waker>,
 }
 
 impl State {
-    fn new(world: u32) -> Self {
+    fn new(world: u32, members: Option<Arc<[u32]>>) -> Self {
         Self {
+            members,
             call: 0,
             next: 0,
             cancelled: Vec::new(),
@@ -141,16 +144,54 @@ impl State {
 
     /// The host of a rank, for people.
     pub(crate) fn host_of(&self, rank: u32) -> Option<&str> {
+        let rank = match &self.members {
+            Some(members) => *members.get(rank as usize)?,
+            None => rank,
+        };
         let member = self.table.as_ref()?.members.get(rank as usize)?;
         Some(&member.hostname)
     }
 }
 
 impl Signals {
-    pub(crate) fn new(world: u32) -> Self {
+    pub(crate) fn new(world: u32, members: Option<Arc<[u32]>>) -> Self {
         Self {
-            state: Mutex::new(State::new(world)),
+            state: Mutex::new(State::new(world, members)),
             waiting: AtomicUsize::new(0),
+        }
+    }
+
+    /// A new group begins with what holds for the one that it is made of. `position` is a rank's number in the new one.
+    pub(crate) fn copy_to(&self, group: &Self, position: impl Fn(u32) -> Option<u32>) {
+        let old = self.lock();
+        let mut new = group.lock();
+        let job_rank = |rank: u32| match &old.members {
+            Some(members) => members[rank as usize],
+            None => rank,
+        };
+        new.call = old.call;
+        new.call_failed.clone_from(&old.call_failed);
+        new.call_notice.clone_from(&old.call_notice);
+        new.table.clone_from(&old.table);
+        new.timeout = old.timeout;
+        new.tuning = old.tuning;
+        new.lost = old
+            .lost
+            .iter()
+            .filter_map(|(rank, reason)| Some((position(job_rank(*rank))?, reason.clone())))
+            .collect();
+        let hosts: Vec<u32> = new.members.iter().flat_map(|members| members.iter())
+            .map(|member| {
+                let old_rank = match &old.members {
+                    Some(members) => members.iter().position(|other| other == member).unwrap_or(0) as u32,
+                    None => *member,
+                };
+                old.layout.host_of(old_rank)
+            })
+            .collect();
+        if !hosts.is_empty() {
+            new.layout = Arc::new(Layout::of_hosts(&hosts));
+            new.settings += 1;
         }
     }
 

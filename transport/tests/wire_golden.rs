@@ -89,7 +89,7 @@ fn required() -> BTreeSet<&'static str> {
     names.extend(variants!(HeadRequest {
         Register,
         Heartbeats,
-        Event,
+        Events,
         SignWorker,
         Submit,
         Cluster,
@@ -97,9 +97,12 @@ fn required() -> BTreeSet<&'static str> {
         Job,
         Stop
     }));
-    names.extend(variants!(SubmitFrame { ProgramReady, Stop }));
+    names.extend(variants!(SubmitFrame {
+        ProgramReady,
+        Stop,
+        Done
+    }));
     names.extend(variants!(NodeEvent {
-        WorkerStarted,
         WorkerReady,
         WorkerExited,
         JobGone
@@ -306,9 +309,10 @@ fn cases() -> Vec<Case> {
             resources: resources(),
             version: "0.1.0".to_owned(),
             jobs: vec![JOB],
+            instance: 77,
         }),
         HeadRequest::Heartbeats,
-        HeadRequest::Event(NodeEvent::JobGone { job: JOB }),
+        HeadRequest::Events(vec![NodeEvent::JobGone { job: JOB }]),
         HeadRequest::SignWorker { job: JOB, slot: Slot(3), csr: vec![7; 40] },
         HeadRequest::Submit(JobSpec {
             name: "digits".to_owned(),
@@ -326,10 +330,9 @@ fn cases() -> Vec<Case> {
         HeadRequest::Job { job: JOB },
         HeadRequest::Stop { job: JOB },
     );
-    add!(SubmitFrame: SubmitFrame::ProgramReady, SubmitFrame::Stop);
+    add!(SubmitFrame: SubmitFrame::ProgramReady, SubmitFrame::Stop, SubmitFrame::Done);
     add!(Beat: Beat { seq: 300 });
     add!(NodeEvent:
-        NodeEvent::WorkerStarted { job: JOB, slot: Slot(3), pid: 4711 },
         NodeEvent::WorkerReady { job: JOB, slot: Slot(3), address: Some(address()) },
         NodeEvent::WorkerExited { job: JOB, slot: Slot(3), failure: failure(), expected: false },
         NodeEvent::JobGone { job: JOB },

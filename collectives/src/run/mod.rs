@@ -4,6 +4,7 @@
 //! a failure is seen on whichever link it comes. What is not for the present step stays in its link.
 
 mod judge;
+mod share;
 mod transfer;
 
 use std::task::{Context, Poll};
@@ -17,6 +18,8 @@ use crate::error::CollectiveError;
 use crate::operation::{Operation, Tag};
 use crate::schedule::Action;
 use crate::signals::Signals;
+
+pub(crate) use share::Mode;
 
 /// After its deadline a rank asks its peers who is still there. It names those that have said nothing after
 /// this time ...
@@ -60,6 +63,11 @@ pub(crate) struct Run<'a> {
     /// A peer failed in the call, not only in this operation.
     ends_call: bool,
     finished: bool,
+    mode: Mode,
+    /// A thread waits, and not a task.
+    blocking: bool,
+    /// For an operation in shared memory.
+    input: &'a [u8],
 }
 
 impl<'a> Run<'a> {
@@ -90,13 +98,25 @@ impl<'a> Run<'a> {
             missing: Missing::Unknown,
             ends_call: false,
             finished: false,
+            mode: Mode::Links,
+            blocking: false,
+            input: &[],
         };
         run.enter_step();
         run
     }
 
+    /// Does something else than what is scheduled.
+    pub(crate) fn in_mode(mut self, mode: Mode, blocking: bool, input: &'a [u8]) -> Self {
+        (self.mode, self.blocking, self.input) = (mode, blocking, input);
+        self
+    }
+
     /// When to poll again if nothing else happens.
     pub(crate) fn wake_at(&self) -> Instant {
+        if self.mode == Mode::Shared && self.engine.must_poll() {
+            return self.deadline.min(Instant::now() + Duration::from_millis(1));
+        }
         match &self.stall {
             None => self.deadline,
             Some(stall) if stall.answered => stall.named_at,
@@ -114,7 +134,9 @@ impl<'a> Run<'a> {
             Ok(false) => Poll::Pending,
             Ok(true) => {
                 self.finished = true;
-                self.engine.previous = Some((self.tag, self.request));
+                if self.mode != Mode::Form {
+                    self.engine.previous = Some((self.tag, self.request));
+                }
                 if self.stall.is_some() {
                     // It ended well after all: peers to come need not hear of it.
                     self.signals.lock().operation_notice = None;
@@ -129,6 +151,11 @@ impl<'a> Run<'a> {
     }
 
     fn advance(&mut self, cx: &mut Context<'_>, mut fired: bool) -> Result<bool, CollectiveError> {
+        match self.mode {
+            Mode::Links => {}
+            Mode::Form => return self.advance_form(cx, fired),
+            Mode::Shared => return self.advance_shared(cx, fired),
+        }
         self.take_signals(cx)?;
         loop {
             if self.missing != Missing::No {
@@ -223,6 +250,11 @@ impl<'a> Run<'a> {
 
     /// Whether anything is left to exchange with a peer.
     fn needs(&self, peer: u32) -> bool {
+        match self.mode {
+            Mode::Links => {}
+            Mode::Form => return true,
+            Mode::Shared => return self.engine.lacks(peer),
+        }
         self.awaits(peer) || self.needs_to_send(peer)
     }
 
@@ -320,6 +352,11 @@ impl<'a> Run<'a> {
         self.engine.previous = None;
         tracing::debug!(rank = self.engine.me, operation = %self.request, tag = %self.tag, %error, "gave up");
         self.engine.abandon();
+        match self.mode {
+            Mode::Links => {}
+            Mode::Form => self.give_up_form(),
+            Mode::Shared => self.engine.leave_shared(),
+        }
         let cause = Cause::of(error, Rank(self.engine.me));
         if self.ends_call {
             // This rank takes part in nothing more of the call either; peers may be ahead of this operation.

@@ -1,19 +1,21 @@
 //! `kolo-head`: the head of a cluster as a daemon.
 
+mod daemon;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use kolo_runtime::head::replace_file;
 use kolo_runtime::http::BearerSecret;
 use kolo_runtime::{Head, HeadConfig, HeadState};
 use kolo_transport::identity::Role;
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+
+use self::daemon::{Format, Reporting, Signals, duration};
 
 const EXAMPLE: &str = "\
 Example: a head for other machines, with a token file for its nodes
@@ -67,68 +69,8 @@ struct Args {
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     stop_timeout: Duration,
 
-    /// What to log, to standard error: a level, or directives like `info,kolo_actors=debug`
-    #[arg(long, value_name = "FILTER", env = "KOLO_LOG", default_value = "info", value_parser = filter)]
-    log: String,
-
-    /// How to log
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
-    log_format: LogFormat,
-
-    /// How to print the line with the addresses
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    format: Format,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LogFormat {
-    /// Lines for people.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// `kolo-head: cluster=.. address=.. http=.. admin=..`
-    Text,
-    /// One JSON object.
-    Json,
-}
-
-/// Reads `250ms`, `3s`, `10m`, `24h` or `7d`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || {
-        format!(
-            "`{text}` is not a duration; expected a whole number and ms, s, m, h or d, like 250ms or 3s"
-        )
-    };
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| wrong())?;
-    let factor = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => return Err(wrong()),
-    };
-    // A thousand years is more than any of these may be.
-    let limit = 1000 * 366 * 86_400_000;
-    number
-        .checked_mul(factor)
-        .filter(|ms| *ms <= limit)
-        .map(Duration::from_millis)
-        .ok_or_else(wrong)
-}
-
-fn filter(text: &str) -> Result<String, String> {
-    EnvFilter::try_new(text)
-        .map(|_| text.to_owned())
-        .map_err(|error| {
-            format!("{error}; expected a level such as `info`, or `info,kolo_actors=debug`")
-        })
+    #[command(flatten)]
+    reporting: Reporting,
 }
 
 /// The line that is printed when the head is ready.
@@ -160,28 +102,14 @@ impl ReadyLine<'_> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(&args.log))
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
-    match args.log_format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().init(),
-    }
-    match run(args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("kolo-head: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    args.reporting.start();
+    daemon::end("kolo-head", run(args))
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn run(args: Args) -> Result<()> {
     // From here on the signals are not lost, also while the head starts.
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM can't be watched")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT can't be watched")?;
+    let mut signals = Signals::watch()?;
     let bearer = args.bearer_file.as_deref().map(read_bearer).transpose()?;
     let head = Head::start(HeadConfig {
         state: HeadState::Dir(args.state_dir),
@@ -212,17 +140,13 @@ async fn run(args: Args) -> Result<()> {
         http: head.http_address(),
         admin: head.admin_dir(),
     }
-    .text(args.format)?;
-    println!("{line}");
-    let signal = tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
-    };
+    .text(args.reporting.format)?;
+    daemon::print(&line)?;
+    let signal = signals.next().await;
     tracing::info!(signal, "stopping; a second signal ends the head at once");
     tokio::select! {
         () = head.stop() => Ok(()),
-        _ = terminate.recv() => anyhow::bail!("ended by a second signal; jobs may not have ended well"),
-        _ = interrupt.recv() => anyhow::bail!("ended by a second signal; jobs may not have ended well"),
+        _ = signals.next() => anyhow::bail!("ended by a second signal; jobs may not have ended well"),
     }
 }
 
@@ -246,26 +170,6 @@ mod tests {
             help.contains("Example:") && help.contains("Exit codes:"),
             "{help}"
         );
-    }
-
-    #[test]
-    fn durations_have_a_unit() {
-        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(duration("24h"), Ok(Duration::from_secs(86_400)));
-        for wrong in [
-            "",
-            "3",
-            "s",
-            "-3s",
-            "1.5s",
-            "NaNs",
-            "3 s",
-            "99999999999999999999s",
-            "9999999999d",
-        ] {
-            let error = duration(wrong).unwrap_err();
-            assert!(error.contains("like 250ms or 3s"), "{wrong}: {error}");
-        }
     }
 
     #[test]

@@ -1,22 +1,23 @@
 //! `kolo-node`: a node of a cluster as a daemon.
 
+mod daemon;
+
 use std::collections::BTreeMap;
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::Write;
+use std::fs::{DirBuilder, File};
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use kolo_runtime::head::lock_file;
 use kolo_runtime::{Node, NodeConfig, NodeCredentials, NodeResources, ProgramSource};
 use kolo_transport::{Credentials, EndpointConfig, JoinToken};
-use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+
+use self::daemon::{Format, Reporting, Signals, duration};
 
 const EXAMPLE: &str = "\
 Example: a node that joins with a token at its first start, and keeps its identity
@@ -27,7 +28,7 @@ Example: a node with declared resources
 
 It prints one line with its id and address when the head has registered it. SIGTERM and SIGINT end the jobs
 that are on it, then the node; its workers end with it in any case. When the head goes away, workers run on
-and the node registers again as soon as the head is back.
+as long as their driver is there (see --orphan-timeout), and the node registers again when the head is back.
 Exit codes: 0 stopped, 1 failed, 2 wrong arguments.";
 
 /// A node of a kolo cluster: it offers its resources to jobs and runs their workers.
@@ -76,37 +77,17 @@ struct Args {
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     join_timeout: Duration,
 
+    /// When a job's driver and the head have both been gone for so long, its workers are ended; as long as one of them
+    /// is there they live on
+    #[arg(long, value_name = "DURATION", env = "KOLO_NODE_ORPHAN_TIMEOUT", default_value = "60s", value_parser = duration)]
+    orphan_timeout: Duration,
+
     /// How long to wait for jobs to end when the node is stopped, before they are killed
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     stop_timeout: Duration,
 
-    /// What to log, to standard error: a level, or directives like `info,kolo_actors=debug`
-    #[arg(long, value_name = "FILTER", env = "KOLO_LOG", default_value = "info", value_parser = filter)]
-    log: String,
-
-    /// How to log
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
-    log_format: LogFormat,
-
-    /// How to print the line with the node's id and address
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    format: Format,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LogFormat {
-    /// Lines for people.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// `kolo-node: node=.. address=.. head=.. hostname=.. pid=..`
-    Text,
-    /// One JSON object.
-    Json,
+    #[command(flatten)]
+    reporting: Reporting,
 }
 
 fn host_and_port(text: &str) -> Result<String, String> {
@@ -127,39 +108,6 @@ fn resource(text: &str) -> Result<(String, f64), String> {
         .and_then(|(name, amount)| Some((name.to_owned(), amount.parse().ok()?)))
         .filter(|(name, _): &(String, f64)| !name.is_empty())
         .ok_or_else(|| format!("`{text}` is not NAME=AMOUNT; expected something like fpga=2"))
-}
-
-/// Reads `250ms`, `3s`, `10m` or `24h`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || {
-        format!(
-            "`{text}` is not a duration; expected a whole number and ms, s, m or h, like 250ms or 3s"
-        )
-    };
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| wrong())?;
-    let factor = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return Err(wrong()),
-    };
-    // A year is more than any of these may be.
-    number
-        .checked_mul(factor)
-        .filter(|ms| *ms <= 366 * 86_400_000)
-        .map(Duration::from_millis)
-        .ok_or_else(wrong)
-}
-
-fn filter(text: &str) -> Result<String, String> {
-    EnvFilter::try_new(text)
-        .map(|_| text.to_owned())
-        .map_err(|error| {
-            format!("{error}; expected a level such as `info`, or `info,kolo_actors=debug`")
-        })
 }
 
 /// The line that is printed when the node is registered.
@@ -188,37 +136,21 @@ fn main() -> ExitCode {
     // Wardens are this program again.
     kolo_process::run_if_warden();
     let args = Args::parse();
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(&args.log))
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
-    match args.log_format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().init(),
-    }
-    match run(args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Nobody may be there to read it.
-            writeln!(std::io::stderr(), "kolo-node: {error:#}").ok();
-            ExitCode::FAILURE
-        }
-    }
+    args.reporting.start();
+    daemon::end("kolo-node", run(args))
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn run(args: Args) -> Result<()> {
     // From here on the signals are not lost, also while the node starts.
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM can't be watched")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT can't be watched")?;
+    let mut signals = Signals::watch()?;
     raise_open_files();
     let _lock = args.state_dir.as_deref().map(lock).transpose()?;
-    let format = args.format;
+    let format = args.reporting.format;
     let start = start(args);
     let (node, head) = tokio::select! {
         started = start => started?,
-        _ = terminate.recv() => return Ok(()),
-        _ = interrupt.recv() => return Ok(()),
+        _ = signals.next() => return Ok(()),
     };
     let line = ReadyLine {
         node: node.id().to_string(),
@@ -228,17 +160,12 @@ async fn run(args: Args) -> Result<()> {
         pid: std::process::id(),
     }
     .text(format)?;
-    writeln!(std::io::stdout(), "{line}")
-        .context("the line with the node's address can't be printed")?;
-    let signal = tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
-    };
+    daemon::print(&line)?;
+    let signal = signals.next().await;
     tracing::info!(signal, "stopping; a second signal ends the node at once");
     tokio::select! {
         () = node.stop() => Ok(()),
-        _ = terminate.recv() => bail!("ended by a second signal; jobs were killed"),
-        _ = interrupt.recv() => bail!("ended by a second signal; jobs were killed"),
+        _ = signals.next() => bail!("ended by a second signal; jobs were killed"),
     }
 }
 
@@ -268,6 +195,7 @@ async fn start(args: Args) -> Result<(Node, SocketAddr)> {
         ..ProgramSource::default()
     };
     config.join_timeout = args.join_timeout;
+    config.orphan_timeout = args.orphan_timeout;
     config.stop_timeout = args.stop_timeout;
     let node = Node::start(config).await.with_context(|| {
         format!(
@@ -332,21 +260,12 @@ fn lock(dir: &Path) -> Result<File> {
         .mode(0o700)
         .create(dir)
         .with_context(failed)?;
-    let file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(&path)
-        .with_context(failed)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => bail!(
+    lock_file(&path).with_context(failed)?.with_context(|| {
+        format!(
             "{} is in use by another node; stop that one, or use another state folder",
             dir.display()
-        ),
-        Err(error) => Err(error).with_context(failed),
-    }
+        )
+    })
 }
 
 /// A node needs about eight descriptors for each worker; the usual soft limit of 1024 is a relic.
@@ -404,22 +323,6 @@ mod tests {
         assert_eq!(resource("fpga=0.5"), Ok(("fpga".to_owned(), 0.5)));
         for bad in ["", "fpga", "=1", "fpga=", "fpga=x"] {
             assert!(resource(bad).unwrap_err().contains("NAME=AMOUNT"), "{bad}");
-        }
-    }
-
-    #[test]
-    fn durations_have_a_unit() {
-        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
-        for bad in [
-            "",
-            "3",
-            "s",
-            "-3s",
-            "1.5s",
-            "99999999999999999999s",
-            "9999999h",
-        ] {
-            assert!(duration(bad).unwrap_err().contains("expected"), "{bad}");
         }
     }
 

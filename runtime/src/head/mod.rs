@@ -34,7 +34,7 @@ pub use self::config::{HeadConfig, HeadState};
 pub use self::error::HeadError;
 use self::serve::Shared;
 use self::state::Store;
-pub use self::state::replace_file;
+pub use self::state::{lock_file, replace_file};
 use crate::http::{HttpConfig, HttpHandle};
 
 /// How long drivers have to read the last events of their jobs when the head stops.

@@ -1,15 +1,16 @@
 //! Requests of the head and of drivers.
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use actix::Addr;
 use bytes::Bytes;
 use kolo_actors::node::{
     Membership, NodeActor, NodeContext, RankLost, Reserve, Snapshot, Start, Stop,
 };
-use kolo_transport::ids::{DriverId, Generation, JobId, Rank};
+use kolo_actors::pace::LogLimit;
+use kolo_transport::ids::{JobId, Rank};
 use kolo_transport::wire::{
     NodeRegistration, NodeReply, NodeRequest, ProgramHash, Refusal, RefusalKind, Resources,
     StartWorkers,
@@ -19,7 +20,7 @@ use kolo_transport::{
 };
 
 use super::NodeError;
-use super::calls::Calls;
+use super::calls::{Attach, Calls};
 use super::programs::{MAX_PIECE, Pieces, Programs};
 use super::uplink::Uplink;
 
@@ -47,6 +48,10 @@ pub(super) struct Server {
     pub(super) calls: Arc<Calls>,
     pub(super) programs: Programs,
     pub(super) address: SocketAddr,
+    /// Tells this daemon from others with the same identity.
+    pub(super) instance: u64,
+    /// For the log of refused requests, which anybody can cause.
+    pub(super) refusals: Mutex<LogLimit>,
 }
 
 impl std::fmt::Debug for Server {
@@ -101,6 +106,7 @@ impl Server {
             resources: snapshot.total,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             jobs: snapshot.jobs,
+            instance: self.instance,
         })
     }
 
@@ -110,7 +116,9 @@ impl Server {
             if connection.peer().role == Role::Driver {
                 tokio::spawn(self.clone().connection(connection));
             } else {
-                tracing::warn!(peer = %connection.peer(), "only drivers connect to a node");
+                if let Some(left_out) = self.may_log() {
+                    tracing::warn!(peer = %connection.peer(), left_out, "only drivers connect to a node");
+                }
                 connection.close(CloseCode::Forbidden, "only drivers connect to a node");
             }
         }
@@ -120,9 +128,7 @@ impl Server {
         loop {
             match connection.accept(Limits::CONTROL).await {
                 Ok(stream) => {
-                    let server = self.clone();
-                    let peer = connection.peer().clone();
-                    tokio::spawn(async move { server.serve(stream, &peer).await });
+                    tokio::spawn(self.clone().serve(stream, connection.clone()));
                 }
                 Err(lost) => {
                     tracing::debug!(peer = %connection.peer(), %lost, "a driver is gone");
@@ -132,15 +138,19 @@ impl Server {
         }
     }
 
+    fn may_log(&self) -> Option<u64> {
+        let limit = self.refusals.lock();
+        // A limit is right at any moment.
+        let mut limit = limit.unwrap_or_else(PoisonError::into_inner);
+        limit.allow(Instant::now())
+    }
+
     /// Serves one stream.
-    pub(super) async fn serve(&self, mut stream: Stream, peer: &Identity) {
+    pub(super) async fn serve(self: Arc<Self>, mut stream: Stream, connection: Connection) {
+        let peer = connection.peer();
         let served = match self.answer(&mut stream, peer).await {
             Ok(None) => return,
-            Ok(Some(Attach {
-                driver,
-                job,
-                generation,
-            })) => self.calls.attach(stream, driver, job, generation).await,
+            Ok(Some(attach)) => self.calls.attach(stream, &connection, attach).await,
             Err(error) => {
                 stream.abort(match error {
                     FrameError::TooLong { .. } => CloseCode::TooLarge,
@@ -177,7 +187,9 @@ impl Server {
             Err(error) => return Err(error),
         };
         if let Err(refusal) = may(peer.role, &request) {
-            tracing::warn!(%peer, %refusal, "a request was refused");
+            if let Some(left_out) = self.may_log() {
+                tracing::warn!(%peer, %refusal, left_out, "a request was refused");
+            }
             return reply(stream, &NodeReply::Refused(refusal)).await;
         }
         match request {
@@ -194,7 +206,12 @@ impl Server {
                 ranks,
                 tail,
                 follow,
-            } => self.logs(stream, job, &ranks, tail, follow).await,
+            } => {
+                // Its driver is there as long as it listens.
+                let driver = peer.driver().filter(|_| follow);
+                let _present = driver.and_then(|driver| self.calls.present(job, driver));
+                self.logs(stream, job, &ranks, tail, follow).await
+            }
             NodeRequest::PutProgram { program } => {
                 stream.recv.set_limits(UPLOADS);
                 let mut pieces = Upload(&mut stream.recv);
@@ -358,13 +375,6 @@ impl Server {
     }
 }
 
-/// What an admitted [`NodeRequest::Attach`] says, and who said it.
-struct Attach {
-    driver: DriverId,
-    job: JobId,
-    generation: Generation,
-}
-
 async fn reply(stream: &mut Stream, reply: &NodeReply) -> Result<Option<Attach>, FrameError> {
     stream.send.send(reply, &[]).await?;
     stream.send.finish();
@@ -393,6 +403,7 @@ impl Pieces for Upload<'_> {
 
 #[cfg(test)]
 mod tests {
+    use kolo_transport::ids::Generation;
     use kolo_transport::wire::Program;
 
     use super::*;

@@ -141,6 +141,7 @@ impl TestCluster {
             custom: Vec::new(),
             hostnames: Vec::new(),
             lease: Duration::from_secs(10),
+            orphan_timeout: Duration::from_secs(60),
         }
     }
 
@@ -160,6 +161,7 @@ impl TestCluster {
                     gpus: config.gpus,
                     custom: config.custom.clone(),
                     programs: self.dir.path().join(format!("programs-{index}")),
+                    orphan_timeout_ms: config.orphan_timeout.as_millis() as u64,
                 };
                 let daemon = self.spawner.spawn(task).await?;
                 match daemon.ready {
@@ -177,6 +179,7 @@ impl TestCluster {
                         gpus: Some(config.gpus),
                         custom: config.custom.iter().cloned().collect(),
                     },
+                    orphan_timeout: config.orphan_timeout,
                     ..NodeConfig::new(head, NodeCredentials::Token(token))
                 };
                 Ok(NodeMember::Here(Box::new(

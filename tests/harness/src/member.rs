@@ -31,6 +31,7 @@ pub(crate) enum Task {
         gpus: u32,
         custom: Vec<(String, f64)>,
         programs: PathBuf,
+        orphan_timeout_ms: u64,
     },
 }
 
@@ -117,6 +118,7 @@ fn run(task: &str) -> Result<(), Box<dyn std::error::Error>> {
                 gpus,
                 custom,
                 programs,
+                orphan_timeout_ms,
             } => {
                 let config = NodeConfig {
                     hostname,
@@ -130,6 +132,7 @@ fn run(task: &str) -> Result<(), Box<dyn std::error::Error>> {
                         gpus: Some(gpus),
                         custom: custom.into_iter().collect(),
                     },
+                    orphan_timeout: Duration::from_millis(orphan_timeout_ms),
                     ..NodeConfig::new(head, NodeCredentials::Token(token.parse()?))
                 };
                 let node = Node::start(config).await?;

@@ -23,6 +23,10 @@ pub struct NodeRegistration {
     /// Jobs that hold something on it. A head that does not know one of them tells the node to stop it.
     #[serde(default)]
     pub jobs: Vec<JobId>,
+    /// Drawn at random when the daemon starts, so that the head tells a daemon that comes back from another one with
+    /// the same identity. 0 is unknown.
+    #[serde(default)]
+    pub instance: u64,
 }
 
 /// First frame of a stream to the head.
@@ -32,8 +36,8 @@ pub enum HeadRequest {
     Register(NodeRegistration),
     /// A node opens its stream of heartbeats. Each side sends [`Beat`]s from then on.
     Heartbeats,
-    /// Something happened on a node. Sent in order, each acknowledged before the next.
-    Event(NodeEvent),
+    /// Things that happened on a node, in order. The next are sent when these are acknowledged.
+    Events(Vec<NodeEvent>),
     /// A node asks for the certificate of a worker that it has started.
     SignWorker {
         /// The worker's job.
@@ -70,6 +74,9 @@ pub enum SubmitFrame {
     ProgramReady,
     /// Stop the job. The head answers with the last events and ends the stream.
     Stop,
+    /// The driver has all that it wanted: end the job as for [`SubmitFrame::Stop`]. If no worker was lost before, it has
+    /// succeeded. A head that does not know it skips it, so a driver sends `Stop` behind it.
+    Done,
 }
 
 /// A heartbeat.
@@ -82,16 +89,6 @@ pub struct Beat {
 /// What happens on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeEvent {
-    /// A worker's process runs. Optional: [`NodeReply::Started`](super::NodeReply::Started) tells the same of all at once,
-    /// and is what nodes send.
-    WorkerStarted {
-        /// Its job.
-        job: JobId,
-        /// Its slot.
-        slot: Slot,
-        /// Its process id.
-        pid: u32,
-    },
     /// A worker said hello and takes calls.
     WorkerReady {
         /// Its job.

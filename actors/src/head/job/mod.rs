@@ -129,6 +129,8 @@ pub enum Event {
     ProgramReady,
     /// The driver asks for the end.
     DriverStop,
+    /// The driver asks for the end, for it has all that it wanted.
+    DriverDone,
     /// The driver's connection or stream has ended.
     DriverGone,
     /// Somebody else asks for the end.
@@ -367,6 +369,7 @@ impl Job {
             Event::Rendezvous(opened) => self.rendezvous_opened(opened),
             Event::ProgramReady => self.program_ready = true,
             Event::DriverStop => self.stop("its driver has ended it".to_owned(), true),
+            Event::DriverDone => self.done(),
             Event::DriverGone => self.stop("its driver is gone".to_owned(), false),
             Event::Stop { reason } => self.stop(reason, false),
             Event::Tick => {}

@@ -130,6 +130,7 @@ pub(super) fn introduction(id: NodeId, cpus: u64) -> NodeRegistration {
         },
         version: "test".to_owned(),
         jobs: Vec::new(),
+        instance: 0,
     }
 }
 
@@ -209,7 +210,7 @@ impl FakeNode {
 
     pub(super) async fn report(&self, event: NodeEvent) {
         assert_eq!(
-            self.member.ask(&HeadRequest::Event(event)).await,
+            self.member.ask(&HeadRequest::Events(vec![event])).await,
             HeadReply::Done
         );
     }

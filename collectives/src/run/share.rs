@@ -1,0 +1,265 @@
+//! Operations of ranks that share memory, and how they come to share it: see [`crate::shm`].
+//!
+//! The links are read meanwhile: on them come the notices of ranks that give up, and the end of those that die.
+
+use std::task::Context;
+use std::time::Instant;
+
+use kolo_transport::ids::Rank;
+
+use super::Run;
+use crate::error::CollectiveError;
+use crate::header::{Header, Share};
+use crate::operation::{Operation, Tag};
+use crate::shm::arena::Outcome;
+use crate::shm::setup::Sharing;
+
+/// What a run does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// An operation by its schedule, over the links.
+    Links,
+    /// Agrees on whether memory is shared.
+    Form,
+    /// An operation in shared memory, which has begun there.
+    Shared,
+}
+
+impl Run<'_> {
+    /// Agrees with all ranks on whether memory is shared. Returns whether that is settled.
+    pub(super) fn advance_form(
+        &mut self,
+        cx: &mut Context<'_>,
+        fired: bool,
+    ) -> Result<bool, CollectiveError> {
+        self.take_signals(cx)?;
+        let asked = {
+            let mut state = self.signals.lock();
+            state.register(cx);
+            state.one_host
+        };
+        if matches!(self.engine.shm, Sharing::Asked) {
+            match asked {
+                Some(true) => self.engine.form(),
+                Some(false) => self.engine.shm = Sharing::Off,
+                None => return self.form_in_time(fired).map(|()| false),
+            }
+        }
+        loop {
+            let complete = self.link_all()?;
+            for peer in self.others() {
+                if self.engine.links[peer as usize].is_up() {
+                    self.serve(peer, cx);
+                    self.write(peer, cx);
+                    self.read(peer, cx)?;
+                }
+            }
+            let me = self.engine.me;
+            let Some(forming) = self.engine.shm.forming() else {
+                return Ok(true);
+            };
+            let mut news = None;
+            if forming.is_refused() {
+                forming.refuse();
+                news = (me == 0).then_some(Share::Refuse);
+            } else {
+                if complete && forming.attach() {
+                    news = (me != 0).then_some(Share::Attached);
+                }
+                if forming.use_if_complete() {
+                    news = Some(Share::Settled);
+                }
+            }
+            let settled = forming.is_settled();
+            if let Some(news) = news {
+                self.engine.say(news, (me != 0).then_some(0));
+            }
+            if settled {
+                if self.engine.shm.settle(false) {
+                    // What is in the links is read by the first operation.
+                    self.engine.flush_now();
+                } else {
+                    self.refuse_for_ever();
+                }
+                return Ok(true);
+            }
+            if news.is_none() {
+                return self.form_in_time(fired).map(|()| false);
+            }
+        }
+    }
+
+    fn form_in_time(&mut self, fired: bool) -> Result<(), CollectiveError> {
+        if !fired && Instant::now() < self.deadline {
+            return Ok(());
+        }
+        let me = self.engine.me;
+        let late = match self.engine.shm.forming() {
+            Some(forming) => forming.missing(),
+            None => Vec::new(),
+        };
+        let late = late.into_iter().filter(|rank| *rank != me).map(Rank).collect();
+        Err(self.late(late))
+    }
+
+    /// There will be no shared memory, and this rank says so to whoever asks.
+    fn refuse_for_ever(&mut self) {
+        let frame = self.engine.say(Share::Refuse, None);
+        self.engine.flush_now();
+        self.signals.lock().refusal = Some(frame);
+    }
+
+    /// The attempt is given up.
+    pub(super) fn give_up_form(&mut self) {
+        match self.engine.shm {
+            Sharing::Asked => self.engine.shm = Sharing::Unknown,
+            Sharing::Forming(_) => {
+                if !self.engine.shm.settle(true) {
+                    self.refuse_for_ever();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn others(&self) -> impl Iterator<Item = u32> + use<> {
+        let me = self.engine.me;
+        (0..self.engine.world).filter(move |peer| *peer != me)
+    }
+
+    /// Starts making all links that are this rank's to make. Returns whether all are there.
+    fn link_all(&mut self) -> Result<bool, CollectiveError> {
+        let mut complete = true;
+        for peer in self.others() {
+            let link = &mut self.engine.links[peer as usize];
+            if link.is_up() {
+                continue;
+            }
+            complete = false;
+            if link.ended.as_ref().is_some_and(|ended| ended.is_final) {
+                return Err(self.lost(peer));
+            }
+            if peer < self.engine.me && !link.connecting {
+                link.connecting = true;
+                (self.connect)(peer);
+            }
+        }
+        Ok(complete)
+    }
+
+    /// Asks rank 0 for the memory, or passes it on.
+    fn serve(&mut self, peer: u32, cx: &mut Context<'_>) {
+        let (me, generation) = (self.engine.me, self.engine.generation);
+        let Sharing::Forming(forming) = &mut self.engine.shm else {
+            return;
+        };
+        let link = &mut self.engine.links[peer as usize];
+        if forming.served[peer as usize] || (me != 0 && peer != 0) {
+            return;
+        }
+        let header = |share| Header::Share { generation, share };
+        if me != 0 {
+            link.notify(&header(Share::Ask).encode());
+            forming.served[peer as usize] = true;
+        } else if let Some(descriptor) = forming.descriptor() {
+            match link.poll_offer(cx, &header(Share::Offer).encode(), descriptor) {
+                std::task::Poll::Pending => {}
+                std::task::Poll::Ready(Ok(())) => forming.served[peer as usize] = true,
+                std::task::Poll::Ready(Err(error)) => {
+                    tracing::info!(peer, %error, "a link carries no shared memory");
+                    forming.refuse();
+                }
+            }
+        }
+    }
+
+    /// A peer says something about shared memory.
+    pub(super) fn shared(&mut self, peer: u32, share: Share) {
+        let link = &mut self.engine.links[peer as usize];
+        let descriptor = (share == Share::Offer).then(|| link.take_descriptor()).flatten();
+        match &mut self.engine.shm {
+            Sharing::Forming(forming) => match share {
+                Share::Offer if peer == 0 => forming.offered(descriptor),
+                Share::Refuse => forming.refuse(),
+                Share::Ask | Share::Offer | Share::Attached | Share::Settled => {}
+            },
+            Sharing::Off if matches!(share, Share::Offer | Share::Ask) => {
+                let generation = self.engine.generation;
+                let header = Header::Share {
+                    generation,
+                    share: Share::Refuse,
+                };
+                link.notify(&header.encode());
+            }
+            _ => {}
+        }
+    }
+
+    /// A peer does the operation over the links already: it shares no memory.
+    pub(super) fn peer_shares_nothing(&mut self) {
+        if let Sharing::Forming(forming) = &mut self.engine.shm {
+            forming.refuse();
+        }
+    }
+
+    /// An operation in shared memory, as far as it goes without waiting. `input` is what it began with.
+    pub(super) fn advance_shared(
+        &mut self,
+        cx: &mut Context<'_>,
+        fired: bool,
+    ) -> Result<bool, CollectiveError> {
+        self.take_signals(cx)?;
+        let blocking = self.blocking;
+        if let Some(arena) = self.engine.shm.active() {
+            arena.listen(blocking, cx);
+        }
+        // The second time round tells what a peer said before it went on.
+        let mut observed = Ok(());
+        for _ in 0..2 {
+            if let Some(arena) = self.engine.shm.active() {
+                arena.listen_to_links();
+            }
+            for peer in self.others() {
+                if self.engine.links[peer as usize].is_up() {
+                    self.write(peer, cx);
+                    self.read(peer, cx)?;
+                }
+            }
+            let Some(arena) = self.engine.shm.active() else {
+                return Ok(true);
+            };
+            if arena.advance(self.input)? != Outcome::Pending {
+                arena.ignore();
+                return Ok(true);
+            }
+            observed?;
+            observed = arena.observe();
+            if observed.is_ok() {
+                break;
+            }
+        }
+        observed?;
+        for peer in self.others() {
+            if !self.engine.links[peer as usize].is_up() && self.needs(peer) {
+                return Err(self.lost(peer));
+            }
+        }
+        let Some(arena) = self.engine.shm.active() else {
+            return Ok(true);
+        };
+        if arena.advance(self.input)? != Outcome::Pending {
+            arena.ignore();
+            return Ok(true);
+        }
+        if (fired && !arena.must_poll()) || Instant::now() >= self.deadline {
+            let late = arena.late();
+            return Err(self.late(late));
+        }
+        Ok(false)
+    }
+
+    /// What came of an operation in shared memory.
+    pub(crate) fn place_of_request(&self) -> (Tag, Operation) {
+        (self.tag, self.request)
+    }
+}
