@@ -2,19 +2,22 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
-use kolo_transport::ids::Generation;
+use kolo_transport::ids::{Generation, JobId, Rank};
 
 use crate::cause::Cause;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
-use crate::header::Header;
+use crate::header::{Header, Share};
 use crate::lane::LaneError;
 use crate::link::Link;
 use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
 use crate::reduce::{self, Finish};
-use crate::schedule::{Action, Choices, Equal, Group, Layout, Offsets, Rows, Schedule, Tuning};
+use crate::schedule::{Action, Algorithm, Choices, Equal, Group, Layout, Offsets, Rows, Schedule, Tuning};
 use crate::scratch::Scratch;
+use crate::shm::map::Owner;
+use crate::shm::setup::Sharing;
 use crate::signals::Arrival;
 
 /// How far an action of the present step is.
@@ -30,6 +33,8 @@ pub(crate) struct Engine {
     pub(crate) me: u32,
     pub(crate) world: u32,
     pub(crate) generation: Generation,
+    /// Of a group, its members by their ranks among all.
+    members: Option<Arc<[u32]>>,
     /// By rank; the own one is never used.
     pub(crate) links: Vec<Link>,
     pub(crate) work: Scratch,
@@ -47,14 +52,23 @@ pub(crate) struct Engine {
     pub(crate) offsets: Vec<usize>,
     /// For an all-to-all of different lengths, where that begins which goes to each rank.
     pub(crate) sent_offsets: Vec<usize>,
+    /// Lengths while they are exchanged.
+    pub(crate) lengths: Vec<u64>,
+    pub(crate) shm: Sharing,
 }
 
 impl Engine {
-    pub(crate) fn new(me: u32, world: u32, generation: Generation) -> Self {
+    pub(crate) fn new(
+        me: u32,
+        world: u32,
+        generation: Generation,
+        members: Option<Arc<[u32]>>,
+    ) -> Self {
         Self {
             me,
             world,
             generation,
+            members,
             links: (0..world).map(|_| Link::default()).collect(),
             work: Scratch::default(),
             schedule: Schedule::default(),
@@ -66,7 +80,38 @@ impl Engine {
             previous: None,
             offsets: Vec::new(),
             sent_offsets: Vec::new(),
+            lengths: Vec::new(),
+            shm: Sharing::Unknown,
         }
+    }
+
+    /// Whether it is this rank that makes the link to a peer: the one that is higher among all ranks makes it.
+    pub(crate) fn dials(&self, peer: u32) -> bool {
+        match &self.members {
+            Some(members) => members[self.me as usize] > members[peer as usize],
+            None => self.me > peer,
+        }
+    }
+
+    /// Sets how many elements each rank has, for an operation on different lengths. Returns their sum, if it is a number.
+    pub(crate) fn set_offsets(&mut self, counts: impl IntoIterator<Item = usize>) -> Option<usize> {
+        fill_offsets(&mut self.offsets, counts)
+    }
+
+    /// The same for what an all-to-all sends.
+    pub(crate) fn set_sent_offsets(
+        &mut self,
+        counts: impl IntoIterator<Item = usize>,
+    ) -> Option<usize> {
+        fill_offsets(&mut self.sent_offsets, counts)
+    }
+
+    /// Whether the lengths that are known have this sum, and this rank has none of it.
+    pub(crate) fn is_share_empty(&self, total: u64) -> bool {
+        let me = self.me as usize;
+        self.offsets.len() == self.world as usize + 1
+            && self.offsets[me] == self.offsets[me + 1]
+            && self.offsets.last().is_some_and(|last| *last as u64 == total)
     }
 
     /// Takes new settings, if their version is another one.
@@ -91,6 +136,11 @@ impl Engine {
             _ => 1,
         };
         let bytes = operation.count.saturating_mul(size).saturating_mul(shares);
+        if operation.is_join() && self.world > 1 {
+            // Every rank sends something at once, to one that may have data still and says so.
+            operation.algorithm = Algorithm::Bruck;
+            return;
+        }
         operation.algorithm = self.choices.choose(operation.kind, operation.reduce, bytes);
         operation.segment = self.choices.segment(operation.algorithm, bytes);
     }
@@ -193,13 +243,54 @@ impl Engine {
         };
         let size = element_size(operation);
         let place = &mut self.work.bytes_mut()[span.start * size..span.end() * size];
-        match (operation.dtype, operation.wire) {
-            (Some(dtype), Some(wire)) => reduce::convert(wire, place, dtype, input),
-            _ => place.copy_from_slice(input),
+        convert_in(operation, place, input);
+        if let (Some(dtype), true) = (operation.wire_type(), operation.reduce.is_some()) {
+            reduce::scale(dtype, place, operation.prescale);
+        }
+    }
+
+    /// As [`Engine::load`], of inputs that follow each other.
+    pub(crate) fn load_parts<'a>(
+        &mut self,
+        operation: &Operation,
+        parts: impl Iterator<Item = &'a [u8]>,
+    ) {
+        let Some(span) = self.schedule.input else {
+            return;
+        };
+        let size = element_size(operation);
+        let given = operation.dtype.map_or(1, crate::DType::size);
+        let place = &mut self.work.bytes_mut()[span.start * size..span.end() * size];
+        let mut at = 0;
+        for part in parts {
+            let end = at + part.len() / given * size;
+            convert_in(operation, &mut place[at..end], part);
+            at = end;
         }
         if let (Some(dtype), true) = (operation.wire_type(), operation.reduce.is_some()) {
             reduce::scale(dtype, place, operation.prescale);
         }
+    }
+
+    /// The input of a rank that has no data: what changes nothing.
+    pub(crate) fn load_neutral(&mut self, operation: &Operation) {
+        let Some(span) = self.schedule.input else {
+            return;
+        };
+        let size = element_size(operation);
+        let place = &mut self.work.bytes_mut()[span.start * size..span.end() * size];
+        match (operation.wire_type(), operation.reduce) {
+            (Some(dtype), Some(op)) => reduce::fill_neutral(dtype, op, place),
+            _ => place.fill(0),
+        }
+    }
+
+    /// A stretch of the result, from one element to before another one, as it travelled. It lies in one piece, as the
+    /// results of all reductions on all elements do.
+    pub(crate) fn result(&self, operation: &Operation, from: usize, to: usize) -> &[u8] {
+        let size = element_size(operation);
+        let start = self.schedule.outputs.first().map_or(0, |output| output.from.start);
+        &self.work.bytes()[(start + from) * size..(start + to) * size]
     }
 
     /// Copies the result to the caller. `T` is the type of the operation that was planned last.
@@ -240,10 +331,11 @@ impl Engine {
                 (self.me + distance) % self.world,
                 (self.me + self.world - distance) % self.world,
             ] {
-                let link = &mut self.links[peer as usize];
+                let link = &self.links[peer as usize];
                 let gone = link.ended.as_ref().is_some_and(|ended| ended.is_final);
-                if peer < self.me && !link.is_up() && !link.connecting && !gone {
-                    link.connecting = true;
+                let idle = !link.is_up() && !link.connecting && !gone;
+                if peer != self.me && idle && self.dials(peer) {
+                    self.links[peer as usize].connecting = true;
                     found.push(peer);
                 }
             }
@@ -256,20 +348,118 @@ impl Engine {
     /// linked from here on.
     pub(crate) fn broken_links(&mut self) -> Vec<u32> {
         let mut found = Vec::new();
-        for (peer, link) in (0..self.me).zip(&mut self.links) {
+        for peer in (0..self.world).filter(|peer| *peer != self.me) {
+            let link = &self.links[peer as usize];
             let broken = link.ended.as_ref().is_some_and(|ended| !ended.is_final);
-            if broken && !link.is_up() && !link.connecting {
-                link.connecting = true;
+            if broken && !link.is_up() && !link.connecting && self.dials(peer) {
+                self.links[peer as usize].connecting = true;
                 found.push(peer);
             }
         }
         found
     }
 
+    /// Begins to make or await shared memory.
+    pub(crate) fn form(&mut self, job: JobId) {
+        let owner = Owner {
+            job,
+            generation: self.generation,
+            world: self.world,
+        };
+        self.shm.form(self.me, owner);
+    }
+
+    /// Says something about shared memory to one rank or to all that are linked. Returns the frame.
+    pub(crate) fn say(&mut self, share: Share, peer: Option<u32>) -> Vec<u8> {
+        let generation = self.generation;
+        let frame = Header::Share { generation, share }.encode();
+        match peer {
+            Some(peer) => self.links[peer as usize].notify(&frame),
+            None => {
+                for link in &mut self.links {
+                    link.notify(&frame);
+                }
+            }
+        }
+        frame.to_vec()
+    }
+
+    /// Forgets the schedule.
+    pub(crate) fn unplan(&mut self) {
+        self.schedule.clear();
+        self.made_for = None;
+    }
+
+    /// Whether a certain algorithm is asked for.
+    pub(crate) fn is_forced(&self) -> bool {
+        self.choices.tuning().force.is_some()
+    }
+
+    /// The version of the settings that are in use.
+    pub(crate) fn settings(&self) -> u64 {
+        self.settings
+    }
+
+    /// What wakes a thread in [`Engine::sleep_shared`].
+    pub(crate) fn shared_waker(&self) -> Waker {
+        match &self.shm {
+            Sharing::Active(arena) => arena.waker.clone(),
+            _ => Waker::noop().clone(),
+        }
+    }
+
+    /// Looks for what is awaited in shared memory for a while, and sleeps until it may be there.
+    pub(crate) fn sleep_shared(&mut self, until: Instant) {
+        if let Some(arena) = self.shm.active()
+            && !arena.linger()
+        {
+            arena.sleep(until);
+        }
+    }
+
+    /// Whether an operation is under way in shared memory.
+    pub(crate) fn is_in_shared(&self) -> bool {
+        matches!(&self.shm, Sharing::Active(arena) if arena.is_open())
+    }
+
+    /// Whether an operation only begins in shared memory. Then its algorithm counts.
+    pub(crate) fn goes_over_links(&self, operation: &Operation, forced: bool) -> bool {
+        matches!(&self.shm, Sharing::Active(arena) if arena.only_agrees(operation, forced, &self.offsets))
+    }
+
+    /// Whether nobody wakes this rank when it can go on in shared memory.
+    pub(crate) fn must_poll(&self) -> bool {
+        matches!(&self.shm, Sharing::Active(arena) if arena.must_poll())
+    }
+
+    /// Whether the operation in shared memory can't end without a rank.
+    pub(crate) fn lacks(&self, rank: u32) -> bool {
+        matches!(&self.shm, Sharing::Active(arena) if arena.lacks(rank))
+    }
+
+    /// The ranks that are waited for in shared memory.
+    pub(crate) fn late_in_shared(&self) -> Vec<Rank> {
+        match &self.shm {
+            Sharing::Active(arena) => arena.late(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Gives the operation in shared memory up.
+    pub(crate) fn leave_shared(&mut self) {
+        if let Some(arena) = self.shm.active() {
+            arena.ignore();
+            arena.give_up();
+        }
+    }
+
     /// Puts a notice on every link.
     pub(crate) fn notify_all(&mut self, frame: &[u8]) {
         for link in &mut self.links {
             link.notify(frame);
+        }
+        if let Some(arena) = self.shm.active() {
+            arena.tell();
         }
     }
 
@@ -337,9 +527,34 @@ impl Engine {
     /// Gives the memory of buffers back.
     pub(crate) fn release(&mut self) {
         self.work.release();
+        if let Some(arena) = self.shm.active() {
+            arena.release();
+        }
         for link in &mut self.links {
             link.stage.release();
         }
+    }
+}
+
+fn fill_offsets(
+    offsets: &mut Vec<usize>,
+    counts: impl IntoIterator<Item = usize>,
+) -> Option<usize> {
+    offsets.clear();
+    offsets.push(0);
+    let mut total = 0_usize;
+    for count in counts {
+        total = total.checked_add(count)?;
+        offsets.push(total);
+    }
+    Some(total)
+}
+
+/// Copies elements to the working buffer, as they travel.
+fn convert_in(operation: &Operation, place: &mut [u8], input: &[u8]) {
+    match (operation.dtype, operation.wire) {
+        (Some(dtype), Some(wire)) => reduce::convert(wire, place, dtype, input),
+        _ => place.copy_from_slice(input),
     }
 }
 

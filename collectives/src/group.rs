@@ -1,7 +1,7 @@
 //! Groups of ranks, and what all groups of one rank share: the way to the peers, the flight recorder, lanes that came
 //! before the group that they are for.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -9,7 +9,7 @@ use kolo_transport::ids::{CallId, Generation, JobId, Rank};
 use tokio::runtime::Handle;
 
 use crate::error::CollectiveError;
-use crate::lane::{Connecting, Connector, Lane, LaneError};
+use crate::lane::{Connecting, Connector, Lane, LaneError, OneHost};
 use crate::record::Recorder;
 use crate::stall::Stalls;
 
@@ -98,7 +98,6 @@ struct State {
     gone: HashSet<GroupId>,
     /// How many groups were made of the same members.
     made: HashMap<GroupId, u64>,
-    lost: BTreeMap<u32, String>,
     /// The last operation that failed, and in which call.
     failure: Option<(u64, CollectiveError)>,
 }
@@ -146,6 +145,11 @@ impl Family {
             .or_default();
         *made += 1;
         parent.child(what, *made, members)
+    }
+
+    /// Asks whether these ranks of the job are on this host.
+    pub(crate) fn is_one_host(&self, ranks: &[Rank]) -> Option<OneHost> {
+        self.connector.is_one_host(ranks)
     }
 
     /// Starts making a link.
@@ -243,10 +247,6 @@ impl Family {
     }
 
     pub(crate) fn rank_lost(&self, rank: u32, reason: &str) {
-        self.lock()
-            .lost
-            .entry(rank)
-            .or_insert_with(|| reason.to_owned());
         for member in self.members() {
             member.rank_lost(rank, reason);
         }
@@ -262,11 +262,6 @@ impl Family {
         let state = self.lock();
         let (of, error) = state.failure.as_ref()?;
         (*of == call).then(|| error.clone())
-    }
-
-    /// The ranks that the control plane has reported lost.
-    pub(crate) fn lost(&self) -> BTreeMap<u32, String> {
-        self.lock().lost.clone()
     }
 }
 

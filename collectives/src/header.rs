@@ -203,7 +203,11 @@ impl Header {
     #[must_use]
     pub fn length(&self) -> usize {
         match self {
-            Self::Hello { .. } | Self::Welcome | Self::Ask(_) | Self::Consent(_) => 0,
+            Self::Hello { .. }
+            | Self::Welcome
+            | Self::Ask(_)
+            | Self::Consent(_)
+            | Self::Share { .. } => 0,
             Self::Data(Data { length, .. })
             | Self::Doing { length, .. }
             | Self::Refusal { length, .. }
@@ -234,6 +238,11 @@ impl Header {
                 out.kind(3);
                 out.0[6] = u8::from(stale);
                 out.u32(52, length);
+            }
+            Self::Share { generation, share } => {
+                out.kind(10);
+                out.0[6] = share.code();
+                out.u64(16, generation.0);
             }
             Self::Data(data) | Self::Ask(data) | Self::Consent(data) => {
                 let operation = data.operation;
@@ -366,7 +375,7 @@ impl Header {
                 call: tag.call,
                 length: length(MAX_TEXT)?,
             },
-            7 => Self::Share {
+            10 => Self::Share {
                 generation,
                 share: Share::from_code(bytes[6]).ok_or(HeaderError::Code {
                     field: "share",

@@ -9,12 +9,11 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{CallId, Generation, JobId, Rank};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::Mutex;
 use tokio::time::Sleep;
 
 use crate::blocking::Alarm;
 use crate::cause::Cause;
-use crate::element::Element;
 use crate::engine::{Engine, call_notice};
 use crate::error::CollectiveError;
 use crate::group::{Family, GroupId, Member};
@@ -24,8 +23,14 @@ use crate::listen::Listener;
 use crate::names::Names;
 use crate::operation::{Operation, Tag};
 use crate::record::ShortName;
-use crate::run::{Place, Run};
 use crate::signals::{Arrival, Signals};
+
+mod shared;
+mod turn;
+
+pub(crate) use shared::Quick;
+pub(crate) use turn::Turn;
+use turn::{Recording, drive};
 
 /// Longer timeouts count as this one: clocks end somewhere.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -127,6 +132,18 @@ impl Inner {
         }
     }
 
+    /// The other way round, if all the ranks that it names are members.
+    fn inward(&self, error: CollectiveError) -> Option<CollectiveError> {
+        let strangers = std::cell::Cell::new(false);
+        let error = error.with_ranks(|rank| {
+            Rank(self.position(rank.0).unwrap_or_else(|| {
+                strangers.set(true);
+                self.me
+            }))
+        });
+        (!strangers.get()).then_some(error)
+    }
+
     /// A timer of the communicator's own runtime, for async operations on any executor.
     pub(crate) fn sleep(&self) -> Sleep {
         let _context = self.family.handle.enter();
@@ -187,9 +204,11 @@ impl Inner {
             engine,
             operation: Operation::BARRIER,
             name: ShortName::default(),
+            asked: started,
             started,
             deadline,
             timeout,
+            quick: false,
         };
         self.listener.disturb();
         self.settle(&mut turn.engine);
@@ -208,7 +227,7 @@ impl Inner {
             tracing::debug!(rank = self.me, %tag, %error, "gave up");
             engine.previous = None;
             let notice = engine.tell(tag, &Cause::of(&error, Rank(self.me)));
-            state.operation_notice = Some(notice);
+            state.put_notice(notice);
         }
     }
 
@@ -246,12 +265,13 @@ impl Inner {
             }
             let echo = state
                 .last_failure
-                .as_ref()
+                .clone()
+                .or_else(|| self.inward(self.family.last_failure(call)?))
                 .filter(|error| error.culprit_rank().is_some());
             let own = CollectiveError::Aborted {
                 reason: reason.to_owned(),
             };
-            let cause = Cause::of(echo.unwrap_or(&own), Rank(self.me));
+            let cause = Cause::of(echo.as_ref().unwrap_or(&own), Rank(self.me));
             state.call_notice = Some((call, call_notice(self.generation, call, &cause)));
             state.notice_pending = true;
             state.call_failed.get_or_insert(own);
@@ -282,11 +302,11 @@ impl Inner {
             }
             let notice = state.call_notice.as_ref().map(|(_, frame)| frame.clone());
             let arrivals = std::mem::take(&mut state.arrivals);
-            (arrivals, notice, state.operation_notice.clone())
+            (arrivals, notice, state.operation_notices())
         };
         for arrival in arrivals {
             // A link that did not come is made again when it is needed.
-            drop(engine.arrive(arrival, old.as_deref().unwrap_or_default()));
+            drop(engine.arrive(arrival, &old));
         }
         engine.notify_all(&notice.unwrap_or_default());
         for peer in engine.unlinked_neighbours() {
@@ -405,165 +425,5 @@ impl Drop for Waiting<'_> {
             }
         });
         self.inner.attend();
-    }
-}
-
-/// The right to run operations, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Turn<'a> {
-    inner: &'a Arc<Inner>,
-    engine: MutexGuard<'a, Engine>,
-    /// What ran last.
-    operation: Operation,
-    /// Its name, if it has one.
-    pub(crate) name: ShortName,
-    started: Instant,
-    deadline: Instant,
-    timeout: Duration,
-}
-
-impl Turn<'_> {
-    /// Runs one operation, whose algorithm is not chosen yet.
-    pub(crate) async fn run<A: Alarm>(
-        &mut self,
-        alarm: &mut A,
-        tag: Tag,
-        operation: Operation,
-        input: &[u8],
-    ) -> Result<(), CollectiveError> {
-        let load = |engine: &mut Engine, operation: &Operation| engine.load(operation, input);
-        self.run_with(alarm, tag, operation, load).await.map(drop)
-    }
-
-    /// As [`Turn::run`]; `load` puts the input in its place. Returns what the others ask for, if this is a
-    /// [join](Operation::JOIN) and some have data still: then nothing was done.
-    pub(crate) async fn run_with<A: Alarm>(
-        &mut self,
-        alarm: &mut A,
-        tag: Tag,
-        mut operation: Operation,
-        load: impl FnOnce(&mut Engine, &Operation),
-    ) -> Result<Option<Operation>, CollectiveError> {
-        if let Err(error) = operation.check(self.inner.world) {
-            let reason = format!("{operation}: {error}");
-            return Err(self.refuse(tag, CollectiveError::Invalid { reason }));
-        }
-        {
-            let state = self.inner.signals.lock();
-            self.engine
-                .settle(state.settings, state.tuning, &state.layout);
-        }
-        self.engine.choose(&mut operation);
-        self.operation = operation;
-        if let Err(error) = self.engine.plan(&operation) {
-            return Err(self.refuse(tag, error));
-        }
-        load(&mut self.engine, &operation);
-        let inner = self.inner;
-        let recording = Recording {
-            inner,
-            number: inner.family.recorder.begin(
-                (inner.id, tag),
-                operation,
-                self.name,
-                self.started,
-            ),
-        };
-        let connect = |peer| inner.connect(peer);
-        let mut run = Run::new(
-            &mut self.engine,
-            Place {
-                signals: &inner.signals,
-                stalls: &inner.family.stalls,
-                connect: &connect,
-                id: inner.id,
-            },
-            operation,
-            tag,
-            (self.started, self.deadline),
-        );
-        let mut fired = false;
-        let result = poll_fn(|cx| {
-            loop {
-                if let Poll::Ready(result) = run.poll(cx, fired) {
-                    return Poll::Ready(result);
-                }
-                fired = alarm.poll_at(run.wake_at(), cx).is_ready();
-                if !fired {
-                    return Poll::Pending;
-                }
-            }
-        })
-        .await;
-        drop(run);
-        recording.end(&mut self.engine, result.is_ok());
-        result.map_err(|error| self.failed(tag, error))
-    }
-
-    /// The error for the caller. Whoever asks the communicator of all ranks for the last failure hears of it, too.
-    fn failed(&self, tag: Tag, error: CollectiveError) -> CollectiveError {
-        let error = self.inner.outward(error);
-        self.inner.family.failed(tag.call, &error);
-        error
-    }
-
-    /// The time limit begins anew.
-    pub(crate) fn renew(&mut self) {
-        self.started = Instant::now();
-        self.deadline = self.started + self.timeout;
-    }
-
-    /// Where the shares begin of the operation that ran last, or of the next one.
-    pub(crate) fn engine(&mut self) -> &mut Engine {
-        &mut self.engine
-    }
-
-    /// Copies the result of the operation that ran last.
-    pub(crate) fn store<T: Element>(&self, into: &mut [T]) {
-        self.engine.store(&self.operation, into);
-    }
-
-    /// Does not run an operation, and tells the peers why.
-    pub(crate) fn refuse(&mut self, tag: Tag, error: CollectiveError) -> CollectiveError {
-        let cause = Cause::of(&error, Rank(self.inner.me));
-        let notice = self.engine.tell(tag, &cause);
-        self.engine.flush_now();
-        self.inner.signals.failed(tag, &error, notice);
-        self.failed(tag, error)
-    }
-}
-
-/// An operation in the flight recorder. One that is dropped has failed.
-struct Recording<'a> {
-    inner: &'a Arc<Inner>,
-    number: u64,
-}
-
-impl Recording<'_> {
-    fn end(self, engine: &mut Engine, well: bool) {
-        let inner = self.inner;
-        let moved = (0..).zip(&mut engine.links).filter_map(|(peer, link)| {
-            let (kind, moved) = link.take_moved()?;
-            Some((kind, inner.job_rank(peer), moved))
-        });
-        inner.family.recorder.end(self.number, well, moved);
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Recording<'_> {
-    fn drop(&mut self) {
-        let recorder = &self.inner.family.recorder;
-        recorder.end(self.number, false, std::iter::empty());
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let pending = self.inner.signals.lock().needs_attendant();
-        if pending || self.engine.has_backlog() {
-            self.inner.attend();
-        }
-        self.inner.listener.operation_ended(self.inner);
     }
 }

@@ -41,7 +41,8 @@
 //! | [`element`], [`operation`], [`reduce`] | types, operators, kernels | none |
 //! | [`header`], [`cause`] | the frames of the data plane | none |
 //! | [`lane`] | connected links: memory, Unix socket, QUIC | yes |
-//! | [`communicator`] | runs schedules over lanes, with deadlines and failures | through lanes |
+//! | [`communicator`], [`group`] | operations of all ranks and of groups: run over lanes, with deadlines and failures; handles, names | through lanes |
+//! | [`record`], [`stall`] | what was done, and what waits | none |
 // Instructions that not every processor has are called in `reduce::dispatch`, which allows it to itself.
 #![deny(unsafe_code)]
 
@@ -61,20 +62,28 @@ pub mod stall;
 
 mod blocking;
 mod engine;
+mod handle;
 mod inner;
 mod link;
+mod listen;
 mod local;
+mod names;
+mod ops;
+mod options;
 mod run;
 mod scratch;
 mod shm;
 mod signals;
 
-pub use communicator::{Acceptor, Communicator, Gathered};
+pub use communicator::{Acceptor, Communicator};
 pub use element::{DType, Element};
 pub use error::CollectiveError;
 pub use group::GroupId;
+pub use handle::{Failure, Handle};
 pub use lane::{Connector, Lane, LaneError, LinkHello};
 pub use local::local_group;
 pub use operation::{Factor, ReduceOp, Unsupported};
-pub use shm::buffer::SharedBuffer;
+pub use ops::{Gathered, Start};
+pub use options::{Compression, Options};
 pub use schedule::{Algorithm, Layout, Tuning};
+pub use shm::buffer::SharedBuffer;

@@ -6,11 +6,12 @@
 
 use std::io::IoSlice;
 use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll, ready};
 
 use crate::header::{Data, HEADER, Header, MAX_TEXT, SEGMENT};
 use crate::lane::{Lane, LaneError};
-use crate::operation::Tag;
+use crate::operation::{Operation, Tag};
 use crate::record::Moved;
 use crate::scratch::Scratch;
 
@@ -98,7 +99,7 @@ pub(crate) struct Link {
     /// The operation in which the peer said last that it has no more data.
     pub(crate) joined_in: Option<Tag>,
     /// The last operation that the peer is known to have begun.
-    pub(crate) came: Option<Tag>,
+    pub(crate) came: Option<(Tag, Operation)>,
     /// What the peer does while this rank waits for it, and in which operation of this rank that was heard.
     pub(crate) doing: Option<(Tag, String)>,
     /// Bytes that went out and came in, and how many of them are counted already.
@@ -163,11 +164,13 @@ impl Link {
         if let Some(outgoing) = self.outgoing.take()
             && outgoing.sent > 0
         {
+            // Before the notices that came after it: nothing may come between the parts of a frame.
             let header = outgoing.sent.min(HEADER);
-            self.backlog.extend_from_slice(&outgoing.header[header..]);
             let payload = outgoing.sent.saturating_sub(HEADER);
+            let mut rest = outgoing.header[header..].to_vec();
+            rest.extend_from_slice(&work[outgoing.payload][payload..]);
             self.backlog
-                .extend_from_slice(&work[outgoing.payload][payload..]);
+                .splice(self.backlog_sent..self.backlog_sent, rest);
         }
         if let Some(Inbound::Payload { header, got, .. }) = &self.inbound {
             self.inbound = Some(Inbound::Discard(header.length as usize - got));
@@ -183,12 +186,38 @@ impl Link {
             self.end("the peer does not read what it is sent".to_owned());
             return;
         }
+        if self.backlog.capacity() == 0 {
+            // How many frames wait at once depends on who is how fast: there is room for some from the beginning.
+            self.backlog.reserve(8 * HEADER);
+        }
         self.backlog.extend_from_slice(frame);
+    }
+
+    /// Sends a frame with a descriptor beside it. Pending if other frames come first.
+    pub(crate) fn poll_offer(
+        &mut self,
+        cx: &mut Context<'_>,
+        frame: &[u8],
+        descriptor: BorrowedFd<'_>,
+    ) -> Poll<Result<(), LaneError>> {
+        ready!(self.poll_backlog(cx))?;
+        if let Some(lane) = &mut self.lane {
+            let sent = ready!(lane.poll_write_with(cx, frame, descriptor))?;
+            self.backlog.extend_from_slice(&frame[sent..]);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// The last descriptor that came.
+    pub(crate) fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        self.lane.as_mut()?.take_descriptor()
     }
 
     /// Whether anything waits that no operation will send by itself.
     pub(crate) fn has_backlog(&self) -> bool {
-        self.lane.is_some() && self.write_error.is_none() && !self.backlog.is_empty()
+        let unsent = self.lane.as_ref().is_some_and(|lane| lane.is_unsent());
+        let waits = unsent || self.lane.is_some() && !self.backlog.is_empty();
+        waits && self.write_error.is_none()
     }
 
     /// Whether a data frame is half written.
@@ -237,7 +266,7 @@ impl Link {
         }
         self.backlog.clear();
         self.backlog_sent = 0;
-        Poll::Ready(Ok(()))
+        lane.poll_flush(cx)
     }
 
     fn poll_send(&mut self, cx: &mut Context<'_>, work: &[u8]) -> Poll<Result<(), LaneError>> {
@@ -260,6 +289,7 @@ impl Link {
             self.moved.sent += written as u64;
             self.used = true;
         }
+        ready!(lane.poll_flush(cx))?;
         self.outgoing = None;
         Poll::Ready(Ok(()))
     }

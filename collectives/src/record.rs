@@ -213,6 +213,20 @@ struct State {
     peers: Vec<Moved>,
 }
 
+impl State {
+    fn keep(&mut self, record: Record) {
+        if self.ring.len() < KEPT {
+            if self.ring.is_empty() {
+                self.ring.reserve_exact(KEPT);
+            }
+            self.ring.push(record);
+        } else {
+            let place = record.number as usize % KEPT;
+            self.ring[place] = record;
+        }
+    }
+}
+
 impl Recorder {
     pub(crate) fn new(world: u32) -> Self {
         Self {
@@ -263,16 +277,64 @@ impl Recorder {
             sent: 0,
             received: 0,
         };
-        if state.ring.len() < KEPT {
-            if state.ring.is_empty() {
-                state.ring.reserve_exact(KEPT);
-            }
-            state.ring.push(record);
-        } else {
-            let place = number as usize % KEPT;
-            state.ring[place] = record;
-        }
+        state.keep(record);
         number
+    }
+
+    /// Where times begin.
+    pub(crate) fn epoch(&self) -> Instant {
+        self.epoch
+    }
+
+    /// An operation in shared memory that is done already. If it was `asked` for at the epoch it took no time to speak of.
+    pub(crate) fn done(
+        &self,
+        (group, tag): (GroupId, Tag),
+        operation: Operation,
+        name: ShortName,
+        asked: Instant,
+    ) {
+        let ended = self.clock(Instant::now());
+        let asked = match self.clock(asked) {
+            Duration::ZERO => ended,
+            asked => asked,
+        };
+        let mut lanes = Lanes::default();
+        lanes.insert("shm");
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let number = state.next;
+        state.next += 1;
+        let record = Record {
+            number,
+            group,
+            tag,
+            operation,
+            name,
+            asked,
+            started: asked,
+            ended,
+            outcome: Outcome::Done,
+            lanes,
+            sent: 0,
+            received: 0,
+        };
+        let count = &mut state.operations[usize::from(operation.kind.code())];
+        count.done += 1;
+        count.bytes += record.bytes();
+        count.time += ended.saturating_sub(asked);
+        state.keep(record);
+    }
+
+    /// An operation that was begun is none: another takes its place.
+    pub(crate) fn forget(&self, number: u64) {
+        let mut state = self.lock();
+        if state.next == number + 1 {
+            state.next = number;
+            if (number as usize) < KEPT {
+                state.ring.truncate(number as usize);
+            }
+        }
     }
 
     /// It has ended. `moved` are the kinds of lanes, the peers by their ranks in the job, and what moved.
@@ -386,7 +448,12 @@ mod tests {
 
     fn barrier(recorder: &Recorder) -> u64 {
         let key = (GroupId::WORLD, Tag::default());
-        recorder.begin(key, Operation::BARRIER, ShortName::default(), Instant::now())
+        recorder.begin(
+            key,
+            Operation::BARRIER,
+            ShortName::default(),
+            Instant::now(),
+        )
     }
 
     #[test]
@@ -399,9 +466,17 @@ mod tests {
         }
         let records = recorder.records();
         assert_eq!(records.len(), KEPT);
-        assert!(records.windows(2).all(|pair| pair[0].number + 1 == pair[1].number));
+        assert!(
+            records
+                .windows(2)
+                .all(|pair| pair[0].number + 1 == pair[1].number)
+        );
         assert_eq!(records[0].number, 10);
-        assert!(recorder.present().starts_with("it is in no operation; its last was barrier"));
+        assert!(
+            recorder
+                .present()
+                .starts_with("it is in no operation; its last was barrier")
+        );
         barrier(&recorder);
         assert!(recorder.present().starts_with("it is in barrier"));
     }
@@ -422,8 +497,14 @@ mod tests {
             panic!("{counters:?}");
         };
         assert_eq!((count.done, count.failed, count.bytes), (2, 1, 80));
-        assert_eq!(counters.lanes, [("unix", moved(15, 18)), ("other", moved(3, 0))]);
-        assert_eq!(counters.peers, [(Rank(1), moved(15, 18)), (Rank(2), moved(3, 0))]);
+        assert_eq!(
+            counters.lanes,
+            [("unix", moved(15, 18)), ("other", moved(3, 0))]
+        );
+        assert_eq!(
+            counters.peers,
+            [(Rank(1), moved(15, 18)), (Rank(2), moved(3, 0))]
+        );
         let record = recorder.records()[0];
         assert_eq!(record.lanes.to_string(), "unix,other");
         assert_eq!((record.sent, record.received, record.bytes()), (6, 6, 40));

@@ -25,24 +25,29 @@ const MOST: usize = 5;
 /// ```
 #[must_use]
 pub fn of(dimensions: &[usize]) -> u64 {
-    if dimensions.is_empty() {
+    of_each(dimensions.iter().copied())
+}
+
+/// As [`of`].
+pub(crate) fn of_each(dimensions: impl Iterator<Item = usize> + Clone) -> u64 {
+    let count = dimensions.clone().count();
+    if count == 0 {
         return 0;
     }
-    if dimensions.len() <= MOST {
-        let bits = BITS / dimensions.len() as u32;
+    if count <= MOST {
+        let bits = BITS / count as u32;
         let mut packed = 0;
-        let fits = dimensions.iter().all(|dimension| {
-            packed = (packed << bits) | *dimension as u64;
-            (*dimension as u64) < 1 << bits
+        let fits = dimensions.clone().all(|dimension| {
+            packed = (packed << bits) | dimension as u64;
+            (dimension as u64) < 1 << bits
         });
         if fits {
-            return (dimensions.len() as u64) << BITS | packed;
+            return (count as u64) << BITS | packed;
         }
     }
     // FNV-1a: not against those who want to collide, who could as well lie.
     let digest = dimensions
-        .iter()
-        .flat_map(|dimension| (*dimension as u64).to_le_bytes())
+        .flat_map(|dimension| (dimension as u64).to_le_bytes())
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });

@@ -1,6 +1,6 @@
 //! What comes to a communicator from outside an operation: new lanes, losses, aborts, settings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
@@ -16,6 +16,9 @@ use crate::schedule::{Layout, Tuning};
 
 /// How long an operation may take, if nothing else is set.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Operations before the last that failed, of which peers are told that are linked late.
+const OLDER: usize = 8;
 
 /// A lane that came or did not come.
 #[derive(Debug)]
@@ -48,9 +51,15 @@ pub(crate) struct State {
     pub(crate) notice_pending: bool,
     /// The same for the last operation that this rank gave up, or at whose deadline it asks its peers.
     pub(crate) operation_notice: Option<Vec<u8>>,
+    /// The same for those before: a peer that is linked late may still be in one of them.
+    older_notices: VecDeque<Vec<u8>>,
     /// A task is there that sends what waits between operations.
     pub(crate) attended: bool,
     pub(crate) arrivals: Vec<Arrival>,
+    /// Whether all ranks are on this host, once that is known.
+    pub(crate) one_host: Option<bool>,
+    /// The frame that says that this rank shares no memory, if it was asked.
+    pub(crate) refusal: Option<Vec<u8>>,
     pub(crate) lost: BTreeMap<u32, String>,
     pub(crate) table: Option<Arc<GenerationTable>>,
     pub(crate) timeout: Duration,
@@ -75,8 +84,11 @@ impl State {
             call_notice: None,
             notice_pending: false,
             operation_notice: None,
+            older_notices: VecDeque::new(),
             attended: false,
             arrivals: Vec::new(),
+            one_host: None,
+            refusal: None,
             lost: BTreeMap::new(),
             table: None,
             timeout: TIMEOUT,
@@ -95,6 +107,16 @@ impl State {
         }
     }
 
+    /// Whether nothing stands in the way of an operation, and nothing is new.
+    pub(crate) fn is_calm(&self, settings: u64) -> bool {
+        self.settings == settings
+            && self.call_failed.is_none()
+            && self.lost.is_empty()
+            && self.cancelled.is_empty()
+            && self.arrivals.is_empty()
+            && !self.notice_pending
+    }
+
     /// The numbers of the next `count` operations, as the tag of the first.
     pub(crate) fn take_numbers(&mut self, count: u64) -> Tag {
         let tag = Tag {
@@ -107,14 +129,28 @@ impl State {
 
     /// What a new link is told first. A peer that is past it takes no notice.
     pub(crate) fn notices(&self) -> Vec<u8> {
-        let mut notices = Vec::new();
+        let mut notices = self.refusal.clone().unwrap_or_default();
         if let Some((_, frame)) = &self.call_notice {
             notices.extend_from_slice(frame);
         }
-        if let Some(frame) = &self.operation_notice {
-            notices.extend_from_slice(frame);
-        }
+        notices.extend_from_slice(&self.operation_notices());
         notices
+    }
+
+    /// Peers that are linked from now on are told this, too.
+    pub(crate) fn put_notice(&mut self, notice: Vec<u8>) {
+        if let Some(older) = self.operation_notice.replace(notice) {
+            if self.older_notices.len() == OLDER {
+                self.older_notices.pop_front();
+            }
+            self.older_notices.push_back(older);
+        }
+    }
+
+    /// Of operations alone, oldest first.
+    pub(crate) fn operation_notices(&self) -> Vec<u8> {
+        let frames = self.older_notices.iter().chain(&self.operation_notice);
+        frames.flatten().copied().collect()
     }
 
     /// Whether there is something to say that no operation will say.
@@ -140,6 +176,14 @@ impl State {
             });
         }
         self.call_failed.clone()
+    }
+
+    /// The number of a member among all ranks.
+    pub(crate) fn job_rank(&self, member: u32) -> u32 {
+        match &self.members {
+            Some(members) => members.get(member as usize).copied().unwrap_or(member),
+            None => member,
+        }
     }
 
     /// The host of a rank, for people.
@@ -170,8 +214,12 @@ impl Signals {
             None => rank,
         };
         new.call = old.call;
-        new.call_failed.clone_from(&old.call_failed);
-        new.call_notice.clone_from(&old.call_notice);
+        new.call_failed = old
+            .call_failed
+            .as_ref()
+            .map(|error| CollectiveError::Aborted {
+                reason: error.to_string(),
+            });
         new.table.clone_from(&old.table);
         new.timeout = old.timeout;
         new.tuning = old.tuning;
@@ -180,10 +228,16 @@ impl Signals {
             .iter()
             .filter_map(|(rank, reason)| Some((position(job_rank(*rank))?, reason.clone())))
             .collect();
-        let hosts: Vec<u32> = new.members.iter().flat_map(|members| members.iter())
+        let hosts: Vec<u32> = new
+            .members
+            .iter()
+            .flat_map(|members| members.iter())
             .map(|member| {
                 let old_rank = match &old.members {
-                    Some(members) => members.iter().position(|other| other == member).unwrap_or(0) as u32,
+                    Some(members) => members
+                        .iter()
+                        .position(|other| other == member)
+                        .unwrap_or(0) as u32,
                     None => *member,
                 };
                 old.layout.host_of(old_rank)
@@ -227,7 +281,7 @@ impl Signals {
     /// Notes a failure of an operation, and what peers are told of it.
     pub(crate) fn failed(&self, tag: Tag, error: &CollectiveError, notice: Vec<u8>) {
         let mut state = self.lock();
-        state.operation_notice = Some(notice);
+        state.put_notice(notice);
         if state.call == tag.call {
             state.last_failure = Some(error.clone());
         }
@@ -249,6 +303,7 @@ impl Signals {
             state.cancelled.clear();
             state.call_failed = None;
             state.last_failure = None;
+            state.older_notices.clear();
         });
     }
 }

@@ -156,7 +156,7 @@ mod tests {
         let heard = Arc::new(Mutex::new(0));
         let count = Arc::clone(&heard);
         stalls.set_callback(Some(Arc::new(move |_| *count.lock().unwrap() += 1)));
-        for _ in 0..KEPT + 1 {
+        for _ in 0..=KEPT {
             stalls.report(report.clone());
         }
         assert_eq!(*heard.lock().unwrap(), KEPT + 1);

@@ -143,6 +143,7 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
         job: JobId(1),
         generation: GENERATION,
         rank: Rank(1),
+        group: 0,
     };
     protocol_error(&hello.encode(), "a hello in the middle");
     let mut stale = right();

@@ -5,10 +5,12 @@
 //! | make a cluster's certificate authority | [`Authority`] |
 //! | let a daemon or driver into a cluster | [`JoinToken`], [`TokenBook`], [`JoinHandler`], [`join()`] |
 //! | talk to another process | [`Endpoint`], [`Connection`], [`Stream`] |
+//! | move much to another process | [`TlsListener`], [`TlsLink`] |
 //! | know what may be said | [`wire`], [`frame`] |
 #![forbid(unsafe_code)]
 
 pub mod authority;
+pub mod bulk;
 pub mod credentials;
 pub mod endpoint;
 mod files;
@@ -25,6 +27,7 @@ pub mod token;
 pub mod wire;
 
 pub use authority::{Authority, Fingerprint};
+pub use bulk::{LinkLost, TlsLink, TlsListener};
 pub use credentials::{CertificateRequest, Credentials};
 pub use endpoint::{BindError, ConnectError, Endpoint, EndpointConfig, Expect};
 pub use frame::{Frame, FrameError, Limits};

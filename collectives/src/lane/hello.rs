@@ -178,7 +178,8 @@ fn poll_write<L: Lane + ?Sized>(lane: &mut L, cx: &mut Context<'_>, out: &mut Ve
             Err(_) => out.clear(),
         }
     }
-    Poll::Ready(())
+    // An error is seen by the next read.
+    lane.poll_flush(cx).map(|_| ())
 }
 
 async fn write<L: Lane + ?Sized>(lane: &mut L, out: &mut Vec<u8>) {

@@ -6,8 +6,10 @@
 
 mod hello;
 mod memory;
+mod network;
 mod quic;
 mod stream;
+mod tls;
 mod unix;
 
 use std::fmt;
@@ -23,7 +25,9 @@ use crate::group::GroupId;
 
 pub use hello::{LinkHello, greet};
 pub use memory::MemoryLane;
+pub use network::{LaneChoice, NetworkLanes, ParseLaneChoiceError, accept_quic, accept_tls};
 pub use quic::{QuicLane, rank_of};
+pub use tls::TlsLane;
 pub use unix::UnixLane;
 
 /// Why a link can't be used (any further).
@@ -71,8 +75,8 @@ pub enum LaneError {
 /// A connected link to one peer.
 ///
 /// Contract: bytes come out at the other end in the order in which they were written, all of them, or the
-/// link ends. What was accepted by [`Lane::poll_write`] needs no further call to be sent. A lane holds a
-/// bounded amount of unread bytes and then returns `Pending` from writes until the peer reads.
+/// link ends. What was accepted by [`Lane::poll_write`] is on its way when [`Lane::poll_flush`] says so, and needs
+/// no further call from then on. A lane holds a bounded amount of unread bytes and then returns `Pending` from writes until the peer reads.
 pub trait Lane: Send + fmt::Debug {
     /// Takes some of the bytes, from the first part on, and says how many (never 0 if there are any).
     ///
@@ -84,6 +88,20 @@ pub trait Lane: Send + fmt::Debug {
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<Result<usize, LaneError>>;
+
+    /// Ready when what was accepted by [`Lane::poll_write`] needs no further call to be sent. Most lanes accept nothing else.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lane::poll_write`].
+    fn poll_flush(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), LaneError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// Whether [`Lane::poll_flush`] has something to do.
+    fn is_unsent(&self) -> bool {
+        false
+    }
 
     /// Fills some of `into`, which is not empty, and says how much. 0 means that the peer has ended the link.
     ///
@@ -117,7 +135,7 @@ pub trait Lane: Send + fmt::Debug {
         None
     }
 
-    /// The kind, for logs: `memory`, `unix`, `quic`.
+    /// The kind, for logs: `memory`, `unix`, `quic`, `tls`.
     fn kind(&self) -> &'static str;
 
     /// Whether the end of this link, which a read has just reported, means that the peer is gone for good. A
@@ -152,4 +170,15 @@ pub trait Connector: Send + Sync + fmt::Debug {
         };
         Box::pin(std::future::ready(Err(refused)))
     }
+
+    /// Whether all these ranks of the job run on this host, so that they can share memory: then each has a link to each
+    /// other one, and the lowest passes a descriptor over its links. All ranks say the same; where one can't, all do
+    /// without. Asked once for each group, before its first operation; the future runs as a task on the communicator's
+    /// runtime handle. `None` (the default) means no.
+    fn is_one_host(&self, _ranks: &[Rank]) -> Option<OneHost> {
+        None
+    }
 }
+
+/// What [`Connector::is_one_host`] returns.
+pub type OneHost = Pin<Box<dyn Future<Output = bool> + Send>>;

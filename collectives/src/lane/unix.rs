@@ -23,9 +23,14 @@ use crate::group::GroupId;
 #[derive(Debug)]
 pub struct UnixLane {
     stream: UnixStream,
+    /// The last descriptor that came.
+    received: Option<OwnedFd>,
     /// What the peer said.
     group: GroupId,
 }
+
+/// Descriptors that are taken from one message. What is more is closed by the system.
+const MOST_DESCRIPTORS: usize = 4;
 
 impl UnixLane {
     /// A link over this socket, which is made non-blocking. Says no hello: see [`UnixLane::open`].
@@ -41,6 +46,7 @@ impl UnixLane {
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream: UnixStream::from_std(stream)?,
+            received: None,
             group: GroupId::WORLD,
         })
     }

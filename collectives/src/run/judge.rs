@@ -3,10 +3,10 @@
 use kolo_transport::ids::{CallId, Generation, Rank};
 
 use super::transfer::segment;
-use super::{Missing, Run};
+use super::{Missing, Mode, Run};
 use crate::cause::Cause;
 use crate::error::CollectiveError;
-use crate::header::{Data, Header};
+use crate::header::{Data, Header, Share};
 use crate::link::Stop;
 use crate::operation::{Operation, Tag};
 
@@ -16,11 +16,18 @@ pub(super) enum Sorted {
     Discard,
     Text,
     Payload { header: Data, action: usize },
+    /// It is about shared memory.
+    Share(Share),
 }
 
 impl Run<'_> {
     /// Decides what a frame is for.
     pub(super) fn sort(&mut self, peer: u32, header: Header) -> Result<Sorted, CollectiveError> {
+        if let Header::Share { generation, share } = header
+            && generation == self.engine.generation
+        {
+            return Ok(Sorted::Share(share));
+        }
         let Some((generation, tag)) = self.place_of(header) else {
             return Err(self.broken(peer, "a hello in the middle of a link".to_owned()));
         };
@@ -30,6 +37,9 @@ impl Run<'_> {
                 self.engine.generation
             );
             return Err(self.broken(peer, reason));
+        }
+        if let Header::Ask(data) | Header::Consent(data) | Header::Data(data) = header {
+            self.heard_of(peer, &data);
         }
         if tag < self.tag {
             return self
@@ -53,11 +63,39 @@ impl Run<'_> {
                 Sorted::Wait
             });
         }
-        let Header::Data(data) = header else {
+        let (Header::Data(data) | Header::Ask(data) | Header::Consent(data)) = header else {
             return Ok(Sorted::Text);
         };
-        if data.operation != self.request {
+        if self.learns(data.operation) {
+            // The frame stays where it is: it is for what this rank does now.
+            return Ok(Sorted::Wait);
+        }
+        if self.mode == Mode::Form {
+            self.peer_shares_nothing();
+        }
+        if self.mode != Mode::Links {
+            // For that peer all agree already, and it goes on over the links. What it asks for stands in the memory.
+            return Ok(match header {
+                Header::Ask(_) => Sorted::Discard,
+                _ => Sorted::Wait,
+            });
+        }
+        if data.operation.is_join() {
+            self.peer_has_joined(peer);
+            if !self.request.is_join() {
+                return Ok(Sorted::Discard);
+            }
+        } else if data.operation != self.request {
             return Err(self.mismatch(peer, &data.operation));
+        }
+        match header {
+            Header::Ask(_) => return Ok(Sorted::Discard),
+            Header::Consent(_) => {
+                self.watch.moved = true;
+                self.hear_consent(data.step);
+                return Ok(Sorted::Discard);
+            }
+            _ => {}
         }
         if self.is_draining(peer) {
             return Ok(Sorted::Discard);
@@ -85,8 +123,13 @@ impl Run<'_> {
     /// The generation and the operation of a frame; `None` if it has none.
     fn place_of(&self, header: Header) -> Option<(Generation, Tag)> {
         match header {
-            Header::Data(data) => Some((data.generation, data.tag)),
-            Header::AbortOperation {
+            Header::Data(data) | Header::Ask(data) | Header::Consent(data) => {
+                Some((data.generation, data.tag))
+            }
+            Header::Doing {
+                generation, tag, ..
+            }
+            | Header::AbortOperation {
                 generation, tag, ..
             } => Some((generation, tag)),
             Header::AbortCall {
@@ -100,7 +143,10 @@ impl Run<'_> {
                 };
                 Some((generation, Tag { call, operation }))
             }
-            Header::Hello { .. } | Header::Welcome | Header::Refusal { .. } => None,
+            Header::Hello { .. }
+            | Header::Welcome
+            | Header::Refusal { .. }
+            | Header::Share { .. } => None,
         }
     }
 
@@ -108,9 +154,12 @@ impl Run<'_> {
     /// else then (two ranks that both think they are the root, say), this is the first chance to see it.
     fn left_over(&mut self, peer: u32, header: Header) -> Option<CollectiveError> {
         let (tag, asked) = self.engine.previous?;
-        let Header::Data(data) = header else {
+        let (Header::Data(data) | Header::Ask(data) | Header::Consent(data)) = header else {
             return None;
         };
+        if data.operation.is_join() || asked.is_join() {
+            return None;
+        }
         // A call that has ended is not to trouble the next one.
         if data.tag != tag || tag.call != self.tag.call || data.operation == asked {
             return None;
@@ -121,6 +170,14 @@ impl Run<'_> {
             other: Rank(peer),
             other_asked: data.operation.to_string(),
         })
+    }
+
+    /// Where a peer is.
+    fn heard_of(&mut self, peer: u32, data: &Data) {
+        let came = &mut self.engine.links[peer as usize].came;
+        if came.is_none_or(|(tag, _)| tag != data.tag) {
+            *came = Some((data.tag, data.operation));
+        }
     }
 
     fn mismatch(&self, peer: u32, theirs: &Operation) -> CollectiveError {
@@ -147,6 +204,11 @@ impl Run<'_> {
     ) -> Result<(), CollectiveError> {
         // Its header may have come in an earlier operation, which has ended without the text.
         if self.place_of(header).is_none_or(|(_, tag)| tag != self.tag) {
+            return Ok(());
+        }
+        if let Header::Doing { rank, .. } = header {
+            let doing = String::from_utf8_lossy(text).into_owned();
+            self.missing_heard(Some(peer), rank.0, doing);
             return Ok(());
         }
         let Some(cause) = Cause::parse(text) else {

@@ -3,21 +3,27 @@
 //! No task reads a link between operations or besides the operation: whoever runs it polls all links, so that
 //! a failure is seen on whichever link it comes. What is not for the present step stays in its link.
 
+mod consent;
 mod judge;
 mod share;
+mod stall;
 mod transfer;
 
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use kolo_transport::ids::Rank;
+use kolo_transport::ids::{JobId, Rank};
 
 use crate::cause::Cause;
 use crate::engine::{Engine, call_notice, element_size, next_transfer};
 use crate::error::CollectiveError;
+use crate::group::GroupId;
 use crate::operation::{Operation, Tag};
 use crate::schedule::Action;
 use crate::signals::Signals;
+use crate::stall::Stalls;
+use consent::Consent;
+use stall::Watch;
 
 pub(crate) use share::Mode;
 
@@ -45,17 +51,36 @@ enum Missing {
     Unknown,
 }
 
+/// Where an operation runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) signals: &'a Signals,
+    pub(crate) stalls: &'a Stalls,
+    /// Starts making a link.
+    pub(crate) connect: &'a (dyn Fn(u32) + Sync),
+    pub(crate) id: GroupId,
+}
+
 /// One operation. Dropped before its end, it gives up and tells the peers.
+// None of them says anything about another one.
+#[allow(clippy::struct_excessive_bools)]
 pub(crate) struct Run<'a> {
     engine: &'a mut Engine,
     signals: &'a Signals,
+    stalls: &'a Stalls,
     connect: &'a (dyn Fn(u32) + Sync),
+    id: GroupId,
     request: Operation,
     tag: Tag,
     size: usize,
     started: Instant,
     deadline: Instant,
     step: usize,
+    /// The word of the others that they ask for the same, while it is not complete.
+    consent: Option<Consent>,
+    watch: Watch,
+    /// For a rank without data: what the others ask for.
+    learned: Option<Operation>,
     stall: Option<Stall>,
     /// A peer's deadline has passed.
     asked: bool,
@@ -68,14 +93,14 @@ pub(crate) struct Run<'a> {
     blocking: bool,
     /// For an operation in shared memory.
     input: &'a [u8],
+    job: JobId,
 }
 
 impl<'a> Run<'a> {
-    /// The engine has the schedule and the input. `connect` starts making a link.
+    /// The engine has the schedule and the input.
     pub(crate) fn new(
         engine: &'a mut Engine,
-        signals: &'a Signals,
-        connect: &'a (dyn Fn(u32) + Sync),
+        place: Place<'a>,
         request: Operation,
         tag: Tag,
         (started, deadline): (Instant, Instant),
@@ -83,10 +108,16 @@ impl<'a> Run<'a> {
         for link in &mut engine.links {
             (link.used, link.relinked) = (false, false);
         }
+        let consent = (request.wants_consent() && engine.world > 1).then(Consent::default);
         let mut run = Self {
             engine,
-            signals,
-            connect,
+            signals: place.signals,
+            stalls: place.stalls,
+            connect: place.connect,
+            id: place.id,
+            watch: Watch::new(started, place.stalls.after()),
+            consent,
+            learned: None,
             request,
             tag,
             size: element_size(&request),
@@ -101,15 +132,40 @@ impl<'a> Run<'a> {
             mode: Mode::Links,
             blocking: false,
             input: &[],
+            job: JobId(0),
         };
         run.enter_step();
+        run.answer_joined();
         run
     }
 
-    /// Does something else than what is scheduled.
-    pub(crate) fn in_mode(mut self, mode: Mode, blocking: bool, input: &'a [u8]) -> Self {
-        (self.mode, self.blocking, self.input) = (mode, blocking, input);
+    /// Agrees on whether memory is shared.
+    pub(crate) fn forming(mut self, job: JobId) -> Self {
+        (self.mode, self.job, self.consent) = (Mode::Form, job, None);
         self
+    }
+
+    /// Waits for an operation that has begun in shared memory.
+    pub(crate) fn shared_memory(mut self, blocking: bool, input: &'a [u8]) -> Self {
+        (self.mode, self.blocking, self.input) = (Mode::Shared, blocking, input);
+        // The flags are everybody's word.
+        self.consent = None;
+        self
+    }
+
+    /// Runs an operation in shared memory to its end on this thread, which sleeps in the memory.
+    pub(crate) fn wait(mut self) -> Result<Option<Operation>, CollectiveError> {
+        let waker = self.engine.shared_waker();
+        let mut cx = Context::from_waker(&waker);
+        let mut fired = false;
+        loop {
+            if let Poll::Ready(result) = self.poll(&mut cx, fired) {
+                return result;
+            }
+            let at = self.wake_at();
+            self.engine.sleep_shared(at);
+            fired = Instant::now() >= at;
+        }
     }
 
     /// When to poll again if nothing else happens.
@@ -117,10 +173,14 @@ impl<'a> Run<'a> {
         if self.mode == Mode::Shared && self.engine.must_poll() {
             return self.deadline.min(Instant::now() + Duration::from_millis(1));
         }
-        match &self.stall {
+        let limit = match &self.stall {
             None => self.deadline,
             Some(stall) if stall.answered => stall.named_at,
             Some(stall) => stall.answer_at,
+        };
+        match self.watch.next() {
+            Some(look) => limit.min(look),
+            None => limit,
         }
     }
 
@@ -129,9 +189,15 @@ impl<'a> Run<'a> {
         &mut self,
         cx: &mut Context<'_>,
         fired: bool,
-    ) -> Poll<Result<(), CollectiveError>> {
+    ) -> Poll<Result<Option<Operation>, CollectiveError>> {
         match self.advance(cx, fired) {
             Ok(false) => Poll::Pending,
+            Ok(true) if self.learned.is_some() => {
+                // Not a failure: this rank comes back with what the others ask for.
+                self.finished = true;
+                self.engine.abandon();
+                Poll::Ready(Ok(self.learned))
+            }
             Ok(true) => {
                 self.finished = true;
                 if self.mode != Mode::Form {
@@ -141,7 +207,7 @@ impl<'a> Run<'a> {
                     // It ended well after all: peers to come need not hear of it.
                     self.signals.lock().operation_notice = None;
                 }
-                Poll::Ready(Ok(()))
+                Poll::Ready(Ok(None))
             }
             Err(error) => {
                 self.give_up(&error);
@@ -153,15 +219,25 @@ impl<'a> Run<'a> {
     fn advance(&mut self, cx: &mut Context<'_>, mut fired: bool) -> Result<bool, CollectiveError> {
         match self.mode {
             Mode::Links => {}
-            Mode::Form => return self.advance_form(cx, fired),
-            Mode::Shared => return self.advance_shared(cx, fired),
+            Mode::Form => return self.advance_form(cx),
+            Mode::Shared => {
+                self.look(Instant::now());
+                return self.advance_shared(cx);
+            }
         }
         self.take_signals(cx)?;
         loop {
             if self.missing != Missing::No {
                 self.want_links()?;
             }
-            if self.step == self.engine.schedule.len() {
+            self.give_consent();
+            if self.learned.is_some()
+                || self.step == self.engine.schedule.len() && self.consent.is_none()
+            {
+                // This rank's last word may not be with the others yet.
+                if self.engine.has_backlog() {
+                    self.engine.flush_now();
+                }
                 return Ok(true);
             }
             for peer in 0..self.engine.world {
@@ -170,7 +246,13 @@ impl<'a> Run<'a> {
                     self.read(peer, cx)?;
                 }
             }
-            if self.transfers_done() {
+            if self.learned.is_some() {
+                return Ok(true);
+            }
+            if self.consent.as_ref().is_some_and(Consent::can_go_on) {
+                continue;
+            }
+            if self.step < self.engine.schedule.len() && self.transfers_done() {
                 self.do_local_actions();
                 self.step += 1;
                 self.enter_step();
@@ -201,7 +283,8 @@ impl<'a> Run<'a> {
             let link = &self.engine.links[peer as usize];
             let replaces = link.is_up() && link.used;
             match self.engine.arrive(arrival, &notices) {
-                Ok(()) if replaces && self.needs(peer) => {
+                Ok(()) if !replaces => self.tell_newcomer(peer),
+                Ok(()) if self.needs(peer) => {
                     failure = Some(CollectiveError::PeerLost {
                         rank: Rank(peer),
                         reason: "its link was replaced while it was in use".to_owned(),
@@ -226,7 +309,12 @@ impl<'a> Run<'a> {
         } = self;
         self.missing = Missing::No;
         let mut lost = None;
-        for peer in engine.schedule.peers_from(self.step) {
+        let consenting = self
+            .consent
+            .iter()
+            .flat_map(|consent| consent.peers(engine.me, engine.world));
+        for peer in engine.schedule.peers_from(self.step).chain(consenting) {
+            let dials = engine.dials(peer);
             let link = &mut engine.links[peer as usize];
             if link.is_up() {
                 continue;
@@ -237,7 +325,7 @@ impl<'a> Run<'a> {
             }
             if link.ended.as_ref().is_some_and(|ended| ended.is_final) {
                 lost.get_or_insert(peer);
-            } else if engine.me > peer {
+            } else if dials {
                 link.connecting = true;
                 connect(peer);
             }
@@ -260,7 +348,8 @@ impl<'a> Run<'a> {
 
     /// Whether anything is left to receive from a peer.
     fn awaits(&self, peer: u32) -> bool {
-        self.next(peer, false).is_some()
+        self.awaits_consent(peer)
+            || self.next(peer, false).is_some()
             || self
                 .later()
                 .any(|action| action.receive().is_some_and(|(other, _)| other == peer))
@@ -281,7 +370,8 @@ impl<'a> Run<'a> {
     }
 
     fn needs_to_send(&self, peer: u32) -> bool {
-        self.next(peer, true).is_some()
+        self.owes_consent(peer)
+            || self.next(peer, true).is_some()
             || self
                 .later()
                 .any(|action| matches!(action, Action::Send { peer: other, .. } if *other == peer))
@@ -289,6 +379,9 @@ impl<'a> Run<'a> {
 
     /// The peers that the present step waits for.
     fn waited_for(&self) -> Vec<Rank> {
+        if self.mode == Mode::Shared {
+            return self.engine.late_in_shared();
+        }
         let step = self.engine.schedule.step(self.step);
         let open = step.iter().zip(&self.engine.progress);
         let mut ranks: Vec<Rank> = open
@@ -296,6 +389,11 @@ impl<'a> Run<'a> {
             .filter_map(|(action, _)| action.transfer())
             .map(|(peer, _)| Rank(peer))
             .collect();
+        if ranks.is_empty()
+            && let Some(consent) = &self.consent
+        {
+            ranks.extend(consent.awaited(self.engine.me, self.engine.world).map(Rank));
+        }
         ranks.sort_unstable();
         ranks.dedup();
         ranks
@@ -305,9 +403,10 @@ impl<'a> Run<'a> {
     fn check_time(&mut self, fired: bool) -> Result<bool, CollectiveError> {
         let now = Instant::now();
         let now = if fired { now.max(self.wake_at()) } else { now };
+        let told = self.look(now);
         let Some(stall) = &mut self.stall else {
             if now < self.deadline && !self.asked {
-                return Ok(false);
+                return Ok(told);
             }
             // A peer that this rank waits for may itself wait for the one that is late. So ask first.
             self.stall = Some(Stall {
@@ -317,7 +416,7 @@ impl<'a> Run<'a> {
             });
             let asked = self.request.to_string();
             let notice = self.engine.tell(self.tag, &Cause::Stalled { asked });
-            self.signals.lock().operation_notice = Some(notice);
+            self.signals.lock().put_notice(notice);
             self.link_neighbours();
             return Ok(true);
         };
@@ -334,11 +433,12 @@ impl<'a> Run<'a> {
         }
         match &self.stall {
             Some(stall) if now >= stall.named_at => Err(self.late(self.waited_for())),
-            _ => Ok(false),
+            _ => Ok(told),
         }
     }
 
-    fn late(&self, late: Vec<Rank>) -> CollectiveError {
+    fn late(&mut self, late: Vec<Rank>) -> CollectiveError {
+        self.report_before_the_end();
         CollectiveError::Deadline {
             operation: self.request.to_string(),
             waited: Duration::from_millis(self.started.elapsed().as_millis() as u64),

@@ -10,7 +10,6 @@ use kolo_transport::ids::Rank;
 use super::Run;
 use crate::error::CollectiveError;
 use crate::header::{Header, Share};
-use crate::operation::{Operation, Tag};
 use crate::shm::arena::Outcome;
 use crate::shm::setup::Sharing;
 
@@ -27,11 +26,7 @@ pub(crate) enum Mode {
 
 impl Run<'_> {
     /// Agrees with all ranks on whether memory is shared. Returns whether that is settled.
-    pub(super) fn advance_form(
-        &mut self,
-        cx: &mut Context<'_>,
-        fired: bool,
-    ) -> Result<bool, CollectiveError> {
+    pub(super) fn advance_form(&mut self, cx: &mut Context<'_>) -> Result<bool, CollectiveError> {
         self.take_signals(cx)?;
         let asked = {
             let mut state = self.signals.lock();
@@ -40,9 +35,9 @@ impl Run<'_> {
         };
         if matches!(self.engine.shm, Sharing::Asked) {
             match asked {
-                Some(true) => self.engine.form(),
+                Some(true) => self.engine.form(self.job),
                 Some(false) => self.engine.shm = Sharing::Off,
-                None => return self.form_in_time(fired).map(|()| false),
+                None => return self.form_in_time().map(|()| false),
             }
         }
         loop {
@@ -84,21 +79,31 @@ impl Run<'_> {
                 return Ok(true);
             }
             if news.is_none() {
-                return self.form_in_time(fired).map(|()| false);
+                return self.form_in_time().map(|()| false);
             }
         }
     }
 
-    fn form_in_time(&mut self, fired: bool) -> Result<(), CollectiveError> {
-        if !fired && Instant::now() < self.deadline {
+    fn form_in_time(&mut self) -> Result<(), CollectiveError> {
+        if Instant::now() < self.deadline {
             return Ok(());
         }
         let me = self.engine.me;
-        let late = match self.engine.shm.forming() {
+        // Without a link to a rank nobody attaches: it is late, and not all that wait for it.
+        let links = (0..).zip(&self.engine.links);
+        let unlinked: Vec<u32> = links
+            .filter(|(rank, link)| *rank != me && !link.is_up())
+            .map(|(rank, _)| rank)
+            .collect();
+        let late = match self.engine.shm.forming().filter(|_| unlinked.is_empty()) {
             Some(forming) => forming.missing(),
-            None => Vec::new(),
+            None => unlinked,
         };
-        let late = late.into_iter().filter(|rank| *rank != me).map(Rank).collect();
+        let late = late
+            .into_iter()
+            .filter(|rank| *rank != me)
+            .map(Rank)
+            .collect();
         Err(self.late(late))
     }
 
@@ -111,14 +116,10 @@ impl Run<'_> {
 
     /// The attempt is given up.
     pub(super) fn give_up_form(&mut self) {
-        match self.engine.shm {
-            Sharing::Asked => self.engine.shm = Sharing::Unknown,
-            Sharing::Forming(_) => {
-                if !self.engine.shm.settle(true) {
-                    self.refuse_for_ever();
-                }
-            }
-            _ => {}
+        if matches!(self.engine.shm, Sharing::Asked) {
+            self.engine.shm = Sharing::Unknown;
+        } else if self.engine.shm.forming().is_some() && !self.engine.shm.settle(true) {
+            self.refuse_for_ever();
         }
     }
 
@@ -176,7 +177,9 @@ impl Run<'_> {
     /// A peer says something about shared memory.
     pub(super) fn shared(&mut self, peer: u32, share: Share) {
         let link = &mut self.engine.links[peer as usize];
-        let descriptor = (share == Share::Offer).then(|| link.take_descriptor()).flatten();
+        let descriptor = (share == Share::Offer)
+            .then(|| link.take_descriptor())
+            .flatten();
         match &mut self.engine.shm {
             Sharing::Forming(forming) => match share {
                 Share::Offer if peer == 0 => forming.offered(descriptor),
@@ -203,11 +206,7 @@ impl Run<'_> {
     }
 
     /// An operation in shared memory, as far as it goes without waiting. `input` is what it began with.
-    pub(super) fn advance_shared(
-        &mut self,
-        cx: &mut Context<'_>,
-        fired: bool,
-    ) -> Result<bool, CollectiveError> {
+    pub(super) fn advance_shared(&mut self, cx: &mut Context<'_>) -> Result<bool, CollectiveError> {
         self.take_signals(cx)?;
         let blocking = self.blocking;
         if let Some(arena) = self.engine.shm.active() {
@@ -251,15 +250,10 @@ impl Run<'_> {
             arena.ignore();
             return Ok(true);
         }
-        if (fired && !arena.must_poll()) || Instant::now() >= self.deadline {
+        if Instant::now() >= self.deadline {
             let late = arena.late();
             return Err(self.late(late));
         }
         Ok(false)
-    }
-
-    /// What came of an operation in shared memory.
-    pub(crate) fn place_of_request(&self) -> (Tag, Operation) {
-        (self.tag, self.request)
     }
 }

@@ -71,6 +71,11 @@ impl Run<'_> {
                 Inbound::Held(header) => match self.sort(peer, header) {
                     Ok(Sorted::Wait) => (Inbound::Held(header), Poll::Pending),
                     Ok(Sorted::Discard) => (Inbound::Discard(header.length()), Poll::Ready(Ok(()))),
+                    Ok(Sorted::Share(share)) => {
+                        self.engine.links[peer as usize].inbound = Some(Inbound::Header);
+                        self.shared(peer, share);
+                        continue;
+                    }
                     Ok(Sorted::Text) => {
                         let text = Vec::with_capacity(header.length());
                         (Inbound::Text { header, text }, Poll::Ready(Ok(())))
@@ -189,6 +194,7 @@ impl Run<'_> {
     }
 
     fn segment_done(&mut self, peer: u32, header: Data, index: usize) {
+        self.watch.moved = true;
         let length = header.length as usize;
         let action = self.engine.schedule.step(self.step)[index];
         let progress = self.engine.progress[index];

@@ -212,7 +212,7 @@ impl Schedule {
     }
 
     /// Empties it, and keeps its memory.
-    fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.buffer = 0;
         self.input = None;
         self.outputs.clear();

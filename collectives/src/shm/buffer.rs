@@ -63,7 +63,10 @@ impl Heap {
     }
 
     /// A buffer of zeros.
-    pub(crate) fn buffer<T: Element>(&self, len: usize) -> Result<SharedBuffer<T>, CollectiveError> {
+    pub(crate) fn buffer<T: Element>(
+        &self,
+        len: usize,
+    ) -> Result<SharedBuffer<T>, CollectiveError> {
         let refuse = |reason: String| CollectiveError::Invalid {
             reason: format!("a shared buffer of {len} {}: {reason}", T::DTYPE),
         };
@@ -73,7 +76,9 @@ impl Heap {
             .filter(|half| *half <= HEAP / 2)
             .ok_or_else(|| refuse(format!("all of them together have {HEAP} bytes at most")))?;
         let start = self.take(2 * half).ok_or_else(|| {
-            refuse(format!("all of them together have {HEAP} bytes at most; drop others first"))
+            refuse(format!(
+                "all of them together have {HEAP} bytes at most; drop others first"
+            ))
         })?;
         if let Err(error) = self.map.populate(self.me, Place::Heap(start), 0, 2 * half) {
             self.give_back(start, 2 * half);

@@ -96,7 +96,9 @@ unsafe impl Sync for Map {}
 
 impl fmt::Debug for Map {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Map").field("world", &self.world).finish_non_exhaustive()
+        f.debug_struct("Map")
+            .field("world", &self.world)
+            .finish_non_exhaustive()
     }
 }
 
@@ -120,7 +122,9 @@ impl Map {
         // A file that is longer than the process may have is not refused but a signal.
         let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
         if limit.is_some_and(|limit| limit < length) {
-            return Err(MapError::Foreign("the limit of file sizes (RLIMIT_FSIZE) is too low"));
+            return Err(MapError::Foreign(
+                "the limit of file sizes (RLIMIT_FSIZE) is too low",
+            ));
         }
         let fd = rustix::fs::memfd_create(
             "kolo-arena",
@@ -128,7 +132,7 @@ impl Map {
         )?;
         rustix::fs::ftruncate(&fd, length)?;
         rustix::fs::fcntl_add_seals(&fd, SEALS)?;
-        let map = Self::map(fd.as_fd(), world)?;
+        let map = Self::whole(fd.as_fd(), world)?;
         let head = [
             MAGIC,
             VERSION,
@@ -157,7 +161,7 @@ impl Map {
         if rustix::fs::fstat(fd)?.st_size != total(world) as i64 {
             return Err(MapError::Foreign("it has another length"));
         }
-        let map = Self::map(fd, world)?;
+        let map = Self::whole(fd, world)?;
         let head = [
             (MAGIC, "it has another magic word"),
             (VERSION, "it is of another version"),
@@ -173,7 +177,7 @@ impl Map {
         Ok(map)
     }
 
-    fn map(fd: BorrowedFd<'_>, world: usize) -> Result<Self, MapError> {
+    fn whole(fd: BorrowedFd<'_>, world: usize) -> Result<Self, MapError> {
         let length = total(world);
         // SAFETY: the address is the system's choice, so that no memory of this process is replaced. The file is as long
         // as the mapping and sealed against becoming shorter.
@@ -187,7 +191,8 @@ impl Map {
                 0,
             )?
         };
-        let base = NonNull::new(base.cast::<u8>()).ok_or(MapError::Foreign("it is at address 0"))?;
+        let base =
+            NonNull::new(base.cast::<u8>()).ok_or(MapError::Foreign("it is at address 0"))?;
         let map = Self { base, world };
         for advice in [Advice::LinuxDontDump, Advice::LinuxHugepage] {
             // Not every system has them, and nothing depends on them.
@@ -231,6 +236,19 @@ impl Map {
         self.of(rank, FRONT + (parity & 1) * LINE)
     }
 
+    /// The own flag of this parity is written next.
+    pub(crate) fn expect_write(&self, rank: usize, parity: usize) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+            let line = self.front(rank, parity).as_ptr();
+            // SAFETY: a prefetch changes nothing and may be of any address.
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.cast()) }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (rank, parity);
+    }
+
     /// The data beside the flag.
     pub(crate) fn inline(&self, rank: usize, parity: usize, index: usize) -> &AtomicU64 {
         assert!(index < INLINE / 8);
@@ -257,9 +275,7 @@ impl Map {
     fn half(&self, rank: usize, at: usize) -> &AtomicU32 {
         assert!(rank < self.world);
         // SAFETY: as in `word`; `at` is BELL or BELL + 4, where no atomic of 8 bytes is.
-        unsafe {
-            AtomicU32::from_ptr(self.base.as_ptr().add(HEADER + rank * CONTROL + at).cast())
-        }
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(HEADER + rank * CONTROL + at).cast()) }
     }
 
     /// What a rank sleeps on.
@@ -301,7 +317,9 @@ impl Map {
         if let Place::Inline(parity) = place {
             assert!(at + into.len() <= INLINE && at.is_multiple_of(8));
             for (index, piece) in into.chunks_mut(8).enumerate() {
-                let word = self.inline(rank, parity, at / 8 + index).load(Ordering::Relaxed);
+                let word = self
+                    .inline(rank, parity, at / 8 + index)
+                    .load(Ordering::Relaxed);
                 piece.copy_from_slice(&word.to_le_bytes()[..piece.len()]);
             }
             return;
@@ -313,12 +331,13 @@ impl Map {
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) }
     }
 
+    #[allow(clippy::cast_ptr_alignment)] // aligned by the choice of `head`, or for an instruction that asks for none
     /// As [`Map::read`], past the caches on the way out: for results of many megabytes.
     pub(crate) fn read_streaming(&self, rank: usize, place: Place, at: usize, into: &mut [u8]) {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{
-                __m128i, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_stream_si128, _MM_HINT_NTA,
+                __m128i, _MM_HINT_NTA, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_stream_si128,
             };
             let head = into.as_ptr().align_offset(64).min(into.len());
             let lines = (into.len() - head) / 64;
@@ -356,7 +375,8 @@ impl Map {
                 let mut word = [0; 8];
                 word[..piece.len()].copy_from_slice(piece);
                 let word = u64::from_le_bytes(word);
-                self.inline(rank, parity, index).store(word, Ordering::Relaxed);
+                self.inline(rank, parity, index)
+                    .store(word, Ordering::Relaxed);
             }
             return;
         }
@@ -366,6 +386,7 @@ impl Map {
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into.as_ptr(), from.len()) }
     }
 
+    #[allow(clippy::cast_ptr_alignment)] // as in `read_streaming`
     /// As [`Map::write`], past the caches. [`Map::fence`] has to follow before others are told.
     pub(crate) fn write_streaming(&self, rank: usize, place: Place, at: usize, from: &[u8]) {
         #[cfg(target_arch = "x86_64")]
@@ -405,7 +426,13 @@ impl Map {
     }
 
     /// Gets pages for a range of own data, so that the system says now if there are none, and not by a signal later.
-    pub(crate) fn populate(&self, rank: usize, place: Place, at: usize, length: usize) -> io::Result<()> {
+    pub(crate) fn populate(
+        &self,
+        rank: usize,
+        place: Place,
+        at: usize,
+        length: usize,
+    ) -> io::Result<()> {
         const PAGE: usize = 4096;
         let begin = self.data(rank, place, at, length).as_ptr();
         let slack = begin.addr() % PAGE;
@@ -442,7 +469,9 @@ impl Map {
     }
 }
 
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
 
 impl Drop for Map {
     fn drop(&mut self) {

@@ -17,7 +17,7 @@
 
 pub(crate) mod arena;
 pub(crate) mod buffer;
-mod map;
+pub(crate) mod map;
 mod rules;
 pub(crate) mod setup;
 mod ticket;

@@ -8,12 +8,16 @@
 //! ticket. So before it writes its own data again, the owner makes sure that it finds no rank that [holds](holds) the
 //! operation for which it gave them last. If that operation failed here, the owner first marks it as gone.
 //!
-//! Why this is enough. Flags are written and read in one total order (`SeqCst`). Say that A gave data in an
-//! operation and now wants to write them again, and that B reads them. B saw A's flag with the ticket after it had set its own.
-//! If the operation went well at A, then A saw B's flag with the ticket, so A's look for holders comes
-//! after B's flag was set, and finds it until B is done or in a later operation. If A gave up, its mark precedes its look; B saw the flag without the mark, so B's read of the flag precedes
-//! the mark, B's own flag precedes that, and the look finds it. A rank that dies in the middle is a
-//! holder for ever; then the owner's operation ends by the news of the death, and no later one begins.
+//! Why this is enough. Flags are written and read in one total order (`SeqCst`). Say that A gave data in an operation and
+//! now wants to write them again, and that B reads them: B saw A's flag with the ticket, after it had set its own.
+//!
+//! * If the operation went well at A, then A saw B's flag with the ticket. So A's look for holders comes after B's flag was
+//!   set, and finds it, until B is done or in a later operation.
+//! * If A gave up, its mark precedes its look. B saw the flag without the mark, so B's look precedes the mark; B's own
+//!   flag precedes that; so A's look finds it.
+//!
+//! A rank that dies in the middle is a holder for ever. Then the owner's operation ends by the news of the death, and no
+//! later one begins.
 
 use std::sync::atomic::Ordering;
 
@@ -51,6 +55,11 @@ pub(crate) fn give<W: Word>(flag: &W, ticket: u64) {
 /// Gives an operation up. Others that come later find no data.
 pub(crate) fn give_up<W: Word>(flag: &W, ticket: u64) {
     flag.set(ticket | GONE);
+}
+
+/// Whether a rank has given the operation up.
+pub(crate) fn is_gone<W: Word>(flag: &W, ticket: u64) -> bool {
+    flag.get() == ticket | GONE
 }
 
 /// Whether a rank has given its data for the operation.

@@ -50,6 +50,10 @@ impl Sharing {
         }
     }
 
+    pub(crate) fn is_unsettled(&self) -> bool {
+        !matches!(self, Self::Off | Self::Active(_))
+    }
+
     pub(crate) fn forming(&mut self) -> Option<&mut Forming> {
         match self {
             Self::Forming(forming) => Some(forming),
@@ -138,12 +142,9 @@ impl Forming {
         self.refused = true;
         if let Some(map) = &self.map {
             // If it is used by now, it is used.
-            let _was = map.state().compare_exchange(
-                OPEN,
-                REFUSED,
-                Ordering::SeqCst,
-                Ordering::SeqCst,
-            );
+            let _was =
+                map.state()
+                    .compare_exchange(OPEN, REFUSED, Ordering::SeqCst, Ordering::SeqCst);
         }
     }
 
@@ -196,8 +197,7 @@ impl Forming {
         let Some(map) = &self.map else {
             return vec![0];
         };
-        let is_missing =
-            |rank: &u32| map.attached(*rank as usize).load(Ordering::SeqCst) != 1;
+        let is_missing = |rank: &u32| map.attached(*rank as usize).load(Ordering::SeqCst) != 1;
         (0..self.owner.world).filter(is_missing).collect()
     }
 }

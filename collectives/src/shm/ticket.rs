@@ -67,8 +67,10 @@ pub(crate) fn write_record(map: &Map, me: usize, tag: Tag, operation: &Operation
             map.record(me, parity, index).store(word, Relaxed);
         }
     } else {
-        map.record(me, parity, TAG_WORDS[0]).store(tag.call, Relaxed);
-        map.record(me, parity, TAG_WORDS[1]).store(tag.operation, Relaxed);
+        map.record(me, parity, TAG_WORDS[0])
+            .store(tag.call, Relaxed);
+        map.record(me, parity, TAG_WORDS[1])
+            .store(tag.operation, Relaxed);
     }
 }
 
@@ -91,8 +93,8 @@ pub(crate) fn read_record(map: &Map, rank: usize, parity: usize) -> Option<(Tag,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, ReduceOp};
     use crate::operation::OperationKind;
+    use crate::{DType, ReduceOp};
 
     #[test]
     fn tickets_tell_operations_apart() {
@@ -100,16 +102,28 @@ mod tests {
         let mut seen = std::collections::BTreeSet::new();
         for call in 0..50 {
             for number in 0..50 {
-                let tag = Tag { call, operation: number };
+                let tag = Tag {
+                    call,
+                    operation: number,
+                };
                 for reduce in [None, Some(ReduceOp::Sum), Some(ReduceOp::Max)] {
-                    let ticket = ticket(tag, digest(&Operation { reduce, ..operation }));
+                    let ticket = ticket(
+                        tag,
+                        digest(&Operation {
+                            reduce,
+                            ..operation
+                        }),
+                    );
                     assert_eq!(ticket & 3, 2);
                     assert!(seen.insert(ticket));
                 }
                 assert_ne!(parity(tag), parity(tag.after()));
             }
         }
-        let other = Operation { count: 5, ..operation };
+        let other = Operation {
+            count: 5,
+            ..operation
+        };
         assert_ne!(digest(&operation), digest(&other));
     }
 }

@@ -11,42 +11,80 @@ use rustix::thread::futex;
 use super::map::Map;
 
 /// How long to look before sleeping. A wake-up costs about 50 us where processors halt when idle, so that a wait that is
-/// expected to be short is better not slept through; but who spins takes the processor from who is waited for, if there are more ranks than
-/// processors.
-#[derive(Debug, Clone, Copy)]
+/// expected to be short is better not slept through. But who spins takes the processor from who is waited for, if there
+/// are more ranks than processors, or the system has put two ranks on one.
+#[derive(Debug)]
 pub(crate) struct Patience {
-    spins: u32,
-    yields: u32,
+    /// Looks without a pause between them, a few nanoseconds each: a pause takes as long as news from another processor.
+    eager: AtomicU32,
+    /// Looks with a pause between them.
+    spins: AtomicU32,
+    /// There may be a processor for each rank.
+    may_spin: bool,
 }
+
+const MOST_EAGER: u32 = 2000;
+const MOST_SPINS: u32 = 4000;
+const LEAST: u32 = 32;
+/// Looks that give the processor away.
+const YIELDS: u32 = 2000;
+/// Who comes as soon as it gets the processor was waiting for it.
+const AT_ONCE: u32 = 4;
 
 impl Patience {
     /// For so many ranks on this host.
     pub(crate) fn of(ranks: usize) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        if ranks <= processors {
-            Self {
-                spins: 4000,
-                yields: 200,
-            }
+        let may_spin = ranks <= processors;
+        let (eager, spins) = if may_spin {
+            (MOST_EAGER, MOST_SPINS)
         } else {
-            Self {
-                spins: 0,
-                yields: 1000,
-            }
+            (0, 0)
+        };
+        Self {
+            eager: AtomicU32::new(eager),
+            spins: AtomicU32::new(spins),
+            may_spin,
         }
     }
 
     /// Returns whether it came to be while this thread was looking.
     #[inline]
-    pub(crate) fn look(self, mut is_there: impl FnMut() -> bool) -> bool {
-        for _ in 0..self.spins {
+    pub(crate) fn look(&self, mut is_there: impl FnMut() -> bool) -> bool {
+        for _ in 0..self.eager.load(Ordering::Relaxed) {
             if is_there() {
+                return true;
+            }
+        }
+        self.look_longer(is_there)
+    }
+
+    #[cold]
+    fn look_longer(&self, mut is_there: impl FnMut() -> bool) -> bool {
+        let change = |word: &AtomicU32, to: u32, most: u32| {
+            word.store(to.clamp(LEAST, most), Ordering::Relaxed);
+        };
+        let (eager, spins) = (
+            self.eager.load(Ordering::Relaxed),
+            self.spins.load(Ordering::Relaxed),
+        );
+        for _ in 0..spins {
+            if is_there() {
+                // It runs beside this thread: it is worth while.
+                change(&self.eager, eager * 2, MOST_EAGER);
+                change(&self.spins, spins * 2, MOST_SPINS);
                 return true;
             }
             std::hint::spin_loop();
         }
-        for _ in 0..self.yields {
+        for yields in 0..YIELDS {
             if is_there() {
+                if self.may_spin {
+                    change(&self.spins, spins / 2, MOST_SPINS);
+                    if yields <= AT_ONCE {
+                        change(&self.eager, eager / 2, MOST_EAGER);
+                    }
+                }
                 return true;
             }
             std::thread::yield_now();
@@ -95,7 +133,9 @@ pub(crate) struct Bell {
 
 impl std::fmt::Debug for Bell {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Bell").field("rank", &self.rank).finish_non_exhaustive()
+        f.debug_struct("Bell")
+            .field("rank", &self.rank)
+            .finish_non_exhaustive()
     }
 }
 

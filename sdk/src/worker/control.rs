@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use kolo_collectives::{CollectiveError, Communicator, LinkHello};
+use kolo_collectives::lane::LaneChoice;
+use kolo_collectives::{CollectiveError, Communicator, Layout, LinkHello};
 use kolo_transport::endpoint::BindError;
 use kolo_transport::frame::FrameError;
 use kolo_transport::identity::IdentityError;
@@ -16,11 +17,14 @@ use kolo_transport::ids::{ClusterId, Generation, JobId};
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::worker::LOCAL_PROTOCOL;
 use kolo_transport::wire::{FromWorker, GenerationTable, Member, RankFailure, ToWorker};
-use kolo_transport::{CertificateRequest, Endpoint, EndpointConfig, TransportRuntime};
+use kolo_transport::{
+    CertificateRequest, Credentials, Endpoint, EndpointConfig, TlsListener, TransportRuntime,
+};
 use tokio::sync::watch;
 
 use super::links::{LinkConnector, Links};
 use crate::context::Context;
+use crate::executor::LANE;
 
 /// For every step of the introduction, and of making a link.
 const STEP: Duration = Duration::from_secs(60);
@@ -30,6 +34,9 @@ const CLOSE: Duration = Duration::from_millis(100);
 
 /// The IP address under which other nodes reach this one, set by the node.
 const NODE_IP: &str = "KOLO_NODE_IP";
+
+/// How many other ports are tried if TCP's of the same number is taken.
+const PORTS: u32 = 16;
 
 /// Why a worker can't work.
 #[derive(Debug, thiserror::Error)]
@@ -261,20 +268,23 @@ impl Conversation {
                     what: "a certificate",
                 })?;
                 let credentials = request.finish(&certificate, &authority)?;
-                let config = EndpointConfig {
-                    listen: SocketAddr::new(node_ip()?, 0),
-                    ..EndpointConfig::default()
-                };
-                let endpoint = Endpoint::bind(&self.runtime, credentials, config)?;
+                let (endpoint, tls) = listen(&self.runtime, credentials, node_ip()?)?;
                 let address = endpoint.local_addr();
-                me.links.listen(endpoint, me.comm.acceptor());
+                me.links
+                    .listen((endpoint, tls), lane_choice(), me.comm.acceptor());
                 return self.is_ready(control, Some(address)).await;
             }
             ToWorker::Membership(table) => {
                 let table = Arc::new(table);
-                match me.comm.set_table(Arc::clone(&table)) {
+                let nodes: Vec<_> = table.members.iter().map(|member| member.node).collect();
+                let known = me
+                    .comm
+                    .set_table(Arc::clone(&table))
+                    .and_then(|()| me.comm.set_layout(Layout::of_hosts(&nodes)));
+                match known {
                     Ok(()) => {
                         me.table.send_replace(Some(table));
+                        me.context.members_known();
                     }
                     // This worker is of one generation and ends with it.
                     Err(error) => {
@@ -315,11 +325,7 @@ impl Conversation {
         member: Member,
         world_size: u32,
     ) -> Result<(), ControlError> {
-        let own = LinkHello {
-            job,
-            generation,
-            rank: member.rank,
-        };
+        let own = LinkHello::new(job, generation, member.rank);
         let (table, known) = watch::channel(None);
         let links = Arc::new(Links::new(own, Arc::clone(control), known, STEP));
         let connector = Arc::new(LinkConnector(Arc::clone(&links)));
@@ -376,6 +382,42 @@ fn told(failure: &RankFailure) -> String {
         text.push_str(reason);
     }
     text
+}
+
+/// The data plane's UDP port, and the TCP port with the same number unless all that are tried are taken: then there is no such lane.
+fn listen(
+    runtime: &TransportRuntime,
+    credentials: Credentials,
+    ip: IpAddr,
+) -> Result<(Endpoint, Option<TlsListener>), ControlError> {
+    let config = EndpointConfig {
+        listen: SocketAddr::new(ip, 0),
+        ..EndpointConfig::default()
+    };
+    let mut tries = PORTS;
+    loop {
+        let endpoint = Endpoint::bind(runtime, credentials.clone(), config.clone())?;
+        match endpoint.listen_tls() {
+            Ok(listener) => return Ok((endpoint, Some(listener))),
+            Err(error) if tries == 0 => {
+                tracing::warn!(%error, "this worker takes no links of TLS over TCP");
+                return Ok((endpoint, None));
+            }
+            Err(_) => tries -= 1,
+        }
+    }
+}
+
+/// What the job's options say. They were checked before the job began.
+fn lane_choice() -> LaneChoice {
+    match std::env::var(LANE).map(|given| given.parse()) {
+        Ok(Ok(choice)) => choice,
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "{LANE} is not understood");
+            LaneChoice::Auto
+        }
+        Err(_) => LaneChoice::Auto,
+    }
 }
 
 fn node_ip() -> Result<IpAddr, ControlError> {

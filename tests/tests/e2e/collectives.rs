@@ -79,6 +79,29 @@ async fn three_nodes_with_one() -> anyhow::Result<()> {
     all_work(3, 1).await
 }
 
+/// Over which lanes the last operation went.
+#[kolo::function]
+fn lanes(ctx: &Context) -> anyhow::Result<String> {
+    ctx.comm().barrier()?;
+    ctx.comm().barrier()?;
+    let records = ctx.comm().records();
+    Ok(records.last().map_or_else(String::new, |record| record.lanes.to_string()))
+}
+
+/// Workers of one node share memory; workers of two nodes do not, even if these are on one host.
+#[tokio::test]
+async fn workers_of_one_node_share_memory() -> anyhow::Result<()> {
+    for (nodes, slots) in [(1, 3), (2, 1)] {
+        let (cluster, executor) = group(nodes, slots).await?;
+        for lanes in soon(executor.run(lanes, ())).await? {
+            assert_eq!(lanes == "shm", nodes == 1, "{lanes}");
+        }
+        executor.shutdown().await?;
+        cluster.stop().await?;
+    }
+    Ok(())
+}
+
 #[kolo::function]
 fn sum_unless(ctx: &Context, rank: usize) -> anyhow::Result<f32> {
     anyhow::ensure!(ctx.rank() != rank, "rank {rank} does not come");
