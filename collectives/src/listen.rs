@@ -18,6 +18,7 @@ use crate::header::Header;
 use crate::inner::Inner;
 use crate::link::{Inbound, Stop};
 use crate::operation::Tag;
+use crate::shm::setup::Sharing;
 
 /// A rank that is in no operation for so long looks who waits for it.
 const IDLE: Duration = Duration::from_secs(1);
@@ -136,6 +137,7 @@ fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Option<Tag>], cx:
         operation: next,
     };
     let generation = engine.generation;
+    let is_settled = matches!(engine.shm, Sharing::Active(_));
     for (peer, link) in engine.links.iter_mut().enumerate() {
         loop {
             let held = match link.inbound.take() {
@@ -163,6 +165,11 @@ fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Option<Tag>], cx:
                     break;
                 }
             };
+            if matches!(held, Header::Share { .. }) && is_settled {
+                // It is of no use any more.
+                link.inbound = Some(Inbound::Header);
+                continue;
+            }
             let (Header::Data(data) | Header::Ask(data) | Header::Consent(data)) = held else {
                 break;
             };

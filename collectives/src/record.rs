@@ -328,12 +328,23 @@ impl Recorder {
 
     /// An operation that was begun is none: another takes its place.
     pub(crate) fn forget(&self, number: u64) {
+        let now = self.clock(Instant::now());
         let mut state = self.lock();
         if state.next == number + 1 {
             state.next = number;
             if (number as usize) < KEPT {
                 state.ring.truncate(number as usize);
+                return;
             }
+        }
+        // Others have begun since, or an old one was overwritten.
+        if let Some(record) = state
+            .ring
+            .get_mut(number as usize % KEPT)
+            .filter(|record| record.number == number)
+        {
+            record.outcome = Outcome::Done;
+            record.ended = now;
         }
     }
 

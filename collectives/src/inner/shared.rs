@@ -245,10 +245,25 @@ impl Turn<'_> {
             connect: &connect,
             id: inner.id,
         };
+        // Whoever asks what this rank does is told of the operation that it waits to begin.
+        let recorder = &inner.family.recorder;
+        let recording = Recording {
+            inner,
+            number: recorder.begin((inner.id, tag), operation, self.name, self.asked),
+        };
         let times = (self.started, self.deadline);
         let run = Run::new(&mut self.engine, place, operation, tag, times).forming(inner.job);
         let result = drive(run, alarm).await;
-        result.map(drop).map_err(|error| self.failed(tag, error))
+        match result {
+            Ok(_) => {
+                recording.forget();
+                Ok(())
+            }
+            Err(error) => {
+                recording.end(&mut self.engine, false);
+                Err(self.failed(tag, error))
+            }
+        }
     }
 
     /// Does an operation in shared memory, if there is some and it can be done there.

@@ -69,7 +69,8 @@ impl Turn<'_> {
         self.run_over_links(alarm, tag, operation, load).await
     }
 
-    pub(super) async fn run_over_links<A: Alarm>(
+    /// As [`Turn::run_with`], whether memory is shared or not.
+    pub(crate) async fn run_over_links<A: Alarm>(
         &mut self,
         alarm: &mut A,
         tag: Tag,

@@ -76,7 +76,8 @@ impl Communicator {
                     | Err(
                         CollectiveError::Mismatch { .. }
                         | CollectiveError::Invalid { .. }
-                        | CollectiveError::PeerFailed { .. },
+                        | CollectiveError::PeerFailed { .. }
+                        | CollectiveError::PeerLeft { .. },
                     ) if turn.call_goes_on(first.call) => {}
                     Ok(Followed::Done) => {
                         return Err(CollectiveError::Aborted {
@@ -169,7 +170,8 @@ impl Communicator {
             let reason = format!("{asked}: its lengths are not those that rank {me} heard of");
             return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
         }
-        turn.run_with(alarm, tag, asked, Engine::load_neutral)
+        // That not all have data is known to all by now, so it goes over the links.
+        turn.run_over_links(alarm, tag, asked, Engine::load_neutral)
             .await?;
         let is_lengths = matches!(
             asked.kind,

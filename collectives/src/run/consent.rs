@@ -6,7 +6,7 @@
 //!
 //! And ranks without data: they send [joins](Operation::JOIN), and are answered with what is asked for in truth.
 
-use super::Run;
+use super::{Mode, Run};
 use crate::engine::Engine;
 use crate::header::{Data, Header};
 use crate::operation::Operation;
@@ -162,7 +162,9 @@ impl Run<'_> {
 
     /// Whether a frame with what others ask for is news for a rank without data.
     pub(super) fn learns(&mut self, asked: Operation) -> bool {
-        if !self.request.is_join() || asked.is_join() {
+        // In shared memory all see by themselves who asks for what.
+        let over_links = self.mode == Mode::Links;
+        if !over_links || !self.request.is_join() || asked.is_join() {
             return false;
         }
         self.learned = Some(asked);

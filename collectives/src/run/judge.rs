@@ -9,6 +9,7 @@ use crate::error::CollectiveError;
 use crate::header::{Data, Header, Share};
 use crate::link::Stop;
 use crate::operation::{Operation, Tag};
+use crate::schedule::Algorithm;
 
 /// What to do with a frame whose header has come.
 pub(super) enum Sorted {
@@ -73,6 +74,11 @@ impl Run<'_> {
         if self.mode == Mode::Form {
             self.peer_shares_nothing();
         }
+        if self.mode != Mode::Links && data.operation.is_join() && !self.request.is_join() {
+            // What it says next may be that it can't take part.
+            self.peer_has_joined(peer);
+            return Ok(Sorted::Discard);
+        }
         if self.mode != Mode::Links {
             // For that peer all agree already, and it goes on over the links. What it asks for stands in the memory.
             return Ok(match header {
@@ -85,7 +91,7 @@ impl Run<'_> {
             if !self.request.is_join() {
                 return Ok(Sorted::Discard);
             }
-        } else if data.operation != self.request {
+        } else if data.operation != self.request && !self.is_asked_alike(header) {
             return Err(self.mismatch(peer, &data.operation));
         }
         match header {
@@ -154,7 +160,8 @@ impl Run<'_> {
     /// else then (two ranks that both think they are the root, say), this is the first chance to see it.
     fn left_over(&mut self, peer: u32, header: Header) -> Option<CollectiveError> {
         let (tag, asked) = self.engine.previous?;
-        let (Header::Data(data) | Header::Ask(data) | Header::Consent(data)) = header else {
+        // A question may be from before it was settled how the operation is done.
+        let (Header::Data(data) | Header::Consent(data)) = header else {
             return None;
         };
         if data.operation.is_join() || asked.is_join() {
@@ -170,6 +177,23 @@ impl Run<'_> {
             other: Rank(peer),
             other_asked: data.operation.to_string(),
         })
+    }
+
+    /// Whether a peer asks for the same, and only has not settled yet how it is done.
+    fn is_asked_alike(&self, header: Header) -> bool {
+        let Header::Ask(data) = header else {
+            return false;
+        };
+        let Operation {
+            algorithm, segment, ..
+        } = self.request;
+        data.operation.algorithm == Algorithm::Local
+            && self.request
+                == Operation {
+                    algorithm,
+                    segment,
+                    ..data.operation
+                }
     }
 
     /// Where a peer is.

@@ -219,7 +219,10 @@ impl<'a> Run<'a> {
     fn advance(&mut self, cx: &mut Context<'_>, mut fired: bool) -> Result<bool, CollectiveError> {
         match self.mode {
             Mode::Links => {}
-            Mode::Form => return self.advance_form(cx),
+            Mode::Form => {
+                self.look(Instant::now());
+                return self.advance_form(cx);
+            }
             Mode::Shared => {
                 self.look(Instant::now());
                 return self.advance_shared(cx);

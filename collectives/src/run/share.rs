@@ -132,7 +132,7 @@ impl Run<'_> {
     fn link_all(&mut self) -> Result<bool, CollectiveError> {
         let mut complete = true;
         for peer in self.others() {
-            let link = &mut self.engine.links[peer as usize];
+            let link = &self.engine.links[peer as usize];
             if link.is_up() {
                 continue;
             }
@@ -140,8 +140,8 @@ impl Run<'_> {
             if link.ended.as_ref().is_some_and(|ended| ended.is_final) {
                 return Err(self.lost(peer));
             }
-            if peer < self.engine.me && !link.connecting {
-                link.connecting = true;
+            if !link.connecting && self.engine.dials(peer) {
+                self.engine.links[peer as usize].connecting = true;
                 (self.connect)(peer);
             }
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
 
-use super::Run;
+use super::{Mode, Run};
 use crate::cause::cut;
 use crate::header::Header;
 use crate::stall::{Missing, StallReport};
@@ -99,13 +99,34 @@ impl Run<'_> {
     }
 
     /// Those that this rank waits for and that are not known to be here.
-    fn silent(&self) -> Vec<Rank> {
-        let mut silent = self.waited_for();
+    fn silent(&mut self) -> Vec<Rank> {
+        let mut silent = self.absent();
+        if self.mode == Mode::Shared {
+            return silent;
+        }
         silent.retain(|rank| {
             let came = self.engine.links[rank.index()].came;
             came.is_none_or(|(tag, _)| tag != self.tag)
         });
         silent
+    }
+
+    /// Those that this rank waits for.
+    fn absent(&mut self) -> Vec<Rank> {
+        let me = self.engine.me;
+        match self.mode {
+            Mode::Links => self.waited_for(),
+            Mode::Shared => self.engine.shm.active().map_or(Vec::new(), |arena| arena.late()),
+            // Nobody goes on before all share memory, or know that they don't.
+            Mode::Form => match self.engine.shm.forming() {
+                Some(forming) => forming.missing().into_iter().collect(),
+                None => (0..self.engine.world).collect::<Vec<u32>>(),
+            }
+            .into_iter()
+            .filter(|rank| *rank != me)
+            .map(Rank)
+            .collect(),
+        }
     }
 
     fn doing_of(&self, peer: u32) -> String {
@@ -137,7 +158,7 @@ impl Run<'_> {
             .collect();
         if missing.is_empty() {
             // All have come, and something else holds them up.
-            missing.extend(self.waited_for().into_iter().map(|rank| Missing {
+            missing.extend(self.absent().into_iter().map(|rank| Missing {
                 rank: job_rank(rank.0),
                 doing: "it is in the operation, too".to_owned(),
             }));
