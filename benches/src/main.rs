@@ -2,8 +2,10 @@
 #![forbid(unsafe_code)]
 
 mod call;
+mod interfaces;
 mod raw;
 mod report;
+mod run;
 mod spawn;
 mod stats;
 
@@ -30,6 +32,12 @@ enum Bench {
     /// Calls from the driver to a worker process and back, beside raw echoes over the same links.
     #[command(after_help = "Example:\n  kolo-bench call --rounds 5 --seconds 1")]
     Call(Options),
+    /// Which network interfaces connect hosts: the plan for many, and the probe over network namespaces (as root).
+    #[command(after_help = "Example:\n  kolo-bench interfaces --rounds 5")]
+    Interfaces(Options),
+    /// `kolo run` of a program that does nothing and of one that writes a lot, beside `mpirun`.
+    #[command(after_help = "Example:\n  cargo build --release -p kolo-runtime --bin kolo && kolo-bench run --rounds 11")]
+    Run(Options),
     /// Time from `start()` to all workers ready, beside bare spawns of the same binary.
     #[command(after_help = "Example:\n  kolo-bench spawn --rounds 11")]
     Spawn(Options),
@@ -78,6 +86,8 @@ fn main() -> anyhow::Result<()> {
             call::run(options.rounds, options.length()?)?,
             options.format,
         ),
+        Bench::Interfaces(options) => (interfaces::run(options.rounds)?, options.format),
+        Bench::Run(options) => (run::run(options.rounds)?, options.format),
         Bench::Spawn(options) => (spawn::run(options.rounds)?, options.format),
     };
     report::print(&figures, format)

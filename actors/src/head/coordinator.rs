@@ -16,8 +16,10 @@ use kolo_transport::wire::{JobEvent, NodeRequest, Refusal};
 use tokio::sync::{mpsc, watch};
 
 use super::actor::HeadActor;
+use crate::interfaces::Network;
 use super::job::{Action, Event, Job, Reply};
 use super::link::{NodeLink, RendezvousHost};
+use super::probing::discover;
 use super::messages::{GetEnd, Happened, Info, JobEnd, MaySignHere, News};
 
 /// How long a node may take for one push before it is tried again.
@@ -49,6 +51,8 @@ pub struct Coordinator {
     head: Addr<HeadActor>,
     driver: mpsc::Sender<JobEvent>,
     rendezvous: Arc<dyn RendezvousHost>,
+    /// What was found out, for the next job.
+    learned: Option<Arc<Network>>,
     outboxes: HashMap<NodeId, Outbox>,
     timer: Option<(Instant, SpawnHandle)>,
     /// Dropped at the end.
@@ -78,6 +82,7 @@ impl Coordinator {
             head,
             driver,
             rendezvous,
+            learned: None,
             outboxes: HashMap::new(),
             timer: None,
             ended: watch::Sender::new(()),
@@ -95,6 +100,7 @@ impl Coordinator {
             free: Vec::new(),
             abandoned: Vec::new(),
             finished: None,
+            learned: self.learned.take(),
         };
         let mut told = Vec::new();
         for action in actions {
@@ -110,6 +116,20 @@ impl Coordinator {
                     self.deliver(ctx, node);
                 }
                 Action::Tell(event) => told.push(event),
+                Action::Discover(discovery, limit) => {
+                    let links = self
+                        .contacts
+                        .iter()
+                        .map(|(node, contact)| (*node, Arc::clone(&contact.link)))
+                        .collect();
+                    let found = discover(*discovery, links, limit);
+                    ctx.spawn(wrap_future::<_, Self>(found).map(|found, this, ctx| {
+                        if let Ok(network) = &found {
+                            this.learned = Some(Arc::clone(network));
+                        }
+                        this.step(ctx, Event::Discovered(found));
+                    }));
+                }
                 Action::OpenRendezvous(members) => {
                     let peers = self.contacts.values().map(|contact| contact.ip).collect();
                     let local = self.local_ip();
@@ -129,7 +149,11 @@ impl Coordinator {
             }
         }
         self.set_timer(ctx);
-        if news.free.is_empty() && news.abandoned.is_empty() && news.finished.is_none() {
+        if news.free.is_empty()
+            && news.abandoned.is_empty()
+            && news.finished.is_none()
+            && news.learned.is_none()
+        {
             self.tell(told);
             return;
         }

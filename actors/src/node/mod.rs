@@ -7,19 +7,23 @@
 pub mod colocator;
 mod colocator_actor;
 pub mod environment;
+mod installed;
 pub mod inventory;
 pub mod logs;
 mod node_actor;
 mod output;
 mod ports;
+mod stream;
 #[cfg(test)]
 mod testing;
 mod worker_actor;
 
 pub use node_actor::{
-    Membership, NodeActor, NodeContext, NodeSnapshot, RankLost, Reserve, Snapshot, Start, Stop,
+    Kill, Membership, NodeActor, NodeContext, NodeSnapshot, RankLost, Reserve, Snapshot, Start, Stop,
     StopAll,
 };
 pub use output::{Output, Outputs};
+pub use installed::InstalledFile;
 pub use ports::{BoxFuture, CallPlane, CallsEnd, ControlError, ControlSender, HeadLink};
-pub use worker_actor::ProgramFile;
+pub use stream::{Chunk, Taken};
+pub use worker_actor::{Launch, ProgramFile};

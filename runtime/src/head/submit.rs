@@ -108,6 +108,7 @@ async fn follow(coordinator: Addr<Coordinator>, mut recv: FrameReceiver) -> Neve
             Ok(Some(frame)) => match frame.head {
                 SubmitFrame::ProgramReady => Event::ProgramReady,
                 SubmitFrame::Stop => Event::DriverStop,
+                SubmitFrame::Kill => Event::DriverKill,
             },
             // A frame of a later version.
             Err(error @ FrameError::Malformed { .. }) => {

@@ -6,6 +6,10 @@
 
 mod calls;
 mod config;
+mod installed;
+mod network;
+mod output;
+mod ports;
 mod programs;
 mod serve;
 mod uplink;
@@ -19,12 +23,13 @@ use std::time::{Duration, Instant};
 use actix::{Actor, Addr, System};
 use kolo_actors::node::colocator::Here;
 use kolo_actors::node::inventory::Inventory;
-use kolo_actors::node::{NodeActor, NodeContext, Outputs, StopAll};
+use kolo_actors::node::{NodeActor, NodeContext, Outputs, Snapshot, StopAll};
 use kolo_transport::ids::NodeId;
+use kolo_transport::renewal::keep_renewed;
 use kolo_transport::wire::Refusal;
 use kolo_transport::{
-    BindError, CloseCode, ConnectError, Credentials, Endpoint, EndpointConfig, JoinError,
-    RequestError, Role, TransportRuntime,
+    BindError, CloseCode, ConnectError, ConnectionLost, Credentials, Endpoint, EndpointConfig, JoinError,
+    LiveCredentials, RequestError, Role, TransportRuntime,
 };
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
@@ -35,6 +40,7 @@ use self::programs::Programs;
 pub use self::programs::{ProgramSource, ProgramsError};
 use self::serve::Server;
 use self::uplink::{Session, Uplink};
+use crate::health::Health;
 
 /// How long the last events may take to reach the head when a node stops.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -87,6 +93,21 @@ impl From<JoinError> for NodeError {
 }
 
 impl NodeError {
+    /// Whether an administrator has put this node out of the cluster: only they can let it in again.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        matches!(
+            self,
+            Self::Connect(ConnectError::Lost {
+                lost: ConnectionLost::Closed {
+                    code: CloseCode::Revoked,
+                    ..
+                },
+                ..
+            })
+        )
+    }
+
     /// Whether another attempt may work without any change on this side.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
@@ -173,8 +194,52 @@ impl Node {
     }
 
     /// Its identity, to [keep](Credentials::save) for the next start.
-    pub fn credentials(&self) -> &Credentials {
+    pub fn credentials(&self) -> Credentials {
         self.endpoint.credentials()
+    }
+
+    /// Takes credentials that were put into its folder: newer ones of the same identity.
+    ///
+    /// # Errors
+    ///
+    /// [`IdentityError`](kolo_transport::IdentityError) if they are of another.
+    pub fn reload_credentials(
+        &self,
+        credentials: Credentials,
+    ) -> Result<(), kolo_transport::IdentityError> {
+        self.endpoint.live_credentials().replace(credentials)
+    }
+
+    /// Waits until the head has put this node out of the cluster; the reason that it gives. The node's jobs are ended
+    /// then, and it can do nothing but stop. Cancel safe.
+    pub async fn revoked(&self) -> String {
+        self.uplink.revoked().await
+    }
+
+    /// Takes no more jobs and waits until those that are here have ended by themselves, at most for `limit`. Whether they
+    /// have: false also if the head, which knows best, can't be asked. Cancel safe.
+    pub async fn drain(&self, limit: Duration) -> bool {
+        match self.uplink.drain(limit).await {
+            Ok(()) => true,
+            Err(reason) => {
+                tracing::warn!(reason, "the node is not drained; jobs on it may be cut off");
+                false
+            }
+        }
+    }
+
+    /// Tells whether the node does its work.
+    pub fn health(&self) -> Health {
+        let actor = self.actors.as_ref().map(|actors| actors.node.clone());
+        Health::new(self.runtime.clone(), move || {
+            let asked = actor.as_ref().map(|actor| actor.send(Snapshot));
+            async {
+                match asked {
+                    Some(asked) => asked.await.is_ok(),
+                    None => false,
+                }
+            }
+        })
     }
 
     /// Stops: takes no more jobs, ends those that are here with their grace, tells the head, closes all
@@ -273,9 +338,10 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
     let identity = credentials.identity().clone();
     let id = identity.node().ok_or(NodeError::Identity(identity.role))?;
     let authority = credentials.authority().to_vec();
+    let live = LiveCredentials::new(credentials);
     let endpoint = Endpoint::bind(
         &runtime,
-        credentials,
+        live.clone(),
         EndpointConfig {
             listen: config.listen,
             idle_timeout: config.idle_timeout,
@@ -311,14 +377,18 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         outputs: Arc::new(Outputs::new(config.logs)),
     });
     let actors = Actors::start(context.clone(), Inventory::new(resources, devices)).await?;
+    let network = network::Network::new(endpoint.local_addr());
     let server = Arc::new(Server {
         head: config.head,
         context,
         node: actors.node.clone(),
         uplink: uplink.clone(),
+        endpoint: endpoint.clone(),
         calls,
         programs,
+        ports: ports::Ports::default(),
         address,
+        network: network.clone(),
     });
     // From here on dropping it ends everything.
     let mut node = Node {
@@ -335,16 +405,42 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
     guard.0 = None;
     let registration = server.registration().await?;
     let registered = uplink::register(&connection, registration).await?;
+    endpoint.revoke(&registered.revoked);
     tracing::info!(%id, %address, head = %config.head, "registered");
     let first = Session {
         connection,
         registered,
     };
+    let renewal = {
+        let uplink = uplink.clone();
+        let dir = config.identity_dir;
+        keep_renewed(
+            live,
+            move |csr| {
+                let uplink = uplink.clone();
+                async move { uplink.renew(csr).await }
+            },
+            move |new| store_renewed(dir.as_deref(), new),
+        )
+    };
     node.tasks = vec![
+        tokio::spawn(renewal).abort_handle(),
+        tokio::spawn(network.watch()).abort_handle(),
         tokio::spawn(server.clone().accept(endpoint.clone())).abort_handle(),
         tokio::spawn(uplink.run(endpoint, server, first)).abort_handle(),
     ];
     Ok(node)
+}
+
+fn store_renewed(dir: Option<&std::path::Path>, credentials: &Credentials) {
+    let Some(dir) = dir else { return };
+    match credentials.save_renewed(dir) {
+        Ok(true) => {}
+        Ok(false) => {
+            tracing::warn!(dir = %dir.display(), "the folder holds another identity now; it is left alone");
+        }
+        Err(error) => tracing::error!(%error, "the new certificate could not be stored"),
+    }
 }
 
 struct CloseOnDrop(Option<Endpoint>);

@@ -32,7 +32,7 @@ impl Daemon {
         let child = Command::new(env!("CARGO_BIN_EXE_kolo-node"))
             .args(["--head", &head.to_string(), "--format", "json"])
             .args(args)
-            .env_remove("KOLO_NODE_STATE")
+            .env_remove("KOLO_NODE_STATE_DIR")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -231,6 +231,7 @@ async fn reserve_and_start(head: &Head, start: &StartWorkers) -> Vec<(Slot, u32)
         workers: 1,
         lease_ms: 60_000,
         program: start.program.hash,
+        installed: None,
     };
     let reply = head.ask(reserve).await;
     let has_program = matches!(

@@ -1,6 +1,6 @@
 //! What a worker says and hears while user code runs: on a thread of its own, over the control socket.
 
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr};
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -16,10 +16,12 @@ use kolo_transport::ids::{ClusterId, Generation, JobId};
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::worker::LOCAL_PROTOCOL;
 use kolo_transport::wire::{FromWorker, GenerationTable, Member, RankFailure, ToWorker};
-use kolo_transport::{CertificateRequest, Endpoint, EndpointConfig, TransportRuntime};
+use kolo_transport::{CertificateRequest, TransportRuntime};
 use tokio::sync::watch;
 
+use super::renewals::Renewals;
 use super::links::{LinkConnector, Links};
+use super::plane::Plane;
 use crate::context::Context;
 
 /// For every step of the introduction, and of making a link.
@@ -27,9 +29,6 @@ const STEP: Duration = Duration::from_secs(60);
 
 /// How long the end waits for the data plane's peers.
 const CLOSE: Duration = Duration::from_millis(100);
-
-/// The IP address under which other nodes reach this one, set by the node.
-const NODE_IP: &str = "KOLO_NODE_IP";
 
 /// Why a worker can't work.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +43,9 @@ pub(crate) enum ControlError {
     Late { what: &'static str },
     #[error("the node sent {what} at the wrong time")]
     OutOfTurn { what: &'static str },
-    #[error("{NODE_IP} is `{given}`, which is no IP address")]
+    #[error(
+        "the data plane is to listen on `{given}`, which is no list of addresses; KOLO_LISTEN and KOLO_NODE_IP are set by kolo's node daemon"
+    )]
     NodeIp { given: String },
     #[error("no certificate for the data plane: {0}")]
     Certificate(IdentityError),
@@ -137,6 +138,7 @@ pub(crate) fn start(
         verdict: verdict_sender.clone(),
         me: None,
         request: None,
+        renewals: Arc::default(),
     };
     runtime.handle().spawn(async move {
         let error = match conversation.run(socket, registry).await {
@@ -171,6 +173,7 @@ struct Conversation {
     me: Option<Me>,
     /// The request whose certificate is awaited.
     request: Option<CertificateRequest>,
+    renewals: Arc<Renewals>,
 }
 
 enum Never {}
@@ -257,17 +260,20 @@ impl Conversation {
                 certificate,
                 authority,
             } => {
-                let request = self.request.take().ok_or(ControlError::OutOfTurn {
-                    what: "a certificate",
-                })?;
-                let credentials = request.finish(&certificate, &authority)?;
-                let config = EndpointConfig {
-                    listen: SocketAddr::new(node_ip()?, 0),
-                    ..EndpointConfig::default()
+                let Some(request) = self.request.take() else {
+                    if self.ready.is_some() {
+                        return Err(ControlError::OutOfTurn {
+                            what: "a certificate",
+                        });
+                    }
+                    self.renewals.came(certificate);
+                    return Ok(());
                 };
-                let endpoint = Endpoint::bind(&self.runtime, credentials, config)?;
-                let address = endpoint.local_addr();
-                me.links.listen(endpoint, me.comm.acceptor());
+                let credentials = request.finish(&certificate, &authority)?;
+                let plane = Plane::open(&self.runtime, credentials)?;
+                let address = plane.first().local_addr();
+                self.renewals.start(plane.first(), control);
+                me.links.listen(plane, &me.comm.acceptor());
                 return self.is_ready(control, Some(address)).await;
             }
             ToWorker::Membership(table) => {
@@ -376,11 +382,4 @@ fn told(failure: &RankFailure) -> String {
         text.push_str(reason);
     }
     text
-}
-
-fn node_ip() -> Result<IpAddr, ControlError> {
-    match std::env::var(NODE_IP) {
-        Ok(given) => given.parse().map_err(|_| ControlError::NodeIp { given }),
-        Err(_) => Ok(Ipv4Addr::LOCALHOST.into()),
-    }
 }

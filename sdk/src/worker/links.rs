@@ -19,6 +19,8 @@ use kolo_transport::wire::{FromWorker, GenerationTable};
 use kolo_transport::{CloseCode, Connection, Endpoint, Expect};
 use tokio::sync::{Semaphore, oneshot, watch};
 
+use super::plane::Plane;
+
 /// Links that are being accepted at once. More wait.
 const MAX_ACCEPTING: usize = 64;
 
@@ -29,7 +31,7 @@ pub(crate) struct Links {
     control: Arc<ControlSocket>,
     table: watch::Receiver<Option<Arc<GenerationTable>>>,
     /// Of the data plane, once it listens.
-    endpoint: OnceLock<Endpoint>,
+    plane: OnceLock<Plane>,
     /// Sockets that were asked for, by rank.
     asked: Mutex<HashMap<Rank, oneshot::Sender<OwnedFd>>>,
     /// For every step of making a link.
@@ -47,7 +49,7 @@ impl Links {
             own,
             control,
             table,
-            endpoint: OnceLock::new(),
+            plane: OnceLock::new(),
             asked: Mutex::default(),
             limit,
         }
@@ -129,15 +131,19 @@ impl Links {
         slot: Slot,
         address: SocketAddr,
     ) -> Result<Box<dyn Lane>, LaneError> {
-        let endpoint = self.endpoint.get().ok_or_else(|| LaneError::Unreachable {
+        let plane = self.plane.get().ok_or_else(|| LaneError::Unreachable {
             reason: format!("rank {} has no data plane to rank {peer}", self.own.rank),
         })?;
+        let unreachable = |error: &dyn std::fmt::Display| LaneError::Unreachable {
+            reason: error.to_string(),
+        };
+        let (endpoint, address) = plane
+            .towards(address)
+            .map_err(|error| unreachable(&format!("{address} can't be reached: {error}")))?;
         let connection = endpoint
             .connect(address, Expect::worker(self.own.job, slot))
             .await
-            .map_err(|error| LaneError::Unreachable {
-                reason: error.to_string(),
-            })?;
+            .map_err(|error| unreachable(&error))?;
         let lane = QuicLane::connect(&connection, &self.own, peer, self.limit).await?;
         Ok(Box::new(lane))
     }
@@ -165,11 +171,18 @@ impl Links {
         });
     }
 
-    /// Accepts links from other nodes, until the endpoint is closed.
-    pub(crate) fn listen(self: &Arc<Self>, endpoint: Endpoint, acceptor: Acceptor) {
-        if self.endpoint.set(endpoint.clone()).is_err() {
+    /// Accepts links from other nodes, until the data plane is closed.
+    pub(crate) fn listen(self: &Arc<Self>, plane: Plane, acceptor: &Acceptor) {
+        let endpoints: Vec<Endpoint> = plane.endpoints().cloned().collect();
+        if self.plane.set(plane).is_err() {
             return;
         }
+        for endpoint in endpoints {
+            self.accept_at(endpoint, acceptor.clone());
+        }
+    }
+
+    fn accept_at(self: &Arc<Self>, endpoint: Endpoint, acceptor: Acceptor) {
         let links = Arc::clone(self);
         tokio::spawn(async move {
             let accepting = Arc::new(Semaphore::new(MAX_ACCEPTING));
@@ -204,9 +217,8 @@ impl Links {
 
     /// Tells the peers on other nodes that this worker goes, for at most `limit`.
     pub(crate) async fn close(&self, limit: Duration) {
-        if let Some(endpoint) = self.endpoint.get() {
-            endpoint.close(CloseCode::Shutdown, "the worker ends");
-            if tokio::time::timeout(limit, endpoint.drained())
+        if let Some(plane) = self.plane.get() {
+            if tokio::time::timeout(limit, plane.close("the worker ends"))
                 .await
                 .is_err()
             {

@@ -13,24 +13,33 @@
 mod end;
 #[cfg(test)]
 pub(crate) mod fixtures;
+mod installed;
 #[cfg(test)]
 mod limits;
+mod network;
 mod report;
 #[cfg(test)]
 mod simulation;
 mod start;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_network;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{DriverId, Generation, JobId, NodeId, Rank, Slot};
 use kolo_transport::wire::{
-    Exit, GenerationTable, JobEvent, JobSpec, JobState, Member, NodeEvent, NodeReply, NodeRequest,
+    Exit, GenerationTable, JobEvent, JobSpec, JobState, Member, NetworkReport, NodeEvent, NodeReply,
+    NodeRequest,
     PlacedNode, RankFailure, Refusal, RefusalKind, WorkerState,
 };
 
+use self::network::Net;
+pub use self::network::NetworkPlan;
+use crate::interfaces::{Discovery, Network};
 use crate::ranks::Registration;
 
 /// The generation of a job that never changes its members.
@@ -67,14 +76,17 @@ pub struct JobConfig {
     pub request_timeout: Duration,
     /// How long a node may take to answer stop, over two grace periods.
     pub stop_margin: Duration,
+    /// How long an address may take to answer a probe.
+    pub probe_limit: Duration,
 }
 
 impl Default for JobConfig {
-    /// 10 s, and 5 s.
+    /// 10 s, 5 s, and 2 s.
     fn default() -> Self {
         Self {
             request_timeout: Duration::from_secs(10),
             stop_margin: Duration::from_secs(5),
+            probe_limit: Duration::from_secs(2),
         }
     }
 }
@@ -123,12 +135,16 @@ pub enum Event {
         /// How that was seen.
         reason: String,
     },
+    /// Answer to [`Action::Discover`].
+    Discovered(Result<Arc<Network>, NetworkReport>),
     /// Answer to [`Action::OpenRendezvous`].
     Rendezvous(Result<SocketAddr, String>),
     /// The driver has brought the program to every node that lacked it.
     ProgramReady,
     /// The driver asks for the end.
     DriverStop,
+    /// The driver asks for the end at once, also of what is ending already.
+    DriverKill,
     /// The driver's connection or stream has ended.
     DriverGone,
     /// Somebody else asks for the end.
@@ -163,6 +179,9 @@ pub enum Action {
     },
     /// Tell the driver.
     Tell(JobEvent),
+    /// Find out what connects the nodes, each address for at most this time, and answer with one
+    /// [`Event::Discovered`].
+    Discover(Box<Discovery>, Duration),
     /// Open the plain HTTP rendezvous for these members and answer with one [`Event::Rendezvous`].
     OpenRendezvous(Vec<Member>),
     /// Close it again.
@@ -214,6 +233,8 @@ struct Part {
     has_program: bool,
     free_port: u16,
     has_membership: bool,
+    /// Why an installed program can't run there.
+    problem: Option<Refusal>,
 }
 
 #[derive(Debug)]
@@ -272,9 +293,12 @@ pub struct Job {
     /// Seats that became ready. Before the group is whole none is lost without the end of the job.
     ready: usize,
     rendezvous: Rendezvous,
+    net: Net,
     program_ready: bool,
     first_failure: Option<RankFailure>,
     ending: Option<Ending>,
+    /// No grace.
+    kill_now: bool,
     finished: bool,
     actions: Vec<Action>,
 }
@@ -312,6 +336,7 @@ impl Job {
                 has_program: false,
                 free_port: 0,
                 has_membership: false,
+                problem: None,
             });
         }
         let seats = registration
@@ -341,9 +366,11 @@ impl Job {
             } else {
                 Rendezvous::NotWanted
             },
-            program_ready: false,
+            net: Net::Registered,
+            program_ready: spec.installed.is_some(),
             first_failure: None,
             ending: None,
+            kill_now: false,
             finished: false,
             actions: Vec::new(),
             spec,
@@ -364,9 +391,11 @@ impl Job {
             } => self.pushed(node, membership, refusal),
             Event::Node { node, event } => self.node_event(node, event),
             Event::NodeLost { node, reason } => self.node_lost(node, &reason),
+            Event::Discovered(found) => self.discovered(found),
             Event::Rendezvous(opened) => self.rendezvous_opened(opened),
             Event::ProgramReady => self.program_ready = true,
             Event::DriverStop => self.stop("its driver has ended it".to_owned(), true),
+            Event::DriverKill => self.kill(),
             Event::DriverGone => self.stop("its driver is gone".to_owned(), false),
             Event::Stop { reason } => self.stop(reason, false),
             Event::Tick => {}

@@ -284,6 +284,7 @@ impl World {
                     };
                     self.later(delay, Delivery::ToJob(Event::Rendezvous(opened)));
                 }
+                Action::Discover(..) => panic!("seed {seed}: its sites report no interfaces"),
                 Action::CloseRendezvous => {
                     assert!(self.rendezvous, "seed {seed}");
                     self.rendezvous = false;
@@ -375,6 +376,7 @@ impl World {
                 Reply::Answer(NodeReply::Reserved {
                     has_program: self.random.percent(50),
                     free_port: 1,
+                    problem: None,
                 })
             }
             NodeRequest::Start(start) => {

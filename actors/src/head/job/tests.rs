@@ -31,7 +31,7 @@ impl Run {
         self.actions.extend(actions);
     }
 
-    fn answer(&mut self, node: u64, answer: NodeReply) {
+    pub(super) fn answer(&mut self, node: u64, answer: NodeReply) {
         self.step(Event::Replied {
             node: NodeId(node),
             reply: Reply::Answer(answer),
@@ -51,6 +51,7 @@ impl Run {
             NodeReply::Reserved {
                 has_program,
                 free_port: 29_000 + node as u16,
+                problem: None,
             },
         );
     }
@@ -68,7 +69,7 @@ impl Run {
     }
 
     /// Everything that was asked for since the last call, as short text: `1:reserve`, `tell:placed`.
-    fn asked(&mut self) -> Vec<String> {
+    pub(super) fn asked(&mut self) -> Vec<String> {
         std::mem::take(&mut self.actions)
             .iter()
             .filter_map(|action| {
@@ -92,6 +93,7 @@ impl Run {
                     }
                     Action::Tell(JobEvent::Ended { state, .. }) => format!("tell:{state}"),
                     Action::OpenRendezvous(members) => format!("open {}", members.len()),
+                    Action::Discover(..) => "discover".to_owned(),
                     Action::CloseRendezvous => "close".to_owned(),
                     Action::Free(node) => format!("{}:free", node.0),
                     Action::Abandon(node) => format!("{}:abandon", node.0),
@@ -103,7 +105,7 @@ impl Run {
     }
 
     /// The last event for the driver.
-    fn ended(&self) -> (JobState, Option<Refusal>, Option<RankFailure>) {
+    pub(super) fn ended(&self) -> (JobState, Option<Refusal>, Option<RankFailure>) {
         self.actions
             .iter()
             .find_map(|action| match action {

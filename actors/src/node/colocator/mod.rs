@@ -62,6 +62,8 @@ pub enum SlotState {
         /// When it must have.
         hello_by: Instant,
     },
+    /// Its process runs a program that says no hello.
+    Running,
     /// It said hello and was welcomed.
     Greeted,
     /// It takes calls.

@@ -78,13 +78,18 @@ impl Colocator {
                 .as_ref()
                 .map_or(0, |start| start.hello_timeout_ms),
         );
+        let installed = self.runs_installed();
         let stopping = matches!(self.phase, Phase::Stopping { .. });
         if let Some(entry) = self.slots.get_mut(&slot)
             && entry.state == SlotState::Spawning
         {
             entry.pid = pid;
-            entry.state = SlotState::Booting {
-                hello_by: now + timeout,
+            entry.state = if installed {
+                SlotState::Running
+            } else {
+                SlotState::Booting {
+                    hello_by: now + timeout,
+                }
             };
             if entry.condemned.is_some() {
                 actions.push(Action::Kill(slot));

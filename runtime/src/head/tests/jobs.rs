@@ -43,6 +43,7 @@ async fn a_job_from_submit_to_end() {
         NodeRequest::Reserve { .. } => Some(NodeReply::Reserved {
             has_program: false,
             free_port: 29_501,
+            problem: None,
         }),
         other => good(other),
     })
@@ -184,6 +185,7 @@ async fn g2_a_node_that_vanishes_between_reserve_and_start() {
         NodeRequest::Reserve { .. } => Some(NodeReply::Reserved {
             has_program: false,
             free_port: 1,
+            problem: None,
         }),
         other => good(other),
     })
@@ -211,6 +213,7 @@ async fn g2_a_node_that_never_answers() {
         job: kolo_actors::head::job::JobConfig {
             request_timeout: Duration::from_millis(300),
             stop_margin: Duration::from_millis(300),
+            ..kolo_actors::head::job::JobConfig::default()
         },
         ..config()
     })

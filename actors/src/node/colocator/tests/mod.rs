@@ -1,5 +1,6 @@
 //! Examples, rule by rule.
 
+mod installed;
 mod orders;
 
 use kolo_transport::wire::worker::LOCAL_PROTOCOL;
