@@ -206,7 +206,7 @@ fn wrong_arguments_are_told_with_what_is_allowed() {
         (&["--listen", "nowhere"], 2, "--listen"),
         (&["--log", "=====,,"], 2, "--log"),
         (&["--bearer-file", "x"], 2, "--http-listen"),
-        (&["--lease", "1ms"], 1, "lease is 1ms; allowed is"),
+        (&["--lease", "1ms"], 2, "lease is 1ms; allowed is"),
         (
             &["--node-token-file", "/does/not/exist/token"],
             1,

@@ -143,14 +143,13 @@ pub async fn keep_renewed<R, F>(
             Err(reason) => {
                 failures += 1;
                 let left = current.validity().end.duration_since(SystemTime::now());
-                match left {
-                    Ok(left) => {
-                        tracing::warn!(%reason, ?left, "the certificate could not be renewed; trying again");
-                    }
-                    Err(_) => tracing::error!(
+                if let Ok(left) = left {
+                    tracing::warn!(%reason, ?left, "the certificate could not be renewed; trying again");
+                } else {
+                    tracing::error!(
                         %reason,
                         "the certificate has ended and could not be renewed: connections that exist go on, new ones are refused"
-                    ),
+                    );
                 }
                 // At least once through the wait above.
                 tokio::time::sleep(MIN_PAUSE).await;

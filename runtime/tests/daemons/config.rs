@@ -1,6 +1,7 @@
 //! Every setting has a flag, a variable and a key, which agree, and the documents list them.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Output;
 
@@ -41,8 +42,7 @@ fn samples(key: &str) -> [&'static str; 2] {
         "lease" => ["20s", "30s"],
         "heartbeat" => ["100ms", "200ms"],
         "log" => ["warn", "debug,quinn=info"],
-        "log_format" => ["json", "text"],
-        "format" => ["json", "text"],
+        "log_format" | "format" => ["json", "text"],
         "head" => ["a:1", "b:2"],
         "cpus" => ["1.5", "2"],
         "gpus" => ["1", "2"],
@@ -66,14 +66,14 @@ fn printed(output: &Output) -> BTreeMap<String, String> {
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout.clone()).unwrap();
     text.lines()
-        .map(|line| match line.split_once(" = ") {
-            Some((key, value)) => (key.to_owned(), value.to_owned()),
-            None => {
-                let key = line
-                    .trim_start_matches("# ")
-                    .trim_end_matches(" is not set");
-                (key.to_owned(), String::new())
+        .map(|line| {
+            if let Some((key, value)) = line.split_once(" = ") {
+                return (key.to_owned(), value.to_owned());
             }
+            let key = line
+                .trim_start_matches("# ")
+                .trim_end_matches(" is not set");
+            (key.to_owned(), String::new())
         })
         .collect()
 }
@@ -271,12 +271,14 @@ fn rows(settings: &[Setting]) -> String {
         } else {
             format!("`{}`", setting.default)
         };
-        out.push_str(&format!(
-            "| `{}` | `{}` | {default} | {} |\n",
+        writeln!(
+            out,
+            "| `{}` | `{}` | {default} | {} |",
             setting.key,
             setting.variable,
             setting.help.replace('|', "\\|")
-        ));
+        )
+        .unwrap();
     }
     out
 }

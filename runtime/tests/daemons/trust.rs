@@ -206,7 +206,7 @@ async fn connect(
 }
 
 async fn https(dir: &Path, address: std::net::SocketAddr) -> TlsStream<TcpStream> {
-    let tls = tls::client_config(&Credentials::load(dir).unwrap(), &[]).unwrap();
+    let tls = tls::client_config(Credentials::load(dir).unwrap(), &[]).unwrap();
     let stream = TcpStream::connect(address).await.unwrap();
     let connecting = TlsConnector::from(Arc::new(tls));
     let name = tls::SERVER_NAME.try_into().unwrap();

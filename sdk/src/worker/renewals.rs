@@ -68,10 +68,9 @@ impl Renewals {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        match waiting.map(|waiting| waiting.send(certificate)) {
-            Some(Ok(())) => {}
-            // It came too late, and another one is asked for soon.
-            Some(Err(_)) | None => tracing::debug!("nobody waits for a certificate"),
+        // If it came too late, another one is asked for soon.
+        if waiting.is_none_or(|waiting| waiting.send(certificate).is_err()) {
+            tracing::debug!("nobody waits for a certificate");
         }
     }
 }

@@ -32,7 +32,7 @@ impl Operator {
             head,
             runtime,
             connection,
-            endpoint: endpoint,
+            endpoint,
         })
     }
 

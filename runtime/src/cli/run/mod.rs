@@ -18,14 +18,12 @@ mod stdin;
 mod synonyms;
 
 use std::ffi::OsString;
-use std::sync::Arc;
 
 use clap::{CommandFactory, Parser};
 
 use self::args::Run;
 pub(super) use self::job::Link;
 use self::job::Request;
-use self::place::Grounds;
 use self::plan::{Plan, Surroundings};
 use self::report::Outcome;
 use self::signals::Signals;
@@ -170,12 +168,6 @@ async fn execute(
             }
         }
     }
-    end(grounds).await;
-    Ok(outcome)
-}
-
-async fn end(grounds: Grounds) {
-    let link = Arc::clone(&grounds.link);
     grounds.end().await;
-    super::client::goodbye(&link.endpoint).await;
+    Ok(outcome)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kolo_transport::ids::NodeId;
 use kolo_transport::wire::NodeShare;
-use kolo_transport::{Endpoint, EndpointConfig, Expect};
+use kolo_transport::{CloseCode, Endpoint, EndpointConfig, Expect};
 
 use super::super::args::Connect;
 use super::super::client::Client;
@@ -18,6 +18,9 @@ use crate::hosts::HostSlots;
 use crate::local::{self, LocalConfig, LocalError};
 use crate::ssh::{self, BroughtUp, Ending, HeadAccess, SshOptions};
 use crate::{Head, Node, NodeResources};
+
+/// How long this command stays after its work.
+const GOODBYE: Duration = Duration::from_millis(2);
 
 /// Everything that must live as long as the job.
 pub(crate) struct Grounds {
@@ -42,7 +45,12 @@ impl Grounds {
     /// Takes down what was started for the job, which has ended.
     pub(crate) async fn end(self) {
         match self.members {
-            Members::Elsewhere => {}
+            Members::Elsewhere => {
+                self.link.endpoint.close(CloseCode::Done, "");
+                // Time for one packet. If it is lost the cluster misses this driver a little later, without any harm: it
+                // has no job any more.
+                drop(tokio::time::timeout(GOODBYE, self.link.endpoint.drained()).await);
+            }
             // Its workers have ended; the rest ends with this process.
             Members::Here { _nodes, _head } => {}
             Members::Hosts { up, _head } => {
