@@ -3,6 +3,7 @@ pub mod env;
 pub mod head;
 pub mod interfaces;
 pub mod node;
+pub mod pace;
 pub mod placement;
 pub mod plan;
 pub mod ranks;

@@ -23,14 +23,32 @@ const IN_FLIGHT: usize = 64;
 struct Kolo {
     one: Measured,
     fan_out: f64,
+    /// How often this process went to sleep for a call, a fan-out, and a call of many in flight.
+    sleeps: [f64; 3],
+}
+
+/// How often the threads of this process went to sleep so far.
+fn sleeps() -> anyhow::Result<u64> {
+    let mut sum = 0;
+    for thread in std::fs::read_dir("/proc/self/task")? {
+        // A thread may end meanwhile.
+        let status = std::fs::read_to_string(thread?.path().join("status")).unwrap_or_default();
+        let count = status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        sum += count.map_or(Ok(0), |count| count.trim().parse::<u64>())?;
+    }
+    Ok(sum)
 }
 
 async fn measure_kolo(executor: &Executor, length: Duration) -> anyhow::Result<Kolo> {
     let text = "x".repeat(PAYLOAD);
     let mut times = [Times::default(), Times::default()];
+    let mut slept = [0.0; 3];
     for (index, times) in times.iter_mut().enumerate() {
         let mut warm_up = 200;
         let mut window = Window::new(length);
+        let mut before = 0;
         while window.is_open() {
             let start = Instant::now();
             if index == 0 {
@@ -42,17 +60,22 @@ async fn measure_kolo(executor: &Executor, length: Duration) -> anyhow::Result<K
             }
             if warm_up > 0 {
                 warm_up -= 1;
+                if warm_up == 0 {
+                    before = sleeps()?;
+                }
                 window = Window::new(length);
             } else {
                 times.push(start.elapsed());
             }
         }
+        slept[index] = (sleeps()? - before) as f64 / times.len() as f64;
     }
 
     let one = executor.on(Rank(0));
     let call = || one.run(echo_text, (text.clone(),)).into_future();
     let mut in_flight: FuturesUnordered<_> = (0..IN_FLIGHT).map(|_| call()).collect();
     let window = Window::new(length);
+    let before = sleeps()?;
     let start = Instant::now();
     let mut done = 0_u64;
     while window.is_open() {
@@ -61,6 +84,7 @@ async fn measure_kolo(executor: &Executor, length: Duration) -> anyhow::Result<K
         in_flight.push(call());
     }
     let rate = done as f64 / start.elapsed().as_secs_f64();
+    slept[2] = (sleeps()? - before) as f64 / done as f64;
     while let Some(rest) = in_flight.next().await {
         rest?;
     }
@@ -73,32 +97,69 @@ async fn measure_kolo(executor: &Executor, length: Duration) -> anyhow::Result<K
     Ok(Kolo {
         one,
         fan_out: all.quantile(0.5),
+        sleeps: slept,
     })
 }
 
-/// How the driver's links run.
+/// How the driver is connected, and what awaits its calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Links {
-    /// On the runtime that awaits the calls: no hand-over between threads, as in the raw peers.
-    Shared,
-    /// On a thread of their own, the default of `Cluster::connect`.
-    OwnThread,
+enum Driver {
+    /// `Cluster::connect`, calls awaited on a runtime of one thread, as in the raw peers.
+    Default,
+    /// The same from the main function of a runtime with a thread for each core, as `#[tokio::main]` makes it. It is on
+    /// none of these threads.
+    ManyThreads,
+    /// The same from a task that was spawned there.
+    Spawned,
+    /// `Cluster::connect_on` that runtime of one thread.
+    ConnectOn,
+}
+
+impl Driver {
+    const ALL: [Self; 4] = [
+        Self::Default,
+        Self::ManyThreads,
+        Self::ConnectOn,
+        Self::Spawned,
+    ];
+
+    /// Follows the case's name.
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::Default => "",
+            Self::ManyThreads => ", many threads",
+            Self::Spawned => ", spawned",
+            Self::ConnectOn => ", connect_on",
+        }
+    }
 }
 
 /// A group of 2 x 2 workers on daemons in other processes, measured and stopped.
-fn round(cluster: &TestCluster, links: Links, length: Duration) -> anyhow::Result<Kolo> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+fn round(cluster: &TestCluster, driver: Driver, length: Duration) -> anyhow::Result<Kolo> {
+    let mut builder = match driver {
+        Driver::ManyThreads | Driver::Spawned => tokio::runtime::Builder::new_multi_thread(),
+        Driver::Default | Driver::ConnectOn => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = builder.enable_all().build()?;
     runtime.block_on(async {
-        let driver = match links {
-            Links::Shared => cluster.connect_on(runtime.handle().clone()).await?,
-            Links::OwnThread => cluster.connect().await?,
+        let connected = match driver {
+            Driver::ConnectOn => cluster.connect_on(runtime.handle().clone()).await?,
+            Driver::Default | Driver::ManyThreads | Driver::Spawned => cluster.connect().await?,
         };
-        let executor = Executor::builder().hosts(2).slots(2).start(&driver).await?;
-        let measured = measure_kolo(&executor, length).await?;
-        executor.shutdown().await?;
-        Ok(measured)
+        let work = async move {
+            let executor = Executor::builder()
+                .hosts(2)
+                .slots(2)
+                .start(&connected)
+                .await?;
+            let measured = measure_kolo(&executor, length).await?;
+            executor.shutdown().await?;
+            Ok(measured)
+        };
+        match driver {
+            Driver::Spawned => tokio::spawn(work).await?,
+            _ => work.await,
+        }
     })
 }
 
@@ -108,7 +169,7 @@ pub(crate) fn run(rounds: u32, length: Duration) -> anyhow::Result<Vec<Figure>> 
         .enable_all()
         .build()?;
     let cluster = runtime.block_on(TestCluster::builder().nodes(2).slots(2).start())?;
-    let (mut shared, mut own) = (Vec::new(), Vec::new());
+    let mut drivers = Driver::ALL.map(|driver| (driver, Vec::new()));
     let mut peers: [(&'static str, Vec<Measured>); 3] = [
         ("raw two hops", Vec::new()),
         ("raw quinn echo", Vec::new()),
@@ -116,9 +177,13 @@ pub(crate) fn run(rounds: u32, length: Duration) -> anyhow::Result<Vec<Figure>> 
     ];
     for number in 1..=rounds {
         eprintln!("round {number} of {rounds}");
-        shared.push(round(&cluster, Links::Shared, length)?);
-        peers[0].1.push(quic::measure_quic(quic::TWO_HOPS, length)?);
-        own.push(round(&cluster, Links::OwnThread, length)?);
+        for (driver, rounds) in &mut drivers {
+            if *driver == Driver::ConnectOn {
+                // In the middle of what is compared with it.
+                peers[0].1.push(quic::measure_quic(quic::TWO_HOPS, length)?);
+            }
+            rounds.push(round(&cluster, *driver, length)?);
+        }
         peers[1]
             .1
             .push(quic::measure_quic(quic::QUIC_ECHO, length)?);
@@ -127,10 +192,16 @@ pub(crate) fn run(rounds: u32, length: Duration) -> anyhow::Result<Vec<Figure>> 
     runtime.block_on(cluster.stop())?;
 
     let mut figures = Vec::new();
-    for (name, kolo) in [("", &shared), (", own thread", &own)] {
+    for (driver, kolo) in &drivers {
         let of = |pick: fn(&Kolo) -> f64| median(&kolo.iter().map(pick).collect::<Vec<_>>());
         let figure = |case: &str, metric, unit, value| {
-            Figure::new("call", format!("{case}{name}"), metric, unit, value)
+            Figure::new(
+                "call",
+                format!("{case}{}", driver.suffix()),
+                metric,
+                unit,
+                value,
+            )
         };
         let p50 = figure("sequential", "p50", "us", of(|k| k.one.p50));
         let p99 = figure("sequential", "p99", "us", of(|k| k.one.p99));
@@ -144,6 +215,13 @@ pub(crate) fn run(rounds: u32, length: Duration) -> anyhow::Result<Vec<Figure>> 
             figures.push(rate.beside(peer, of(|m| m.rate)));
         }
         figures.push(fan_out.beside("one call", p50.value));
+        for (index, case) in ["sequential", "fan-out to 4", "64 in flight"]
+            .into_iter()
+            .enumerate()
+        {
+            let sleeps: Vec<f64> = kolo.iter().map(|k| k.sleeps[index]).collect();
+            figures.push(figure(case, "sleeps", "a call", median(&sleeps)));
+        }
     }
     Ok(figures)
 }

@@ -9,7 +9,7 @@ pub(crate) struct Figure {
     pub(crate) bench: &'static str,
     /// What varied: a number of workers, a way of calling.
     pub(crate) case: String,
-    /// What was measured: `p50`, `p99`, `rate`.
+    /// What was measured: `p50`, `p99`, `rate`, `sleeps`.
     pub(crate) metric: &'static str,
     /// Its unit.
     pub(crate) unit: &'static str,
@@ -73,12 +73,12 @@ pub(crate) fn print(figures: &[Figure], format: Format) -> anyhow::Result<()> {
         }
         Format::Table => {
             println!(
-                "{:<6} {:<24} {:<7} {:>12} {:<8} {:<22} {:>12} {:>7}",
+                "{:<6} {:<26} {:<7} {:>12} {:<8} {:<22} {:>12} {:>7}",
                 "BENCH", "CASE", "METRIC", "KOLO", "UNIT", "PEER", "PEER'S", "RATIO"
             );
             for f in figures {
                 println!(
-                    "{:<6} {:<24} {:<7} {:>12} {:<8} {:<22} {:>12} {:>7}",
+                    "{:<6} {:<26} {:<7} {:>12} {:<8} {:<22} {:>12} {:>7}",
                     f.bench,
                     f.case,
                     f.metric,

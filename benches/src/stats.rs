@@ -12,6 +12,11 @@ impl Times {
         self.0.push(time.as_secs_f64() * 1e6);
     }
 
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The value below which a share of all lies (nearest rank); 0 if there are none.
     pub(crate) fn quantile(&mut self, share: f64) -> f64 {
         self.0.sort_by(f64::total_cmp);

@@ -4,8 +4,11 @@
 //! so a type may change its fields from one build to the next without a version of its own.
 
 use std::io;
+use std::ops::Deref;
 
-use rmp_serde::decode;
+use bytes::BufMut;
+use kolo_transport::frame::Limits;
+use rmp_serde::{decode, encode};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -45,11 +48,17 @@ pub enum CodecError {
     },
 }
 
-/// The bytes of a value.
+/// The longest arguments and results of a call, in bytes.
+const LIMIT: usize = Limits::CALLS.body as usize;
+
+/// The bytes of a value, as a call carries it.
+///
+/// serde takes a `Vec<u8>` for a list of numbers, each of which takes one or two bytes and some time. With the types of the
+/// crate `serde_bytes` long runs of bytes are copied as a whole.
 ///
 /// # Errors
 ///
-/// [`CodecError::Encode`].
+/// [`CodecError::Encode`]; [`CodecError::TooLong`] as soon as there are more than 1 GiB.
 ///
 /// ```
 /// let bytes = kolo::codec::encode(&(7_u32, "seven"))?;
@@ -58,10 +67,102 @@ pub enum CodecError {
 /// # Ok::<(), kolo::codec::CodecError>(())
 /// ```
 pub fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, CodecError> {
-    rmp_serde::to_vec_named(value).map_err(|error| CodecError::Encode {
-        type_name: std::any::type_name::<T>(),
-        reason: error.to_string(),
+    let mut bytes = Vec::with_capacity(128);
+    append(&mut bytes, LIMIT, |out| {
+        value.serialize(&mut rmp_serde::Serializer::new(out).with_struct_map())
     })
+    .map_err(|error| error.of::<T>(LIMIT))?;
+    Ok(bytes)
+}
+
+/// Encodes one more argument behind `bytes`.
+pub(crate) fn append_argument<A>(
+    bytes: &mut Vec<u8>,
+    value: &A,
+    encode: fn(&A, &mut Encoder<'_>) -> Result<(), encode::Error>,
+) -> Result<(), CodecError> {
+    append(bytes, LIMIT, |out| encode(value, out)).map_err(|error| error.of::<A>(LIMIT))
+}
+
+/// What arguments are written to.
+pub(crate) type Encoder<'a> = Limited<'a, Vec<u8>>;
+
+/// Why a value was not encoded.
+pub(crate) enum Failed {
+    /// It takes more than the limit.
+    TooLong,
+    /// It can't be encoded.
+    Encode(encode::Error),
+}
+
+impl Failed {
+    fn of<T: ?Sized>(self, limit: usize) -> CodecError {
+        let type_name = std::any::type_name::<T>();
+        match self {
+            Self::TooLong => CodecError::TooLong { type_name, limit },
+            Self::Encode(error) => CodecError::Encode {
+                type_name,
+                reason: error.to_string(),
+            },
+        }
+    }
+}
+
+/// Lets `write` put bytes behind those in `out`, which has at most `end` of them then.
+pub(crate) fn append<B: BufMut + Deref<Target = [u8]>>(
+    out: &mut B,
+    end: usize,
+    write: impl FnOnce(&mut Limited<'_, B>) -> Result<(), encode::Error>,
+) -> Result<(), Failed> {
+    let mut out = Limited {
+        out,
+        end,
+        over: false,
+    };
+    match write(&mut out) {
+        Ok(()) => Ok(()),
+        Err(_) if out.over => Err(Failed::TooLong),
+        Err(error) => Err(Failed::Encode(error)),
+    }
+}
+
+/// A buffer that takes no more than its limit, so that a value which is too long is not encoded to its end.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Limited<'a, B> {
+    out: &'a mut B,
+    end: usize,
+    over: bool,
+}
+
+impl<B> Limited<'_, B> {
+    #[cold]
+    fn full(&mut self) -> io::Result<()> {
+        self.over = true;
+        Err(io::ErrorKind::FileTooLarge.into())
+    }
+}
+
+// A list of bytes is written byte by byte: `write_all` of its own, inlined, makes that several times faster.
+impl<B: BufMut + Deref<Target = [u8]>> io::Write for Limited<'_, B> {
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_all(bytes)?;
+        Ok(bytes.len())
+    }
+
+    #[inline]
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() > self.end.saturating_sub(self.out.len()) {
+            return self.full();
+        }
+        self.out.put_slice(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The value of some bytes, all of which must belong to it.
@@ -150,6 +251,24 @@ mod tests {
                 .to_string();
             assert!(error.ends_with(": the bytes end too early"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_value_that_is_too_long_is_not_encoded_to_its_end() {
+        let mut bytes = vec![7];
+        let write = |count: usize| {
+            move |out: &mut Limited<'_, Vec<u8>>| {
+                vec![1_u8; count].serialize(&mut rmp_serde::Serializer::new(out))
+            }
+        };
+        assert!(append(&mut bytes, 10, write(8)).is_ok());
+        assert_eq!(bytes.len(), 10);
+        let error = append(&mut bytes, 16, write(1_000)).unwrap_err();
+        assert!(bytes.len() <= 16);
+        assert_eq!(
+            error.of::<Vec<u8>>(16).to_string(),
+            "a value of type `alloc::vec::Vec<u8>` takes more than 16 bytes, the most that a call carries; send it in parts"
+        );
     }
 
     #[test]

@@ -366,7 +366,8 @@ pub enum ShutdownError {
         /// The worker that failed first, if it was one.
         failure: Option<Box<RankFailure>>,
     },
-    /// The head is gone, so that nobody tells when the group has ended. Its workers are stopped by their nodes.
+    /// The head is gone, so that nobody tells when the group has ended. Its workers end when the head is back, or with their
+    /// nodes.
     #[error("whether {job} has ended is not known, for the head is gone: {reason}")]
     HeadLost {
         /// The job.

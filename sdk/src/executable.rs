@@ -4,6 +4,11 @@ use crate::{Object, Scope};
 
 /// A type of which every rank can hold a value, made and called from the driver. Made by
 /// [`#[kolo::executable]`](macro@crate::executable) on the type's `impl` block.
+#[diagnostic::on_unimplemented(
+    message = "workers can't make a `{Self}`: it is not marked with `#[kolo::executable]`",
+    label = "not an executable",
+    note = "write `#[kolo::executable]` above the `impl` block that has its `new`"
+)]
 pub trait Executable: Sized + 'static {
     /// The arguments of `new` as a tuple, without the [`Context`](crate::Context). The macro checks that they
     /// serialize; what encodes them says `T::Args: Serialize`.

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::__private::Ended;
-use crate::codec::Decoder;
+use crate::codec::{Decoder, Encoder};
 use crate::worker::Reply;
 
 /// A function that workers can run. Made by [`#[kolo::function]`](macro@crate::function), which turns a
@@ -17,6 +17,12 @@ use crate::worker::Reply;
 /// The macro checks that `Args` are [`Argument`]s and `Output` is an [`Output`], with an error at the type in
 /// question. The trait does not repeat these bounds, so that there is one error and not three; what encodes
 /// arguments says `F::Args: Serialize`, what decodes results `F::Output: DeserializeOwned + Send + 'static`.
+#[diagnostic::on_unimplemented(
+    message = "workers run what is marked with `#[kolo::function]`; this gives a `{Self}`",
+    label = "not a function that workers know",
+    note = "write `#[kolo::function]` above the function, and give its name alone, its arguments after it: `run(name, (a, b))`",
+    note = "a closure can't be run: workers are other processes, and find functions by name"
+)]
 pub trait Function {
     /// Its arguments as a tuple, without the [`Context`](crate::Context).
     type Args;
@@ -81,13 +87,13 @@ use sealed::Never;
 )]
 pub trait Argument<Proof>: Sized {
     #[doc(hidden)]
-    fn encode(&self, out: &mut Vec<u8>) -> Result<(), rmp_serde::encode::Error>;
+    fn encode(&self, out: &mut Encoder<'_>) -> Result<(), rmp_serde::encode::Error>;
     #[doc(hidden)]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, rmp_serde::decode::Error>;
 }
 
 impl<T: Serialize + DeserializeOwned + 'static> Argument<ByTraits> for T {
-    fn encode(&self, out: &mut Vec<u8>) -> Result<(), rmp_serde::encode::Error> {
+    fn encode(&self, out: &mut Encoder<'_>) -> Result<(), rmp_serde::encode::Error> {
         self.serialize(&mut rmp_serde::Serializer::new(out).with_struct_map())
     }
 
@@ -97,7 +103,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Argument<ByTraits> for T {
 }
 
 impl<T: Never> Argument<ByNothing> for T {
-    fn encode(&self, _: &mut Vec<u8>) -> Result<(), rmp_serde::encode::Error> {
+    fn encode(&self, _: &mut Encoder<'_>) -> Result<(), rmp_serde::encode::Error> {
         Ok(())
     }
 

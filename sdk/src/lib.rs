@@ -1,4 +1,66 @@
-//! Run one stateful Rust type on every slot of a cluster as one synchronous group
+//! Run one stateful Rust type on every slot of a cluster as one synchronous group.
+//!
+//! A program is its own driver and its own workers: [`main`] runs in the driver, and kolo starts the same executable again
+//! for each worker. What workers can do is marked in the source, and typed:
+//!
+//! ```no_run
+//! use kolo::prelude::*;
+//!
+//! struct Counter {
+//!     total: f64,
+//! }
+//!
+//! #[kolo::executable]
+//! impl Counter {
+//!     fn new(start: f64) -> Self {
+//!         Self { total: start }
+//!     }
+//!
+//!     /// Adds up a number from every rank.
+//!     fn add(&mut self, ctx: &Context, step: f64) -> Result<f64> {
+//!         let mut sum = [step * ctx.rank() as f64];
+//!         ctx.comm().all_reduce(&mut sum, ReduceOp::Sum)?;
+//!         self.total += sum[0];
+//!         Ok(self.total)
+//!     }
+//! }
+//!
+//! #[kolo::function]
+//! fn whoami(ctx: &Context) -> usize {
+//!     ctx.rank()
+//! }
+//!
+//! #[kolo::main]
+//! async fn main() -> Result<()> {
+//!     // The cluster that KOLO_HEAD names, or one inside this process.
+//!     let cluster = Cluster::connect_or_local().await?;
+//!     let executor = Executor::builder().workers(4).start(&cluster).await?;
+//!
+//!     let ranks: Vec<usize> = executor.run(whoami, ()).await?;
+//!     assert_eq!(ranks, [0, 1, 2, 3]);
+//!
+//!     let counter = executor.create::<Counter>(10.0).await?;
+//!     let totals: Vec<f64> = counter.add(1.0).await?;
+//!     let last: f64 = counter.on(Rank(3)).add(1.0).await?;
+//!     println!("{totals:?}, then {last}");
+//!
+//!     executor.shutdown().await?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! | to | see |
+//! |---|---|
+//! | find or start a cluster | [`Cluster`], [`LocalCluster`], [`Credentials`] |
+//! | start a group of workers | [`Executor::builder`], [`ExecutorBuilder`] |
+//! | write what workers do | [`function`], [`executable`], [`Context`], [`Communicator`] |
+//! | call it, on all ranks or on some | [`Executor`], the handle that [`executable`] makes, [`Call`] |
+//! | know what went wrong | [`CallError`], [`StartError`], [`error`](mod@error) |
+//!
+//! # Features
+//!
+//! `local`, on by default: clusters inside the driver's process. A driver that only connects to clusters compiles faster
+//! without it, for it needs neither head nor node then.
 #![deny(unsafe_code)]
 
 // The macros say `::kolo`, in this crate's own tests too.

@@ -78,6 +78,8 @@ pub use kolo_macros::function;
 /// - The driver gets a `CounterHandle`, which has the methods with their visibility: `handle.add(1)` calls all ranks,
 ///   `handle.on(rank).add(1)` one, `handle.on_ranks(&ranks).add(1)` some. It is `pub`, as far as its module is. It
 ///   has `on`, `on_ranks`, `on_all`, `object` and `clone` itself, so methods can't have these names.
+/// - The values live as long as there is a handle, and as long as the group: handles do not keep the
+///   [`Executor`](crate::Executor) running.
 /// - The `impl` block itself stays as it is, so the type can be used and tested without kolo.
 /// - A panic in a method poisons the value: calls fail until it is created again.
 pub use kolo_macros::executable;

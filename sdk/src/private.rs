@@ -8,7 +8,7 @@ use std::pin::Pin;
 
 use kolo_transport::wire::{CallFailure, FailureKind};
 
-use crate::codec::{CodecError, Decoder, is_at_end, reason};
+use crate::codec::{CodecError, Decoder, Encoder, append_argument, is_at_end, reason};
 
 pub use linkme;
 
@@ -169,12 +169,9 @@ impl ArgumentWriter {
     #[must_use]
     pub fn push<A>(mut self, codec: ArgumentCodec<A>, value: &A) -> Self {
         if let Ok(bytes) = &mut self.bytes
-            && let Err(error) = (codec.encode)(value, bytes)
+            && let Err(error) = append_argument(bytes, value, codec.encode)
         {
-            self.bytes = Err(CodecError::Encode {
-                type_name: std::any::type_name::<A>(),
-                reason: error.to_string(),
-            });
+            self.bytes = Err(error);
         }
         self
     }
@@ -192,7 +189,7 @@ impl ArgumentWriter {
 /// How an argument of this type is encoded and decoded. Has no bounds, so that a type that is no
 /// [`Argument`] is told once, where [`argument`] is called with its span.
 pub struct ArgumentCodec<A> {
-    encode: fn(&A, &mut Vec<u8>) -> Result<(), rmp_serde::encode::Error>,
+    encode: fn(&A, &mut Encoder<'_>) -> Result<(), rmp_serde::encode::Error>,
     decode: fn(&mut Decoder<'_>) -> Result<A, rmp_serde::decode::Error>,
 }
 

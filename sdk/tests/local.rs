@@ -26,7 +26,7 @@ macro_rules! tests {
 
 fn main() {
     kolo::rt::main(async {
-        let tests: [Test; 10] = tests![
+        let tests: [Test; 11] = tests![
             functions_run_on_all_one_and_some
             values_keep_their_state_and_order
             errors_and_panics_name_the_rank
@@ -35,6 +35,7 @@ fn main() {
             deadlines_and_dropped_futures_end_calls
             output_comes_with_rank
             a_dropped_executor_ends_its_workers
+            a_group_that_was_shut_down_has_succeeded_and_no_other
             clusters_in_one_process_are_apart
             the_default_cluster_has_room_for_four
         ];
@@ -345,6 +346,45 @@ async fn a_dropped_executor_ends_its_workers() -> Outcome {
     while std::path::Path::new(&format!("/proc/{pid}")).exists() {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
+    Ok(())
+}
+
+async fn a_group_that_was_shut_down_has_succeeded_and_no_other() -> Outcome {
+    let cluster = LocalCluster::builder().slots(2).start().await?;
+    let start = || {
+        Executor::builder()
+            .workers(2)
+            .output(Output::Silent)
+            .start(&cluster)
+    };
+    let ended = async |job| {
+        loop {
+            let state = cluster.job(job).await?.state;
+            if state.is_final() {
+                return Ok::<_, kolo::Error>(state.to_string());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+
+    let executor = start().await?;
+    executor.shutdown().await?;
+    assert_eq!(ended(executor.job()).await?, "succeeded");
+
+    let executor = start().await?;
+    assert!(executor.run(exit_on, 1).await.is_err());
+    executor.shutdown().await?;
+    assert_eq!(ended(executor.job()).await?, "stopped");
+
+    let executor = start().await?;
+    let job = executor.job();
+    drop(executor);
+    assert_eq!(ended(job).await?, "stopped");
+
+    let executor = start().await?;
+    cluster.stop_job(executor.job()).await?;
+    executor.shutdown().await?;
+    assert_eq!(ended(executor.job()).await?, "stopped");
     Ok(())
 }
 

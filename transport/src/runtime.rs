@@ -3,14 +3,24 @@
 //! Packets are encrypted, acknowledged and timed here and not on the threads of the caller, which may be
 //! an actix arbiter or any other executor. Futures of this crate may be awaited anywhere.
 
+mod pump;
+mod socket;
+mod task;
+
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::oneshot;
+
+use self::pump::{Here, Pump, Wakes};
+use self::socket::Socket;
+use self::task::Driven;
 
 /// Threads for blocking work, such as a [`JoinHandler`](crate::JoinHandler).
 const BLOCKING_THREADS: usize = 16;
@@ -29,11 +39,16 @@ struct Shared {
     handle: Handle,
     /// None if the caller owns it.
     owned: Option<Runtime>,
+    /// If callers may drive the links.
+    pump: Option<Arc<Pump>>,
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if let Some(runtime) = self.owned.take() {
+        let runtime = self.owned.take();
+        if let Some(pump) = &self.pump {
+            pump.close(runtime);
+        } else if let Some(runtime) = runtime {
             runtime.shutdown_background();
         }
     }
@@ -47,6 +62,23 @@ impl TransportRuntime {
     ///
     /// If the operating system gives no thread or no event queue.
     pub fn new(threads: usize) -> io::Result<Self> {
+        Self::build(threads, false)
+    }
+
+    /// As [`TransportRuntime::new`] with one thread, for links whose user mostly waits for answers on a tokio runtime of its own.
+    ///
+    /// While somebody there awaits what was sent in a [`Turn`], that runtime drives the links, so that neither a
+    /// message nor its answer changes threads. The thread of this one watches over it, and takes over within
+    /// milliseconds when that runtime is blocked, idle or gone. What runs elsewhere notices no difference.
+    ///
+    /// # Errors
+    ///
+    /// As [`TransportRuntime::new`].
+    pub fn lent() -> io::Result<Self> {
+        Self::build(1, true)
+    }
+
+    fn build(threads: usize, lent: bool) -> io::Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(threads.max(1))
             .max_blocking_threads(BLOCKING_THREADS)
@@ -56,6 +88,7 @@ impl TransportRuntime {
         Ok(Self {
             shared: Arc::new(Shared {
                 handle: runtime.handle().clone(),
+                pump: lent.then(|| Pump::start(runtime.handle())),
                 owned: Some(runtime),
             }),
         })
@@ -69,6 +102,7 @@ impl TransportRuntime {
             shared: Arc::new(Shared {
                 handle,
                 owned: None,
+                pump: None,
             }),
         }
     }
@@ -76,6 +110,59 @@ impl TransportRuntime {
     /// The runtime's handle, to spawn on it.
     pub fn handle(&self) -> &Handle {
         &self.shared.handle
+    }
+
+    /// Says how what the calling thread is about to send goes out; see [`Turn`]. Does nothing unless the runtime is
+    /// [lent](TransportRuntime::lent).
+    pub fn turn(&self, sends: Sends) -> Turn {
+        let held = match (&self.shared.pump, sends) {
+            (Some(pump), Sends::Now { awaited }) => {
+                if awaited {
+                    pump.awaited();
+                }
+                Held::Here(pump.turn_here())
+            }
+            (Some(pump), Sends::WithOthers) if pump.awaited() => Held::Wakes(pump.turn()),
+            _ => Held::Nothing,
+        };
+        Turn {
+            _held: held,
+            _local: PhantomData,
+        }
+    }
+
+    /// The calling task is about to wait for an answer to what was sent earlier.
+    pub fn awaited(&self) {
+        if let Some(pump) = &self.shared.pump {
+            pump.awaited();
+        }
+    }
+
+    /// Runs `work` where the links are driven: for the task that reads answers and passes them on. It must never
+    /// block, and can't use tokio's I/O and timers.
+    ///
+    /// The returned future ends when `work` does, or earlier if the runtime ends. Dropping it cancels `work`.
+    pub fn drive<F>(&self, work: F) -> impl Future<Output = ()> + Send + use<F>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let driven = match &self.shared.pump {
+            Some(pump) => {
+                let (tell, done) = oneshot::channel::<()>();
+                let task = pump.spawn(Box::pin(async move {
+                    work.await;
+                    drop(tell);
+                }));
+                Ok(Driven { task, done })
+            }
+            None => Err(work),
+        };
+        async move {
+            match driven {
+                Ok(driven) => driven.await,
+                Err(work) => work.await,
+            }
+        }
     }
 
     /// Waits for `future`, at most for `limit`. `None` if it was not done by then; it is dropped then.
@@ -94,6 +181,42 @@ impl TransportRuntime {
     }
 }
 
+/// How something is sent in a [`Turn`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sends {
+    /// At once, by the calling thread, when the turn ends. For what comes alone.
+    Now {
+        /// The calling task is about to wait for the answer.
+        awaited: bool,
+    },
+    /// When the calling task next yields to its runtime, with all that it and others have sent by then. For what is one of many and
+    /// is about to be awaited. If the task does not yield, it goes out some milliseconds later.
+    WithOthers,
+}
+
+/// Held while something is sent, by [`TransportRuntime::turn`]. Without one, the runtime's own thread is woken to do it.
+///
+/// Hold it only over what sends, without waiting, and without a lock that the work of
+/// [`TransportRuntime::drive`] takes: that may run when it is dropped.
+#[must_use]
+pub struct Turn {
+    _held: Held,
+    /// It belongs to its thread.
+    _local: PhantomData<*const ()>,
+}
+
+enum Held {
+    Nothing,
+    Wakes(#[allow(dead_code)] Wakes),
+    Here(#[allow(dead_code)] Here),
+}
+
+impl fmt::Debug for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turn").finish_non_exhaustive()
+    }
+}
+
 impl fmt::Debug for TransportRuntime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TransportRuntime").finish_non_exhaustive()
@@ -103,6 +226,7 @@ impl fmt::Debug for TransportRuntime {
 /// Lets quinn spawn and set timers on a [`TransportRuntime`], whoever calls it.
 pub(crate) struct QuinnRuntime {
     handle: Handle,
+    pump: Option<Arc<Pump>>,
     /// Most datagrams in one send with segmentation offload.
     max_segments: usize,
 }
@@ -111,6 +235,7 @@ impl QuinnRuntime {
     pub(crate) fn new(runtime: &TransportRuntime, max_segments: usize) -> Self {
         Self {
             handle: runtime.handle().clone(),
+            pump: runtime.shared.pump.clone(),
             max_segments,
         }
     }
@@ -129,68 +254,26 @@ impl quinn::Runtime for QuinnRuntime {
     }
 
     fn spawn(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
-        self.handle.spawn(future);
+        match &self.pump {
+            Some(pump) => drop(pump.spawn(future)),
+            None => drop(self.handle.spawn(future)),
+        }
     }
 
     fn wrap_udp_socket(
         &self,
         socket: std::net::UdpSocket,
     ) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>> {
-        let _entered = self.handle.enter();
-        let socket = quinn::TokioRuntime.wrap_udp_socket(socket)?;
-        if socket.max_transmit_segments() <= self.max_segments {
-            return Ok(socket);
-        }
-        Ok(Arc::new(CappedSocket {
-            socket,
-            max_segments: self.max_segments,
-        }))
+        let Some(pump) = &self.pump else {
+            let socket = Socket::watched(socket, self.max_segments, &self.handle)?;
+            return Ok(Arc::new(socket));
+        };
+        let socket = Arc::new(Socket::told(socket, self.max_segments, &self.handle)?);
+        pump.add_socket(&socket);
+        Ok(socket)
     }
 
     fn now(&self) -> Instant {
         Instant::now()
-    }
-}
-
-/// A socket that sends fewer datagrams at once than the kernel would take: the sum of a segmented send
-/// must stay under 64 KiB, or the kernel refuses it and quinn takes that for a black hole.
-#[derive(Debug)]
-struct CappedSocket {
-    socket: Arc<dyn quinn::AsyncUdpSocket>,
-    max_segments: usize,
-}
-
-impl quinn::AsyncUdpSocket for CappedSocket {
-    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn quinn::UdpPoller>> {
-        Arc::clone(&self.socket).create_io_poller()
-    }
-
-    fn try_send(&self, transmit: &quinn::udp::Transmit<'_>) -> io::Result<()> {
-        self.socket.try_send(transmit)
-    }
-
-    fn poll_recv(
-        &self,
-        cx: &mut std::task::Context<'_>,
-        bufs: &mut [io::IoSliceMut<'_>],
-        meta: &mut [quinn::udp::RecvMeta],
-    ) -> std::task::Poll<io::Result<usize>> {
-        self.socket.poll_recv(cx, bufs, meta)
-    }
-
-    fn local_addr(&self) -> io::Result<std::net::SocketAddr> {
-        self.socket.local_addr()
-    }
-
-    fn max_transmit_segments(&self) -> usize {
-        self.socket.max_transmit_segments().min(self.max_segments)
-    }
-
-    fn max_receive_segments(&self) -> usize {
-        self.socket.max_receive_segments()
-    }
-
-    fn may_fragment(&self) -> bool {
-        self.socket.may_fragment()
     }
 }

@@ -387,6 +387,56 @@ async fn a_listener_that_is_full_refuses_and_recovers() {
 }
 
 #[tokio::test]
+async fn a_flood_from_one_address_leaves_room_for_others() {
+    let cluster = Cluster::new();
+    let joins = Joins::new(&cluster);
+    let head = cluster.bind_with(cluster.head(), |config| {
+        config.join = Some(joins);
+        config.max_handshakes_per_address = 3;
+        config.handshake_timeout = Duration::from_secs(20);
+    });
+    // Joiners that say nothing, until their address has no place left.
+    let mut flood = Vec::new();
+    let refused = within(async {
+        loop {
+            let config = anonymous(&cluster.authority, b"kolo-join/1");
+            match raw_connect(config, head.local_addr()).await {
+                Ok(silent) => flood.push(silent),
+                Err(error) => return error,
+            }
+        }
+    })
+    .await;
+    assert_eq!(flood.len(), 3, "{refused}");
+    let driver = cluster.bind(cluster.driver(1));
+    let error = within(driver.connect(head.local_addr(), Expect::head()))
+        .await
+        .unwrap_err();
+    let address = head.local_addr();
+    assert_eq!(error, ConnectError::Busy { address });
+    // All of 127.0.0.0/8 is this host.
+    let elsewhere = cluster.bind_with(cluster.driver(2), |config| {
+        config.listen = "127.0.0.2:0".parse().unwrap();
+    });
+    let (connected, accepted) =
+        within(async { tokio::join!(elsewhere.connect(address, Expect::head()), head.accept()) })
+            .await;
+    assert_eq!(connected.unwrap().peer().role, Role::Head);
+    assert_eq!(
+        accepted.unwrap().remote_addr().ip(),
+        elsewhere.local_addr().ip()
+    );
+    // And for itself, when one of them ends.
+    flood.pop().unwrap().close(0_u32.into(), b"");
+    within(async {
+        while driver.connect(address, Expect::head()).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn slow_handshakes_hold_up_nobody_and_addresses_are_checked_when_there_are_many() {
     let cluster = Cluster::new();
     let joins = Joins::new(&cluster);

@@ -89,7 +89,7 @@ fn required() -> BTreeSet<&'static str> {
     names.extend(variants!(HeadRequest {
         Register,
         Heartbeats,
-        Event,
+        Events,
         SignWorker,
         Submit,
         Cluster,
@@ -109,10 +109,10 @@ fn required() -> BTreeSet<&'static str> {
     names.extend(variants!(SubmitFrame {
         ProgramReady,
         Stop,
-        Kill
+        Kill,
+        Done
     }));
     names.extend(variants!(NodeEvent {
-        WorkerStarted,
         WorkerReady,
         WorkerExited,
         JobGone
@@ -426,9 +426,10 @@ fn cases() -> Vec<Case> {
             version: "0.1.0".to_owned(),
             jobs: vec![JOB],
             network: Some(network()),
+            instance: 77,
         }),
         HeadRequest::Heartbeats,
-        HeadRequest::Event(NodeEvent::JobGone { job: JOB }),
+        HeadRequest::Events(vec![NodeEvent::JobGone { job: JOB }]),
         HeadRequest::SignWorker { job: JOB, slot: Slot(3), csr: vec![7; 40] },
         HeadRequest::Submit(JobSpec {
             name: "digits".to_owned(),
@@ -483,10 +484,9 @@ fn cases() -> Vec<Case> {
             no_cache: true,
         }),
     );
-    add!(SubmitFrame: SubmitFrame::ProgramReady, SubmitFrame::Stop, SubmitFrame::Kill);
+    add!(SubmitFrame: SubmitFrame::ProgramReady, SubmitFrame::Stop, SubmitFrame::Kill, SubmitFrame::Done);
     add!(Beat: Beat { seq: 300 });
     add!(NodeEvent:
-        NodeEvent::WorkerStarted { job: JOB, slot: Slot(3), pid: 4711 },
         NodeEvent::WorkerReady { job: JOB, slot: Slot(3), address: Some(address()) },
         NodeEvent::WorkerExited { job: JOB, slot: Slot(3), failure: failure(), expected: false },
         NodeEvent::JobGone { job: JOB },

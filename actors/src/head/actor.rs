@@ -1,5 +1,7 @@
 //! The head's actor: the node registry, and the Coordinators of all jobs.
 
+mod cleaning;
+
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
@@ -12,15 +14,13 @@ use actix::{
 use futures_util::future::join_all;
 use kolo_transport::ids::{ClusterId, Generation, JobId, NodeId};
 use kolo_transport::session::CloseCode;
-use kolo_transport::wire::{
-    ClusterInfo, JobInfo, NodeEvent, NodeReply, NodeRequest, Refusal, RefusalKind,
-};
+use kolo_transport::wire::{ClusterInfo, JobInfo, NodeEvent, Refusal, RefusalKind};
 use tokio::sync::watch;
 
 use super::coordinator::{Contact, Coordinator};
 use super::drain::Drains;
 use super::history::{History, shorten};
-use super::job::{Event, Job, JobConfig, Reply, Site};
+use super::job::{Event, Job, JobConfig, Site};
 use super::link::{NodeLink, RendezvousHost};
 use super::messages::{
     GetCluster, GetEnd, GetJob, GetJobs, Gone, Happened, Heard, Info, JobEnd, MaySign, MaySignHere,
@@ -28,8 +28,9 @@ use super::messages::{
 };
 use super::registry::{NodeRegistry, Session};
 use super::validate::validate;
-use crate::placement::{PlacementError, lay_out, place};
 use crate::interfaces::{Key, ProbeCache};
+use crate::pace::LogLimit;
+use crate::placement::{PlacementError, lay_out, place};
 use crate::ranks::MAX_WORLD_SIZE;
 
 /// Jobs at one time.
@@ -41,10 +42,8 @@ pub(super) const MAX_LISTED: usize = MAX_WORLD_SIZE as usize / 2;
 pub(super) const MAX_CLEANING: usize = 4096;
 /// Messages that may wait; senders of more wait themselves.
 const MAILBOX: usize = 1024;
-/// How long a node may take to stop a job that it should not have any more.
-const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long to wait before it is asked again.
-const CLEANUP_PAUSE: Duration = Duration::from_secs(1);
+/// How often a node that reports more jobs than it is asked to stop is complained about.
+const OVERFLOW_LOG: Duration = Duration::from_secs(10);
 
 /// What the head's actor must know.
 #[derive(Clone)]
@@ -89,6 +88,8 @@ pub struct HeadActor {
     history: History,
     /// What nodes are asked to stop, until they have confirmed or their stay is over.
     cleaning: HashMap<(NodeId, Session), HashSet<JobId>>,
+    /// Complaints about nodes that report too much.
+    overflowing: LogLimit,
     pub(super) stopping: Option<String>,
     /// What connects which nodes.
     pub(super) networks: ProbeCache,
@@ -117,6 +118,7 @@ impl HeadActor {
             next_number: 1,
             history: History::default(),
             cleaning: HashMap::new(),
+            overflowing: LogLimit::new(OVERFLOW_LOG),
             stopping: None,
             networks: ProbeCache::default(),
             drains: Drains::default(),
@@ -182,51 +184,35 @@ impl HeadActor {
             .send_replace(self.registry.alive_count());
     }
 
-    /// Asks a node to stop a job that it should not have any more, until it confirms or its stay is over.
-    fn clean_up(&mut self, ctx: &mut Context<Self>, node: NodeId, session: Session, job: JobId) {
-        if self
-            .cleaning
-            .entry((node, session))
-            .or_default()
-            .insert(job)
-        {
-            self.ask_to_stop(ctx, node, session, job);
+    /// The Coordinator that must hear of an event. Events of jobs that have ended are dealt with here.
+    fn concerned(
+        &mut self,
+        ctx: &mut Context<Self>,
+        node: NodeId,
+        session: Session,
+        event: &NodeEvent,
+    ) -> Option<Addr<Coordinator>> {
+        let job = match event {
+            NodeEvent::WorkerReady { job, .. }
+            | NodeEvent::WorkerExited { job, .. }
+            | NodeEvent::JobGone { job } => *job,
+        };
+        if let Some(running) = self.jobs.get(&job) {
+            return Some(running.coordinator.clone());
         }
-    }
-
-    fn ask_to_stop(&mut self, ctx: &mut Context<Self>, node: NodeId, session: Session, job: JobId) {
-        let Some(link) = self
-            .links
-            .get(&node)
-            .filter(|(current, _)| *current == session)
-            .map(|(_, link)| Arc::clone(link))
-        else {
-            self.cleaning.remove(&(node, session));
-            return;
-        };
-        let request = NodeRequest::Stop {
-            job,
-            reason: "the head does not count on it any more".to_owned(),
-        };
-        let asked = link.request(request, CLEANUP_TIMEOUT);
-        ctx.spawn(wrap_future::<_, Self>(asked).map(move |reply, this, ctx| {
-            if is_confirmed(&reply) {
-                if let Some(jobs) = this.cleaning.get_mut(&(node, session)) {
-                    jobs.remove(&job);
-                    if jobs.is_empty() {
-                        this.cleaning.remove(&(node, session));
-                    }
-                }
-                tracing::info!(%node, %job, "a node has stopped a job of before");
-                this.registry.free(job, node);
-                this.settle_drains();
-                return;
+        if matches!(event, NodeEvent::JobGone { .. }) {
+            self.registry.free(job, node);
+            self.settle_drains();
+        } else if self.history.find(job).is_none() {
+            let cleaning = self.cleaning.get(&(node, session)).map_or(0, HashSet::len);
+            if cleaning < MAX_CLEANING {
+                tracing::debug!(%node, %job, "a node reports a job that nobody knows; it is to stop it");
+                self.clean_up(ctx, node, session, job);
+            } else if self.overflowing.allow(Instant::now()).is_some() {
+                tracing::warn!(%node, %job, "a node reports too many jobs that nobody knows");
             }
-            tracing::warn!(%node, %job, ?reply, "a node does not stop a job; it is asked again");
-            ctx.run_later(CLEANUP_PAUSE, move |this, ctx| {
-                this.ask_to_stop(ctx, node, session, job);
-            });
-        }));
+        }
+        None
     }
 
     pub(super) fn is_current(&self, node: NodeId, session: Session) -> Result<(), Refusal> {
@@ -339,14 +325,6 @@ async fn stop(coordinator: &Addr<Coordinator>, reason: String) -> JobEnd {
     end
 }
 
-fn is_confirmed(reply: &Reply) -> bool {
-    match reply {
-        Reply::Answer(NodeReply::Done) => true,
-        Reply::Refused(refusal) => refusal.kind == RefusalKind::NotFound,
-        Reply::Answer(_) | Reply::Unknown(_) => false,
-    }
-}
-
 fn internal(message: &str) -> Refusal {
     tracing::error!(message, "a job was not taken");
     Refusal::new(RefusalKind::Internal, message)
@@ -417,42 +395,26 @@ impl Handler<Report> for HeadActor {
         let Report {
             node,
             session,
-            event,
+            events,
         } = message;
         if let Err(refusal) = self.is_current(node, session) {
             return Box::pin(async { Err(refusal) });
         }
-        let job = match &event {
-            NodeEvent::WorkerStarted { job, .. }
-            | NodeEvent::WorkerReady { job, .. }
-            | NodeEvent::WorkerExited { job, .. }
-            | NodeEvent::JobGone { job } => *job,
-        };
-        if let Some(running) = self.jobs.get(&job) {
-            let told = running
-                .coordinator
-                .send(Happened(Event::Node { node, event }));
-            return Box::pin(async move {
+        let news: Vec<_> = events
+            .into_iter()
+            .filter_map(|event| {
+                let coordinator = self.concerned(ctx, node, session, &event)?;
+                Some((coordinator, Happened(Event::Node { node, event })))
+            })
+            .collect();
+        Box::pin(async move {
+            // One by one, so that they keep their order also where a mailbox is full.
+            for (coordinator, event) in news {
                 // It has ended meanwhile, and so asked for nothing more.
-                told.await.ok();
-                Ok(())
-            });
-        }
-        if matches!(event, NodeEvent::JobGone { .. }) {
-            self.registry.free(job, node);
-            self.settle_drains();
-            return Box::pin(async { Ok(()) });
-        }
-        if self.history.find(job).is_some() {
-            return Box::pin(async { Ok(()) });
-        }
-        let cleaning = self.cleaning.get(&(node, session)).map_or(0, HashSet::len);
-        if cleaning < MAX_CLEANING {
-            self.clean_up(ctx, node, session, job);
-        } else {
-            tracing::warn!(%node, %job, "a node reports too many jobs that nobody knows");
-        }
-        Box::pin(async move { Err(unknown_job(job)) })
+                coordinator.send(event).await.ok();
+            }
+            Ok(())
+        })
     }
 }
 

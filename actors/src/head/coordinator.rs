@@ -21,11 +21,12 @@ use super::job::{Action, Event, Job, Reply};
 use super::link::{NodeLink, RendezvousHost};
 use super::probing::discover;
 use super::messages::{GetEnd, Happened, Info, JobEnd, MaySignHere, News};
+use crate::pace::Backoff;
 
 /// How long a node may take for one push before it is tried again.
 const PUSH_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to wait after a push that was not answered.
-const PUSH_PAUSE: Duration = Duration::from_millis(250);
+/// How long to wait after a push that did not work: at first, and at most.
+const PUSH_PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 /// On top of a request's own deadline, for a link that does not keep it.
 const OVERTIME: Duration = Duration::from_secs(1);
 
@@ -36,11 +37,22 @@ pub(super) struct Contact {
 }
 
 /// What is being delivered to one node.
-#[derive(Default)]
 struct Outbox {
     waiting: VecDeque<NodeRequest>,
-    /// The delivery of the first one.
+    /// The delivery of the first one, or the pause before it is tried again.
     delivery: Option<SpawnHandle>,
+    backoff: Backoff,
+}
+
+impl Default for Outbox {
+    fn default() -> Self {
+        let (first, most) = PUSH_PAUSES;
+        Self {
+            waiting: VecDeque::new(),
+            delivery: None,
+            backoff: Backoff::new(first, most),
+        }
+    }
 }
 
 /// Drives one job: from its placement to its end.
@@ -220,10 +232,15 @@ impl Coordinator {
     }
 
     fn drop_outbox(&mut self, ctx: &mut Context<Self>, node: NodeId) {
-        if let Some(outbox) = self.outboxes.remove(&node)
-            && let Some(delivery) = outbox.delivery
-        {
+        let Some(outbox) = self.outboxes.remove(&node) else {
+            return;
+        };
+        if let Some(delivery) = outbox.delivery {
             ctx.cancel_future(delivery);
+        }
+        let failures = outbox.backoff.failures();
+        if failures > 0 {
+            tracing::info!(job = %self.job.id(), %node, failures, "a push is given up: it is pointless now");
         }
     }
 
@@ -239,39 +256,45 @@ impl Coordinator {
         };
         let membership = matches!(request, NodeRequest::Membership(_));
         let asked = self.ask(node, request, PUSH_TIMEOUT);
-        let attempt = async move {
-            let reply = asked.await;
-            if matches!(reply, Reply::Unknown(_)) {
-                tokio::time::sleep(PUSH_PAUSE).await;
-            }
-            reply
-        };
-        let handle = ctx.spawn(wrap_future::<_, Self>(attempt).map(
-            move |reply, this, ctx| {
-                let Some(outbox) = this.outboxes.get_mut(&node) else {
-                    return;
-                };
-                outbox.delivery = None;
-                let refusal = match reply {
-                    Reply::Unknown(reason) => {
-                        tracing::warn!(job = %this.job.id(), %node, reason, "a push is tried again");
-                        return this.deliver(ctx, node);
+        let handle = ctx.spawn(wrap_future::<_, Self>(asked).map(move |reply, this, ctx| {
+            let job = this.job.id();
+            let Some(outbox) = this.outboxes.get_mut(&node) else {
+                return;
+            };
+            outbox.delivery = None;
+            let refusal = match reply {
+                Reply::Unknown(reason) => {
+                    // Once: its end is logged too.
+                    if outbox.backoff.failures() == 0 {
+                        tracing::warn!(%job, %node, reason, "a push does not work; it is tried until it does");
                     }
-                    Reply::Answer(_) => None,
-                    Reply::Refused(refusal) => Some(refusal),
-                };
-                outbox.waiting.pop_front();
-                this.deliver(ctx, node);
-                this.step(
-                    ctx,
-                    Event::Pushed {
-                        node,
-                        membership,
-                        refusal,
-                    },
-                );
-            },
-        ));
+                    let pause = outbox.backoff.failed();
+                    outbox.delivery = Some(ctx.run_later(pause, move |this, ctx| {
+                        if let Some(outbox) = this.outboxes.get_mut(&node) {
+                            outbox.delivery = None;
+                        }
+                        this.deliver(ctx, node);
+                    }));
+                    return;
+                }
+                Reply::Answer(_) => None,
+                Reply::Refused(refusal) => Some(refusal),
+            };
+            let failures = outbox.backoff.worked();
+            if failures > 0 {
+                tracing::info!(%job, %node, failures, "a push works again");
+            }
+            outbox.waiting.pop_front();
+            this.deliver(ctx, node);
+            this.step(
+                ctx,
+                Event::Pushed {
+                    node,
+                    membership,
+                    refusal,
+                },
+            );
+        }));
         if let Some(outbox) = self.outboxes.get_mut(&node) {
             outbox.delivery = Some(handle);
         }

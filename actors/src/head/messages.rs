@@ -80,7 +80,7 @@ pub struct Gone {
     pub reason: String,
 }
 
-/// Something happened on a node. Answered when the job has taken it.
+/// Things happened on a node, in this order. Answered when the jobs have taken them; refused if the stay is over.
 #[derive(Debug, Message)]
 #[rtype(result = "Result<(), Refusal>")]
 pub struct Report {
@@ -89,7 +89,7 @@ pub struct Report {
     /// Its stay.
     pub session: Session,
     /// What happened.
-    pub event: NodeEvent,
+    pub events: Vec<NodeEvent>,
 }
 
 /// Whether a node may have a certificate made for a worker (S-2).

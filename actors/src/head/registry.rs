@@ -100,7 +100,9 @@ impl NodeRegistry {
     ///
     /// # Errors
     ///
-    /// [`RefusalKind::Invalid`] for what can't be true, [`RefusalKind::Busy`] if there are too many nodes.
+    /// [`RefusalKind::Invalid`] for what can't be true, [`RefusalKind::Busy`] if there are too many nodes,
+    /// [`RefusalKind::Duplicate`] if another daemon with this identity was heard within the last half of the
+    /// lease: two that took turns would end each other's jobs without end.
     pub fn register(
         &mut self,
         now: Instant,
@@ -111,6 +113,13 @@ impl NodeRegistry {
         let mut stale: BTreeSet<JobId> = registration.jobs.iter().copied().collect();
         let admission = if let Some(&index) = self.index.get(&registration.node) {
             let entry = &mut self.entries[index];
+            let silent = now.saturating_duration_since(entry.last_seen);
+            let another = registration.instance != 0
+                && entry.registration.instance != 0
+                && registration.instance != entry.registration.instance;
+            if entry.alive && another && silent < self.lease / 2 {
+                return Err(duplicate(&entry.registration, silent));
+            }
             stale.extend(entry.held.keys());
             let admission = Admission {
                 session,
@@ -396,6 +405,20 @@ fn check_network(network: &NodeNetwork) -> Result<(), Refusal> {
     Ok(())
 }
 
+fn duplicate(there: &NodeRegistration, silent: Duration) -> Refusal {
+    Refusal::new(
+        RefusalKind::Duplicate,
+        format!(
+            "another daemon is registered as {}: on host {} at {}, heard {} ms ago; each node needs an identity of \
+             its own: stop one of the two, or give this one a state folder of its own and a token to join with",
+            there.node,
+            there.hostname,
+            there.address,
+            silent.as_millis()
+        ),
+    )
+}
+
 fn check(registration: &NodeRegistration) -> Result<(), Refusal> {
     if let Some(network) = &registration.network {
         check_network(network)?;
@@ -465,6 +488,7 @@ mod tests {
             version: "0".to_owned(),
             jobs: Vec::new(),
             network: None,
+            instance: 0,
         }
     }
 
@@ -542,6 +566,41 @@ mod tests {
             registry.register(now, introduction(1, 2)).unwrap().replaced,
             None
         );
+    }
+
+    #[test]
+    fn a_copy_of_a_node_is_refused_as_long_as_the_node_is_heard() {
+        let start = Instant::now();
+        let mut registry = NodeRegistry::new(LEASE);
+        let daemon = |instance| NodeRegistration {
+            instance,
+            ..introduction(1, 4)
+        };
+        let first = registry.register(start, daemon(10)).unwrap().session;
+        let soon = start + Duration::from_millis(1499);
+        let refusal = registry.register(soon, daemon(20)).unwrap_err();
+        assert_eq!(refusal.kind, RefusalKind::Duplicate);
+        assert!(refusal.is_retryable());
+        assert_eq!(
+            refusal.message,
+            "another daemon is registered as node-0000000000000001: on host host at 127.0.0.1:1, heard 1499 ms ago; \
+             each node needs an identity of its own: stop one of the two, or give this one a state folder of its own \
+             and a token to join with"
+        );
+        // It changed nothing: the first is still heard, and comes back over a new connection at once.
+        assert!(registry.beat(soon, NodeId(1), first));
+        let again = registry.register(soon, daemon(10)).unwrap();
+        assert_eq!(again.replaced, Some(first));
+        // One that was killed and started again has only to wait for half the lease.
+        let later = soon + LEASE / 2;
+        let next = registry.register(later, daemon(20)).unwrap();
+        assert_eq!(next.replaced, Some(again.session));
+        // And one that has said goodbye does not count.
+        registry.lose(NodeId(1), next.session);
+        registry.register(later, daemon(30)).unwrap();
+        // Who does not say which it is is taken for the same, as always.
+        registry.register(later, daemon(0)).unwrap();
+        registry.register(later, daemon(40)).unwrap();
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The actors, with nodes that are closures.
 
+mod news;
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -146,6 +148,7 @@ impl World {
             version: String::new(),
             jobs,
             network: None,
+            instance: 0,
         };
         let link = Arc::new(Fake {
             script: Mutex::new(Box::new(script)),
@@ -195,7 +198,7 @@ impl World {
         let report = Report {
             node: node.id,
             session: node.session,
-            event,
+            events: vec![event],
         };
         self.head.send(report).await.unwrap()
     }
@@ -483,63 +486,6 @@ fn g2_a_node_that_does_not_answer_does_not_hold_up_the_others() {
         let back = world.register(1, 1, good).await;
         let mut back = back;
         back.sees_stop(job.job).await;
-    });
-}
-
-#[test]
-fn a_push_is_tried_until_it_is_taken() {
-    run(async {
-        let world = World::new(LONG);
-        let mut failures = 2;
-        let mut node = world
-            .register(1, 1, move |request| {
-                if matches!(request, NodeRequest::Membership(_)) && failures > 0 {
-                    failures -= 1;
-                    return Some(Reply::Unknown("lost".to_owned()));
-                }
-                good(request)
-            })
-            .await;
-        let (job, mut events) = world.submit(Placement::Pack { workers: 1 }).await.unwrap();
-        world.report(&node, ready(job.job, 0)).await.unwrap();
-        told(&mut events, |event| {
-            matches!(event, JobEvent::Healthy { .. })
-        })
-        .await;
-        for _ in 0..3 {
-            node.sees(|request| matches!(request, NodeRequest::Membership(_)))
-                .await;
-        }
-    });
-}
-
-#[test]
-fn a_report_of_a_job_that_nobody_knows_has_it_stopped() {
-    run(async {
-        let world = World::new(LONG);
-        let mut node = world.register(1, 1, good).await;
-        let refusal = world.report(&node, ready(JobId(9), 0)).await.unwrap_err();
-        assert_eq!(refusal.kind, RefusalKind::NotFound);
-        node.sees_stop(JobId(9)).await;
-        // The last report of a job that ended is welcome.
-        world
-            .report(&node, NodeEvent::JobGone { job: JobId(8) })
-            .await
-            .unwrap();
-    });
-}
-
-#[test]
-fn a_node_that_reports_jobs_without_end_is_not_asked_without_end() {
-    run(async {
-        let world = World::new(LONG);
-        let mut deaf = world.register(1, 1, |_| None).await;
-        for job in 0..=MAX_CLEANING as u64 {
-            let refusal = world.report(&deaf, ready(JobId(job), 0)).await.unwrap_err();
-            assert_eq!(refusal.kind, RefusalKind::NotFound);
-        }
-        let asked = std::iter::from_fn(|| deaf.seen.try_recv().ok()).count();
-        assert_eq!(asked, MAX_CLEANING);
     });
 }
 

@@ -10,6 +10,10 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use kolo_transport::ids::Rank;
 use kolo_transport::wire::{LogBatch, LogLine, Stdio};
 
+/// A line of a tail of standard error is cut to so many bytes: it goes with the news of a loss to every member of the
+/// job.
+const TAIL_LINE: usize = 2048;
+
 /// What a line costs beside its text.
 const LINE_OVERHEAD: usize = 64;
 
@@ -177,7 +181,7 @@ impl LogBook {
         batch
     }
 
-    /// The last lines of standard error of a rank, oldest first, as text.
+    /// The last lines of standard error of a rank, oldest first, as text. Of a long line the first 2 KiB.
     #[must_use]
     pub fn stderr_tail(&self, rank: Rank, lines: usize) -> Vec<String> {
         let Some(ring) = self.rings.get(&rank) else {
@@ -189,11 +193,20 @@ impl LogBook {
             .rev()
             .filter(|kept| kept.line.stream == Stdio::Stderr)
             .take(lines)
-            .map(|kept| String::from_utf8_lossy(&kept.line.text).into_owned())
+            .map(|kept| shortened(&kept.line.text))
             .collect();
         tail.reverse();
         tail
     }
+}
+
+fn shortened(line: &[u8]) -> String {
+    if line.len() <= TAIL_LINE {
+        return String::from_utf8_lossy(line).into_owned();
+    }
+    // A character that the cut goes through is not shown.
+    let start = String::from_utf8_lossy(&line[..TAIL_LINE]);
+    format!("{}…", start.trim_end_matches('\u{fffd}'))
 }
 
 #[cfg(test)]
@@ -297,6 +310,10 @@ mod tests {
         book.push(Rank(0), Stdio::Stderr, 0, vec![0xff, b'!']);
         let tail = book.stderr_tail(Rank(0), 3);
         assert_eq!(tail, ["28", "29", "\u{fffd}!"]);
+        let long = "é".repeat(40_000).into_bytes();
+        book.push(Rank(0), Stdio::Stderr, 0, [b"x", &long[..]].concat());
+        let tail = book.stderr_tail(Rank(0), 1);
+        assert_eq!(tail, [format!("x{}…", "é".repeat((TAIL_LINE - 1) / 2))]);
         assert!(book.stderr_tail(Rank(9), 3).is_empty());
     }
 

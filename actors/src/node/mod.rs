@@ -1,6 +1,6 @@
 //! A node's side of every job: what it holds, its workers, their output.
 //!
-//! [`inventory`], [`colocator`], [`environment`] and [`logs`] decide, without I/O and clock. [`NodeActor`]
+//! [`inventory`], [`colocator`], [`environment`], [`logs`] and [`orphans`] decide, without I/O and clock. [`NodeActor`]
 //! owns the node's resources and makes a `NodeColocator` for each job that reserves some; that makes a
 //! `Worker` for each slot. What the actors need of the daemon around them is in [`NodeContext`].
 
@@ -11,6 +11,7 @@ mod installed;
 pub mod inventory;
 pub mod logs;
 mod node_actor;
+pub mod orphans;
 mod output;
 mod ports;
 mod stream;
@@ -24,6 +25,8 @@ pub use node_actor::{
 };
 pub use output::{Output, Outputs};
 pub use installed::InstalledFile;
-pub use ports::{BoxFuture, CallPlane, CallsEnd, ControlError, ControlSender, HeadLink};
+pub use ports::{
+    BoxFuture, CallPlane, CallsEnd, ControlError, ControlReceiver, ControlSender, HeadLink,
+};
 pub use stream::{Chunk, Taken};
 pub use worker_actor::{Launch, ProgramFile};

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 
-use kolo_transport::ids::{Generation, JobId, Slot};
+use kolo_transport::ids::{CallId, Generation, JobId, Slot};
 use kolo_transport::wire::{
     GenerationTable, NodeEvent, RankFailure, Refusal, StartWorkers, ToWorker,
 };
@@ -60,6 +60,9 @@ pub trait CallPlane: Send + Sync {
 /// that lets this many wait is stuck.
 const CONTROL_QUEUE: usize = 1024;
 
+/// Calls to cancel that may wait. Who cancels more waits, so that drivers who cancel much take no room from the rest.
+const CANCEL_QUEUE: usize = 64;
+
 /// A worker's control socket takes no message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -72,16 +75,44 @@ pub enum ControlError {
     Closed,
 }
 
-/// Messages to a worker, in order.
+type Message = (ToWorker, Vec<OwnedFd>);
+
+/// Messages to a worker, in order; but calls are cancelled on a lane of their own, behind all others.
 #[derive(Debug, Clone)]
-pub struct ControlSender(mpsc::Sender<(ToWorker, Vec<OwnedFd>)>);
+pub struct ControlSender {
+    messages: mpsc::Sender<Message>,
+    cancels: mpsc::Sender<CallId>,
+}
+
+/// The other end of a [`ControlSender`].
+#[derive(Debug)]
+pub struct ControlReceiver {
+    messages: mpsc::Receiver<Message>,
+    cancels: mpsc::Receiver<CallId>,
+}
+
+impl ControlReceiver {
+    /// The next message and its descriptors; `None` when no sender is left. Cancel safe.
+    pub async fn recv(&mut self) -> Option<Message> {
+        tokio::select! {
+            biased;
+            message = self.messages.recv() => message,
+            Some(call) = self.cancels.recv() => Some((ToWorker::Cancel { call }, Vec::new())),
+        }
+    }
+}
 
 impl ControlSender {
     /// A sender, and what comes out at the other end.
     #[must_use]
-    pub fn channel() -> (Self, mpsc::Receiver<(ToWorker, Vec<OwnedFd>)>) {
-        let (sender, receiver) = mpsc::channel(CONTROL_QUEUE);
-        (Self(sender), receiver)
+    pub fn channel() -> (Self, ControlReceiver) {
+        let (messages, message_receiver) = mpsc::channel(CONTROL_QUEUE);
+        let (cancels, cancel_receiver) = mpsc::channel(CANCEL_QUEUE);
+        let receiver = ControlReceiver {
+            messages: message_receiver,
+            cancels: cancel_receiver,
+        };
+        (Self { messages, cancels }, receiver)
     }
 
     /// Queues a message.
@@ -99,11 +130,55 @@ impl ControlSender {
     ///
     /// [`ControlError`].
     pub fn try_send_with(&self, message: ToWorker, fds: Vec<OwnedFd>) -> Result<(), ControlError> {
-        self.0
+        self.messages
             .try_send((message, fds))
             .map_err(|error| match error {
                 mpsc::error::TrySendError::Full(_) => ControlError::Full,
                 mpsc::error::TrySendError::Closed(_) => ControlError::Closed,
             })
+    }
+
+    /// Queues the cancelling of a call, and waits while there is no room. Cancel safe: it is queued or not.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Closed`].
+    pub async fn cancel(&self, call: CallId) -> Result<(), ControlError> {
+        let sent = self.cancels.send(call).await;
+        sent.map_err(|_| ControlError::Closed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn calls_to_cancel_take_no_room_from_the_rest_and_wait_behind_it() {
+        let (sender, mut receiver) = ControlSender::channel();
+        for call in 0..CANCEL_QUEUE as u64 {
+            sender.cancel(CallId(call)).await.unwrap();
+        }
+        let more = sender.cancel(CallId(1000));
+        tokio::pin!(more);
+        assert!(futures_util::poll!(more.as_mut()).is_pending());
+        let stop = |reason: usize| ToWorker::Stop {
+            reason: reason.to_string(),
+        };
+        for number in 0..CONTROL_QUEUE {
+            sender.try_send(stop(number)).unwrap();
+        }
+        assert_eq!(sender.try_send(stop(0)), Err(ControlError::Full));
+        for number in 0..CONTROL_QUEUE {
+            assert_eq!(receiver.recv().await.unwrap().0, stop(number));
+        }
+        for call in 0..CANCEL_QUEUE as u64 {
+            let call = CallId(call);
+            assert_eq!(receiver.recv().await.unwrap().0, ToWorker::Cancel { call });
+        }
+        more.await.unwrap();
+        drop(receiver);
+        assert_eq!(sender.cancel(CallId(0)).await, Err(ControlError::Closed));
+        assert_eq!(sender.try_send(stop(0)), Err(ControlError::Closed));
     }
 }

@@ -13,8 +13,8 @@ use kolo_process::{Child, LineReader, Signal, SignalError, SpawnRequest, Warden}
 use kolo_transport::FrameError;
 use kolo_transport::ids::{Generation, JobId, Rank, Slot};
 use kolo_transport::local::ControlSocket;
-use kolo_transport::wire::{FromWorker, Stdio, ToWorker};
-use tokio::sync::{mpsc, watch};
+use kolo_transport::wire::{FromWorker, Stdio};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -23,7 +23,7 @@ use super::colocator_actor::{FromSlot, NodeColocator};
 use super::installed::InstalledFile;
 use super::node_actor::NodeContext;
 use super::output::Output;
-use super::ports::{CallsEnd, ControlSender};
+use super::ports::{CallsEnd, ControlReceiver, ControlSender};
 
 /// How long to wait for the last output and results of a process that has ended. What still holds its
 /// pipes open then is a process that left its group on purpose.
@@ -82,7 +82,7 @@ pub(super) struct WorkerPlan {
     pub(super) args: Vec<String>,
     pub(super) env: Vec<(OsString, OsString)>,
     pub(super) control: ControlSender,
-    pub(super) messages: mpsc::Receiver<(ToWorker, Vec<OwnedFd>)>,
+    pub(super) messages: ControlReceiver,
     pub(super) warden: watch::Receiver<WardenState>,
     pub(super) output: Arc<Output>,
 }
@@ -408,10 +408,7 @@ fn check_program(child: &Child, program: &ProgramFile) -> Result<(), String> {
     }
 }
 
-async fn write_control(
-    control: Arc<ControlSocket>,
-    mut messages: mpsc::Receiver<(ToWorker, Vec<OwnedFd>)>,
-) {
+async fn write_control(control: Arc<ControlSocket>, mut messages: ControlReceiver) {
     use std::os::fd::AsFd;
     while let Some((message, fds)) = messages.recv().await {
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();

@@ -1,10 +1,10 @@
 //! `kolo-node`: a node of a cluster as a daemon.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File};
 use std::io::Write;
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
+use kolo_runtime::head::lock_file;
 use kolo_runtime::notify::Notifier;
 use kolo_runtime::settings::logging::Log;
 use kolo_runtime::settings::{self, Daemon};
 use kolo_runtime::{Node, NodeConfig, NodeCredentials, NodeError, NodeResources, ProgramSource};
 use kolo_transport::{Credentials, EndpointConfig, JoinToken};
-use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -31,8 +31,8 @@ Example: a node with declared resources
 
 It prints one line with its id and address when the head has registered it. SIGTERM takes no more jobs and waits for
 those that are there, up to --drain-timeout, then ends those that are left, then the node; SIGINT does not wait; a second
-signal ends it at once. Its workers end with it in any case. When the head goes away, workers run on and the node
-registers again as soon as the head is back. SIGHUP reads the identity and the log level again. Each flag is also an
+signal ends it at once. Its workers end with it in any case. When the head goes away, workers run on as long
+as their driver is there (see --orphan-timeout), and the node registers again when the head is back. SIGHUP reads the identity and the log level again. Each flag is also an
 environment variable and a key of the file --config; flags go before variables, and these before the file.
 Exit codes: 0 stopped, 1 failed, 2 wrong arguments or settings, 3 revoked by an administrator.";
 
@@ -89,6 +89,11 @@ struct Args {
     /// How long to try to reach the head at the start
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     join_timeout: Duration,
+
+    /// When a job's driver and the head have both been gone for so long, its workers are ended; as long as one of them
+    /// is there they live on
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    orphan_timeout: Duration,
 
     /// How long jobs may go on after SIGTERM before they are ended; no new ones come
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
@@ -381,6 +386,7 @@ async fn start(args: Args) -> Result<(Node, SocketAddr)> {
         ..ProgramSource::default()
     };
     config.join_timeout = args.join_timeout;
+    config.orphan_timeout = args.orphan_timeout;
     config.stop_timeout = args.stop_timeout;
     let node = Node::start(config).await.with_context(|| {
         format!(
@@ -455,21 +461,12 @@ fn lock(dir: &Path) -> Result<File> {
         .mode(0o700)
         .create(dir)
         .with_context(failed)?;
-    let file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(&path)
-        .with_context(failed)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => bail!(
+    lock_file(&path).with_context(failed)?.with_context(|| {
+        format!(
             "{} is in use by another node; stop that one, or use another state folder",
             dir.display()
-        ),
-        Err(error) => Err(error).with_context(failed),
-    }
+        )
+    })
 }
 
 /// A node needs about eight descriptors for each worker; the usual soft limit of 1024 is a relic.

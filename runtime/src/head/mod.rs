@@ -40,7 +40,7 @@ pub use self::config::{HeadConfig, HeadState};
 pub use self::error::HeadError;
 use self::serve::Shared;
 use self::state::Store;
-pub use self::state::replace_file;
+pub use self::state::{lock_file, replace_file};
 use self::trust::{Lives, Trust};
 use crate::health::Health;
 use crate::http::{HttpConfig, HttpHandle};

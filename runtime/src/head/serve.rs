@@ -174,12 +174,12 @@ impl Peer {
     async fn decide(&self, request: HeadRequest) -> Result<HeadReply, Refusal> {
         let actor = &self.shared.actor;
         match request {
-            HeadRequest::Event(event) => {
+            HeadRequest::Events(events) => {
                 let (node, session) = self.session()?;
                 let report = Report {
                     node,
                     session,
-                    event,
+                    events,
                 };
                 actor.send(report).await.map_err(stopped)??;
                 Ok(HeadReply::Done)

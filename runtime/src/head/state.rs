@@ -192,19 +192,29 @@ fn save(path: &Path, content: &impl Serialize) -> Result<(), HeadError> {
 
 fn lock(dir: &Path) -> Result<File, HeadError> {
     let path = dir.join(LOCK);
+    let file = lock_file(&path).map_err(failed(&path))?;
+    file.ok_or_else(|| HeadError::Locked {
+        path: dir.to_owned(),
+    })
+}
+
+/// Makes a file (mode 0600) unless it is there, and locks it; `None` if another process has it locked. The kernel lets go of
+/// the lock when the file is closed, however the process ends.
+///
+/// # Errors
+///
+/// What the operating system said.
+pub fn lock_file(path: &Path) -> io::Result<Option<File>> {
     let file = OpenOptions::new()
         .create(true)
         .truncate(false)
         .write(true)
         .mode(0o600)
-        .open(&path)
-        .map_err(failed(&path))?;
+        .open(path)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(HeadError::Locked {
-            path: dir.to_owned(),
-        }),
-        Err(error) => Err(failed(&path)(error.into())),
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -168,6 +168,9 @@ pub struct NodeConfig {
     pub logs: LogLimits,
     /// How long to try to reach the head at the start. Default: 30 s.
     pub join_timeout: Duration,
+    /// When a job's driver and the head have both been gone for so long, the node ends the job's workers; as long
+    /// as one of them is there they live on. Default: 60 s.
+    pub orphan_timeout: Duration,
     /// How long [`Node::stop`](super::Node::stop) waits for jobs to end before it kills them. Default: 60 s.
     pub stop_timeout: Duration,
     /// The runtime for QUIC, to share it with others of this process. Default: one of its own with one
@@ -194,6 +197,7 @@ impl NodeConfig {
             warden_exe: None,
             logs: LogLimits::default(),
             join_timeout: Duration::from_secs(30),
+            orphan_timeout: Duration::from_secs(60),
             stop_timeout: Duration::from_secs(60),
             transport: None,
             idle_timeout: Duration::from_secs(3),

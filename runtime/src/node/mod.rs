@@ -8,6 +8,7 @@ mod calls;
 mod config;
 mod installed;
 mod network;
+mod orphans;
 mod output;
 mod ports;
 mod programs;
@@ -16,7 +17,7 @@ mod uplink;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,12 +25,13 @@ use actix::{Actor, Addr, System};
 use kolo_actors::node::colocator::Here;
 use kolo_actors::node::inventory::Inventory;
 use kolo_actors::node::{NodeActor, NodeContext, Outputs, Snapshot, StopAll};
-use kolo_transport::ids::NodeId;
+use kolo_actors::pace::{Backoff, LogLimit};
+use kolo_transport::ids::{JobId, NodeId};
 use kolo_transport::renewal::keep_renewed;
-use kolo_transport::wire::Refusal;
+use kolo_transport::wire::{Refusal, RefusalKind};
 use kolo_transport::{
-    BindError, CloseCode, ConnectError, ConnectionLost, Credentials, Endpoint, EndpointConfig, JoinError,
-    LiveCredentials, RequestError, Role, TransportRuntime,
+    BindError, CloseCode, ConnectError, Connection, ConnectionLost, Credentials, Endpoint, EndpointConfig,
+    JoinError, LiveCredentials, RequestError, Role, TransportRuntime,
 };
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
@@ -39,14 +41,20 @@ pub use self::config::{NodeConfig, NodeCredentials, NodeResources, ResourcesErro
 use self::programs::Programs;
 pub use self::programs::{ProgramSource, ProgramsError};
 use self::serve::Server;
-use self::uplink::{Session, Uplink};
+use self::uplink::{Registered, Session, Uplink};
 use crate::health::Health;
 
 /// How long the last events may take to reach the head when a node stops.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// The pause after the first refused attempt to join; it doubles.
+/// The pause after the first refused attempt to join or to register; it doubles.
 const JOIN_PAUSE: Duration = Duration::from_millis(100);
+
+/// The longest pause while another daemon with this identity is there.
+const MAX_DUPLICATE_PAUSE: Duration = Duration::from_millis(500);
+
+/// How often refused requests are logged.
+const REFUSAL_LOG: Duration = Duration::from_secs(10);
 
 /// Why a node did not start. Nothing of it is left then.
 #[derive(Debug, thiserror::Error)]
@@ -358,6 +366,7 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         .unwrap_or_else(|| advertised(endpoint.local_addr(), connection.local_ip()));
     let hostname = config.hostname.clone().unwrap_or_else(config::hostname);
     let uplink = Uplink::new();
+    let orphan_timeout = config.orphan_timeout;
     let calls = Calls::new(runtime.handle().clone());
     let context = Arc::new(NodeContext {
         here: Here {
@@ -389,6 +398,9 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         ports: ports::Ports::default(),
         address,
         network: network.clone(),
+        // Odd, and so never 0.
+        instance: JobId::random().0 | 1,
+        refusals: Mutex::new(LogLimit::new(REFUSAL_LOG)),
     });
     // From here on dropping it ends everything.
     let mut node = Node {
@@ -403,8 +415,7 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         actors: Some(actors),
     };
     guard.0 = None;
-    let registration = server.registration().await?;
-    let registered = uplink::register(&connection, registration).await?;
+    let registered = register(&connection, &server, deadline).await?;
     endpoint.revoke(&registered.revoked);
     tracing::info!(%id, %address, head = %config.head, "registered");
     let first = Session {
@@ -427,6 +438,13 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         tokio::spawn(renewal).abort_handle(),
         tokio::spawn(network.watch()).abort_handle(),
         tokio::spawn(server.clone().accept(endpoint.clone())).abort_handle(),
+        tokio::spawn(orphans::watch(
+            orphan_timeout,
+            uplink.clone(),
+            server.calls.clone(),
+            server.node.clone(),
+        ))
+        .abort_handle(),
         tokio::spawn(uplink.run(endpoint, server, first)).abort_handle(),
     ];
     Ok(node)
@@ -440,6 +458,32 @@ fn store_renewed(dir: Option<&std::path::Path>, credentials: &Credentials) {
             tracing::warn!(dir = %dir.display(), "the folder holds another identity now; it is left alone");
         }
         Err(error) => tracing::error!(%error, "the new certificate could not be stored"),
+    }
+}
+
+/// Registers for the first time. While another daemon with this identity is there it is tried until `deadline`: it may
+/// be this one's last life, of which the head does not know yet that it is over.
+async fn register(
+    connection: &Connection,
+    server: &Server,
+    deadline: Instant,
+) -> Result<Registered, NodeError> {
+    let mut backoff = Backoff::new(JOIN_PAUSE, MAX_DUPLICATE_PAUSE);
+    loop {
+        let registration = server.registration().await?;
+        let error = match uplink::register(connection, registration).await {
+            Err(NodeError::Refused(refusal)) if refusal.kind == RefusalKind::Duplicate => refusal,
+            other => return other,
+        };
+        let first = backoff.failures() == 0;
+        let pause = backoff.failed();
+        if Instant::now() + pause >= deadline {
+            return Err(NodeError::Refused(error));
+        }
+        if first {
+            tracing::warn!(%error, "not registered yet; trying until the join timeout");
+        }
+        tokio::time::sleep(pause).await;
     }
 }
 

@@ -4,11 +4,13 @@
 //! all: in a directory that only this user can enter, or, without one, in memory that can't be changed any
 //! more (a sealed memfd).
 
+mod file;
+mod upload;
+
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,9 +18,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use kolo_actors::node::ProgramFile;
 use kolo_transport::wire::{Program, ProgramHash, Refusal, RefusalKind};
-use rustix::fs::{MemfdFlags, SealFlags};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
+
+use self::file::{Stamp, Verified, identify, is_final, lasting, verify};
+use self::upload::{UPLOAD_PREFIX, Upload};
 
 /// Uploads at the same time; more are asked to try again.
 const MAX_UPLOADS: usize = 8;
@@ -28,11 +32,6 @@ const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The longest piece of a program, in bytes.
 pub(crate) const MAX_PIECE: u32 = 16 << 20;
-
-/// How much is read at once to verify a file.
-const READ_CHUNK: usize = 1 << 20;
-
-const UPLOAD_PREFIX: &str = ".upload-";
 
 /// Where a node has its programs from, and where it puts them.
 #[derive(Debug, Clone)]
@@ -75,7 +74,7 @@ struct Entry {
     /// When it was last asked for, in numbers of requests.
     used: u64,
     /// `None` as long as it is a file of an earlier life of the daemon that was not verified yet.
-    file: Option<Arc<ProgramFile>>,
+    verified: Option<Verified>,
     /// Whether it is the caller's and not ours to remove.
     preloaded: bool,
 }
@@ -130,7 +129,7 @@ impl Programs {
                         Entry {
                             size,
                             used: 0,
-                            file: None,
+                            verified: None,
                             preloaded: false,
                         },
                     );
@@ -149,7 +148,7 @@ impl Programs {
                 Entry {
                     size: 0,
                     used: 0,
-                    file: Some(Arc::new(file)),
+                    verified: Some(file),
                     preloaded: true,
                 },
             );
@@ -167,40 +166,55 @@ impl Programs {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A program, verified; `None` if it is not here.
+    /// A program, verified; `None` if it is not here. One that was changed behind the node's back is verified again, and
+    /// forgotten if it is not what it was, so that it is sent again.
     pub(crate) async fn get(&self, hash: ProgramHash) -> Option<Arc<ProgramFile>> {
         match self.look(hash) {
             Look::Here(file) => return Some(file),
             Look::Missing => return None,
-            Look::Unverified => {}
+            Look::Unverified { .. } => {}
         }
         let _turn = self.verifying.lock().await;
         // Somebody else may have had the turn before.
-        match self.look(hash) {
+        let (path, preloaded) = match self.look(hash) {
             Look::Here(file) => return Some(file),
             Look::Missing => return None,
-            Look::Unverified => {}
-        }
-        let path = self.path(hash)?;
+            Look::Unverified { path, preloaded } => (path, preloaded),
+        };
         let verified = self
             .runtime
-            .spawn_blocking(move || verify(&path, hash))
+            .spawn_blocking(move || verify(&path, hash, preloaded))
             .await
             .unwrap_or_else(|error| Err(io::Error::other(error)));
         let mut state = self.state();
         match verified {
-            Ok(file) => {
-                let file = Arc::new(file);
-                if let Some(entry) = state.entries.get_mut(&hash) {
-                    entry.file = Some(file.clone());
-                }
+            Ok(new) => {
+                let Some(entry) = state.entries.get_mut(&hash) else {
+                    return Some(new.file);
+                };
+                // Those who hold the same file go on holding it.
+                let file = match &entry.verified {
+                    Some(old) if old.file.id == new.file.id => old.file.clone(),
+                    _ => new.file,
+                };
+                entry.verified = Some(Verified {
+                    file: file.clone(),
+                    stamp: new.stamp,
+                });
                 Some(file)
             }
-            Err(error) => {
-                tracing::warn!(%hash, %error, "a program in the cache is not what its name says");
+            Err(error) if is_final(&error) => {
+                tracing::warn!(%hash, %error, "a program is not what it was and must be sent again");
                 state.entries.remove(&hash);
                 drop(state);
-                self.remove(hash);
+                if !preloaded {
+                    self.remove(hash);
+                }
+                None
+            }
+            Err(error) => {
+                // Too many open files, say. It may be good, and is looked at again the next time.
+                tracing::error!(%hash, %error, "a program can't be read now");
                 None
             }
         }
@@ -214,15 +228,17 @@ impl Programs {
             return Look::Missing;
         };
         entry.used = now;
-        let Some(file) = entry.file.clone() else {
-            return Look::Unverified;
+        let preloaded = entry.preloaded;
+        let path = match &entry.verified {
+            Some(Verified { file, stamp }) => {
+                if Stamp::of(&file.path).is_ok_and(|now| now == *stamp) {
+                    return Look::Here(file.clone());
+                }
+                Some(file.path.clone())
+            }
+            None => self.path(hash),
         };
-        // Somebody may have cleaned up the directory.
-        if identify(&file.path).is_ok_and(|now| now.id == file.id) {
-            return Look::Here(file);
-        }
-        state.entries.remove(&hash);
-        Look::Missing
+        path.map_or(Look::Missing, |path| Look::Unverified { path, preloaded })
     }
 
     fn path(&self, hash: ProgramHash) -> Option<PathBuf> {
@@ -330,7 +346,7 @@ impl Programs {
         let entry = Entry {
             size: program.size,
             used: state.requests,
-            file: Some(Arc::new(file)),
+            verified: Some(file),
             preloaded: false,
         };
         state.entries.insert(hash, entry);
@@ -374,9 +390,9 @@ impl Programs {
                 .filter(|(_, entry)| {
                     !entry.preloaded
                         && entry
-                            .file
+                            .verified
                             .as_ref()
-                            .is_none_or(|file| Arc::strong_count(file) == 1)
+                            .is_none_or(|verified| Arc::strong_count(&verified.file) == 1)
                 })
                 .min_by_key(|(_, entry)| entry.used)
                 .map(|(hash, _)| *hash);
@@ -399,7 +415,7 @@ impl Programs {
 
 enum Look {
     Here(Arc<ProgramFile>),
-    Unverified,
+    Unverified { path: PathBuf, preloaded: bool },
     Missing,
 }
 
@@ -416,100 +432,6 @@ impl Drop for Room<'_> {
     }
 }
 
-/// A program that is coming.
-#[derive(Debug)]
-struct Upload {
-    file: File,
-    hasher: blake3::Hasher,
-    /// Where it is meanwhile; `None` in memory.
-    temporary: Option<Temporary>,
-}
-
-impl Upload {
-    fn begin(dir: Option<&Path>) -> io::Result<Self> {
-        let (file, temporary) = match dir {
-            Some(dir) => {
-                let name = format!(
-                    "{UPLOAD_PREFIX}{:016x}",
-                    kolo_transport::ids::JobId::random().0
-                );
-                let path = dir.join(name);
-                let file = OpenOptions::new()
-                    .write(true)
-                    .create_new(true)
-                    .mode(0o600)
-                    .open(&path)?;
-                (file, Some(Temporary(path)))
-            }
-            None => (memory()?, None),
-        };
-        Ok(Self {
-            file,
-            hasher: blake3::Hasher::new(),
-            temporary,
-        })
-    }
-
-    fn add(mut self, piece: &[u8]) -> io::Result<Self> {
-        self.hasher.update(piece);
-        self.file.write_all(piece)?;
-        Ok(self)
-    }
-
-    fn hash(&self) -> ProgramHash {
-        ProgramHash(*self.hasher.finalize().as_bytes())
-    }
-
-    fn finish(self, place: Option<&Path>) -> io::Result<ProgramFile> {
-        self.file
-            .set_permissions(fs::Permissions::from_mode(0o500))?;
-        let metadata = self.file.metadata()?;
-        let id = (metadata.dev(), metadata.ino());
-        let (Some(temporary), Some(place)) = (&self.temporary, place) else {
-            let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
-            rustix::fs::fcntl_add_seals(&self.file, seals)?;
-            // Another process of this user starts it: by this process's name for it.
-            let path = format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd());
-            return Ok(ProgramFile {
-                path: path.into(),
-                id,
-                hold: Box::new(self.file),
-            });
-        };
-        // Until it is closed it can't be executed. It need not be on the disk: what a crash of the machine
-        // leaves of it is verified before it is used.
-        drop(self.file);
-        fs::rename(&temporary.0, place)?;
-        Ok(ProgramFile {
-            path: place.to_owned(),
-            id,
-            hold: Box::new(()),
-        })
-    }
-}
-
-/// A file that is removed if it is not moved away before.
-#[derive(Debug)]
-struct Temporary(PathBuf);
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.0)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::warn!(path = %self.0.display(), %error, "the rest of a program could not be removed");
-        }
-    }
-}
-
-fn memory() -> io::Result<File> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let made = rustix::fs::memfd_create("kolo-program", flags | MemfdFlags::EXEC)
-        // Kernels before 6.3 do not know the flag and don't need it.
-        .or_else(|_| rustix::fs::memfd_create("kolo-program", flags))?;
-    Ok(File::from(made))
-}
-
 fn open_dir(dir: &Path) -> io::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
@@ -523,49 +445,6 @@ fn open_dir(dir: &Path) -> io::Result<()> {
         ));
     }
     Ok(())
-}
-
-/// `/proc/self` means something else in another process.
-fn lasting(path: &Path) -> PathBuf {
-    match path.strip_prefix("/proc/self") {
-        Ok(rest) => Path::new("/proc")
-            .join(std::process::id().to_string())
-            .join(rest),
-        Err(_) => path.to_owned(),
-    }
-}
-
-fn identify(path: &Path) -> io::Result<ProgramFile> {
-    let metadata = fs::metadata(path)?;
-    if !metadata.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file"));
-    }
-    Ok(ProgramFile {
-        path: path.to_owned(),
-        id: (metadata.dev(), metadata.ino()),
-        hold: Box::new(()),
-    })
-}
-
-fn verify(path: &Path, hash: ProgramHash) -> io::Result<ProgramFile> {
-    let mut file = File::open(path)?;
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; READ_CHUNK];
-    loop {
-        let count = file.read(&mut buffer)?;
-        if count == 0 {
-            break;
-        }
-        hasher.update(&buffer[..count]);
-    }
-    let found = ProgramHash(*hasher.finalize().as_bytes());
-    if found != hash {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("its hash is {found}"),
-        ));
-    }
-    identify(path)
 }
 
 fn parse_hash(name: &str) -> Option<ProgramHash> {

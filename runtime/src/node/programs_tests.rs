@@ -1,7 +1,11 @@
 use std::collections::VecDeque;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 
 use tempfile::TempDir;
 
+use super::file::MODE;
 use super::*;
 
 /// Pieces from a list; an `Err` breaks the upload.
@@ -226,6 +230,83 @@ async fn what_lies_in_the_cache_is_not_believed() {
     // A file that somebody removes is not here any more.
     fs::remove_file(&place).unwrap();
     assert!(programs.get(good.hash).await.is_none());
+}
+
+/// A file is written over, cut short, and replaced by another, behind the node's back.
+#[tokio::test]
+async fn what_is_changed_under_a_running_node_is_not_used_and_comes_again() {
+    let dir = TempDir::new().unwrap();
+    let programs = open(Some(&dir));
+    let good = program(SCRIPT);
+    let place = dir.path().join("programs").join(good.hash.to_string());
+    let write = |content: &[u8]| {
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o700)).unwrap();
+        fs::write(&place, content).unwrap();
+    };
+    let same_length = b"#!/bin/sh\nexit 43\n";
+    assert_eq!(same_length.len(), SCRIPT.len());
+    let changes: [(&str, &dyn Fn()); 4] = [
+        ("cut short", &|| write(b"")),
+        ("overwritten", &|| write(same_length)),
+        ("replaced", &|| {
+            fs::remove_file(&place).unwrap();
+            fs::write(&place, b"other").unwrap();
+        }),
+        ("removed", &|| fs::remove_file(&place).unwrap()),
+    ];
+    for (what, change) in changes {
+        programs.put(&good, &mut pieces(SCRIPT)).await.unwrap();
+        assert!(programs.get(good.hash).await.is_some(), "{what}");
+        change();
+        assert!(programs.get(good.hash).await.is_none(), "{what}");
+        assert_eq!(names(&dir), [""; 0], "{what}");
+    }
+    programs.put(&good, &mut pieces(SCRIPT)).await.unwrap();
+    let file = programs.get(good.hash).await.unwrap();
+    assert_eq!(fs::read(&file.path).unwrap(), SCRIPT);
+}
+
+#[tokio::test]
+async fn what_only_looks_changed_is_still_the_same_program() {
+    let dir = TempDir::new().unwrap();
+    let programs = open(Some(&dir));
+    let good = program(SCRIPT);
+    programs.put(&good, &mut pieces(SCRIPT)).await.unwrap();
+    let file = programs.get(good.hash).await.unwrap();
+    // Nobody can start it like this, and it is put right.
+    fs::set_permissions(&file.path, fs::Permissions::from_mode(0o600)).unwrap();
+    let again = programs.get(good.hash).await.unwrap();
+    assert!(Arc::ptr_eq(&file, &again));
+    assert_eq!(fs::metadata(&file.path).unwrap().mode() & 0o777, MODE);
+    // The same bytes in another file.
+    let copy = dir.path().join("copy");
+    fs::write(&copy, SCRIPT).unwrap();
+    fs::rename(&copy, &file.path).unwrap();
+    let other = programs.get(good.hash).await.unwrap();
+    assert_ne!(other.id, file.id);
+    assert_eq!(Stamp::of(&other.path).unwrap().id(), other.id);
+}
+
+#[tokio::test]
+async fn a_preloaded_program_that_was_changed_is_not_here_and_is_not_removed() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("mine");
+    fs::write(&path, SCRIPT).unwrap();
+    let good = program(SCRIPT);
+    let source = ProgramSource {
+        preloaded: vec![(good.hash, path.clone())],
+        ..ProgramSource::default()
+    };
+    let programs = Programs::open(source, Handle::current()).unwrap();
+    // A second name changes the file's time and not the file.
+    fs::hard_link(&path, dir.path().join("second")).unwrap();
+    assert!(programs.get(good.hash).await.is_some());
+    fs::write(&path, b"built anew").unwrap();
+    assert!(programs.get(good.hash).await.is_none());
+    assert_eq!(fs::read(&path).unwrap(), b"built anew");
+    // It can be sent like any other.
+    programs.put(&good, &mut pieces(SCRIPT)).await.unwrap();
+    assert!(programs.get(good.hash).await.is_some());
 }
 
 #[tokio::test]

@@ -1,15 +1,16 @@
 //! Requests of the head and of drivers.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use actix::Addr;
 use bytes::Bytes;
 use kolo_actors::node::{
     Kill, Launch, Membership, NodeActor, NodeContext, RankLost, Reserve, Snapshot, Start, Stop,
 };
-use kolo_transport::ids::{DriverId, Generation, JobId, Rank};
+use kolo_actors::pace::LogLimit;
+use kolo_transport::ids::{JobId, Rank};
 use kolo_transport::wire::{
     InstalledHere, NodeRegistration, NodeReply, NodeRequest, ProgramHash, Refusal, RefusalKind,
     StartWorkers,
@@ -23,6 +24,7 @@ use super::calls::Calls;
 use super::installed;
 use super::network::{self, Network};
 use super::ports::Ports;
+use super::calls::{Attach, Calls};
 use super::programs::{MAX_PIECE, Pieces, Programs};
 use super::uplink::Uplink;
 
@@ -53,6 +55,10 @@ pub(super) struct Server {
     pub(super) ports: Ports,
     pub(super) address: SocketAddr,
     pub(super) network: Arc<Network>,
+    /// Tells this daemon from others with the same identity.
+    pub(super) instance: u64,
+    /// For the log of refused requests, which anybody can cause.
+    pub(super) refusals: Mutex<LogLimit>,
 }
 
 impl std::fmt::Debug for Server {
@@ -115,6 +121,7 @@ impl Server {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             jobs: snapshot.jobs,
             network: self.network.for_registration(),
+            instance: self.instance,
         })
     }
 
@@ -125,7 +132,9 @@ impl Server {
             if matches!(connection.peer().role, Role::Driver | Role::Node) {
                 tokio::spawn(self.clone().connection(connection));
             } else {
-                tracing::warn!(peer = %connection.peer(), "only drivers and nodes connect to a node");
+                if let Some(left_out) = self.may_log() {
+                    tracing::warn!(peer = %connection.peer(), left_out, "only drivers and nodes connect to a node");
+                }
                 connection.close(
                     CloseCode::Forbidden,
                     "only drivers and nodes connect to a node",
@@ -138,9 +147,7 @@ impl Server {
         loop {
             match connection.accept(Limits::CONTROL).await {
                 Ok(stream) => {
-                    let server = self.clone();
-                    let connection = connection.clone();
-                    tokio::spawn(async move { server.serve(stream, &connection).await });
+                    tokio::spawn(self.clone().serve(stream, connection.clone()));
                 }
                 Err(lost) => {
                     tracing::debug!(peer = %connection.peer(), %lost, "a peer is gone");
@@ -150,16 +157,19 @@ impl Server {
         }
     }
 
+    fn may_log(&self) -> Option<u64> {
+        let limit = self.refusals.lock();
+        // A limit is right at any moment.
+        let mut limit = limit.unwrap_or_else(PoisonError::into_inner);
+        limit.allow(Instant::now())
+    }
+
     /// Serves one stream.
-    pub(super) async fn serve(&self, mut stream: Stream, connection: &Connection) {
+    pub(super) async fn serve(self: Arc<Self>, mut stream: Stream, connection: Connection) {
         let peer = connection.peer();
-        let served = match self.answer(&mut stream, connection).await {
+        let served = match self.answer(&mut stream, &connection).await {
             Ok(None) => return,
-            Ok(Some(Attach {
-                driver,
-                job,
-                generation,
-            })) => self.calls.attach(stream, driver, job, generation).await,
+            Ok(Some(attach)) => self.calls.attach(stream, &connection, attach).await,
             Err(error) => {
                 stream.abort(match error {
                     FrameError::TooLong { .. } => CloseCode::TooLarge,
@@ -197,7 +207,9 @@ impl Server {
             Err(error) => return Err(error),
         };
         if let Err(refusal) = may(peer.role, &request) {
-            tracing::warn!(%peer, %refusal, "a request was refused");
+            if let Some(left_out) = self.may_log() {
+                tracing::warn!(%peer, %refusal, left_out, "a request was refused");
+            }
             return reply(stream, &NodeReply::Refused(refusal)).await;
         }
         match request {
@@ -214,9 +226,16 @@ impl Server {
                 ranks,
                 tail,
                 follow,
-            } => self.logs(stream, job, &ranks, tail, follow).await,
+            } => {
+                // Its driver is there as long as it listens.
+                let driver = peer.driver().filter(|_| follow);
+                let _present = driver.and_then(|driver| self.calls.present(job, driver));
+                self.logs(stream, job, &ranks, tail, follow).await
+            }
             NodeRequest::Output { job, without } => {
-                self.output(stream, peer.driver(), job, &without).await?;
+                let driver = peer.driver();
+                let _present = driver.and_then(|driver| self.calls.present(job, driver));
+                self.output(stream, driver, job, &without).await?;
                 Ok(None)
             }
             NodeRequest::PutProgram { program } => {
@@ -424,13 +443,6 @@ impl Server {
     }
 }
 
-/// What an admitted [`NodeRequest::Attach`] says, and who said it.
-pub(super) struct Attach {
-    driver: DriverId,
-    job: JobId,
-    generation: Generation,
-}
-
 pub(super) async fn reply(stream: &mut Stream, reply: &NodeReply) -> Result<Option<Attach>, FrameError> {
     stream.send.send(reply, &[]).await?;
     stream.send.finish();
@@ -459,6 +471,7 @@ impl Pieces for Upload<'_> {
 
 #[cfg(test)]
 mod tests {
+    use kolo_transport::ids::Generation;
     use kolo_transport::wire::{Probe, Program};
 
     use super::*;

@@ -23,6 +23,12 @@ use super::serve::Server;
 /// How long the head may take to answer a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Most events in one message to the head.
+const MAX_EVENTS: usize = 256;
+
+/// About how many bytes of events go into one message; an event has at most a few tens of KiB.
+const MAX_EVENT_BYTES: usize = 1 << 20;
+
 /// How long a worker waits for its certificate, a reconnect to the head included.
 const SIGN_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -109,6 +115,11 @@ pub(super) async fn register(
 }
 
 impl Uplink {
+    /// The connection to the head; `None` while it is away.
+    pub(super) fn connection(&self) -> watch::Receiver<Option<Connection>> {
+        self.connection.subscribe()
+    }
+
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             events: Mutex::default(),
@@ -249,7 +260,7 @@ impl Uplink {
                     let error = error.to_string();
                     // Once, as long as it stays the same.
                     if error != said {
-                        tracing::warn!(head = %server.head, %error, "the head is not there; trying again");
+                        tracing::warn!(head = %server.head, %error, "not registered again yet; trying");
                         said = error;
                     }
                 }
@@ -283,27 +294,33 @@ impl Uplink {
         }
     }
 
-    /// Sends events in order, each when the one before it is acknowledged.
+    /// Sends events in order, all that are there, each time when those before are acknowledged.
     async fn send_events(&self, connection: &Connection) -> String {
         loop {
-            let first = self.events().front().cloned();
-            let Some(event) = first else {
+            let events = batch(&self.events());
+            let count = events.len();
+            if count == 0 {
                 self.acknowledged.notify_waiters();
                 self.added.notified().await;
                 continue;
-            };
-            let request = HeadRequest::Event(event);
+            }
+            let request = HeadRequest::Events(events);
             match connection.request(&request, REQUEST_TIMEOUT).await {
                 Ok(HeadReply::Done) => {}
+                // It counts this node as lost. They are for the next time that it is registered.
+                Ok(HeadReply::Refused(refusal)) if refusal.kind == RefusalKind::Forbidden => {
+                    return format!("the head takes no events of this session: {refusal}");
+                }
                 Ok(HeadReply::Refused(refusal)) => {
                     // Saying it again would change nothing.
-                    tracing::warn!(?request, %refusal, "the head did not want an event");
+                    tracing::warn!(count, %refusal, "the head did not want events");
                 }
-                Ok(other) => tracing::warn!(?other, "the head's answer to an event is not one"),
+                Ok(other) => tracing::warn!(?other, "the head's answer to events is not one"),
                 Err(RequestError::Deadline { .. }) => continue,
-                Err(error) => return format!("an event was not taken: {error}"),
+                Err(error) => return format!("events were not taken: {error}"),
             }
-            self.events().pop_front();
+            // Only this takes any out.
+            self.events().drain(..count);
         }
     }
 }
@@ -376,6 +393,33 @@ async fn fate(connection: &Connection) -> (bool, Option<String>) {
     }
 }
 
+/// The events that go out together.
+fn batch(events: &VecDeque<NodeEvent>) -> Vec<NodeEvent> {
+    let mut bytes = 0;
+    events
+        .iter()
+        .take(MAX_EVENTS)
+        .take_while(|event| {
+            let first = bytes == 0;
+            bytes += weight(event);
+            first || bytes <= MAX_EVENT_BYTES
+        })
+        .cloned()
+        .collect()
+}
+
+/// About how long an event is in a message.
+fn weight(event: &NodeEvent) -> usize {
+    const PLAIN: usize = 512;
+    match event {
+        NodeEvent::WorkerExited { failure, .. } => {
+            let tail: usize = failure.stderr_tail.iter().map(|line| line.len() + 8).sum();
+            PLAIN + tail + failure.reason.as_ref().map_or(0, String::len)
+        }
+        NodeEvent::WorkerReady { .. } | NodeEvent::JobGone { .. } => PLAIN,
+    }
+}
+
 /// Sends heartbeats until the head does not answer any more.
 async fn heartbeats(connection: &Connection, registered: &Registered) -> String {
     let mut stream = match connection.open(Limits::CONTROL).await {
@@ -432,11 +476,49 @@ async fn take_requests(connection: &Connection, server: &Arc<Server>) -> String 
     loop {
         match connection.accept(Limits::CONTROL).await {
             Ok(stream) => {
-                let server = server.clone();
-                let connection = connection.clone();
-                tokio::spawn(async move { server.serve(stream, &connection).await });
+                tokio::spawn(server.clone().serve(stream, connection.clone()));
             }
             Err(lost) => return lost.to_string(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_transport::ids::{NodeId, Rank};
+    use kolo_transport::wire::{Exit, RankFailure};
+
+    use super::*;
+
+    fn exited(tail: usize) -> NodeEvent {
+        NodeEvent::WorkerExited {
+            job: JobId(1),
+            slot: Slot(0),
+            failure: RankFailure {
+                rank: Rank(0),
+                node: NodeId(1),
+                hostname: "host".to_owned(),
+                pid: 1,
+                exit: Exit::Code(1),
+                reason: None,
+                stderr_tail: vec!["x".repeat(tail)],
+            },
+            expected: false,
+        }
+    }
+
+    #[test]
+    fn events_go_out_together_in_order_within_a_bound() {
+        let gone = |job| NodeEvent::JobGone { job: JobId(job) };
+        let events: VecDeque<_> = (0..1000).map(gone).collect();
+        let first: Vec<_> = (0..MAX_EVENTS as u64).map(gone).collect();
+        assert_eq!(batch(&events), first);
+        assert!(batch(&VecDeque::new()).is_empty());
+        // Three of 400 KiB are too long together.
+        let long: VecDeque<_> = (0..3).map(|_| exited(400 << 10)).collect();
+        assert_eq!(batch(&long).len(), 2);
+        // One that is too long by itself goes alone.
+        let longest: VecDeque<_> = [exited(3 << 20), gone(1)].into();
+        assert_eq!(batch(&longest).len(), 1);
     }
 }

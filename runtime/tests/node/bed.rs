@@ -16,7 +16,7 @@ use kolo_transport::wire::head::Beat;
 use kolo_transport::wire::{
     CallFrame, CallOp, CallReply, GenerationTable, HeadReply, HeadRequest, Member, NodeEvent,
     NodeRegistration, NodeReply, NodeRequest, Outcome, Program, ProgramHash, RankFailure, Refusal,
-    Resources, SlotStart, StartWorkers,
+    RefusalKind, Resources, SlotStart, StartWorkers,
 };
 use kolo_transport::{
     Authority, CloseCode, Connection, Endpoint, EndpointConfig, Expect, Frame, Limits, Role,
@@ -42,6 +42,8 @@ pub(crate) struct Head {
     connection: watch::Receiver<Option<Connection>>,
     /// Whether heartbeats stay without an answer.
     pub(crate) mute: Arc<AtomicBool>,
+    /// Whether events are refused, as if the node were not registered any more.
+    pub(crate) forbid: Arc<AtomicBool>,
 }
 
 impl Head {
@@ -60,6 +62,7 @@ impl Head {
         lease_ms: u64,
     ) -> Self {
         let mute = Arc::new(AtomicBool::new(false));
+        let forbid = Arc::new(AtomicBool::new(false));
         let credentials = authority.issue(Role::Head, "head").unwrap();
         let endpoint = Endpoint::bind(runtime, credentials, config).unwrap();
         let (event_sender, events) = mpsc::channel(1000);
@@ -68,12 +71,14 @@ impl Head {
         let accepting = endpoint.clone();
         let signing = authority.clone();
         let muting = mute.clone();
+        let forbidding = forbid.clone();
         runtime.handle().spawn(async move {
             while let Some(connection) = accepting.accept().await {
                 assert_eq!(connection.peer().role, Role::Node);
                 let streams = Streams {
                     lease_ms,
                     mute: muting.clone(),
+                    forbid: forbidding.clone(),
                     events: event_sender.clone(),
                     registrations: registration_sender.clone(),
                     authority: signing.clone(),
@@ -93,6 +98,7 @@ impl Head {
             registrations: Mutex::new(registrations),
             connection,
             mute,
+            forbid,
         }
     }
 
@@ -132,6 +138,7 @@ struct Streams {
     registered: watch::Sender<Option<Connection>>,
     lease_ms: u64,
     mute: Arc<AtomicBool>,
+    forbid: Arc<AtomicBool>,
 }
 
 impl Streams {
@@ -161,10 +168,15 @@ impl Streams {
                 }
                 return;
             }
-            HeadRequest::Event(event) => {
-                // A test that is over does not listen.
-                if self.events.send(event).await.is_err() {
-                    return;
+            HeadRequest::Events(_) if self.forbid.load(Ordering::Relaxed) => {
+                HeadReply::Refused(Refusal::new(RefusalKind::Forbidden, "register again"))
+            }
+            HeadRequest::Events(events) => {
+                for event in events {
+                    // A test that is over does not listen.
+                    if self.events.send(event).await.is_err() {
+                        return;
+                    }
                 }
                 HeadReply::Done
             }

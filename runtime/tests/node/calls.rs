@@ -245,6 +245,75 @@ async fn calls_for_another_generation_or_rank_are_answered() {
 }
 
 #[tokio::test]
+async fn c1_a_rank_that_is_named_twice_runs_the_call_once() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(2, "").await;
+    let mut calls = job.attach().await;
+    let call = calls.send(&[1, 0, 1, 1, 0], "rank", b"").await;
+    let mut results = [calls.result().await, calls.result().await];
+    results.sort_by_key(|result| result.1);
+    for (rank, (answered, from, outcome, _)) in results.into_iter().enumerate() {
+        assert_eq!((answered, from), (call, Rank(rank as u32)));
+        assert_eq!(outcome, Outcome::Returned);
+    }
+    // Nothing more comes of it.
+    assert_eq!(calls.call(0, "rank").await, "0");
+    assert_eq!(calls.call(1, "rank").await, "1");
+    job.stop().await;
+    bed.end().await;
+}
+
+/// More than fit into any queue of the worker's control socket, which the head's messages go through as well.
+#[tokio::test]
+async fn any_number_of_calls_is_cancelled_and_the_worker_lives() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(1, "").await;
+    let mut calls = job.attach().await;
+    let count = 3000;
+    for _ in 0..count {
+        calls.send(&[0], "await-cancel", b"").await;
+    }
+    for call in 1..=count / 2 {
+        calls.cancel(CallId(call), &[]).await;
+    }
+    // The rest goes with the channel.
+    drop(calls);
+    let mut calls = job.attach().await;
+    calls.next = 1_000_000;
+    // If one were forgotten, this would wait for ever.
+    assert_eq!(calls.call(0, "rank").await, "0");
+    job.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_driver_that_calls_nobody_and_reads_no_answers_is_held_up() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(1, "").await;
+    let mut calls = job.attach().await;
+    let mut other = job.attach().await;
+    let nobody: Vec<u32> = (1..1000).collect();
+    let send = &mut calls.stream.send;
+    // Some 100 MB of answers.
+    let sending = async {
+        for number in 0..1000 {
+            let frame = call_frame(CallId(number), &nobody, "rank");
+            send.send(&frame, &[]).await.unwrap();
+        }
+    };
+    tokio::pin!(sending);
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(2);
+    while std::time::Instant::now() < end {
+        tokio::select! {
+            () = &mut sending => panic!("the node keeps all the answers"),
+            rank = other.call(0, "rank") => assert_eq!(rank, "0"),
+        }
+    }
+    job.stop().await;
+    bed.end().await;
+}
+
+#[tokio::test]
 async fn a_worker_that_is_killed_fails_its_calls_before_during_and_after() {
     let bed = Bed::start().await;
     let job = bed.healthy(3, "").await;

@@ -140,6 +140,56 @@ async fn it_joins_with_a_token_and_keeps_its_identity() {
     soon(head.stop()).await;
 }
 
+/// Two that took turns would end each other's jobs every few seconds.
+#[tokio::test]
+async fn a_copy_of_a_node_is_refused_and_says_what_to_do() {
+    let dir = TempDir::new().unwrap();
+    let state = |name: &str| dir.path().join(name);
+    let config = HeadConfig {
+        lease: Duration::from_secs(4),
+        ..HeadConfig::default()
+    };
+    let head = kolo_runtime::Head::start(config).await.unwrap();
+    let name = NodeId::random().to_string();
+    let credentials = head.authority().issue(Role::Node, &name).unwrap();
+    for copy in ["first", "second"] {
+        let identity = state(copy).join("identity");
+        std::fs::create_dir(state(copy)).unwrap();
+        credentials.save(&identity).unwrap();
+    }
+    let (first, second) = (state("first"), state("second"));
+    let mut original = Daemon::start(head.address(), &["--state-dir", path(&first)]);
+    let ready = original.ready().await.unwrap();
+    assert_eq!(text(&ready, "node"), name);
+    let args = ["--state-dir", path(&second), "--join-timeout", "1s"];
+    let mut copy = Daemon::start(head.address(), &args);
+    let error = copy.ready().await.unwrap_err();
+    assert_eq!(copy.end().await.code(), Some(1));
+    for part in [
+        &format!("another daemon is registered as {name}"),
+        &text(&ready, "address"),
+        "stop one of the two, or give this one a state folder of its own and a token",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    // The first has noticed nothing.
+    original.signal(Signal::TERM);
+    assert!(original.end().await.success());
+    let errors = original.errors();
+    assert!(!errors.contains("is lost"), "{errors}");
+    // When it is gone, be it without a goodbye, the second may have its place.
+    let mut original = Daemon::start(head.address(), &["--state-dir", path(&first)]);
+    original.ready().await.unwrap();
+    original.signal(Signal::KILL);
+    original.end().await;
+    let mut copy = Daemon::start(head.address(), &["--state-dir", path(&second)]);
+    let ready = copy.ready().await.unwrap();
+    assert_eq!(text(&ready, "node"), name);
+    copy.signal(Signal::TERM);
+    assert!(copy.end().await.success());
+    soon(head.stop()).await;
+}
+
 #[tokio::test]
 async fn a_head_that_is_not_there_is_an_error_in_time() {
     let dir = TempDir::new().unwrap();

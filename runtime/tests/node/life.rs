@@ -105,6 +105,27 @@ async fn a_head_that_leaves_heartbeats_unanswered_is_left_and_found_again() {
     soon(node.stop()).await;
 }
 
+/// The head's session with it is over, but the connection is not yet.
+#[tokio::test]
+async fn what_the_head_takes_in_no_session_any_more_it_is_told_in_the_next() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(1, "").await;
+    soon(bed.head.registrations.lock().await.recv())
+        .await
+        .unwrap();
+    bed.head.forbid.store(true, Ordering::Relaxed);
+    let mut calls = job.attach().await;
+    calls.send(&[0], "exit:4", b"").await;
+    soon(bed.head.registrations.lock().await.recv())
+        .await
+        .unwrap();
+    bed.head.forbid.store(false, Ordering::Relaxed);
+    let (failure, expected) = bed.exit().await;
+    assert_eq!((failure.rank.0, expected), (0, false));
+    job.stop().await;
+    bed.end().await;
+}
+
 #[tokio::test]
 async fn a_node_whose_place_another_has_taken_does_not_fight_for_it() {
     let runtime = TransportRuntime::new(1).unwrap();

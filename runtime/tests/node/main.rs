@@ -7,6 +7,7 @@ mod daemon;
 mod life;
 mod link;
 mod logs;
+mod orphans;
 mod programs;
 mod starts;
 mod stops;

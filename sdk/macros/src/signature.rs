@@ -144,7 +144,7 @@ pub(crate) fn check(what: &str, signature: &Signature, errors: &mut Errors) -> R
                 check_type(&format!("an argument of {what}"), &input.ty, errors);
                 let name = match &*input.pat {
                     Pat::Ident(pattern) => pattern.ident.clone(),
-                    _ => format_ident!("arg{}", arguments.len()),
+                    _ => free_name(signature, &arguments),
                 };
                 arguments.push(Argument {
                     name,
@@ -170,6 +170,21 @@ pub(crate) fn check(what: &str, signature: &Signature, errors: &mut Errors) -> R
         arguments,
         returns: returns(&signature.output),
     }
+}
+
+/// A name for an argument that is a pattern, which no other argument has.
+fn free_name(signature: &Signature, before: &[Argument]) -> Ident {
+    let given = |name: &Ident| {
+        signature.inputs.iter().any(|input| {
+            matches!(input, FnArg::Typed(input)
+                if matches!(&*input.pat, Pat::Ident(pattern) if pattern.ident == *name))
+        })
+    };
+    let first = before.len();
+    (first..=first + 2 * signature.inputs.len())
+        .map(|number| format_ident!("arg{number}"))
+        .find(|name| !given(name) && before.iter().all(|argument| argument.name != *name))
+        .expect("each argument takes one number, and one that was given another")
 }
 
 /// Checks a type that a value has which travels. `what` names the value in messages.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use kolo_transport::frame::{self, FrameError, Limits};
 use kolo_transport::ids::{CallId, Generation, NodeId, ObjectId, Rank};
+use kolo_transport::runtime::Sends;
 use kolo_transport::session::FrameReceiver;
 use kolo_transport::wire::{CallFrame, CallOp, CallReply, Exit, RankFailure};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
@@ -23,6 +24,9 @@ pub(crate) const MAX_BODY: usize = Limits::CALLS.body as usize;
 
 /// Bodies up to this length are copied behind their head; longer ones are sent as they are.
 const COPY_BELOW: usize = 16 * 1024;
+
+/// Results that wake their callers together, at most.
+const MOST_TOGETHER: usize = 64;
 
 /// What a waiting future gets: one body for each of its ranks.
 pub(crate) type Bodies = Result<Vec<Bytes>, CallError>;
@@ -173,10 +177,21 @@ impl Group {
             // A deadline that the clock can't hold is none.
             Some((Instant::now().checked_add(after)?, after))
         });
+        // Before the lock, so that it always ends after it: then results may be read, which takes the lock.
+        let turn;
         let mut state = self.lock();
         let taken = state
             .table
             .register(request.name, ranks, deadline, waiters)?;
+        // What comes alone goes out at once, what is one of many with the others. Who waits for the whole call is about to
+        // yield. Who gets a future per rank may go on to other things.
+        let sends = match (state.table.in_flight() <= 1, each) {
+            (true, _) => Some(Sends::Now { awaited: !each }),
+            (false, false) => Some(Sends::WithOthers),
+            (false, true) => None,
+        };
+        let outbox = state.outboxes.first();
+        turn = sends.and_then(|sends| outbox?.turn(sends));
         if !taken.send_to.is_empty() {
             let (op, body) = (request.op, &request.body);
             self.write(
@@ -191,11 +206,19 @@ impl Group {
         }
         let timer = deadline.is_some_and(|(at, _)| state.armed.is_none_or(|armed| at < armed));
         drop(state);
+        drop(turn);
         if timer {
             self.timer.notify_one();
         }
         Self::complete(taken.completions);
         Ok((taken.call, receivers))
+    }
+
+    /// The calling task awaits a call that was sent some time ago.
+    pub(crate) fn awaited(&self) {
+        if let Some(outbox) = self.lock().outboxes.first() {
+            outbox.awaited();
+        }
     }
 
     /// Drops an executable everywhere. Nobody waits for it.
@@ -228,7 +251,8 @@ impl Group {
         body: &Bytes,
         permit: Option<&Permit>,
     ) {
-        let deadline_ms = deadline.map(|after| (after.as_millis() as u64).max(1));
+        let deadline_ms =
+            deadline.map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1));
         let mut frame = CallFrame::Call {
             call,
             generation: self.generation,
@@ -273,7 +297,7 @@ impl Group {
         nodes
     }
 
-    fn complete(completions: Vec<Completion<Waiter>>) {
+    fn complete(completions: impl IntoIterator<Item = Completion<Waiter>>) {
         for completion in completions {
             // The future may have gone a moment ago.
             drop(completion.waiter.sender.send(completion.result));
@@ -283,11 +307,18 @@ impl Group {
 
     /// Applies an event to the table and does what follows from it.
     fn apply(&self, event: impl FnOnce(&mut CallTable<Waiter>) -> Effects<Waiter>) {
+        Self::complete(self.apply_only(event));
+    }
+
+    /// As [`Group::apply`], and leaves it to the caller to wake who waits.
+    fn apply_only(
+        &self,
+        event: impl FnOnce(&mut CallTable<Waiter>) -> Effects<Waiter>,
+    ) -> Vec<Completion<Waiter>> {
         let mut state = self.lock();
         let effects = event(&mut state.table);
         self.cancel_on_nodes(&mut state, effects.cancels);
-        drop(state);
-        Self::complete(effects.completions);
+        effects.completions
     }
 
     /// As [`Group::apply`], for events that may have set a timer.
@@ -306,6 +337,12 @@ impl Group {
         self.apply_timed(|table| table.reported_lost(Instant::now(), failure));
     }
 
+    /// Whether no worker is known to be lost.
+    pub(crate) fn is_whole(&self) -> bool {
+        let all = (0..self.world_size() as u32).map(Rank);
+        self.lock().table.up(all).len() == self.world_size()
+    }
+
     /// No more calls are taken; those that are in flight go on.
     pub(crate) fn close(&self, reason: &str) {
         self.lock().table.close(reason);
@@ -321,7 +358,14 @@ impl Group {
         });
     }
 
-    fn reply(&self, index: usize, reply: CallReply, body: Bytes) {
+    /// Takes a reply. Who waited for it goes to `done`, to be woken with others.
+    fn reply(
+        &self,
+        index: usize,
+        reply: CallReply,
+        body: Bytes,
+        done: &mut Vec<Completion<Waiter>>,
+    ) {
         let now = Instant::now();
         match reply {
             CallReply::Result {
@@ -334,7 +378,7 @@ impl Group {
                     tracing::warn!(%call, %rank, "a node sent a result for a rank of another node");
                     return;
                 }
-                self.apply(|table| table.result(now, call, rank, outcome, body));
+                done.extend(self.apply_only(|table| table.result(now, call, rank, outcome, body)));
                 if failed {
                     self.timer.notify_one();
                 }
@@ -362,9 +406,14 @@ impl Group {
 
     /// Reads what a node sends until its channel ends.
     pub(crate) async fn read(self: Arc<Self>, index: usize, mut replies: FrameReceiver) {
+        let mut done = Vec::new();
         let reason = loop {
+            // Results that came together wake who waits for them together: it would else go to sleep between two of them.
+            if !replies.is_ready() || done.len() >= MOST_TOGETHER {
+                Self::complete(done.drain(..));
+            }
             match replies.next::<CallReply>().await {
-                Ok(Some(frame)) => self.reply(index, frame.head, frame.body),
+                Ok(Some(frame)) => self.reply(index, frame.head, frame.body, &mut done),
                 Ok(None) => break "the node ended the channel".to_owned(),
                 Err(error @ FrameError::Malformed { .. }) => {
                     tracing::warn!(%error, "a node sent a reply that is not known here");
@@ -372,6 +421,7 @@ impl Group {
                 Err(error) => break error.to_string(),
             }
         };
+        Self::complete(done);
         self.unreachable(index, &reason);
     }
 

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use kolo_transport::frame::FrameError;
+use kolo_transport::runtime::{Sends, Turn};
 use kolo_transport::session::FrameSender;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
@@ -27,6 +28,14 @@ pub(crate) trait Sink: Send + 'static {
         cx: &mut Context<'_>,
         chunks: &mut [Bytes],
     ) -> Poll<Result<usize, FrameError>>;
+
+    /// As [`TransportRuntime::turn`](kolo_transport::TransportRuntime::turn).
+    fn turn(&self, _sends: Sends) -> Option<Turn> {
+        None
+    }
+
+    /// As [`TransportRuntime::awaited`](kolo_transport::TransportRuntime::awaited).
+    fn awaited(&self) {}
 }
 
 impl Sink for FrameSender {
@@ -36,6 +45,14 @@ impl Sink for FrameSender {
         chunks: &mut [Bytes],
     ) -> Poll<Result<usize, FrameError>> {
         self.poll_send_chunks(cx, chunks)
+    }
+
+    fn turn(&self, sends: Sends) -> Option<Turn> {
+        Some(self.runtime().turn(sends))
+    }
+
+    fn awaited(&self) {
+        self.runtime().awaited();
     }
 }
 
@@ -62,6 +79,16 @@ impl Outbox {
             wake: Arc::new(Notify::new()),
             failed: None,
         }
+    }
+
+    /// To be held while a call is sent, and until nothing is locked.
+    pub(crate) fn turn(&self, sends: Sends) -> Option<Turn> {
+        self.sink.turn(sends)
+    }
+
+    /// A call that was sent is awaited now.
+    pub(crate) fn awaited(&self) {
+        self.sink.awaited();
     }
 
     /// What the task that calls [`Outbox::poll_flush`] waits for.

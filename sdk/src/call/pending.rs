@@ -22,6 +22,8 @@ pub(crate) struct Pending {
     /// For one of several: its rank.
     rank: Option<Rank>,
     answer: oneshot::Receiver<Bodies>,
+    /// The links know that somebody waits.
+    awaited: bool,
     done: bool,
 }
 
@@ -44,6 +46,7 @@ impl Pending {
             call,
             rank: None,
             answer,
+            awaited: true,
             done: false,
         })
     }
@@ -62,6 +65,7 @@ impl Pending {
             call,
             rank: Some(rank),
             answer,
+            awaited: false,
             done: false,
         };
         Ok(ranks.into_iter().zip(answers).map(pending).collect())
@@ -73,7 +77,12 @@ impl Pending {
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Bodies> {
         let answer = match Pin::new(&mut self.answer).poll(cx) {
-            Poll::Pending => return Poll::Pending,
+            Poll::Pending => {
+                if !std::mem::replace(&mut self.awaited, true) {
+                    self.group.awaited();
+                }
+                return Poll::Pending;
+            }
             Poll::Ready(Ok(answer)) => answer,
             // The table answers every waiter before it goes. This is what is left if it could not.
             Poll::Ready(Err(_)) => Err(CallError::Ended {

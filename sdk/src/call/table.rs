@@ -104,7 +104,7 @@ impl<W> CallTable<W> {
         self.end.as_ref()
     }
 
-    #[cfg(test)]
+    /// Calls that have somebody waiting.
     pub(crate) fn in_flight(&self) -> usize {
         self.calls.len()
     }
@@ -478,6 +478,9 @@ impl<W> CallTable<W> {
             }
             EntryWaiters::Each(_) => {
                 for index in 0..entry.ranks.len() {
+                    if !entry.has_waiter(index) {
+                        continue;
+                    }
                     let result = match &entry.slots[index] {
                         Slot::Waiting => continue,
                         Slot::Returned(body) => Ok(vec![body.clone()]),
@@ -486,13 +489,11 @@ impl<W> CallTable<W> {
                             Chase::Unknown if expired => Err(self.unexplained(&entry, index)),
                             Chase::Last(first) if expired => Err(entry.failed_on(index, first)),
                             chase => {
-                                if entry.has_waiter(index) {
-                                    let wait = match chase {
-                                        Chase::Last(_) => LEAVE_WAIT,
-                                        _ => ECHO_WAIT,
-                                    };
-                                    echo = Some(echo.map_or(wait, |echo| echo.max(wait)));
-                                }
+                                let wait = match chase {
+                                    Chase::Last(_) => LEAVE_WAIT,
+                                    _ => ECHO_WAIT,
+                                };
+                                echo = Some(echo.map_or(wait, |echo| echo.max(wait)));
                                 continue;
                             }
                         },

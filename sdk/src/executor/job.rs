@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kolo_transport::frame::FrameError;
 use kolo_transport::ids::JobId;
 use kolo_transport::session::Stream;
 use kolo_transport::wire::{JobEvent, JobState, RankFailure, SubmitFrame};
@@ -93,12 +94,16 @@ impl Job {
                         }
                     }
                     Ok(None) => return self.without_head("it ended the job's stream").await,
+                    // An event of a later version.
+                    Err(error @ FrameError::Malformed { .. }) => {
+                        tracing::warn!(job = %self.id, %error, "the head tells something that is not known here");
+                    }
                     Err(error) => return self.without_head(&error.to_string()).await,
                 },
-                () = wanted(&mut self.stop), if !stopping => {
+                wish = wanted(&mut self.stop), if !stopping => {
                     stopping = true;
                     late.as_mut().reset(tokio::time::Instant::now() + stop_limit(self.grace));
-                    if let Err(error) = self.submit.send.send(&SubmitFrame::Stop, &[]).await {
+                    if let Err(error) = self.ask_to_stop(wish).await {
                         // The stream's end stops the job as well; the other half says what happened.
                         tracing::debug!(job = %self.id, %error, "the stop was not sent");
                     }
@@ -106,6 +111,16 @@ impl Job {
                 () = late.as_mut(), if stopping => return JobStatus::Running,
             }
         }
+    }
+
+    async fn ask_to_stop(&mut self, wish: Wish) -> Result<(), FrameError> {
+        let send = &mut self.submit.send;
+        // The head may not know yet of a worker that this driver saw go.
+        if wish == Wish::Shutdown && self.group.is_whole() {
+            send.send(&SubmitFrame::Done, &[]).await?;
+        }
+        // A head that knows `Done` ends the job already; for an older one this is the word.
+        send.send(&SubmitFrame::Stop, &[]).await
     }
 
     fn event(&self, event: JobEvent, stopping: bool) -> Option<JobEnd> {
@@ -126,7 +141,7 @@ impl Job {
                 let reason = match (&refusal, &failure, state) {
                     (Some(refusal), _, _) => refusal.message.clone(),
                     (None, Some(failure), _) => failure.to_string(),
-                    (None, None, JobState::Stopped) if stopping => {
+                    (None, None, JobState::Stopped | JobState::Succeeded) if stopping => {
                         "the group was shut down".to_owned()
                     }
                     (None, None, state) => format!("the group has ended: {state}"),
@@ -158,8 +173,19 @@ impl Job {
     }
 }
 
+/// Why a job is to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    /// The program is through with it.
+    Shutdown,
+    /// The last executor is gone: by the way, or by an error or a panic.
+    Dropped,
+}
+
 /// Waits until the job is to stop.
-async fn wanted(stop: &mut watch::Receiver<bool>) {
-    // An error means that the last executor is gone, which is the same wish.
-    drop(stop.wait_for(|stop| *stop).await);
+async fn wanted(stop: &mut watch::Receiver<bool>) -> Wish {
+    match stop.wait_for(|stop| *stop).await {
+        Ok(_) => Wish::Shutdown,
+        Err(_) => Wish::Dropped,
+    }
 }

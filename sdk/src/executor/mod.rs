@@ -32,7 +32,9 @@ use job::{JobEnd, JobStatus, stop_limit};
 /// A running group of workers: one process per rank, each with this program's functions and executables.
 ///
 /// Clones share the group. [`shutdown`](Executor::shutdown) ends it; so does dropping the last clone, without waiting.
-/// Futures of calls may be awaited on any async runtime.
+/// Handles, [`ExecutorOn`] and futures of calls do not keep it running. In the list of jobs a group that was shut down has
+/// `succeeded`, if it lost no worker before; one that was dropped is `stopped`. Futures of calls may be awaited on any async
+/// runtime.
 ///
 /// ```no_run
 /// use kolo::prelude::*;
@@ -119,38 +121,29 @@ impl Executor {
     }
 
     /// Calls a [`#[kolo::function]`](macro@crate::function) on all ranks. Await it for all results in rank order.
-    pub fn run<F>(
+    pub fn run<F: Function<Args: Serialize>>(
         &self,
         function: impl FnOnce() -> F,
         args: impl IntoArgs<F::Args>,
-    ) -> Call<All, F::Output>
-    where
-        F: Function,
-        F::Args: Serialize,
-    {
+    ) -> Call<All, F::Output> {
         self.over(All).run(function, args)
     }
 
     /// Calls a function on all ranks and gives one future per rank: [`Executor::run`] and then [`Call::submit`].
-    pub fn submit<F>(
+    pub fn submit<F: Function<Args: Serialize>>(
         &self,
         function: impl FnOnce() -> F,
         args: impl IntoArgs<F::Args>,
-    ) -> Vec<RankCall<F::Output>>
-    where
-        F: Function,
-        F::Args: Serialize,
-    {
+    ) -> Vec<RankCall<F::Output>> {
         self.run(function, args).submit()
     }
 
     /// Makes a value of a [`#[kolo::executable]`](macro@crate::executable) type on every rank. Await it for the handle that
     /// has the type's methods.
-    pub fn create<T>(&self, args: impl IntoArgs<T::Args>) -> Create<T>
-    where
-        T: Executable,
-        T::Args: Serialize,
-    {
+    pub fn create<T: Executable<Args: Serialize>>(
+        &self,
+        args: impl IntoArgs<T::Args>,
+    ) -> Create<T> {
         Create::new(
             Arc::clone(&self.inner.group),
             codec::encode(&args.into_args()),
@@ -194,8 +187,8 @@ impl Executor {
         &self.inner.cluster
     }
 
-    /// Waits until the group has ended by itself or by somebody else: a worker was lost and the job failed, or an operator
-    /// stopped it. Cancel safe.
+    /// Waits until the group has ended by itself or by somebody else: all workers are gone, or an operator stopped it. While
+    /// the head is away it is not known whether it has. Cancel safe.
     pub async fn ended(&self) {
         let mut status = self.inner.status.clone();
         // An error means that nobody will ever tell more.
@@ -210,8 +203,8 @@ impl Executor {
     /// time makes them. Returns when nothing of it is left, with how each worker ended, in rank order. May be called again,
     /// with the same answer.
     ///
-    /// Takes at most three times the [`grace`](ExecutorBuilder::grace) and 10 s. Cancel safe: the group goes on to end when the
-    /// future is dropped.
+    /// Takes at most three times the [`grace`](ExecutorBuilder::grace) and 25 s, and next to nothing if no call runs. Cancel
+    /// safe: the group goes on to end when the future is dropped.
     ///
     /// # Errors
     ///
@@ -304,15 +297,11 @@ pub struct ExecutorOn<S> {
 
 impl<S: Scope> ExecutorOn<S> {
     /// Calls a function on these ranks.
-    pub fn run<F>(
+    pub fn run<F: Function<Args: Serialize>>(
         &self,
         function: impl FnOnce() -> F,
         args: impl IntoArgs<F::Args>,
-    ) -> Call<S, F::Output>
-    where
-        F: Function,
-        F::Args: Serialize,
-    {
+    ) -> Call<S, F::Output> {
         // The value only names its type.
         drop(function);
         let op = CallOp::Function {
@@ -329,15 +318,11 @@ impl<S: Scope> ExecutorOn<S> {
     }
 
     /// Calls a function on these ranks and gives one future per rank.
-    pub fn submit<F>(
+    pub fn submit<F: Function<Args: Serialize>>(
         &self,
         function: impl FnOnce() -> F,
         args: impl IntoArgs<F::Args>,
-    ) -> Vec<RankCall<F::Output>>
-    where
-        F: Function,
-        F::Args: Serialize,
-    {
+    ) -> Vec<RankCall<F::Output>> {
         self.run(function, args).submit()
     }
 }

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kolo_transport::frame::Limits;
 use kolo_transport::wire::{InterfaceSelection, JobSpec, Milli, Placement, Program, ResourceError, Resources};
+
+use crate::codec;
 
 /// What is wrong with the options of an executor. Nothing was started.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -92,6 +95,19 @@ pub enum OptionsError {
         /// The longest that is allowed.
         most: Duration,
     },
+    /// Name, arguments, variables and names of resources are too long together for one message to the head. Give workers
+    /// what is large as arguments of a call.
+    #[error(
+        "the group's description takes {given} bytes, {entries} of them arguments and variables; a head takes {limit}; give the workers what is large as arguments of a call, or in files"
+    )]
+    TooLong {
+        /// Its length in bytes.
+        given: usize,
+        /// How many of them are the program's arguments and the environment's variables.
+        entries: usize,
+        /// The longest that is allowed.
+        limit: usize,
+    },
     /// No call could ever be made. Give at least 1.
     #[error("max_in_flight({given}) is given; allowed is 1 to {}", MAX_IN_FLIGHT)]
     InFlight {
@@ -105,6 +121,12 @@ pub(crate) const MAX_WORKERS: u32 = 65_536;
 
 /// Most calls that an executor may have in flight.
 pub(crate) const MAX_IN_FLIGHT: usize = 1 << 20;
+
+/// Longest request to a head, in bytes.
+const MAX_SPEC: usize = Limits::CONTROL.head as usize;
+
+/// What a request has around its job: the name of the request, with room to spare.
+const ENVELOPE: usize = 64;
 
 const START_TIMEOUT: [Duration; 2] = [Duration::from_millis(1), Duration::from_secs(24 * 3600)];
 const GRACE: [Duration; 2] = [Duration::ZERO, Duration::from_secs(3600)];
@@ -217,7 +239,28 @@ impl Options {
                 given: self.max_in_flight,
             });
         }
+        self.check_length(&spec)?;
         Ok(spec)
+    }
+
+    /// A head does not read what is too long, so it could not say what is wrong with it.
+    fn check_length(&self, spec: &JobSpec) -> Result<(), OptionsError> {
+        let args = self.args.iter().map(String::len);
+        let env = self
+            .env
+            .iter()
+            .map(|(name, value)| name.len() + value.len());
+        let entries = args.chain(env).sum();
+        let encoded = codec::encode(spec).map_or(usize::MAX, |bytes| bytes.len());
+        let given = encoded.saturating_add(ENVELOPE);
+        if given > MAX_SPEC {
+            return Err(OptionsError::TooLong {
+                given,
+                entries,
+                limit: MAX_SPEC,
+            });
+        }
+        Ok(())
     }
 
     fn placement(&self) -> Result<Placement, OptionsError> {
@@ -443,6 +486,39 @@ mod tests {
         );
         assert!(refused(|o| o.max_in_flight = 0).contains("max_in_flight(0)"));
         assert!(refused(|o| o.max_in_flight = usize::MAX).contains("allowed is 1 to 1048576"));
+    }
+
+    #[test]
+    fn what_is_too_long_for_a_head_is_not_sent() {
+        use bytes::BytesMut;
+        use kolo_transport::frame::{PREFIX, encode_head};
+        use kolo_transport::wire::HeadRequest;
+
+        let with = |len| move |o: &mut Options| o.env = [("A".to_owned(), "x".repeat(len))].into();
+        let text = refused(with(5 << 20));
+        assert!(
+            text.contains(" 5242881 of them arguments and variables; a head takes 4194304;"),
+            "{text}"
+        );
+        assert!(refused(|o| o.name = Some("x".repeat(5 << 20))).contains(" 0 of them"));
+        // The longest that is sent is one that a head reads.
+        let (mut fits, mut over) = (1 << 20, 5 << 20);
+        while over - fits > 1 {
+            let half = usize::midpoint(fits, over);
+            if spec(with(half)).is_ok() {
+                fits = half;
+            } else {
+                over = half;
+            }
+        }
+        let mut frame = BytesMut::new();
+        let longest = HeadRequest::Submit(spec(with(fits)).unwrap());
+        encode_head(&mut frame, &longest, 0).unwrap();
+        let length = frame.len() - PREFIX;
+        assert!(
+            (MAX_SPEC - ENVELOPE..=MAX_SPEC).contains(&length),
+            "{length}"
+        );
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::output::{self, Output};
 use super::{Executor, program, upload};
 use crate::call::{Group, GroupNode};
 use crate::cluster::{Cluster, NodeConnectError};
-use crate::error::{ConnectError, StartError};
+use crate::error::StartError;
 
 /// What the driver waits beyond the start timeout: the head keeps to the timeout too, and knows better what went wrong.
 const HEAD_HAS_THE_WORD: Duration = Duration::from_secs(3);
@@ -301,8 +301,9 @@ fn run(cluster: Cluster, ready: Ready, options: &Options, output: Output) -> Exe
         options.max_in_flight,
     ));
     let mut tasks = tokio::task::JoinSet::new();
+    let runtime = cluster.runtime();
     for (index, replies) in replies.into_iter().enumerate() {
-        tasks.spawn(Arc::clone(&group).read(index, replies));
+        tasks.spawn(runtime.drive(Arc::clone(&group).read(index, replies)));
         tasks.spawn(Arc::clone(&group).flush(index));
     }
     tasks.spawn(Arc::clone(&group).keep_time());
@@ -325,13 +326,4 @@ fn run(cluster: Cluster, ready: Ready, options: &Options, output: Output) -> Exe
     };
     tokio::spawn(job_task.run());
     Executor::new(cluster, job, table, group, watch, stop, options.grace)
-}
-
-impl From<NodeConnectError> for StartError {
-    fn from(error: NodeConnectError) -> Self {
-        match error {
-            NodeConnectError::Endpoint(error) => error.into(),
-            NodeConnectError::Node(error) => ConnectError::Head(error).into(),
-        }
-    }
 }

@@ -1,12 +1,12 @@
 //! Results on their way to the node: encoded once, straight into the bytes that are written.
 
-use std::io;
-
 use bytes::BytesMut;
 use kolo_transport::frame::{self, FrameError, Limits};
 use kolo_transport::ids::CallId;
 use kolo_transport::wire::{CallFailure, FailureKind, Outcome, WorkerResult};
 use serde::Serialize;
+
+use crate::codec::{self, Failed};
 
 /// Longest message and longest backtrace of a failure, in bytes.
 const MAX_TEXT: usize = 64 << 10;
@@ -53,24 +53,20 @@ impl Reply {
 
     /// Writes the result's value.
     pub(crate) fn serialize<T: Serialize>(&mut self, value: &T) -> Result<(), CallFailure> {
-        let mut writer = Limited {
-            end: self.body + self.limit,
-            out: &mut self.out,
-            over: false,
-        };
-        let mut serializer = rmp_serde::Serializer::new(&mut writer).with_struct_map();
-        let done = value.serialize(&mut serializer);
-        let over = writer.over;
+        let done = codec::append(&mut self.out, self.body + self.limit, |out| {
+            value.serialize(&mut rmp_serde::Serializer::new(out).with_struct_map())
+        });
         done.map_err(|error| {
             let type_name = std::any::type_name::<T>();
-            let message = if over {
-                format!(
+            let message = match error {
+                Failed::TooLong => format!(
                     "the result, a `{type_name}`, takes more than {} bytes, the most that a call carries; \
                      return it in parts or write it to storage",
                     self.limit
-                )
-            } else {
-                format!("the result, a `{type_name}`, can't be encoded: {error}")
+                ),
+                Failed::Encode(error) => {
+                    format!("the result, a `{type_name}`, can't be encoded: {error}")
+                }
             };
             CallFailure::new(FailureKind::Result, message)
         })
@@ -136,27 +132,6 @@ fn cut(text: &mut String) {
         text.push_str(" ... (");
         text.push_str(&left_out.to_string());
         text.push_str(" more bytes)");
-    }
-}
-
-struct Limited<'a> {
-    out: &'a mut BytesMut,
-    end: usize,
-    over: bool,
-}
-
-impl io::Write for Limited<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() > self.end.saturating_sub(self.out.len()) {
-            self.over = true;
-            return Err(io::Error::other("over the limit"));
-        }
-        self.out.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

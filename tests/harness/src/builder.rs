@@ -25,6 +25,7 @@ pub struct TestClusterBuilder {
     pub(crate) hostnames: Vec<String>,
     pub(crate) lease: Duration,
     pub(crate) certificate_life: Option<Duration>,
+    pub(crate) orphan_timeout: Duration,
     pub(crate) lab: Option<OnLab>,
 }
 
@@ -106,6 +107,14 @@ impl TestClusterBuilder {
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
+        self
+    }
+
+    /// How long a node waits for the driver and the head of a job to come back, when both are gone, before it ends the
+    /// job's workers. Default: 60 s, as everywhere.
+    #[must_use]
+    pub fn orphan_timeout(mut self, timeout: Duration) -> Self {
+        self.orphan_timeout = timeout;
         self
     }
 }

@@ -154,6 +154,7 @@ impl TestCluster {
             lease: Duration::from_secs(10),
             certificate_life: None,
             lab: None,
+            orphan_timeout: Duration::from_secs(60),
         }
     }
 
@@ -174,6 +175,7 @@ impl TestCluster {
                     custom: config.custom.clone(),
                     programs: self.dir.path().join(format!("programs-{index}")),
                     listen: config.lab.as_ref().map(|_| wildcard(0)),
+                    orphan_timeout_ms: config.orphan_timeout.as_millis() as u64,
                 };
                 let host = config
                     .lab
@@ -195,6 +197,7 @@ impl TestCluster {
                         gpus: Some(config.gpus),
                         custom: config.custom.iter().cloned().collect(),
                     },
+                    orphan_timeout: config.orphan_timeout,
                     ..NodeConfig::new(head, NodeCredentials::Token(token))
                 };
                 Ok(NodeMember::Here(Box::new(

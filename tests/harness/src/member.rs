@@ -40,6 +40,7 @@ pub(crate) enum Task {
         custom: Vec<(String, f64)>,
         programs: PathBuf,
         listen: Option<SocketAddr>,
+        orphan_timeout_ms: u64,
     },
 }
 
@@ -148,6 +149,7 @@ fn run(task: &str) -> Result<(), Box<dyn std::error::Error>> {
                 custom,
                 programs,
                 listen,
+                orphan_timeout_ms,
             } => {
                 let config = NodeConfig {
                     hostname,
@@ -161,6 +163,7 @@ fn run(task: &str) -> Result<(), Box<dyn std::error::Error>> {
                         gpus: Some(gpus),
                         custom: custom.into_iter().collect(),
                     },
+                    orphan_timeout: Duration::from_millis(orphan_timeout_ms),
                     ..NodeConfig::new(head, NodeCredentials::Token(token.parse()?))
                 };
                 let config = NodeConfig {

@@ -51,6 +51,20 @@ fn gives_huge() -> Huge {
     Huge
 }
 
+#[kolo::function]
+fn takes_huge(_first: u8, _huge: Huge) {}
+
+struct Taker;
+
+#[kolo::executable]
+impl Taker {
+    fn new() -> Self {
+        Self
+    }
+
+    fn take(&self, _first: u8, _huge: Huge) {}
+}
+
 /// Lines that are no UTF-8, and many of them.
 #[kolo::function]
 fn babble(lines: usize) -> anyhow::Result<()> {
@@ -96,6 +110,53 @@ async fn a_result_that_does_not_decode_or_is_too_long_fails_its_call_only() -> a
         "{text}"
     );
     assert_eq!(soon(executor.run(whoami, ())).await?, [0, 1]);
+    executor.shutdown().await?;
+    cluster.stop().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn arguments_that_are_too_long_are_told_with_their_type_and_not_sent() -> anyhow::Result<()> {
+    let (cluster, executor) = group(1, 2).await?;
+    let taker = soon(executor.create::<Taker>(())).await?;
+    let error = soon(executor.run(takes_huge, (1, Huge))).await.unwrap_err();
+    let also = soon(taker.take(1, Huge)).await.unwrap_err();
+    for (error, name) in [(error, "takes_huge"), (also, "Taker::take")] {
+        assert_eq!(error.kind(), CallErrorKind::Arguments);
+        let text = error.to_string();
+        for part in [name, "Huge", "takes more than 1073741824 bytes"] {
+            assert!(text.contains(part), "no `{part}` in: {text}");
+        }
+    }
+    assert_eq!(soon(executor.run(whoami, ())).await?, [0, 1]);
+    executor.shutdown().await?;
+    cluster.stop().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_group_whose_description_is_too_long_is_refused_with_the_lengths() -> anyhow::Result<()> {
+    let cluster = TestCluster::builder().nodes(1).slots(1).start().await?;
+    let driver = cluster.connect().await?;
+    let with = |name: &str, bytes: usize| {
+        Executor::builder()
+            .workers(1)
+            .env(name, "x".repeat(bytes))
+            .start(&driver)
+    };
+    // What one message holds the head refuses, what it does not hold is not sent.
+    for (bytes, given, allowed) in [
+        (3 << 20, "3145729", "131072"),
+        (5 << 20, "5242881", "4194304"),
+    ] {
+        let error = soon(with("V", bytes)).await.map(drop).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(given) && text.contains(allowed), "{text}");
+        assert!(!error.is_retryable(), "{text}");
+    }
+    assert_eq!(driver.jobs().await?, []);
+    let executor = soon(with("V", 100_000)).await?;
+    assert_eq!(soon(executor.run(whoami, ())).await?, [0]);
     executor.shutdown().await?;
     cluster.stop().await?;
     Ok(())

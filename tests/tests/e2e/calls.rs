@@ -1,6 +1,8 @@
 //! Calls: order, results, errors, panics, deadlines, cancellation.
 
-use std::time::Duration;
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use kolo::prelude::*;
 
@@ -113,6 +115,28 @@ async fn a_deadline_ends_an_async_call_and_the_next_one_works() -> anyhow::Resul
     Ok(())
 }
 
+#[kolo::function]
+fn seconds_left(ctx: &Context) -> Option<u64> {
+    let deadline = ctx.deadline()?;
+    Some(deadline.saturating_duration_since(Instant::now()).as_secs())
+}
+
+#[tokio::test]
+async fn a_deadline_may_be_as_far_as_a_duration_goes() -> anyhow::Result<()> {
+    let (cluster, executor) = group(1, 1).await?;
+    // In milliseconds, the last two take more than 64 bits.
+    for secs in [3600, u64::MAX / 1000 + 1, u64::MAX] {
+        let call = executor
+            .run(seconds_left, ())
+            .deadline(Duration::from_secs(secs));
+        let left = soon(call).await?[0];
+        assert!(left.is_none_or(|left| left >= 3500), "{secs}: {left:?}");
+    }
+    executor.shutdown().await?;
+    cluster.stop().await?;
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_dropped_call_is_cancelled_and_the_next_one_works() -> anyhow::Result<()> {
     let (cluster, executor) = group(1, 1).await?;
@@ -162,6 +186,25 @@ async fn ranks_that_do_not_exist_and_calls_after_shutdown_are_refused() -> anyho
     let late = executor.clone();
     executor.shutdown().await?;
     assert!(soon(late.run(whoami, ())).await.is_err());
+    cluster.stop().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_driver_that_blocks_its_runtime_keeps_its_cluster() -> anyhow::Result<()> {
+    let (cluster, executor) = group(2, 1).await?;
+    // So that this runtime drives the links, and could take them with it.
+    for _ in 0..50 {
+        soon(executor.run(whoami, ())).await?;
+    }
+    let mut call = Box::pin(executor.run(repeat, (b'x', 8 << 20)).into_future());
+    let begun = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx).is_pending())).await;
+    assert!(begun);
+    // Longer than any link may be silent.
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(soon(call).await?.len(), 2);
+    assert_eq!(soon(executor.run(whoami, ())).await?, [0, 1]);
+    executor.shutdown().await?;
     cluster.stop().await?;
     Ok(())
 }

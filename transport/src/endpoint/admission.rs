@@ -1,6 +1,7 @@
 //! Letting peers in: handshakes at the same time, each with a deadline, and what an unknown peer may do.
 
-use std::net::{IpAddr, SocketAddr};
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,7 @@ pub(super) struct Admission {
     bound: IpAddr,
     peers: Arc<Peers>,
     handshakes: Arc<Semaphore>,
+    by_address: Arc<ByAddress>,
     refused: Refused,
 }
 
@@ -48,6 +50,7 @@ impl Admission {
         Arc::new(Self {
             own: credentials.identity().clone(),
             handshakes: Arc::new(Semaphore::new(config.max_handshakes)),
+            by_address: Arc::default(),
             config: config.clone(),
             runtime: runtime.clone(),
             accepted,
@@ -66,15 +69,25 @@ impl Admission {
                 incoming.refuse();
                 continue;
             };
-            // A sender that forges its address never gets past this, and takes no handshake from others.
-            let crowded = self.handshakes.available_permits() < self.config.max_handshakes / 2;
+            let limit = self.config.max_handshakes_per_address;
+            let place = ByAddress::enter(&self.by_address, peer.ip());
+            // A sender that forges its address never gets past this, and takes no handshake from others, nor from
+            // those whose address it shows.
+            let crowded = self.handshakes.available_permits() < self.config.max_handshakes / 2
+                || place.others >= limit.div_ceil(2);
             if crowded && !incoming.remote_address_validated() {
                 if let Err(error) = incoming.retry() {
                     error.into_incoming().ignore();
                 }
                 continue;
             }
-            tokio::spawn(Arc::clone(&self).admit(incoming, peer, permit));
+            if place.others >= limit {
+                self.refused
+                    .log(peer, "too many handshakes at once with its address");
+                incoming.refuse();
+                continue;
+            }
+            tokio::spawn(Arc::clone(&self).admit(incoming, peer, (permit, place)));
         }
     }
 
@@ -82,7 +95,7 @@ impl Admission {
         self: Arc<Self>,
         incoming: quinn::Incoming,
         peer: SocketAddr,
-        _permit: OwnedSemaphorePermit,
+        _place: (OwnedSemaphorePermit, Place),
     ) {
         let limit = self.config.handshake_timeout;
         match tokio::time::timeout(limit, self.handshake(incoming, peer)).await {
@@ -151,6 +164,54 @@ impl Admission {
     }
 }
 
+/// How many handshakes go on with the peers of an address.
+#[derive(Debug, Default)]
+struct ByAddress(Mutex<HashMap<IpAddr, usize>>);
+
+impl ByAddress {
+    /// Takes a place for one more handshake.
+    fn enter(all: &Arc<Self>, peer: IpAddr) -> Place {
+        let source = source(peer);
+        let mut counts = all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(source).or_default();
+        *count += 1;
+        Place {
+            others: *count - 1,
+            source,
+            all: Arc::clone(all),
+        }
+    }
+}
+
+/// One handshake of its address, until it is dropped.
+#[derive(Debug)]
+struct Place {
+    /// Those that there were already.
+    others: usize,
+    source: IpAddr,
+    all: Arc<ByAddress>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut counts = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.source) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.source);
+            }
+        }
+    }
+}
+
+/// What counts as one address: a host has all of an IPv6 network to choose from.
+fn source(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
+        ip @ IpAddr::V4(_) => ip,
+    }
+}
+
 /// Closes a connection that was not let in by the deadline.
 struct CloseOnDrop<'a> {
     connection: Option<&'a quinn::Connection>,
@@ -208,6 +269,22 @@ impl Refused {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn handshakes_are_counted_by_address_as_long_as_they_last() {
+        let all = Arc::default();
+        let enter = |ip: &str| ByAddress::enter(&all, ip.parse().unwrap());
+        let places = [enter("10.0.0.1"), enter("::ffff:10.0.0.1")];
+        assert_eq!(places.each_ref().map(|place| place.others), [0, 1]);
+        assert_eq!(enter("10.0.0.2").others, 0);
+        let network = [enter("2001:db8::1"), enter("2001:db8::ffff:0:0:1")];
+        assert_eq!(network.each_ref().map(|place| place.others), [0, 1]);
+        assert_eq!(enter("2001:db8:0:1::1").others, 0);
+        drop(places);
+        assert_eq!(enter("10.0.0.1").others, 0);
+        drop(network);
+        assert!(all.0.lock().unwrap().is_empty());
+    }
 
     #[test]
     fn a_flood_of_refused_peers_is_one_line() {

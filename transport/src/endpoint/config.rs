@@ -29,6 +29,9 @@ pub struct EndpointConfig {
     /// Handshakes at the same time. Default: 256. More are refused, and can be tried again; from half of it on,
     /// peers must first show that their address is theirs.
     pub max_handshakes: usize,
+    /// Handshakes at the same time with peers of one address (for IPv6 of one /64 network), so that a flood of them leaves
+    /// room for others. Default: 64. As with `max_handshakes`, more are refused, and from half of it on the address is checked.
+    pub max_handshakes_per_address: usize,
     /// Connections that wait for [`Endpoint::accept`](super::Endpoint::accept). Default: 256. When it is full,
     /// handshakes wait.
     pub backlog: usize,
@@ -63,6 +66,7 @@ impl Default for EndpointConfig {
             keep_alive: Duration::from_millis(500),
             handshake_timeout: Duration::from_secs(5),
             max_handshakes: 256,
+            max_handshakes_per_address: 64,
             backlog: 256,
             max_streams: 1024,
             send_window: 1 << 20,
@@ -114,6 +118,9 @@ impl EndpointConfig {
         }
         if self.max_handshakes == 0 || self.max_handshakes > 1 << 20 {
             return refuse("max_handshakes", "it must be from 1 to 1048576");
+        }
+        if self.max_handshakes_per_address == 0 {
+            return refuse("max_handshakes_per_address", "it must be at least 1");
         }
         if self.backlog == 0 || self.backlog > 1 << 20 {
             return refuse("backlog", "it must be from 1 to 1048576");
@@ -193,6 +200,9 @@ mod tests {
             c.handshake_timeout = Duration::ZERO;
         });
         spoilt("max_handshakes", |c| c.max_handshakes = 0);
+        spoilt("max_handshakes_per_address", |c| {
+            c.max_handshakes_per_address = 0;
+        });
         spoilt("backlog", |c| c.backlog = 0);
         spoilt("max_streams", |c| c.max_streams = 0);
         spoilt("send_window", |c| c.send_window = 0);

@@ -31,7 +31,7 @@ impl Stream {
         Self {
             send: FrameSender {
                 writer: FrameWriter::new(send),
-                _runtime: runtime.clone(),
+                runtime: runtime.clone(),
             },
             recv: FrameReceiver {
                 reader: FrameReader::new(recv, limits),
@@ -55,10 +55,15 @@ impl Stream {
 pub struct FrameSender {
     writer: FrameWriter<quinn::SendStream>,
     /// Keeps the runtime alive as long as the stream is used.
-    _runtime: TransportRuntime,
+    runtime: TransportRuntime,
 }
 
 impl FrameSender {
+    /// The runtime that the stream runs on.
+    pub fn runtime(&self) -> &TransportRuntime {
+        &self.runtime
+    }
+
     /// Sends one frame: `head` and `body`. Returns when the stream has taken it, which is not when the peer
     /// has it; waits while the peer does not read.
     ///

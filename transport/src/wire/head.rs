@@ -29,6 +29,10 @@ pub struct NodeRegistration {
     /// Its network interfaces, if it knows them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NodeNetwork>,
+    /// Drawn at random when the daemon starts, so that the head tells a daemon that comes back from another one with
+    /// the same identity. 0 is unknown.
+    #[serde(default)]
+    pub instance: u64,
 }
 
 /// First frame of a stream to the head.
@@ -38,8 +42,8 @@ pub enum HeadRequest {
     Register(NodeRegistration),
     /// A node opens its stream of heartbeats. Each side sends [`Beat`]s from then on.
     Heartbeats,
-    /// Something happened on a node. Sent in order, each acknowledged before the next.
-    Event(NodeEvent),
+    /// Things that happened on a node, in order. The next are sent when these are acknowledged.
+    Events(Vec<NodeEvent>),
     /// A node asks for the certificate of a worker that it has started.
     SignWorker {
         /// The worker's job.
@@ -127,6 +131,9 @@ pub enum SubmitFrame {
     Stop,
     /// Kill what is left of the job at once, without any grace.
     Kill,
+    /// The driver has all that it wanted: end the job as for [`SubmitFrame::Stop`]. If no worker was lost before, it has
+    /// succeeded. A head that does not know it skips it, so a driver sends `Stop` behind it.
+    Done,
 }
 
 /// A heartbeat.
@@ -139,16 +146,6 @@ pub struct Beat {
 /// What happens on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeEvent {
-    /// A worker's process runs. Optional: [`NodeReply::Started`](super::NodeReply::Started) tells the same of all at once,
-    /// and is what nodes send.
-    WorkerStarted {
-        /// Its job.
-        job: JobId,
-        /// Its slot.
-        slot: Slot,
-        /// Its process id.
-        pid: u32,
-    },
     /// A worker said hello and takes calls.
     WorkerReady {
         /// Its job.

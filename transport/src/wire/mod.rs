@@ -68,7 +68,10 @@ impl Refusal {
     pub fn is_retryable(&self) -> bool {
         matches!(
             self.kind,
-            RefusalKind::Busy | RefusalKind::Unplaceable | RefusalKind::Timeout
+            RefusalKind::Busy
+                | RefusalKind::Unplaceable
+                | RefusalKind::Timeout
+                | RefusalKind::Duplicate
         )
     }
 }
@@ -89,6 +92,8 @@ pub enum RefusalKind {
     UnknownRequest,
     /// The generation is not the current one (G-1).
     Stale,
+    /// Another process with the same identity is there, and alive.
+    Duplicate,
     /// The resources are not there.
     Unplaceable,
     /// It did not happen in time.

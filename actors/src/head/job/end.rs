@@ -187,6 +187,20 @@ impl Job {
         });
     }
 
+    /// Ends the job because its driver has what it wanted. With a worker lost, or before the group was whole, that is
+    /// a stop like any other.
+    pub(super) fn done(&mut self) {
+        let reason = "its driver has ended it".to_owned();
+        if self.phase < Phase::Up || self.first_failure.is_some() {
+            return self.stop(reason, true);
+        }
+        self.end(Ending {
+            state: JobState::Succeeded,
+            refusal: None,
+            reason,
+        });
+    }
+
     /// Ends the job because someone asks for it.
     pub(super) fn stop(&mut self, reason: String, own: bool) {
         // A driver that ends its own healthy job knows why.

@@ -145,6 +145,8 @@ pub enum Event {
     DriverStop,
     /// The driver asks for the end at once, also of what is ending already.
     DriverKill,
+    /// The driver asks for the end, for it has all that it wanted.
+    DriverDone,
     /// The driver's connection or stream has ended.
     DriverGone,
     /// Somebody else asks for the end.
@@ -396,6 +398,7 @@ impl Job {
             Event::ProgramReady => self.program_ready = true,
             Event::DriverStop => self.stop("its driver has ended it".to_owned(), true),
             Event::DriverKill => self.kill(),
+            Event::DriverDone => self.done(),
             Event::DriverGone => self.stop("its driver is gone".to_owned(), false),
             Event::Stop { reason } => self.stop(reason, false),
             Event::Tick => {}

@@ -290,7 +290,6 @@ impl Job {
             return;
         }
         match event {
-            NodeEvent::WorkerStarted { slot, pid, .. } => self.worker_started(node, slot, pid),
             NodeEvent::WorkerReady { slot, address, .. } => {
                 let needs_address = self.parts.len() > 1;
                 match self.seat_mut(node, slot) {

@@ -290,17 +290,10 @@ fn a_start_timeout_names_the_ranks_that_did_not_come() {
     run.reserve(1, true);
     run.reserve(2, true);
     run.start(1);
-    run.start(2);
+    let pids = vec![(Slot(2), 77)];
+    run.answer(2, NodeReply::Started { pids });
     run.report(1, ready(JOB, 0));
     run.report(2, ready(JOB, 3));
-    run.report(
-        2,
-        NodeEvent::WorkerStarted {
-            job: JOB,
-            slot: Slot(2),
-            pid: 77,
-        },
-    );
     run.asked();
     assert_eq!(run.job.deadline(), Some(run.now + Duration::from_secs(30)));
     run.now += Duration::from_secs(30);
@@ -462,6 +455,37 @@ fn a_job_whose_workers_all_exit_with_0_has_succeeded() {
     let info = run.job.info(run.now);
     assert_eq!(info.state, JobState::Succeeded);
     assert!(info.workers.iter().all(|w| w.exit == Some(Exit::Code(0))));
+}
+
+#[test]
+fn a_job_whose_driver_has_what_it_wanted_has_succeeded_unless_a_worker_was_lost() {
+    let end = |mut run: Run| {
+        run.step(Event::DriverDone);
+        // What a driver says for heads that do not know the first word, and its going, change nothing.
+        run.step(Event::DriverStop);
+        run.step(Event::DriverGone);
+        // Workers that die of the stop are no failure.
+        run.report(1, exited(JOB, 0, Exit::Signal(15)));
+        run.answer(1, NodeReply::Done);
+        run.answer(2, NodeReply::Done);
+        let (state, refusal, failure) = run.ended();
+        let info = run.job.info(run.now);
+        assert_eq!((state, refusal), (info.state, None));
+        (state, failure.map(|failure| failure.rank), info.reason)
+    };
+    let reason = "its driver has ended it";
+    let (state, failure, why) = end(healthy());
+    assert_eq!((state, failure), (JobState::Succeeded, None));
+    assert_eq!(why.as_deref(), Some(reason));
+
+    let mut run = healthy();
+    run.report(2, exited(JOB, 2, Exit::Signal(9)));
+    let (state, failure, why) = end(run);
+    assert_eq!((state, failure), (JobState::Stopped, Some(Rank(2))));
+    assert!(
+        why.unwrap()
+            .starts_with(&format!("{reason}; before that, rank 2"))
+    );
 }
 
 #[test]

@@ -77,6 +77,8 @@ struct Entry {
     rank: Rank,
     pid: u32,
     state: SlotState,
+    /// Whether it has asked for its certificate, which it may once.
+    asked_to_sign: bool,
     /// Why the node killed it.
     condemned: Option<String>,
 }
@@ -201,6 +203,7 @@ impl Colocator {
                     rank,
                     pid: 0,
                     state: SlotState::Spawning,
+                    asked_to_sign: false,
                     condemned: None,
                 },
             );

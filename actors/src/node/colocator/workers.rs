@@ -13,7 +13,7 @@ impl Colocator {
     /// Something happened to a worker. Events of slots that are not here, or are over, change nothing.
     pub fn worker(&mut self, now: Instant, slot: Slot, event: WorkerEvent) -> Vec<Action> {
         let mut actions = Vec::new();
-        let Some(entry) = self.slots.get(&slot) else {
+        let Some(entry) = self.slots.get_mut(&slot) else {
             return actions;
         };
         if entry.state == SlotState::Exited {
@@ -40,10 +40,13 @@ impl Colocator {
                 Err(reason) => self.kill(slot, reason, &mut actions),
             },
             WorkerEvent::Sign { csr } => {
-                if entry.listens() {
-                    actions.push(Action::Sign(slot, csr));
-                } else {
+                if !entry.listens() {
                     self.kill(slot, out_of_turn("a certificate"), &mut actions);
+                } else if std::mem::replace(&mut entry.asked_to_sign, true) {
+                    let reason = "it asked for a second certificate; one is for its whole life";
+                    self.kill(slot, reason.to_owned(), &mut actions);
+                } else {
+                    actions.push(Action::Sign(slot, csr));
                 }
             }
             WorkerEvent::Ready { address } => {

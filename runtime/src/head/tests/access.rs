@@ -107,7 +107,7 @@ async fn s2_every_request_is_checked_against_the_role() {
     let for_nodes = [
         HeadRequest::Register(introduction(id, 1)),
         HeadRequest::Heartbeats,
-        HeadRequest::Event(NodeEvent::JobGone { job }),
+        HeadRequest::Events(vec![NodeEvent::JobGone { job }]),
         HeadRequest::SignWorker {
             job,
             slot: Slot(0),

@@ -135,6 +135,7 @@ pub(super) fn introduction(id: NodeId, cpus: u64) -> NodeRegistration {
         version: "test".to_owned(),
         jobs: Vec::new(),
         network: None,
+        instance: 0,
     }
 }
 
@@ -215,7 +216,7 @@ impl FakeNode {
 
     pub(super) async fn report(&self, event: NodeEvent) {
         assert_eq!(
-            self.member.ask(&HeadRequest::Event(event)).await,
+            self.member.ask(&HeadRequest::Events(vec![event])).await,
             HeadReply::Done
         );
     }

@@ -143,15 +143,20 @@ impl Channel {
 
     /// Waits until the queue is short enough for more, or the channel is over. Cancel safe.
     pub(super) async fn room(&self) {
-        loop {
+        while !self.has_room() {
             let room = self.room.notified();
             tokio::pin!(room);
+            // Registered before the next look, so that no wake-up is missed.
             room.as_mut().enable();
-            if self.is_over() || self.out().queue.len() < QUEUE_LIMIT {
+            if self.has_room() {
                 return;
             }
             room.await;
         }
+    }
+
+    fn has_room(&self) -> bool {
+        self.is_over() || self.out().queue.len() < QUEUE_LIMIT
     }
 
     pub(super) fn is_over(&self) -> bool {

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use kolo_actors::node::ControlSender;
 use kolo_transport::frame::{FrameError, FrameReader, Limits};
 use kolo_transport::ids::{CallId, Rank, Slot};
-use kolo_transport::wire::{CallReply, ToWorker, WorkerResult};
+use kolo_transport::wire::{CallReply, WorkerResult};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Notify;
@@ -25,7 +25,22 @@ const QUEUE_LIMIT: usize = 4 << 20;
 struct InFlight {
     call: CallId,
     channel: Arc<Channel>,
+    cancel: Cancel,
 }
+
+/// Whether anybody waits for a call that a worker has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cancel {
+    /// Somebody does.
+    No,
+    /// Nobody, and the worker is to be told.
+    Wanted,
+    /// Nobody, and the worker is told.
+    Told,
+}
+
+/// How many calls are looked up at once to tell the worker that they are cancelled.
+const CANCELS: usize = 64;
 
 #[derive(Debug, Default)]
 struct Out {
@@ -33,6 +48,20 @@ struct Out {
     /// In the order in which the calls were sent, which is that of the results but for cancelled ones.
     in_flight: VecDeque<InFlight>,
     closed: bool,
+}
+
+impl Out {
+    /// The next calls of which the worker is to be told that they are cancelled.
+    fn next_cancels(&mut self) -> Vec<CallId> {
+        let wanted = |one: &&mut InFlight| one.cancel == Cancel::Wanted;
+        let calls = self.in_flight.iter_mut().filter(wanted).take(CANCELS);
+        calls
+            .map(|one| {
+                one.cancel = Cancel::Told;
+                one.call
+            })
+            .collect()
+    }
 }
 
 /// What [`Link::send`] did with a call.
@@ -53,6 +82,8 @@ pub(super) struct Link {
     out: Mutex<Out>,
     /// The socket is full and the writing task has to go on.
     full: Notify,
+    /// There is a call to cancel.
+    cancelling: Notify,
     /// There is room in the queue again, or no use for it.
     room: Notify,
 }
@@ -72,6 +103,7 @@ impl Link {
             control,
             out: Mutex::default(),
             full: Notify::new(),
+            cancelling: Notify::new(),
             room: Notify::new(),
         });
         let incoming = Incoming {
@@ -108,6 +140,7 @@ impl Link {
         out.in_flight.push_back(InFlight {
             call,
             channel: channel.clone(),
+            cancel: Cancel::No,
         });
         Sent::Queued
     }
@@ -130,14 +163,49 @@ impl Link {
                 Err(_) => {
                     out.closed = true;
                     out.queue.clear();
+                    self.wake_all();
                 }
             }
         }
         true
     }
 
-    /// Writes what the socket did not take at once, until the link is closed.
-    pub(super) async fn write_rest(self: Arc<Self>) {
+    /// Wakes whoever waits for something that a closed link never does.
+    fn wake_all(&self) {
+        self.full.notify_one();
+        self.cancelling.notify_one();
+        self.room.notify_waiters();
+    }
+
+    /// Does what has to wait for the worker, until the link is closed.
+    pub(super) async fn serve(self: Arc<Self>) {
+        tokio::join!(self.write_rest(), self.send_cancels());
+    }
+
+    /// Tells the worker which calls are cancelled, as fast as it takes it.
+    async fn send_cancels(&self) {
+        loop {
+            let calls = {
+                let mut out = self.out();
+                if out.closed {
+                    return;
+                }
+                out.next_cancels()
+            };
+            if calls.is_empty() {
+                self.cancelling.notified().await;
+            }
+            for call in calls {
+                if let Err(error) = self.control.cancel(call).await {
+                    tracing::debug!(slot = %self.slot, %call, %error, "a call could not be cancelled");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Writes what the socket did not take at once.
+    async fn write_rest(&self) {
         loop {
             self.full.notified().await;
             loop {
@@ -179,34 +247,23 @@ impl Link {
 
     /// Tells the worker that nobody waits for a call of this channel any more.
     pub(super) fn cancel(&self, call: CallId, channel: &Arc<Channel>) {
-        let has = self
-            .out()
-            .in_flight
-            .iter()
-            .any(|one| one.call == call && Arc::ptr_eq(&one.channel, channel));
-        if has {
-            self.tell_cancel(call);
-        }
+        self.cancel_where(|one| one.call == call && Arc::ptr_eq(&one.channel, channel));
     }
 
     /// Cancels every call of a channel.
     pub(super) fn cancel_all(&self, channel: &Arc<Channel>) {
-        let calls: Vec<CallId> = self
-            .out()
-            .in_flight
-            .iter()
-            .filter(|one| Arc::ptr_eq(&one.channel, channel))
-            .map(|one| one.call)
-            .collect();
-        for call in calls {
-            self.tell_cancel(call);
-        }
+        self.cancel_where(|one| Arc::ptr_eq(&one.channel, channel));
     }
 
-    fn tell_cancel(&self, call: CallId) {
-        if let Err(error) = self.control.try_send(ToWorker::Cancel { call }) {
-            tracing::debug!(slot = %self.slot, %call, %error, "a call could not be cancelled");
+    fn cancel_where(&self, is: impl Fn(&InFlight) -> bool) {
+        let mut out = self.out();
+        for one in &mut out.in_flight {
+            if one.cancel == Cancel::No && is(one) {
+                one.cancel = Cancel::Wanted;
+            }
         }
+        drop(out);
+        self.cancelling.notify_one();
     }
 
     /// No more calls. Those that were not answered never will be.
@@ -216,8 +273,7 @@ impl Link {
         out.queue.clear();
         out.in_flight.clear();
         drop(out);
-        self.full.notify_one();
-        self.room.notify_waiters();
+        self.wake_all();
     }
 
     /// Takes a call off the list; `None` if the worker does not have it.

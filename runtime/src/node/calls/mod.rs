@@ -14,9 +14,10 @@ mod channel;
 mod link;
 mod queue;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream as StdUnixStream;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use bytes::{Bytes, BytesMut};
@@ -27,8 +28,9 @@ use kolo_transport::wire::{
     CallFailure, CallFrame, CallOp, CallReply, FailureKind, GenerationTable, NodeReply, Outcome,
     RankFailure, Refusal, RefusalKind, StartWorkers, WorkerCall,
 };
-use kolo_transport::{CloseCode, Frame, FrameError, FrameReceiver, Stream, frame};
+use kolo_transport::{CloseCode, Connection, Frame, FrameError, FrameReceiver, Stream, frame};
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 
 use self::channel::Channel;
 use self::link::{Link, Sent};
@@ -38,6 +40,30 @@ use self::link::{Link, Sent};
 pub(crate) struct Calls {
     runtime: Handle,
     jobs: DashMap<JobId, Arc<Job>>,
+    /// Counts the changes of [`Calls::drivers`].
+    changes: watch::Sender<u64>,
+}
+
+/// What an admitted [`NodeRequest::Attach`](kolo_transport::wire::NodeRequest::Attach) says, and who said it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attach {
+    pub(crate) driver: DriverId,
+    pub(crate) job: JobId,
+    pub(crate) generation: Generation,
+}
+
+/// As long as it lives, the driver of a job counts as being there.
+#[derive(Debug)]
+pub(crate) struct Present<'a> {
+    calls: &'a Calls,
+    job: Arc<Job>,
+}
+
+impl Drop for Present<'_> {
+    fn drop(&mut self) {
+        self.job.present.fetch_sub(1, Ordering::AcqRel);
+        self.calls.changed();
+    }
 }
 
 impl Calls {
@@ -46,21 +72,54 @@ impl Calls {
         Arc::new(Self {
             runtime,
             jobs: DashMap::new(),
+            changes: watch::Sender::new(0),
         })
+    }
+
+    fn changed(&self) {
+        self.changes
+            .send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// Changes whenever [`Calls::drivers`] does.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// The jobs with workers here, each with whether its driver is there.
+    pub(crate) fn drivers(&self) -> Vec<(JobId, bool)> {
+        let present = |job: &Job| job.present.load(Ordering::Acquire) > 0;
+        self.jobs
+            .iter()
+            .map(|entry| (*entry.key(), present(entry.value())))
+            .collect()
+    }
+
+    /// The driver of the job is there; `None` if it is another one's job, or not here.
+    pub(crate) fn present(&self, job: JobId, driver: DriverId) -> Option<Present<'_>> {
+        let job = self.job(job).filter(|job| job.owner == driver)?;
+        job.present.fetch_add(1, Ordering::AcqRel);
+        self.changed();
+        Some(Present { calls: self, job })
     }
 
     fn job(&self, job: JobId) -> Option<Arc<Job>> {
         self.jobs.get(&job).map(|entry| entry.value().clone())
     }
 
-    /// Turns a stream into a channel of calls, and serves it until it ends. A refusal is sent on the stream.
+    /// Turns a stream of `connection` into a channel of calls, and serves it until it ends. A refusal is sent on the
+    /// stream.
     pub(crate) async fn attach(
         &self,
         mut stream: Stream,
-        driver: DriverId,
-        job: JobId,
-        generation: Generation,
+        connection: &Connection,
+        attach: Attach,
     ) -> Result<(), FrameError> {
+        let Attach {
+            driver,
+            job,
+            generation,
+        } = attach;
         let admitted = self
             .job(job)
             .ok_or_else(|| {
@@ -78,6 +137,7 @@ impl Calls {
                 return Ok(());
             }
         };
+        let present = self.present(job.id, driver);
         stream
             .send
             .send(&NodeReply::Attached { ranks }, &[])
@@ -88,12 +148,14 @@ impl Calls {
             let mut router = Router {
                 job: &job,
                 channel: &channel,
+                connection,
                 touched: Vec::new(),
                 head: BytesMut::new(),
             };
             router.run(&mut stream.recv).await;
             job.remove(&channel);
         }
+        drop(present);
         stream.recv.stop(CloseCode::Done);
         channel.finish().await;
         Ok(())
@@ -105,6 +167,7 @@ impl CallPlane for Calls {
         let job = Job {
             id: start.job,
             owner: start.owner,
+            present: AtomicUsize::new(0),
             table: RwLock::new(Table {
                 generation: start.generation,
                 ..Table::default()
@@ -120,6 +183,7 @@ impl CallPlane for Calls {
             );
         }
         self.jobs.insert(start.job, Arc::new(job));
+        self.changed();
     }
 
     fn connect(
@@ -138,7 +202,7 @@ impl CallPlane for Calls {
         };
         let rank = Arc::new(AtomicU32::new(0));
         job.put(&link, &rank);
-        self.runtime.spawn(link.clone().write_rest());
+        self.runtime.spawn(link.clone().serve());
         let task = self.runtime.spawn(async move {
             let result = incoming.run(|| Rank(rank.load(Ordering::Relaxed))).await;
             link.close();
@@ -172,6 +236,7 @@ impl CallPlane for Calls {
         let Some((_, job)) = self.jobs.remove(&job) else {
             return;
         };
+        self.changed();
         for channel in job.close() {
             self.runtime.spawn(async move { channel.finish().await });
         }
@@ -209,6 +274,8 @@ struct Table {
 struct Job {
     id: JobId,
     owner: DriverId,
+    /// Streams of the driver: channels of calls, and logs that it follows.
+    present: AtomicUsize,
     table: RwLock<Table>,
 }
 
@@ -349,6 +416,8 @@ fn push_loss(channel: &Channel, generation: Generation, loss: &Loss) {
 struct Router<'a> {
     job: &'a Job,
     channel: &'a Arc<Channel>,
+    /// What the channel is a stream of.
+    connection: &'a Connection,
     /// Workers with calls that are not on their sockets yet.
     touched: Vec<Arc<Link>>,
     head: BytesMut,
@@ -435,7 +504,9 @@ impl Router<'_> {
             }
             return;
         }
-        for rank in ranks {
+        // Once on each rank, also if it is named twice (C-1).
+        let ranks = distinct(ranks);
+        for rank in &*ranks {
             if let Some(loss) = table.losses.get(rank) {
                 push_loss(self.channel, generation, loss);
                 continue;
@@ -473,8 +544,8 @@ impl Router<'_> {
         self.channel.push(&reply, &Bytes::new());
     }
 
-    /// Puts calls on the workers' sockets and answers on the stream; waits while a queue is full. `false` if
-    /// the channel is over.
+    /// Puts calls on the workers' sockets and answers on the stream; waits while a queue is full, that of answers
+    /// included: nobody who sends calls and reads no answers makes it grow. `false` if the channel is over.
     async fn flush(&mut self) -> bool {
         for link in &self.touched {
             link.flush();
@@ -489,8 +560,22 @@ impl Router<'_> {
                 biased;
                 () = link.room() => {}
                 _ = over.wait_for(|over| *over) => return false,
+                // While it waits nobody reads the stream, and would notice that the driver is gone.
+                _ = self.connection.closed() => return false,
             }
         }
+        self.channel.room().await;
         !self.channel.is_over()
     }
+}
+
+/// The ranks, each once. Drivers name them in order, so that there is nothing to do most of the time.
+fn distinct(ranks: &[Rank]) -> Cow<'_, [Rank]> {
+    if ranks.is_sorted_by(|one, next| one < next) {
+        return Cow::Borrowed(ranks);
+    }
+    let mut ranks = ranks.to_vec();
+    ranks.sort_unstable();
+    ranks.dedup();
+    Cow::Owned(ranks)
 }

@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_lost_worker_fails_its_calls_with_its_end_and_others_go_on() {
-    let (executor, job, fake) = Fake::group(1, 2).await;
+    let (executor, mut job, fake) = Fake::group(1, 2).await;
     let node = &fake.nodes[0];
     let call = tokio::spawn(executor.run(add, 1).into_future());
     node.call().await;
@@ -30,6 +30,13 @@ async fn a_lost_worker_fails_its_calls_with_its_end_and_others_go_on() {
     let (id, ..) = node.call().await;
     node.returns(id, Rank(0), &1_u32).await;
     assert_eq!(soon(well).await.unwrap().unwrap(), 1);
+    // A group that was not whole to its end has not done well, whether the head knows it yet or not.
+    let stopping = tokio::spawn(async move { executor.shutdown().await });
+    assert_eq!(soon(job.frame()).await, Some(SubmitFrame::Stop));
+    job.ended(JobState::Stopped, None, None).await;
+    let info = job.info(&[Some(Exit::Code(0)), Some(Exit::Signal(9))]);
+    fake.answer_job(HeadReply::Job(info)).await;
+    assert_eq!(soon(stopping).await.unwrap().unwrap().len(), 2);
 }
 
 #[tokio::test]
@@ -117,6 +124,8 @@ async fn shutdown_asks_the_head_and_gives_the_exits() {
     let (call, ..) = fake.nodes[0].call().await;
     let other = executor.clone();
     let stopping = tokio::spawn(async move { other.shutdown().await });
+    // The first for heads that know it, the second for all.
+    assert_eq!(soon(job.frame()).await, Some(SubmitFrame::Done));
     assert_eq!(soon(job.frame()).await, Some(SubmitFrame::Stop));
     // No new calls; the one that runs may end.
     let refused = soon(executor.run(add, 2)).await.unwrap_err();
@@ -127,7 +136,7 @@ async fn shutdown_asks_the_head_and_gives_the_exits() {
     fake.nodes[0].returns(call, Rank(0), &1_u32).await;
     fake.nodes[0].returns(call, Rank(1), &2_u32).await;
     assert_eq!(soon(pending).await.unwrap().unwrap(), [1, 2]);
-    job.ended(JobState::Stopped, None, None).await;
+    job.ended(JobState::Succeeded, None, None).await;
     let info = job.info(&[Some(Exit::Code(0)), None]);
     fake.answer_job(HeadReply::Job(info)).await;
     let exits = soon(stopping).await.unwrap().unwrap();

@@ -285,6 +285,19 @@ fn a_worker_of_another_program_is_refused() {
 }
 
 #[test]
+fn a_worker_has_one_certificate_signed_and_not_one_after_the_other() {
+    let now = Instant::now();
+    let mut core = ready(1, now);
+    let sign = || WorkerEvent::Sign { csr: vec![1] };
+    assert_eq!(
+        core.worker(now, Slot(0), sign()),
+        [Action::Sign(Slot(0), vec![1])]
+    );
+    let reason = killed_for(&mut core, now, 0, sign());
+    assert!(reason.contains("a second certificate"), "{reason}");
+}
+
+#[test]
 fn messages_out_of_turn_end_a_worker() {
     let now = Instant::now();
     let early = [

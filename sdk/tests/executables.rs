@@ -1,6 +1,8 @@
 //! Executables of all kinds, in a crate with strict lints.
 #![forbid(unsafe_code)]
 #![deny(warnings, missing_docs, unreachable_pub, missing_debug_implementations)]
+// Odd on purpose. Other lints are on, so that the macros' code gives no cause for them either.
+#![allow(clippy::unused_async, clippy::unused_self)]
 
 use kolo::prelude::*;
 use kolo::{Call, Executable};
@@ -37,6 +39,10 @@ impl Trainer {
     }
 
     /// One step.
+    ///
+    /// # Errors
+    ///
+    /// If another rank is lost.
     pub fn train(&mut self, ctx: &Context, epoch: u32) -> Result<f32> {
         let mut data = [self.config.rate * epoch as f32];
         ctx.comm().all_reduce(&mut data, ReduceOp::Average)?;
@@ -94,6 +100,11 @@ impl Plain {
     fn value(&self, object: u8, value: u8) -> u8 {
         object + value
     }
+
+    // The handle needs a name for each argument, and no name twice.
+    fn sum(&self, (a, b): (u8, u8), arg0: u8) -> u8 {
+        a + b + arg0
+    }
 }
 
 struct Generic<T>(T);
@@ -139,12 +150,16 @@ async fn main() {
     assert!(trainer.train(&context, 2).is_ok());
     assert_eq!(trainer.on("abc") + Trainer::helper::<usize>(), 3);
     assert!((trainer.consumed().rate - 0.1).abs() < 1e-6);
-    assert_eq!(Plain.value(1, 2), 3);
+    assert_eq!(Plain.value(1, 2) + Plain.sum((1, 2), 3), 9);
     assert!((GenericF32::new(1.5).get() - 1.5).abs() < 1e-6);
     assert_eq!(Trainer::NAME, concat!(module_path!(), "::Trainer"));
     let registry = kolo::registry::Registry::get().expect("no name twice");
     let class = registry.class(Trainer::NAME).expect("it is there");
-    let methods: Vec<&str> = class.methods().iter().map(|method| method.name()).collect();
+    let methods: Vec<&str> = class
+        .methods()
+        .iter()
+        .map(kolo::registry::MethodEntry::name)
+        .collect();
     assert_eq!(methods, ["train", "weights", "same"]);
     assert_eq!(registry.classes().len(), 3);
 }

@@ -1,6 +1,8 @@
 //! Functions of all kinds, in a crate with strict lints.
 #![forbid(unsafe_code)]
 #![deny(warnings, missing_docs, unreachable_pub, missing_debug_implementations)]
+// Odd on purpose. Other lints are on, so that the macros' code gives no cause for them either.
+#![allow(clippy::non_minimal_cfg, clippy::unnecessary_wraps)]
 
 use std::collections::BTreeMap;
 
@@ -26,9 +28,10 @@ async fn waits(
     ctx: &kolo::Context,
     (a, b): (u8, u8),
     _: u8,
+    arg1: u8,
 ) -> Result<u8, std::num::TryFromIntError> {
     std::future::ready(()).await;
-    u8::try_from(ctx.rank() + usize::from(a) + usize::from(b))
+    u8::try_from(ctx.rank() + usize::from(a) + usize::from(b) + usize::from(arg1))
 }
 
 #[kolo::function]
@@ -119,6 +122,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let waits = registry
         .function(concat!(module_path!(), "::waits"))
         .expect("it is there");
-    assert_eq!(waits.signature(), "(arg0: (u8, u8), arg1: u8) -> u8");
+    assert_eq!(
+        waits.signature(),
+        "(arg0: (u8, u8), arg2: u8, arg1: u8) -> u8"
+    );
     Ok(())
 }

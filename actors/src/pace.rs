@@ -1,0 +1,120 @@
+//! How often: log lines that must not come without end, and pauses that grow. Pure: the time comes in.
+
+use std::time::{Duration, Instant};
+
+/// Lets one log line of a kind through in a while, and counts the others.
+///
+/// ```
+/// # use std::time::{Duration, Instant};
+/// use kolo_actors::pace::LogLimit;
+///
+/// let mut limit = LogLimit::new(Duration::from_secs(10));
+/// let now = Instant::now();
+/// assert_eq!(limit.allow(now), Some(0));
+/// assert_eq!(limit.allow(now), None);
+/// // Ten seconds later the next one comes through, and one was left out before it.
+/// assert_eq!(limit.allow(now + Duration::from_secs(10)), Some(1));
+/// ```
+#[derive(Debug, Clone)]
+pub struct LogLimit {
+    every: Duration,
+    last: Option<Instant>,
+    left_out: u64,
+}
+
+impl LogLimit {
+    /// One line in so long.
+    #[must_use]
+    pub const fn new(every: Duration) -> Self {
+        Self {
+            every,
+            last: None,
+            left_out: 0,
+        }
+    }
+
+    /// Whether to log now; with the number of lines that were left out since the last one.
+    #[must_use]
+    pub fn allow(&mut self, now: Instant) -> Option<u64> {
+        let early = |last: Instant| now.saturating_duration_since(last) < self.every;
+        if self.last.is_some_and(early) {
+            self.left_out += 1;
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+/// Pauses between attempts that fail: each twice the one before, up to a bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backoff {
+    first: Duration,
+    most: Duration,
+    failures: u32,
+}
+
+impl Backoff {
+    /// Pauses from `first` to `most`.
+    #[must_use]
+    pub const fn new(first: Duration, most: Duration) -> Self {
+        Self {
+            first,
+            most,
+            failures: 0,
+        }
+    }
+
+    /// Attempts that have failed in a row.
+    #[must_use]
+    pub const fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// An attempt has failed. How long to wait before the next.
+    #[must_use]
+    pub fn failed(&mut self) -> Duration {
+        let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
+        self.failures = self.failures.saturating_add(1);
+        self.first.saturating_mul(factor).min(self.most)
+    }
+
+    /// An attempt was good. How many had failed before it.
+    pub fn worked(&mut self) -> u32 {
+        std::mem::take(&mut self.failures)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_lines_becomes_one_in_a_while_with_its_number() {
+        let every = Duration::from_secs(10);
+        let mut limit = LogLimit::new(every);
+        let start = Instant::now();
+        let seen: Vec<(u64, u64)> = (0..100_000)
+            .filter_map(|ms| Some((ms, limit.allow(start + Duration::from_millis(ms))?)))
+            .collect();
+        assert_eq!(seen.len(), 10);
+        assert_eq!(seen[0], (0, 0));
+        assert!(seen[1..].iter().all(|(_, left_out)| *left_out == 9999));
+        // A clock that goes back does no harm.
+        assert_eq!(limit.allow(start), None);
+    }
+
+    #[test]
+    fn pauses_double_up_to_their_bound_and_begin_again() {
+        let ms = Duration::from_millis;
+        let mut backoff = Backoff::new(ms(250), ms(5000));
+        let pauses: Vec<_> = (0..7).map(|_| backoff.failed()).collect();
+        assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 5000, 5000].map(ms));
+        for _ in 0..100 {
+            assert_eq!(backoff.failed(), ms(5000));
+        }
+        assert_eq!(backoff.worked(), 107);
+        assert_eq!(backoff.worked(), 0);
+        assert_eq!(backoff.failed(), ms(250));
+    }
+}

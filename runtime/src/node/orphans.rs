@@ -1,0 +1,50 @@
+//! Ends jobs whose driver and head have both been gone for too long.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use actix::Addr;
+use kolo_actors::node::orphans::Orphans;
+use kolo_actors::node::{NodeActor, Stop};
+
+use super::calls::Calls;
+use super::uplink::Uplink;
+
+/// Watches until it is dropped.
+pub(super) async fn watch(
+    timeout: Duration,
+    uplink: Arc<Uplink>,
+    calls: Arc<Calls>,
+    node: Addr<NodeActor>,
+) {
+    let mut orphans = Orphans::new(timeout);
+    let mut head = uplink.connection();
+    let mut drivers = calls.changes();
+    loop {
+        // Looked at before it is asked for, so that no change is missed.
+        drivers.mark_unchanged();
+        let head_is_there = head.borrow_and_update().is_some();
+        for job in orphans.step(Instant::now(), head_is_there, calls.drivers()) {
+            let reason = format!("its driver and the head have both been gone for {timeout:?}");
+            tracing::warn!(%job, reason, "a job is ended");
+            let stop = node.send(Stop { job, reason });
+            tokio::spawn(async move {
+                if stop.await.is_err() {
+                    tracing::debug!(%job, "the node is stopping, and the job with it");
+                }
+            });
+        }
+        let deadline = orphans.next_deadline();
+        let over = async {
+            match deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = head.changed() => if changed.is_err() { return },
+            changed = drivers.changed() => if changed.is_err() { return },
+            () = over => {}
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! A program while it comes: hashed on the way, and put in its place whole or not at all.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use kolo_actors::node::ProgramFile;
+use kolo_transport::wire::ProgramHash;
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use super::file::{MODE, Verified};
+
+/// Names of files in the cache that are not whole begin so.
+pub(super) const UPLOAD_PREFIX: &str = ".upload-";
+
+/// A program that is coming.
+#[derive(Debug)]
+pub(super) struct Upload {
+    file: File,
+    hasher: blake3::Hasher,
+    /// Where it is meanwhile; `None` in memory.
+    temporary: Option<Temporary>,
+}
+
+impl Upload {
+    pub(super) fn begin(dir: Option<&Path>) -> io::Result<Self> {
+        let (file, temporary) = match dir {
+            Some(dir) => {
+                let name = format!(
+                    "{UPLOAD_PREFIX}{:016x}",
+                    kolo_transport::ids::JobId::random().0
+                );
+                let path = dir.join(name);
+                let file = OpenOptions::new()
+                    .write(true)
+                    .create_new(true)
+                    .mode(0o600)
+                    .open(&path)?;
+                (file, Some(Temporary(path)))
+            }
+            None => (memory()?, None),
+        };
+        Ok(Self {
+            file,
+            hasher: blake3::Hasher::new(),
+            temporary,
+        })
+    }
+
+    pub(super) fn add(mut self, piece: &[u8]) -> io::Result<Self> {
+        self.hasher.update(piece);
+        self.file.write_all(piece)?;
+        Ok(self)
+    }
+
+    pub(super) fn hash(&self) -> ProgramHash {
+        ProgramHash(*self.hasher.finalize().as_bytes())
+    }
+
+    pub(super) fn finish(self, place: Option<&Path>) -> io::Result<Verified> {
+        self.file
+            .set_permissions(fs::Permissions::from_mode(MODE))?;
+        let metadata = self.file.metadata()?;
+        let id = (metadata.dev(), metadata.ino());
+        let (Some(temporary), Some(place)) = (&self.temporary, place) else {
+            let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+            rustix::fs::fcntl_add_seals(&self.file, seals)?;
+            // Another process of this user starts it: by this process's name for it.
+            let path = format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd());
+            return Verified::new(ProgramFile {
+                path: path.into(),
+                id,
+                hold: Box::new(self.file),
+            });
+        };
+        // Until it is closed it can't be executed. It need not be on the disk: what a crash of the machine
+        // leaves of it is verified before it is used.
+        drop(self.file);
+        fs::rename(&temporary.0, place)?;
+        Verified::new(ProgramFile {
+            path: place.to_owned(),
+            id,
+            hold: Box::new(()),
+        })
+    }
+}
+
+/// A file that is removed if it is not moved away before.
+#[derive(Debug)]
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %self.0.display(), %error, "the rest of a program could not be removed");
+        }
+    }
+}
+
+fn memory() -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let made = rustix::fs::memfd_create("kolo-program", flags | MemfdFlags::EXEC)
+        // Kernels before 6.3 do not know the flag and don't need it.
+        .or_else(|_| rustix::fs::memfd_create("kolo-program", flags))?;
+    Ok(File::from(made))
+}
