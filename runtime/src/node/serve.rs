@@ -1,6 +1,6 @@
 //! Requests of the head and of drivers.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,6 @@ use kolo_transport::{
 };
 
 use super::NodeError;
-use super::calls::Calls;
 use super::installed;
 use super::network::{self, Network};
 use super::ports::Ports;

@@ -228,7 +228,6 @@ impl InterfaceSelection {
 
 /// What connects the nodes of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
 pub enum NetworkChoice {
     /// All is on one host: its loopback.
     Local,
