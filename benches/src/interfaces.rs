@@ -89,7 +89,7 @@ fn think() -> anyhow::Result<f64> {
         let step = discovery.answered(order.node, Ok(results));
         spent += again.elapsed();
         if let Step::Done(result) = step {
-            result.ok().context("nothing connects them")?;
+            (*result).ok().context("nothing connects them")?;
         }
     }
     Ok(spent.as_secs_f64() * 1e3)

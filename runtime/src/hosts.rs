@@ -63,6 +63,11 @@ impl HostSlots {
         }
     }
 
+    /// Whether both are the same host, by name or address, whatever their users and slots.
+    pub fn is_same_host(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+
     /// What two entries of the same host have in common: names do not care for case, IPv6 addresses have many
     /// forms, and another user is no other host.
     fn key(&self) -> String {

@@ -10,11 +10,24 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+/// How long a message that matters waits for a service manager that does not read.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// The way to the service manager.
 #[derive(Debug, Default)]
 pub struct Notifier {
-    socket: Option<(UnixDatagram, SocketAddr)>,
+    socket: Option<Socket>,
     watchdog: Option<Duration>,
+}
+
+/// One for each kind of message.
+#[derive(Debug)]
+struct Socket {
+    address: SocketAddr,
+    /// Waits a moment if the service manager has too much to read.
+    states: UnixDatagram,
+    /// Never waits.
+    pings: UnixDatagram,
 }
 
 impl Notifier {
@@ -75,7 +88,7 @@ impl Notifier {
         loop {
             let good = is_good(share).await;
             if good {
-                self.send("WATCHDOG=1");
+                self.ping();
             } else if was_good {
                 tracing::error!(
                     ?interval,
@@ -88,12 +101,22 @@ impl Notifier {
     }
 
     fn send(&self, message: &str) {
-        let Some((socket, address)) = &self.socket else {
-            return;
-        };
-        // Never waits: a service manager that does not read must not hold the daemon up.
-        if let Err(error) = socket.send_to_addr(message.as_bytes(), address) {
+        let Some(socket) = &self.socket else { return };
+        if let Err(error) = socket
+            .states
+            .send_to_addr(message.as_bytes(), &socket.address)
+        {
             tracing::warn!(%error, "the service manager was not told");
+        }
+    }
+
+    fn ping(&self) {
+        let Some(socket) = &self.socket else { return };
+        match socket.pings.send_to_addr(b"WATCHDOG=1", &socket.address) {
+            Ok(_) => {}
+            // It has pings to read.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => tracing::warn!(%error, "the service manager was not told"),
         }
     }
 }
@@ -104,7 +127,7 @@ fn line(status: &str) -> String {
 }
 
 /// `/path` or, in the abstract namespace, `@name`.
-fn open(name: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
+fn open(name: &OsStr) -> io::Result<Socket> {
     let address = match name.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
         [b'/', ..] => SocketAddr::from_pathname(name)?,
@@ -115,9 +138,14 @@ fn open(name: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
             ));
         }
     };
-    let socket = UnixDatagram::unbound()?;
-    socket.set_nonblocking(true)?;
-    Ok((socket, address))
+    let (states, pings) = (UnixDatagram::unbound()?, UnixDatagram::unbound()?);
+    states.set_write_timeout(Some(PATIENCE))?;
+    pings.set_nonblocking(true)?;
+    Ok(Socket {
+        address,
+        states,
+        pings,
+    })
 }
 
 #[cfg(test)]

@@ -112,8 +112,9 @@ impl Authority {
     /// [`IdentityError`], which names the file.
     pub fn open(dir: &Path) -> Result<Self, IdentityError> {
         let path = dir.join(FILE);
+        files::create_dir(dir)?;
+        files::check_dir(dir)?;
         if !path.exists() {
-            files::create_dir(dir)?;
             let new = Self::create(ClusterId::random())?;
             let mut pem = files::pem("CERTIFICATE", &new.certificate);
             pem.push_str(&files::pem(
@@ -133,8 +134,7 @@ impl Authority {
             path: path.to_owned(),
             reason: reason.to_owned(),
         };
-        files::check_private(path)?;
-        let pem = files::read(path)?;
+        let pem = files::read_private(path)?;
         let certificate = CertificateDer::from_pem_slice(&pem)
             .map_err(|_| refuse("it holds no certificate in PEM"))?;
         let key = read_key(path, &pem)?;

@@ -163,14 +163,20 @@ impl Credentials {
         PrivatePkcs8KeyDer::from(self.inner.key.serialize_der()).into()
     }
 
-    /// Writes `ca.pem`, `cert.pem` and `key.pem` into `dir`, which is made (mode 0700) if it does not exist.
-    /// The files have mode 0600, and each is replaced as a whole.
+    /// Writes `ca.pem`, `cert.pem` and `key.pem` into `dir`. The files have mode 0600. If `dir` does not exist it is made
+    /// (mode 0700), and appears with all of them or not at all; if it does, each is replaced as a whole.
     ///
     /// # Errors
     ///
     /// [`IdentityError::File`].
     pub fn save(&self, dir: &Path) -> Result<(), IdentityError> {
-        files::create_dir(dir)?;
+        if files::appear(dir, |new| self.write(new))? {
+            return Ok(());
+        }
+        self.write(dir)
+    }
+
+    fn write(&self, dir: &Path) -> Result<(), IdentityError> {
         let key = files::pem("PRIVATE KEY", &self.inner.key.serialize_der());
         let authority = files::pem("CERTIFICATE", &self.inner.authority);
         let certificate = files::pem("CERTIFICATE", &self.inner.certificate);
@@ -196,8 +202,8 @@ impl Credentials {
         let certificate_path = dir.join(CERTIFICATE_FILE);
         let authority = read_certificate(&dir.join(AUTHORITY_FILE))?;
         let certificate = read_certificate(&certificate_path)?;
-        files::check_private(&key_path)?;
-        let key = read_key(&key_path, &files::read(&key_path)?)?;
+        files::check_dir(dir)?;
+        let key = read_key(&key_path, &files::read_private(&key_path)?)?;
         Self::new(certificate, authority, key).map_err(|error| IdentityError::Content {
             path: certificate_path,
             reason: error.to_string(),

@@ -277,7 +277,7 @@ async fn greet(
             if pin.saw_another() {
                 JoinError::Fingerprint { address }
             } else {
-                ConnectError::handshake(address, error).into()
+                ConnectError::before_proof(address, error).into()
             }
         })?;
     let head = presented_identity(&connection)

@@ -1,6 +1,6 @@
 //! The head's part in network interfaces: which nodes, what is known of them, who asks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,7 +15,10 @@ use super::job::NetworkPlan;
 use super::link::NodeLink;
 use super::messages::{GetInterfaces, GetJob, Learned, NetworkChanged};
 use super::probing::discover;
+use super::registry::MAX_NODES;
 use crate::interfaces::{Host, Key, Network, plan};
+
+type Links = HashMap<NodeId, Arc<dyn NodeLink>>;
 
 fn host(registration: &NodeRegistration) -> Host {
     Host {
@@ -34,6 +37,7 @@ impl HeadActor {
         selection: &InterfaceSelection,
         no_cache: bool,
     ) -> Result<(Option<Key>, NetworkPlan), Refusal> {
+        check_size(selection)?;
         let hosts: Vec<Host> = nodes
             .iter()
             .filter_map(|node| self.registry.alive(*node))
@@ -41,10 +45,21 @@ impl HeadActor {
             .collect();
         // Hosts of the cluster on which the job has no part may be named; others are a mistake.
         let mut selection = selection.clone();
-        selection.by_host.retain(|wanted, _| {
-            let names = |host: &Host| host.hostname == *wanted || host.node.to_string() == *wanted;
-            hosts.iter().any(names) || !self.registry.living().any(|known| names(&host(known)))
-        });
+        if !selection.by_host.is_empty() {
+            let elsewhere: HashSet<String> = self
+                .registry
+                .living()
+                .filter(|known| !nodes.contains(&known.node))
+                .flat_map(|known| [known.hostname.clone(), known.node.to_string()])
+                .collect();
+            let here: HashSet<String> = hosts
+                .iter()
+                .flat_map(|host| [host.hostname.clone(), host.node.to_string()])
+                .collect();
+            selection
+                .by_host
+                .retain(|wanted, _| here.contains(wanted) || !elsewhere.contains(wanted));
+        }
         let key = Key::new(&hosts, &selection);
         let known = key
             .as_ref()
@@ -56,25 +71,30 @@ impl HeadActor {
         Ok((key, plan(hosts, &selection)?.into()))
     }
 
-    fn query(
-        &self,
-        query: &InterfacesQuery,
-    ) -> Result<(Option<Key>, NetworkPlan, HashMap<NodeId, Arc<dyn NodeLink>>), Refusal> {
+    fn query(&self, query: &InterfacesQuery) -> Result<(Option<Key>, NetworkPlan, Links), Refusal> {
+        if query.nodes.len() > MAX_NODES {
+            return Err(Refusal::new(
+                RefusalKind::Invalid,
+                format!(
+                    "{} nodes are asked for; a cluster has at most {MAX_NODES}",
+                    query.nodes.len()
+                ),
+            ));
+        }
+        let wanted: HashSet<&str> = query.nodes.iter().map(String::as_str).collect();
+        let mut missing = wanted.clone();
         let mut nodes = Vec::new();
         for registration in self.registry.living() {
-            let asked = query.nodes.is_empty()
-                || query.nodes.iter().any(|name| is_called(registration, name));
-            if asked {
+            let id = registration.node.to_string();
+            let names = [registration.hostname.as_str(), &id];
+            if wanted.is_empty() || names.iter().any(|name| wanted.contains(name)) {
                 nodes.push(registration.node);
             }
+            for name in names {
+                missing.remove(name);
+            }
         }
-        let missing = query.nodes.iter().find(|name| {
-            !self
-                .registry
-                .living()
-                .any(|registration| is_called(registration, name))
-        });
-        if let Some(missing) = missing {
+        if let Some(missing) = missing.into_iter().min() {
             return Err(Refusal::new(
                 RefusalKind::Invalid,
                 format!(
@@ -98,8 +118,16 @@ impl HeadActor {
     }
 }
 
-fn is_called(registration: &NodeRegistration, name: &str) -> bool {
-    registration.hostname == name || registration.node.to_string() == name
+/// Refuses lists that no cluster can need.
+fn check_size(selection: &InterfaceSelection) -> Result<(), Refusal> {
+    let names = selection.names.len() + selection.by_host.values().map(Vec::len).sum::<usize>();
+    if selection.by_host.len() > MAX_NODES || names > MAX_NODES {
+        return Err(Refusal::new(
+            RefusalKind::Invalid,
+            format!("{names} network interfaces are named; allowed are {MAX_NODES}"),
+        ));
+    }
+    Ok(())
 }
 
 /// The same, marked as known from before.

@@ -50,7 +50,7 @@ pub(super) async fn discover(
             Step::Wait => {}
             Step::Done(result) => {
                 let took_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-                return match result {
+                return match *result {
                     Ok(mut network) => {
                         network.report.took_ms = took_ms;
                         Ok(Arc::new(network))
@@ -62,15 +62,14 @@ pub(super) async fn discover(
                 };
             }
         }
-        step = match answers.next().await {
-            Some((node, results)) => discovery.answered(node, results),
-            // Every order has an answer, so there is nothing left to wait for only when it is done.
-            None => {
-                let left = discovery.waits_for().next();
-                match left {
-                    Some(node) => discovery.answered(node, Err("it was not asked".to_owned())),
-                    None => return Err(discovery.abandoned()),
-                }
+        // Every order has an answer, so there is nothing left to wait for only when it is done.
+        step = if let Some((node, results)) = answers.next().await {
+            discovery.answered(node, results)
+        } else {
+            let left = discovery.waits_for().next();
+            match left {
+                Some(node) => discovery.answered(node, Err("it was not asked".to_owned())),
+                None => return Err(discovery.abandoned()),
             }
         };
     }

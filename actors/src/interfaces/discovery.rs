@@ -39,7 +39,7 @@ pub enum Step {
     /// More to try.
     Probe(Vec<Order>),
     /// The end: what connects the nodes, or a report whose problem says that nothing does.
-    Done(Result<Network, NetworkReport>),
+    Done(Box<Result<Network, NetworkReport>>),
 }
 
 /// What a prober saw of an address.
@@ -298,7 +298,7 @@ impl Discovery {
 
     fn conclude(&mut self) -> Step {
         if let Some(network) = resolve::common(&self.resolver()) {
-            return Step::Done(Ok(network));
+            return Step::Done(Box::new(Ok(network)));
         }
         if !self.all_pairs {
             self.all_pairs = true;
@@ -308,9 +308,9 @@ impl Discovery {
             let orders = self.orders(pairs);
             return self.go_on(orders);
         }
-        Step::Done(
-            resolve::by_node(&self.resolver())
-                .map_or_else(|| resolve::by_pair(&self.resolver()), Ok),
-        )
+        let found = resolve::by_node(&self.resolver());
+        Step::Done(Box::new(
+            found.map_or_else(|| resolve::by_pair(&self.resolver()), Ok),
+        ))
     }
 }

@@ -22,6 +22,7 @@ mod resolve;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 
 use kolo_transport::ids::NodeId;
@@ -55,7 +56,7 @@ impl Host {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Plan {
     /// Nothing.
-    Decided(Network),
+    Decided(Box<Network>),
     /// To probe.
     Probe(Box<Discovery>),
 }
@@ -74,11 +75,11 @@ pub fn plan(hosts: Vec<Host>, selection: &InterfaceSelection) -> Result<Plan, Re
     };
     let together = known.windows(2).all(|pair| pair[0].host == pair[1].host);
     if together && selection.is_empty() {
-        return Ok(Plan::Decided(Network::local(&hosts)));
+        return Ok(Plan::Decided(Box::new(Network::local(&hosts))));
     }
     let discovery = Discovery::new(hosts, selection)?;
     Ok(match discovery.alone() {
-        Some(network) => Plan::Decided(network),
+        Some(network) => Plan::Decided(Box::new(network)),
         None => Plan::Probe(Box::new(discovery)),
     })
 }
@@ -97,12 +98,12 @@ fn without_reports(hosts: Vec<Host>, selection: &InterfaceSelection) -> Result<P
             ),
         ));
     }
-    let local = hosts.len() > 1 && hosts.iter().all(|host| host.address.ip().is_loopback());
-    Ok(Plan::Decided(if local {
+    let local = hosts.iter().all(|host| host.address.ip().is_loopback());
+    Ok(Plan::Decided(Box::new(if local {
         Network::local(&hosts)
     } else {
         Network::registered(&hosts)
-    }))
+    })))
 }
 
 fn check_selection(hosts: &[Host], selection: &InterfaceSelection) -> Result<(), Refusal> {
@@ -117,11 +118,16 @@ fn check_selection(hosts: &[Host], selection: &InterfaceSelection) -> Result<(),
             ));
         }
     }
+    let mut there = HashSet::new();
+    if !selection.by_host.is_empty() {
+        there.extend(
+            hosts
+                .iter()
+                .flat_map(|host| [host.hostname.clone(), host.node.to_string()]),
+        );
+    }
     for wanted in selection.by_host.keys() {
-        let there = hosts
-            .iter()
-            .any(|host| host.hostname == *wanted || host.node.to_string() == *wanted);
-        if !there {
+        if !there.contains(wanted) {
             let names: Vec<_> = hosts.iter().map(|host| host.hostname.as_str()).collect();
             return invalid(format!(
                 "interfaces are given for the host `{}`, which has no part here; hosts are {}",

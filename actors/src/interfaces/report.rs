@@ -39,7 +39,11 @@ pub fn refusal(report: &NetworkReport) -> Option<Refusal> {
     let problem = report.problem.as_ref()?;
     Some(Refusal::new(
         problem.kind,
-        format!("{}\n{}", problem.message, table(report, MOST_ROWS).trim_end()),
+        format!(
+            "{}\n{}",
+            problem.message,
+            table(report, MOST_ROWS).trim_end()
+        ),
     ))
 }
 

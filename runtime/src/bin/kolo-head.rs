@@ -1,5 +1,6 @@
 //! `kolo-head`: the head of a cluster as a daemon.
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -263,7 +264,8 @@ async fn run(args: Args, log: &Log) -> Result<()> {
         http: head.http_address(),
         admin: head.admin_dir(),
     };
-    println!("{}", ready.text(args.format)?);
+    writeln!(std::io::stdout(), "{}", ready.text(args.format)?)
+        .context("the line with the head's address can't be printed")?;
     let status = format!("{} at {}", ready.cluster, ready.address);
     notifier.ready(&status);
     let watchdog = {

@@ -369,10 +369,10 @@ fn identity_dir(state: &Path) -> PathBuf {
 async fn start(args: Args) -> Result<(Node, SocketAddr)> {
     let head = resolve(&args.head, args.join_timeout).await?;
     let identity = args.state_dir.as_deref().map(identity_dir);
-    let (credentials, joins) = credentials(identity.as_deref(), args.token_file.as_deref())?;
+    let credentials = credentials(identity.as_deref(), args.token_file.as_deref())?;
     let custom: BTreeMap<_, _> = args.resources.into_iter().collect();
     let mut config = NodeConfig::new(head, credentials);
-    config.identity_dir.clone_from(&identity);
+    config.identity_dir = identity;
     config.hostname = args.hostname;
     config.listen = args.listen.unwrap_or_else(|| default_listen(head));
     config.advertise = args.advertise;
@@ -394,11 +394,6 @@ async fn start(args: Args) -> Result<(Node, SocketAddr)> {
             args.head
         )
     })?;
-    if joins && let Some(dir) = identity {
-        node.credentials()
-            .save(&dir)
-            .with_context(|| format!("the identity can't be kept in {}", dir.display()))?;
-    }
     Ok((node, head))
 }
 
@@ -424,7 +419,7 @@ async fn resolve(head: &str, limit: Duration) -> Result<SocketAddr> {
 }
 
 /// The identity of an earlier start, or the token to join with.
-fn credentials(identity: Option<&Path>, token: Option<&Path>) -> Result<(NodeCredentials, bool)> {
+fn credentials(identity: Option<&Path>, token: Option<&Path>) -> Result<NodeCredentials> {
     if let Some(dir) = identity
         && dir.try_exists().unwrap_or(true)
     {
@@ -434,7 +429,7 @@ fn credentials(identity: Option<&Path>, token: Option<&Path>) -> Result<(NodeCre
                 dir.display()
             )
         })?;
-        return Ok((credentials.into(), false));
+        return Ok(credentials.into());
     }
     let Some(file) = token else {
         bail!(
@@ -448,7 +443,7 @@ fn credentials(identity: Option<&Path>, token: Option<&Path>) -> Result<(NodeCre
         .trim()
         .parse()
         .with_context(|| format!("{} holds no token", file.display()))?;
-    Ok((token.into(), true))
+    Ok(token.into())
 }
 
 /// Makes sure that one node at a time uses a state folder: two would be the same node for the head, and take the place

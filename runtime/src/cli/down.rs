@@ -30,9 +30,10 @@ pub(super) struct Down {
     /// Kill jobs and nodes at once
     #[arg(long, short)]
     pub(super) force: bool,
-    /// Seconds in which running jobs may end by themselves before they are stopped
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds, conflicts_with = "force")]
-    pub(super) drain_timeout: Duration,
+    /// Seconds in which running jobs may end by themselves before they are stopped; new ones are not taken [default: they
+    /// are stopped at once]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "force")]
+    pub(super) drain_timeout: Option<Duration>,
     /// Seconds that a node may then take to end
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub(super) stop_timeout: Duration,
@@ -72,7 +73,7 @@ pub(super) async fn run(
     let none = SshRecord::default();
     let ssh = SshOptions {
         stop_timeout: options.stop_timeout,
-        drain_timeout: (!options.force).then_some(options.drain_timeout),
+        drain_timeout: options.drain_timeout,
         ..options
             .ssh
             .options_or(launch.map_or(&none, |launch| &launch.ssh))
@@ -257,6 +258,24 @@ mod tests {
                 .contains("x:1")
         );
         assert_eq!(choose(&[], None, true).unwrap(), None);
+    }
+
+    #[test]
+    fn jobs_are_waited_for_only_if_that_is_asked_for() {
+        #[derive(Debug, clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            down: Down,
+        }
+        let drain = |line: &str| {
+            let words = std::iter::once("x").chain(line.split_whitespace());
+            let line = <Line as clap::Parser>::try_parse_from(words);
+            line.map(|line| line.down.drain_timeout).ok()
+        };
+        assert_eq!(drain(""), Some(None));
+        let asked = Some(Some(Duration::from_secs(90)));
+        assert_eq!(drain("--drain-timeout 90"), asked);
+        assert_eq!(drain("--force --drain-timeout 90"), None);
     }
 
     #[test]

@@ -28,6 +28,7 @@ TLS, and if the packets come from the interface of the same name.
 Exit codes: 0 the nodes are connected, 1 they are not, others as `kolo --help` says.";
 
 #[derive(Debug, ClapArgs)]
+#[allow(clippy::struct_field_names)] // they are the names of the flags
 pub(super) struct Interfaces {
     /// What was found when this job started: its id, or an unambiguous start of it
     #[arg(long, value_name = "JOB", conflicts_with_all = ["nodes", "interfaces", "no_cache"])]

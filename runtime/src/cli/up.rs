@@ -20,9 +20,12 @@ use super::progress::Progress;
 use super::up_head::{
     Folder, LAUNCH_PREFIX, heads_dir, listen, locally, start_head, stop_head, sweep,
 };
-use crate::hosts::HostSlots;
+use crate::hosts::{HostSlots, parse_hosts};
 use crate::ssh::state::Launch;
-use crate::ssh::{BroughtUp, Ending, HeadAccess, NodeAuthority, SshOptions, UpNode, bring_up_with};
+use crate::ssh::{
+    BroughtUp, Ending, HeadAccess, HostEvent, NodeAuthority, SshOptions, Stage, UpError, UpNode,
+    bring_up_with, take_down,
+};
 use crate::{Head, HeadConfig, HeadState};
 
 /// How long a node's token is valid: it is used as soon as it is there.
@@ -188,7 +191,7 @@ async fn on_cluster(
     let cluster = client.cluster().await?.cluster;
     let access = HeadAccess::running(cluster, &named, client.address(), &client)
         .by_address(options.head_address.clone());
-    let up = bring_up(options, hosts, ssh, &access, &mut signals).await?;
+    let up = bring_up(options, hosts, ssh, cluster, &access, &mut signals).await?;
     let shown = Shown {
         cluster: cluster.to_string(),
         head: &named,
@@ -212,11 +215,7 @@ async fn on_cluster(
             if earlier.cluster == launch.cluster {
                 launch.head_pid = earlier.head_pid;
                 launch.head_state = earlier.head_state;
-                for host in earlier.hosts {
-                    if !launch.hosts.contains(&host) {
-                        launch.hosts.push(host);
-                    }
-                }
+                launch.hosts = together(launch.hosts, earlier.hosts);
             }
         }
         if !launch.hosts.is_empty() {
@@ -232,21 +231,96 @@ async fn on_cluster(
     Ok(code)
 }
 
+/// The hosts of two launches; one that is in both, with whatever slots, as in the later one.
+fn together(later: Vec<String>, earlier: Vec<String>) -> Vec<String> {
+    let read = |text: &String| parse_hosts(text).ok()?.pop();
+    let mut all = later;
+    for host in earlier {
+        let known = read(&host).is_some_and(|host| {
+            all.iter()
+                .filter_map(read)
+                .any(|known| known.is_same_host(&host))
+        });
+        if !known {
+            all.push(host);
+        }
+    }
+    all
+}
+
 async fn bring_up<A: NodeAuthority>(
     options: &Up,
     hosts: &[HostSlots],
     ssh: &SshOptions,
+    cluster: ClusterId,
     access: &HeadAccess<A>,
     signals: &mut Signals,
-) -> Result<BroughtUp, CliError> {
+) -> Result<BroughtUp, NotUp> {
     let mut progress = Progress::new(hosts, options.quiet);
-    let bringing = bring_up_with(hosts, ssh, access, |event| progress.on(&event));
-    // Dropping it ends what was started.
-    tokio::select! {
-        up = bringing => Ok(up?),
-        name = signals.next() => Err(CliError::Hosts(format!(
-            "given up by {name}; what was started ends by itself"
-        ))),
+    let mut started: Vec<HostSlots> = Vec::new();
+    let bringing = bring_up_with(hosts, ssh, access, |event| {
+        progress.on(&event);
+        if let HostEvent::Stage {
+            host,
+            stage: Stage::Starting,
+        } = event
+        {
+            started.push(host);
+        }
+    });
+    // Dropping it ends what was started, but for detached nodes that are up.
+    let name = tokio::select! {
+        up = bringing => return up.map_err(|error| NotUp::nothing_left(error.into())),
+        name = signals.next() => name,
+    };
+    if !ssh.detach || started.is_empty() {
+        let text = format!("given up by {name}; what was started ends by itself");
+        return Err(NotUp::nothing_left(CliError::Hosts(text)));
+    }
+    eprintln_or_ignore(&format!(
+        "kolo: {name}: ending what was started; a second signal leaves it as it is"
+    ));
+    let ended = tokio::select! {
+        ended = take_down(&started, ssh, cluster, Ending::Graceful) => ended,
+        _ = signals.next() => Err(UpError::NoHosts),
+    };
+    let left: Vec<String> = match ended {
+        Ok(ended) => ended
+            .into_iter()
+            .filter(|(_, result)| result.is_err())
+            .map(|(host, _)| host.to_string())
+            .collect(),
+        Err(_) => started.iter().map(ToString::to_string).collect(),
+    };
+    if left.is_empty() {
+        let text = format!("given up by {name}; what was started has ended");
+        return Err(NotUp::nothing_left(CliError::Hosts(text)));
+    }
+    Err(NotUp {
+        error: CliError::Hosts(format!(
+            "given up by {name}; nodes may be left, and are ended by `kolo down --hosts {}`",
+            left.join(",")
+        )),
+        left: true,
+    })
+}
+
+/// Why nothing is up.
+struct NotUp {
+    error: CliError,
+    /// Whether there may be nodes all the same.
+    left: bool,
+}
+
+impl NotUp {
+    fn nothing_left(error: CliError) -> Self {
+        Self { error, left: false }
+    }
+}
+
+impl From<NotUp> for CliError {
+    fn from(not_up: NotUp) -> Self {
+        not_up.error
     }
 }
 
@@ -390,7 +464,7 @@ async fn attached(
     .await
     .map_err(|error| CliError::Hosts(format!("the head can't start: {error}")))?;
     let access = HeadAccess::to(&head).by_address(options.head_address.clone());
-    let up = bring_up(options, hosts, ssh, &access, &mut signals).await;
+    let up = bring_up(options, hosts, ssh, head.cluster(), &access, &mut signals).await;
     let code = match up {
         Ok(up) => {
             let shown = Shown {
@@ -408,7 +482,7 @@ async fn attached(
                 }
             }
         }
-        Err(error) => Err(error),
+        Err(not_up) => Err(not_up.into()),
     };
     head.stop().await;
     drop(folder);
@@ -444,9 +518,6 @@ async fn detached(
     let mut access = HeadAccess::running(cluster, &named, client.address(), &client)
         .by_address(options.head_address.clone());
     access.listens_here(line.address);
-    let up = bring_up(options, hosts, ssh, &access, &mut signals)
-        .await
-        .map_err(undo)?;
     let launch = Launch {
         cluster: line.cluster.clone(),
         head: named.clone(),
@@ -456,11 +527,19 @@ async fn detached(
         hosts: hosts.iter().map(ToString::to_string).collect(),
         ssh: options.ssh.record(),
     };
+    // Before anything is up: without the record nobody could end it if this process was killed.
     if let Err(text) = launch.save() {
-        // Without the record nobody could end them.
-        drop(crate::ssh::take_down(hosts, ssh, cluster, Ending::Graceful).await);
         return Err(undo(CliError::Hosts(text)));
     }
+    let up = match bring_up(options, hosts, ssh, cluster, &access, &mut signals).await {
+        Ok(up) => up,
+        // The record and the head are needed to end them.
+        Err(not_up) if not_up.left => return Err(not_up.into()),
+        Err(not_up) => {
+            drop(launch.forget());
+            return Err(undo(not_up.into()));
+        }
+    };
     let shown = Shown {
         cluster: line.cluster,
         head: &named,
@@ -471,4 +550,20 @@ async fn detached(
     show(&shown, format, out)?;
     client.close().await;
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_is_launched_anew_is_on_record_once() {
+        let list = |text: &str| -> Vec<String> { text.split(',').map(str::to_owned).collect() };
+        let all = together(
+            list("a:2,[fd00::2]:1"),
+            list("A:4,me@b:1,[fd00:0::2]:4,root@b:2,c:1"),
+        );
+        assert_eq!(all, list("a:2,[fd00::2]:1,me@b:1,c:1"));
+        assert!(parse_hosts(&all.join(",")).is_ok());
+    }
 }

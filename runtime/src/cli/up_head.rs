@@ -139,10 +139,10 @@ pub(super) fn start_head(
     Err(failed(&last))
 }
 
-/// Asks a head that this machine runs to end.
+/// Asks a head that this machine runs to end. Not by `SIGTERM`, at which it would first wait for jobs to end by themselves.
 pub(super) fn stop_head(pid: u32) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw)
-        && let Err(error) = kill_process(pid, rustix::process::Signal::TERM)
+        && let Err(error) = kill_process(pid, rustix::process::Signal::INT)
     {
         tracing::debug!(%error, "the head has ended before");
     }

@@ -52,6 +52,14 @@ impl Joins {
                 Role::Driver => DriverId::random().to_string(),
                 Role::Head | Role::Worker => return Err(TokenError::Unknown.into()),
             };
+            let admin = book.find(token).is_some_and(|info| info.admin);
+            if admin {
+                // The token is not used then.
+                self.store
+                    .members()
+                    .room_for_administrator()
+                    .map_err(Denied)?;
+            }
             let certificate = authority.sign(&request.csr, request.role, &name, self.life)?;
             Ok::<_, Denied>(Joined {
                 reply: JoinReply::Joined {
@@ -61,7 +69,7 @@ impl Joins {
                 },
                 name,
                 token,
-                admin: book.find(token).is_some_and(|info| info.admin),
+                admin,
             })
         })?;
         if joined.admin {

@@ -56,6 +56,20 @@ impl Members {
         self.administrators.contains(driver)
     }
 
+    /// Why there can't be one more administrator.
+    pub(super) fn room_for_administrator(&self) -> Result<(), Refusal> {
+        if self.administrators.len() < MAX_ADMINISTRATORS {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            RefusalKind::TooLarge,
+            format!(
+                "there are {MAX_ADMINISTRATORS} administrators, which is the most; put those out by `kolo revoke` who are not \
+                 needed any more, then log in again with the same token"
+            ),
+        ))
+    }
+
     /// False if it was one already, or there are too many.
     pub(super) fn add_administrator(&mut self, driver: &str) -> bool {
         self.administrators.len() < MAX_ADMINISTRATORS
@@ -167,6 +181,21 @@ mod tests {
         assert!(!members.is_administrator(DRIVER));
         let refusal = members.reinstate(Role::Driver, DRIVER).unwrap_err();
         assert_eq!(refusal.kind, RefusalKind::NotFound);
+    }
+
+    #[test]
+    fn there_is_a_limit_of_administrators() {
+        let mut members = Members::default();
+        for n in 0..MAX_ADMINISTRATORS {
+            members.room_for_administrator().unwrap();
+            assert!(members.add_administrator(&DriverId(n as u64).to_string()));
+        }
+        let refusal = members.room_for_administrator().unwrap_err();
+        assert_eq!(refusal.kind, RefusalKind::TooLarge);
+        members
+            .revoke(Role::Driver, &DriverId(1).to_string(), "", 0)
+            .unwrap();
+        members.room_for_administrator().unwrap();
     }
 
     #[test]

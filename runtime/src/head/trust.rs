@@ -215,23 +215,35 @@ impl Trust {
                         ),
                     ));
                 }
-                let list = self
-                    .blocking(move |trust| trust.revoke(&by, role, &name, &reason))
-                    .await?;
-                Ok(self.tell_nodes(list).await)
+                self.everywhere(move |trust| trust.revoke(&by, role, &name, &reason))
+                    .await
             }
             HeadRequest::Reinstate { role, name } => {
                 let by = self.administrator(peer)?;
-                let list = self
-                    .blocking(move |trust| trust.reinstate(&by, role, &name))
-                    .await?;
-                Ok(self.tell_nodes(list).await)
+                self.everywhere(move |trust| trust.reinstate(&by, role, &name))
+                    .await
             }
             _ => Err(Refusal::new(
                 RefusalKind::Internal,
                 "the request was routed wrongly",
             )),
         }
+    }
+
+    /// Changes who is out and tells the nodes, to the end: also if whoever has asked for it is gone before that.
+    async fn everywhere(
+        self: &Arc<Self>,
+        change: impl FnOnce(&Self) -> Result<RevocationList, Refusal> + Send + 'static,
+    ) -> Result<HeadReply, Refusal> {
+        let trust = Arc::clone(self);
+        let changing = self.endpoint.runtime().handle().spawn(async move {
+            let list = trust.blocking(change).await?;
+            Ok(trust.tell_nodes(list).await)
+        });
+        changing.await.unwrap_or_else(|error| {
+            tracing::error!(%error, "a change of who is trusted failed");
+            Err(not_stored())
+        })
     }
 
     /// The store writes to the disk.
@@ -324,6 +336,16 @@ impl Trust {
             .new_token(by, role, admin, ttl, uses)
             .map_err(|error| store_failed(&error))?;
         let id = token.id();
+        // Revoked since it was looked at: that may have ended its tokens before this one was there.
+        if !self.store.members().is_administrator(by) {
+            self.store
+                .change_tokens(|book| Ok::<_, HeadError>(book.revoke(id)))
+                .map_err(|error| store_failed(&error))?;
+            return Err(Refusal::new(
+                RefusalKind::Forbidden,
+                format!("{by} is no administrator any more"),
+            ));
+        }
         let info = self.store.book().find(id).ok_or_else(not_stored)?;
         tracing::info!(%id, by, %role, admin, ?ttl, ?uses, "a token is made");
         Ok(HeadReply::Token {
@@ -536,5 +558,49 @@ impl From<HeadError> for Denied {
 impl From<Denied> for Refusal {
     fn from(denied: Denied) -> Self {
         denied.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_transport::ids::ClusterId;
+    use kolo_transport::{Authority, EndpointConfig, TransportRuntime};
+
+    use super::*;
+    use crate::head::HeadState;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// Whoever is put out in the middle of making a token has none afterwards.
+    #[test]
+    fn a_token_that_is_made_while_its_maker_is_put_out_does_not_stay() {
+        let store = Arc::new(Store::open(&HeadState::Memory, HOUR).unwrap());
+        let runtime = TransportRuntime::new(1).unwrap();
+        let credentials = Authority::create(ClusterId(1))
+            .unwrap()
+            .issue(Role::Head, HEAD_NAME)
+            .unwrap();
+        let live = LiveCredentials::new(credentials);
+        let config = EndpointConfig::towards("127.0.0.1:1".parse().unwrap());
+        let endpoint = Endpoint::bind(&runtime, live.clone(), config).unwrap();
+        let lives = Lives {
+            member: HOUR,
+            worker: HOUR,
+        };
+        let trust = Trust::new(store, lives, live, endpoint).unwrap();
+        let name = DriverId(7).to_string();
+        let add = |members: &mut super::super::members::Members| {
+            assert!(members.add_administrator(&name));
+            Ok::<_, HeadError>(())
+        };
+        trust.store.change_members(add).unwrap();
+        let create = || trust.create_token(&name, Role::Driver, true, HOUR, None);
+        create().unwrap();
+        trust.revoke("driver", Role::Driver, &name, "").unwrap();
+        assert_eq!(trust.store.book().list(), []);
+        // As if its right had been looked at before.
+        let refusal = create().unwrap_err();
+        assert_eq!(refusal.kind, RefusalKind::Forbidden);
+        assert_eq!(trust.store.book().list(), []);
     }
 }

@@ -148,7 +148,8 @@ pub struct NodeConfig {
     pub head: SocketAddr,
     /// Who the node is.
     pub credentials: NodeCredentials,
-    /// The folder that holds its identity, where renewed certificates are stored. Default: none; they are kept in memory.
+    /// The folder that holds its identity, where it is stored as soon as the node has joined, and renewed certificates
+    /// after that. Default: none; they are kept in memory.
     pub identity_dir: Option<PathBuf>,
     /// Its hostname. Default: what the operating system says. Nodes may have the same one.
     pub hostname: Option<String>,

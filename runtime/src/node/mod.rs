@@ -72,6 +72,12 @@ pub enum NodeError {
     /// The credentials are not a node's. Join with a token for nodes.
     #[error("the credentials are those of a {0}; a node needs a node's")]
     Identity(Role),
+    /// The identity that the head has just given can't be kept in its folder; the token may be used up. Check the folder,
+    /// and give another token.
+    #[error(
+        "the new identity can't be kept: {0}; check the folder, and give another token if this one is used up"
+    )]
+    Keep(kolo_transport::IdentityError),
     /// The address to listen on can't be used.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -341,7 +347,14 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
     let programs = Programs::open(config.programs.clone(), runtime.handle().clone())?;
     let credentials = match config.credentials {
         NodeCredentials::Have(credentials) => credentials,
-        NodeCredentials::Token(ref token) => join(&runtime, &config, token, deadline).await?,
+        NodeCredentials::Token(ref token) => {
+            let joined = join(&runtime, &config, token, deadline).await?;
+            // At once: the token may be used up, and whatever comes next may fail.
+            if let Some(dir) = &config.identity_dir {
+                joined.save(dir).map_err(NodeError::Keep)?;
+            }
+            joined
+        }
     };
     let identity = credentials.identity().clone();
     let id = identity.node().ok_or(NodeError::Identity(identity.role))?;

@@ -120,7 +120,7 @@ async fn serve(background: bool) -> ExitCode {
     let done = match task {
         Task::Stop(stop) => end(&stop).await,
         Task::Start(start) if start.lease_ms.is_none() && !background => {
-            detach(&start, order.as_bytes()).await
+            detach(&start, order.as_bytes(), lines).await
         }
         Task::Start(start) => live(start, lines, background).await,
     };
@@ -139,23 +139,30 @@ async fn serve(background: bool) -> ExitCode {
     }
 }
 
-/// Starts this program again, in a session of its own, and passes on what it says until it is ready.
-async fn detach(order: &Order, line: &[u8]) -> Result<Option<Answer>, String> {
+/// Starts this program again, in a session of its own, and passes on what it says until it is ready. Until then it ends with
+/// the launcher.
+async fn detach(
+    order: &Order,
+    line: &[u8],
+    mut lines: mpsc::Receiver<Option<String>>,
+) -> Result<Option<Answer>, String> {
+    let failed = |error: io::Error| format!("it can't run in the background: {error}");
     let dir = HostDir::of(&order.cluster, &order.hostname)?;
     let log = dir.open_log()?;
-    let log_path = dir.log();
-    let line = line.to_vec();
-    let started = tokio::task::spawn_blocking(move || {
-        let mut child = Command::new("/proc/self/exe")
-            .arg0("kolo-node")
-            .args([LAUNCHED, BACKGROUND])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()?;
-        if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(&line)?;
-        }
+    let mut child = Command::new("/proc/self/exe")
+        .arg0("kolo-node")
+        .args([LAUNCHED, BACKGROUND])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .map_err(failed)?;
+    // Its end tells the node that nobody waits for it any more.
+    let mut held = child.stdin.take();
+    if let Some(stdin) = &mut held {
+        stdin.write_all(line).map_err(failed)?;
+    }
+    let mut started = tokio::task::spawn_blocking(move || {
         let mut answer = None;
         if let Some(stdout) = child.stdout.take() {
             for line in io::BufReader::new(stdout).lines() {
@@ -171,14 +178,25 @@ async fn detach(order: &Order, line: &[u8]) -> Result<Option<Answer>, String> {
         }
         io::Result::Ok(answer)
     });
-    match started.await {
+    let started = loop {
+        tokio::select! {
+            started = &mut started => break started,
+            line = lines.recv(), if held.is_some() => {
+                if !matches!(line, Some(Some(_))) {
+                    drop(held.take());
+                }
+            }
+        }
+    };
+    match started {
         Ok(Ok(Some(answer))) => Ok(Some(answer)),
+        Ok(Ok(None)) if held.is_none() => Ok(None),
         Ok(Ok(None)) => Err(format!(
             "it ended before it was ready; {} may say why",
-            log_path.display()
+            dir.log().display()
         )),
-        Ok(Err(error)) => Err(format!("it can't run in the background: {error}")),
-        Err(error) => Err(format!("it can't run in the background: {error}")),
+        Ok(Err(error)) => Err(failed(error)),
+        Err(error) => Err(failed(io::Error::other(error))),
     }
 }
 
@@ -215,15 +233,18 @@ async fn live(
     let (node, head) = loop {
         tokio::select! {
             started = &mut starting => break started?,
-            _ = terminate.recv() => return Ok(None),
-            _ = interrupt.recv() => return Ok(None),
-            line = lines.recv(), if !background => {
-                if !matches!(line, Some(Some(_))) {
-                    // The launcher has gone; what is dropped here ends.
-                    return Ok(None);
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            line = lines.recv() => {
+                if matches!(line, Some(Some(_))) {
+                    continue;
                 }
+                // The launcher has gone.
             }
         }
+        // What is dropped here ends.
+        dir.remove();
+        return Ok(None);
     };
     say(&Answer::Ready(ReadyNode {
         node: node.id(),
@@ -396,7 +417,8 @@ async fn end(order: &StopOrder) -> Result<Option<Answer>, String> {
                         "process {pid} has not ended in time; end it by `kolo down --force`"
                     ));
                 }
-                if !signalled {
+                // 0: it has the lock, and is just about to write its id.
+                if !signalled && pid != 0 {
                     // Whoever holds the lock has written its id there, so the id is no other's.
                     dir.ask_to_drain(drain)?;
                     let signal = if order.force {

@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -91,6 +91,8 @@ impl HostDir {
             .open(&path)
             .map_err(failed)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            // Whoever had it before has removed the folder meanwhile: nobody would find this lock.
+            Ok(()) if !is_at(&file, &path) => self.lock(),
             Ok(()) => {
                 file.set_len(0)
                     .and_then(|()| file.rewind())
@@ -132,6 +134,13 @@ impl HostDir {
             fs::remove_dir(cluster).ok();
         }
     }
+}
+
+/// Whether the file still is the one of that name.
+fn is_at(file: &File, path: &Path) -> bool {
+    file.metadata()
+        .and_then(|open| Ok((open, fs::metadata(path)?)))
+        .is_ok_and(|(open, named)| (open.dev(), open.ino()) == (named.dev(), named.ino()))
 }
 
 /// What `kolo up --detach` has left running, for `kolo down`.

@@ -38,7 +38,8 @@ fn samples(key: &str) -> [&'static str; 2] {
         | "worker_certificate_life"
         | "drain_timeout"
         | "stop_timeout"
-        | "join_timeout" => ["1h", "2h"],
+        | "join_timeout"
+        | "orphan_timeout" => ["1h", "2h"],
         "lease" => ["20s", "30s"],
         "heartbeat" => ["100ms", "200ms"],
         "log" => ["warn", "debug,quinn=info"],

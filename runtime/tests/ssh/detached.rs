@@ -6,7 +6,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::servers::{Servers, is_running, node_pids, skipped, soon, texts};
+use crate::servers::{Launched, Servers, is_running, node_pids, skipped, soon, texts};
 
 /// Runs a command that ends by itself with success; what it prints as JSON.
 #[track_caller]
@@ -114,6 +114,125 @@ fn a_detached_launch_that_fails_leaves_nothing() {
     });
     let output = down(&servers, &[]).output().unwrap();
     assert!(texts(&output).1.contains("nothing is up"), "{output:?}");
+}
+
+/// In `sh`, on a cluster that is up, after it has made the file `started`.
+fn job(servers: &Servers, up: &Value, started: &std::path::Path, script: &str) -> Launched {
+    let script = format!("touch '{}'; {script}", started.display());
+    let mut command = servers.kolo(&["run", "-n", "1", "--", "/bin/sh", "-c", &script]);
+    command.env("KOLO_HEAD", up["head"].as_str().unwrap());
+    command.env("KOLO_CREDENTIALS", up["credentials"].as_str().unwrap());
+    let job = Launched::start(command);
+    soon("the job to run", || started.exists().then_some(()));
+    job
+}
+
+#[test]
+fn jobs_are_stopped_at_once_or_waited_for_if_that_is_asked_for() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(1);
+    let (started, go) = (servers.dir().join("started"), servers.dir().join("go"));
+    let up = || json(&mut servers.up(&["--detach", "--hosts", &servers.hosts()]));
+    let first = up();
+    let mut stopped = job(&servers, &first, &started, "exec sleep 600");
+    let begin = std::time::Instant::now();
+    json(&mut down(&servers, &[]));
+    assert!(begin.elapsed().as_secs() < 25, "{:?}", begin.elapsed());
+    assert_ne!(stopped.wait(), Some(0));
+
+    fs::remove_file(&started).unwrap();
+    let second = up();
+    let script = format!("while [ ! -e '{}' ]; do sleep 0.05; done", go.display());
+    let mut waited_for = job(&servers, &second, &started, &script);
+    let mut ending = Launched::start(down(&servers, &["--drain-timeout", "600"]));
+    soon("the node to take no more jobs", || {
+        let mut status = servers.kolo(&["--format", "json", "status"]);
+        status.env("KOLO_HEAD", second["head"].as_str().unwrap());
+        status.env("KOLO_CREDENTIALS", second["credentials"].as_str().unwrap());
+        let text = texts(&status.output().unwrap()).0;
+        text.contains("\"draining\": true").then_some(())
+    });
+    assert_eq!(waited_for.child.try_wait().unwrap(), None);
+    fs::write(&go, "").unwrap();
+    assert_eq!(waited_for.wait(), Some(0));
+    assert_eq!(ending.wait(), Some(0));
+    assert!(node_pids(&second).iter().all(|pid| !is_running(*pid)));
+}
+
+/// A host that takes connections and then says nothing, so that a launch goes on until it is given up.
+fn stuck(servers: &Servers) -> std::net::TcpListener {
+    use std::io::Write as _;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let config = servers.dir().join("config");
+    let mut config = fs::OpenOptions::new().append(true).open(config).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    write!(
+        config,
+        "\nHost stuck\n  HostName 127.0.0.1\n  Port {port}\n"
+    )
+    .unwrap();
+    listener
+}
+
+fn stuck_launch(servers: &Servers) -> Launched {
+    let hosts = format!("{},stuck:1", servers.hosts());
+    let launch = servers.launch(&[
+        "--detach",
+        "--ssh-connect-timeout",
+        "600",
+        "--ssh-stall-timeout",
+        "600",
+        "--hosts",
+        &hosts,
+    ]);
+    let heads = servers.dir().join("launcher/.local/state/kolo/heads");
+    soon("the first node to be up", || {
+        let head = fs::read_dir(&heads).ok()?.next()?.ok()?.path();
+        let log = fs::read_to_string(head.join("log")).ok()?;
+        log.contains("a node has registered").then_some(())
+    });
+    launch
+}
+
+#[test]
+fn a_detached_launch_that_is_interrupted_ends_what_it_has_started() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(1);
+    let _stuck = stuck(&servers);
+    let mut launch = stuck_launch(&servers);
+    let head = head_pid(&servers);
+    launch.signal(Signal::INT);
+    assert_ne!(launch.wait(), Some(0));
+    let err = launch.stderr();
+    assert!(err.contains("what was started has ended"), "{err}");
+    assert_eq!(servers.node_dirs(0), 0);
+    soon("the head to end", || (!is_running(head)).then_some(()));
+    let output = down(&servers, &[]).output().unwrap();
+    assert!(texts(&output).1.contains("nothing is up"), "{output:?}");
+}
+
+#[test]
+fn what_a_killed_detached_launch_has_left_is_on_record() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(1);
+    let _stuck = stuck(&servers);
+    let mut launch = stuck_launch(&servers);
+    let head = head_pid(&servers);
+    launch.signal(Signal::KILL);
+    launch.wait();
+    let hosts = servers.hosts();
+    let ended = json(&mut down(&servers, &["--hosts", &hosts]));
+    assert_eq!(ended[0]["down"], true, "{ended}");
+    assert_eq!(servers.node_dirs(0), 0);
+    // The other host can't be reached, so its node counts as left, and the head stays.
+    assert!(is_running(head));
+    crate::servers::signal(head, Signal::KILL);
 }
 
 #[test]

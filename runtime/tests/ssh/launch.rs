@@ -174,15 +174,15 @@ fn a_host_that_says_nothing_is_given_up() {
     }
     let servers = Servers::start(1);
     let slow = servers.dir().join("slow");
-    crate::servers::executable(&slow, "#!/bin/sh\nexec sleep 5\n");
+    crate::servers::executable(&slow, "#!/bin/sh\nexec sleep 20\n");
     let mut command = servers.kolo(&["up", "--hosts", &servers.hosts()]);
     command.args(["--remote-program", slow.to_str().unwrap()]);
-    command.args(["--ssh-stall-timeout", "1"]);
+    command.args(["--ssh-stall-timeout", "6"]);
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(4));
     let err = texts(&output).1;
     assert!(
-        err.contains("nothing was heard for 1s while looking for kolo-node there"),
+        err.contains("nothing was heard for 6s while looking for kolo-node there"),
         "{err}"
     );
 }

@@ -4,4 +4,5 @@
 mod detached;
 mod hosts;
 mod launch;
+mod run;
 mod servers;

@@ -261,7 +261,7 @@ impl Conversation {
                 authority,
             } => {
                 let Some(request) = self.request.take() else {
-                    if self.ready.is_some() {
+                    if self.ready.is_some() || !self.renewals.has_begun() {
                         return Err(ControlError::OutOfTurn {
                             what: "a certificate",
                         });

@@ -217,13 +217,12 @@ impl Links {
 
     /// Tells the peers on other nodes that this worker goes, for at most `limit`.
     pub(crate) async fn close(&self, limit: Duration) {
-        if let Some(plane) = self.plane.get() {
-            if tokio::time::timeout(limit, plane.close("the worker ends"))
+        if let Some(plane) = self.plane.get()
+            && tokio::time::timeout(limit, plane.close("the worker ends"))
                 .await
                 .is_err()
-            {
-                tracing::debug!("a peer did not confirm that the data plane is closed");
-            }
+        {
+            tracing::debug!("a peer did not confirm that the data plane is closed");
         }
     }
 }

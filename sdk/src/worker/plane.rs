@@ -8,8 +8,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use kolo_transport::endpoint::BindError;
 use kolo_transport::wire::network::is_link_local;
-use kolo_transport::{Credentials, Endpoint, EndpointConfig, LiveCredentials, TransportRuntime};
 use kolo_transport::{CloseCode, interfaces};
+use kolo_transport::{Credentials, Endpoint, EndpointConfig, LiveCredentials, TransportRuntime};
 
 use super::control::ControlError;
 
@@ -191,7 +191,10 @@ mod tests {
             (
                 Some("10.1.0.1%eth0,fe80::1%ib0"),
                 Some("10.0.0.7"),
-                vec![place("10.1.0.1", Some("eth0")), place("fe80::1", Some("ib0"))],
+                vec![
+                    place("10.1.0.1", Some("eth0")),
+                    place("fe80::1", Some("ib0")),
+                ],
             ),
         ] {
             assert_eq!(read(listen, ip), Ok(format!("{expected:?}")));

@@ -61,6 +61,14 @@ impl Renewals {
         *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
     }
 
+    /// Whether there is a certificate to be renewed.
+    pub(super) fn has_begun(&self) -> bool {
+        self.task
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some()
+    }
+
     /// A certificate that came.
     pub(super) fn came(&self, certificate: Vec<u8>) {
         let waiting = self

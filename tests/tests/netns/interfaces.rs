@@ -23,7 +23,7 @@ fn three_hosts_with_two_networks_of_which_one_breaks_on_one_host() {
             // The larger packets win.
             let group = Group::start(cluster, 3).await?;
             assert_eq!(group.interface(), Some("eth1"));
-            assert!(why(group.report(), "10.1.0.2").contains("MTU 1500 to 9000"));
+            assert!(why(group.report(), "10.1.0.2").contains("than eth1"));
             group.check().await?;
             for (number, told) in (1..).zip(group.told().await?) {
                 assert_eq!(told["HOROVOD_GLOO_IFACE"], "eth1");
@@ -49,13 +49,14 @@ fn three_hosts_with_two_networks_of_which_one_breaks_on_one_host() {
 
             // It breaks: what is known is not valid any more, as soon as the head knows of the change.
             world.hosts[1].ip("link set eth1 down")?;
-            let group = loop {
-                let group = Group::start(cluster, 3).await?;
+            let mut group = Group::start(cluster, 3).await?;
+            for _ in 0..100 {
                 if !group.report().cached {
-                    break group;
+                    break;
                 }
                 group.stop().await?;
-            };
+                group = Group::start(cluster, 3).await?;
+            }
             assert_eq!(group.interface(), Some("eth0"));
             assert_eq!(why(group.report(), "10.2.0.2"), "down");
             group.check().await?;
@@ -160,32 +161,30 @@ fn names_that_differ_are_used_by_node() {
 }
 
 /// Three hosts, each pair with a cable of its own, and a boss who is on all of them.
-fn triangle() -> World {
-    let world = World::new(&["a", "b", "c"]).unwrap();
+fn triangle() -> anyhow::Result<World> {
+    let world = World::new(&["a", "b", "c"])?;
     let (a, b, c) = (&world.hosts[0], &world.hosts[1], &world.hosts[2]);
     for (name, net, ends) in [
         ("ab", 12, [(a, 1), (b, 2)]),
         ("ac", 13, [(a, 1), (c, 3)]),
         ("bc", 23, [(b, 2), (c, 3)]),
     ] {
-        let wire = world.lab.segment(name).unwrap();
+        let wire = world.lab.segment(name)?;
         world
             .boss
-            .attach(name, &wire, &[&format!("10.{net}.0.100/24")])
-            .unwrap();
+            .attach(name, &wire, &[&format!("10.{net}.0.100/24")])?;
         for (host, number) in ends {
-            host.attach(name, &wire, &[&format!("10.{net}.0.{number}/24")])
-                .unwrap();
+            host.attach(name, &wire, &[&format!("10.{net}.0.{number}/24")])?;
         }
     }
-    c.ip("route add 10.12.0.100/32 via 10.13.0.100").unwrap();
-    world
+    c.ip("route add 10.12.0.100/32 via 10.13.0.100")?;
+    Ok(world)
 }
 
 #[test]
 fn a_cable_for_each_pair_is_used_by_pair_and_is_an_error_for_programs_that_take_one_name() {
     needs_namespaces!();
-    let world = triangle();
+    let world = triangle().unwrap();
     world
         .run("10.12.0.100", async |cluster| {
             let group = Group::start(cluster, 3).await?;

@@ -5,6 +5,7 @@
 mod interfaces;
 mod lab;
 mod run;
+mod test_service;
 mod world;
 
 /// Ends the test, with a line that says so, where network namespaces can't be made.

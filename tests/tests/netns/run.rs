@@ -57,7 +57,11 @@ impl Running {
             let mut ready = 0;
             while ready < 6 {
                 let mut line = String::new();
-                anyhow::ensure!(out.read_line(&mut line)? > 0, "it ended: {:?}", launcher.wait_with_output());
+                anyhow::ensure!(
+                    out.read_line(&mut line)? > 0,
+                    "it ended: {:?}",
+                    launcher.wait_with_output()
+                );
                 match line.trim().split_once(' ') {
                     Some((_, "ready")) => ready += 1,
                     Some((rank, pid)) => pids[rank.parse::<usize>()?].push(pid.parse()?),
@@ -65,7 +69,11 @@ impl Running {
                 }
             }
             anyhow::ensure!(pids.iter().all(|pids| pids.len() == 2), "{pids:?}");
-            Ok(Self { launcher, pids, _out: out })
+            Ok(Self {
+                launcher,
+                pids,
+                _out: out,
+            })
         })
         .await?
     }
@@ -88,7 +96,10 @@ impl Running {
         })
         .await
         .map_err(|_| anyhow::anyhow!("{} processes are left", left()))?;
-        Ok((out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned()))
+        Ok((
+            out.status.code(),
+            String::from_utf8_lossy(&out.stderr).into_owned(),
+        ))
     }
 }
 
@@ -116,8 +127,10 @@ fn a_script_runs_on_three_hosts() -> anyhow::Result<()> {
         let script = "echo $GROUP_RANK $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $KOLO_HOSTNAME; \
                       ip -4 -o address show dev eth0 | grep -o 'inet [0-9.]*'";
         let out = output(kolo_run(cluster, &["-n", "6"], script)?).await?;
-        let mut lines: Vec<String> =
-            String::from_utf8_lossy(&out.stdout).lines().map(str::to_owned).collect();
+        let mut lines: Vec<String> = String::from_utf8_lossy(&out.stdout)
+            .lines()
+            .map(str::to_owned)
+            .collect();
         lines.sort();
         let expected: Vec<String> = (0..6)
             .flat_map(|rank| {
@@ -129,9 +142,17 @@ fn a_script_runs_on_three_hosts() -> anyhow::Result<()> {
                 ]
             })
             .collect();
-        anyhow::ensure!(out.status.success() && lines == expected, "{lines:?} {out:?}");
+        anyhow::ensure!(
+            out.status.success() && lines == expected,
+            "{lines:?} {out:?}"
+        );
 
-        let out = output(kolo_run(cluster, &["-n", "6"], "[ $RANK != 4 ] && sleep 1000; exit 5")?).await?;
+        let out = output(kolo_run(
+            cluster,
+            &["-n", "6"],
+            "[ $RANK != 4 ] && sleep 1000; exit 5",
+        )?)
+        .await?;
         let err = String::from_utf8_lossy(&out.stderr).into_owned();
         anyhow::ensure!(out.status.code() == Some(5), "{out:?}");
         anyhow::ensure!(err.contains("kolo: rank 4 on c (pid "), "{err}");
@@ -158,11 +179,16 @@ fn a_killed_rank_ends_the_others_on_all_hosts() -> anyhow::Result<()> {
         let running = Running::start(cluster).await?;
         // The script itself, whose last words are the launcher's.
         let stat = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
-        let rank = running.pids[3].iter().find(|pid| stat(**pid).is_ok_and(|line| line.contains("ready")));
+        let rank = running.pids[3]
+            .iter()
+            .find(|pid| stat(**pid).is_ok_and(|line| line.contains("ready")));
         kill(*rank.ok_or_else(|| anyhow::anyhow!("rank 3 is gone"))?)?;
         let (code, err) = running.end().await?;
         anyhow::ensure!(code == Some(137), "{code:?} {err}");
-        anyhow::ensure!(err.contains("kolo: rank 3 on b (pid ") && err.contains("signal 9 (SIGKILL)"), "{err}");
+        anyhow::ensure!(
+            err.contains("kolo: rank 3 on b (pid ") && err.contains("signal 9 (SIGKILL)"),
+            "{err}"
+        );
         idle(cluster, 3).await
     })
 }

@@ -10,7 +10,7 @@ use kolo_transport::wire::{JobInfo, NetworkChoice, NetworkReport};
 
 /// What the worker is told of the network.
 #[kolo::function]
-pub fn told() -> BTreeMap<String, String> {
+pub(crate) fn told() -> BTreeMap<String, String> {
     std::env::vars()
         .filter(|(name, _)| {
             name.ends_with("IFNAME")
@@ -23,16 +23,20 @@ pub fn told() -> BTreeMap<String, String> {
 
 /// Sums a vector of `len` over all ranks, each of whose elements is the rank plus one, over the worker's own data plane.
 #[kolo::function]
-pub fn sum(ctx: &Context, len: usize) -> anyhow::Result<f32> {
+pub(crate) fn sum(ctx: &Context, len: usize) -> anyhow::Result<f32> {
     let mut values = vec![ctx.rank() as f32 + 1.0; len];
     ctx.comm().all_reduce(&mut values, ReduceOp::Sum)?;
-    anyhow::ensure!(values.iter().all(|value| *value == values[0]));
+    anyhow::ensure!(
+        values
+            .windows(2)
+            .all(|pair| pair[0].to_bits() == pair[1].to_bits())
+    );
     Ok(values[0])
 }
 
 /// Addresses on which the worker's process has UDP sockets, from the kernel's list.
 #[kolo::function]
-pub fn listens() -> anyhow::Result<Vec<String>> {
+pub(crate) fn listens() -> anyhow::Result<Vec<String>> {
     let own: Vec<String> = std::fs::read_dir("/proc/self/fd")?
         .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
         .filter_map(|link| {
@@ -61,14 +65,14 @@ pub fn listens() -> anyhow::Result<Vec<String>> {
 
 /// A lab with a boss and hosts that have names only.
 #[derive(Debug)]
-pub struct World {
-    pub lab: Lab,
-    pub boss: Host,
-    pub hosts: Vec<Host>,
+pub(crate) struct World {
+    pub(crate) lab: Lab,
+    pub(crate) boss: Host,
+    pub(crate) hosts: Vec<Host>,
 }
 
 impl World {
-    pub fn new(hosts: &[&str]) -> anyhow::Result<Self> {
+    pub(crate) fn new(hosts: &[&str]) -> anyhow::Result<Self> {
         let lab = Lab::new()?;
         Ok(Self {
             boss: lab.host("boss")?,
@@ -81,7 +85,12 @@ impl World {
     }
 
     /// A network in which the boss has number 100 and the hosts 1, 2, 3 and so on: `10.1.0.`, `fd01::`.
-    pub fn network(&self, interface: &str, prefix: &str, mtu: u32) -> anyhow::Result<Segment> {
+    pub(crate) fn network(
+        &self,
+        interface: &str,
+        prefix: &str,
+        mtu: u32,
+    ) -> anyhow::Result<Segment> {
         let segment = self.lab.segment(interface)?;
         let address = |number: usize| {
             let bits = if prefix.contains(':') { 64 } else { 24 };
@@ -96,7 +105,7 @@ impl World {
     }
 
     /// Runs `test` on the boss's host, with a cluster whose head is reached at `head`.
-    pub fn run<T: Send>(
+    pub(crate) fn run<T: Send>(
         &self,
         head: &str,
         test: impl AsyncFnOnce(&TestCluster) -> anyhow::Result<T> + Send,
@@ -124,18 +133,18 @@ impl World {
 }
 
 /// A started group, and what the head knows of it.
-pub struct Group {
-    pub executor: Executor,
-    pub info: JobInfo,
+pub(crate) struct Group {
+    pub(crate) executor: Executor,
+    pub(crate) info: JobInfo,
 }
 
 impl Group {
     /// One worker on each of `hosts` hosts.
-    pub async fn start(cluster: &TestCluster, hosts: u32) -> anyhow::Result<Self> {
+    pub(crate) async fn start(cluster: &TestCluster, hosts: u32) -> anyhow::Result<Self> {
         Self::with(cluster, Executor::builder().hosts(hosts).slots(1)).await
     }
 
-    pub async fn with(
+    pub(crate) async fn with(
         cluster: &TestCluster,
         builder: kolo::ExecutorBuilder,
     ) -> anyhow::Result<Self> {
@@ -144,12 +153,12 @@ impl Group {
         Ok(Self { executor, info })
     }
 
-    pub fn report(&self) -> &NetworkReport {
+    pub(crate) fn report(&self) -> &NetworkReport {
         self.info.network.as_ref().expect("its network is known")
     }
 
     /// The interface that was chosen, if it is one for all.
-    pub fn interface(&self) -> Option<&str> {
+    pub(crate) fn interface(&self) -> Option<&str> {
         match &self.report().choice {
             NetworkChoice::Interface(name) => Some(name),
             _ => None,
@@ -157,7 +166,7 @@ impl Group {
     }
 
     /// Whether the data plane works.
-    pub async fn check(&self) -> anyhow::Result<()> {
+    pub(crate) async fn check(&self) -> anyhow::Result<()> {
         let size = self.info.workers.len();
         let expected = (size * (size + 1) / 2) as f32;
         for len in [1, 300_000] {
@@ -167,22 +176,22 @@ impl Group {
         Ok(())
     }
 
-    pub async fn told(&self) -> anyhow::Result<Vec<BTreeMap<String, String>>> {
+    pub(crate) async fn told(&self) -> anyhow::Result<Vec<BTreeMap<String, String>>> {
         Ok(self.executor.run(told, ()).await?)
     }
 
-    pub async fn listens(&self) -> anyhow::Result<Vec<Vec<String>>> {
+    pub(crate) async fn listens(&self) -> anyhow::Result<Vec<Vec<String>>> {
         Ok(self.executor.run(listens, ()).await?)
     }
 
-    pub async fn stop(self) -> anyhow::Result<()> {
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
         self.executor.shutdown().await?;
         Ok(())
     }
 }
 
 /// Why an address was not chosen.
-pub fn why(report: &NetworkReport, address: &str) -> String {
+pub(crate) fn why(report: &NetworkReport, address: &str) -> String {
     let row = report
         .rows
         .iter()

@@ -267,7 +267,7 @@ impl Endpoint {
             .connect_with(self.inner.client.clone(), address, tls::SERVER_NAME)
             .map_err(|error| ConnectError::start(address, &error))?
             .await
-            .map_err(|error| ConnectError::handshake(address, error))?;
+            .map_err(|error| ConnectError::before_proof(address, error))?;
         let peer = peer_identity(&connection, self.identity());
         match peer {
             Ok(peer) if expect.matches(&peer) => {

@@ -26,7 +26,7 @@ pub(crate) fn spec(placement: Placement) -> JobSpec {
         rendezvous: false,
         installed: None,
         layout: Vec::new(),
-        interfaces: Default::default(),
+        interfaces: kolo_transport::wire::InterfaceSelection::default(),
         no_cache: false,
     }
 }

@@ -177,7 +177,7 @@ pub enum NetworkPlan {
 impl From<Plan> for NetworkPlan {
     fn from(plan: Plan) -> Self {
         match plan {
-            Plan::Decided(network) => Self::Known(Arc::new(network)),
+            Plan::Decided(network) => Self::Known(Arc::new(*network)),
             Plan::Probe(discovery) => Self::Discover(discovery),
         }
     }

@@ -56,7 +56,7 @@ fn find(hosts: &[Host]) -> Result<Arc<Network>, NetworkReport> {
         match step {
             Step::Probe(orders) => waiting = orders,
             Step::Wait => {}
-            Step::Done(result) => return result.map(Arc::new),
+            Step::Done(result) => return (*result).map(Arc::new),
         }
         let order = waiting.pop().unwrap();
         let from = hosts.iter().find(|host| host.node == order.node).unwrap();

@@ -93,9 +93,17 @@ fn an_interface_that_is_broken_on_one_host_drops_out() {
     let outcome = discover(&World::default(), &hosts);
     assert_eq!(*outcome.choice(), one("eth1"));
     assert_eq!(outcome.why("10.1.0.2"), "down");
-    assert_eq!(outcome.why("10.1.0.1"), "does not connect all: not a to b, b to c");
+    assert_eq!(
+        outcome.why("10.1.0.1"),
+        "does not connect all: not a to b, b to c"
+    );
     // Down is known, so it is not even tried.
-    assert!(outcome.probes.iter().all(|(_, target)| target.address.ip() != ip("10.1.0.2")));
+    assert!(
+        outcome
+            .probes
+            .iter()
+            .all(|(_, target)| target.address.ip() != ip("10.1.0.2"))
+    );
 
     // A firewall is found out by trying.
     let world = World {
@@ -124,7 +132,10 @@ fn an_interface_whose_packets_are_translated_drops_out() {
     let outcome = discover(&world, &better);
     assert_eq!(*outcome.choice(), one("eth0"));
     let why = outcome.why("10.2.0.3");
-    assert_eq!(why, "b comes from 192.168.0.1, which is none of its addresses (NAT)");
+    assert_eq!(
+        why,
+        "b comes from 192.168.0.1, which is none of its addresses (NAT)"
+    );
 }
 
 #[test]
@@ -144,12 +155,25 @@ fn an_answer_from_another_interface_does_not_count() {
 #[test]
 fn an_address_that_all_hosts_have_is_not_tried_and_does_not_count() {
     let hosts: Vec<Host> = (1..=4)
-        .map(|n| host(n, &["docker0 172.17.0.1 mtu=9000", &format!("eth0 10.1.0.{n}")]))
+        .map(|n| {
+            host(
+                n,
+                &["docker0 172.17.0.1 mtu=9000", &format!("eth0 10.1.0.{n}")],
+            )
+        })
         .collect();
     let outcome = discover(&World::default(), &hosts);
     assert_eq!(*outcome.choice(), one("eth0"));
-    assert!(outcome.probes.iter().all(|(_, target)| target.address.ip() == ip(&format!("10.1.0.{}", target.node.0))));
-    assert_eq!(outcome.why("172.17.0.1"), "d has the same address on docker0 and would reach itself");
+    assert!(
+        outcome
+            .probes
+            .iter()
+            .all(|(_, target)| target.address.ip() == ip(&format!("10.1.0.{}", target.node.0)))
+    );
+    assert_eq!(
+        outcome.why("172.17.0.1"),
+        "d has the same address on docker0 and would reach itself"
+    );
 }
 
 #[test]
@@ -168,7 +192,10 @@ fn names_that_differ_are_one_interface_on_each_node() {
     all.dedup();
     assert_eq!(all.len(), outcome.probes.len());
     let network = outcome.result.unwrap();
-    let names: Vec<_> = hosts.iter().map(|host| network.interface(host.node).unwrap()).collect();
+    let names: Vec<_> = hosts
+        .iter()
+        .map(|host| network.interface(host.node).unwrap())
+        .collect();
     assert_eq!(names, ["eth0", "ens3", "enp1s0"]);
     assert_eq!(network.check_one_interface(), Ok(()));
     assert_eq!(network.address(NodeId(3), NodeId(1)), Some(ip("10.1.0.3")));
@@ -203,7 +230,10 @@ fn a_network_for_each_pair_is_a_choice_by_pair() {
     ] {
         assert_eq!(network.address(NodeId(of), NodeId(by)), Some(ip(address)));
     }
-    assert_eq!(network.check_order(&[NodeId(1), NodeId(2), NodeId(3)]), Ok(()));
+    assert_eq!(
+        network.check_order(&[NodeId(1), NodeId(2), NodeId(3)]),
+        Ok(())
+    );
     let error = network.check_one_interface().unwrap_err();
     assert_eq!(error.kind, RefusalKind::Network);
     for part in ["GLOO_SOCKET_IFNAME", "NODE", "10.23.0.3"] {
@@ -231,7 +261,10 @@ fn a_host_without_a_route_to_its_neighbour_is_an_error_that_says_who_reached_who
         assert!(message.contains(part), "{message}");
     }
     // a and c do reach each other, and that is said as well.
-    let line = message.lines().find(|line| line.contains("10.1.0.3")).unwrap();
+    let line = message
+        .lines()
+        .find(|line| line.contains("10.1.0.3"))
+        .unwrap();
     assert!(line.contains("0.20 ms"), "{message}");
 }
 
@@ -257,7 +290,11 @@ fn a_host_that_nobody_reaches_and_one_that_does_not_answer_are_named() {
         ..World::default()
     };
     let outcome = discover(&world, &hosts);
-    assert!(outcome.why("10.1.0.2").contains("a: it did not try: it does not answer the head"));
+    assert!(
+        outcome
+            .why("10.1.0.2")
+            .contains("a: it did not try: it does not answer the head")
+    );
 }
 
 #[test]
@@ -294,7 +331,12 @@ fn ipv6_alone_is_enough_and_link_local_addresses_have_a_scope() {
     ];
     let outcome = discover(&World::default(), &hosts);
     assert_eq!(*outcome.choice(), one("eth0"));
-    assert!(outcome.probes.iter().all(|(_, target)| target.scope.as_deref() == Some("eth0")));
+    assert!(
+        outcome
+            .probes
+            .iter()
+            .all(|(_, target)| target.scope.as_deref() == Some("eth0"))
+    );
 
     // Cables of containers have nothing else either; they are not tried on a host that has.
     let hosts = [
@@ -309,7 +351,10 @@ fn ipv6_alone_is_enough_and_link_local_addresses_have_a_scope() {
 
     let hosts = [host(1, &["eth0 fe80::1"]), host(2, &["ens3 fe80::2"])];
     let outcome = discover(&World::default(), &hosts);
-    assert_eq!(outcome.why("fe80::2"), "link-local, and a has no ens3 to reach it over");
+    assert_eq!(
+        outcome.why("fe80::2"),
+        "link-local, and a has no ens3 to reach it over"
+    );
 }
 
 #[test]
@@ -320,12 +365,18 @@ fn a_daemon_that_listens_on_one_address_or_family_is_reached_only_there() {
     assert_eq!(*outcome.choice(), one("eth1"));
     assert!(outcome.why("10.1.0.1").contains("--listen"));
 
-    let hosts = [host(1, &["eth0 10.1.0.1"]), host(2, &["eth0 fd00::2 10.1.0.2"])];
+    let hosts = [
+        host(1, &["eth0 10.1.0.1"]),
+        host(2, &["eth0 fd00::2 10.1.0.2"]),
+    ];
     let mut hosts = hosts.to_vec();
     hosts[0].network.as_mut().unwrap().listen = "0.0.0.0:7420".parse().unwrap();
     let outcome = discover(&World::default(), &hosts);
     assert_eq!(outcome.listens()[&NodeId(2)], ["10.1.0.2%eth0"]);
-    assert_eq!(outcome.why("fd00::2"), "a does not speak to it: its daemon listens on 0.0.0.0:7420");
+    assert_eq!(
+        outcome.why("fd00::2"),
+        "a does not speak to it: its daemon listens on 0.0.0.0:7420"
+    );
 
     hosts[0].network.as_mut().unwrap().listen = "127.0.0.1:7420".parse().unwrap();
     let error = plan(hosts, &InterfaceSelection::default()).unwrap_err();
@@ -337,19 +388,75 @@ fn a_daemon_that_listens_on_one_address_or_family_is_reached_only_there() {
 fn the_nearest_then_the_largest_then_the_fastest_then_the_first_is_chosen() {
     // What each of the two has, the round trips, what is chosen, why not the other.
     let table = [
-        ("", "", [200, 200], "eth0", "as good as eth0, which comes first"),
-        ("", "speed=100000", [200, 200], "eth1", "slower than eth1: unknown to 100000 Mbit/s"),
-        ("speed=100000", "speed=25000", [200, 200], "eth0", "slower than eth0: 25000 Mbit/s to 100000 Mbit/s"),
-        ("speed=100000", "mtu=9000", [200, 200], "eth1", "smaller packets than eth1: MTU 1500 to 9000"),
-        ("", "mtu=9000", [200, 30_000], "eth0", "farther than eth0: 30.00 ms to 0.20 ms"),
+        (
+            "",
+            "",
+            [200, 200],
+            "eth0",
+            "as good as eth0, which comes first",
+        ),
+        (
+            "",
+            "speed=100000",
+            [200, 200],
+            "eth1",
+            "slower than eth1: unknown to 100000 Mbit/s",
+        ),
+        (
+            "speed=100000",
+            "speed=25000",
+            [200, 200],
+            "eth0",
+            "slower than eth0: 25000 Mbit/s to 100000 Mbit/s",
+        ),
+        (
+            "speed=100000",
+            "mtu=9000",
+            [200, 200],
+            "eth1",
+            "smaller packets than eth1: MTU 1500 to 9000",
+        ),
+        (
+            "",
+            "mtu=9000",
+            [200, 30_000],
+            "eth0",
+            "farther than eth0: 30.00 ms to 0.20 ms",
+        ),
         // As near as makes no difference: what does not vary decides.
-        ("", "mtu=9000", [200, 1900], "eth1", "smaller packets than eth1: MTU 1500 to 9000"),
-        ("", "mtu=9000", [40_000, 70_000], "eth1", "smaller packets than eth1: MTU 1500 to 9000"),
-        ("", "mtu=9000", [40_000, 90_000], "eth0", "farther than eth0: 90.00 ms to 40.00 ms"),
+        (
+            "",
+            "mtu=9000",
+            [200, 5100],
+            "eth1",
+            "smaller packets than eth1: MTU 1500 to 9000",
+        ),
+        (
+            "",
+            "mtu=9000",
+            [40_000, 70_000],
+            "eth1",
+            "smaller packets than eth1: MTU 1500 to 9000",
+        ),
+        (
+            "",
+            "mtu=9000",
+            [40_000, 90_000],
+            "eth0",
+            "farther than eth0: 90.00 ms to 40.00 ms",
+        ),
     ];
     for (eth0, eth1, rtt, chosen, why) in table {
         let hosts: Vec<Host> = (1..=3)
-            .map(|n| host(n, &[&format!("eth0 10.1.0.{n} {eth0}"), &format!("eth1 10.2.0.{n} {eth1}")]))
+            .map(|n| {
+                host(
+                    n,
+                    &[
+                        &format!("eth0 10.1.0.{n} {eth0}"),
+                        &format!("eth1 10.2.0.{n} {eth1}"),
+                    ],
+                )
+            })
             .collect();
         let mut world = World::default();
         for n in 1..=3 {
@@ -360,7 +467,11 @@ fn the_nearest_then_the_largest_then_the_fastest_then_the_first_is_chosen() {
         }
         let outcome = discover(&world, &hosts);
         assert_eq!(*outcome.choice(), one(chosen), "{eth0} {eth1} {rtt:?}");
-        let other = if chosen == "eth0" { "10.2.0.1" } else { "10.1.0.1" };
+        let other = if chosen == "eth0" {
+            "10.2.0.1"
+        } else {
+            "10.1.0.1"
+        };
         assert_eq!(outcome.why(other), why);
     }
 }
@@ -371,8 +482,16 @@ fn what_is_asked_for_is_verified() {
     let with = |world: &World, selection| discover_with(world, &hosts, &selection, |_| ());
     let outcome = with(&World::default(), select(&["eth1"], &[]));
     assert_eq!(*outcome.choice(), one("eth1"));
-    assert!(outcome.probes.iter().all(|(_, target)| target.address.to_string().starts_with("10.2.")));
-    assert_eq!(outcome.why("10.1.0.1"), "not among the interfaces that were asked for");
+    assert!(
+        outcome
+            .probes
+            .iter()
+            .all(|(_, target)| target.address.to_string().starts_with("10.2."))
+    );
+    assert_eq!(
+        outcome.why("10.1.0.1"),
+        "not among the interfaces that were asked for"
+    );
 
     let world = World {
         dropped: [1, 2, 3].map(|n| ip(&format!("10.2.0.{n}"))).to_vec(),
@@ -380,16 +499,35 @@ fn what_is_asked_for_is_verified() {
     };
     let outcome = with(&world, select(&["eth1"], &[]));
     let message = refusal(outcome.report()).unwrap().message;
-    assert!(message.starts_with("none of the interfaces that were asked for connects"), "{message}");
+    assert!(
+        message.starts_with("none of the interfaces that were asked for connects"),
+        "{message}"
+    );
     // Another of the list that does.
     let outcome = with(&world, select(&["eth1", "eth0"], &[]));
     assert_eq!(*outcome.choice(), one("eth0"));
 
     for (selection, kind, part) in [
-        (select(&["ib0"], &[]), RefusalKind::Network, "has none of the interfaces ib0 that were asked for, or they are down; it has lo, eth0, eth1"),
-        (select(&[], &[("z", &["eth0"])]), RefusalKind::Invalid, "the host `z`, which has no part here; hosts are a, b, c"),
-        (select(&["eth 0"], &[]), RefusalKind::Invalid, "`eth 0` can't be the name"),
-        (select(&[], &[("a", &[""])]), RefusalKind::Invalid, "`` can't be the name"),
+        (
+            select(&["ib0"], &[]),
+            RefusalKind::Network,
+            "has none of the interfaces ib0 that were asked for, or they are down; it has lo, eth0, eth1",
+        ),
+        (
+            select(&[], &[("z", &["eth0"])]),
+            RefusalKind::Invalid,
+            "the host `z`, which has no part here; hosts are a, b, c",
+        ),
+        (
+            select(&["eth 0"], &[]),
+            RefusalKind::Invalid,
+            "`eth 0` can't be the name",
+        ),
+        (
+            select(&[], &[("a", &[""])]),
+            RefusalKind::Invalid,
+            "`` can't be the name",
+        ),
     ] {
         let error = plan(hosts.clone(), &selection).unwrap_err();
         assert_eq!(error.kind, kind);

@@ -211,7 +211,7 @@ pub(super) fn discover_with(
         Plan::Probe(discovery) => discovery,
         Plan::Decided(network) => {
             return Outcome {
-                result: Ok(network),
+                result: Ok(*network),
                 probes: Vec::new(),
                 rounds: 0,
             };
@@ -233,7 +233,7 @@ pub(super) fn discover_with(
             Step::Done(result) => {
                 assert!(waiting.is_empty(), "it ends before all have answered");
                 return Outcome {
-                    result,
+                    result: *result,
                     probes,
                     rounds,
                 };

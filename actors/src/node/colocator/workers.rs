@@ -42,11 +42,12 @@ impl Colocator {
             WorkerEvent::Sign { csr } => {
                 if !entry.listens() {
                     self.kill(slot, out_of_turn("a certificate"), &mut actions);
-                } else if std::mem::replace(&mut entry.asked_to_sign, true) {
-                    let reason = "it asked for a second certificate; one is for its whole life";
-                    self.kill(slot, reason.to_owned(), &mut actions);
-                } else {
+                } else if entry.signatures.take(now) {
                     actions.push(Action::Sign(slot, csr));
+                } else {
+                    let reason = "it asked for one certificate after the other; a renewal is due when most of a \
+                                  certificate's life is over";
+                    self.kill(slot, reason.to_owned(), &mut actions);
                 }
             }
             WorkerEvent::Ready { address } => {

@@ -195,6 +195,8 @@ async fn one(client: &Client, node: &NodeInfo) -> Vec<Finding> {
 /// What Ethernet without jumbo frames carries.
 const EXPECTED_PAYLOAD: u16 = 1452;
 
+const CLOCKS: &str = "keep all clocks right: `timedatectl set-ntp true`, chrony or ntpd";
+
 fn skew(hostname: &str, theirs: SystemTime, ours: SystemTime) -> Finding {
     let (apart, which) = match theirs.duration_since(ours) {
         Ok(ahead) => (ahead, "ahead of"),
@@ -204,15 +206,14 @@ fn skew(hostname: &str, theirs: SystemTime, ours: SystemTime) -> Finding {
         "that of {hostname} is {:.3} s {which} this one",
         apart.as_secs_f64()
     );
-    const REMEDY: &str = "keep all clocks right: `timedatectl set-ntp true`, chrony or ntpd";
     if apart > LARGE_SKEW {
         Finding::bad(
             "clock",
             found,
-            format!("{REMEDY}; certificates look early or ended"),
+            format!("{CLOCKS}; certificates look early or ended"),
         )
     } else if apart > SKEW {
-        Finding::warning("clock", found, REMEDY)
+        Finding::warning("clock", found, CLOCKS)
     } else {
         Finding::good("clock", found)
     }

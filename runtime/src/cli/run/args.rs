@@ -25,7 +25,7 @@ Exit codes:
 
 /// The options.
 #[derive(Debug, Clone, ClapArgs)]
-#[allow(clippy::struct_excessive_bools)] // they are switches
+#[allow(clippy::struct_excessive_bools, clippy::struct_field_names)] // they are switches, with names of their own
 pub(crate) struct Run {
     /// Number of workers [default: one for each slot of the hosts, or 1]; `-np` is the same
     #[arg(short = 'n', long, alias = "np", alias = "num_proc", value_name = "N")]

@@ -251,7 +251,7 @@ async fn until(deadline: Option<tokio::time::Instant>) {
 pub(crate) fn say(text: &str) {
     let line = format!("kolo: {text}\n");
     // If nobody can read it there is nobody to tell.
-    drop(rustix::io::write(rustix::stdio::stderr(), line.as_bytes()));
+    super::sink::write_all(rustix::stdio::stderr(), line.as_bytes()).ok();
 }
 
 /// Takes all output of the job's workers on one node, and brings rank 0 its input if it is there.

@@ -71,7 +71,7 @@ pub(super) fn run(
             Format::Json => outcome.json(),
         };
         // If nobody can read it, the exit code has to do.
-        drop(rustix::io::write(rustix::stdio::stderr(), text.as_bytes()));
+        sink::write_all(rustix::stdio::stderr(), text.as_bytes()).ok();
         Ok(outcome.exit_code())
     });
     // A read of standard input may still be under way.

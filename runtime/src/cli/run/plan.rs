@@ -9,8 +9,7 @@ use kolo_actors::env;
 use kolo_actors::placement::MAX_PER_NODE;
 use kolo_actors::ranks::MAX_WORLD_SIZE;
 use kolo_transport::wire::{
-    Installed, JobSpec, Milli, NodeShare, Placement, Program, ProgramHash,
-    Resources,
+    Installed, JobSpec, Milli, NodeShare, Placement, Program, ProgramHash, Resources,
 };
 
 use super::super::error::CliError;
@@ -172,9 +171,8 @@ pub(crate) fn is_here(host: &HostSlots, hostname: &str) -> bool {
     host.user.is_none()
         && (name.eq_ignore_ascii_case("localhost")
             || name.eq_ignore_ascii_case(hostname)
-            || name
-                .parse::<std::net::IpAddr>()
-                .is_ok_and(|ip| ip.is_loopback()))
+            || name == "127.0.0.1"
+            || name == "::1")
 }
 
 fn count(option: &str, given: &str) -> Result<u32, CliError> {
@@ -458,7 +456,9 @@ fn merge_ssh(line: SshArgs, file: SshArgs) -> SshArgs {
             line.ssh_stall_timeout
         },
         ssh_local: line.ssh_local || file.ssh_local,
-        node_program: line.node_program.or(file.node_program.filter(|_| !installed)),
+        node_program: line
+            .node_program
+            .or(file.node_program.filter(|_| !installed)),
         remote_program: line
             .remote_program
             .or(file.remote_program.filter(|_| !installed)),
@@ -611,7 +611,8 @@ mod tests {
             .to_string();
         assert!(error.contains("on a, which has 1 slots"), "{error}");
         assert!(is_here(&HostSlots::new("localhost", 1), "me"));
-        assert!(is_here(&HostSlots::new("127.0.0.2", 1), "me"));
+        assert!(is_here(&HostSlots::new("127.0.0.1", 1), "me"));
+        assert!(!is_here(&HostSlots::new("127.0.0.2", 1), "me"), "it may have an ssh server of its own");
         assert!(is_here(&HostSlots::new("ME", 1), "me"));
         assert!(!is_here(&HostSlots::new("you", 1), "me"));
     }

@@ -107,7 +107,11 @@ impl Outcome {
         if self.broken_pipe {
             lines.clear();
         }
-        lines.iter().map(|line| format!("{line}\n")).collect()
+        if !lines.is_empty() {
+            // The last one ends, too.
+            lines.push(String::new());
+        }
+        lines.join("\n")
     }
 
     /// One line for programs.

@@ -274,7 +274,7 @@ impl Printer {
 }
 
 /// Past the standard library's own buffers: others of this process hold their locks.
-fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), rustix::io::Errno> {
+pub(crate) fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), rustix::io::Errno> {
     use rustix::event::{PollFd, PollFlags};
     use rustix::io::Errno;
     while !bytes.is_empty() {

@@ -49,22 +49,19 @@ fn length(arg: &OsStr, commands: &[&Command]) -> Option<usize> {
         let takes_value = |arg: &clap::Arg| arg.get_action().takes_values();
         all.filter(|arg| matches(arg)).any(takes_value)
     };
-    let needs_value = match text.strip_prefix("--") {
-        Some(long) => {
-            !long.contains('=')
-                && takes(&|arg: &clap::Arg| {
-                    arg.get_long() == Some(long)
-                        || arg
-                            .get_all_aliases()
-                            .is_some_and(|aliases| aliases.contains(&long))
-                })
-        }
+    let needs_value = if let Some(long) = text.strip_prefix("--") {
+        let is_it = |arg: &clap::Arg| {
+            arg.get_long() == Some(long)
+                || arg
+                    .get_all_aliases()
+                    .is_some_and(|aliases| aliases.contains(&long))
+        };
+        !long.contains('=') && takes(&is_it)
+    } else {
         // `-n4` holds its value.
-        None => {
-            let mut chars = text[1..].chars();
-            let (first, rest) = (chars.next(), chars.next());
-            rest.is_none() && takes(&|arg: &clap::Arg| arg.get_short() == first)
-        }
+        let mut chars = text[1..].chars();
+        let (first, rest) = (chars.next(), chars.next());
+        rest.is_none() && takes(&|arg: &clap::Arg| arg.get_short() == first)
     };
     Some(if needs_value { 2 } else { 1 })
 }

@@ -60,7 +60,7 @@ pub(super) fn spec(placement: Placement) -> JobSpec {
         rendezvous: false,
         installed: None,
         layout: Vec::new(),
-        interfaces: Default::default(),
+        interfaces: kolo_transport::wire::InterfaceSelection::default(),
         no_cache: false,
     }
 }

@@ -68,7 +68,7 @@ async fn a_job_from_submit_to_end() {
     );
     assert_eq!(start.job, id);
     assert_eq!(start.env["MASTER_PORT"], "29501");
-    assert_eq!(start.env["HOROVOD_GLOO_IFACE"], "lo");
+    assert_eq!(start.slots[0].env["HOROVOD_GLOO_IFACE"], "lo");
     assert!(!start.env.contains_key("HOROVOD_GLOO_RENDEZVOUS_ADDR"));
     assert_eq!(start.slots[1].env["RANK"], "1");
     let start = start_of(

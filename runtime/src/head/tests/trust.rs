@@ -159,6 +159,30 @@ async fn every_node_is_told_and_one_that_comes_later_learns_at_its_registration(
     Member::new(&head, Role::Driver, &name).await;
 }
 
+#[tokio::test]
+async fn nodes_are_told_also_if_the_administrator_is_gone_at_once() {
+    let (_dir, head, admin) = administered().await;
+    let mut silent = FakeNode::new(&head, 1, |request| match request {
+        NodeRequest::Revocations(_) => None,
+        other => good(other),
+    })
+    .await;
+    let name = DriverId(7).to_string();
+    let out = Member::new(&head, Role::Driver, &name).await;
+    let connection = admin.connection.clone();
+    let asking = tokio::spawn(async move {
+        let reply: Result<HeadReply, _> = connection.request(&revoke(&name), HOUR).await;
+        reply
+    });
+    let is_told = |request: &NodeRequest| matches!(request, NodeRequest::Revocations(_));
+    silent.sees(is_told).await;
+    soon(out.connection.closed()).await;
+    admin.vanish();
+    assert!(soon(asking).await.unwrap().is_err());
+    // It has not confirmed, so it is told again.
+    silent.sees(is_told).await;
+}
+
 /// A job with one worker on the only node, healthy.
 async fn running(driver: &Driver, node: &FakeNode) -> (super::fake::Submission, JobId) {
     let mut job = driver.submit(pack(1)).await;

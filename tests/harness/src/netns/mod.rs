@@ -155,7 +155,9 @@ struct Inner {
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lab").field("prefix", &self.prefix).finish()
+        f.debug_struct("Lab")
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
     }
 }
 
