@@ -78,7 +78,9 @@ impl ClientConfig {
         match fs::read_to_string(dir.join(HEAD_FILE)) {
             Ok(head) => Ok(head.trim().to_owned()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(CliError::Usage(
-                "no head is given: set KOLO_HEAD=HOST:PORT, or give --head HOST:PORT".to_owned(),
+                "no head is given: log in to one by `kolo login --head HOST:PORT --token-file FILE`, set \
+                 KOLO_HEAD=HOST:PORT, or give --head HOST:PORT"
+                    .to_owned(),
             )),
             Err(error) => Err(CliError::File {
                 path: dir.join(HEAD_FILE),

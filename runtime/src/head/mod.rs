@@ -19,7 +19,7 @@ mod tests;
 mod trust;
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -31,7 +31,7 @@ use kolo_actors::head::{HeadActor, HeadSettings};
 use kolo_transport::identity::{HEAD_NAME, Role};
 use kolo_transport::ids::ClusterId;
 use kolo_transport::{
-    Authority, CloseCode, Endpoint, EndpointConfig, JoinToken, LiveCredentials, TransportRuntime,
+    Authority, BindError, CloseCode, Endpoint, EndpointConfig, JoinToken, LiveCredentials, TransportRuntime,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
@@ -43,7 +43,7 @@ use self::state::Store;
 pub use self::state::{lock_file, replace_file};
 use self::trust::{Lives, Trust};
 use crate::health::Health;
-use crate::http::{HttpConfig, HttpHandle};
+use crate::http::{HttpConfig, HttpHandle, HttpStartError};
 
 /// How long drivers have to read the last events of their jobs when the head stops.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -260,6 +260,24 @@ async fn run(
     parts.stop(stop_timeout).await;
 }
 
+/// Before there is a state folder: where its head can't start, no new cluster is left behind.
+fn check_addresses(config: &HeadConfig) -> Result<(), HeadError> {
+    let address = config.listen;
+    match &config.state {
+        HeadState::Dir(path) if !path.exists() => {}
+        _ => return Ok(()),
+    }
+    if let Err(error) = UdpSocket::bind(address) {
+        return Err(BindError::Socket { address, error }.into());
+    }
+    if let Some(address) = config.http
+        && let Err(error) = TcpListener::bind(address)
+    {
+        return Err(HttpStartError::Bind { address, error }.into());
+    }
+    Ok(())
+}
+
 /// All that runs.
 struct Parts {
     endpoint: Endpoint,
@@ -273,6 +291,7 @@ struct Parts {
 
 impl Parts {
     fn start(config: HeadConfig) -> Result<(Self, Ready), HeadError> {
+        check_addresses(&config)?;
         let store = Arc::new(Store::open(&config.state, config.certificate_life)?);
         let runtime = match config.runtime {
             Some(runtime) => runtime,

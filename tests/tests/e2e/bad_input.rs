@@ -62,6 +62,7 @@ impl Taker {
         Self
     }
 
+    #[expect(clippy::unused_self, reason = "methods of an executable have it")]
     fn take(&self, _first: u8, _huge: Huge) {}
 }
 

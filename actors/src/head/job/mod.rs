@@ -305,6 +305,35 @@ pub struct Job {
     actions: Vec<Action>,
 }
 
+/// Bytes of a group's table for each worker, without its hostname. At most that, in any message that holds the table.
+const SEAT_BYTES: usize = 192;
+
+/// Most bytes of a group's table. With the longest hostnames that Linux has (64 bytes) the largest group fits.
+const MAX_TABLE: usize = 4 << 20;
+
+/// Refuses a group whose table is too long for a message.
+fn check_table(sites: &[Site]) -> Result<(), Refusal> {
+    let names = |site: &Site| site.workers as usize * site.hostname.len();
+    let workers: usize = sites.iter().map(|site| site.workers as usize).sum();
+    let names: usize = sites.iter().map(names).sum();
+    let room = MAX_TABLE.saturating_sub(workers * SEAT_BYTES);
+    if names <= room {
+        return Ok(());
+    }
+    let longest = sites.iter().map(|site| &site.hostname);
+    let longest = longest
+        .max_by_key(|name| name.len())
+        .map_or("", |name| name);
+    Err(Refusal::new(
+        RefusalKind::Invalid,
+        format!(
+            "the hostnames of {workers} workers have {names} bytes together; allowed are {room} for so many workers, \
+             {} for each; the longest is {longest}: start nodes with shorter ones by --hostname, or ask for fewer workers",
+            room / workers.max(1)
+        ),
+    ))
+}
+
 impl Job {
     /// A job with a placement. The actions are the reservations on all nodes.
     ///
@@ -319,6 +348,7 @@ impl Job {
         sites: Vec<Site>,
         config: JobConfig,
     ) -> Result<(Self, Vec<Action>), Refusal> {
+        check_table(&sites)?;
         let mut registration = Registration::new();
         let mut rank = 0;
         let mut parts = Vec::with_capacity(sites.len());

@@ -53,6 +53,10 @@ struct Node {
     running: BTreeSet<u32>,
 }
 
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "what was seen of a run, each by itself"
+)]
 struct World {
     seed: u64,
     random: Random,
