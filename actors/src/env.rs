@@ -129,7 +129,12 @@ pub fn network(network: &Network, node: NodeId) -> Env {
         set(&mut env, NODE_IP, first.ip);
         let all: Vec<String> = listen.iter().map(ToString::to_string).collect();
         set(&mut env, LISTEN, all.join(","));
-        let mtu = network.report.rows.iter().filter(|row| row.chosen).map(|row| row.mtu);
+        let mtu = network
+            .report
+            .rows
+            .iter()
+            .filter(|row| row.chosen)
+            .map(|row| row.mtu);
         if let Some(mtu) = mtu.min() {
             set(&mut env, MTU, mtu);
         }

@@ -391,11 +391,22 @@ mod tests {
         };
         let ask = |layout: &[NodeShare]| lay_out(layout, &cpus(1000), &offers);
         let placed = ask(&[share(1, 2), share(0, 1)]).unwrap();
-        let pairs: Vec<_> = placed.iter().map(|share| (share.node.0, share.workers)).collect();
+        let pairs: Vec<_> = placed
+            .iter()
+            .map(|share| (share.node.0, share.workers))
+            .collect();
         assert_eq!(pairs, [(1, 2), (0, 1)]);
         let error = ask(&[share(0, 4), share(1, 3)]).unwrap_err().to_string();
-        assert!(error.contains("is asked for 3 workers with 1 cpus each and has room for 2"), "{error}");
-        assert!(ask(&[share(7, 1)]).unwrap_err().to_string().contains("is not there"));
+        assert!(
+            error.contains("is asked for 3 workers with 1 cpus each and has room for 2"),
+            "{error}"
+        );
+        assert!(
+            ask(&[share(7, 1)])
+                .unwrap_err()
+                .to_string()
+                .contains("is not there")
+        );
     }
 
     #[test]

@@ -36,7 +36,9 @@ enum Bench {
     #[command(after_help = "Example:\n  kolo-bench interfaces --rounds 5")]
     Interfaces(Options),
     /// `kolo run` of a program that does nothing and of one that writes a lot, beside `mpirun`.
-    #[command(after_help = "Example:\n  cargo build --release -p kolo-runtime --bin kolo && kolo-bench run --rounds 11")]
+    #[command(
+        after_help = "Example:\n  cargo build --release -p kolo-runtime --bin kolo && kolo-bench run --rounds 11"
+    )]
     Run(Options),
     /// Time from `start()` to all workers ready, beside bare spawns of the same binary.
     #[command(after_help = "Example:\n  kolo-bench spawn --rounds 11")]

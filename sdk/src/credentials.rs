@@ -243,7 +243,10 @@ mod tests {
         assert!(matches!(error, CredentialsError::Missing { .. }), "{error}");
 
         files.certificate("home/.config/kolo");
-        assert!(matches!(files.read().unwrap().0, Source::Certificate { .. }));
+        assert!(matches!(
+            files.read().unwrap().0,
+            Source::Certificate { .. }
+        ));
         files.vars.insert(TOKEN_FILE, files.token());
         assert!(matches!(
             files.read().unwrap().0,
@@ -256,7 +259,10 @@ mod tests {
         };
         assert_eq!(save_to, Some(dir));
         files.certificate("new");
-        assert!(matches!(files.read().unwrap().0, Source::Certificate { .. }));
+        assert!(matches!(
+            files.read().unwrap().0,
+            Source::Certificate { .. }
+        ));
     }
 
     #[test]

@@ -12,7 +12,8 @@ use kolo_transport::endpoint::ALPN_JOIN;
 use kolo_transport::frame::encode;
 use kolo_transport::wire::{JoinReply, JoinRequest, RefusalKind};
 use kolo_transport::{
-    CloseCode, ConnectError, Endpoint, Expect, JoinError, JoinHandler, JoinToken, Role, join, join_any,
+    CloseCode, ConnectError, Endpoint, Expect, JoinError, JoinHandler, JoinToken, Role, join,
+    join_any,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);

@@ -16,11 +16,11 @@ use kolo_transport::wire::{JobEvent, NodeRequest, Refusal};
 use tokio::sync::{mpsc, watch};
 
 use super::actor::HeadActor;
-use crate::interfaces::Network;
 use super::job::{Action, Event, Job, Reply};
 use super::link::{NodeLink, RendezvousHost};
-use super::probing::discover;
 use super::messages::{GetEnd, Happened, Info, JobEnd, MaySignHere, News};
+use super::probing::discover;
+use crate::interfaces::Network;
 use crate::pace::Backoff;
 
 /// How long a node may take for one push before it is tried again.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use actix::{Addr, Message};
 use kolo_transport::ids::{DriverId, Generation, JobId, NodeId, Slot};
 use kolo_transport::wire::{
-    ClusterInfo, InterfacesQuery, JobEvent, JobInfo, JobSpec, NetworkReport, NodeEvent, NodeNetwork,
-    NodeRegistration, Refusal,
+    ClusterInfo, InterfacesQuery, JobEvent, JobInfo, JobSpec, NetworkReport, NodeEvent,
+    NodeNetwork, NodeRegistration, Refusal,
 };
 use tokio::sync::{mpsc, watch};
 

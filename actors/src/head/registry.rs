@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{JobId, NodeId};
-use kolo_transport::wire::{NodeInfo, NodeNetwork, NodeRegistration, Refusal, RefusalKind, Resources};
+use kolo_transport::wire::{
+    NodeInfo, NodeNetwork, NodeRegistration, Refusal, RefusalKind, Resources,
+};
 
 use crate::placement::{Offer, is_sane};
 
@@ -386,7 +388,9 @@ fn check_network(network: &NodeNetwork) -> Result<(), Refusal> {
         ));
     }
     let fits = |name: &str| {
-        !name.is_empty() && name.len() <= NodeNetwork::MAX_NAME && !name.chars().any(char::is_control)
+        !name.is_empty()
+            && name.len() <= NodeNetwork::MAX_NAME
+            && !name.chars().any(char::is_control)
     };
     if !fits(&network.host) {
         return invalid("the node's network stack has no name, or one that is too long".to_owned());

@@ -19,12 +19,12 @@ mod stream;
 mod testing;
 mod worker_actor;
 
+pub use installed::InstalledFile;
 pub use node_actor::{
-    Kill, Membership, NodeActor, NodeContext, NodeSnapshot, RankLost, Reserve, Snapshot, Start, Stop,
-    StopAll,
+    Kill, Membership, NodeActor, NodeContext, NodeSnapshot, RankLost, Reserve, Snapshot, Start,
+    Stop, StopAll,
 };
 pub use output::{Output, Outputs};
-pub use installed::InstalledFile;
 pub use ports::{
     BoxFuture, CallPlane, CallsEnd, ControlError, ControlReceiver, ControlSender, HeadLink,
 };

@@ -245,8 +245,7 @@ impl Supervisor {
             .context
             .runtime
             .spawn(write_control(control.clone(), plan.messages));
-        self.watch(&child, &control, &program, &mut calls_end)
-            .await;
+        self.watch(&child, &control, &program, &mut calls_end).await;
         let exit = child.wait().await;
         writer.abort();
         drain(&mut readers, calls_end).await;

@@ -6,10 +6,10 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use super::client::ClientConfig;
-use super::trust::{Revoke, Token};
 use super::doctor::Doctor;
 use super::down::Down;
 use super::interfaces::Interfaces;
+use super::trust::{Revoke, Token};
 use super::up::Up;
 
 const EXIT_CODES: &str = "\
@@ -106,7 +106,9 @@ pub(super) enum Command {
     #[command(after_help = "Example:\n  kolo down\n  kolo down --hosts b:4 --force")]
     Down(Down),
     /// Make, list and revoke tokens with which nodes and drivers join; for administrators
-    #[command(after_help = "Example:\n  kolo token create --role driver --uses 1 --out driver.token")]
+    #[command(
+        after_help = "Example:\n  kolo token create --role driver --uses 1 --out driver.token"
+    )]
     Token(Token),
     /// Put a node or a driver out of the cluster at once, or let it in again; for administrators
     #[command(
@@ -214,7 +216,24 @@ mod tests {
             .get_subcommands()
             .map(|sub| sub.get_name().to_owned());
         let names: Vec<String> = commands.collect();
-        assert_eq!(names, ["run", "status", "jobs", "logs", "stop", "login", "up", "down", "token", "revoke", "interfaces", "doctor", "plan"]);
+        assert_eq!(
+            names,
+            [
+                "run",
+                "status",
+                "jobs",
+                "logs",
+                "stop",
+                "login",
+                "up",
+                "down",
+                "token",
+                "revoke",
+                "interfaces",
+                "doctor",
+                "plan"
+            ]
+        );
         let help = command.render_long_help().to_string();
         assert!(help.contains("Example:\n  kolo login"), "{help}");
         for name in names {

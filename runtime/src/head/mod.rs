@@ -31,7 +31,8 @@ use kolo_actors::head::{HeadActor, HeadSettings};
 use kolo_transport::identity::{HEAD_NAME, Role};
 use kolo_transport::ids::ClusterId;
 use kolo_transport::{
-    Authority, BindError, CloseCode, Endpoint, EndpointConfig, JoinToken, LiveCredentials, TransportRuntime,
+    Authority, BindError, CloseCode, Endpoint, EndpointConfig, JoinToken, LiveCredentials,
+    TransportRuntime,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
@@ -195,10 +196,7 @@ impl Head {
         self.shared.ready.store(false, Ordering::Release);
         let reason = "the head is stopping and takes no more jobs".to_owned();
         let drained = self.shared.actor.send(Drain { reason });
-        matches!(
-            self.runtime.timeout(limit, drained).await,
-            Some(Ok(()))
-        )
+        matches!(self.runtime.timeout(limit, drained).await, Some(Ok(())))
     }
 
     /// Waits until at least `count` nodes are registered and alive. Cancel safe.

@@ -16,9 +16,7 @@ use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{DriverId, JobId, NodeId, Slot};
 use kolo_transport::wire::head::Beat;
 use kolo_transport::wire::{HeadReply, HeadRequest, NodeRegistration, Refusal, RefusalKind};
-use kolo_transport::{
-    CloseCode, Connection, Endpoint, FrameError, Stream, TransportRuntime,
-};
+use kolo_transport::{CloseCode, Connection, Endpoint, FrameError, Stream, TransportRuntime};
 use tokio::sync::mpsc;
 
 use super::link::Link;
@@ -342,12 +340,7 @@ impl Peer {
             .trust
             .store
             .authority()
-            .sign(
-                csr,
-                Role::Worker,
-                &name,
-                self.shared.trust.lives.worker,
-            )
+            .sign(csr, Role::Worker, &name, self.shared.trust.lives.worker)
             .map_err(signing)?;
         Ok(HeadReply::Signed {
             certificate: certificate.to_vec(),

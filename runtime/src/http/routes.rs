@@ -47,9 +47,9 @@ impl Api {
         let caller = Caller::of(request, self.bearer.as_ref())?;
         match &caller {
             // Also on a connection that is older than the revocation.
-            Caller::Member(identity) if self.head.is_revoked(identity) => Err(
-                ApiError::unauthenticated(format!("{identity} was revoked")),
-            ),
+            Caller::Member(identity) if self.head.is_revoked(identity) => {
+                Err(ApiError::unauthenticated(format!("{identity} was revoked")))
+            }
             _ => Ok(caller),
         }
     }

@@ -30,8 +30,8 @@ use kolo_transport::ids::{JobId, NodeId};
 use kolo_transport::renewal::keep_renewed;
 use kolo_transport::wire::{Refusal, RefusalKind};
 use kolo_transport::{
-    BindError, CloseCode, ConnectError, Connection, ConnectionLost, Credentials, Endpoint, EndpointConfig,
-    JoinError, LiveCredentials, RequestError, Role, TransportRuntime,
+    BindError, CloseCode, ConnectError, Connection, ConnectionLost, Credentials, Endpoint,
+    EndpointConfig, JoinError, LiveCredentials, RequestError, Role, TransportRuntime,
 };
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;

@@ -20,10 +20,10 @@ use kolo_transport::{
 };
 
 use super::NodeError;
+use super::calls::{Attach, Calls};
 use super::installed;
 use super::network::{self, Network};
 use super::ports::Ports;
-use super::calls::{Attach, Calls};
 use super::programs::{MAX_PIECE, Pieces, Programs};
 use super::uplink::Uplink;
 
@@ -367,13 +367,13 @@ impl Server {
             None => match self.programs.get(start.program.hash).await {
                 Some(program) => Ok(Launch::Sent(program)),
                 None => Err(Refusal::new(
-                RefusalKind::NotFound,
-                format!(
-                    "the program `{}` ({}) is not on this node; it must be sent before {job} starts",
-                    start.program.name.escape_debug(),
-                    start.program.hash
-                ),
-            )),
+                    RefusalKind::NotFound,
+                    format!(
+                        "the program `{}` ({}) is not on this node; it must be sent before {job} starts",
+                        start.program.name.escape_debug(),
+                        start.program.hash
+                    ),
+                )),
             },
         };
         let program = match program {
@@ -442,7 +442,10 @@ impl Server {
     }
 }
 
-pub(super) async fn reply(stream: &mut Stream, reply: &NodeReply) -> Result<Option<Attach>, FrameError> {
+pub(super) async fn reply(
+    stream: &mut Stream,
+    reply: &NodeReply,
+) -> Result<Option<Attach>, FrameError> {
     stream.send.send(reply, &[]).await?;
     stream.send.finish();
     Ok(None)

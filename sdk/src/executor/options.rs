@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kolo_transport::frame::Limits;
-use kolo_transport::wire::{InterfaceSelection, JobSpec, Milli, Placement, Program, ResourceError, Resources};
+use kolo_transport::wire::{
+    InterfaceSelection, JobSpec, Milli, Placement, Program, ResourceError, Resources,
+};
 
 use crate::codec;
 

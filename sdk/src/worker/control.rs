@@ -19,9 +19,9 @@ use kolo_transport::wire::{FromWorker, GenerationTable, Member, RankFailure, ToW
 use kolo_transport::{CertificateRequest, TransportRuntime};
 use tokio::sync::watch;
 
-use super::renewals::Renewals;
 use super::links::{LinkConnector, Links};
 use super::plane::Plane;
+use super::renewals::Renewals;
 use crate::context::Context;
 
 /// For every step of the introduction, and of making a link.

@@ -7,9 +7,9 @@ use std::time::Duration;
 use kolo::Cluster;
 use kolo_runtime::{Head, HeadConfig, HeadState, Node, NodeConfig, NodeCredentials, NodeResources};
 use kolo_transport::Credentials;
-use kolo_transport::interfaces::wildcard;
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{DriverId, JobId, NodeId, Rank};
+use kolo_transport::interfaces::wildcard;
 use kolo_transport::wire::{ClusterInfo, JobInfo};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
@@ -263,10 +263,7 @@ impl TestCluster {
                 .authority()
                 .issue(Role::Driver, &DriverId::random().to_string())
                 .map_err(cluster_error),
-            HeadMember::Process(_) => {
-                Credentials::load(&self.admin_dir())
-                    .map_err(cluster_error)
-            }
+            HeadMember::Process(_) => Credentials::load(&self.admin_dir()).map_err(cluster_error),
         }
     }
 

@@ -1,4 +1,5 @@
 //! `kolo run`: any program as the workers.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};

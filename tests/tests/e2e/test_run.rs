@@ -2,6 +2,7 @@
 //!
 //! Not here, for kolo has nothing of the kind: knobs of Horovod's core as arguments, the choice between MPI, jsrun and Gloo
 //! with their command lines, the hash of a command's parameters, threads in place of tasks.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use std::io::Read;
 use std::process::{Output, Stdio};

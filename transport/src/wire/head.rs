@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::trust::{RevocationList, SecretText, TokenEntry};
 use super::network::{InterfacesQuery, NetworkReport, NodeNetwork};
+use super::trust::{RevocationList, SecretText, TokenEntry};
 use super::{ClusterInfo, JobInfo, JobSpec, RankFailure, Refusal, Resources};
 use crate::identity::Role;
 use crate::ids::{Generation, JobId, NodeId, Slot};

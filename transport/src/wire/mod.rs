@@ -28,17 +28,19 @@ use serde::{Deserialize, Serialize};
 pub use call::{CallFailure, CallFrame, CallOp, CallReply, FailureKind, Outcome};
 pub use head::{HeadReply, HeadRequest, NodeEvent, NodeRegistration, SubmitFrame};
 pub use job::{
-    ClusterInfo, Exit, GenerationTable, Installed, InstalledHere, JobEvent, JobInfo, JobSpec, JobState, Member, NodeInfo, NodeShare,
-    PlacedNode, Placement, Program, ProgramHash, RankFailure, WorkerInfo, WorkerState,
+    ClusterInfo, Exit, GenerationTable, Installed, InstalledHere, JobEvent, JobInfo, JobSpec,
+    JobState, Member, NodeInfo, NodeShare, PlacedNode, Placement, Program, ProgramHash,
+    RankFailure, WorkerInfo, WorkerState,
 };
 pub use join::{JoinReply, JoinRequest, Welcome};
-pub use node::{
-    LogBatch, LogLine, NodeReply, NodeRequest, OutputChunk, SlotStart, StartWorkers, StdinChunk, Stdio,
-};
 pub use network::{
     Echo, Interface, InterfaceAddress, InterfaceRow, InterfaceSelection, InterfacesQuery,
-    NetworkChoice, NetworkFingerprint, NetworkReport, NodeNetwork, Probe, ProbeFailure, ProbeResult,
-    ProbeTarget, ReachedBy,
+    NetworkChoice, NetworkFingerprint, NetworkReport, NodeNetwork, Probe, ProbeFailure,
+    ProbeResult, ProbeTarget, ReachedBy,
+};
+pub use node::{
+    LogBatch, LogLine, NodeReply, NodeRequest, OutputChunk, SlotStart, StartWorkers, StdinChunk,
+    Stdio,
 };
 pub use resources::{Milli, ResourceError, Resources, Shortage};
 pub use trust::{RevocationList, RevokedMember, SecretText, TokenEntry};

@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{GenerationTable, Installed, InstalledHere, Member, Program, ProgramHash, RankFailure, Refusal, Resources};
 use super::network::{Echo, Probe, ProbeResult};
 use super::trust::RevocationList;
+use super::{
+    GenerationTable, Installed, InstalledHere, Member, Program, ProgramHash, RankFailure, Refusal,
+    Resources,
+};
 use crate::ids::{DriverId, Generation, JobId, Rank, Slot};
 
 /// A worker to start.

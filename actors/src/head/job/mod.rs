@@ -32,9 +32,8 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{DriverId, Generation, JobId, NodeId, Rank, Slot};
 use kolo_transport::wire::{
-    Exit, GenerationTable, JobEvent, JobSpec, JobState, Member, NetworkReport, NodeEvent, NodeReply,
-    NodeRequest,
-    PlacedNode, RankFailure, Refusal, RefusalKind, WorkerState,
+    Exit, GenerationTable, JobEvent, JobSpec, JobState, Member, NetworkReport, NodeEvent,
+    NodeReply, NodeRequest, PlacedNode, RankFailure, Refusal, RefusalKind, WorkerState,
 };
 
 use self::network::Net;

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{NodeId, Slot};
 use kolo_transport::wire::{
-    InstalledHere, JobEvent, JobState, NodeEvent, NodeReply, NodeRequest, Refusal, RefusalKind, SlotStart,
-    StartWorkers, WorkerState,
+    InstalledHere, JobEvent, JobState, NodeEvent, NodeReply, NodeRequest, Refusal, RefusalKind,
+    SlotStart, StartWorkers, WorkerState,
 };
 
 use super::{Action, FIRST, Hold, Job, Phase, Rendezvous, Reply};
@@ -337,7 +337,9 @@ impl Job {
                 format!("{at} did not take the membership: {}", refusal.message),
             ),
             // Its workers have ended meanwhile, or it is too late for it.
-            Some(refusal) => self.note(format!("{at} refused the news of a lost rank or a kill: {refusal}")),
+            Some(refusal) => self.note(format!(
+                "{at} refused the news of a lost rank or a kill: {refusal}"
+            )),
         }
     }
 

@@ -224,7 +224,10 @@ pub(super) fn discover_with(
     loop {
         match step {
             Step::Probe(orders) => {
-                assert!(waiting.is_empty(), "a round begins before the last one ends");
+                assert!(
+                    waiting.is_empty(),
+                    "a round begins before the last one ends"
+                );
                 rounds += 1;
                 waiting = orders;
                 shuffle(&mut waiting);

@@ -612,7 +612,10 @@ mod tests {
         assert!(error.contains("on a, which has 1 slots"), "{error}");
         assert!(is_here(&HostSlots::new("localhost", 1), "me"));
         assert!(is_here(&HostSlots::new("127.0.0.1", 1), "me"));
-        assert!(!is_here(&HostSlots::new("127.0.0.2", 1), "me"), "it may have an ssh server of its own");
+        assert!(
+            !is_here(&HostSlots::new("127.0.0.2", 1), "me"),
+            "it may have an ssh server of its own"
+        );
         assert!(is_here(&HostSlots::new("ME", 1), "me"));
         assert!(!is_here(&HostSlots::new("you", 1), "me"));
     }

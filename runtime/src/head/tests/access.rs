@@ -7,7 +7,8 @@ use kolo_transport::frame::Limits;
 use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId, Slot};
 use kolo_transport::wire::{
-    HeadReply, HeadRequest, InterfacesQuery, JobState, NodeEvent, NodeNetwork, RefusalKind, Shortage,
+    HeadReply, HeadRequest, InterfacesQuery, JobState, NodeEvent, NodeNetwork, RefusalKind,
+    Shortage,
 };
 use kolo_transport::{
     CloseCode, ConnectionLost, Credentials, Endpoint, EndpointConfig, Expect, FrameError,

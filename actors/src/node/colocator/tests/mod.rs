@@ -304,7 +304,10 @@ fn a_worker_may_renew_its_certificate_and_not_ask_for_one_after_the_other() {
         );
     }
     let reason = killed_for(&mut core, now, 0, sign());
-    assert!(reason.contains("one certificate after the other"), "{reason}");
+    assert!(
+        reason.contains("one certificate after the other"),
+        "{reason}"
+    );
 }
 
 #[test]
