@@ -134,13 +134,15 @@ impl CliError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Usage(_) | Self::Plan(_) | Self::Resolve { .. } => USAGE,
-            Self::Up(UpError::NoHosts | UpError::SameMachine { .. }) => USAGE,
-            Self::Up(UpError::Hosts { .. }) => UNREACHABLE,
+            Self::Usage(_)
+            | Self::Plan(_)
+            | Self::Resolve { .. }
+            | Self::Up(UpError::NoHosts | UpError::SameMachine { .. }) => USAGE,
             Self::NoSuchJob(_) => NO_JOB,
             Self::Connect { error, .. } => of_connect(error),
             Self::Nodes { code, .. } => *code,
             Self::Unreachable { .. }
+            | Self::Up(UpError::Hosts { .. })
             | Self::Request {
                 error:
                     RequestError::Lost(_)
