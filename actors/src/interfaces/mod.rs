@@ -10,7 +10,7 @@
 //! the prober's packets came from one of its own interfaces as the node saw them. For the ring's result it must be the
 //! interface of the same name, so that what is translated or takes another way drops out.
 //!
-//! The choice is measured and deterministic: see [`choose`].
+//! The choice is measured and deterministic: see `choose.rs`.
 
 mod cache;
 mod candidates;

@@ -24,7 +24,7 @@
 //! program, if it is missing, and the order for the node with its join token, which is good for one use. Nothing that
 //! is secret, and nothing that was given by a user, is on a command line or in an environment. Standard input then stays
 //! open: its end tells the node that the launcher is gone. Where the network between them is cut nothing ends, so the
-//! launcher also says every few seconds that it lives, and a node that has not heard it for [`SshOptions::lease`] leaves.
+//! launcher also says every few seconds that it lives, and a node that has not heard it for the lease of the launch (30 s) leaves.
 
 mod access;
 mod agent;
