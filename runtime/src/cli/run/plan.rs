@@ -492,7 +492,7 @@ mod tests {
                 .iter()
                 .map(|(name, value)| (name.into(), value.into()))
                 .collect(),
-            cwd: "/work".into(),
+            cwd: "/srv/data".into(),
             hostname: "me".to_owned(),
             has_head: false,
         }
@@ -525,7 +525,7 @@ mod tests {
         let installed = plan.spec.installed.unwrap();
         assert_eq!(
             (installed.program.as_str(), installed.cwd.as_deref()),
-            ("./train", Some("/work"))
+            ("./train", Some("/srv/data"))
         );
         assert!(installed.stream_output && installed.stdin && installed.search.is_none());
         assert!(plan.spec.env.is_empty() && plan.spec.rendezvous);
@@ -640,7 +640,7 @@ mod tests {
                 .unwrap()
                 .cwd
                 .as_deref(),
-            Some("/work/sub")
+            Some("/srv/data/sub")
         );
     }
 
