@@ -135,11 +135,13 @@ impl Link {
         if let Some(outgoing) = self.outgoing.take()
             && outgoing.sent > 0
         {
+            // Before the notices that came after it: nothing may come between the parts of a frame.
             let header = outgoing.sent.min(HEADER);
-            self.backlog.extend_from_slice(&outgoing.header[header..]);
             let payload = outgoing.sent.saturating_sub(HEADER);
+            let mut rest = outgoing.header[header..].to_vec();
+            rest.extend_from_slice(&work[outgoing.payload][payload..]);
             self.backlog
-                .extend_from_slice(&work[outgoing.payload][payload..]);
+                .splice(self.backlog_sent..self.backlog_sent, rest);
         }
         if let Some(Inbound::Payload { header, got, .. }) = &self.inbound {
             self.inbound = Some(Inbound::Discard(header.length as usize - got));
@@ -356,5 +358,45 @@ fn poll_some(
     match ready!(lane.poll_read(cx, into))? {
         0 => Poll::Ready(Err(Stop::Ended("the peer closed it".to_owned()))),
         count => Poll::Ready(Ok(count)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+    use crate::lane::MemoryLane;
+
+    #[test]
+    fn nothing_comes_between_the_parts_of_a_frame_that_is_given_up() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let (near, mut far) = MemoryLane::pair(8);
+        let mut link = Link::default();
+        link.install(Box::new(near));
+        let header = [7_u8; HEADER];
+        let work: Vec<u8> = (0..32).collect();
+        link.outgoing = Some(Outgoing {
+            header,
+            payload: 0..32,
+            sent: 0,
+        });
+        // The lane is full in the middle of the frame; then there is something to tell, and then the operation ends.
+        assert!(link.poll_write(&mut cx, &work).is_pending());
+        assert!(link.is_sending());
+        link.notify(&[99; 5]);
+        link.abandon(&work);
+        let mut got = Vec::new();
+        loop {
+            let done = link.poll_backlog(&mut cx).is_ready();
+            let mut piece = [0; 16];
+            while let Poll::Ready(Ok(count)) = far.poll_read(&mut cx, &mut piece) {
+                got.extend_from_slice(&piece[..count]);
+            }
+            if done {
+                break;
+            }
+        }
+        assert_eq!(got, [&header[..], &work, &[99; 5]].concat());
     }
 }
