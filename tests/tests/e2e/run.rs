@@ -172,6 +172,10 @@ fn the_others_get_term_and_after_the_grace_kill() {
 #[test]
 fn signals_end_the_job_and_a_second_one_at_once() {
     for (signal, number) in [(Signal::INT, 2), (Signal::TERM, 15), (Signal::HUP, 1)] {
+        if signal == Signal::HUP && ignores_hangups() {
+            // Under `nohup`, which `kolo run` respects.
+            continue;
+        }
         let command = script(kolo(), &["-n", "2"], "echo ready; sleep 1000");
         let (mut child, _out, _) = start(command, 2);
         kill_process(pid(&child), signal).unwrap();
@@ -195,6 +199,16 @@ fn signals_end_the_job_and_a_second_one_at_once() {
         let pid = line.rsplit(':').next().unwrap().parse().unwrap();
         assert!(!is_running(pid), "{line}");
     }
+}
+
+/// Whether this process, and so what it starts, ignores `SIGHUP`.
+fn ignores_hangups() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() & 1 == 1
 }
 
 #[tokio::test]
