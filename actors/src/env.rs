@@ -9,11 +9,22 @@ use std::net::{IpAddr, SocketAddr};
 use kolo_transport::ids::{Generation, JobId, NodeId};
 use kolo_transport::wire::Member;
 
+use crate::interfaces::Network;
+
 /// Variables by name.
 pub type Env = BTreeMap<String, String>;
 
 /// Prefix of kolo's own variables, which users can't set.
 pub const RESERVED_PREFIX: &str = "KOLO_";
+
+/// The IP address under which other nodes reach this one, where a worker's data plane listens.
+pub const NODE_IP: &str = "KOLO_NODE_IP";
+
+/// All addresses on which a worker's data plane listens, each with its interface: `10.0.0.1%eth0,10.1.0.1%eth1`.
+pub const LISTEN: &str = "KOLO_LISTEN";
+
+/// The smallest MTU of the interfaces that connect the job's nodes, in bytes.
+pub const MTU: &str = "KOLO_MTU";
 
 /// What the members of a job have in common.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,6 +106,39 @@ pub fn member(job: &JobEnv, member: &Member, group_rank: u32) -> Env {
     set(&mut env, "GROUP_RANK", group_rank);
 
     env.extend(identity(job.job, job.generation, job.world_size, member));
+    env
+}
+
+/// What workers on a node are told of the network: which interface to use, if there is one for all, and where kolo's own
+/// data plane listens.
+#[must_use]
+pub fn network(network: &Network, node: NodeId) -> Env {
+    let mut env = Env::new();
+    if let Some(name) = network.interface(node) {
+        set(&mut env, "HOROVOD_GLOO_IFACE", name);
+        set(&mut env, "GLOO_SOCKET_IFNAME", name);
+        // NCCL takes a name for the beginning of one, unless it is told otherwise.
+        let longer = network.report.rows.iter().any(|row| {
+            row.node == node && row.interface != name && row.interface.starts_with(name)
+        });
+        let exact = if longer { "=" } else { "" };
+        set(&mut env, "NCCL_SOCKET_IFNAME", format!("{exact}{name}"));
+    }
+    let listen = network.listen(node);
+    if let Some(first) = listen.first() {
+        set(&mut env, NODE_IP, first.ip);
+        let all: Vec<String> = listen.iter().map(ToString::to_string).collect();
+        set(&mut env, LISTEN, all.join(","));
+        let mtu = network
+            .report
+            .rows
+            .iter()
+            .filter(|row| row.chosen)
+            .map(|row| row.mtu);
+        if let Some(mtu) = mtu.min() {
+            set(&mut env, MTU, mtu);
+        }
+    }
     env
 }
 

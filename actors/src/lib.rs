@@ -1,6 +1,7 @@
 //! The actors of kolo: Coordinator, NodeColocator and Worker, as pure cores with thin actix shells
 pub mod env;
 pub mod head;
+pub mod interfaces;
 pub mod node;
 pub mod pace;
 pub mod placement;

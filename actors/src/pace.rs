@@ -46,6 +46,54 @@ impl LogLimit {
     }
 }
 
+/// Lets a few through at once, and then one in a while.
+///
+/// ```
+/// # use std::time::{Duration, Instant};
+/// use kolo_actors::pace::Ration;
+///
+/// let mut ration = Ration::new(2, Duration::from_secs(1));
+/// let now = Instant::now();
+/// assert!(ration.take(now) && ration.take(now) && !ration.take(now));
+/// assert!(ration.take(now + Duration::from_secs(1)));
+/// ```
+#[derive(Debug, Clone)]
+pub struct Ration {
+    most: u32,
+    every: Duration,
+    left: u32,
+    /// When the last one was added.
+    since: Option<Instant>,
+}
+
+impl Ration {
+    /// At most `most` at once, and one more every so often, which is not 0.
+    #[must_use]
+    pub const fn new(most: u32, every: Duration) -> Self {
+        Self {
+            most,
+            every,
+            left: most,
+            since: None,
+        }
+    }
+
+    /// Takes one if there is one.
+    #[must_use]
+    pub fn take(&mut self, now: Instant) -> bool {
+        let since = *self.since.get_or_insert(now);
+        let grown = now.saturating_duration_since(since).as_nanos() / self.every.as_nanos().max(1);
+        if grown > 0 {
+            let grown = u32::try_from(grown).unwrap_or(u32::MAX);
+            self.left = self.left.saturating_add(grown).min(self.most);
+            self.since = Some(now);
+        }
+        let some = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        some
+    }
+}
+
 /// Pauses between attempts that fail: each twice the one before, up to a bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {

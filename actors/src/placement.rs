@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use kolo_transport::ids::NodeId;
-use kolo_transport::wire::{Milli, Placement, Resources, Shortage};
+use kolo_transport::wire::{Milli, NodeShare, Placement, Resources, Shortage};
 
 use crate::ranks::MAX_WORLD_SIZE;
 
@@ -83,6 +83,9 @@ pub enum PlacementError {
     /// The resources are not there. Wait for other jobs, add nodes, or ask for less.
     #[error("{0}")]
     Unplaceable(Box<Unplaceable>),
+    /// A node that was asked for by its id is not there, or has too little room. Wait for other jobs, or ask for less.
+    #[error("{0}")]
+    Layout(String),
 }
 
 /// What is missing where.
@@ -198,6 +201,43 @@ pub fn place(
             workers,
         })
         .collect())
+}
+
+/// Places a group as it is asked for, node by node; the shares stay in this order.
+///
+/// # Errors
+///
+/// [`PlacementError::Layout`].
+pub fn lay_out(
+    layout: &[NodeShare],
+    per_worker: &Resources,
+    offers: &[Offer],
+) -> Result<Vec<Share>, PlacementError> {
+    layout
+        .iter()
+        .map(|NodeShare { node, workers }| {
+            let offer = offers
+                .iter()
+                .find(|offer| offer.node == *node)
+                .ok_or_else(|| {
+                    PlacementError::Layout(format!(
+                        "{node} is asked for {workers} workers and is not there, or counts as lost"
+                    ))
+                })?;
+            let room = room_on(&offer.available, per_worker);
+            if room < *workers {
+                return Err(PlacementError::Layout(format!(
+                    "{} ({node}) is asked for {workers} workers with {per_worker} each and has room for {room}; it has {} in \
+                     all, of which {} are free",
+                    offer.hostname, offer.total, offer.available
+                )));
+            }
+            Ok(Share {
+                node: *node,
+                workers: *workers,
+            })
+        })
+        .collect()
 }
 
 fn room_on(resources: &Resources, per_worker: &Resources) -> u32 {
@@ -340,6 +380,33 @@ mod tests {
             .iter()
             .map(|share| (share.node.0, share.workers))
             .collect()
+    }
+
+    #[test]
+    fn a_layout_is_taken_as_it_is_or_refused_with_what_is_there() {
+        let offers = offers(&[4000, 2000]);
+        let share = |node, workers| NodeShare {
+            node: NodeId(node),
+            workers,
+        };
+        let ask = |layout: &[NodeShare]| lay_out(layout, &cpus(1000), &offers);
+        let placed = ask(&[share(1, 2), share(0, 1)]).unwrap();
+        let pairs: Vec<_> = placed
+            .iter()
+            .map(|share| (share.node.0, share.workers))
+            .collect();
+        assert_eq!(pairs, [(1, 2), (0, 1)]);
+        let error = ask(&[share(0, 4), share(1, 3)]).unwrap_err().to_string();
+        assert!(
+            error.contains("is asked for 3 workers with 1 cpus each and has room for 2"),
+            "{error}"
+        );
+        assert!(
+            ask(&[share(7, 1)])
+                .unwrap_err()
+                .to_string()
+                .contains("is not there")
+        );
     }
 
     #[test]

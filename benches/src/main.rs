@@ -4,10 +4,12 @@
 mod call;
 mod collectives;
 mod plan;
+mod interfaces;
 mod raw;
 mod reduce;
 mod report;
 mod size;
+mod run;
 mod spawn;
 mod stats;
 
@@ -35,6 +37,14 @@ enum Bench {
     /// Calls from the driver to a worker process and back, beside raw echoes over the same links.
     #[command(after_help = "Example:\n  kolo-bench call --rounds 5 --seconds 1")]
     Call(Options),
+    /// Which network interfaces connect hosts: the plan for many, and the probe over network namespaces (as root).
+    #[command(after_help = "Example:\n  kolo-bench interfaces --rounds 5")]
+    Interfaces(Options),
+    /// `kolo run` of a program that does nothing and of one that writes a lot, beside `mpirun`.
+    #[command(
+        after_help = "Example:\n  cargo build --release -p kolo-runtime --bin kolo && kolo-bench run --rounds 11"
+    )]
+    Run(Options),
     /// Time from `start()` to all workers ready, beside bare spawns of the same binary.
     #[command(after_help = "Example:\n  kolo-bench spawn --rounds 11")]
     Spawn(Options),
@@ -141,6 +151,8 @@ fn main() -> anyhow::Result<()> {
             }
             (reduce::run(&options.sizes), options.format)
         }
+        Bench::Interfaces(options) => (interfaces::run(options.rounds)?, options.format),
+        Bench::Run(options) => (run::run(options.rounds)?, options.format),
         Bench::Spawn(options) => (spawn::run(options.rounds)?, options.format),
     };
     report::print(&figures, format)

@@ -424,3 +424,43 @@ fn poll_some(
         count => Poll::Ready(Ok(count)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+    use crate::lane::MemoryLane;
+
+    #[test]
+    fn nothing_comes_between_the_parts_of_a_frame_that_is_given_up() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let (near, mut far) = MemoryLane::pair(8);
+        let mut link = Link::default();
+        link.install(Box::new(near));
+        let header = [7_u8; HEADER];
+        let work: Vec<u8> = (0..32).collect();
+        link.outgoing = Some(Outgoing {
+            header,
+            payload: 0..32,
+            sent: 0,
+        });
+        // The lane is full in the middle of the frame; then there is something to tell, and then the operation ends.
+        assert!(link.poll_write(&mut cx, &work).is_pending());
+        assert!(link.is_sending());
+        link.notify(&[99; 5]);
+        link.abandon(&work);
+        let mut got = Vec::new();
+        loop {
+            let done = link.poll_backlog(&mut cx).is_ready();
+            let mut piece = [0; 16];
+            while let Poll::Ready(Ok(count)) = far.poll_read(&mut cx, &mut piece) {
+                got.extend_from_slice(&piece[..count]);
+            }
+            if done {
+                break;
+            }
+        }
+        assert_eq!(got, [&header[..], &work, &[99; 5]].concat());
+    }
+}

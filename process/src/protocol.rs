@@ -25,7 +25,7 @@ pub(crate) struct Spawn {
     pub(crate) env: ByteBuf,
     /// Directory.
     pub(crate) cwd: Option<ByteBuf>,
-    /// Numbers of the further descriptors.
+    /// Numbers of the further descriptors; standard input, if one is given, is the last.
     pub(crate) numbers: Vec<RawFd>,
 }
 

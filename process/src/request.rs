@@ -17,15 +17,15 @@ pub const FIRST_FD: RawFd = 3;
 /// The highest number that [`SpawnRequest::fds`] may ask for.
 pub const LAST_FD: RawFd = 255;
 
-/// How many descriptors [`SpawnRequest::fds`] may hold: a frame's, less stdout and stderr.
-pub const MAX_FDS: usize = kolo_transport::local::MAX_FDS - 2;
+/// How many descriptors [`SpawnRequest::fds`] may hold: a frame's, less stdin, stdout and stderr.
+pub const MAX_FDS: usize = kolo_transport::local::MAX_FDS - 3;
 
 /// The longest arguments and environment, in bytes. Linux takes at most 6 MiB and usually 2; a frame's head takes 4.
 const MAX_STRINGS: usize = 3 << 20;
 
 /// A process to start.
 ///
-/// It gets a session of its own, `/dev/null` as standard input, default signal dispositions and an empty signal
+/// It gets a session of its own, `/dev/null` as standard input unless another is given, default signal dispositions and an empty signal
 /// mask, exactly these descriptors, exactly this environment, and dies with its supervisor.
 #[derive(Debug)]
 pub struct SpawnRequest {
@@ -42,6 +42,8 @@ pub struct SpawnRequest {
     /// Further descriptors, each with its number in the process: [`FIRST_FD`] to [`LAST_FD`], no number twice, at
     /// most [`MAX_FDS`].
     pub fds: Vec<(OwnedFd, RawFd)>,
+    /// Its standard input; `/dev/null` if `None`.
+    pub stdin: Option<OwnedFd>,
     /// Its standard output, for instance the write end of a [`pipe`](crate::pipe).
     pub stdout: OwnedFd,
     /// Its standard error.
@@ -87,7 +89,12 @@ impl SpawnRequest {
             argv: ByteBuf::from(argv),
             env: ByteBuf::from(env),
             cwd: cwd.map(ByteBuf::from),
-            numbers: self.fds.iter().map(|(_, number)| *number).collect(),
+            numbers: self
+                .fds
+                .iter()
+                .map(|(_, number)| *number)
+                .chain(self.stdin.as_ref().map(|_| 0))
+                .collect(),
         })
     }
 
@@ -163,6 +170,7 @@ mod tests {
             ],
             cwd: None,
             fds: vec![(null(), 3)],
+            stdin: None,
             stdout: null(),
             stderr: null(),
         }

@@ -93,7 +93,7 @@ async fn descriptors_are_in_place_and_nothing_else_is_open() {
 #[tokio::test]
 async fn any_order_of_descriptor_numbers_works() {
     let warden = warden().await;
-    let numbers: Vec<i32> = (3..16).rev().chain([255]).collect();
+    let numbers: Vec<i32> = (3..15).rev().chain([255]).collect();
     assert_eq!(numbers.len(), kolo_process::MAX_FDS);
     let list = numbers.iter().map(i32::to_string).collect::<Vec<_>>();
     let mut request = script(&format!(
@@ -270,7 +270,7 @@ async fn a_warden_without_room_for_descriptors_says_so_and_lives_on() {
     let pid = rustix::process::Pid::from_raw(warden.pid().cast_signed());
     rustix::process::prlimit(pid, rustix::process::Resource::Nofile, limit).unwrap();
     let mut request = script("exit 0");
-    for number in 3..17 {
+    for number in 3..16 {
         request = request.fd(std::fs::File::open("/dev/null").unwrap().into(), number);
     }
     let error = within(warden.spawn(request.request)).await.unwrap_err();

@@ -3,8 +3,14 @@
 
 pub mod cli;
 pub mod head;
+pub mod health;
+pub mod hosts;
 pub mod http;
+pub mod local;
 pub mod node;
+pub mod notify;
+pub mod settings;
+pub mod ssh;
 
 pub use head::{Head, HeadConfig, HeadError, HeadState};
 pub use node::{

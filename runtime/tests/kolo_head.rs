@@ -199,6 +199,32 @@ async fn a_slow_or_silent_driver_does_not_keep_it_from_stopping() {
 }
 
 #[test]
+fn a_new_head_whose_port_is_taken_leaves_no_state_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("state");
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let busy_udp = udp.local_addr().unwrap().to_string();
+    let busy_tcp = tcp.local_addr().unwrap().to_string();
+    for (listen, http, part) in [
+        (&*busy_udp, None, "UDP address"),
+        ("127.0.0.1:0", Some(&*busy_tcp), "HTTP API"),
+    ] {
+        let output = Command::new(BIN)
+            .arg("--state-dir")
+            .arg(&state)
+            .args(["--listen", listen])
+            .args(http.iter().flat_map(|http| ["--http-listen", http]))
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains(part), "{stderr}");
+        assert!(!state.exists());
+    }
+}
+
+#[test]
 fn wrong_arguments_are_told_with_what_is_allowed() {
     let dir = tempfile::tempdir().unwrap();
     for (args, code, part) in [
@@ -206,7 +232,7 @@ fn wrong_arguments_are_told_with_what_is_allowed() {
         (&["--listen", "nowhere"], 2, "--listen"),
         (&["--log", "=====,,"], 2, "--log"),
         (&["--bearer-file", "x"], 2, "--http-listen"),
-        (&["--lease", "1ms"], 1, "lease is 1ms; allowed is"),
+        (&["--lease", "1ms"], 2, "lease is 1ms; allowed is"),
         (
             &["--node-token-file", "/does/not/exist/token"],
             1,

@@ -1,11 +1,15 @@
 //! A cluster, as a driver sees it.
 
+mod renewal;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use kolo_transport::LiveCredentials;
 use kolo_transport::endpoint::{ConnectError as TransportError, Endpoint, EndpointConfig, Expect};
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{ClusterId, JobId, NodeId};
@@ -46,11 +50,13 @@ pub struct Cluster {
 
 struct Inner {
     head: SocketAddr,
-    credentials: kolo_transport::Credentials,
+    credentials: LiveCredentials,
     /// By the address that they are bound to: a socket on the loopback reaches nothing else.
     endpoints: Mutex<HashMap<IpAddr, Endpoint>>,
     head_connection: tokio::sync::Mutex<Option<Connection>>,
     nodes: Mutex<HashMap<NodeId, Connection>>,
+    /// Keeps the certificate renewed.
+    renewal: Mutex<Option<AbortOnDrop<()>>>,
     runtime: TransportRuntime,
     /// A cluster that lives inside this process.
     #[cfg(feature = "local")]
@@ -108,11 +114,12 @@ impl Cluster {
         let task = runtime.clone();
         let connected = runtime.handle().spawn(async move {
             let head = resolve(&head).await?;
-            let credentials = certificate(&task, head, credentials).await?;
+            let (credentials, dir) = certificate(&task, head, credentials).await?;
             let cluster = Self {
                 inner: Arc::new(Inner::new(task, head, credentials)),
             };
             cluster.head_connection().await?;
+            renewal::start(&cluster.inner, dir);
             Ok(cluster)
         });
         AbortOnDrop(connected)
@@ -313,10 +320,11 @@ impl Inner {
         runtime.handle().spawn_blocking(program::own);
         Self {
             head,
-            credentials,
+            credentials: credentials.into(),
             endpoints: Mutex::default(),
             head_connection: tokio::sync::Mutex::default(),
             nodes: Mutex::default(),
+            renewal: Mutex::default(),
             runtime,
             #[cfg(feature = "local")]
             local: None,
@@ -381,17 +389,20 @@ async fn certificate(
     runtime: &TransportRuntime,
     head: SocketAddr,
     credentials: Credentials,
-) -> Result<kolo_transport::Credentials, ConnectError> {
-    let certificate = match credentials.0 {
-        Source::Certificate(certificate) => certificate,
+) -> Result<(kolo_transport::Credentials, Option<PathBuf>), ConnectError> {
+    let (certificate, dir) = match credentials.0 {
+        Source::Certificate { certificate, dir } => (certificate, dir),
         Source::Token { token, save_to } => {
             let certificate = kolo_transport::join(runtime, head, &token).await?;
-            if let Some(dir) = save_to {
+            if let Some(dir) = &save_to {
                 certificate
-                    .save(&dir)
-                    .map_err(|error| CredentialsError::Directory { dir, error })?;
+                    .save(dir)
+                    .map_err(|error| CredentialsError::Directory {
+                        dir: dir.clone(),
+                        error,
+                    })?;
             }
-            certificate
+            (certificate, save_to)
         }
     };
     let identity = certificate.identity();
@@ -400,7 +411,7 @@ async fn certificate(
             given: identity.to_string(),
         });
     }
-    Ok(certificate)
+    Ok((certificate, dir))
 }
 
 fn unexpected(reply: HeadReply) -> ClusterError {

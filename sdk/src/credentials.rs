@@ -23,7 +23,11 @@ pub struct Credentials(pub(crate) Source);
 
 #[derive(Debug, Clone)]
 pub(crate) enum Source {
-    Certificate(kolo_transport::Credentials),
+    Certificate {
+        certificate: kolo_transport::Credentials,
+        /// The directory that it was read from, where a renewed one goes.
+        dir: Option<PathBuf>,
+    },
     Token {
         token: JoinToken,
         /// Where to keep the certificate that it gets.
@@ -33,7 +37,10 @@ pub(crate) enum Source {
 
 impl From<kolo_transport::Credentials> for Credentials {
     fn from(credentials: kolo_transport::Credentials) -> Self {
-        Self(Source::Certificate(credentials))
+        Self(Source::Certificate {
+            certificate: credentials,
+            dir: None,
+        })
     }
 }
 
@@ -47,7 +54,8 @@ impl From<JoinToken> for Credentials {
 }
 
 impl Credentials {
-    /// Reads a certificate and its key from a directory that `kolo login` wrote, or the head for its administrator.
+    /// Reads a certificate and its key from a directory that `kolo login` wrote, or the head for its administrator. When
+    /// the certificate is renewed, the new one is put there if that is possible.
     ///
     /// # Errors
     ///
@@ -55,7 +63,10 @@ impl Credentials {
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, CredentialsError> {
         let dir = dir.as_ref();
         match kolo_transport::Credentials::load(dir) {
-            Ok(credentials) => Ok(credentials.into()),
+            Ok(certificate) => Ok(Self(Source::Certificate {
+                certificate,
+                dir: Some(dir.to_owned()),
+            })),
             Err(error) => Err(CredentialsError::Directory {
                 dir: dir.to_owned(),
                 error,
@@ -232,7 +243,10 @@ mod tests {
         assert!(matches!(error, CredentialsError::Missing { .. }), "{error}");
 
         files.certificate("home/.config/kolo");
-        assert!(matches!(files.read().unwrap().0, Source::Certificate(_)));
+        assert!(matches!(
+            files.read().unwrap().0,
+            Source::Certificate { .. }
+        ));
         files.vars.insert(TOKEN_FILE, files.token());
         assert!(matches!(
             files.read().unwrap().0,
@@ -245,7 +259,10 @@ mod tests {
         };
         assert_eq!(save_to, Some(dir));
         files.certificate("new");
-        assert!(matches!(files.read().unwrap().0, Source::Certificate(_)));
+        assert!(matches!(
+            files.read().unwrap().0,
+            Source::Certificate { .. }
+        ));
     }
 
     #[test]

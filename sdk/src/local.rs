@@ -1,12 +1,9 @@
 //! A whole cluster inside the driver's process.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use futures_util::future::try_join_all;
-use kolo_runtime::{Head, HeadConfig, Node, NodeConfig, NodeResources, ProgramSource};
-use kolo_transport::identity::Role;
-use kolo_transport::ids::{DriverId, NodeId};
+use kolo_runtime::local::{LocalConfig, LocalMembers};
+use kolo_runtime::{Head, Node, NodeResources};
 use kolo_transport::runtime::TransportRuntime;
 
 use crate::cluster::Cluster;
@@ -16,9 +13,7 @@ use crate::executor::{Amount, program};
 /// Least number of slots of [`Cluster::local`], so that programs for a few workers run on small machines too.
 const LEAST_SLOTS: u32 = 4;
 
-/// When members of this process count as lost. They can't be lost one by one, so it only has to be longer than a busy
-/// machine may stall.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) use kolo_runtime::local::PATIENCE;
 
 /// Head and nodes inside this process; worker processes as usual. For tests, examples and machines without a cluster.
 ///
@@ -110,45 +105,26 @@ impl LocalClusterBuilder {
         // One thread for all links of this process: a call from driver to node wakes no other.
         let runtime = TransportRuntime::new(1).map_err(failed)?;
         let own = blocking(&runtime, program::own).await?.map_err(failed)?;
-        let config = HeadConfig {
-            lease: PATIENCE,
-            heartbeat: PATIENCE / 10,
-            runtime: Some(runtime.clone()),
-            ..HeadConfig::default()
+        let config = LocalConfig {
+            nodes: self.nodes,
+            resources: NodeResources {
+                cpus: Some(
+                    self.cpus
+                        .unwrap_or_else(|| f64::from(self.slots.unwrap_or_else(default_slots))),
+                ),
+                gpus: Some(self.gpus),
+                custom: self.custom,
+            },
+            preloaded: vec![(own.program.hash, own.file())],
+            runtime: Some(runtime),
+            ..LocalConfig::default()
         };
-        let head = Head::start(config).await.map_err(failed)?;
-        let authority = head.authority();
-        let resources = NodeResources {
-            cpus: Some(
-                self.cpus
-                    .unwrap_or_else(|| f64::from(self.slots.unwrap_or_else(default_slots))),
-            ),
-            gpus: Some(self.gpus),
-            custom: self.custom,
-        };
-        let start = |_| {
-            let issued = authority.issue(Role::Node, &NodeId::random().to_string());
-            let (address, runtime, resources) =
-                (head.address(), runtime.clone(), resources.clone());
-            async move {
-                let config = NodeConfig {
-                    resources,
-                    programs: ProgramSource {
-                        preloaded: vec![(own.program.hash, own.file())],
-                        ..ProgramSource::default()
-                    },
-                    transport: Some(runtime),
-                    idle_timeout: PATIENCE,
-                    keep_alive: PATIENCE / 6,
-                    ..NodeConfig::new(address, issued.map_err(failed)?)
-                };
-                Node::start(config).await.map_err(failed)
-            }
-        };
-        let nodes = try_join_all((0..self.nodes).map(start)).await?;
-        let driver = authority
-            .issue(Role::Driver, &DriverId::random().to_string())
-            .map_err(failed)?;
+        let LocalMembers {
+            nodes,
+            head,
+            runtime,
+            driver,
+        } = LocalMembers::start(config).await.map_err(failed)?;
         let address = head.address();
         Cluster::with_members(
             runtime,

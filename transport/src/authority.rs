@@ -29,7 +29,7 @@ const AUTHORITY_VALIDITY: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 pub const DEFAULT_VALIDITY: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How far back certificates start, for members whose clocks are behind.
-const CLOCK_SKEW: Duration = Duration::from_secs(3600);
+pub(crate) const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
 /// The BLAKE3 hash of an authority's certificate in DER.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -112,8 +112,9 @@ impl Authority {
     /// [`IdentityError`], which names the file.
     pub fn open(dir: &Path) -> Result<Self, IdentityError> {
         let path = dir.join(FILE);
+        files::create_dir(dir)?;
+        files::check_dir(dir)?;
         if !path.exists() {
-            files::create_dir(dir)?;
             let new = Self::create(ClusterId::random())?;
             let mut pem = files::pem("CERTIFICATE", &new.certificate);
             pem.push_str(&files::pem(
@@ -133,8 +134,7 @@ impl Authority {
             path: path.to_owned(),
             reason: reason.to_owned(),
         };
-        files::check_private(path)?;
-        let pem = files::read(path)?;
+        let pem = files::read_private(path)?;
         let certificate = CertificateDer::from_pem_slice(&pem)
             .map_err(|_| refuse("it holds no certificate in PEM"))?;
         let key = read_key(path, &pem)?;
@@ -211,8 +211,22 @@ impl Authority {
     ///
     /// [`IdentityError::Name`], [`IdentityError::Crypto`].
     pub fn issue(&self, role: Role, name: &str) -> Result<Credentials, IdentityError> {
+        self.issue_for(role, name, DEFAULT_VALIDITY)
+    }
+
+    /// As [`Authority::issue`], valid for `valid` from now on.
+    ///
+    /// # Errors
+    ///
+    /// As [`Authority::issue`].
+    pub fn issue_for(
+        &self,
+        role: Role,
+        name: &str,
+        valid: Duration,
+    ) -> Result<Credentials, IdentityError> {
         let key = generate_key()?;
-        let certificate = self.certify(&key, role, name, DEFAULT_VALIDITY)?;
+        let certificate = self.certify(&key, role, name, valid)?;
         Credentials::new(certificate, self.certificate.clone(), key)
     }
 

@@ -5,11 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
+use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use crate::files;
 use crate::identity::{Identity, IdentityError};
+use crate::renewal::Validity;
 use crate::tls;
 
 const AUTHORITY_FILE: &str = "ca.pem";
@@ -28,6 +30,8 @@ struct Inner {
     certificate: CertificateDer<'static>,
     authority: CertificateDer<'static>,
     key: KeyPair,
+    validity: Validity,
+    certified: Arc<CertifiedKey>,
 }
 
 impl Credentials {
@@ -47,12 +51,22 @@ impl Credentials {
         if parsed.public_key().subject_public_key.data.as_ref() != key.public_key_raw() {
             return Err(IdentityError::WrongKey);
         }
+        let validity = Validity::of(&parsed);
+        let certified = tls::certified_key(
+            vec![certificate.clone(), authority.clone()],
+            PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
+        )
+        .map_err(|error| IdentityError::Crypto {
+            reason: error.to_string(),
+        })?;
         Ok(Self {
             inner: Arc::new(Inner {
                 identity,
                 certificate,
                 authority,
                 key,
+                validity,
+                certified: Arc::new(certified),
             }),
         })
     }
@@ -72,19 +86,97 @@ impl Credentials {
         vec![self.inner.certificate.clone(), self.inner.authority.clone()]
     }
 
+    /// From when to when the certificate is valid.
+    pub fn validity(&self) -> Validity {
+        self.inner.validity
+    }
+
+    /// The certificate alone, in DER.
+    pub fn certificate(&self) -> CertificateDer<'static> {
+        self.inner.certificate.clone()
+    }
+
+    /// The chain and the key as TLS takes them.
+    pub(crate) fn certified(&self) -> Arc<CertifiedKey> {
+        Arc::clone(&self.inner.certified)
+    }
+
+    /// A request for another certificate of the same key, to be sent before this one ends.
+    ///
+    /// The key stays the same, so that a new certificate is one file that is replaced as a whole. A new key comes with a
+    /// new join.
+    ///
+    /// # Errors
+    ///
+    /// [`IdentityError::Crypto`].
+    pub fn renewal_request(&self) -> Result<Vec<u8>, IdentityError> {
+        Ok(CertificateRequest::of(self.copy_key()?)?.der)
+    }
+
+    /// These credentials with the certificate that [`Credentials::renewal_request`] has brought.
+    ///
+    /// # Errors
+    ///
+    /// [`IdentityError::WrongKey`] or [`IdentityError::Certificate`] if it is for another key or another identity, or not
+    /// signed by the same authority.
+    pub fn renewed(&self, certificate: &[u8]) -> Result<Self, IdentityError> {
+        let certificate = CertificateDer::from(certificate.to_vec());
+        let renewed = Self::new(certificate, self.authority(), self.copy_key()?)?;
+        if renewed.identity() == self.identity() {
+            Ok(renewed)
+        } else {
+            Err(IdentityError::Certificate {
+                reason: format!(
+                    "it is for {}, not for {}",
+                    renewed.identity(),
+                    self.identity()
+                ),
+            })
+        }
+    }
+
+    fn copy_key(&self) -> Result<KeyPair, IdentityError> {
+        let der = PrivatePkcs8KeyDer::from(self.inner.key.serialize_der());
+        KeyPair::try_from(der.secret_pkcs8_der()).map_err(crypto)
+    }
+
+    /// Replaces the certificate in a folder that holds these credentials: one file, in one step, so that a process that
+    /// reads the folder meanwhile gets the old or the new one. False if the folder holds others by now, which it keeps.
+    ///
+    /// # Errors
+    ///
+    /// [`IdentityError`], which names the file.
+    pub fn save_renewed(&self, dir: &Path) -> Result<bool, IdentityError> {
+        let key_path = dir.join(KEY_FILE);
+        let key = read_key(&key_path, &files::read(&key_path)?)?;
+        if key.public_key_raw() != self.inner.key.public_key_raw() {
+            return Ok(false);
+        }
+        let certificate = files::pem("CERTIFICATE", &self.inner.certificate);
+        files::stage(&dir.join(CERTIFICATE_FILE), certificate.as_bytes())?.replace()?;
+        files::sync_dir(dir)?;
+        Ok(true)
+    }
+
     /// The private key, for a TLS library. Never log or send it.
     pub fn private_key(&self) -> PrivateKeyDer<'static> {
         PrivatePkcs8KeyDer::from(self.inner.key.serialize_der()).into()
     }
 
-    /// Writes `ca.pem`, `cert.pem` and `key.pem` into `dir`, which is made (mode 0700) if it does not exist.
-    /// The files have mode 0600, and each is replaced as a whole.
+    /// Writes `ca.pem`, `cert.pem` and `key.pem` into `dir`. The files have mode 0600. If `dir` does not exist it is made
+    /// (mode 0700), and appears with all of them or not at all; if it does, each is replaced as a whole.
     ///
     /// # Errors
     ///
     /// [`IdentityError::File`].
     pub fn save(&self, dir: &Path) -> Result<(), IdentityError> {
-        files::create_dir(dir)?;
+        if files::appear(dir, |new| self.write(new))? {
+            return Ok(());
+        }
+        self.write(dir)
+    }
+
+    fn write(&self, dir: &Path) -> Result<(), IdentityError> {
         let key = files::pem("PRIVATE KEY", &self.inner.key.serialize_der());
         let authority = files::pem("CERTIFICATE", &self.inner.authority);
         let certificate = files::pem("CERTIFICATE", &self.inner.certificate);
@@ -110,8 +202,8 @@ impl Credentials {
         let certificate_path = dir.join(CERTIFICATE_FILE);
         let authority = read_certificate(&dir.join(AUTHORITY_FILE))?;
         let certificate = read_certificate(&certificate_path)?;
-        files::check_private(&key_path)?;
-        let key = read_key(&key_path, &files::read(&key_path)?)?;
+        files::check_dir(dir)?;
+        let key = read_key(&key_path, &files::read_private(&key_path)?)?;
         Self::new(certificate, authority, key).map_err(|error| IdentityError::Content {
             path: certificate_path,
             reason: error.to_string(),
@@ -158,7 +250,10 @@ impl CertificateRequest {
     ///
     /// [`IdentityError::Crypto`].
     pub fn generate() -> Result<Self, IdentityError> {
-        let key = generate_key()?;
+        Self::of(generate_key()?)
+    }
+
+    fn of(key: KeyPair) -> Result<Self, IdentityError> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         let request = params.serialize_request(&key).map_err(crypto)?;

@@ -1,7 +1,7 @@
 //! Private files: only the owner reads them, and a crash leaves the old or the new one.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -26,19 +26,30 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, IdentityError> {
     fs::read(path).map_err(failed(path))
 }
 
-/// Refuses a file that others than its owner can read or write.
-pub(crate) fn check_private(path: &Path) -> Result<(), IdentityError> {
-    let mode = fs::metadata(path)
-        .map_err(failed(path))?
-        .permissions()
-        .mode()
-        & 0o777;
-    let others = mode & 0o077;
-    if others == 0 {
+/// Reads a file that nobody but its owner can read or write, and refuses any other.
+pub(crate) fn read_private(path: &Path) -> Result<Vec<u8>, IdentityError> {
+    // Of the file that is read, whatever takes its name meanwhile.
+    let mut file = File::open(path).map_err(failed(path))?;
+    let mode = file.metadata().map_err(failed(path))?.permissions().mode() & 0o777;
+    if mode & 0o077 != 0 {
+        return Err(IdentityError::Exposed {
+            path: path.to_owned(),
+            mode,
+        });
+    }
+    let mut content = Vec::new();
+    file.read_to_end(&mut content).map_err(failed(path))?;
+    Ok(content)
+}
+
+/// Refuses a folder in which others than its owner can put files: they could put an identity of theirs there.
+pub(crate) fn check_dir(dir: &Path) -> Result<(), IdentityError> {
+    let mode = fs::metadata(dir).map_err(failed(dir))?.permissions().mode() & 0o777;
+    if mode & 0o022 == 0 {
         Ok(())
     } else {
-        Err(IdentityError::Exposed {
-            path: path.to_owned(),
+        Err(IdentityError::Writable {
+            path: dir.to_owned(),
             mode,
         })
     }
@@ -48,6 +59,41 @@ pub(crate) fn sync_dir(dir: &Path) -> Result<(), IdentityError> {
     File::open(dir)
         .and_then(|dir| dir.sync_all())
         .map_err(failed(dir))
+}
+
+/// Makes a folder that has all that `fill` writes from the first moment on. False if there is one, which is left as it is.
+pub(crate) fn appear(
+    dir: &Path,
+    fill: impl FnOnce(&Path) -> Result<(), IdentityError>,
+) -> Result<bool, IdentityError> {
+    if dir.exists() {
+        return Ok(false);
+    }
+    let parent = match dir.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mut name = dir.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{:016x}.tmp", random_u64()));
+    let new = parent.join(name);
+    create_dir(parent)
+        .and_then(|()| create_dir(&new))
+        // Nobody knows the passing name.
+        .map_err(|error| match error {
+            IdentityError::File { error, .. } => failed(dir)(error),
+            other => other,
+        })?;
+    let made = fill(&new).and_then(|()| match fs::rename(&new, dir) {
+        Ok(()) => sync_dir(parent).map(|()| true),
+        // Somebody else was first.
+        Err(_) if dir.exists() => Ok(false),
+        Err(error) => Err(failed(dir)(error)),
+    });
+    if !matches!(made, Ok(true)) {
+        // It holds a key.
+        drop(fs::remove_dir_all(&new));
+    }
+    made
 }
 
 /// A file under a passing name, removed unless it is moved to its own.

@@ -256,6 +256,17 @@ pub enum IdentityError {
         /// Its permission bits.
         mode: u32,
     },
+    /// A folder for keys can be written by others than its owner, who could put keys of theirs there. Correct its mode.
+    #[error(
+        "{path} has mode {mode:o}, so others can put keys of theirs there; `chmod 700` it after a look at what is in it",
+        path = path.display()
+    )]
+    Writable {
+        /// The folder.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
     /// A certificate is not one of kolo, or not one of this cluster.
     #[error("the certificate is not usable: {reason}")]
     Certificate {

@@ -29,7 +29,7 @@ pub const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Lets joiners in, or not. The head's part of joining.
 pub trait JoinHandler: Send + Sync {
-    /// Answers one joiner.
+    /// Answers one joiner, and writes the one line about it to the log.
     ///
     /// Called on a thread on which it may block for a moment, for instance to store what
     /// [`TokenBook::redeem`](crate::TokenBook::redeem) changed. `peer` is the address that the request came from.
@@ -145,12 +145,125 @@ pub async fn join(
     joined
 }
 
-async fn join_over(
+/// As [`join`], where it is not known by which of several addresses the head can be reached. Gives the one that led to it.
+///
+/// The addresses are tried in order, each `head_start` after the one before or as soon as that has failed, without
+/// giving any of them up. Only the head that is the first to prove who it is gets the token's secret, so a token for one
+/// use is used once. Takes as long as [`JOIN_TIMEOUT`] at most.
+///
+/// # Errors
+///
+/// [`JoinError`]: the one of the first address that is no mere failure to connect, or else that of the first address.
+///
+/// # Panics
+///
+/// If there are no addresses.
+pub async fn join_any(
+    runtime: &TransportRuntime,
+    addresses: &[SocketAddr],
+    token: &JoinToken,
+    head_start: Duration,
+) -> Result<(SocketAddr, Credentials), JoinError> {
+    assert!(!addresses.is_empty(), "there must be an address to try");
+    let (addresses, token, own) = (addresses.to_vec(), token.clone(), runtime.clone());
+    let mut race = tokio::task::JoinSet::new();
+    race.spawn_on(
+        async move { race_for_head(&own, addresses, token, head_start).await },
+        runtime.handle(),
+    );
+    // It ends with this future, since the set ends its tasks.
+    match runtime.timeout(JOIN_TIMEOUT, race.join_next()).await {
+        Some(Some(Ok(joined))) => joined,
+        Some(Some(Err(error))) => Err(JoinError::Local {
+            reason: error.to_string(),
+        }),
+        Some(None) | None => Err(JoinError::Unanswered {
+            reason: format!("it took longer than {JOIN_TIMEOUT:?}"),
+        }),
+    }
+}
+
+async fn race_for_head(
+    runtime: &TransportRuntime,
+    addresses: Vec<SocketAddr>,
+    token: JoinToken,
+    head_start: Duration,
+) -> Result<(SocketAddr, Credentials), JoinError> {
+    let mut attempts = tokio::task::JoinSet::new();
+    let mut failures: Vec<(usize, JoinError)> = Vec::new();
+    let mut next = addresses.iter().copied().enumerate();
+    let mut waiting = true;
+    while waiting || !attempts.is_empty() {
+        if waiting {
+            match next.next() {
+                Some((index, address)) => {
+                    let (runtime, token) = (runtime.clone(), token.clone());
+                    attempts.spawn(async move {
+                        let attempt = greet_alone(&runtime, address, &token).await;
+                        (index, address, attempt)
+                    });
+                }
+                None => waiting = false,
+            }
+        }
+        let finished = if waiting {
+            match tokio::time::timeout(head_start, attempts.join_next()).await {
+                Ok(finished) => finished,
+                Err(_) => continue,
+            }
+        } else {
+            attempts.join_next().await
+        };
+        match finished {
+            Some(Ok((_, address, Ok((endpoint, greeting))))) => {
+                let joined = enter(greeting, &token).await;
+                endpoint.close(CloseCode::Done.varint(), b"");
+                return joined.map(|credentials| (address, credentials));
+            }
+            Some(Ok((index, _, Err(error)))) => failures.push((index, error)),
+            Some(Err(error)) => {
+                return Err(JoinError::Local {
+                    reason: error.to_string(),
+                });
+            }
+            None => {}
+        }
+    }
+    failures.sort_by_key(|(index, error)| (matches!(error, JoinError::Connect(_)), *index));
+    Err(failures.into_iter().next().map_or_else(
+        || unreachable!("every address has failed"),
+        |(_, error)| error,
+    ))
+}
+
+async fn greet_alone(
+    runtime: &TransportRuntime,
+    address: SocketAddr,
+    token: &JoinToken,
+) -> Result<(quinn::Endpoint, Greeting), JoinError> {
+    let config = EndpointConfig::towards(address);
+    let socket = bind_socket(config.listen, config.socket_buffer)?;
+    let endpoint =
+        quinn_endpoint(runtime, &config, None, socket).map_err(|error| JoinError::Local {
+            reason: error.to_string(),
+        })?;
+    let greeting = greet(&endpoint, &config, address, token).await?;
+    Ok((endpoint, greeting))
+}
+
+/// A head that has shown that it is the one of the token, and was told nothing yet.
+struct Greeting {
+    connection: quinn::Connection,
+    head: Identity,
+    authority: rustls_pki_types::CertificateDer<'static>,
+}
+
+async fn greet(
     endpoint: &quinn::Endpoint,
     config: &EndpointConfig,
     address: SocketAddr,
     token: &JoinToken,
-) -> Result<Credentials, JoinError> {
+) -> Result<Greeting, JoinError> {
     let pin = Arc::new(PinnedAuthority::new(token.fingerprint()));
     let tls = tls::joining_config(Arc::clone(&pin), &[ALPN_JOIN])?;
     let tls = QuicClientConfig::try_from(tls).map_err(TlsError::new)?;
@@ -164,7 +277,7 @@ async fn join_over(
             if pin.saw_another() {
                 JoinError::Fingerprint { address }
             } else {
-                ConnectError::handshake(address, error).into()
+                ConnectError::before_proof(address, error).into()
             }
         })?;
     let head = presented_identity(&connection)
@@ -177,7 +290,28 @@ async fn join_over(
     }
     // The verifier has let nobody through without it.
     let authority = pin.authority().ok_or(JoinError::Fingerprint { address })?;
+    Ok(Greeting {
+        connection,
+        head,
+        authority,
+    })
+}
 
+async fn join_over(
+    endpoint: &quinn::Endpoint,
+    config: &EndpointConfig,
+    address: SocketAddr,
+    token: &JoinToken,
+) -> Result<Credentials, JoinError> {
+    enter(greet(endpoint, config, address, token).await?, token).await
+}
+
+async fn enter(greeting: Greeting, token: &JoinToken) -> Result<Credentials, JoinError> {
+    let Greeting {
+        connection,
+        head,
+        authority,
+    } = greeting;
     let request = CertificateRequest::generate().map_err(|error| JoinError::Local {
         reason: error.to_string(),
     })?;
@@ -279,11 +413,5 @@ pub(crate) async fn serve(
     drop(writer.stream_mut().finish());
     // The joiner closes when it has the reply. One that does not is cut off by the deadline.
     connection.closed().await;
-    match reply {
-        JoinReply::Joined { name, .. } => {
-            tracing::info!(%peer, name, "joined");
-            Ok(())
-        }
-        JoinReply::Refused(refusal) => Err((CloseCode::Done, refusal.message)),
-    }
+    Ok(())
 }

@@ -4,8 +4,10 @@
 //! |---|---|
 //! | make a cluster's certificate authority | [`Authority`] |
 //! | let a daemon or driver into a cluster | [`JoinToken`], [`TokenBook`], [`JoinHandler`], [`join()`] |
+//! | keep its certificate from ending | [`LiveCredentials`], [`renewal`] |
 //! | talk to another process | [`Endpoint`], [`Connection`], [`Stream`] |
 //! | move much to another process | [`TlsListener`], [`TlsLink`] |
+//! | know this host's network interfaces | [`interfaces`] |
 //! | know what may be said | [`wire`], [`frame`] |
 #![forbid(unsafe_code)]
 
@@ -18,8 +20,11 @@ pub mod frame;
 pub mod heartbeat;
 pub mod identity;
 pub mod ids;
+pub mod interfaces;
 pub mod join;
+pub mod live;
 pub mod local;
+pub mod renewal;
 pub mod runtime;
 pub mod session;
 pub mod tls;
@@ -32,7 +37,9 @@ pub use credentials::{CertificateRequest, Credentials};
 pub use endpoint::{BindError, ConnectError, Endpoint, EndpointConfig, Expect};
 pub use frame::{Frame, FrameError, Limits};
 pub use identity::{Identity, IdentityError, Role};
-pub use join::{JoinError, JoinHandler, join};
+pub use join::{JoinError, JoinHandler, join, join_any};
+pub use live::LiveCredentials;
+pub use renewal::Validity;
 pub use runtime::TransportRuntime;
 pub use session::{
     ByteStream, CloseCode, Connection, ConnectionLost, FrameReceiver, FrameSender, RequestError,

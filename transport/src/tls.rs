@@ -11,20 +11,21 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{self, cipher_suite};
 use rustls::server::WebPkiClientVerifier;
+use rustls::sign::CertifiedKey;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig,
     SignatureScheme,
 };
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
 use crate::authority::Fingerprint;
-use crate::credentials::Credentials;
 use crate::identity::IdentityError;
+use crate::live::LiveCredentials;
 
 /// The DNS name in every member's certificate, which clients ask for.
 pub const SERVER_NAME: &str = "kolo";
 
-/// A TLS configuration could not be made: the credentials do not fit, which [`Credentials`] has checked, or a fault in kolo.
+/// A TLS configuration could not be made: the credentials do not fit, which [`Credentials`](crate::Credentials) has checked, or a fault in kolo.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("TLS could not be set up: {0}")]
 pub struct TlsError(String);
@@ -73,16 +74,25 @@ fn server_verifier(
         .map_err(|error| rustls::Error::General(error.to_string()))
 }
 
-/// The configuration of a listener that presents `credentials`.
+/// A key and its chain as TLS takes them.
+pub(crate) fn certified_key(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<CertifiedKey, rustls::Error> {
+    CertifiedKey::from_der(chain, key, &provider())
+}
+
+/// The configuration of a listener that presents `credentials`: of [live](LiveCredentials) ones always the newest.
 ///
 /// # Errors
 ///
 /// [`TlsError`].
 pub fn server_config(
-    credentials: &Credentials,
+    credentials: impl Into<LiveCredentials>,
     clients: ClientAuth,
     alpn: &[&[u8]],
 ) -> Result<ServerConfig, TlsError> {
+    let credentials = credentials.into();
     let authority = credentials.authority();
     let verifier = WebPkiClientVerifier::builder_with_provider(
         roots(&authority).map_err(TlsError::new)?,
@@ -98,27 +108,29 @@ pub fn server_config(
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(TlsError::new)?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(credentials.chain(), credentials.private_key())
-        .map_err(TlsError::new)?;
+        .with_cert_resolver(Arc::new(credentials));
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     // A resumed session would be as good as its certificate was when the ticket was made.
     config.send_tls13_tickets = 0;
     Ok(config)
 }
 
-/// The configuration of a client that presents `credentials` and takes servers of the same cluster.
+/// The configuration of a client that presents `credentials` (of [live](LiveCredentials) ones always the newest) and takes servers of the same cluster.
 ///
 /// # Errors
 ///
 /// [`TlsError`].
-pub fn client_config(credentials: &Credentials, alpn: &[&[u8]]) -> Result<ClientConfig, TlsError> {
+pub fn client_config(
+    credentials: impl Into<LiveCredentials>,
+    alpn: &[&[u8]],
+) -> Result<ClientConfig, TlsError> {
+    let credentials = credentials.into();
     let verifier = server_verifier(&credentials.authority()).map_err(TlsError::new)?;
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(TlsError::new)?
         .with_webpki_verifier(verifier)
-        .with_client_auth_cert(credentials.chain(), credentials.private_key())
-        .map_err(TlsError::new)?;
+        .with_client_cert_resolver(Arc::new(credentials));
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     config.resumption = rustls::client::Resumption::disabled();
     Ok(config)
@@ -147,7 +159,12 @@ pub(crate) fn verify_member(
     authority: &CertificateDer<'static>,
 ) -> Result<(), IdentityError> {
     let refuse = |error: rustls::Error| IdentityError::Certificate {
-        reason: error.to_string(),
+        reason: match error {
+            rustls::Error::InvalidCertificate(
+                CertificateError::Expired | CertificateError::ExpiredContext { .. },
+            ) => "it has ended; join, or log in, again with a new token".to_owned(),
+            error => error.to_string(),
+        },
     };
     let name = ServerName::try_from(SERVER_NAME).expect("it is a DNS name");
     server_verifier(authority)

@@ -51,6 +51,11 @@ impl JoinToken {
         self.fingerprint
     }
 
+    /// Names the token without giving it away.
+    pub fn id(&self) -> TokenId {
+        SecretHash::of(&self.secret).id()
+    }
+
     /// The secret part. Never log it.
     pub fn secret(&self) -> &[u8] {
         &self.secret
@@ -187,6 +192,8 @@ pub struct TokenInfo {
     pub expires_unix: u64,
     /// How often it can still be used; `None` for any number of times.
     pub uses_left: Option<u32>,
+    /// Whether drivers that join with it may administer the cluster.
+    pub admin: bool,
 }
 
 /// The tokens of a cluster. It stores hashes of their secrets and never the secrets.
@@ -205,6 +212,11 @@ struct Entry {
     expires_unix: u64,
     #[serde(default)]
     uses_left: Option<u32>,
+    #[serde(default)]
+    admin: bool,
+    /// The driver that made it; empty for the head itself.
+    #[serde(default)]
+    made_by: String,
 }
 
 impl fmt::Debug for Entry {
@@ -220,6 +232,7 @@ impl Entry {
             role: self.role,
             expires_unix: self.expires_unix,
             uses_left: self.uses_left,
+            admin: self.admin,
         }
     }
 }
@@ -282,12 +295,37 @@ impl TokenBook {
             hash: SecretHash::of(&secret),
             expires_unix: now_unix.saturating_add(ttl.as_secs()),
             uses_left: uses,
+            admin: false,
+            made_by: String::new(),
         });
         JoinToken {
             role,
             fingerprint,
             secret,
         }
+    }
+
+    /// Says of the newest token who made it, and whether drivers that join with it may administer the cluster.
+    pub fn describe_newest(&mut self, made_by: &str, admin: bool) {
+        if let Some(entry) = self.entries.last_mut() {
+            made_by.clone_into(&mut entry.made_by);
+            entry.admin = admin && entry.role == Role::Driver;
+        }
+    }
+
+    /// What is known of a token.
+    pub fn find(&self, id: TokenId) -> Option<TokenInfo> {
+        self.entries
+            .iter()
+            .find(|entry| entry.hash.id() == id)
+            .map(Entry::info)
+    }
+
+    /// Forgets the tokens that a driver has made; how many.
+    pub fn revoke_made_by(&mut self, driver: &str) -> usize {
+        let before = self.entries.len();
+        self.entries.retain(|entry| entry.made_by != driver);
+        before - self.entries.len()
     }
 
     /// Uses a token once.

@@ -52,6 +52,31 @@ fn credentials_are_private_files_that_load_again() {
 }
 
 #[test]
+fn a_folder_in_which_others_can_put_keys_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("state");
+    fs::create_dir(&dir).unwrap();
+    Cluster::new().node(1).save(&dir).unwrap();
+    let set = |mode| fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
+    for mode in [0o777, 0o770, 0o702, 0o1777] {
+        set(mode);
+        for error in [
+            Credentials::load(&dir).unwrap_err(),
+            Authority::open(&dir).unwrap_err(),
+        ] {
+            let error = error.to_string();
+            assert!(
+                error.contains("chmod 700") && error.contains(dir.to_str().unwrap()),
+                "{error}"
+            );
+        }
+    }
+    set(0o755);
+    Credentials::load(&dir).unwrap();
+    Authority::open(&dir).unwrap();
+}
+
+#[test]
 fn load_errors_name_the_file_and_hold_no_secret() {
     let cluster = Cluster::new();
     let root = tempfile::tempdir().unwrap();

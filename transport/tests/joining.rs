@@ -13,6 +13,7 @@ use kolo_transport::frame::encode;
 use kolo_transport::wire::{JoinReply, JoinRequest, RefusalKind};
 use kolo_transport::{
     CloseCode, ConnectError, Endpoint, Expect, JoinError, JoinHandler, JoinToken, Role, join,
+    join_any,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -307,4 +308,39 @@ async fn a_joiner_has_one_stream() {
         matches!(lost, quinn::ConnectionError::ApplicationClosed(_)),
         "{lost}"
     );
+}
+
+#[tokio::test]
+async fn of_many_addresses_the_one_that_leads_to_the_head_is_found_and_the_token_used_once() {
+    let cluster = Cluster::new();
+    let joins = Joins::new(&cluster);
+    let head = head(&cluster, &joins);
+    let other = Cluster::new();
+    let stranger = {
+        let joins = Joins::new(&other);
+        other.bind_with(other.head(), |config| config.join = Some(joins))
+    };
+    // One says nothing, one belongs to another cluster.
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let addresses = [
+        silent.local_addr().unwrap(),
+        stranger.local_addr(),
+        head.local_addr(),
+    ];
+    let token = joins.token(Role::Node, HOUR, Some(1));
+    let start = Duration::from_millis(20);
+    let (address, credentials) = within(join_any(&cluster.runtime, &addresses, &token, start))
+        .await
+        .unwrap();
+    assert_eq!(address, head.local_addr());
+    assert_eq!(credentials.identity().role, Role::Node);
+    // It was good for one use, and that it is used up is the head's own word, whichever address failed first.
+    let error = within(join_any(&cluster.runtime, &addresses, &token, start))
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("used up"), "{error}");
+    let error = within(join_any(&cluster.runtime, &addresses[..2], &token, start))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, JoinError::Fingerprint { address } if address == addresses[1]));
 }

@@ -3,208 +3,21 @@
 
 mod common;
 
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
-use std::task::{Context, Poll, Wake};
-use std::thread::{self, Thread, ThreadId};
+use std::task::Poll;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
-use common::{Cluster, within};
+use common::lent::{Bed, Head, LONG, block_on, one_thread};
+use kolo_transport::TransportRuntime;
 use kolo_transport::runtime::Sends;
-use kolo_transport::{
-    Connection, Endpoint, EndpointConfig, Expect, FrameSender, Limits, TransportRuntime, frame,
-};
-use tokio::runtime::{Builder, Runtime};
-
-const LONG: Duration = Duration::from_secs(30);
+use tokio::runtime::Builder;
+use tokio::sync::mpsc::unbounded_channel;
 
 /// Of connections whose silence is to be noticed soon.
 const SHORT_IDLE: Duration = Duration::from_millis(600);
-
-/// A driver's connection on a lent runtime to a head that echoes.
-struct Bed {
-    connection: Connection,
-    _driver: Endpoint,
-    runtime: TransportRuntime,
-    _head: Option<Head>,
-}
-
-struct Head {
-    cluster: Cluster,
-    endpoint: Endpoint,
-}
-
-impl Head {
-    fn new(idle_timeout: Duration) -> Self {
-        let cluster = Cluster::new();
-        let endpoint = cluster.bind_with(cluster.head(), times(idle_timeout));
-        cluster.runtime.handle().spawn(echo_all(endpoint.clone()));
-        Self { cluster, endpoint }
-    }
-}
-
-fn times(idle_timeout: Duration) -> impl FnOnce(&mut EndpointConfig) {
-    move |config| {
-        config.idle_timeout = idle_timeout;
-        config.keep_alive = idle_timeout / 4;
-    }
-}
-
-impl Bed {
-    fn new(idle_timeout: Duration) -> Self {
-        let head = Head::new(idle_timeout);
-        let bed = Self::on(&head, idle_timeout);
-        Self {
-            _head: Some(head),
-            ..bed
-        }
-    }
-
-    fn on(head: &Head, idle_timeout: Duration) -> Self {
-        let address = head.endpoint.local_addr();
-        let runtime = TransportRuntime::lent().unwrap();
-        let mut config = EndpointConfig::towards(address);
-        times(idle_timeout)(&mut config);
-        let driver = Endpoint::bind(&runtime, head.cluster.driver(1), config).unwrap();
-        let connecting = driver.clone();
-        let connected = runtime
-            .handle()
-            .spawn(async move { connecting.connect(address, Expect::head()).await });
-        let connection = block_on(connected).unwrap().unwrap();
-        Self {
-            connection,
-            _driver: driver,
-            runtime,
-            _head: None,
-        }
-    }
-
-    async fn caller(&self) -> Caller {
-        let stream = self.connection.open(Limits::CALLS).await.unwrap();
-        let (tell, answers) = mpsc::channel();
-        let (wake, woken) = tokio::sync::mpsc::unbounded_channel();
-        let mut replies = stream.recv;
-        let reading = self.runtime.drive(async move {
-            while let Ok(Some(frame)) = replies.next::<u64>().await {
-                let answer = Answer {
-                    number: frame.head,
-                    body: frame.body,
-                    thread: thread::current().id(),
-                };
-                if tell.send(answer).is_err() || wake.send(()).is_err() {
-                    return;
-                }
-            }
-        });
-        self.runtime.handle().spawn(reading);
-        Caller {
-            runtime: self.runtime.clone(),
-            send: stream.send,
-            answers,
-            woken,
-        }
-    }
-}
-
-async fn echo_all(head: Endpoint) {
-    while let Some(connection) = head.accept().await {
-        tokio::spawn(async move {
-            while let Ok(mut stream) = connection.accept(Limits::CALLS).await {
-                tokio::spawn(async move {
-                    while let Ok(Some(frame)) = stream.recv.next::<u64>().await {
-                        let sent = stream.send.send_bytes(&frame.head, frame.body).await;
-                        if sent.is_err() {
-                            return;
-                        }
-                    }
-                });
-            }
-        });
-    }
-}
-
-struct Answer {
-    number: u64,
-    body: Bytes,
-    /// That has read it.
-    thread: ThreadId,
-}
-
-struct Caller {
-    runtime: TransportRuntime,
-    send: FrameSender,
-    answers: mpsc::Receiver<Answer>,
-    woken: tokio::sync::mpsc::UnboundedReceiver<()>,
-}
-
-impl Caller {
-    /// As a call that is awaited: sent in a turn.
-    async fn ask(&mut self, number: u64, body: &[u8]) -> Answer {
-        let mut out = BytesMut::new();
-        frame::encode(&mut out, &number, body).unwrap();
-        let mut chunks = [out.freeze()];
-        poll_fn(|cx| {
-            let sends = match number % 3 {
-                0 => Sends::Now { awaited: true },
-                _ => Sends::WithOthers,
-            };
-            let _turn = self.runtime.turn(sends);
-            while !chunks[0].is_empty() {
-                if self.send.poll_send_chunks(cx, &mut chunks)?.is_pending() {
-                    return Poll::Pending;
-                }
-            }
-            Poll::Ready(Ok::<_, frame::FrameError>(()))
-        })
-        .await
-        .unwrap();
-        self.woken.recv().await.unwrap();
-        let answer = self.answers.recv().unwrap();
-        assert_eq!(answer.number, number);
-        assert_eq!(answer.body, body);
-        answer
-    }
-
-    /// Sends in a turn, and goes on without yielding.
-    fn send_only(&mut self, number: u64) {
-        let mut out = BytesMut::new();
-        frame::encode(&mut out, &number, b"").unwrap();
-        let _turn = self.runtime.turn(Sends::WithOthers);
-        let mut cx = Context::from_waker(std::task::Waker::noop());
-        let sent = self.send.poll_send_chunks(&mut cx, &mut [out.freeze()]);
-        assert!(sent.is_ready());
-    }
-
-    /// Calls until one is driven by this thread.
-    async fn until_driven_here(&mut self) {
-        let here = thread::current().id();
-        within(async { while self.ask(1, b"here").await.thread != here {} }).await;
-    }
-}
-
-fn one_thread() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
-}
-
-/// An executor that is not tokio's.
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let mut future = std::pin::pin!(future);
-    let waker = Arc::new(Unpark(thread::current())).into();
-    let mut cx = Context::from_waker(&waker);
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
-            return output;
-        }
-        thread::park();
-    }
-}
 
 #[test]
 fn the_runtime_that_awaits_answers_drives_the_links() {
@@ -345,6 +158,66 @@ fn driven_work_ends_with_its_handle_its_runtime_or_its_panic() {
     one_thread().block_on(async move { drop(runtime) });
     assert_eq!(gone.recv_timeout(LONG), ended);
     block_on(driven);
+}
+
+#[test]
+fn driven_work_that_panics_when_it_is_dropped_ends_nothing_else() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("this panic is part of a test");
+        }
+    }
+    let runtime = TransportRuntime::lent().unwrap();
+    let (tell, polled) = mpsc::channel();
+    let (go_on, cancelled) = mpsc::channel();
+    let bomb = Bomb;
+    let work = runtime.drive(poll_fn(move |_| {
+        let _held = &bomb;
+        tell.send(()).unwrap();
+        cancelled.recv_timeout(LONG).unwrap();
+        Poll::Pending
+    }));
+    polled.recv_timeout(LONG).unwrap();
+    // The thread that polls it is to drop it.
+    drop(work);
+    go_on.send(()).unwrap();
+    let (tell, others) = mpsc::channel();
+    let other = runtime.drive(async move { tell.send(()).unwrap() });
+    assert_eq!(others.recv_timeout(LONG), Ok(()));
+    block_on(other);
+}
+
+#[test]
+fn a_task_that_has_used_up_its_turn_drives_the_links_all_the_same() {
+    let runtime = TransportRuntime::lent().unwrap();
+    for _ in 0..20 {
+        // Its own thread may poll it as well; that has gone to sleep most of the time.
+        block_on(runtime.drive(async {}));
+        thread::sleep(Duration::from_millis(1));
+        let polls = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&polls);
+        let (fill, mut full) = unbounded_channel();
+        for _ in 0..1000 {
+            fill.send(()).unwrap();
+        }
+        let (tell, told) = unbounded_channel();
+        tell.send(()).unwrap();
+        let mut told = Some(told);
+        let work = one_thread().block_on(poll_fn(|cx| {
+            while full.poll_recv(cx).is_ready() {}
+            assert!(!full.is_empty(), "tokio lets a task do all that it likes");
+            let _turn = runtime.turn(Sends::Now { awaited: false });
+            let counted = Arc::clone(&counted);
+            let mut told = told.take().unwrap();
+            Poll::Ready(runtime.drive(poll_fn(move |cx| {
+                counted.fetch_add(1, Ordering::Relaxed);
+                told.poll_recv(cx).map(drop)
+            })))
+        }));
+        block_on(work);
+        assert_eq!(polls.load(Ordering::Relaxed), 1);
+    }
 }
 
 #[test]

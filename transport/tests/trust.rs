@@ -72,7 +72,7 @@ async fn members_of_another_cluster_are_refused_by_both_sides() {
     assert!(error.to_string().contains(&head.local_addr().to_string()));
 
     // A client that does not care who it talks to is refused by the server.
-    let mut careless = tls::client_config(&there.driver(1), &[ALPN]).unwrap();
+    let mut careless = tls::client_config(there.driver(1), &[ALPN]).unwrap();
     let trusting = anonymous(&here.authority, ALPN);
     careless = rustls::ClientConfig::builder_with_provider(tls::provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -220,11 +220,11 @@ async fn another_version_of_the_protocol_is_refused_with_a_clear_error() {
     let cluster = Cluster::new();
     let head = cluster.bind(cluster.head());
     // An old client at a new server.
-    let old = tls::client_config(&cluster.driver(1), &[b"kolo/0"]).unwrap();
+    let old = tls::client_config(cluster.driver(1), &[b"kolo/0"]).unwrap();
     let error = raw_connect(old, head.local_addr()).await.unwrap_err();
     assert!(error.to_string().contains("error 120"), "{error}");
     // A new client at an old server.
-    let tls = tls::server_config(&cluster.head(), tls::ClientAuth::Required, &[b"kolo/0"]).unwrap();
+    let tls = tls::server_config(cluster.head(), tls::ClientAuth::Required, &[b"kolo/0"]).unwrap();
     let tls = quinn::crypto::rustls::QuicServerConfig::try_from(tls).unwrap();
     let old = quinn::Endpoint::server(
         quinn::ServerConfig::with_crypto(std::sync::Arc::new(tls)),
@@ -288,7 +288,7 @@ const LONG: Duration = Duration::from_secs(20);
 async fn sent_as_frame(bytes: &[u8], finish: bool, limit: Duration) -> (Connection, FrameError) {
     let cluster = Cluster::new();
     let head = cluster.bind(cluster.head());
-    let client = tls::client_config(&cluster.driver(1), &[ALPN]).unwrap();
+    let client = tls::client_config(cluster.driver(1), &[ALPN]).unwrap();
     let connection = raw_connect(client, head.local_addr()).await.unwrap();
     let server = within(head.accept()).await.unwrap();
     let (mut send, _recv) = within(connection.open_bi()).await.unwrap();

@@ -95,11 +95,21 @@ fn required() -> BTreeSet<&'static str> {
         Cluster,
         Jobs,
         Job,
-        Stop
+        Stop,
+        Renew,
+        Drain,
+        CreateToken,
+        Tokens,
+        RevokeToken,
+        Revoke,
+        Reinstate,
+        Network,
+        Interfaces
     }));
     names.extend(variants!(SubmitFrame {
         ProgramReady,
         Stop,
+        Kill,
         Done
     }));
     names.extend(variants!(NodeEvent {
@@ -114,6 +124,11 @@ fn required() -> BTreeSet<&'static str> {
         Cluster,
         Jobs,
         Job,
+        Renewed,
+        Token,
+        Tokens,
+        Revoked,
+        Interfaces,
         Refused
     }));
     names.extend(variants!(JobEvent {
@@ -123,16 +138,21 @@ fn required() -> BTreeSet<&'static str> {
         Ended
     }));
     names.extend(variants!(NodeRequest {
+        Revocations,
         Reserve,
         Release,
         Start,
         Membership,
         RankLost,
         Stop,
+        Kill,
         HasProgram,
         PutProgram,
         Attach,
-        Logs
+        Logs,
+        Output,
+        Probe,
+        Echo
     }));
     names.extend(variants!(NodeReply {
         Done,
@@ -141,6 +161,9 @@ fn required() -> BTreeSet<&'static str> {
         HasProgram,
         Attached,
         Logs,
+        Output,
+        Probed,
+        Echo,
         Refused
     }));
     names.extend(variants!(CallOp {
@@ -216,6 +239,16 @@ fn program() -> Program {
     }
 }
 
+fn installed() -> Installed {
+    Installed {
+        program: "python3".to_owned(),
+        search: Some("/opt/bin:/usr/bin".to_owned()),
+        cwd: Some("/home/me".to_owned()),
+        stream_output: true,
+        stdin: true,
+    }
+}
+
 fn env(value: &str) -> BTreeMap<String, String> {
     BTreeMap::from([("PATH".to_owned(), value.to_owned())])
 }
@@ -254,6 +287,29 @@ fn failure() -> RankFailure {
     }
 }
 
+fn token() -> TokenEntry {
+    TokenEntry {
+        id: "token-0000002a".to_owned(),
+        role: Role::Driver,
+        admin: true,
+        expires_unix: 1_800_000_000,
+        uses_left: Some(1),
+    }
+}
+
+fn revocations() -> RevocationList {
+    RevocationList {
+        epoch: 7,
+        serial: 2,
+        members: vec![RevokedMember {
+            role: Role::Node,
+            name: NODE.to_string(),
+            since_unix: 1_700_000_000,
+            reason: "stolen".to_owned(),
+        }],
+    }
+}
+
 fn refusal() -> Refusal {
     Refusal::new(RefusalKind::Unplaceable, "cpus: requested 2, available 1")
 }
@@ -265,6 +321,65 @@ fn placed() -> PlacedNode {
         address: address(),
         ranks: vec![Rank(0), Rank(1)],
         has_program: true,
+    }
+}
+
+fn network() -> NodeNetwork {
+    NodeNetwork {
+        listen: address(),
+        host: "00112233aabbccdd".to_owned(),
+        interfaces: vec![Interface {
+            name: "eth0".to_owned(),
+            up: true,
+            loopback: false,
+            mtu: 9000,
+            speed: Some(25_000),
+            addresses: vec![InterfaceAddress {
+                ip: address().ip(),
+                prefix: 24,
+            }],
+        }],
+    }
+}
+
+fn selection() -> InterfaceSelection {
+    InterfaceSelection {
+        names: vec!["eth0".to_owned()],
+        by_host: BTreeMap::from([("B".to_owned(), vec!["ib0".to_owned()])]),
+    }
+}
+
+fn echo() -> Echo {
+    Echo {
+        seen: address(),
+        local: Some(address().ip()),
+        interface: Some("eth0".to_owned()),
+        time_ms: 1_700_000_000_000,
+    }
+}
+
+fn report() -> NetworkReport {
+    NetworkReport {
+        choice: NetworkChoice::Interface("eth0".to_owned()),
+        rows: vec![InterfaceRow {
+            node: NODE,
+            hostname: "b".to_owned(),
+            interface: "eth0".to_owned(),
+            address: address().ip(),
+            mtu: 9000,
+            speed: Some(25_000),
+            reached_by: vec![ReachedBy {
+                node: NODE,
+                hostname: "a".to_owned(),
+                interface: "eth0".to_owned(),
+                rtt_us: 250,
+            }],
+            chosen: false,
+            why_not: Some("eth1 is nearer".to_owned()),
+        }],
+        cached: true,
+        took_ms: 12,
+        problem: Some(refusal()),
     }
 }
 
@@ -285,6 +400,7 @@ fn job_info() -> JobInfo {
         age_ms: 1000,
         reason: Some("a worker failed".to_owned()),
         rendezvous: Some(address()),
+        network: Some(report()),
     }
 }
 
@@ -309,6 +425,7 @@ fn cases() -> Vec<Case> {
             resources: resources(),
             version: "0.1.0".to_owned(),
             jobs: vec![JOB],
+            network: Some(network()),
             instance: 77,
         }),
         HeadRequest::Heartbeats,
@@ -324,13 +441,50 @@ fn cases() -> Vec<Case> {
             start_timeout_ms: 30_000,
             grace_ms: 5000,
             rendezvous: true,
+            installed: None,
+            layout: Vec::new(),
+            interfaces: InterfaceSelection::default(),
+            no_cache: false,
+        }),
+        HeadRequest::Submit(JobSpec {
+            name: "train".to_owned(),
+            program: program(),
+            args: vec!["train.py".to_owned()],
+            placement: Placement::Pack { workers: 4 },
+            per_worker: resources(),
+            env: env("/bin"),
+            start_timeout_ms: 30_000,
+            grace_ms: 5000,
+            rendezvous: true,
+            installed: Some(installed()),
+            layout: vec![NodeShare { node: NODE, workers: 4 }],
+            interfaces: selection(),
+            no_cache: true,
         }),
         HeadRequest::Cluster,
         HeadRequest::Jobs,
         HeadRequest::Job { job: JOB },
         HeadRequest::Stop { job: JOB },
+        HeadRequest::Renew { csr: vec![7; 40] },
+        HeadRequest::Drain,
+        HeadRequest::CreateToken { role: Role::Driver, admin: true, ttl_s: 3600, uses: Some(1) },
+        HeadRequest::Tokens,
+        HeadRequest::RevokeToken { id: "token-0000002a".to_owned() },
+        HeadRequest::Revoke {
+            role: Role::Node,
+            name: NODE.to_string(),
+            reason: "stolen".to_owned(),
+        },
+        HeadRequest::Reinstate { role: Role::Driver, name: DRIVER.to_string() },
+        HeadRequest::Network(network()),
+        HeadRequest::Interfaces(InterfacesQuery {
+            job: Some(JOB),
+            nodes: vec!["b".to_owned()],
+            selection: selection(),
+            no_cache: true,
+        }),
     );
-    add!(SubmitFrame: SubmitFrame::ProgramReady, SubmitFrame::Stop, SubmitFrame::Done);
+    add!(SubmitFrame: SubmitFrame::ProgramReady, SubmitFrame::Stop, SubmitFrame::Kill, SubmitFrame::Done);
     add!(Beat: Beat { seq: 300 });
     add!(NodeEvent:
         NodeEvent::WorkerReady { job: JOB, slot: Slot(3), address: Some(address()) },
@@ -339,7 +493,7 @@ fn cases() -> Vec<Case> {
     );
     add!(HeadReply:
         HeadReply::Done,
-        HeadReply::Registered { heartbeat_ms: 250, lease_ms: 3000 },
+        HeadReply::Registered { heartbeat_ms: 250, lease_ms: 3000, revoked: revocations() },
         HeadReply::Signed { certificate: vec![8; 40], generation: GENERATION },
         HeadReply::Cluster(ClusterInfo {
             cluster: CLUSTER,
@@ -354,11 +508,18 @@ fn cases() -> Vec<Case> {
                 available: Resources::default(),
                 last_seen_ms: 20,
                 jobs: vec![JOB],
+                draining: true,
             }],
             running_jobs: 1,
+            revoked: revocations().members,
         }),
         HeadReply::Jobs(vec![job_info()]),
         HeadReply::Job(job_info()),
+        HeadReply::Renewed { certificate: vec![8; 40] },
+        HeadReply::Token { entry: token(), token: SecretText("kolo1.driver".to_owned()) },
+        HeadReply::Tokens(vec![token()]),
+        HeadReply::Revoked { told: 3, late: vec![NODE] },
+        HeadReply::Interfaces(report()),
         HeadReply::Refused(refusal()),
     );
     add!(JobEvent:
@@ -372,12 +533,22 @@ fn cases() -> Vec<Case> {
         },
     );
     add!(NodeRequest:
+        NodeRequest::Revocations(revocations()),
         NodeRequest::Reserve {
             job: JOB,
             per_worker: resources(),
             workers: 2,
             lease_ms: 10_000,
             program: program().hash,
+            installed: None,
+        },
+        NodeRequest::Reserve {
+            job: JOB,
+            per_worker: resources(),
+            workers: 2,
+            lease_ms: 10_000,
+            program: program().hash,
+            installed: Some(InstalledHere { owner: DRIVER, program: installed() }),
         },
         NodeRequest::Release { job: JOB },
         NodeRequest::Start(StartWorkers {
@@ -393,10 +564,22 @@ fn cases() -> Vec<Case> {
             needs_data_plane: true,
             hello_timeout_ms: 10_000,
             grace_ms: 5000,
+            installed: Some(installed()),
         }),
         NodeRequest::Membership(table()),
         NodeRequest::RankLost { job: JOB, generation: GENERATION, failure: failure() },
         NodeRequest::Stop { job: JOB, reason: "asked".to_owned() },
+        NodeRequest::Kill { job: JOB },
+        NodeRequest::Output { job: JOB, without: vec![Rank(2)] },
+        NodeRequest::Probe(Probe {
+            targets: vec![ProbeTarget {
+                node: NODE,
+                address: address(),
+                scope: Some("eth0".to_owned()),
+            }],
+            limit_ms: 2000,
+        }),
+        NodeRequest::Echo,
         NodeRequest::HasProgram { hash: program().hash },
         NodeRequest::PutProgram { program: program() },
         NodeRequest::Attach { job: JOB, generation: GENERATION },
@@ -404,13 +587,30 @@ fn cases() -> Vec<Case> {
     );
     add!(NodeReply:
         NodeReply::Done,
-        NodeReply::Reserved { has_program: false, free_port: 29_500 },
+        NodeReply::Reserved { has_program: false, free_port: 29_500, problem: None },
+        NodeReply::Reserved { has_program: false, free_port: 29_500, problem: Some(refusal()) },
+        NodeReply::Output,
         NodeReply::Started { pids: vec![(Slot(3), 4711)] },
         NodeReply::HasProgram(true),
         NodeReply::Attached { ranks: vec![Rank(2), Rank(3)] },
         NodeReply::Logs,
+        NodeReply::Probed(vec![
+            ProbeResult::Reached { rtt_us: 250, echo: echo() },
+            ProbeResult::Failed {
+                kind: ProbeFailure::Silent,
+                reason: "no answer within 2s".to_owned(),
+            },
+        ]),
+        NodeReply::Echo(echo()),
         NodeReply::Refused(refusal()),
     );
+    add!(OutputChunk: OutputChunk {
+        rank: Rank(3),
+        generation: GENERATION,
+        stream: Stdio::Stderr,
+        time_ms: 1_795_000_000_000,
+    });
+    add!(StdinChunk: StdinChunk {});
     add!(LogBatch: LogBatch {
         lines: vec![LogLine {
             rank: Rank(3),

@@ -18,6 +18,7 @@ use kolo_transport::wire::{ClusterInfo, JobInfo, NodeEvent, Refusal, RefusalKind
 use tokio::sync::watch;
 
 use super::coordinator::{Contact, Coordinator};
+use super::drain::Drains;
 use super::history::{History, shorten};
 use super::job::{Event, Job, JobConfig, Site};
 use super::link::{NodeLink, RendezvousHost};
@@ -27,8 +28,9 @@ use super::messages::{
 };
 use super::registry::{NodeRegistry, Session};
 use super::validate::validate;
+use crate::interfaces::{Key, ProbeCache};
 use crate::pace::LogLimit;
-use crate::placement::{PlacementError, place};
+use crate::placement::{PlacementError, lay_out, place};
 use crate::ranks::MAX_WORLD_SIZE;
 
 /// Jobs at one time.
@@ -68,25 +70,31 @@ impl fmt::Debug for HeadSettings {
     }
 }
 
-struct RunningJob {
+pub(super) struct RunningJob {
+    /// For what its network is valid.
+    key: Option<Key>,
     number: u64,
     coordinator: Addr<Coordinator>,
 }
 
 /// Owns the registry, places jobs, and routes what comes to their Coordinators.
 pub struct HeadActor {
-    settings: HeadSettings,
+    pub(super) settings: HeadSettings,
     started: Instant,
-    registry: NodeRegistry,
-    links: HashMap<NodeId, (Session, Arc<dyn NodeLink>)>,
-    jobs: HashMap<JobId, RunningJob>,
+    pub(super) registry: NodeRegistry,
+    pub(super) links: HashMap<NodeId, (Session, Arc<dyn NodeLink>)>,
+    pub(super) jobs: HashMap<JobId, RunningJob>,
     next_number: u64,
     history: History,
     /// What nodes are asked to stop, until they have confirmed or their stay is over.
     cleaning: HashMap<(NodeId, Session), HashSet<JobId>>,
     /// Complaints about nodes that report too much.
     overflowing: LogLimit,
-    stopping: Option<String>,
+    pub(super) stopping: Option<String>,
+    /// What connects which nodes.
+    pub(super) networks: ProbeCache,
+    /// Who waits until jobs have ended.
+    pub(super) drains: Drains,
 }
 
 impl fmt::Debug for HeadActor {
@@ -112,6 +120,8 @@ impl HeadActor {
             cleaning: HashMap::new(),
             overflowing: LogLimit::new(OVERFLOW_LOG),
             stopping: None,
+            networks: ProbeCache::default(),
+            drains: Drains::default(),
         }
     }
 
@@ -146,6 +156,7 @@ impl HeadActor {
         }
         self.tell_jobs_of_loss(ctx, node, &jobs, reason);
         self.count_alive();
+        self.settle_drains();
     }
 
     fn tell_jobs_of_loss(
@@ -191,6 +202,7 @@ impl HeadActor {
         }
         if matches!(event, NodeEvent::JobGone { .. }) {
             self.registry.free(job, node);
+            self.settle_drains();
         } else if self.history.find(job).is_none() {
             let cleaning = self.cleaning.get(&(node, session)).map_or(0, HashSet::len);
             if cleaning < MAX_CLEANING {
@@ -203,7 +215,7 @@ impl HeadActor {
         None
     }
 
-    fn is_current(&self, node: NodeId, session: Session) -> Result<(), Refusal> {
+    pub(super) fn is_current(&self, node: NodeId, session: Session) -> Result<(), Refusal> {
         match self.registry.alive(node) {
             Some((_, current)) if current == session => Ok(()),
             _ => Err(Refusal::new(
@@ -229,14 +241,19 @@ impl HeadActor {
             owner,
             events,
         } = submit;
-        let shares =
-            place(spec.placement, &spec.per_worker, &self.registry.offers()).map_err(|error| {
-                let kind = match error {
-                    PlacementError::Unplaceable(_) => RefusalKind::Unplaceable,
-                    PlacementError::Size { .. } => RefusalKind::Invalid,
-                };
-                Refusal::new(kind, error.to_string())
-            })?;
+        let offers = self.registry.offers();
+        let placed = if spec.layout.is_empty() {
+            place(spec.placement, &spec.per_worker, &offers)
+        } else {
+            lay_out(&spec.layout, &spec.per_worker, &offers)
+        };
+        let shares = placed.map_err(|error| {
+            let kind = match error {
+                PlacementError::Size { .. } => RefusalKind::Invalid,
+                _ => RefusalKind::Unplaceable,
+            };
+            Refusal::new(kind, error.to_string())
+        })?;
         let mut sites = Vec::with_capacity(shares.len());
         let mut contacts = HashMap::with_capacity(shares.len());
         for share in &shares {
@@ -266,7 +283,10 @@ impl HeadActor {
             .iter()
             .map(|share| (share.node, spec.per_worker.times(share.workers)))
             .collect();
-        let job = Job::submit(Instant::now(), id, owner, spec, sites, self.settings.job)?;
+        let nodes: Vec<NodeId> = shares.iter().map(|share| share.node).collect();
+        let (key, plan) = self.plan_network(&nodes, &spec.interfaces, spec.no_cache)?;
+        let mut job = Job::submit(Instant::now(), id, owner, spec, sites, self.settings.job)?;
+        job.0.connect_by(plan);
         if !self.registry.hold(id, &wanted) {
             return Err(internal("the placement chose what is not free"));
         }
@@ -282,6 +302,7 @@ impl HeadActor {
         self.jobs.insert(
             id,
             RunningJob {
+                key,
                 number: self.next_number,
                 coordinator: coordinator.clone(),
             },
@@ -434,6 +455,8 @@ impl Handler<GetCluster> for HeadActor {
             uptime_ms: now.saturating_duration_since(self.started).as_millis() as u64,
             nodes: self.registry.info(now),
             running_jobs: self.jobs.len() as u32,
+            // Known to who keeps it.
+            revoked: Vec::new(),
         })
     }
 }
@@ -455,6 +478,10 @@ impl Handler<GetJobs> for HeadActor {
             all.extend(join_all(asked).await.into_iter().flatten());
             all.sort_unstable_by_key(|(number, _)| std::cmp::Reverse(*number));
             let mut jobs: Vec<_> = all.into_iter().map(|(_, info)| info).collect();
+            for job in &mut jobs {
+                // Large, and to be had for each job by itself.
+                job.network = None;
+            }
             shorten(&mut jobs, MAX_LISTED);
             jobs
         })
@@ -533,10 +560,17 @@ impl Handler<News> for HeadActor {
         for node in news.free {
             self.registry.free(news.job, node);
         }
+        // Also below, when the job has ended.
+        self.settle_drains();
         for node in news.abandoned {
             if let Some((_, session)) = self.registry.alive(node) {
                 self.clean_up(ctx, node, session, news.job);
             }
+        }
+        if let Some(network) = news.learned
+            && let Some(key) = self.jobs.get(&news.job).and_then(|job| job.key.clone())
+        {
+            self.networks.put(Instant::now(), key, network);
         }
         let Some(info) = news.finished else {
             return;
@@ -550,5 +584,6 @@ impl Handler<News> for HeadActor {
         if let Some(job) = self.jobs.remove(&news.job) {
             self.history.push(job.number, info);
         }
+        self.settle_drains();
     }
 }

@@ -19,6 +19,8 @@ use super::actor::HeadActor;
 use super::job::{Action, Event, Job, Reply};
 use super::link::{NodeLink, RendezvousHost};
 use super::messages::{GetEnd, Happened, Info, JobEnd, MaySignHere, News};
+use super::probing::discover;
+use crate::interfaces::Network;
 use crate::pace::Backoff;
 
 /// How long a node may take for one push before it is tried again.
@@ -61,6 +63,8 @@ pub struct Coordinator {
     head: Addr<HeadActor>,
     driver: mpsc::Sender<JobEvent>,
     rendezvous: Arc<dyn RendezvousHost>,
+    /// What was found out, for the next job.
+    learned: Option<Arc<Network>>,
     outboxes: HashMap<NodeId, Outbox>,
     timer: Option<(Instant, SpawnHandle)>,
     /// Dropped at the end.
@@ -90,6 +94,7 @@ impl Coordinator {
             head,
             driver,
             rendezvous,
+            learned: None,
             outboxes: HashMap::new(),
             timer: None,
             ended: watch::Sender::new(()),
@@ -107,6 +112,7 @@ impl Coordinator {
             free: Vec::new(),
             abandoned: Vec::new(),
             finished: None,
+            learned: self.learned.take(),
         };
         let mut told = Vec::new();
         for action in actions {
@@ -122,6 +128,20 @@ impl Coordinator {
                     self.deliver(ctx, node);
                 }
                 Action::Tell(event) => told.push(event),
+                Action::Discover(discovery, limit) => {
+                    let links = self
+                        .contacts
+                        .iter()
+                        .map(|(node, contact)| (*node, Arc::clone(&contact.link)))
+                        .collect();
+                    let found = discover(*discovery, links, limit);
+                    ctx.spawn(wrap_future::<_, Self>(found).map(|found, this, ctx| {
+                        if let Ok(network) = &found {
+                            this.learned = Some(Arc::clone(network));
+                        }
+                        this.step(ctx, Event::Discovered(found));
+                    }));
+                }
                 Action::OpenRendezvous(members) => {
                     let peers = self.contacts.values().map(|contact| contact.ip).collect();
                     let local = self.local_ip();
@@ -141,7 +161,11 @@ impl Coordinator {
             }
         }
         self.set_timer(ctx);
-        if news.free.is_empty() && news.abandoned.is_empty() && news.finished.is_none() {
+        if news.free.is_empty()
+            && news.abandoned.is_empty()
+            && news.finished.is_none()
+            && news.learned.is_none()
+        {
             self.tell(told);
             return;
         }

@@ -51,6 +51,7 @@ pub(super) fn shorten<'a>(jobs: impl IntoIterator<Item = &'a mut JobInfo>, limit
         } else {
             job.workers.clear();
             job.nodes.clear();
+            job.network = None;
         }
     }
 }
@@ -89,6 +90,7 @@ mod tests {
             age_ms: u64::MAX,
             reason: Some("x".repeat(MAX_REASON)),
             rendezvous: None,
+            network: None,
         }
     }
 

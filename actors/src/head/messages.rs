@@ -6,7 +6,8 @@ use std::sync::Arc;
 use actix::{Addr, Message};
 use kolo_transport::ids::{DriverId, Generation, JobId, NodeId, Slot};
 use kolo_transport::wire::{
-    ClusterInfo, JobEvent, JobInfo, JobSpec, NodeEvent, NodeRegistration, Refusal,
+    ClusterInfo, InterfacesQuery, JobEvent, JobInfo, JobSpec, NetworkReport, NodeEvent,
+    NodeNetwork, NodeRegistration, Refusal,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -14,6 +15,7 @@ use super::coordinator::Coordinator;
 use super::job::Event;
 use super::link::NodeLink;
 use super::registry::Session;
+use crate::interfaces::{Key, Network};
 
 /// A node introduces itself. Its identity was checked.
 #[derive(Message)]
@@ -39,6 +41,31 @@ pub struct Heard {
     pub node: NodeId,
     /// Its stay.
     pub session: Session,
+}
+
+/// A node's interfaces have changed. Its identity was checked.
+#[derive(Debug, Message)]
+#[rtype(result = "Result<(), Refusal>")]
+pub struct NetworkChanged {
+    /// The node.
+    pub node: NodeId,
+    /// Its stay.
+    pub session: Session,
+    /// What it has now.
+    pub network: NodeNetwork,
+}
+
+/// Asks which interfaces connect nodes. They are probed if that is not known.
+#[derive(Debug, Message)]
+#[rtype(result = "Result<NetworkReport, Refusal>")]
+pub struct GetInterfaces(pub InterfacesQuery);
+
+/// What connects nodes was found out.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub(super) struct Learned {
+    pub(super) key: Key,
+    pub(super) network: Arc<Network>,
 }
 
 /// A node's connection has ended.
@@ -154,6 +181,24 @@ impl JobEnd {
     }
 }
 
+/// A node gets no more jobs. Answered when it holds none any more, or its stay is over.
+#[derive(Debug, Message)]
+#[rtype(result = "Result<(), Refusal>")]
+pub struct DrainNode {
+    /// The node.
+    pub node: NodeId,
+    /// Its stay.
+    pub session: Session,
+}
+
+/// Takes no more jobs, and lets those that run go on. Answered when all have ended.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Drain {
+    /// Why, for drivers that submit one.
+    pub reason: String,
+}
+
 /// Takes no more jobs and stops all. Answered when all have ended.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
@@ -191,4 +236,6 @@ pub(super) struct News {
     pub(super) abandoned: Vec<NodeId>,
     /// The last word on a job that has ended.
     pub(super) finished: Option<JobInfo>,
+    /// What connects its nodes, just found out.
+    pub(super) learned: Option<Arc<Network>>,
 }

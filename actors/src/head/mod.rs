@@ -6,10 +6,13 @@
 
 mod actor;
 mod coordinator;
+mod drain;
 mod history;
+mod interfaces;
 pub mod job;
 mod link;
 pub mod messages;
+mod probing;
 pub mod registry;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{JobId, NodeId};
-use kolo_transport::wire::{NodeInfo, NodeRegistration, Refusal, RefusalKind, Resources};
+use kolo_transport::wire::{
+    NodeInfo, NodeNetwork, NodeRegistration, Refusal, RefusalKind, Resources,
+};
 
 use crate::placement::{Offer, is_sane};
 
@@ -44,6 +46,8 @@ struct Entry {
     registration: NodeRegistration,
     session: Session,
     alive: bool,
+    /// It takes no more jobs in this stay.
+    draining: bool,
     last_seen: Instant,
     held: BTreeMap<JobId, Resources>,
 }
@@ -127,6 +131,7 @@ impl NodeRegistry {
             entry.registration = registration;
             entry.session = session;
             entry.alive = true;
+            entry.draining = false;
             entry.last_seen = now;
             admission
         } else {
@@ -142,6 +147,7 @@ impl NodeRegistry {
                 registration,
                 session,
                 alive: true,
+                draining: false,
                 last_seen: now,
                 held: BTreeMap::new(),
             });
@@ -153,6 +159,38 @@ impl NodeRegistry {
         };
         self.next_session += 1;
         Ok(admission)
+    }
+
+    /// The node's interfaces have changed.
+    ///
+    /// # Errors
+    ///
+    /// [`RefusalKind::Forbidden`] if this stay is over, [`RefusalKind::Invalid`] for what can't be true.
+    pub fn set_network(
+        &mut self,
+        node: NodeId,
+        session: Session,
+        network: NodeNetwork,
+    ) -> Result<(), Refusal> {
+        check_network(&network)?;
+        match self.current(node, session) {
+            Some(entry) => {
+                entry.registration.network = Some(network);
+                Ok(())
+            }
+            None => Err(Refusal::new(
+                RefusalKind::Forbidden,
+                format!("{node} is not registered, or counts as lost; register again"),
+            )),
+        }
+    }
+
+    /// The living nodes, in order of first registration.
+    pub fn living(&self) -> impl Iterator<Item = &NodeRegistration> {
+        self.entries
+            .iter()
+            .filter(|entry| entry.alive)
+            .map(|entry| &entry.registration)
     }
 
     /// The node was heard. False if this stay is over.
@@ -180,6 +218,23 @@ impl NodeRegistry {
         Some(entry.held.keys().copied().collect())
     }
 
+    /// The node offers nothing any more in this stay. False if the stay is over.
+    pub fn drain(&mut self, node: NodeId, session: Session) -> bool {
+        match self.current(node, session) {
+            Some(entry) => {
+                entry.draining = true;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Whether no job holds anything on the node.
+    #[must_use]
+    pub fn is_idle(&self, node: NodeId) -> bool {
+        self.get(node).is_none_or(|entry| entry.held.is_empty())
+    }
+
     /// The stays whose lease has run out, with the time since the node was heard. [`NodeRegistry::lose`] ends them.
     #[must_use]
     pub fn expired(&self, now: Instant) -> Vec<(NodeId, Session, Duration)> {
@@ -202,12 +257,12 @@ impl NodeRegistry {
             .min()
     }
 
-    /// What the living nodes offer, in order of first registration.
+    /// What the living nodes that are not being drained offer, in order of first registration.
     #[must_use]
     pub fn offers(&self) -> Vec<Offer> {
         self.entries
             .iter()
-            .filter(|entry| entry.alive)
+            .filter(|entry| entry.alive && !entry.draining)
             .map(|entry| Offer {
                 node: entry.registration.node,
                 hostname: entry.registration.hostname.clone(),
@@ -281,6 +336,7 @@ impl NodeRegistry {
                 },
                 last_seen_ms: now.saturating_duration_since(entry.last_seen).as_millis() as u64,
                 jobs: entry.held.keys().copied().collect(),
+                draining: entry.draining,
             })
             .collect()
     }
@@ -322,6 +378,37 @@ impl NodeRegistry {
     }
 }
 
+fn check_network(network: &NodeNetwork) -> Result<(), Refusal> {
+    let invalid = |message: String| Err(Refusal::new(RefusalKind::Invalid, message));
+    if network.interfaces.len() > NodeNetwork::MAX_INTERFACES {
+        return invalid(format!(
+            "the node has {} network interfaces; allowed are {}",
+            network.interfaces.len(),
+            NodeNetwork::MAX_INTERFACES
+        ));
+    }
+    let fits = |name: &str| {
+        !name.is_empty()
+            && name.len() <= NodeNetwork::MAX_NAME
+            && !name.chars().any(char::is_control)
+    };
+    if !fits(&network.host) {
+        return invalid("the node's network stack has no name, or one that is too long".to_owned());
+    }
+    for interface in &network.interfaces {
+        if !fits(&interface.name) || interface.addresses.len() > NodeNetwork::MAX_ADDRESSES {
+            return invalid(format!(
+                "the node's interface {:?} has {} addresses; allowed are {}, and names of 1 to {} bytes",
+                interface.name,
+                interface.addresses.len(),
+                NodeNetwork::MAX_ADDRESSES,
+                NodeNetwork::MAX_NAME
+            ));
+        }
+    }
+    Ok(())
+}
+
 fn duplicate(there: &NodeRegistration, silent: Duration) -> Refusal {
     Refusal::new(
         RefusalKind::Duplicate,
@@ -337,6 +424,10 @@ fn duplicate(there: &NodeRegistration, silent: Duration) -> Refusal {
 }
 
 fn check(registration: &NodeRegistration) -> Result<(), Refusal> {
+    if let Some(network) = &registration.network {
+        check_network(network)?;
+    }
+
     let invalid = |message: String| Err(Refusal::new(RefusalKind::Invalid, message));
     let hostname = &registration.hostname;
     if hostname.is_empty() || hostname.len() > MAX_TEXT || hostname.chars().any(char::is_control) {
@@ -400,6 +491,7 @@ mod tests {
             resources: cpus(units),
             version: "0".to_owned(),
             jobs: Vec::new(),
+            network: None,
             instance: 0,
         }
     }

@@ -83,6 +83,7 @@ fn good(request: &NodeRequest) -> Option<Reply> {
         NodeRequest::Reserve { .. } => NodeReply::Reserved {
             has_program: true,
             free_port: 1,
+            problem: None,
         },
         NodeRequest::Start(_) => NodeReply::Started { pids: Vec::new() },
         _ => NodeReply::Done,
@@ -116,6 +117,7 @@ impl World {
             job: JobConfig {
                 request_timeout: Duration::from_millis(300),
                 stop_margin: Duration::from_millis(300),
+                probe_limit: Duration::from_secs(2),
             },
             rendezvous: Arc::new(NoRendezvous),
             alive,
@@ -145,6 +147,7 @@ impl World {
             },
             version: String::new(),
             jobs,
+            network: None,
             instance: 0,
         };
         let link = Arc::new(Fake {

@@ -63,9 +63,58 @@ pub fn validate(spec: &JobSpec) -> Result<(), Refusal> {
             name.len()
         )));
     }
+    installed(spec)?;
+    layout(spec)?;
     duration("start timeout", spec.start_timeout_ms, 1, MAX_START_TIMEOUT)?;
     duration("grace period", spec.grace_ms, 0, MAX_GRACE)?;
     entries(spec)
+}
+
+fn installed(spec: &JobSpec) -> Result<(), Refusal> {
+    let Some(installed) = &spec.installed else {
+        return Ok(());
+    };
+    if installed.program.is_empty() {
+        return Err(invalid("the installed program has no name"));
+    }
+    for (what, text) in [
+        ("the installed program", Some(&installed.program)),
+        ("the directory", installed.cwd.as_ref()),
+        ("the search path", installed.search.as_ref()),
+    ] {
+        if let Some(text) = text
+            && (text.len() > MAX_ENTRY || text.contains('\0'))
+        {
+            return Err(invalid(format!(
+                "{what} has {} bytes; allowed are {MAX_ENTRY}, and no NUL byte",
+                text.len()
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn layout(spec: &JobSpec) -> Result<(), Refusal> {
+    if spec.layout.is_empty() {
+        return Ok(());
+    }
+    let mut nodes = std::collections::BTreeSet::new();
+    let mut workers = 0_u64;
+    for share in &spec.layout {
+        if share.workers == 0 || !nodes.insert(share.node) {
+            return Err(invalid(format!(
+                "the layout has {} twice, or without workers; each node is named once with at least 1",
+                share.node
+            )));
+        }
+        workers += u64::from(share.workers);
+    }
+    if spec.placement.workers().map(u64::from) != Some(workers) {
+        return Err(invalid(format!(
+            "the layout is for {workers} workers and the placement is not"
+        )));
+    }
+    Ok(())
 }
 
 fn placement(placement: Placement) -> Result<(), Refusal> {
@@ -172,6 +221,31 @@ mod tests {
             validate(&spec(Placement::Spread { hosts: 2, slots: 2 })),
             Ok(())
         );
+    }
+
+    #[test]
+    fn an_installed_program_and_a_layout_are_checked() {
+        use kolo_transport::ids::NodeId;
+        use kolo_transport::wire::{Installed, NodeShare};
+        let installed = |program: &str| {
+            Some(Installed {
+                program: program.to_owned(),
+                ..Installed::default()
+            })
+        };
+        assert!(refused(|spec| spec.installed = installed("")).contains("no name"));
+        assert!(refused(|spec| spec.installed = installed("a\0")).contains("no NUL byte"));
+        let share = |node, workers| NodeShare {
+            node: NodeId(node),
+            workers,
+        };
+        let twice = vec![share(1, 2), share(1, 2)];
+        assert!(refused(|spec| spec.layout = twice).contains("twice"));
+        assert!(refused(|spec| spec.layout = vec![share(1, 3)]).contains("for 3 workers"));
+        let mut good = spec(Placement::Pack { workers: 4 });
+        good.installed = installed("true");
+        good.layout = vec![share(2, 1), share(1, 3)];
+        assert_eq!(validate(&good), Ok(()));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use actix::prelude::*;
 use kolo_process::{Signal, Warden};
@@ -13,15 +13,18 @@ use kolo_transport::wire::{
 };
 use tokio::sync::{oneshot, watch};
 
-use super::colocator::{Action, Colocator, WorkerEvent};
+use super::colocator::{Action, Colocator, SlotState, WorkerEvent};
 use super::environment::{self, Place};
 use super::node_actor::{Gone, NodeActor, NodeContext};
 use super::output::Output;
 use super::ports::{ControlError, ControlSender};
-use super::worker_actor::{ProgramFile, SignalWorker, WardenState, Worker, WorkerPlan};
+use super::worker_actor::{Launch, SignalWorker, WardenState, Worker, WorkerPlan};
 
 /// Messages that may wait for a colocator. Senders wait when it is full.
 const MAILBOX: usize = 256;
+
+/// How long a job's output waits for its driver after the job's end.
+const UNCLAIMED: Duration = Duration::from_secs(30);
 
 struct Member {
     actor: Addr<Worker>,
@@ -30,7 +33,7 @@ struct Member {
 
 /// What a start needs beside the head's request.
 struct Means {
-    program: Arc<ProgramFile>,
+    program: Launch,
     devices: Vec<String>,
     output: Arc<Output>,
 }
@@ -170,8 +173,12 @@ impl NodeColocator {
             job: self.job,
             slot,
             rank: slot_start.member.rank,
+            generation: start.generation,
             program: means.program.clone(),
-            argv0: start.program.name.clone(),
+            argv0: match &start.installed {
+                Some(installed) => installed.program.clone(),
+                None => start.program.name.clone(),
+            },
             args: start.args.clone(),
             env: environment::worker(std::env::vars_os(), start, slot_start, place),
             control: control.clone(),
@@ -245,6 +252,10 @@ impl NodeColocator {
                         };
                         actor.tell(slot, message, ctx);
                     }
+                    // It has one that is good for a while, and asks again.
+                    Err(refusal) if actor.core.slot(slot) == Some(SlotState::Ready) => {
+                        tracing::warn!(job = %actor.job, %slot, %refusal, "a worker's certificate was not renewed");
+                    }
                     Err(refusal) => {
                         let event = WorkerEvent::Fault {
                             reason: format!("the head gave it no certificate: {refusal}"),
@@ -269,6 +280,20 @@ impl NodeColocator {
         }));
     }
 
+    /// No worker begins to write any more.
+    fn end_output(&self) {
+        self.context.outputs.end(self.job);
+        // A driver that does not come for it can't be waited for.
+        if let Some(output) = self.context.outputs.get(self.job)
+            && output.stream().is_some()
+        {
+            self.context.runtime.spawn(async move {
+                tokio::time::sleep(UNCLAIMED).await;
+                output.abandon();
+            });
+        }
+    }
+
     fn close(&mut self, ctx: &mut Context<Self>) {
         self.context.calls.close(self.job);
         let mut warden = self.warden.subscribe();
@@ -287,7 +312,7 @@ impl NodeColocator {
             tracing::debug!(%job, "nothing of the job is left");
         };
         ctx.spawn(closed.into_actor(self).map(|(), actor, ctx| {
-            actor.context.outputs.end(actor.job);
+            actor.end_output();
             let actions = actor.core.closed();
             actor.perform(actions, ctx);
         }));
@@ -320,7 +345,7 @@ impl Actor for NodeColocator {
 #[rtype(result = "Result<oneshot::Receiver<Result<Vec<(Slot, u32)>, Refusal>>, Refusal>")]
 pub(super) struct StartJob {
     pub(super) start: StartWorkers,
-    pub(super) program: Arc<ProgramFile>,
+    pub(super) program: Launch,
     pub(super) devices: Vec<String>,
 }
 
@@ -329,7 +354,9 @@ impl Handler<StartJob> for NodeColocator {
 
     fn handle(&mut self, message: StartJob, ctx: &mut Self::Context) -> Self::Result {
         let actions = self.core.start(message.start)?;
-        if let Some(start) = self.core.started() {
+        if let Some(start) = self.core.started()
+            && start.installed.is_none()
+        {
             self.context.calls.open(start);
         }
         self.means = Some(Means {
@@ -407,6 +434,25 @@ impl Handler<StopJob> for NodeColocator {
                 tracing::debug!(job = %self.job, "nobody waits for the answer to a start");
             }
         }
+        self.perform(actions, ctx);
+        MessageResult(receiver)
+    }
+}
+
+/// Kill the job's workers; the receiver is answered when nothing is left.
+#[derive(Message)]
+#[rtype(result = "oneshot::Receiver<()>")]
+pub(super) struct KillJob;
+
+impl Handler<KillJob> for NodeColocator {
+    type Result = MessageResult<KillJob>;
+
+    fn handle(&mut self, _: KillJob, ctx: &mut Self::Context) -> Self::Result {
+        let (sender, receiver) = oneshot::channel();
+        if !self.core.is_gone() {
+            self.waiting_for_end.push(sender);
+        }
+        let actions = self.core.kill_all(Instant::now(), "it was killed");
         self.perform(actions, ctx);
         MessageResult(receiver)
     }

@@ -19,8 +19,7 @@ pub const WORKER_FD_NUMBERS: &str = "3,4";
 /// The cluster's id.
 pub const CLUSTER: &str = "KOLO_CLUSTER";
 
-/// The IP address under which other nodes reach this one, where a worker's data plane listens.
-pub const NODE_IP: &str = "KOLO_NODE_IP";
+pub use crate::env::NODE_IP;
 
 const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
@@ -62,7 +61,7 @@ pub fn check(start: &StartWorkers) -> Result<(), Refusal> {
 }
 
 /// Everything that a worker's environment holds, in rising precedence: defaults, the daemon's own
-/// environment (`inherited`) less `KOLO_*`, the job's, the slot's, `CUDA_VISIBLE_DEVICES`, the user's
+/// environment (`inherited`) less `KOLO_*` and what the service manager tells it, the job's, the slot's, `CUDA_VISIBLE_DEVICES`, the user's
 /// less `KOLO_*`, and the worker's identity.
 ///
 /// `CUDA_VISIBLE_DEVICES` is the union of the GPUs of the job's workers on this node, and absent when they
@@ -102,13 +101,29 @@ pub fn worker(
         put(name, value);
     }
     put(CLUSTER, &place.cluster.to_string());
-    put(NODE_IP, &place.ip.to_string());
-    put(WORKER_FDS, WORKER_FD_NUMBERS);
+    // Where the head has found out what connects the nodes, it says so.
+    let ip = slot.env.get(NODE_IP).cloned();
+    put(NODE_IP, &ip.unwrap_or_else(|| place.ip.to_string()));
+    if start.installed.is_none() {
+        put(WORKER_FDS, WORKER_FD_NUMBERS);
+    }
     all.into_iter().collect()
 }
 
+/// What a service manager tells the daemon alone: with these a worker could speak for the daemon, or read its secrets.
+const OF_THE_DAEMON: [&str; 7] = [
+    "NOTIFY_SOCKET",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_FDNAMES",
+    "CREDENTIALS_DIRECTORY",
+];
+
 fn is_reserved(name: &OsStr) -> bool {
     name.as_bytes().starts_with(env::RESERVED_PREFIX.as_bytes())
+        || OF_THE_DAEMON.iter().any(|own| name == *own)
 }
 
 #[cfg(test)]
@@ -183,6 +198,19 @@ mod tests {
         );
         assert!(!all.contains_key("KOLO_X"));
         assert_eq!(all["KOLO_LANE"], "tls", "a setting that users have");
+    }
+
+    #[test]
+    fn what_the_service_manager_tells_the_daemon_is_not_passed_on() {
+        let inherited: Vec<_> = OF_THE_DAEMON.iter().map(|name| (*name, "x")).collect();
+        let mut start = testing::start(1);
+        let all = build(&inherited, &start, &[]);
+        for name in OF_THE_DAEMON {
+            assert!(!all.contains_key(name), "{name}");
+        }
+        // A user may mean something by it.
+        start.user_env = map(&[("NOTIFY_SOCKET", "mine")]);
+        assert_eq!(build(&inherited, &start, &[])["NOTIFY_SOCKET"], "mine");
     }
 
     #[test]

@@ -7,22 +7,26 @@
 pub mod colocator;
 mod colocator_actor;
 pub mod environment;
+mod installed;
 pub mod inventory;
 pub mod logs;
 mod node_actor;
 pub mod orphans;
 mod output;
 mod ports;
+mod stream;
 #[cfg(test)]
 mod testing;
 mod worker_actor;
 
+pub use installed::InstalledFile;
 pub use node_actor::{
-    Membership, NodeActor, NodeContext, NodeSnapshot, RankLost, Reserve, Snapshot, Start, Stop,
-    StopAll,
+    Kill, Membership, NodeActor, NodeContext, NodeSnapshot, RankLost, Reserve, Snapshot, Start,
+    Stop, StopAll,
 };
 pub use output::{Output, Outputs};
 pub use ports::{
     BoxFuture, CallPlane, CallsEnd, ControlError, ControlReceiver, ControlSender, HeadLink,
 };
-pub use worker_actor::ProgramFile;
+pub use stream::{Chunk, Taken};
+pub use worker_actor::{Launch, ProgramFile};

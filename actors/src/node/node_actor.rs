@@ -15,12 +15,12 @@ use tokio::runtime::Handle;
 
 use super::colocator::Here;
 use super::colocator_actor::{
-    JobMembership, JobRankLost, LeaseEnded, NodeColocator, StartJob, StopJob,
+    JobMembership, JobRankLost, KillJob, LeaseEnded, NodeColocator, StartJob, StopJob,
 };
 use super::inventory::Inventory;
 use super::output::Outputs;
 use super::ports::{CallPlane, HeadLink};
-use super::worker_actor::ProgramFile;
+use super::worker_actor::Launch;
 
 /// Messages that may wait for the node's actor. Senders wait when it is full.
 const MAILBOX: usize = 256;
@@ -203,7 +203,7 @@ pub struct Start {
     /// What to start.
     pub start: StartWorkers,
     /// Its program.
-    pub program: Arc<ProgramFile>,
+    pub program: Launch,
 }
 
 impl Handler<Start> for NodeActor {
@@ -311,6 +311,31 @@ impl Handler<Stop> for NodeActor {
 
     fn handle(&mut self, Stop { job, reason }: Stop, _: &mut Self::Context) -> Self::Result {
         self.stop(job, reason)
+    }
+}
+
+/// Kill a job's workers at once. Answered when nothing of it is left, at once if there is no such job.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct Kill {
+    /// The job.
+    pub job: JobId,
+}
+
+impl Handler<Kill> for NodeActor {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, Kill { job }: Kill, _: &mut Self::Context) -> Self::Result {
+        let Some(job) = self.jobs.get(&job) else {
+            return Box::pin(async {});
+        };
+        let asked = job.actor.send(KillJob);
+        Box::pin(async move {
+            // Either error says that it is gone.
+            if let Ok(gone) = asked.await {
+                drop(gone.await);
+            }
+        })
     }
 }
 

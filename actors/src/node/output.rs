@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use kolo_transport::ids::{JobId, Rank};
-use kolo_transport::wire::{LogBatch, Stdio};
+use kolo_transport::ids::{DriverId, JobId, Rank};
+use kolo_transport::wire::{LogBatch, Refusal, RefusalKind, Stdio};
 use tokio::sync::watch;
 
 use super::logs::{Cursor, LogBook, LogLimits};
+use super::stream::{OutputStream, Taken};
 
 /// Jobs whose output is kept after they have ended.
 const ENDED_JOBS: usize = 32;
@@ -19,13 +20,57 @@ pub struct Output {
     book: Mutex<LogBook>,
     /// Counts the changes.
     changes: watch::Sender<u64>,
+    /// Where the driver gets all of it.
+    stream: Option<OutputStream>,
 }
 
 impl Output {
-    fn new(limits: LogLimits) -> Self {
+    fn new(limits: LogLimits, stream: Option<OutputStream>) -> Self {
         Self {
             book: Mutex::new(LogBook::new(limits)),
             changes: watch::Sender::new(0),
+            stream,
+        }
+    }
+
+    pub(super) fn stream(&self) -> Option<&OutputStream> {
+        self.stream.as_ref()
+    }
+
+    /// Keeps the lines of a piece of output.
+    pub(super) fn keep(&self, rank: Rank, stream: Stdio, time_ms: u64, piece: &[u8]) {
+        let whole = piece.strip_suffix(b"\n").unwrap_or(piece);
+        let mut book = self.book();
+        let mut from = 0;
+        for end in memchr::memchr_iter(b'\n', whole).chain([whole.len()]) {
+            let line = &whole[from..end];
+            let line = line.strip_suffix(b"\r").unwrap_or(line);
+            book.push(rank, stream, time_ms, line.to_vec());
+            from = end + 1;
+        }
+        drop(book);
+        self.changed();
+    }
+
+    /// All output from the first byte on, for the driver that owns the job. It can be taken once.
+    ///
+    /// # Errors
+    ///
+    /// A [`Refusal`] if the job's output is not sent to its driver, is not this one's, or is taken.
+    pub fn take(&self, driver: DriverId) -> Result<Taken, Refusal> {
+        match &self.stream {
+            Some(stream) => stream.take(driver),
+            None => Err(Refusal::new(
+                RefusalKind::Invalid,
+                "the output of this job is only kept; ask for its log",
+            )),
+        }
+    }
+
+    /// Nobody will take the output any more, unless it is taken already.
+    pub fn abandon(&self) {
+        if let Some(stream) = &self.stream {
+            stream.abandon();
         }
     }
 
@@ -53,8 +98,15 @@ impl Output {
 
     /// No more lines will come.
     pub fn end(&self) {
+        if let Some(stream) = &self.stream {
+            stream.end();
+        }
         self.book().end();
         self.changed();
+    }
+
+    fn is_ended(&self) -> bool {
+        self.book().is_ended()
     }
 
     /// A reader; see [`LogBook::cursor`].
@@ -110,8 +162,26 @@ impl Outputs {
 
     /// The output of a job that begins.
     pub fn open(&self, job: JobId) -> Arc<Output> {
-        let output = Arc::new(Output::new(self.limits));
-        self.jobs().outputs.insert(job, output.clone());
+        let mut jobs = self.jobs();
+        let known = jobs.outputs.get(&job).filter(|output| !output.is_ended());
+        if let Some(output) = known {
+            return output.clone();
+        }
+        let output = Arc::new(Output::new(self.limits, None));
+        jobs.outputs.insert(job, output.clone());
+        output
+    }
+
+    /// The output of a job that begins, all of which its driver takes. `stdin` if the driver has input for rank 0.
+    pub fn open_streamed(&self, job: JobId, owner: DriverId, stdin: bool) -> Arc<Output> {
+        let mut jobs = self.jobs();
+        let known = jobs.outputs.get(&job).filter(|output| !output.is_ended());
+        if let Some(output) = known {
+            return output.clone();
+        }
+        let stream = OutputStream::new(owner, stdin);
+        let output = Arc::new(Output::new(self.limits, Some(stream)));
+        jobs.outputs.insert(job, output.clone());
         output
     }
 

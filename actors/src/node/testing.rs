@@ -49,6 +49,7 @@ pub(crate) fn start(workers: u32) -> StartWorkers {
         needs_data_plane: false,
         hello_timeout_ms: 10_000,
         grace_ms: 5000,
+        installed: None,
     }
 }
 

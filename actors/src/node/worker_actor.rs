@@ -11,7 +11,7 @@ use std::time::Duration;
 use actix::prelude::*;
 use kolo_process::{Child, LineReader, Signal, SignalError, SpawnRequest, Warden};
 use kolo_transport::FrameError;
-use kolo_transport::ids::{JobId, Rank, Slot};
+use kolo_transport::ids::{Generation, JobId, Rank, Slot};
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::{FromWorker, Stdio};
 use tokio::sync::watch;
@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use super::colocator::WorkerEvent;
 use super::colocator_actor::{FromSlot, NodeColocator};
+use super::installed::InstalledFile;
 use super::node_actor::NodeContext;
 use super::output::Output;
 use super::ports::{CallsEnd, ControlReceiver, ControlSender};
@@ -32,7 +33,7 @@ const DRAIN: Duration = Duration::from_millis(250);
 const HANG_UP: Duration = Duration::from_secs(2);
 
 /// Lines of standard error that go with the news of a loss.
-const STDERR_TAIL: usize = 20;
+pub(super) const STDERR_TAIL: usize = 20;
 
 /// The call socket's number in the worker; the control socket follows. See
 /// [`super::environment::WORKER_FD_NUMBERS`].
@@ -57,6 +58,15 @@ impl std::fmt::Debug for ProgramFile {
     }
 }
 
+/// What a job's workers are started from.
+#[derive(Debug, Clone)]
+pub enum Launch {
+    /// A program that was sent here.
+    Sent(Arc<ProgramFile>),
+    /// A program that is installed here.
+    Installed(InstalledFile),
+}
+
 /// The job's warden, once it runs; why it does not.
 pub(super) type WardenState = Option<Result<Arc<Warden>, String>>;
 
@@ -66,7 +76,8 @@ pub(super) struct WorkerPlan {
     pub(super) job: JobId,
     pub(super) slot: Slot,
     pub(super) rank: Rank,
-    pub(super) program: Arc<ProgramFile>,
+    pub(super) generation: Generation,
+    pub(super) program: Launch,
     pub(super) argv0: String,
     pub(super) args: Vec<String>,
     pub(super) env: Vec<(OsString, OsString)>,
@@ -74,6 +85,18 @@ pub(super) struct WorkerPlan {
     pub(super) messages: ControlReceiver,
     pub(super) warden: watch::Receiver<WardenState>,
     pub(super) output: Arc<Output>,
+}
+
+impl WorkerPlan {
+    /// The job's warden, as soon as it runs.
+    pub(super) async fn warden(&mut self) -> Result<Arc<Warden>, String> {
+        self.warden
+            .wait_for(Option::is_some)
+            .await
+            .map_err(|_| "the job is over".to_owned())?
+            .clone()
+            .unwrap_or_else(|| Err("the job is over".to_owned()))
+    }
 }
 
 /// Supervises one worker process: starts it, watches it, tells its colocator, signals it.
@@ -112,7 +135,13 @@ impl Actor for Worker {
             worker: ctx.address(),
             slot: self.slot,
         };
-        ctx.spawn(supervisor.run(plan).into_actor(self).map(|(), _, ctx| {
+        let life = async move {
+            match plan.program.clone() {
+                Launch::Sent(program) => supervisor.run(plan, program).await,
+                Launch::Installed(file) => supervisor.run_installed(plan, &file).await,
+            }
+        };
+        ctx.spawn(life.into_actor(self).map(|(), _, ctx| {
             ctx.stop();
         }));
     }
@@ -155,8 +184,8 @@ impl Handler<SignalWorker> for Worker {
 }
 
 /// A worker's life, from its start to the last of its output.
-struct Supervisor {
-    context: Arc<NodeContext>,
+pub(super) struct Supervisor {
+    pub(super) context: Arc<NodeContext>,
     colocator: Addr<NodeColocator>,
     worker: Addr<Worker>,
     slot: Slot,
@@ -171,7 +200,7 @@ struct Launched {
 }
 
 impl Supervisor {
-    async fn tell(&self, event: WorkerEvent) {
+    pub(super) async fn tell(&self, event: WorkerEvent) {
         let slot = self.slot;
         // A colocator that is gone has killed everything and wants to know nothing.
         if self.colocator.send(FromSlot { slot, event }).await.is_err() {
@@ -179,8 +208,13 @@ impl Supervisor {
         }
     }
 
-    async fn run(self, mut plan: WorkerPlan) {
-        let launched = match self.launch(&mut plan).await {
+    /// Makes the process known to its actor, before anyone can want it signalled. False if the actor is gone.
+    pub(super) async fn introduce(&self, child: &Child) -> bool {
+        self.worker.send(Running(child.clone())).await.is_ok()
+    }
+
+    async fn run(self, mut plan: WorkerPlan, program: Arc<ProgramFile>) {
+        let launched = match self.launch(&mut plan, &program).await {
             Ok(launched) => launched,
             Err(reason) => return self.tell(WorkerEvent::SpawnFailed { reason }).await,
         };
@@ -191,8 +225,7 @@ impl Supervisor {
             mut readers,
         } = launched;
         let pid = child.pid();
-        // Before anyone can want it signalled.
-        if self.worker.send(Running(child.clone())).await.is_err() {
+        if !self.introduce(&child).await {
             return;
         }
         self.tell(WorkerEvent::Spawned { pid }).await;
@@ -212,8 +245,7 @@ impl Supervisor {
             .context
             .runtime
             .spawn(write_control(control.clone(), plan.messages));
-        self.watch(&child, &control, &plan.program, &mut calls_end)
-            .await;
+        self.watch(&child, &control, &program, &mut calls_end).await;
         let exit = child.wait().await;
         writer.abort();
         drain(&mut readers, calls_end).await;
@@ -224,14 +256,12 @@ impl Supervisor {
         .await;
     }
 
-    async fn launch(&self, plan: &mut WorkerPlan) -> Result<Launched, String> {
-        let warden = plan
-            .warden
-            .wait_for(Option::is_some)
-            .await
-            .map_err(|_| "the job is over".to_owned())?
-            .clone()
-            .unwrap_or_else(|| Err("the job is over".to_owned()))?;
+    async fn launch(
+        &self,
+        plan: &mut WorkerPlan,
+        program: &ProgramFile,
+    ) -> Result<Launched, String> {
+        let warden = plan.warden().await?;
         let sockets = |error: std::io::Error| format!("no sockets for a worker: {error}");
         let (control, control_end) = {
             let _entered = self.context.runtime.enter();
@@ -242,12 +272,13 @@ impl Supervisor {
         let (stderr_reader, stderr) = kolo_process::pipe().map_err(sockets)?;
         let child = warden
             .spawn(SpawnRequest {
-                program: plan.program.path.clone(),
+                program: program.path.clone(),
                 argv0: std::mem::take(&mut plan.argv0),
                 args: std::mem::take(&mut plan.args),
                 env: std::mem::take(&mut plan.env),
                 cwd: None,
                 fds: vec![(calls_end.into(), CALL_FD), (control_end, CALL_FD + 1)],
+                stdin: None,
                 stdout,
                 stderr,
             })
@@ -388,7 +419,7 @@ async fn write_control(control: Arc<ControlSocket>, mut messages: ControlReceive
     }
 }
 
-async fn read_output(pipe: OwnedFd, output: Arc<Output>, rank: Rank, stream: Stdio) {
+pub(super) async fn read_output(pipe: OwnedFd, output: Arc<Output>, rank: Rank, stream: Stdio) {
     let mut lines = match LineReader::new(pipe) {
         Ok(lines) => lines,
         Err(error) => {
@@ -406,7 +437,7 @@ async fn read_output(pipe: OwnedFd, output: Arc<Output>, rank: Rank, stream: Std
 }
 
 /// Waits for the last output and results of a process that has ended, for a short time.
-async fn drain(readers: &mut [JoinHandle<()>], calls: Option<CallsEnd>) {
+pub(super) async fn drain(readers: &mut [JoinHandle<()>], calls: Option<CallsEnd>) {
     let all = async {
         for reader in readers {
             // A reader that panicked has nothing more to give.

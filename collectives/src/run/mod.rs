@@ -311,7 +311,8 @@ impl<'a> Run<'a> {
             engine, connect, ..
         } = self;
         self.missing = Missing::No;
-        let mut lost = None;
+        // A peer that has all that it needs from this step may be gone.
+        let mut gone = Vec::new();
         let consenting = self
             .consent
             .iter()
@@ -322,18 +323,20 @@ impl<'a> Run<'a> {
             if link.is_up() {
                 continue;
             }
+            if !link.connecting && link.ended.as_ref().is_some_and(|ended| ended.is_final) {
+                gone.push(peer);
+                continue;
+            }
             self.missing = Missing::Awaited;
             if link.connecting {
                 continue;
             }
-            if link.ended.as_ref().is_some_and(|ended| ended.is_final) {
-                lost.get_or_insert(peer);
-            } else if dials {
+            if dials {
                 link.connecting = true;
                 connect(peer);
             }
         }
-        match lost {
+        match gone.into_iter().find(|peer| self.needs(*peer)) {
             Some(peer) => Err(self.lost(peer)),
             None => Ok(()),
         }

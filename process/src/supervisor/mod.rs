@@ -216,6 +216,7 @@ impl Warden {
         let fds: Vec<BorrowedFd<'_>> = [request.stdout.as_fd(), request.stderr.as_fd()]
             .into_iter()
             .chain(request.fds.iter().map(|(fd, _)| fd.as_fd()))
+            .chain(request.stdin.as_ref().map(AsFd::as_fd))
             .collect();
         match self.shared.socket.send(packed, &fds).await {
             Ok(()) => Ok(()),

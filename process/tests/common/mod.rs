@@ -51,6 +51,7 @@ pub(crate) fn program(path: &str, args: &[&str]) -> Request {
                 .collect(),
             cwd: None,
             fds: Vec::new(),
+            stdin: None,
             stdout: request_stdout,
             stderr: request_stderr,
         },

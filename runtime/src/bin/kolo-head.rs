@@ -1,36 +1,50 @@
 //! `kolo-head`: the head of a cluster as a daemon.
 
-mod daemon;
-
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use kolo_runtime::head::replace_file;
 use kolo_runtime::http::BearerSecret;
+use kolo_runtime::notify::Notifier;
+use kolo_runtime::settings::logging::Log;
+use kolo_runtime::settings::{self, Daemon};
 use kolo_runtime::{Head, HeadConfig, HeadState};
 use kolo_transport::identity::Role;
 use serde::Serialize;
-
-use self::daemon::{Format, Reporting, Signals, duration};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
 
 const EXAMPLE: &str = "\
 Example: a head for other machines, with a token file for its nodes
   kolo-head --state-dir /var/lib/kolo --listen 10.0.0.1:7700 --http-listen 10.0.0.1:7701 \\
       --node-token-file /etc/kolo/node.token
 
-It prints one line with its addresses when it is ready. SIGTERM and SIGINT stop all jobs, then the head.
-Exit codes: 0 stopped, 1 failed, 2 wrong arguments.";
+Example: the first token for a person, made on the head's machine
+  kolo --head 127.0.0.1:7700 --credentials /var/lib/kolo/admin token create --role driver --uses 1
+
+It prints one line with its addresses when it is ready. SIGTERM waits for jobs to end, up to --drain-timeout, then stops
+those that are left, then the head; SIGINT does not wait; a second signal ends it at once. SIGHUP renews its
+certificates and reads the log level again. Each flag is also an environment variable and a key of the file --config;
+flags go before variables, and these before the file.
+Exit codes: 0 stopped, 1 failed, 2 wrong arguments or settings.";
+
+const DAEMON: Daemon = Daemon {
+    name: "kolo-head",
+    prefix: "KOLO_HEAD",
+};
 
 /// The head of a kolo cluster: nodes register with it, drivers submit jobs to it.
 #[derive(Debug, Parser)]
 #[command(name = "kolo-head", version, after_help = EXAMPLE)]
 struct Args {
     /// Folder for the authority of the cluster, tokens, and the credentials of an operator (in admin/)
-    #[arg(long, value_name = "DIR", env = "KOLO_HEAD_STATE")]
+    #[arg(long, value_name = "DIR")]
     state_dir: PathBuf,
 
     /// Where nodes and drivers connect (QUIC, so UDP). Port 0 takes a free one
@@ -41,8 +55,8 @@ struct Args {
     #[arg(long, value_name = "ADDRESS")]
     http_listen: Option<SocketAddr>,
 
-    /// File with a secret that gives the rights of a driver over HTTPS
-    #[arg(long, value_name = "FILE", requires = "http_listen")]
+    /// File with a secret that gives the rights of a driver over HTTPS; needs --http-listen
+    #[arg(long, value_name = "FILE")]
     bearer_file: Option<PathBuf>,
 
     /// Write a new token for nodes to this file (mode 0600)
@@ -65,12 +79,84 @@ struct Args {
     #[arg(long, value_name = "DURATION", default_value = "250ms", value_parser = duration)]
     heartbeat: Duration,
 
-    /// How long to wait for jobs to end when the head is stopped
+    /// How long certificates of nodes, drivers and the head are valid; they are renewed in time
+    #[arg(long, value_name = "DURATION", default_value = "90d", value_parser = duration)]
+    certificate_life: Duration,
+
+    /// How long certificates of workers are valid; they are renewed in time
+    #[arg(long, value_name = "DURATION", default_value = "1d", value_parser = duration)]
+    worker_certificate_life: Duration,
+
+    /// How long jobs may go on after SIGTERM before they are stopped; new ones are refused
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    drain_timeout: Duration,
+
+    /// How long to wait for jobs to end when they are stopped
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     stop_timeout: Duration,
 
-    #[command(flatten)]
-    reporting: Reporting,
+    /// What to log, to standard error: a level, or directives like `info,kolo_actors=debug`
+    #[arg(long, value_name = "FILTER", env = "KOLO_LOG", default_value = "info", value_parser = filter)]
+    log: String,
+
+    /// How to log
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+
+    /// How to print the line with the addresses
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// `kolo-head: cluster=.. address=.. http=.. admin=..`
+    Text,
+    /// One JSON object.
+    Json,
+}
+
+/// Reads `250ms`, `3s`, `10m`, `24h` or `7d`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || {
+        format!(
+            "`{text}` is not a duration; expected a whole number and ms, s, m, h or d, like 250ms or 3s"
+        )
+    };
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    let factor = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err(wrong()),
+    };
+    // A thousand years is more than any of these may be.
+    let limit = 1000 * 366 * 86_400_000;
+    number
+        .checked_mul(factor)
+        .filter(|ms| *ms <= limit)
+        .map(Duration::from_millis)
+        .ok_or_else(wrong)
+}
+
+fn filter(text: &str) -> Result<String, String> {
+    EnvFilter::try_new(text)
+        .map(|_| text.to_owned())
+        .map_err(|error| {
+            format!("{error}; expected a level such as `info`, or `info,kolo_actors=debug`")
+        })
 }
 
 /// The line that is printed when the head is ready.
@@ -100,26 +186,64 @@ impl ReadyLine<'_> {
     }
 }
 
+impl Args {
+    fn config(&self) -> HeadConfig {
+        HeadConfig {
+            state: HeadState::Dir(self.state_dir.clone()),
+            listen: self.listen,
+            http: self.http_listen,
+            lease: self.lease,
+            heartbeat: self.heartbeat,
+            certificate_life: self.certificate_life,
+            worker_certificate_life: self.worker_certificate_life,
+            stop_timeout: self.stop_timeout,
+            ..HeadConfig::default()
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.bearer_file.is_some() && self.http_listen.is_none() {
+            return Err(
+                "--bearer-file is for the HTTPS API, which is off: give --http-listen, too"
+                    .to_owned(),
+            );
+        }
+        self.config().check().map_err(|error| error.to_string())
+    }
+}
+
 fn main() -> ExitCode {
-    let args = Args::parse();
-    args.reporting.start();
-    daemon::end("kolo-head", run(args))
+    let args = match settings::start(DAEMON, Args::check) {
+        Ok(args) => args,
+        Err(code) => return code,
+    };
+    let log = match Log::start(&args.log, args.log_format == LogFormat::Json) {
+        Ok(log) => log,
+        Err(error) => {
+            eprintln!("kolo-head: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match run(args, &log) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kolo-head: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn run(args: Args) -> Result<()> {
+async fn run(args: Args, log: &Log) -> Result<()> {
     // From here on the signals are not lost, also while the head starts.
-    let mut signals = Signals::watch()?;
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM can't be watched")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT can't be watched")?;
+    let mut hangup = signal(SignalKind::hangup()).context("SIGHUP can't be watched")?;
+    let notifier = Arc::new(Notifier::from_env());
     let bearer = args.bearer_file.as_deref().map(read_bearer).transpose()?;
     let head = Head::start(HeadConfig {
-        state: HeadState::Dir(args.state_dir),
-        listen: args.listen,
-        http: args.http_listen,
         bearer,
-        lease: args.lease,
-        heartbeat: args.heartbeat,
-        stop_timeout: args.stop_timeout,
-        ..HeadConfig::default()
+        ..args.config()
     })
     .await
     .context("the head can't start")?;
@@ -134,19 +258,72 @@ async fn run(args: Args) -> Result<()> {
             })?;
         }
     }
-    let line = ReadyLine {
+    let ready = ReadyLine {
         cluster: head.cluster().to_string(),
         address: head.address(),
         http: head.http_address(),
         admin: head.admin_dir(),
+    };
+    writeln!(std::io::stdout(), "{}", ready.text(args.format)?)
+        .context("the line with the head's address can't be printed")?;
+    let status = format!("{} at {}", ready.cluster, ready.address);
+    notifier.ready(&status);
+    let watchdog = {
+        let (notifier, health) = (Arc::clone(&notifier), head.health());
+        tokio::spawn(async move { notifier.watchdog(|limit| health.is_good(limit)).await })
+    };
+    let drain = loop {
+        tokio::select! {
+            _ = terminate.recv() => break true,
+            _ = interrupt.recv() => break false,
+            _ = hangup.recv() => {
+                notifier.reloading();
+                reload(&head, log);
+                notifier.ready(&status);
+            }
+        }
+    };
+    let end = async {
+        if drain {
+            let limit = args.drain_timeout;
+            tracing::info!(
+                signal = "SIGTERM",
+                ?limit,
+                "waiting for jobs to end; a second signal ends the head at once"
+            );
+            notifier.stopping("waiting for jobs to end");
+            if !head.drain(limit).await {
+                tracing::warn!(
+                    ?limit,
+                    "not all jobs have ended by themselves; they are stopped"
+                );
+            }
+        }
+        tracing::info!("stopping; a second signal ends the head at once");
+        notifier.stopping("stopping");
+        head.stop().await;
+    };
+    let ended = tokio::select! {
+        () = end => Ok(()),
+        _ = terminate.recv() => Err(anyhow::anyhow!("ended by a second signal; jobs may not have ended well")),
+        _ = interrupt.recv() => Err(anyhow::anyhow!("ended by a second signal; jobs may not have ended well")),
+    };
+    watchdog.abort();
+    ended
+}
+
+/// What a `SIGHUP` asks for. What can't be done is logged, and all is as it was.
+fn reload(head: &Head, log: &Log) {
+    match head.renew_certificates() {
+        Ok(()) => tracing::info!("the certificates of the head and its operator are renewed"),
+        Err(error) => tracing::error!(%error, "the certificates were not renewed"),
     }
-    .text(args.reporting.format)?;
-    daemon::print(&line)?;
-    let signal = signals.next().await;
-    tracing::info!(signal, "stopping; a second signal ends the head at once");
-    tokio::select! {
-        () = head.stop() => Ok(()),
-        _ = signals.next() => anyhow::bail!("ended by a second signal; jobs may not have ended well"),
+    match settings::reload::<Args>(DAEMON).and_then(|loaded| {
+        log.set(&loaded.args.log)?;
+        Ok(loaded.args.log)
+    }) {
+        Ok(filter) => tracing::info!(filter, "the log level is read again"),
+        Err(error) => tracing::error!(error, "the log level was not read again"),
     }
 }
 
@@ -170,6 +347,26 @@ mod tests {
             help.contains("Example:") && help.contains("Exit codes:"),
             "{help}"
         );
+    }
+
+    #[test]
+    fn durations_have_a_unit() {
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("24h"), Ok(Duration::from_secs(86_400)));
+        for wrong in [
+            "",
+            "3",
+            "s",
+            "-3s",
+            "1.5s",
+            "NaNs",
+            "3 s",
+            "99999999999999999999s",
+            "9999999999d",
+        ] {
+            let error = duration(wrong).unwrap_err();
+            assert!(error.contains("like 250ms or 3s"), "{wrong}: {error}");
+        }
     }
 
     #[test]

@@ -1,23 +1,26 @@
 //! `kolo-node`: a node of a cluster as a daemon.
 
-mod daemon;
-
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{DirBuilder, File};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use kolo_runtime::head::lock_file;
-use kolo_runtime::{Node, NodeConfig, NodeCredentials, NodeResources, ProgramSource};
+use kolo_runtime::notify::Notifier;
+use kolo_runtime::settings::logging::Log;
+use kolo_runtime::settings::{self, Daemon};
+use kolo_runtime::{Node, NodeConfig, NodeCredentials, NodeError, NodeResources, ProgramSource};
 use kolo_transport::{Credentials, EndpointConfig, JoinToken};
 use serde::Serialize;
-
-use self::daemon::{Format, Reporting, Signals, duration};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
 
 const EXAMPLE: &str = "\
 Example: a node that joins with a token at its first start, and keeps its identity
@@ -26,10 +29,20 @@ Example: a node that joins with a token at its first start, and keeps its identi
 Example: a node with declared resources
   kolo-node --head head.example:7700 --state-dir /var/lib/kolo-node --cpus 16 --gpus 2 --resource fpga=1
 
-It prints one line with its id and address when the head has registered it. SIGTERM and SIGINT end the jobs
-that are on it, then the node; its workers end with it in any case. When the head goes away, workers run on
-as long as their driver is there (see --orphan-timeout), and the node registers again when the head is back.
-Exit codes: 0 stopped, 1 failed, 2 wrong arguments.";
+It prints one line with its id and address when the head has registered it. SIGTERM takes no more jobs and waits for
+those that are there, up to --drain-timeout, then ends those that are left, then the node; SIGINT does not wait; a second
+signal ends it at once. Its workers end with it in any case. When the head goes away, workers run on as long
+as their driver is there (see --orphan-timeout), and the node registers again when the head is back. SIGHUP reads the identity and the log level again. Each flag is also an
+environment variable and a key of the file --config; flags go before variables, and these before the file.
+Exit codes: 0 stopped, 1 failed, 2 wrong arguments or settings, 3 revoked by an administrator.";
+
+const DAEMON: Daemon = Daemon {
+    name: "kolo-node",
+    prefix: "KOLO_NODE",
+};
+
+/// Exit code of a node that was put out of the cluster: to start it again would change nothing.
+const REVOKED: u8 = 3;
 
 /// A node of a kolo cluster: it offers its resources to jobs and runs their workers.
 #[derive(Debug, Parser)]
@@ -45,7 +58,7 @@ struct Args {
 
     /// Folder for the node's identity (in identity/) and for programs (in programs/). Without it the node joins
     /// anew at every start and keeps programs in memory
-    #[arg(long, value_name = "DIR", env = "KOLO_NODE_STATE")]
+    #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
 
     /// Where drivers connect (QUIC, so UDP). Port 0 takes a free one [default: a free port, on the loopback if the
@@ -79,15 +92,44 @@ struct Args {
 
     /// When a job's driver and the head have both been gone for so long, its workers are ended; as long as one of them
     /// is there they live on
-    #[arg(long, value_name = "DURATION", env = "KOLO_NODE_ORPHAN_TIMEOUT", default_value = "60s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     orphan_timeout: Duration,
 
-    /// How long to wait for jobs to end when the node is stopped, before they are killed
+    /// How long jobs may go on after SIGTERM before they are ended; no new ones come
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    drain_timeout: Duration,
+
+    /// How long to wait for jobs to end when they are ended, before they are killed
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     stop_timeout: Duration,
 
-    #[command(flatten)]
-    reporting: Reporting,
+    /// What to log, to standard error: a level, or directives like `info,kolo_actors=debug`
+    #[arg(long, value_name = "FILTER", env = "KOLO_LOG", default_value = "info", value_parser = filter)]
+    log: String,
+
+    /// How to log
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+
+    /// How to print the line with the node's id and address
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// `kolo-node: node=.. address=.. head=.. hostname=.. pid=..`
+    Text,
+    /// One JSON object.
+    Json,
 }
 
 fn host_and_port(text: &str) -> Result<String, String> {
@@ -108,6 +150,39 @@ fn resource(text: &str) -> Result<(String, f64), String> {
         .and_then(|(name, amount)| Some((name.to_owned(), amount.parse().ok()?)))
         .filter(|(name, _): &(String, f64)| !name.is_empty())
         .ok_or_else(|| format!("`{text}` is not NAME=AMOUNT; expected something like fpga=2"))
+}
+
+/// Reads `250ms`, `3s`, `10m` or `24h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || {
+        format!(
+            "`{text}` is not a duration; expected a whole number and ms, s, m or h, like 250ms or 3s"
+        )
+    };
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    let factor = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(wrong()),
+    };
+    // A year is more than any of these may be.
+    number
+        .checked_mul(factor)
+        .filter(|ms| *ms <= 366 * 86_400_000)
+        .map(Duration::from_millis)
+        .ok_or_else(wrong)
+}
+
+fn filter(text: &str) -> Result<String, String> {
+    EnvFilter::try_new(text)
+        .map(|_| text.to_owned())
+        .map_err(|error| {
+            format!("{error}; expected a level such as `info`, or `info,kolo_actors=debug`")
+        })
 }
 
 /// The line that is printed when the node is registered.
@@ -135,22 +210,68 @@ impl ReadyLine<'_> {
 fn main() -> ExitCode {
     // Wardens are this program again.
     kolo_process::run_if_warden();
-    let args = Args::parse();
-    args.reporting.start();
-    daemon::end("kolo-node", run(args))
+    // `kolo up` runs `kolo-node launched` on its hosts.
+    if let Some(code) = kolo_runtime::ssh::run_if_launched() {
+        return code;
+    }
+    let args = match settings::start(DAEMON, Args::check) {
+        Ok(args) => args,
+        Err(code) => return code,
+    };
+    let log = match Log::start(&args.log, args.log_format == LogFormat::Json) {
+        Ok(log) => log,
+        Err(error) => return complain(&error),
+    };
+    match run(args, &log) {
+        Ok(code) => code,
+        Err(error) => {
+            let code = complain(&format!("{error:#}"));
+            let revoked = error
+                .downcast_ref::<NodeError>()
+                .is_some_and(NodeError::is_revoked);
+            if revoked {
+                ExitCode::from(REVOKED)
+            } else {
+                code
+            }
+        }
+    }
+}
+
+fn complain(message: &str) -> ExitCode {
+    // Nobody may be there to read it.
+    writeln!(std::io::stderr(), "kolo-node: {message}").ok();
+    ExitCode::FAILURE
+}
+
+impl Args {
+    fn check(&self) -> Result<(), String> {
+        let mut names = BTreeSet::new();
+        for (name, _) in &self.resources {
+            if !names.insert(name) {
+                return Err(format!("the resource `{name}` is given twice"));
+            }
+        }
+        Ok(())
+    }
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn run(args: Args) -> Result<()> {
+async fn run(args: Args, log: &Log) -> Result<ExitCode> {
     // From here on the signals are not lost, also while the node starts.
-    let mut signals = Signals::watch()?;
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM can't be watched")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT can't be watched")?;
+    let mut hangup = signal(SignalKind::hangup()).context("SIGHUP can't be watched")?;
+    let notifier = Arc::new(Notifier::from_env());
     raise_open_files();
     let _lock = args.state_dir.as_deref().map(lock).transpose()?;
-    let format = args.reporting.format;
+    let (format, limit) = (args.format, args.drain_timeout);
+    let identity = args.state_dir.as_deref().map(identity_dir);
     let start = start(args);
     let (node, head) = tokio::select! {
         started = start => started?,
-        _ = signals.next() => return Ok(()),
+        _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
+        _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
     };
     let line = ReadyLine {
         node: node.id().to_string(),
@@ -160,30 +281,100 @@ async fn run(args: Args) -> Result<()> {
         pid: std::process::id(),
     }
     .text(format)?;
-    daemon::print(&line)?;
-    let signal = signals.next().await;
-    tracing::info!(signal, "stopping; a second signal ends the node at once");
+    writeln!(std::io::stdout(), "{line}")
+        .context("the line with the node's address can't be printed")?;
+    let status = format!("{} with the head at {head}", node.id());
+    notifier.ready(&status);
+    let watchdog = {
+        let (notifier, health) = (Arc::clone(&notifier), node.health());
+        tokio::spawn(async move { notifier.watchdog(|limit| health.is_good(limit)).await })
+    };
+    let mut revoked = None;
+    let drain = loop {
+        tokio::select! {
+            _ = terminate.recv() => break true,
+            _ = interrupt.recv() => break false,
+            reason = node.revoked() => {
+                revoked = Some(reason);
+                break false;
+            }
+            _ = hangup.recv() => {
+                notifier.reloading();
+                reload(&node, identity.as_deref(), log);
+                notifier.ready(&status);
+            }
+        }
+    };
+    let end = async {
+        if drain {
+            tracing::info!(
+                signal = "SIGTERM",
+                ?limit,
+                "waiting for jobs to end; a second signal ends the node at once"
+            );
+            notifier.stopping("waiting for jobs to end");
+            if !node.drain(limit).await {
+                tracing::warn!(
+                    ?limit,
+                    "not all jobs have ended by themselves; they are ended"
+                );
+            }
+        }
+        tracing::info!("stopping; a second signal ends the node at once");
+        notifier.stopping("stopping");
+        node.stop().await;
+    };
     tokio::select! {
-        () = node.stop() => Ok(()),
-        _ = signals.next() => bail!("ended by a second signal; jobs were killed"),
+        () = end => {}
+        _ = terminate.recv() => bail!("ended by a second signal; jobs were killed"),
+        _ = interrupt.recv() => bail!("ended by a second signal; jobs were killed"),
     }
+    watchdog.abort();
+    match revoked {
+        None => Ok(ExitCode::SUCCESS),
+        Some(reason) => {
+            let message = format!(
+                "the head has revoked this node ({reason}); an administrator may let it in again with `kolo revoke --undo`, \
+                 or remove its folder `identity` and let it join with a token"
+            );
+            complain(&message);
+            Ok(ExitCode::from(REVOKED))
+        }
+    }
+}
+
+/// What a `SIGHUP` asks for. What can't be done is logged, and all is as it was.
+fn reload(node: &Node, identity: Option<&Path>, log: &Log) {
+    let loaded = identity.map(|dir| {
+        Credentials::load(dir).and_then(|credentials| node.reload_credentials(credentials))
+    });
+    match loaded {
+        None => {}
+        Some(Ok(())) => tracing::info!("the identity is read again"),
+        Some(Err(error)) => tracing::error!(%error, "the identity was not read again"),
+    }
+    match settings::reload::<Args>(DAEMON).and_then(|loaded| {
+        log.set(&loaded.args.log)?;
+        Ok(loaded.args.log)
+    }) {
+        Ok(filter) => tracing::info!(filter, "the log level is read again"),
+        Err(error) => tracing::error!(error, "the log level was not read again"),
+    }
+}
+
+fn identity_dir(state: &Path) -> PathBuf {
+    state.join("identity")
 }
 
 async fn start(args: Args) -> Result<(Node, SocketAddr)> {
     let head = resolve(&args.head, args.join_timeout).await?;
-    let identity = args.state_dir.as_ref().map(|dir| dir.join("identity"));
-    let (credentials, joins) = credentials(identity.as_deref(), args.token_file.as_deref())?;
-    let mut custom = BTreeMap::new();
-    for (name, amount) in args.resources {
-        if custom.insert(name.clone(), amount).is_some() {
-            bail!("the resource `{name}` is given twice");
-        }
-    }
+    let identity = args.state_dir.as_deref().map(identity_dir);
+    let credentials = credentials(identity.as_deref(), args.token_file.as_deref())?;
+    let custom: BTreeMap<_, _> = args.resources.into_iter().collect();
     let mut config = NodeConfig::new(head, credentials);
+    config.identity_dir = identity;
     config.hostname = args.hostname;
-    config.listen = args
-        .listen
-        .unwrap_or_else(|| EndpointConfig::towards(head).listen);
+    config.listen = args.listen.unwrap_or_else(|| default_listen(head));
     config.advertise = args.advertise;
     config.resources = NodeResources {
         cpus: args.cpus,
@@ -203,12 +394,17 @@ async fn start(args: Args) -> Result<(Node, SocketAddr)> {
             args.head
         )
     })?;
-    if joins && let Some(dir) = identity {
-        node.credentials()
-            .save(&dir)
-            .with_context(|| format!("the identity can't be kept in {}", dir.display()))?;
-    }
     Ok((node, head))
+}
+
+/// A free port: on the loopback if the head is there, and on all addresses of both families otherwise, so that other nodes
+/// and drivers reach it over whatever network they have in common.
+fn default_listen(head: SocketAddr) -> SocketAddr {
+    if head.ip().to_canonical().is_loopback() {
+        EndpointConfig::towards(head).listen
+    } else {
+        kolo_transport::interfaces::wildcard(0)
+    }
 }
 
 async fn resolve(head: &str, limit: Duration) -> Result<SocketAddr> {
@@ -223,7 +419,7 @@ async fn resolve(head: &str, limit: Duration) -> Result<SocketAddr> {
 }
 
 /// The identity of an earlier start, or the token to join with.
-fn credentials(identity: Option<&Path>, token: Option<&Path>) -> Result<(NodeCredentials, bool)> {
+fn credentials(identity: Option<&Path>, token: Option<&Path>) -> Result<NodeCredentials> {
     if let Some(dir) = identity
         && dir.try_exists().unwrap_or(true)
     {
@@ -233,7 +429,7 @@ fn credentials(identity: Option<&Path>, token: Option<&Path>) -> Result<(NodeCre
                 dir.display()
             )
         })?;
-        return Ok((credentials.into(), false));
+        return Ok(credentials.into());
     }
     let Some(file) = token else {
         bail!(
@@ -247,7 +443,7 @@ fn credentials(identity: Option<&Path>, token: Option<&Path>) -> Result<(NodeCre
         .trim()
         .parse()
         .with_context(|| format!("{} holds no token", file.display()))?;
-    Ok((token.into(), true))
+    Ok(token.into())
 }
 
 /// Makes sure that one node at a time uses a state folder: two would be the same node for the head, and take the place
@@ -323,6 +519,22 @@ mod tests {
         assert_eq!(resource("fpga=0.5"), Ok(("fpga".to_owned(), 0.5)));
         for bad in ["", "fpga", "=1", "fpga=", "fpga=x"] {
             assert!(resource(bad).unwrap_err().contains("NAME=AMOUNT"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn durations_have_a_unit() {
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        for bad in [
+            "",
+            "3",
+            "s",
+            "-3s",
+            "1.5s",
+            "99999999999999999999s",
+            "9999999h",
+        ] {
+            assert!(duration(bad).unwrap_err().contains("expected"), "{bad}");
         }
     }
 

@@ -4,5 +4,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    kolo_process::run_if_warden();
     kolo_runtime::cli::main()
 }

@@ -6,6 +6,11 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use super::client::ClientConfig;
+use super::doctor::Doctor;
+use super::down::Down;
+use super::interfaces::Interfaces;
+use super::trust::{Revoke, Token};
+use super::up::Up;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -74,6 +79,9 @@ impl Connect {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
+    /// Run any program as the workers: here, on a cluster, or on hosts by ssh
+    #[command(after_help = super::run::args::EXAMPLES)]
+    Run(Box<super::run::args::Run>),
     /// Show the cluster and its nodes
     #[command(after_help = "Example:\n  kolo status --format json")]
     Status,
@@ -89,6 +97,30 @@ pub(super) enum Command {
     /// Join a cluster with a driver's token, and keep the credentials
     #[command(after_help = "Example:\n  kolo login --head head:7700 --token-file driver.token")]
     Login(Login),
+    /// Bring nodes up on hosts over ssh, and keep them until Ctrl-C
+    #[command(
+        after_help = "Example:\n  kolo up --hosts a:4,b:4\n  kolo up --hostfile hosts.txt --detach\n\nThe nodes join the cluster of KOLO_HEAD or of the last login; without one a head is started on this machine\nfor the time of the launch. Host keys are verified as ssh_config says; nobody is asked for passwords."
+    )]
+    Up(Up),
+    /// End what `kolo up --detach` has started
+    #[command(after_help = "Example:\n  kolo down\n  kolo down --hosts b:4 --force")]
+    Down(Down),
+    /// Make, list and revoke tokens with which nodes and drivers join; for administrators
+    #[command(
+        after_help = "Example:\n  kolo token create --role driver --uses 1 --out driver.token"
+    )]
+    Token(Token),
+    /// Put a node or a driver out of the cluster at once, or let it in again; for administrators
+    #[command(
+        after_help = "Example:\n  kolo revoke driver-3f0a9b1200c4d5e6 --reason 'laptop lost'\n  kolo revoke driver-3f0a9b1200c4d5e6 --undo"
+    )]
+    Revoke(Revoke),
+    /// Show the network interfaces of the nodes, who reaches whom over which, and what is chosen
+    #[command(after_help = super::interfaces::EXAMPLES)]
+    Interfaces(Interfaces),
+    /// Look for what is wrong on this host and towards its cluster, and say what to do
+    #[command(after_help = super::doctor::EXAMPLES)]
+    Doctor(Doctor),
     /// Print the ranks that a group would have, without starting anything
     #[command(
         after_help = "Example:\n  kolo plan --hosts a:2,b:1,c:3 --min 2 --max 4\n  kolo plan --registration a,b,a,c --format json"
@@ -157,7 +189,7 @@ pub(super) struct Plan {
 /// The longest that a time on the command line may be.
 const LONGEST: f64 = 86400.0;
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= LONGEST => Ok(Duration::from_secs_f64(seconds)),
         _ => Err(format!(
@@ -184,7 +216,24 @@ mod tests {
             .get_subcommands()
             .map(|sub| sub.get_name().to_owned());
         let names: Vec<String> = commands.collect();
-        assert_eq!(names, ["status", "jobs", "logs", "stop", "login", "plan"]);
+        assert_eq!(
+            names,
+            [
+                "run",
+                "status",
+                "jobs",
+                "logs",
+                "stop",
+                "login",
+                "up",
+                "down",
+                "token",
+                "revoke",
+                "interfaces",
+                "doctor",
+                "plan"
+            ]
+        );
         let help = command.render_long_help().to_string();
         assert!(help.contains("Example:\n  kolo login"), "{help}");
         for name in names {

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use kolo_transport::credentials::Credentials;
 use kolo_transport::endpoint::{ConnectError, Endpoint, EndpointConfig, Expect};
@@ -69,7 +69,7 @@ impl ClientConfig {
     }
 
     /// The head that is given, or that of the last login.
-    fn head(&self, dir: &Path) -> Result<String, CliError> {
+    pub(super) fn head(&self, dir: &Path) -> Result<String, CliError> {
         if let Some(head) = self.head.as_deref().map(str::trim)
             && !head.is_empty()
         {
@@ -78,7 +78,9 @@ impl ClientConfig {
         match fs::read_to_string(dir.join(HEAD_FILE)) {
             Ok(head) => Ok(head.trim().to_owned()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(CliError::Usage(
-                "no head is given: set KOLO_HEAD=HOST:PORT, or give --head HOST:PORT".to_owned(),
+                "no head is given: log in to one by `kolo login --head HOST:PORT --token-file FILE`, set \
+                 KOLO_HEAD=HOST:PORT, or give --head HOST:PORT"
+                    .to_owned(),
             )),
             Err(error) => Err(CliError::File {
                 path: dir.join(HEAD_FILE),
@@ -185,13 +187,38 @@ impl Client {
                 } => unreachable(&head),
                 other => other,
             })?;
-        Ok(Self {
+        let client = Self {
             runtime,
             credentials,
             connect_timeout: config.connect_timeout,
             endpoint,
             head: connection,
-        })
+        };
+        client.renew_if_due(&dir).await;
+        Ok(client)
+    }
+
+    /// Renews the certificate if it is time, and stores the new one in `dir`. A driver that is used now and then
+    /// keeps its place in the cluster by this.
+    async fn renew_if_due(&self, dir: &Path) {
+        let credentials = &self.credentials;
+        if credentials.validity().renew_at(1.0) > SystemTime::now() {
+            return;
+        }
+        let renewed = async {
+            let csr = credentials.renewal_request()?;
+            match self.request(&HeadRequest::Renew { csr }, ANSWER).await? {
+                HeadReply::Renewed { certificate } => {
+                    credentials.renewed(&certificate)?.save_renewed(dir)?;
+                    Ok(())
+                }
+                _ => Err(CliError::Answer(THE_HEAD.to_owned())),
+            }
+        };
+        // What was asked for can be done with the old one.
+        if let Err(error) = renewed.await {
+            tracing::debug!(%error, "the certificate was not renewed");
+        }
     }
 
     /// The head's address.
@@ -301,6 +328,17 @@ impl Client {
         })
     }
 
+    /// For a command that talks to head and nodes in its own way.
+    pub(super) fn into_link(self) -> super::run::Link {
+        super::run::Link {
+            runtime: self.runtime,
+            credentials: self.credentials,
+            endpoint: self.endpoint,
+            head: self.head,
+            connect_timeout: self.connect_timeout,
+        }
+    }
+
     /// Ends the connection, and gives the head a moment to learn of it.
     pub async fn close(self) {
         goodbye(&self.endpoint).await;
@@ -391,6 +429,7 @@ mod tests {
             age_ms: 0,
             reason: None,
             rendezvous: None,
+            network: None,
         }
     }
 

@@ -10,6 +10,8 @@ use kolo_transport::join::JoinError;
 use kolo_transport::session::{ConnectionLost, RequestError};
 use kolo_transport::wire::{Refusal, RefusalKind};
 
+use crate::ssh::UpError;
+
 pub(super) const FAILURE: u8 = 1;
 pub(super) const USAGE: u8 = 2;
 const NO_JOB: u8 = 3;
@@ -76,6 +78,12 @@ pub enum CliError {
     /// The daemon's answer belongs to another question. Versions differ, or it is faulty.
     #[error("{0} gave an answer to another question; is it of another version?")]
     Answer(String),
+    /// Hosts could not be brought up.
+    #[error(transparent)]
+    Up(#[from] UpError),
+    /// Hosts, or what is on record of them, are not as they must be; the message says what to do.
+    #[error("{0}")]
+    Hosts(String),
     /// Several nodes could not do their part.
     #[error("{text}")]
     Nodes {
@@ -98,6 +106,9 @@ pub enum CliError {
     /// The socket for connections could not be made.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The cluster for this one job could not be started, or can't hold it.
+    #[error("{0}")]
+    Local(String),
     /// The results can't be written.
     #[error("the output can't be written: {0}")]
     Output(io::Error),
@@ -123,11 +134,15 @@ impl CliError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Usage(_) | Self::Plan(_) | Self::Resolve { .. } => USAGE,
+            Self::Usage(_)
+            | Self::Plan(_)
+            | Self::Resolve { .. }
+            | Self::Up(UpError::NoHosts | UpError::SameMachine { .. }) => USAGE,
             Self::NoSuchJob(_) => NO_JOB,
             Self::Connect { error, .. } => of_connect(error),
             Self::Nodes { code, .. } => *code,
             Self::Unreachable { .. }
+            | Self::Up(UpError::Hosts { .. })
             | Self::Request {
                 error:
                     RequestError::Lost(_)

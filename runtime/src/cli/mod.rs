@@ -5,19 +5,28 @@
 
 mod args;
 pub mod client;
+mod doctor;
+mod down;
 mod error;
+mod host_args;
+mod interfaces;
 mod login;
 mod logs;
 mod output;
 mod plan;
+mod progress;
+mod run;
 mod show;
 mod stop;
+mod trust;
+mod up;
+mod up_head;
 
 use std::ffi::OsString;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use args::{Args, Command};
 pub use error::CliError;
@@ -50,6 +59,7 @@ pub fn run(
     err: &mut dyn Write,
     colours: bool,
 ) -> u8 {
+    let args = run::translate(args.into_iter().collect(), &Args::command());
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
         Err(error) => {
@@ -88,17 +98,30 @@ fn dispatch(args: Args, out: &mut Output<'_>) -> Result<u8, CliError> {
         plan::run(options, format, out)?;
         return Ok(0);
     }
+    if let Command::Run(options) = command {
+        return run::run(*options, &connect, format, out);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(CliError::Start)?;
     let result = runtime.block_on(async {
         match command {
-            Command::Plan(_) => unreachable!("it is done above"),
+            Command::Plan(_) | Command::Run(_) => unreachable!("it is done above"),
             Command::Status => show::status(&connect, format, out).await?,
             Command::Jobs(options) => show::jobs(&options, &connect, format, out).await?,
             Command::Stop(options) => stop::run(&options, &connect, format, out).await?,
             Command::Login(options) => login::run(&options, &connect, format, out).await?,
+            Command::Up(options) => return up::run(&options, &connect, format, out).await,
+            Command::Down(options) => return down::run(&options, &connect, format, out).await,
+            Command::Token(options) => trust::token(&options, &connect, format, out).await?,
+            Command::Revoke(options) => trust::revoke(&options, &connect, format, out).await?,
+            Command::Interfaces(options) => {
+                return interfaces::run(&options, &connect, format, out).await;
+            }
+            Command::Doctor(options) => {
+                return doctor::run(&options, &connect, format, out).await;
+            }
             Command::Logs(options) => return logs::run(&options, &connect, format, out).await,
         }
         Ok(0)

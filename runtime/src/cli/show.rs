@@ -30,10 +30,12 @@ pub(super) async fn status(
         count(cluster.running_jobs as usize, "running job"),
     ))?;
     if cluster.nodes.is_empty() {
-        return out.line("no nodes have registered; start one by `kolo-node --head HOST:PORT`");
+        out.line("no nodes have registered; start one by `kolo-node --head HOST:PORT`")?;
+    } else {
+        out.line("")?;
+        nodes(&cluster, out)?;
     }
-    out.line("")?;
-    nodes(&cluster, out)
+    super::trust::show(&cluster.revoked, out)
 }
 
 fn count(number: usize, what: &str) -> String {
@@ -59,7 +61,9 @@ fn nodes(cluster: &ClusterInfo, out: &mut Output<'_>) -> Result<(), CliError> {
 }
 
 fn node(node: &NodeInfo) -> [Cell; 8] {
-    let state = if node.alive {
+    let state = if node.alive && node.draining {
+        Cell::toned("draining", Tone::Changing)
+    } else if node.alive {
         Cell::toned("alive", Tone::Good)
     } else {
         Cell::toned(format!("lost {} ago", human(node.last_seen_ms)), Tone::Bad)

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kolo_actors::head::messages::{GetCluster, GetJob, GetJobs, StopJob};
+use kolo_transport::identity::Identity;
 use kolo_transport::ids::JobId;
 use kolo_transport::wire::{ClusterInfo, JobInfo, Refusal};
 
@@ -26,9 +27,17 @@ impl HeadApi for Api {
         self.shared.ready.load(Ordering::Acquire) && self.shared.actor.connected()
     }
 
+    fn is_revoked(&self, member: &Identity) -> bool {
+        self.shared.trust.is_revoked(member)
+    }
+
     fn cluster(&self) -> BoxFuture<'_, Result<ClusterInfo, Refusal>> {
         let asked = self.shared.actor.send(GetCluster);
-        Box::pin(async { asked.await.map_err(stopped) })
+        Box::pin(async {
+            let mut cluster = asked.await.map_err(stopped)?;
+            cluster.revoked = self.shared.trust.revoked();
+            Ok(cluster)
+        })
     }
 
     fn jobs(&self) -> BoxFuture<'_, Result<Vec<JobInfo>, Refusal>> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kolo_actors::head::job::JobConfig;
 use kolo_transport::TransportRuntime;
+use kolo_transport::authority::DEFAULT_VALIDITY;
 
 use super::error::HeadError;
 use crate::http::BearerSecret;
@@ -39,6 +40,11 @@ pub struct HeadConfig {
     pub heartbeat: Duration,
     /// How long a peer may take to send a request once it has begun. Default: 5 s.
     pub read_timeout: Duration,
+    /// How long certificates of nodes, drivers and the head itself are valid; they are renewed at two thirds of it.
+    /// Default: 90 days. From 2 s to 365 days. A driver that is away for longer must log in again.
+    pub certificate_life: Duration,
+    /// How long certificates of workers are valid, within the same limits; they are renewed, too. Default: one day.
+    pub worker_certificate_life: Duration,
     /// Deadlines of jobs.
     pub job: JobConfig,
     /// How long [`Head::stop`](super::Head::stop) waits for jobs to end. Default: 30 s.
@@ -59,6 +65,8 @@ impl Default for HeadConfig {
             lease: Duration::from_secs(3),
             heartbeat: Duration::from_millis(250),
             read_timeout: Duration::from_secs(5),
+            certificate_life: Duration::from_secs(90 * 24 * 3600),
+            worker_certificate_life: Duration::from_secs(24 * 3600),
             job: JobConfig::default(),
             stop_timeout: Duration::from_secs(30),
             threads: 2,
@@ -68,7 +76,12 @@ impl Default for HeadConfig {
 }
 
 impl HeadConfig {
-    pub(super) fn check(&self) -> Result<(), HeadError> {
+    /// Checks the settings, as [`Head::start`](super::Head::start) does first.
+    ///
+    /// # Errors
+    ///
+    /// [`HeadError::Config`], which names the field, what is given and what is allowed.
+    pub fn check(&self) -> Result<(), HeadError> {
         const LEASES: std::ops::RangeInclusive<Duration> =
             Duration::from_millis(50)..=Duration::from_secs(3600);
         if !LEASES.contains(&self.lease) {
@@ -84,6 +97,20 @@ impl HeadConfig {
                 given: format!("{:?}", self.heartbeat),
                 allowed: format!("10 ms to a quarter of the lease, {:?}", self.lease / 4),
             });
+        }
+        // Members are forgotten when no certificate of theirs can be valid any more: see `Members`.
+        let lives = Duration::from_secs(2)..=DEFAULT_VALIDITY;
+        for (field, life) in [
+            ("certificate_life", self.certificate_life),
+            ("worker_certificate_life", self.worker_certificate_life),
+        ] {
+            if !lives.contains(&life) {
+                return Err(HeadError::Config {
+                    field,
+                    given: format!("{life:?}"),
+                    allowed: "2 s to 365 days".to_owned(),
+                });
+            }
         }
         Ok(())
     }

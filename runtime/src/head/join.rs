@@ -1,53 +1,114 @@
-//! Letting nodes and drivers in.
+//! Letting nodes and drivers in. Each attempt is one line in the log, apart from those of an address that has had too
+//! many.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use kolo_transport::authority::DEFAULT_VALIDITY;
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{DriverId, NodeId};
 use kolo_transport::wire::{JoinReply, JoinRequest, Refusal, RefusalKind};
-use kolo_transport::{IdentityError, JoinHandler, TokenError};
+use kolo_transport::{IdentityError, JoinHandler, TokenError, TokenId};
 
 use super::error::HeadError;
+use super::limiter::{Limiter, Verdict};
 use super::state::{Store, unix_now};
 
 /// Checks tokens and signs certificates.
 pub(super) struct Joins {
     store: Arc<Store>,
+    /// Of the certificates.
+    life: Duration,
+    limiter: Mutex<Limiter>,
+}
+
+/// Who was let in.
+struct Joined {
+    reply: JoinReply,
+    name: String,
+    token: TokenId,
+    admin: bool,
 }
 
 impl Joins {
-    pub(super) fn new(store: Arc<Store>) -> Self {
-        Self { store }
+    pub(super) fn new(store: Arc<Store>, life: Duration) -> Self {
+        Self {
+            store,
+            life,
+            limiter: Mutex::default(),
+        }
     }
 
-    fn admit(&self, request: &JoinRequest) -> Result<JoinReply, Denied> {
+    fn limiter(&self) -> std::sync::MutexGuard<'_, Limiter> {
+        self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn admit(&self, request: &JoinRequest) -> Result<Joined, Denied> {
         let authority = self.store.authority();
-        self.store.change_tokens(|book| {
-            book.redeem(request.role, &request.secret, unix_now())?;
+        let joined = self.store.change_tokens(|book| {
+            let token = book.redeem(request.role, &request.secret, unix_now())?;
             let name = match request.role {
                 Role::Node => NodeId::random().to_string(),
                 Role::Driver => DriverId::random().to_string(),
                 Role::Head | Role::Worker => return Err(TokenError::Unknown.into()),
             };
-            let certificate =
-                authority.sign(&request.csr, request.role, &name, DEFAULT_VALIDITY)?;
-            Ok(JoinReply::Joined {
-                cluster: authority.cluster(),
+            let admin = book.find(token).is_some_and(|info| info.admin);
+            if admin {
+                // The token is not used then.
+                self.store
+                    .members()
+                    .room_for_administrator()
+                    .map_err(Denied)?;
+            }
+            let certificate = authority.sign(&request.csr, request.role, &name, self.life)?;
+            Ok::<_, Denied>(Joined {
+                reply: JoinReply::Joined {
+                    cluster: authority.cluster(),
+                    name: name.clone(),
+                    certificate: certificate.to_vec(),
+                },
                 name,
-                certificate: certificate.to_vec(),
+                token,
+                admin,
             })
-        })
+        })?;
+        if joined.admin {
+            self.store.change_members(|members| {
+                members.add_administrator(&joined.name);
+                Ok::<_, HeadError>(())
+            })?;
+        }
+        Ok(joined)
     }
 }
 
 impl JoinHandler for Joins {
     fn join(&self, request: JoinRequest, peer: SocketAddr) -> JoinReply {
-        self.admit(&request).unwrap_or_else(|denied| {
-            tracing::warn!(%peer, role = %request.role, reason = %denied.0.message, "a joiner was refused");
-            JoinReply::Refused(denied.0)
-        })
+        let verdict = self.limiter().attempt(Instant::now(), peer.ip());
+        if let Verdict::Refuse { again_in, log } = verdict {
+            if let Some(not_logged) = log {
+                tracing::warn!(address = %peer.ip(), not_logged, "too many attempts to join; refused unseen from now on");
+            }
+            return JoinReply::Refused(Refusal::new(
+                RefusalKind::Busy,
+                format!(
+                    "too many attempts to join from {}; try again in {:.1} s",
+                    peer.ip(),
+                    again_in.as_secs_f64()
+                ),
+            ));
+        }
+        match self.admit(&request) {
+            Ok(joined) => {
+                self.limiter().good(peer.ip());
+                tracing::info!(%peer, name = joined.name, token = %joined.token, admin = joined.admin, "joined");
+                joined.reply
+            }
+            Err(denied) => {
+                tracing::warn!(%peer, role = %request.role, reason = %denied.0.message, "a joiner was refused");
+                JoinReply::Refused(denied.0)
+            }
+        }
     }
 }
 

@@ -7,35 +7,44 @@ mod api;
 mod config;
 mod error;
 mod join;
+mod limiter;
 mod link;
+mod members;
 mod rendezvous;
 mod serve;
 mod state;
 mod submit;
 #[cfg(test)]
 mod tests;
+mod trust;
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use actix::Actor;
-use kolo_actors::head::messages::Shutdown;
+use kolo_actors::head::messages::{Drain, GetCluster, Shutdown};
 use kolo_actors::head::{HeadActor, HeadSettings};
 use kolo_transport::identity::{HEAD_NAME, Role};
 use kolo_transport::ids::ClusterId;
-use kolo_transport::{Authority, CloseCode, Endpoint, EndpointConfig, JoinToken, TransportRuntime};
+use kolo_transport::{
+    Authority, BindError, CloseCode, Endpoint, EndpointConfig, JoinToken, LiveCredentials,
+    TransportRuntime,
+};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::AbortHandle;
 
 pub use self::config::{HeadConfig, HeadState};
 pub use self::error::HeadError;
 use self::serve::Shared;
 use self::state::Store;
 pub use self::state::{lock_file, replace_file};
-use crate::http::{HttpConfig, HttpHandle};
+use self::trust::{Lives, Trust};
+use crate::health::Health;
+use crate::http::{HttpConfig, HttpHandle, HttpStartError};
 
 /// How long drivers have to read the last events of their jobs when the head stops.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -45,6 +54,7 @@ pub struct Head {
     address: SocketAddr,
     http_address: Option<SocketAddr>,
     store: Arc<Store>,
+    shared: Arc<Shared>,
     runtime: TransportRuntime,
     alive: watch::Receiver<usize>,
     /// Dropped to stop it.
@@ -68,6 +78,7 @@ struct Ready {
     address: SocketAddr,
     http_address: Option<SocketAddr>,
     store: Arc<Store>,
+    shared: Arc<Shared>,
     runtime: TransportRuntime,
     alive: watch::Receiver<usize>,
 }
@@ -95,6 +106,7 @@ impl Head {
             address: ready.address,
             http_address: ready.http_address,
             store: ready.store,
+            shared: ready.shared,
             runtime: ready.runtime,
             alive: ready.alive,
             stop: Some(stop),
@@ -160,6 +172,33 @@ impl Head {
         Ok(token)
     }
 
+    /// Renews the certificates of the head and of its operator now; else that happens by itself in time.
+    ///
+    /// # Errors
+    ///
+    /// [`HeadError::Identity`].
+    pub fn renew_certificates(&self) -> Result<(), HeadError> {
+        self.shared.trust.renew_now().map_err(HeadError::Identity)
+    }
+
+    /// Tells whether the head does its work.
+    pub fn health(&self) -> Health {
+        let actor = self.shared.actor.clone();
+        Health::new(self.runtime.clone(), move || {
+            let asked = actor.send(GetCluster);
+            async { asked.await.is_ok() }
+        })
+    }
+
+    /// Takes no more jobs and waits until those that run have ended by themselves, at most for `limit`. Whether they have.
+    /// Cancel safe; there is no way back but a new start.
+    pub async fn drain(&self, limit: Duration) -> bool {
+        self.shared.ready.store(false, Ordering::Release);
+        let reason = "the head is stopping and takes no more jobs".to_owned();
+        let drained = self.shared.actor.send(Drain { reason });
+        matches!(self.runtime.timeout(limit, drained).await, Some(Ok(())))
+    }
+
     /// Waits until at least `count` nodes are registered and alive. Cancel safe.
     ///
     /// # Errors
@@ -219,10 +258,30 @@ async fn run(
     parts.stop(stop_timeout).await;
 }
 
+/// Before there is a state folder: where its head can't start, no new cluster is left behind.
+fn check_addresses(config: &HeadConfig) -> Result<(), HeadError> {
+    let address = config.listen;
+    match &config.state {
+        HeadState::Dir(path) if !path.exists() => {}
+        _ => return Ok(()),
+    }
+    if let Err(error) = UdpSocket::bind(address) {
+        return Err(BindError::Socket { address, error }.into());
+    }
+    if let Some(address) = config.http
+        && let Err(error) = TcpListener::bind(address)
+    {
+        return Err(HttpStartError::Bind { address, error }.into());
+    }
+    Ok(())
+}
+
 /// All that runs.
 struct Parts {
     endpoint: Endpoint,
     shared: Arc<Shared>,
+    /// Keep certificates renewed.
+    renewals: Vec<AbortHandle>,
     http: Option<HttpHandle>,
     /// Ends when the last job's driver has been told.
     farewells: mpsc::Receiver<()>,
@@ -230,15 +289,17 @@ struct Parts {
 
 impl Parts {
     fn start(config: HeadConfig) -> Result<(Self, Ready), HeadError> {
-        let store = Arc::new(Store::open(&config.state)?);
+        check_addresses(&config)?;
+        let store = Arc::new(Store::open(&config.state, config.certificate_life)?);
         let runtime = match config.runtime {
             Some(runtime) => runtime,
             None => TransportRuntime::new(config.threads).map_err(HeadError::Thread)?,
         };
         let credentials = store
             .authority()
-            .issue(Role::Head, HEAD_NAME)
+            .issue_for(Role::Head, HEAD_NAME, config.certificate_life)
             .map_err(HeadError::Identity)?;
+        let credentials = LiveCredentials::new(credentials);
         let endpoint = Endpoint::bind(
             &runtime,
             credentials.clone(),
@@ -246,9 +307,22 @@ impl Parts {
                 listen: config.listen,
                 idle_timeout: config.lease,
                 keep_alive: config.lease / 6,
-                join: Some(Arc::new(join::Joins::new(Arc::clone(&store)))),
+                join: Some(Arc::new(join::Joins::new(
+                    Arc::clone(&store),
+                    config.certificate_life,
+                ))),
                 ..EndpointConfig::default()
             },
+        )?;
+        let lives = Lives {
+            member: config.certificate_life,
+            worker: config.worker_certificate_life,
+        };
+        let trust = Trust::new(
+            Arc::clone(&store),
+            lives,
+            credentials.clone(),
+            endpoint.clone(),
         )?;
         let (alive_sender, alive) = watch::channel(0);
         let actor = HeadActor::new(HeadSettings {
@@ -262,7 +336,7 @@ impl Parts {
         let (farewell, farewells) = mpsc::channel(1);
         let shared = Arc::new(Shared {
             actor,
-            store: Arc::clone(&store),
+            trust,
             runtime: runtime.clone(),
             ready: AtomicBool::new(false),
             lease: config.lease,
@@ -291,6 +365,7 @@ impl Parts {
             address: endpoint.local_addr(),
             http_address: http.as_ref().map(HttpHandle::address),
             store,
+            shared: Arc::clone(&shared),
             runtime,
             alive,
         };
@@ -302,6 +377,7 @@ impl Parts {
         );
         let parts = Self {
             endpoint,
+            renewals: shared.trust.keep_renewed(),
             shared,
             http,
             farewells,
@@ -326,6 +402,9 @@ impl Parts {
         }
         if let Some(http) = self.http {
             http.stop().await;
+        }
+        for renewal in self.renewals {
+            renewal.abort();
         }
         self.endpoint
             .close(CloseCode::Shutdown, "the head is stopping");

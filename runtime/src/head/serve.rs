@@ -7,23 +7,21 @@ use std::time::Duration;
 use actix::{Addr, MailboxError};
 use kolo_actors::head::HeadActor;
 use kolo_actors::head::messages::{
-    GetCluster, GetJob, GetJobs, Gone, Heard, MaySign, Register, Report, StopJob,
+    DrainNode, GetCluster, GetInterfaces, GetJob, GetJobs, Gone, Heard, MaySign, NetworkChanged,
+    Register, Report, StopJob,
 };
 use kolo_actors::head::registry::Session;
-use kolo_transport::authority::DEFAULT_VALIDITY;
 use kolo_transport::frame::Limits;
 use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{DriverId, JobId, NodeId, Slot};
 use kolo_transport::wire::head::Beat;
 use kolo_transport::wire::{HeadReply, HeadRequest, NodeRegistration, Refusal, RefusalKind};
-use kolo_transport::{
-    CloseCode, Connection, Endpoint, FrameError, IdentityError, Stream, TransportRuntime,
-};
+use kolo_transport::{CloseCode, Connection, Endpoint, FrameError, Stream, TransportRuntime};
 use tokio::sync::mpsc;
 
 use super::link::Link;
-use super::state::Store;
 use super::submit;
+use super::trust::{Trust, signing};
 
 /// How long a peer may take to read its answer.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,7 +32,7 @@ const HEARTBEAT_PRIORITY: i32 = 100;
 /// What all connections share.
 pub(super) struct Shared {
     pub(super) actor: Addr<HeadActor>,
-    pub(super) store: Arc<Store>,
+    pub(super) trust: Arc<Trust>,
     pub(super) runtime: TransportRuntime,
     /// Whether jobs are taken.
     pub(super) ready: AtomicBool,
@@ -97,7 +95,12 @@ impl Peer {
             }
         };
         tracing::debug!(peer = %peer.connection.peer(), reason = %lost, "disconnected");
-        peer.gone(&lost.to_string()).await;
+        let reason = if peer.shared.trust.is_revoked(peer.connection.peer()) {
+            "it was revoked".to_owned()
+        } else {
+            lost.to_string()
+        };
+        peer.gone(&reason).await;
     }
 
     /// Tells the registry that the connection has ended.
@@ -182,7 +185,8 @@ impl Peer {
             HeadRequest::SignWorker { job, slot, csr } => self.sign(job, slot, &csr).await,
             HeadRequest::Cluster => {
                 self.driver()?;
-                let cluster = actor.send(GetCluster).await.map_err(stopped)?;
+                let mut cluster = actor.send(GetCluster).await.map_err(stopped)?;
+                cluster.revoked = self.shared.trust.revoked();
                 Ok(HeadReply::Cluster(cluster))
             }
             HeadRequest::Jobs => {
@@ -195,6 +199,21 @@ impl Peer {
                 let info = actor.send(GetJob(job)).await.map_err(stopped)??;
                 Ok(HeadReply::Job(info))
             }
+            HeadRequest::Network(network) => {
+                let (node, session) = self.session()?;
+                let changed = NetworkChanged {
+                    node,
+                    session,
+                    network,
+                };
+                actor.send(changed).await.map_err(stopped)??;
+                Ok(HeadReply::Done)
+            }
+            HeadRequest::Interfaces(query) => {
+                self.driver()?;
+                let report = actor.send(GetInterfaces(query)).await.map_err(stopped)??;
+                Ok(HeadReply::Interfaces(report))
+            }
             HeadRequest::Stop { job } => {
                 let driver = self.driver()?;
                 let reason = format!("{driver} asked for it");
@@ -204,6 +223,21 @@ impl Peer {
                     .map_err(stopped)??;
                 end.wait().await;
                 Ok(HeadReply::Done)
+            }
+            HeadRequest::Drain => {
+                let (node, session) = self.session()?;
+                let drain = DrainNode { node, session };
+                actor.send(drain).await.map_err(stopped)??;
+                Ok(HeadReply::Done)
+            }
+            request @ (HeadRequest::Renew { .. }
+            | HeadRequest::CreateToken { .. }
+            | HeadRequest::Tokens
+            | HeadRequest::RevokeToken { .. }
+            | HeadRequest::Revoke { .. }
+            | HeadRequest::Reinstate { .. }) => {
+                let peer = self.connection.peer();
+                self.shared.trust.answer(peer, request).await
             }
             // These have streams of their own.
             HeadRequest::Register(_) | HeadRequest::Submit(_) | HeadRequest::Heartbeats => Err(
@@ -252,6 +286,7 @@ impl Peer {
         Ok(HeadReply::Registered {
             heartbeat_ms: self.shared.heartbeat.as_millis() as u64,
             lease_ms: self.shared.lease.as_millis() as u64,
+            revoked: self.shared.trust.registered(node, &self.connection),
         })
     }
 
@@ -302,21 +337,11 @@ impl Peer {
         let name = Identity::worker_name(job, slot);
         let certificate = self
             .shared
+            .trust
             .store
             .authority()
-            .sign(csr, Role::Worker, &name, DEFAULT_VALIDITY)
-            .map_err(|error| match error {
-                IdentityError::Request { .. } => {
-                    Refusal::new(RefusalKind::Invalid, error.to_string())
-                }
-                other => {
-                    tracing::error!(error = %other, "a worker's certificate could not be made");
-                    Refusal::new(
-                        RefusalKind::Internal,
-                        "the head could not make a certificate; its log says more",
-                    )
-                }
-            })?;
+            .sign(csr, Role::Worker, &name, self.shared.trust.lives.worker)
+            .map_err(signing)?;
         Ok(HeadReply::Signed {
             certificate: certificate.to_vec(),
             generation,

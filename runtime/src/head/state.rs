@@ -1,4 +1,4 @@
-//! What survives a head: its authority and its join tokens (D-1).
+//! What survives a head: its authority, its join tokens, who administers and who is out (D-1).
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -12,11 +12,15 @@ use kolo_transport::ids::{ClusterId, DriverId};
 use kolo_transport::token::random_secret;
 use kolo_transport::{Authority, Credentials, IdentityError, JoinToken, TokenBook};
 use rustix::fs::{FlockOperation, flock};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::admin_path;
 use super::config::HeadState;
 use super::error::HeadError;
+use super::members::Members;
 
+const MEMBERS: &str = "members.json";
 const TOKENS: &str = "tokens.json";
 const LOCK: &str = "lock";
 
@@ -24,6 +28,7 @@ const LOCK: &str = "lock";
 pub(super) struct Store {
     authority: Authority,
     tokens: Mutex<TokenBook>,
+    members: Mutex<Members>,
     dir: Option<Dir>,
 }
 
@@ -47,18 +52,20 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> HeadError {
 }
 
 impl Store {
-    pub(super) fn open(state: &HeadState) -> Result<Self, HeadError> {
+    /// `life` is that of the certificate of the operator.
+    pub(super) fn open(state: &HeadState, life: Duration) -> Result<Self, HeadError> {
         match state {
             HeadState::Memory => Ok(Self {
                 authority: Authority::create(ClusterId::random())?,
                 tokens: Mutex::default(),
+                members: Mutex::default(),
                 dir: None,
             }),
-            HeadState::Dir(path) => Self::open_dir(path),
+            HeadState::Dir(path) => Self::open_dir(path, life),
         }
     }
 
-    fn open_dir(path: &Path) -> Result<Self, HeadError> {
+    fn open_dir(path: &Path, life: Duration) -> Result<Self, HeadError> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -66,12 +73,17 @@ impl Store {
             .map_err(failed(path))?;
         let lock = lock(path)?;
         let authority = Authority::open(path)?;
-        let tokens = load_tokens(&path.join(TOKENS))?;
+        let tokens = load(&path.join(TOKENS))?;
+        let mut members: Members = load(&path.join(MEMBERS))?;
         let admin = admin_path(path);
-        keep_admin(&authority, &admin)?;
+        let name = keep_admin(&authority, &admin, &members, life)?;
+        if members.add_administrator(&name) {
+            save(&path.join(MEMBERS), &members)?;
+        }
         Ok(Self {
             authority,
             tokens: Mutex::new(tokens),
+            members: Mutex::new(members),
             dir: Some(Dir {
                 path: path.to_owned(),
                 admin,
@@ -86,6 +98,27 @@ impl Store {
 
     pub(super) fn admin_dir(&self) -> Option<&Path> {
         self.dir.as_ref().map(|dir| dir.admin.as_path())
+    }
+
+    /// Who administers and who is out.
+    pub(super) fn members(&self) -> MutexGuard<'_, Members> {
+        // Changed by single assignments, so a panic leaves them whole.
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the members if `change` succeeds and the result is stored; else all is as it was.
+    pub(super) fn change_members<T, E: From<HeadError>>(
+        &self,
+        change: impl FnOnce(&mut Members) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut members = self.members();
+        let mut changed = members.clone();
+        let result = change(&mut changed)?;
+        if let Some(dir) = &self.dir {
+            save(&dir.path.join(MEMBERS), &changed)?;
+        }
+        *members = changed;
+        Ok(result)
     }
 
     /// A new token, and whether it is stored.
@@ -108,6 +141,23 @@ impl Store {
         (token, stored)
     }
 
+    /// A new token of an administrator; none if it can't be stored.
+    pub(super) fn new_token(
+        &self,
+        by: &str,
+        role: Role,
+        admin: bool,
+        ttl: Duration,
+        uses: Option<u32>,
+    ) -> Result<JoinToken, HeadError> {
+        let fingerprint = self.authority.fingerprint();
+        self.change_tokens(|book| {
+            let token = book.create(role, ttl, uses, fingerprint, unix_now(), random_secret());
+            book.describe_newest(by, admin);
+            Ok(token)
+        })
+    }
+
     /// Changes the book if `change` succeeds and the result is stored; else all is as it was.
     pub(super) fn change_tokens<T, E: From<HeadError>>(
         &self,
@@ -121,20 +171,23 @@ impl Store {
         Ok(result)
     }
 
-    fn book(&self) -> MutexGuard<'_, TokenBook> {
+    pub(super) fn book(&self) -> MutexGuard<'_, TokenBook> {
         // The book is changed by single assignments, so a panic leaves it whole.
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn save(&self, book: &TokenBook) -> Result<(), HeadError> {
-        let Some(dir) = &self.dir else {
-            return Ok(());
-        };
-        let path = dir.path.join(TOKENS);
-        let text = serde_json::to_vec_pretty(book)
-            .map_err(|error| failed(&path)(io::Error::other(error)))?;
-        replace_file(&path, &text).map_err(failed(&path))
+        match &self.dir {
+            Some(dir) => save(&dir.path.join(TOKENS), book),
+            None => Ok(()),
+        }
     }
+}
+
+fn save(path: &Path, content: &impl Serialize) -> Result<(), HeadError> {
+    let text = serde_json::to_vec_pretty(content)
+        .map_err(|error| failed(path)(io::Error::other(error)))?;
+    replace_file(path, &text).map_err(failed(path))
 }
 
 fn lock(dir: &Path) -> Result<File, HeadError> {
@@ -165,29 +218,45 @@ pub fn lock_file(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-fn load_tokens(path: &Path) -> Result<TokenBook, HeadError> {
+fn load<T: Default + DeserializeOwned>(path: &Path) -> Result<T, HeadError> {
     match fs::read(path) {
         Ok(text) => serde_json::from_slice(&text).map_err(|error| HeadError::Damaged {
             path: path.to_owned(),
             reason: error.to_string(),
         }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(TokenBook::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(T::default()),
         Err(error) => Err(failed(path)(error)),
     }
 }
 
-/// Writes the credentials of an operator unless they are there.
-fn keep_admin(authority: &Authority, dir: &Path) -> Result<(), HeadError> {
+/// Writes the credentials of an operator unless good ones are there; gives their name.
+fn keep_admin(
+    authority: &Authority,
+    dir: &Path,
+    members: &Members,
+    life: Duration,
+) -> Result<String, HeadError> {
     match Credentials::load(dir) {
-        Ok(credentials) if credentials.authority() == authority.certificate() => return Ok(()),
-        // Of another cluster, of a start that was cut off, or none yet.
+        Ok(old)
+            if old.authority() == authority.certificate()
+                && !members.is_revoked(old.identity()) =>
+        {
+            let now = SystemTime::now();
+            if old.validity().renew_at(0.0) <= now || old.validity().end > now + life * 2 {
+                let name = &old.identity().name;
+                let certificate =
+                    authority.sign(&old.renewal_request()?, Role::Driver, name, life)?;
+                old.renewed(&certificate)?.save_renewed(dir)?;
+            }
+            return Ok(old.identity().name.clone());
+        }
+        // Of another cluster, of a start that was cut off, ended, revoked, or none yet.
         Ok(_) | Err(IdentityError::Content { .. } | IdentityError::File { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    authority
-        .issue(Role::Driver, &DriverId::random().to_string())?
-        .save(dir)?;
-    Ok(())
+    let name = DriverId::random().to_string();
+    authority.issue_for(Role::Driver, &name, life)?.save(dir)?;
+    Ok(name)
 }
 
 /// Replaces a file, for its owner alone (mode 0600), so that a crash leaves the old or the new one.
@@ -227,12 +296,14 @@ mod tests {
 
     use super::*;
 
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).unwrap().permissions().mode() & 0o777
     }
 
     fn open(dir: &Path) -> Result<Store, HeadError> {
-        Store::open(&HeadState::Dir(dir.to_owned()))
+        Store::open(&HeadState::Dir(dir.to_owned()), DAY)
     }
 
     #[test]
@@ -309,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_change_that_fails_changes_nothing() {
-        let store = Store::open(&HeadState::Memory).unwrap();
+        let store = Store::open(&HeadState::Memory, DAY).unwrap();
         let (token, stored) = store.create_token(Role::Driver, Duration::from_secs(60), Some(1));
         stored.unwrap();
         let result: Result<(), HeadError> = store.change_tokens(|book| {

@@ -113,6 +113,7 @@ async fn follow(coordinator: Addr<Coordinator>, mut recv: FrameReceiver) -> Neve
             Ok(Some(frame)) => match frame.head {
                 SubmitFrame::ProgramReady => Event::ProgramReady,
                 SubmitFrame::Stop => Event::DriverStop,
+                SubmitFrame::Kill => Event::DriverKill,
                 SubmitFrame::Done => Event::DriverDone,
             },
             // A frame of a later version.

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 
+use kolo_transport::identity::Identity;
 use kolo_transport::ids::JobId;
 use kolo_transport::wire::{ClusterInfo, JobInfo, Refusal};
 
@@ -17,6 +18,11 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub trait HeadApi: Send + Sync {
     /// Whether the head takes jobs now: its state is loaded and its endpoint listens.
     fn ready(&self) -> bool;
+
+    /// Whether a member was put out of the cluster, so that its certificate counts no more.
+    fn is_revoked(&self, _: &Identity) -> bool {
+        false
+    }
 
     /// The whole cluster.
     fn cluster(&self) -> BoxFuture<'_, Result<ClusterInfo, Refusal>>;

@@ -53,6 +53,33 @@ pub struct Node {
     pub last_seen_ms: u64,
     /// The jobs that hold resources on it.
     pub jobs: Vec<String>,
+    /// Whether it takes no more jobs, since it is being stopped.
+    pub draining: bool,
+}
+
+/// A node or driver that was put out of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Revoked {
+    /// Its id.
+    #[schema(example = "driver-00f3a9c2d4e5b687")]
+    pub name: String,
+    /// `node` or `driver`.
+    pub role: String,
+    /// Since when, in seconds since 1970.
+    pub since_unix: u64,
+    /// Why, as the operator said it.
+    pub reason: String,
+}
+
+impl From<&wire::RevokedMember> for Revoked {
+    fn from(member: &wire::RevokedMember) -> Self {
+        Self {
+            name: member.name.clone(),
+            role: member.role.to_string(),
+            since_unix: member.since_unix,
+            reason: member.reason.clone(),
+        }
+    }
 }
 
 impl From<&wire::NodeInfo> for Node {
@@ -66,6 +93,7 @@ impl From<&wire::NodeInfo> for Node {
             available: (&node.available).into(),
             last_seen_ms: node.last_seen_ms,
             jobs: node.jobs.iter().map(ToString::to_string).collect(),
+            draining: node.draining,
         }
     }
 }
@@ -84,6 +112,8 @@ pub struct Cluster {
     pub nodes: Vec<Node>,
     /// Jobs that have not ended.
     pub running_jobs: u32,
+    /// Nodes and drivers that were put out, in the order in which they were.
+    pub revoked: Vec<Revoked>,
 }
 
 impl From<&wire::ClusterInfo> for Cluster {
@@ -94,6 +124,7 @@ impl From<&wire::ClusterInfo> for Cluster {
             uptime_ms: cluster.uptime_ms,
             nodes: cluster.nodes.iter().map(Into::into).collect(),
             running_jobs: cluster.running_jobs,
+            revoked: cluster.revoked.iter().map(Into::into).collect(),
         }
     }
 }

@@ -44,7 +44,14 @@ pub(super) fn job_id(request: &HttpRequest) -> Result<JobId, ApiError> {
 
 impl Api {
     pub(super) fn caller(&self, request: &HttpRequest) -> Result<Caller, ApiError> {
-        Caller::of(request, self.bearer.as_ref())
+        let caller = Caller::of(request, self.bearer.as_ref())?;
+        match &caller {
+            // Also on a connection that is older than the revocation.
+            Caller::Member(identity) if self.head.is_revoked(identity) => {
+                Err(ApiError::unauthenticated(format!("{identity} was revoked")))
+            }
+            _ => Ok(caller),
+        }
     }
 
     fn operator(&self, request: &HttpRequest) -> Result<(), ApiError> {

@@ -12,7 +12,7 @@ use actix_web::dev::{Extensions, ServerHandle};
 use actix_web::middleware::from_fn;
 use actix_web::rt::net::TcpStream;
 use actix_web::{App, HttpServer, Resource, Route, web};
-use kolo_transport::credentials::Credentials;
+use kolo_transport::LiveCredentials;
 use kolo_transport::ids::ClusterId;
 use kolo_transport::tls::{self, ClientAuth, TlsError};
 use tokio::task::JoinHandle;
@@ -30,7 +30,7 @@ pub struct HttpConfig {
     /// Where to listen. Port 0 takes a free one.
     pub listen: SocketAddr,
     /// The head's own certificate and key. Clients check it against the cluster's authority, for the name `kolo`.
-    pub credentials: Credentials,
+    pub credentials: LiveCredentials,
     /// A secret that gives the rights of a driver to who has no certificate. `None`: certificates only.
     pub bearer: Option<BearerSecret>,
 }

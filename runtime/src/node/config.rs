@@ -148,6 +148,9 @@ pub struct NodeConfig {
     pub head: SocketAddr,
     /// Who the node is.
     pub credentials: NodeCredentials,
+    /// The folder that holds its identity, where it is stored as soon as the node has joined, and renewed certificates
+    /// after that. Default: none; they are kept in memory.
+    pub identity_dir: Option<PathBuf>,
     /// Its hostname. Default: what the operating system says. Nodes may have the same one.
     pub hostname: Option<String>,
     /// Where it listens for drivers. Default: `127.0.0.1:0`, which only processes of this host reach.
@@ -186,6 +189,7 @@ impl NodeConfig {
         Self {
             head,
             credentials: credentials.into(),
+            identity_dir: None,
             hostname: None,
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             advertise: None,

@@ -6,7 +6,11 @@
 
 mod calls;
 mod config;
+mod installed;
+mod network;
 mod orphans;
+mod output;
+mod ports;
 mod programs;
 mod serve;
 mod uplink;
@@ -20,13 +24,14 @@ use std::time::{Duration, Instant};
 use actix::{Actor, Addr, System};
 use kolo_actors::node::colocator::Here;
 use kolo_actors::node::inventory::Inventory;
-use kolo_actors::node::{NodeActor, NodeContext, Outputs, StopAll};
+use kolo_actors::node::{NodeActor, NodeContext, Outputs, Snapshot, StopAll};
 use kolo_actors::pace::{Backoff, LogLimit};
 use kolo_transport::ids::{JobId, NodeId};
+use kolo_transport::renewal::keep_renewed;
 use kolo_transport::wire::{Refusal, RefusalKind};
 use kolo_transport::{
-    BindError, CloseCode, ConnectError, Connection, Credentials, Endpoint, EndpointConfig,
-    JoinError, RequestError, Role, TransportRuntime,
+    BindError, CloseCode, ConnectError, Connection, ConnectionLost, Credentials, Endpoint,
+    EndpointConfig, JoinError, LiveCredentials, RequestError, Role, TransportRuntime,
 };
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
@@ -37,6 +42,7 @@ use self::programs::Programs;
 pub use self::programs::{ProgramSource, ProgramsError};
 use self::serve::Server;
 use self::uplink::{Registered, Session, Uplink};
+use crate::health::Health;
 
 /// How long the last events may take to reach the head when a node stops.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -66,6 +72,12 @@ pub enum NodeError {
     /// The credentials are not a node's. Join with a token for nodes.
     #[error("the credentials are those of a {0}; a node needs a node's")]
     Identity(Role),
+    /// The identity that the head has just given can't be kept in its folder; the token may be used up. Check the folder,
+    /// and give another token.
+    #[error(
+        "the new identity can't be kept: {0}; check the folder, and give another token if this one is used up"
+    )]
+    Keep(kolo_transport::IdentityError),
     /// The address to listen on can't be used.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -95,6 +107,21 @@ impl From<JoinError> for NodeError {
 }
 
 impl NodeError {
+    /// Whether an administrator has put this node out of the cluster: only they can let it in again.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        matches!(
+            self,
+            Self::Connect(ConnectError::Lost {
+                lost: ConnectionLost::Closed {
+                    code: CloseCode::Revoked,
+                    ..
+                },
+                ..
+            })
+        )
+    }
+
     /// Whether another attempt may work without any change on this side.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
@@ -181,8 +208,52 @@ impl Node {
     }
 
     /// Its identity, to [keep](Credentials::save) for the next start.
-    pub fn credentials(&self) -> &Credentials {
+    pub fn credentials(&self) -> Credentials {
         self.endpoint.credentials()
+    }
+
+    /// Takes credentials that were put into its folder: newer ones of the same identity.
+    ///
+    /// # Errors
+    ///
+    /// [`IdentityError`](kolo_transport::IdentityError) if they are of another.
+    pub fn reload_credentials(
+        &self,
+        credentials: Credentials,
+    ) -> Result<(), kolo_transport::IdentityError> {
+        self.endpoint.live_credentials().replace(credentials)
+    }
+
+    /// Waits until the head has put this node out of the cluster; the reason that it gives. The node's jobs are ended
+    /// then, and it can do nothing but stop. Cancel safe.
+    pub async fn revoked(&self) -> String {
+        self.uplink.revoked().await
+    }
+
+    /// Takes no more jobs and waits until those that are here have ended by themselves, at most for `limit`. Whether they
+    /// have: false also if the head, which knows best, can't be asked. Cancel safe.
+    pub async fn drain(&self, limit: Duration) -> bool {
+        match self.uplink.drain(limit).await {
+            Ok(()) => true,
+            Err(reason) => {
+                tracing::warn!(reason, "the node is not drained; jobs on it may be cut off");
+                false
+            }
+        }
+    }
+
+    /// Tells whether the node does its work.
+    pub fn health(&self) -> Health {
+        let actor = self.actors.as_ref().map(|actors| actors.node.clone());
+        Health::new(self.runtime.clone(), move || {
+            let asked = actor.as_ref().map(|actor| actor.send(Snapshot));
+            async {
+                match asked {
+                    Some(asked) => asked.await.is_ok(),
+                    None => false,
+                }
+            }
+        })
     }
 
     /// Stops: takes no more jobs, ends those that are here with their grace, tells the head, closes all
@@ -276,14 +347,22 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
     let programs = Programs::open(config.programs.clone(), runtime.handle().clone())?;
     let credentials = match config.credentials {
         NodeCredentials::Have(credentials) => credentials,
-        NodeCredentials::Token(ref token) => join(&runtime, &config, token, deadline).await?,
+        NodeCredentials::Token(ref token) => {
+            let joined = join(&runtime, &config, token, deadline).await?;
+            // At once: the token may be used up, and whatever comes next may fail.
+            if let Some(dir) = &config.identity_dir {
+                joined.save(dir).map_err(NodeError::Keep)?;
+            }
+            joined
+        }
     };
     let identity = credentials.identity().clone();
     let id = identity.node().ok_or(NodeError::Identity(identity.role))?;
     let authority = credentials.authority().to_vec();
+    let live = LiveCredentials::new(credentials);
     let endpoint = Endpoint::bind(
         &runtime,
-        credentials,
+        live.clone(),
         EndpointConfig {
             listen: config.listen,
             idle_timeout: config.idle_timeout,
@@ -320,14 +399,18 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         outputs: Arc::new(Outputs::new(config.logs)),
     });
     let actors = Actors::start(context.clone(), Inventory::new(resources, devices)).await?;
+    let network = network::Network::new(endpoint.local_addr());
     let server = Arc::new(Server {
         head: config.head,
         context,
         node: actors.node.clone(),
         uplink: uplink.clone(),
+        endpoint: endpoint.clone(),
         calls,
         programs,
+        ports: ports::Ports::default(),
         address,
+        network: network.clone(),
         // Odd, and so never 0.
         instance: JobId::random().0 | 1,
         refusals: Mutex::new(LogLimit::new(REFUSAL_LOG)),
@@ -346,12 +429,27 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
     };
     guard.0 = None;
     let registered = register(&connection, &server, deadline).await?;
+    endpoint.revoke(&registered.revoked);
     tracing::info!(%id, %address, head = %config.head, "registered");
     let first = Session {
         connection,
         registered,
     };
+    let renewal = {
+        let uplink = uplink.clone();
+        let dir = config.identity_dir;
+        keep_renewed(
+            live,
+            move |csr| {
+                let uplink = uplink.clone();
+                async move { uplink.renew(csr).await }
+            },
+            move |new| store_renewed(dir.as_deref(), new),
+        )
+    };
     node.tasks = vec![
+        tokio::spawn(renewal).abort_handle(),
+        tokio::spawn(network.watch()).abort_handle(),
         tokio::spawn(server.clone().accept(endpoint.clone())).abort_handle(),
         tokio::spawn(orphans::watch(
             orphan_timeout,
@@ -363,6 +461,17 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         tokio::spawn(uplink.run(endpoint, server, first)).abort_handle(),
     ];
     Ok(node)
+}
+
+fn store_renewed(dir: Option<&std::path::Path>, credentials: &Credentials) {
+    let Some(dir) = dir else { return };
+    match credentials.save_renewed(dir) {
+        Ok(true) => {}
+        Ok(false) => {
+            tracing::warn!(dir = %dir.display(), "the folder holds another identity now; it is left alone");
+        }
+        Err(error) => tracing::error!(%error, "the new certificate could not be stored"),
+    }
 }
 
 /// Registers for the first time. While another daemon with this identity is there it is tried until `deadline`: it may

@@ -1,26 +1,29 @@
 //! Requests of the head and of drivers.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use actix::Addr;
 use bytes::Bytes;
 use kolo_actors::node::{
-    Membership, NodeActor, NodeContext, RankLost, Reserve, Snapshot, Start, Stop,
+    Kill, Launch, Membership, NodeActor, NodeContext, RankLost, Reserve, Snapshot, Start, Stop,
 };
 use kolo_actors::pace::LogLimit;
 use kolo_transport::ids::{JobId, Rank};
 use kolo_transport::wire::{
-    NodeRegistration, NodeReply, NodeRequest, ProgramHash, Refusal, RefusalKind, Resources,
+    InstalledHere, NodeRegistration, NodeReply, NodeRequest, ProgramHash, Refusal, RefusalKind,
     StartWorkers,
 };
 use kolo_transport::{
-    CloseCode, Connection, Endpoint, FrameError, FrameReceiver, Identity, Limits, Role, Stream,
+    CloseCode, Connection, Endpoint, FrameError, FrameReceiver, Limits, Role, Stream,
 };
 
 use super::NodeError;
 use super::calls::{Attach, Calls};
+use super::installed;
+use super::network::{self, Network};
+use super::ports::Ports;
 use super::programs::{MAX_PIECE, Pieces, Programs};
 use super::uplink::Uplink;
 
@@ -45,9 +48,12 @@ pub(super) struct Server {
     pub(super) context: Arc<NodeContext>,
     pub(super) node: Addr<NodeActor>,
     pub(super) uplink: Arc<Uplink>,
+    pub(super) endpoint: Endpoint,
     pub(super) calls: Arc<Calls>,
     pub(super) programs: Programs,
+    pub(super) ports: Ports,
     pub(super) address: SocketAddr,
+    pub(super) network: Arc<Network>,
     /// Tells this daemon from others with the same identity.
     pub(super) instance: u64,
     /// For the log of refused requests, which anybody can cause.
@@ -65,21 +71,28 @@ impl std::fmt::Debug for Server {
 
 /// Who may ask for what (S-2).
 fn may(role: Role, request: &NodeRequest) -> Result<(), Refusal> {
-    let allowed = match request {
+    let allowed: &[Role] = match request {
+        NodeRequest::Echo => &[Role::Node, Role::Driver, Role::Head],
         NodeRequest::Reserve { .. }
         | NodeRequest::Release { .. }
         | NodeRequest::Start(_)
         | NodeRequest::Membership(_)
         | NodeRequest::RankLost { .. }
-        | NodeRequest::Stop { .. } => Role::Head,
+        | NodeRequest::Revocations(_)
+        | NodeRequest::Stop { .. }
+        | NodeRequest::Probe(_)
+        | NodeRequest::Kill { .. } => &[Role::Head],
         NodeRequest::HasProgram { .. }
         | NodeRequest::PutProgram { .. }
         | NodeRequest::Attach { .. }
-        | NodeRequest::Logs { .. } => Role::Driver,
+        | NodeRequest::Logs { .. }
+        | NodeRequest::Output { .. } => &[Role::Driver],
     };
-    if role == allowed {
+    if allowed.contains(&role) {
         Ok(())
     } else {
+        let allowed: Vec<String> = allowed.iter().map(ToString::to_string).collect();
+        let allowed = allowed.join(" or ");
         Err(Refusal::new(
             RefusalKind::Forbidden,
             format!("only a {allowed} may ask a node for this, and the caller is a {role}"),
@@ -106,20 +119,25 @@ impl Server {
             resources: snapshot.total,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             jobs: snapshot.jobs,
+            network: self.network.for_registration(),
             instance: self.instance,
         })
     }
 
-    /// Accepts drivers until the endpoint is closed.
+    /// Accepts drivers and nodes until the endpoint is closed.
     pub(super) async fn accept(self: Arc<Self>, endpoint: Endpoint) {
         while let Some(connection) = endpoint.accept().await {
-            if connection.peer().role == Role::Driver {
+            // Nodes come to see whether they reach each other.
+            if matches!(connection.peer().role, Role::Driver | Role::Node) {
                 tokio::spawn(self.clone().connection(connection));
             } else {
                 if let Some(left_out) = self.may_log() {
-                    tracing::warn!(peer = %connection.peer(), left_out, "only drivers connect to a node");
+                    tracing::warn!(peer = %connection.peer(), left_out, "only drivers and nodes connect to a node");
                 }
-                connection.close(CloseCode::Forbidden, "only drivers connect to a node");
+                connection.close(
+                    CloseCode::Forbidden,
+                    "only drivers and nodes connect to a node",
+                );
             }
         }
     }
@@ -131,7 +149,7 @@ impl Server {
                     tokio::spawn(self.clone().serve(stream, connection.clone()));
                 }
                 Err(lost) => {
-                    tracing::debug!(peer = %connection.peer(), %lost, "a driver is gone");
+                    tracing::debug!(peer = %connection.peer(), %lost, "a peer is gone");
                     return;
                 }
             }
@@ -148,7 +166,7 @@ impl Server {
     /// Serves one stream.
     pub(super) async fn serve(self: Arc<Self>, mut stream: Stream, connection: Connection) {
         let peer = connection.peer();
-        let served = match self.answer(&mut stream, peer).await {
+        let served = match self.answer(&mut stream, &connection).await {
             Ok(None) => return,
             Ok(Some(attach)) => self.calls.attach(stream, &connection, attach).await,
             Err(error) => {
@@ -170,8 +188,9 @@ impl Server {
     async fn answer(
         &self,
         stream: &mut Stream,
-        peer: &Identity,
+        connection: &Connection,
     ) -> Result<Option<Attach>, FrameError> {
+        let peer = connection.peer();
         let request = match stream.recv.expect_within::<NodeRequest>(FIRST_FRAME).await {
             Ok(frame) => frame.head,
             Err(FrameError::Malformed { reason, .. }) => {
@@ -212,12 +231,26 @@ impl Server {
                 let _present = driver.and_then(|driver| self.calls.present(job, driver));
                 self.logs(stream, job, &ranks, tail, follow).await
             }
+            NodeRequest::Output { job, without } => {
+                let driver = peer.driver();
+                let _present = driver.and_then(|driver| self.calls.present(job, driver));
+                self.output(stream, driver, job, &without).await?;
+                Ok(None)
+            }
             NodeRequest::PutProgram { program } => {
                 stream.recv.set_limits(UPLOADS);
                 let mut pieces = Upload(&mut stream.recv);
                 let stored = self.programs.put(&program, &mut pieces).await;
                 stream.recv.stop(CloseCode::Done);
                 reply(stream, &done(stored)).await
+            }
+            NodeRequest::Echo => {
+                let echo = NodeReply::Echo(self.network.echo(connection));
+                reply(stream, &echo).await
+            }
+            NodeRequest::Probe(probe) => {
+                let results = network::probe(&self.endpoint, &probe).await;
+                reply(stream, &NodeReply::Probed(results)).await
             }
             request => {
                 let answer = self.decide(request).await;
@@ -235,13 +268,30 @@ impl Server {
                 workers,
                 lease_ms,
                 program,
+                installed,
             } => {
                 let lease = Duration::from_millis(lease_ms);
-                self.reserve(job, per_worker, workers, lease, program).await
+                let reserve = Reserve {
+                    job,
+                    per_worker,
+                    workers,
+                    lease,
+                };
+                self.reserve(reserve, program, installed).await
             }
             NodeRequest::Start(start) => self.start(start).await,
+            NodeRequest::Revocations(list) => {
+                // A newer one may have come first, which is as good.
+                self.endpoint.revoke(&list);
+                NodeReply::Done
+            }
             NodeRequest::Release { job } => self.stop(job, "it was released".to_owned()).await,
             NodeRequest::Stop { job, reason } => self.stop(job, reason).await,
+            NodeRequest::Kill { job } => {
+                let killed = self.node.send(Kill { job }).await;
+                self.told(job).await;
+                done(killed.map_err(|_| stopping()))
+            }
             NodeRequest::Membership(table) => done(
                 self.node
                     .send(Membership(table))
@@ -265,8 +315,11 @@ impl Server {
             NodeRequest::HasProgram { hash } => {
                 NodeReply::HasProgram(self.programs.get(hash).await.is_some())
             }
-            NodeRequest::Attach { .. }
+            NodeRequest::Echo
+            | NodeRequest::Probe(_)
+            | NodeRequest::Attach { .. }
             | NodeRequest::Logs { .. }
+            | NodeRequest::Output { .. }
             | NodeRequest::PutProgram { .. } => NodeReply::Refused(Refusal::new(
                 RefusalKind::Internal,
                 "this request has a stream of its own",
@@ -276,46 +329,56 @@ impl Server {
 
     async fn reserve(
         &self,
-        job: JobId,
-        per_worker: Resources,
-        workers: u32,
-        lease: Duration,
+        reserve: Reserve,
         program: ProgramHash,
+        installed: Option<InstalledHere>,
     ) -> NodeReply {
-        let reserve = Reserve {
-            job,
-            per_worker,
-            workers,
-            lease,
-        };
+        let job = reserve.job;
         let reserved = self.node.send(reserve).await;
         match reserved.unwrap_or_else(|_| Err(stopping())) {
-            Ok(()) => NodeReply::Reserved {
-                has_program: self.programs.get(program).await.is_some(),
-                free_port: self.free_port(),
+            Ok(()) => match installed {
+                None => NodeReply::Reserved {
+                    has_program: self.programs.get(program).await.is_some(),
+                    free_port: self.ports.take(),
+                    problem: None,
+                },
+                Some(InstalledHere { owner, program }) => {
+                    let problem = installed::find(&program).err();
+                    if problem.is_none() && program.stream_output {
+                        // The driver may come for it before the job is started here.
+                        let outputs = &self.context.outputs;
+                        outputs.open_streamed(job, owner, program.stdin);
+                    }
+                    NodeReply::Reserved {
+                        has_program: false,
+                        free_port: self.ports.take(),
+                        problem,
+                    }
+                }
             },
             Err(refusal) => NodeReply::Refused(refusal),
         }
     }
 
-    /// A TCP port that is free now; 0 if there is none, which binds to any.
-    fn free_port(&self) -> u16 {
-        TcpListener::bind((self.context.ip, 0))
-            .and_then(|listener| listener.local_addr())
-            .map_or(0, |address| address.port())
-    }
-
     async fn start(&self, start: StartWorkers) -> NodeReply {
         let job = start.job;
-        let Some(program) = self.programs.get(start.program.hash).await else {
-            return NodeReply::Refused(Refusal::new(
-                RefusalKind::NotFound,
-                format!(
-                    "the program `{}` ({}) is not on this node; it must be sent before {job} starts",
-                    start.program.name.escape_debug(),
-                    start.program.hash
-                ),
-            ));
+        let program = match &start.installed {
+            Some(program) => installed::find(program).map(Launch::Installed),
+            None => match self.programs.get(start.program.hash).await {
+                Some(program) => Ok(Launch::Sent(program)),
+                None => Err(Refusal::new(
+                    RefusalKind::NotFound,
+                    format!(
+                        "the program `{}` ({}) is not on this node; it must be sent before {job} starts",
+                        start.program.name.escape_debug(),
+                        start.program.hash
+                    ),
+                )),
+            },
+        };
+        let program = match program {
+            Ok(program) => program,
+            Err(refusal) => return NodeReply::Refused(refusal),
         };
         let started = self.node.send(Start { start, program }).await;
         match started.unwrap_or_else(|_| Err(stopping())) {
@@ -326,12 +389,16 @@ impl Server {
 
     async fn stop(&self, job: JobId, reason: String) -> NodeReply {
         let stopped = self.node.send(Stop { job, reason }).await;
-        // The head takes this answer for the end of the job: how its workers ended comes before it.
+        self.told(job).await;
+        done(stopped.map_err(|_| stopping()))
+    }
+
+    /// The head takes an answer for the end of the job: how its workers ended comes before it.
+    async fn told(&self, job: JobId) {
         let told = tokio::time::timeout(EXITS_FIRST, self.uplink.delivered()).await;
         if told.is_err() {
             tracing::warn!(%job, "the head did not take the exits of the workers in time");
         }
-        done(stopped.map_err(|_| stopping()))
     }
 
     async fn logs(
@@ -375,7 +442,10 @@ impl Server {
     }
 }
 
-async fn reply(stream: &mut Stream, reply: &NodeReply) -> Result<Option<Attach>, FrameError> {
+pub(super) async fn reply(
+    stream: &mut Stream,
+    reply: &NodeReply,
+) -> Result<Option<Attach>, FrameError> {
     stream.send.send(reply, &[]).await?;
     stream.send.finish();
     Ok(None)
@@ -404,12 +474,12 @@ impl Pieces for Upload<'_> {
 #[cfg(test)]
 mod tests {
     use kolo_transport::ids::Generation;
-    use kolo_transport::wire::Program;
+    use kolo_transport::wire::{Probe, Program};
 
     use super::*;
 
     #[test]
-    fn every_request_has_one_role() {
+    fn every_request_has_its_roles() {
         let job = JobId(1);
         let hash = ProgramHash([0; 32]);
         let of_drivers = [
@@ -433,16 +503,25 @@ mod tests {
             },
         ];
         let of_the_head = [
+            NodeRequest::Probe(Probe {
+                targets: Vec::new(),
+                limit_ms: 1,
+            }),
             NodeRequest::Release { job },
             NodeRequest::Stop {
                 job,
                 reason: String::new(),
             },
         ];
+        for role in [Role::Driver, Role::Head, Role::Node] {
+            assert_eq!(may(role, &NodeRequest::Echo), Ok(()));
+        }
+        assert!(may(Role::Worker, &NodeRequest::Echo).is_err());
         for (role, allowed, forbidden) in [
             (Role::Driver, &of_drivers[..], &of_the_head[..]),
             (Role::Head, &of_the_head[..], &of_drivers[..]),
             (Role::Node, &[][..], &of_drivers[..]),
+            (Role::Node, &[][..], &of_the_head[..]),
             (Role::Worker, &[][..], &of_the_head[..]),
         ] {
             for request in allowed {

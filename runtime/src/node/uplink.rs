@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kolo_actors::node::{BoxFuture, HeadLink};
+use kolo_actors::node::{BoxFuture, HeadLink, StopAll};
 use kolo_transport::heartbeat::{HeartbeatAction, Heartbeats};
 use kolo_transport::ids::{JobId, Slot};
 use kolo_transport::wire::head::Beat;
 use kolo_transport::wire::{
-    HeadReply, HeadRequest, NodeEvent, NodeRegistration, Refusal, RefusalKind,
+    HeadReply, HeadRequest, NodeEvent, NodeRegistration, Refusal, RefusalKind, RevocationList,
 };
 use kolo_transport::{
     CloseCode, ConnectError, Connection, ConnectionLost, Endpoint, Expect, Limits, RequestError,
@@ -41,10 +41,12 @@ const MAX_PAUSE: Duration = Duration::from_secs(2);
 const HEARTBEAT_PRIORITY: i32 = 100;
 
 /// What the head says at a registration.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Registered {
     heartbeat: Duration,
     lease: Duration,
+    /// Who was put out of the cluster.
+    pub(super) revoked: RevocationList,
 }
 
 /// A connection over which the node is registered.
@@ -64,6 +66,8 @@ pub(super) struct Uplink {
     /// Changes when the list becomes empty.
     acknowledged: Notify,
     connection: watch::Sender<Option<Connection>>,
+    /// Why the head wants this node no more.
+    revoked: watch::Sender<Option<String>>,
 }
 
 /// Tries to connect to the head until `deadline`.
@@ -99,9 +103,11 @@ pub(super) async fn register(
         HeadReply::Registered {
             heartbeat_ms,
             lease_ms,
+            revoked,
         } => Ok(Registered {
             heartbeat: Duration::from_millis(heartbeat_ms).max(Duration::from_millis(1)),
             lease: Duration::from_millis(lease_ms).max(Duration::from_millis(1)),
+            revoked,
         }),
         HeadReply::Refused(refusal) => Err(NodeError::Refused(refusal)),
         other => Err(NodeError::Answer(format!("{other:?}"))),
@@ -120,6 +126,7 @@ impl Uplink {
             added: Notify::new(),
             acknowledged: Notify::new(),
             connection: watch::Sender::new(None),
+            revoked: watch::Sender::new(None),
         })
     }
 
@@ -140,7 +147,67 @@ impl Uplink {
         }
     }
 
-    /// Keeps the node registered, until it is dropped.
+    /// Waits until the head has put this node out of the cluster; why it did.
+    pub(super) async fn revoked(&self) -> String {
+        let mut revoked = self.revoked.subscribe();
+        match revoked.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().unwrap_or_default(),
+            // Not while `self` is there.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Asks the head over the connection that is there.
+    async fn ask(&self, request: &HeadRequest, limit: Duration) -> Result<HeadReply, String> {
+        let connection = self
+            .connection
+            .borrow()
+            .clone()
+            .ok_or("the head is not connected")?;
+        connection
+            .request(request, limit)
+            .await
+            .map_err(|error| error.to_string())
+    }
+
+    /// Has the node's certificate renewed.
+    pub(super) async fn renew(&self, csr: Vec<u8>) -> Result<Vec<u8>, String> {
+        match self
+            .ask(&HeadRequest::Renew { csr }, REQUEST_TIMEOUT)
+            .await?
+        {
+            HeadReply::Renewed { certificate } => Ok(certificate),
+            HeadReply::Refused(refusal) => Err(refusal.message),
+            other => Err(format!("the head answered {other:?}")),
+        }
+    }
+
+    /// Takes no more jobs, and waits until none is left, at most for `limit`. Says why if some may be left.
+    pub(super) async fn drain(&self, limit: Duration) -> Result<(), String> {
+        match self.ask(&HeadRequest::Drain, limit).await? {
+            HeadReply::Done => Ok(()),
+            HeadReply::Refused(refusal) => Err(refusal.message),
+            other => Err(format!("the head answered {other:?}")),
+        }
+    }
+
+    /// The head has put this node out: its jobs end as if it was lost.
+    async fn put_out(&self, reason: String, server: &Server) {
+        tracing::error!(
+            head = %server.head,
+            reason,
+            "this node was revoked: its jobs are ended; an administrator may let it in again with `kolo revoke --undo`"
+        );
+        let stop = StopAll {
+            reason: "the node was revoked".to_owned(),
+        };
+        if server.node.send(stop).await.is_err() {
+            tracing::debug!("the node's actor is gone");
+        }
+        self.revoked.send_replace(Some(reason));
+    }
+
+    /// Keeps the node registered, until it is dropped or revoked.
     pub(super) async fn run(
         self: Arc<Self>,
         endpoint: Endpoint,
@@ -158,8 +225,11 @@ impl Uplink {
                     .send_replace(Some(session.connection.clone()));
                 let why = self.serve(&session, &server).await;
                 self.connection.send_replace(None);
-                let replaced = was_replaced(&session.connection).await;
+                let (replaced, revoked) = fate(&session.connection).await;
                 session.connection.close(CloseCode::Done, "");
+                if let Some(reason) = revoked {
+                    return self.put_out(reason, &server).await;
+                }
                 if replaced {
                     // Nobody but another process with these credentials does that. Taking turns at full speed
                     // would help neither.
@@ -183,6 +253,9 @@ impl Uplink {
                     tracing::info!(head = %server.head, "registered again");
                     session = Some(again);
                 }
+                Err(error) if error.is_revoked() => {
+                    return self.put_out(error.to_string(), &server).await;
+                }
                 Err(error) => {
                     let error = error.to_string();
                     // Once, as long as it stays the same.
@@ -202,6 +275,7 @@ impl Uplink {
             .map_err(NodeError::Connect)?;
         let registration = server.registration().await?;
         let registered = register(&connection, registration).await?;
+        endpoint.revoke(&registered.revoked);
         Ok(Session {
             connection,
             registered,
@@ -212,9 +286,10 @@ impl Uplink {
     async fn serve(&self, session: &Session, server: &Arc<Server>) -> String {
         let connection = &session.connection;
         tokio::select! {
-            why = heartbeats(connection, session.registered) => why,
+            why = heartbeats(connection, &session.registered) => why,
             why = self.send_events(connection) => why,
             why = take_requests(connection, server) => why,
+            why = tell_network(connection, server) => why,
             lost = connection.closed() => lost.to_string(),
         }
     }
@@ -300,6 +375,24 @@ impl HeadLink for Uplink {
     }
 }
 
+/// Whether the head has ended the connection for a newer one of the same node; why, if it has put the node out.
+async fn fate(connection: &Connection) -> (bool, Option<String>) {
+    if !connection.is_closed() {
+        return (false, None);
+    }
+    match connection.closed().await {
+        ConnectionLost::Closed {
+            code: CloseCode::Duplicate,
+            ..
+        } => (true, None),
+        ConnectionLost::Closed {
+            code: CloseCode::Revoked,
+            reason,
+        } => (false, Some(reason)),
+        _ => (false, None),
+    }
+}
+
 /// The events that go out together.
 fn batch(events: &VecDeque<NodeEvent>) -> Vec<NodeEvent> {
     let mut bytes = 0;
@@ -327,20 +420,8 @@ fn weight(event: &NodeEvent) -> usize {
     }
 }
 
-/// Whether the head has ended the connection for a newer one of the same node.
-async fn was_replaced(connection: &Connection) -> bool {
-    connection.is_closed()
-        && matches!(
-            connection.closed().await,
-            ConnectionLost::Closed {
-                code: CloseCode::Duplicate,
-                ..
-            }
-        )
-}
-
 /// Sends heartbeats until the head does not answer any more.
-async fn heartbeats(connection: &Connection, registered: Registered) -> String {
+async fn heartbeats(connection: &Connection, registered: &Registered) -> String {
     let mut stream = match connection.open(Limits::CONTROL).await {
         Ok(stream) => stream,
         Err(lost) => return lost.to_string(),
@@ -371,6 +452,22 @@ async fn heartbeats(connection: &Connection, registered: Registered) -> String {
             },
             () = tokio::time::sleep_until(until.into()) => {}
         }
+    }
+}
+
+/// Tells the head when the network interfaces have changed.
+async fn tell_network(connection: &Connection, server: &Arc<Server>) -> String {
+    loop {
+        let network = server.network.news().await;
+        let request = HeadRequest::Network(network.clone());
+        match connection.request(&request, REQUEST_TIMEOUT).await {
+            Ok(HeadReply::Done) => {}
+            // Saying it again would change nothing.
+            Ok(other) => tracing::warn!(?other, "the head did not want the network interfaces"),
+            Err(RequestError::Deadline { .. }) => continue,
+            Err(error) => return format!("the network interfaces were not taken: {error}"),
+        }
+        server.network.was_told(&network);
     }
 }
 

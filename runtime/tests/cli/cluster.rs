@@ -210,6 +210,19 @@ fn credentials_that_are_missing_or_bad_are_told() {
     assert!(line.contains("there are no credentials in"), "{line}");
     assert!(line.contains("kolo login"), "{line}");
 
+    let line = Ran::of(
+        &fake
+            .command(&["status", "--credentials", nowhere])
+            .env_remove("KOLO_HEAD")
+            .output()
+            .unwrap(),
+    )
+    .bad(2);
+    assert!(
+        line.contains("kolo login --head HOST:PORT --token-file FILE"),
+        "{line}"
+    );
+
     let key = fake.credentials_dir().join("key.pem");
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
     let line = fake.kolo(&["status"]).bad(5);

@@ -120,6 +120,7 @@ impl Fake {
                 uptime_ms: 192_000,
                 nodes: Vec::new(),
                 running_jobs: 0,
+                revoked: Vec::new(),
             },
             jobs: Vec::new(),
             stopped: Vec::new(),
@@ -369,6 +370,7 @@ pub(crate) fn node_info(id: NodeId, alive: bool) -> NodeInfo {
         available: Resources::default(),
         last_seen_ms: 4000,
         jobs: Vec::new(),
+        draining: false,
     }
 }
 
@@ -405,5 +407,6 @@ pub(crate) fn job(id: u64, state: JobState, nodes: Vec<PlacedNode>) -> JobInfo {
         age_ms: 61_000,
         reason: None,
         rendezvous: None,
+        network: None,
     }
 }

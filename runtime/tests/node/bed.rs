@@ -152,6 +152,7 @@ impl Streams {
                 self.registrations.send(registration).await.unwrap();
                 self.registered.send_replace(Some(connection));
                 HeadReply::Registered {
+                    revoked: kolo_transport::wire::RevocationList::default(),
                     heartbeat_ms: 50,
                     lease_ms: self.lease_ms,
                 }
@@ -232,6 +233,7 @@ pub(crate) fn job_on(node: NodeId, owner: DriverId, workers: u32, mode: &str) ->
         needs_data_plane: false,
         hello_timeout_ms: 60_000,
         grace_ms: 60_000,
+        installed: None,
     }
 }
 
@@ -322,6 +324,7 @@ impl Bed {
             workers: start.slots.len() as u32,
             lease_ms: 60_000,
             program: start.program.hash,
+            installed: None,
         };
         self.head.ask(reserve).await
     }

@@ -32,7 +32,7 @@ impl Daemon {
         let child = Command::new(env!("CARGO_BIN_EXE_kolo-node"))
             .args(["--head", &head.to_string(), "--format", "json"])
             .args(args)
-            .env_remove("KOLO_NODE_STATE")
+            .env_remove("KOLO_NODE_STATE_DIR")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -137,6 +137,34 @@ async fn it_joins_with_a_token_and_keeps_its_identity() {
     assert!(error.contains("the head refused"), "{error}");
     assert!(!error.contains(&once.to_string()), "{error}");
     assert_eq!(third.end().await.code(), Some(1));
+    soon(head.stop()).await;
+}
+
+/// A token for one use is used up by then.
+#[tokio::test]
+async fn a_start_that_fails_after_the_join_has_kept_the_identity() {
+    let dir = TempDir::new().unwrap();
+    let state = dir.path().join("state");
+    let token = dir.path().join("token");
+    let head = kolo_runtime::Head::start(HeadConfig::default())
+        .await
+        .unwrap();
+    let once = head.create_token(Role::Node, Duration::from_secs(600), Some(1));
+    std::fs::write(&token, format!("{once}\n")).unwrap();
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let listen = taken.local_addr().unwrap().to_string();
+    let args = ["--token-file", path(&token), "--state-dir", path(&state)];
+    let mut daemon = Daemon::start(
+        head.address(),
+        &[&args[..], &["--listen", &listen]].concat(),
+    );
+    let error = daemon.ready().await.unwrap_err();
+    assert!(error.contains(&listen), "{error}");
+    assert_eq!(daemon.end().await.code(), Some(1));
+    let mut again = Daemon::start(head.address(), &["--state-dir", path(&state)]);
+    again.ready().await.unwrap();
+    again.signal(Signal::INT);
+    assert!(again.end().await.success());
     soon(head.stop()).await;
 }
 
@@ -281,6 +309,7 @@ async fn reserve_and_start(head: &Head, start: &StartWorkers) -> Vec<(Slot, u32)
         workers: 1,
         lease_ms: 60_000,
         program: start.program.hash,
+        installed: None,
     };
     let reply = head.ask(reserve).await;
     let has_program = matches!(

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kolo_runtime::{Node, NodeConfig, NodeError};
-use kolo_transport::ids::{ClusterId, DriverId, NodeId};
-use kolo_transport::wire::{HeadRequest, NodeEvent, NodeReply, NodeRequest, RefusalKind};
+use kolo_transport::ids::{ClusterId, DriverId, NodeId, Slot};
+use kolo_transport::wire::{HeadRequest, NodeEvent, NodeReply, NodeRequest, Probe, RefusalKind};
 use kolo_transport::{
-    Authority, CloseCode, ConnectError, ConnectionLost, Endpoint, EndpointConfig, Expect, Limits,
-    Role, TransportRuntime,
+    Authority, CloseCode, ConnectError, ConnectionLost, Endpoint, EndpointConfig, Expect, Identity,
+    Limits, Role, TransportRuntime,
 };
 
 use crate::bed::{Bed, Head, is_running, node_config, soon};
@@ -144,7 +144,7 @@ async fn a_node_whose_place_another_has_taken_does_not_fight_for_it() {
 }
 
 #[tokio::test]
-async fn nobody_but_the_head_commands_and_nobody_but_drivers_connect() {
+async fn nobody_but_the_head_commands_and_other_nodes_may_only_see_whether_they_get_through() {
     let bed = Bed::start().await;
     let connection = bed.connect().await;
     let request = NodeRequest::Stop {
@@ -168,12 +168,40 @@ async fn nobody_but_the_head_commands_and_nobody_but_drivers_connect() {
         matches!(&reply, NodeReply::Refused(refusal) if refusal.kind == RefusalKind::Forbidden),
         "{reply:?}"
     );
-    // Another node is sent away.
-    let name = NodeId::random().to_string();
-    let credentials = bed.head.authority.issue(Role::Node, &name).unwrap();
-    let other = Endpoint::bind(&bed.runtime, credentials, EndpointConfig::default()).unwrap();
+    let as_role = |role, name: String| {
+        let credentials = bed.head.authority.issue(role, &name).unwrap();
+        Endpoint::bind(&bed.runtime, credentials, EndpointConfig::default()).unwrap()
+    };
+    // Another node learns how it is seen, and no more.
+    let other = as_role(Role::Node, NodeId::random().to_string());
     let expect = Expect::node(bed.node.id());
-    let lost = match other.connect(bed.node.address(), expect).await {
+    let connection = other
+        .connect(bed.node.address(), expect.clone())
+        .await
+        .unwrap();
+    let reply = connection.request(&NodeRequest::Echo, limit).await.unwrap();
+    let NodeReply::Echo(echo) = reply else {
+        panic!("{reply:?}");
+    };
+    assert_eq!(echo.seen, other.local_addr());
+    assert_eq!(echo.local, Some(bed.node.address().ip()));
+    assert_eq!(echo.interface.as_deref(), Some("lo"));
+    let probe = NodeRequest::Probe(Probe {
+        targets: Vec::new(),
+        limit_ms: 1,
+    });
+    let hash = bed.program.hash;
+    for request in [request, probe, NodeRequest::HasProgram { hash }] {
+        let reply: NodeReply = connection.request(&request, limit).await.unwrap();
+        assert!(
+            matches!(&reply, NodeReply::Refused(refusal) if refusal.kind == RefusalKind::Forbidden),
+            "{request:?}: {reply:?}"
+        );
+    }
+    // Workers are sent away.
+    let name = Identity::worker_name(kolo_transport::ids::JobId(1), Slot(0));
+    let worker = as_role(Role::Worker, name);
+    let lost = match worker.connect(bed.node.address(), expect).await {
         Ok(connection) => soon(connection.closed()).await,
         Err(ConnectError::Lost { lost, .. }) => lost,
         Err(error) => panic!("{error}"),

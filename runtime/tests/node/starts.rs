@@ -42,6 +42,7 @@ async fn workers_get_their_environment_in_order_of_precedence() {
         workers: 2,
         lease_ms: 60_000,
         program: start.program.hash,
+        installed: None,
     };
     // The same again only renews it.
     for _ in 0..2 {
@@ -49,6 +50,7 @@ async fn workers_get_their_environment_in_order_of_precedence() {
         let NodeReply::Reserved {
             has_program,
             free_port,
+            ..
         } = reply
         else {
             panic!("{reply:?}");
@@ -104,6 +106,7 @@ async fn what_is_not_there_is_not_reserved_and_comes_back_in_the_end() {
         workers: 1,
         lease_ms: 60_000,
         program: ProgramHash([0; 32]),
+        installed: None,
     };
     let (first, second) = (JobId(1), JobId(2));
     let reply = bed.head.ask(reserve(first, 3)).await;
@@ -144,6 +147,7 @@ async fn a_reservation_that_is_not_committed_in_time_is_released() {
         workers: 1,
         lease_ms,
         program: start.program.hash,
+        installed: None,
     };
     bed.head.ask(reserve(start.job, 50)).await;
     let event = bed.head.event().await;

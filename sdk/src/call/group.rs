@@ -1,6 +1,7 @@
 //! The calls of one executor: the table, the channels to its nodes and what wakes whom.
 
 use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -298,10 +299,16 @@ impl Group {
     }
 
     fn complete(completions: impl IntoIterator<Item = Completion<Waiter>>) {
-        for completion in completions {
-            // The future may have gone a moment ago.
-            drop(completion.waiter.sender.send(completion.result));
-            drop(completion.waiter.permit);
+        for Completion { waiter, result } in completions {
+            // A waker is the caller's. One that panics must not end the task that reads the results of all.
+            let told = catch_unwind(AssertUnwindSafe(|| {
+                // The future may have gone a moment ago.
+                drop(waiter.sender.send(result));
+                drop(waiter.permit);
+            }));
+            if told.is_err() {
+                tracing::error!("who waits for a call panicked when it was woken");
+            }
         }
     }
 
@@ -510,5 +517,44 @@ impl std::fmt::Debug for Group {
 impl std::fmt::Debug for Waiter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Waiter").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Wake};
+
+    use super::*;
+
+    #[test]
+    fn a_waker_that_panics_keeps_no_result_from_others() {
+        struct Panics;
+        impl Wake for Panics {
+            fn wake(self: Arc<Self>) {
+                panic!("this panic is part of a test");
+            }
+        }
+        let permits = Arc::new(Semaphore::new(1));
+        let permit = Arc::new(Arc::clone(&permits).try_acquire_owned().unwrap());
+        let (completions, answers): (Vec<_>, Vec<_>) = (0..2)
+            .map(|_| {
+                let (sender, answer) = oneshot::channel();
+                let permit = Arc::clone(&permit);
+                let waiter = Waiter { sender, permit };
+                let result = Ok(Vec::new());
+                (Completion { waiter, result }, answer)
+            })
+            .unzip();
+        drop(permit);
+        let mut answers = answers.into_iter();
+        let mut first = pin!(answers.next().unwrap());
+        let waker = Arc::new(Panics).into();
+        let polled = first.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        Group::complete(completions);
+        assert!(first.try_recv().unwrap().is_ok());
+        assert!(answers.next().unwrap().try_recv().unwrap().is_ok());
+        assert_eq!(permits.available_permits(), 1);
     }
 }

@@ -115,6 +115,33 @@ impl ExecutorBuilder {
         self
     }
 
+    /// The network interfaces that the group may use, by name. Default: whichever connect all nodes best. They are
+    /// verified: if they don't connect the nodes, the start fails with a table of who reached whom. Repeated calls add.
+    pub fn interfaces<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        let names = names.into_iter().map(Into::into);
+        self.options.interfaces.names.extend(names);
+        self
+    }
+
+    /// As [`interfaces`](Self::interfaces), for one host (its hostname or its node's id), in place of those for all.
+    pub fn interfaces_on<S: Into<String>>(
+        mut self,
+        host: impl Into<String>,
+        names: impl IntoIterator<Item = S>,
+    ) -> Self {
+        let names = names.into_iter().map(Into::into);
+        let all = &mut self.options.interfaces.by_host;
+        all.entry(host.into()).or_default().extend(names);
+        self
+    }
+
+    /// Whether to probe the network interfaces even if what connects the nodes is known from an earlier start. Default:
+    /// no. A change of any node's interfaces is seen without it; a change of routes or firewalls is not, for an hour.
+    pub fn no_cache(mut self, no_cache: bool) -> Self {
+        self.options.no_cache = no_cache;
+        self
+    }
+
     /// What becomes of the lines that workers print. Default: [`Output::Inherit`].
     pub fn output(mut self, output: Output) -> Self {
         self.output = output;

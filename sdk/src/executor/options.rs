@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use kolo_collectives::lane::LaneChoice;
 use kolo_transport::frame::Limits;
-use kolo_transport::wire::{JobSpec, Milli, Placement, Program, ResourceError, Resources};
+use kolo_transport::wire::{
+    InterfaceSelection, JobSpec, Milli, Placement, Program, ResourceError, Resources,
+};
 
 use crate::codec;
 
@@ -172,6 +174,8 @@ pub(crate) struct Options {
     pub(crate) start_timeout: Duration,
     pub(crate) grace: Duration,
     pub(crate) rendezvous: bool,
+    pub(crate) interfaces: InterfaceSelection,
+    pub(crate) no_cache: bool,
     pub(crate) max_in_flight: usize,
 }
 
@@ -191,6 +195,8 @@ impl Default for Options {
             start_timeout: Duration::from_secs(30),
             grace: Duration::from_secs(5),
             rendezvous: false,
+            interfaces: InterfaceSelection::default(),
+            no_cache: false,
             max_in_flight: 1024,
         }
     }
@@ -209,6 +215,10 @@ impl Options {
             start_timeout_ms: millis("start_timeout", self.start_timeout, START_TIMEOUT)?,
             grace_ms: millis("grace", self.grace, GRACE)?,
             rendezvous: self.rendezvous,
+            installed: None,
+            layout: Vec::new(),
+            interfaces: self.interfaces.clone(),
+            no_cache: self.no_cache,
         };
         for (name, value) in &self.env {
             let reason = if name.is_empty() {

@@ -1,6 +1,6 @@
 //! What a worker says and hears while user code runs: on a thread of its own, over the control socket.
 
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr};
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use kolo_collectives::lane::LaneChoice;
 use kolo_collectives::{CollectiveError, Communicator, Layout, LinkHello};
 use kolo_transport::endpoint::BindError;
 use kolo_transport::frame::FrameError;
@@ -17,26 +16,19 @@ use kolo_transport::ids::{ClusterId, Generation, JobId};
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::worker::LOCAL_PROTOCOL;
 use kolo_transport::wire::{FromWorker, GenerationTable, Member, RankFailure, ToWorker};
-use kolo_transport::{
-    CertificateRequest, Credentials, Endpoint, EndpointConfig, TlsListener, TransportRuntime,
-};
+use kolo_transport::{CertificateRequest, TransportRuntime};
 use tokio::sync::watch;
 
 use super::links::{LinkConnector, Links};
+use super::plane::Plane;
+use super::renewals::Renewals;
 use crate::context::Context;
-use crate::executor::LANE;
 
 /// For every step of the introduction, and of making a link.
 const STEP: Duration = Duration::from_secs(60);
 
 /// How long the end waits for the data plane's peers.
 const CLOSE: Duration = Duration::from_millis(100);
-
-/// The IP address under which other nodes reach this one, set by the node.
-const NODE_IP: &str = "KOLO_NODE_IP";
-
-/// How many other ports are tried if TCP's of the same number is taken.
-const PORTS: u32 = 16;
 
 /// Why a worker can't work.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +43,9 @@ pub(crate) enum ControlError {
     Late { what: &'static str },
     #[error("the node sent {what} at the wrong time")]
     OutOfTurn { what: &'static str },
-    #[error("{NODE_IP} is `{given}`, which is no IP address")]
+    #[error(
+        "the data plane is to listen on `{given}`, which is no list of addresses; KOLO_LISTEN and KOLO_NODE_IP are set by kolo's node daemon"
+    )]
     NodeIp { given: String },
     #[error("no certificate for the data plane: {0}")]
     Certificate(IdentityError),
@@ -144,6 +138,7 @@ pub(crate) fn start(
         verdict: verdict_sender.clone(),
         me: None,
         request: None,
+        renewals: Arc::default(),
     };
     runtime.handle().spawn(async move {
         let error = match conversation.run(socket, registry).await {
@@ -178,6 +173,7 @@ struct Conversation {
     me: Option<Me>,
     /// The request whose certificate is awaited.
     request: Option<CertificateRequest>,
+    renewals: Arc<Renewals>,
 }
 
 enum Never {}
@@ -264,14 +260,20 @@ impl Conversation {
                 certificate,
                 authority,
             } => {
-                let request = self.request.take().ok_or(ControlError::OutOfTurn {
-                    what: "a certificate",
-                })?;
+                let Some(request) = self.request.take() else {
+                    if self.ready.is_some() || !self.renewals.has_begun() {
+                        return Err(ControlError::OutOfTurn {
+                            what: "a certificate",
+                        });
+                    }
+                    self.renewals.came(certificate);
+                    return Ok(());
+                };
                 let credentials = request.finish(&certificate, &authority)?;
-                let (endpoint, tls) = listen(&self.runtime, credentials, node_ip()?)?;
-                let address = endpoint.local_addr();
-                me.links
-                    .listen((endpoint, tls), lane_choice(), me.comm.acceptor());
+                let plane = Plane::open(&self.runtime, credentials)?;
+                let address = plane.first().local_addr();
+                self.renewals.start(plane.first(), control);
+                me.links.listen(plane, &me.comm.acceptor());
                 return self.is_ready(control, Some(address)).await;
             }
             ToWorker::Membership(table) => {
@@ -382,47 +384,4 @@ fn told(failure: &RankFailure) -> String {
         text.push_str(reason);
     }
     text
-}
-
-/// The data plane's UDP port, and the TCP port with the same number unless all that are tried are taken: then there is no such lane.
-fn listen(
-    runtime: &TransportRuntime,
-    credentials: Credentials,
-    ip: IpAddr,
-) -> Result<(Endpoint, Option<TlsListener>), ControlError> {
-    let config = EndpointConfig {
-        listen: SocketAddr::new(ip, 0),
-        ..EndpointConfig::default()
-    };
-    let mut tries = PORTS;
-    loop {
-        let endpoint = Endpoint::bind(runtime, credentials.clone(), config.clone())?;
-        match endpoint.listen_tls() {
-            Ok(listener) => return Ok((endpoint, Some(listener))),
-            Err(error) if tries == 0 => {
-                tracing::warn!(%error, "this worker takes no links of TLS over TCP");
-                return Ok((endpoint, None));
-            }
-            Err(_) => tries -= 1,
-        }
-    }
-}
-
-/// What the job's options say. They were checked before the job began.
-fn lane_choice() -> LaneChoice {
-    match std::env::var(LANE).map(|given| given.parse()) {
-        Ok(Ok(choice)) => choice,
-        Ok(Err(error)) => {
-            tracing::warn!(%error, "{LANE} is not understood");
-            LaneChoice::Auto
-        }
-        Err(_) => LaneChoice::Auto,
-    }
-}
-
-fn node_ip() -> Result<IpAddr, ControlError> {
-    match std::env::var(NODE_IP) {
-        Ok(given) => given.parse().map_err(|_| ControlError::NodeIp { given }),
-        Err(_) => Ok(Ipv4Addr::LOCALHOST.into()),
-    }
 }

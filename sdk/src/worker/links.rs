@@ -2,7 +2,7 @@
 //!
 //! To a rank on the same node: a socket pair that the node makes on request and hands to both. To a rank on
 //! another node: a connection between the two workers' endpoints, on which both show the certificates of
-//! their slots, over QUIC or over TLS on TCP (see [`NetworkLanes`]). All are made at first use, by the higher rank of the two.
+//! their slots, over QUIC or over TLS on TCP (see [`NetworkLanes`](kolo_collectives::lane::NetworkLanes)). All are made at first use, by the higher rank of the two.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use kolo_collectives::lane::{
-    Connecting, LaneChoice, NetworkLanes, OneHost, UnixLane, accept_quic, accept_tls, rank_of,
+    Connecting, OneHost, UnixLane, accept_quic, accept_tls, rank_of,
 };
 use kolo_collectives::{Acceptor, Connector, GroupId, Lane, LaneError, LinkHello};
 use kolo_transport::ids::{Rank, Slot};
@@ -20,6 +20,8 @@ use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::{FromWorker, GenerationTable};
 use kolo_transport::{CloseCode, Connection, Endpoint, TlsLink, TlsListener};
 use tokio::sync::{Semaphore, oneshot, watch};
+
+use super::plane::Plane;
 
 /// Links that are being accepted at once. More wait.
 const MAX_ACCEPTING: usize = 64;
@@ -31,7 +33,7 @@ pub(crate) struct Links {
     control: Arc<ControlSocket>,
     table: watch::Receiver<Option<Arc<GenerationTable>>>,
     /// Of the data plane, once it listens.
-    network: OnceLock<(NetworkLanes, Option<TlsListener>)>,
+    plane: OnceLock<Plane>,
     /// Sockets that were asked for, by rank: any of them does for any group.
     asked: Mutex<HashMap<Rank, VecDeque<oneshot::Sender<OwnedFd>>>>,
     /// For every step of making a link.
@@ -49,7 +51,7 @@ impl Links {
             own,
             control,
             table,
-            network: OnceLock::new(),
+            plane: OnceLock::new(),
             asked: Mutex::default(),
             limit,
         }
@@ -154,10 +156,17 @@ impl Links {
         hello: &LinkHello,
         to: (Rank, Slot, SocketAddr),
     ) -> Result<Box<dyn Lane>, LaneError> {
-        let (network, _) = self.network.get().ok_or_else(|| LaneError::Unreachable {
-            reason: format!("rank {} has no data plane to rank {}", self.own.rank, to.0),
+        let unreachable = |reason| LaneError::Unreachable { reason };
+        let (peer, slot, address) = to;
+        let plane = self.plane.get().ok_or_else(|| {
+            unreachable(format!("rank {} has no data plane to rank {peer}", self.own.rank))
         })?;
-        network.connect(hello, to, self.limit).await
+        let (door, address) = plane
+            .towards(address)
+            .map_err(|error| unreachable(format!("{address} can't be reached: {error}")))?;
+        door.lanes()
+            .connect(hello, (peer, slot, address), self.limit)
+            .await
     }
 
     /// A socket came from the node: one that was asked for, or one that a higher rank asked for.
@@ -190,37 +199,54 @@ impl Links {
         });
     }
 
-    /// Accepts links from other nodes, until the endpoint is closed: over QUIC, and over TLS if there is a listener.
-    pub(crate) fn listen(
-        self: &Arc<Self>,
-        (endpoint, tls): (Endpoint, Option<TlsListener>),
-        choice: LaneChoice,
-        acceptor: Acceptor,
-    ) {
-        let network = NetworkLanes::new(endpoint.clone(), choice);
-        if self.network.set((network, tls.clone())).is_err() {
+    /// Accepts links from other nodes, until the data plane is closed.
+    pub(crate) fn listen(self: &Arc<Self>, plane: Plane, acceptor: &Acceptor) {
+        let doors: Vec<_> = plane
+            .doors()
+            .map(|door| (door.endpoint().clone(), door.tls().cloned()))
+            .collect();
+        if self.plane.set(plane).is_err() {
             return;
         }
         let accepting = Arc::new(Semaphore::new(MAX_ACCEPTING));
-        if let Some(tls) = tls {
-            let (links, acceptor) = (Arc::clone(self), acceptor.clone());
-            let accepting = Arc::clone(&accepting);
-            tokio::spawn(async move {
-                while let Some(link) = tls.accept().await {
-                    let Ok(permit) = Arc::clone(&accepting).acquire_owned().await else {
-                        return;
-                    };
-                    let (links, acceptor) = (Arc::clone(&links), acceptor.clone());
-                    tokio::spawn(async move {
-                        let peer = link.peer().to_string();
-                        if let Err(error) = links.accept_tls(link, &acceptor).await {
-                            tracing::warn!(peer, %error, "a link from another node was not accepted");
-                        }
-                        drop(permit);
-                    });
-                }
-            });
+        for (endpoint, tls) in doors {
+            self.listen_quic(endpoint, acceptor.clone(), Arc::clone(&accepting));
+            if let Some(tls) = tls {
+                self.listen_tls(tls, acceptor.clone(), Arc::clone(&accepting));
+            }
         }
+    }
+
+    fn listen_tls(
+        self: &Arc<Self>,
+        tls: TlsListener,
+        acceptor: Acceptor,
+        accepting: Arc<Semaphore>,
+    ) {
+        let links = Arc::clone(self);
+        tokio::spawn(async move {
+            while let Some(link) = tls.accept().await {
+                let Ok(permit) = Arc::clone(&accepting).acquire_owned().await else {
+                    return;
+                };
+                let (links, acceptor) = (Arc::clone(&links), acceptor.clone());
+                tokio::spawn(async move {
+                    let peer = link.peer().to_string();
+                    if let Err(error) = links.accept_tls(link, &acceptor).await {
+                        tracing::warn!(peer, %error, "a link from another node was not accepted");
+                    }
+                    drop(permit);
+                });
+            }
+        });
+    }
+
+    fn listen_quic(
+        self: &Arc<Self>,
+        endpoint: Endpoint,
+        acceptor: Acceptor,
+        accepting: Arc<Semaphore>,
+    ) {
         let links = Arc::clone(self);
         tokio::spawn(async move {
             while let Some(connection) = endpoint.accept().await {
@@ -270,18 +296,12 @@ impl Links {
 
     /// Tells the peers on other nodes that this worker goes, for at most `limit`.
     pub(crate) async fn close(&self, limit: Duration) {
-        if let Some((network, tls)) = self.network.get() {
-            if let Some(tls) = tls {
-                tls.close();
-            }
-            let endpoint = network.endpoint();
-            endpoint.close(CloseCode::Shutdown, "the worker ends");
-            if tokio::time::timeout(limit, endpoint.drained())
+        if let Some(plane) = self.plane.get()
+            && tokio::time::timeout(limit, plane.close("the worker ends"))
                 .await
                 .is_err()
-            {
-                tracing::debug!("a peer did not confirm that the data plane is closed");
-            }
+        {
+            tracing::debug!("a peer did not confirm that the data plane is closed");
         }
     }
 }

@@ -10,6 +10,8 @@ mod dispatch;
 mod links;
 mod outbox;
 mod panics;
+mod plane;
+mod renewals;
 mod reply;
 mod running;
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! What a cluster is to be like.
 
+use std::net::IpAddr;
 use std::time::Duration;
+
+use crate::netns::Host;
 
 /// Where daemons run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +24,17 @@ pub struct TestClusterBuilder {
     pub(crate) custom: Vec<(String, f64)>,
     pub(crate) hostnames: Vec<String>,
     pub(crate) lease: Duration,
+    pub(crate) certificate_life: Option<Duration>,
     pub(crate) orphan_timeout: Duration,
+    pub(crate) lab: Option<OnLab>,
+}
+
+/// The hosts of a lab that the daemons run on.
+#[derive(Debug, Clone)]
+pub(crate) struct OnLab {
+    pub(crate) head: Host,
+    pub(crate) address: IpAddr,
+    pub(crate) nodes: Vec<Host>,
 }
 
 impl TestClusterBuilder {
@@ -60,10 +73,32 @@ impl TestClusterBuilder {
         self
     }
 
+    /// Runs the daemons on hosts of a [`Lab`](crate::netns::Lab): the head on `head`, where all reach it at `address`,
+    /// and one node on each of `nodes`, called as the host is. All listen on all addresses. Who connects must be on a
+    /// host as well, see [`Host::enter`].
+    #[must_use]
+    pub fn on_lab(mut self, head: &Host, address: IpAddr, nodes: &[Host]) -> Self {
+        self.nodes = nodes.len();
+        self.hostnames = nodes.iter().map(|host| host.name().to_owned()).collect();
+        self.lab = Some(OnLab {
+            head: head.clone(),
+            address,
+            nodes: nodes.to_vec(),
+        });
+        self
+    }
+
     /// Where daemons run. Default: [`Mode::Processes`].
     #[must_use]
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
+        self
+    }
+
+    /// How long certificates are valid, those of workers included; they are renewed in time. Default: as a head has it.
+    #[must_use]
+    pub fn certificate_life(mut self, life: Duration) -> Self {
+        self.certificate_life = Some(life);
         self
     }
 

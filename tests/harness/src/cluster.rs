@@ -9,12 +9,13 @@ use kolo_runtime::{Head, HeadConfig, HeadState, Node, NodeConfig, NodeCredential
 use kolo_transport::Credentials;
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{DriverId, JobId, NodeId, Rank};
+use kolo_transport::interfaces::wildcard;
 use kolo_transport::wire::{ClusterInfo, JobInfo};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
 use crate::builder::{Mode, TestClusterBuilder};
-use crate::member::{Ready, Task};
+use crate::member::{Ready, Task, with_life};
 use crate::process::{Daemon, Spawner};
 
 /// How long anything in the harness waits before it gives up.
@@ -61,13 +62,23 @@ impl TestClusterBuilder {
             Mode::Processes => {
                 let state = dir.path().join("head");
                 let lease_ms = self.lease.as_millis() as u64;
-                HeadMember::Process(spawner.spawn(Task::Head { state, lease_ms }).await?)
+                let life_ms = self.certificate_life.map(|life| life.as_millis() as u64);
+                let lab = self.lab.as_ref();
+                let task = Task::Head {
+                    state,
+                    lease_ms,
+                    life_ms,
+                    listen: lab.map(|_| wildcard(0)),
+                    address: lab.map(|lab| lab.address),
+                };
+                let host = lab.map(|lab| lab.head.clone());
+                HeadMember::Process(spawner.spawn(task, host).await?)
             }
             Mode::InProcess => {
                 let config = HeadConfig {
                     state: HeadState::Memory,
                     lease: self.lease,
-                    ..HeadConfig::default()
+                    ..with_life(self.certificate_life)
                 };
                 HeadMember::Here(Box::new(
                     Head::start(config)
@@ -141,6 +152,8 @@ impl TestCluster {
             custom: Vec::new(),
             hostnames: Vec::new(),
             lease: Duration::from_secs(10),
+            certificate_life: None,
+            lab: None,
             orphan_timeout: Duration::from_secs(60),
         }
     }
@@ -161,9 +174,14 @@ impl TestCluster {
                     gpus: config.gpus,
                     custom: config.custom.clone(),
                     programs: self.dir.path().join(format!("programs-{index}")),
+                    listen: config.lab.as_ref().map(|_| wildcard(0)),
                     orphan_timeout_ms: config.orphan_timeout.as_millis() as u64,
                 };
-                let daemon = self.spawner.spawn(task).await?;
+                let host = config
+                    .lab
+                    .as_ref()
+                    .and_then(|lab| lab.nodes.get(index).cloned());
+                let daemon = self.spawner.spawn(task, host).await?;
                 match daemon.ready {
                     Ready::Node { node } => Ok(NodeMember::Process(daemon, node)),
                     _ => Err(HarnessError::Daemon("it is no node".to_owned())),
@@ -245,11 +263,13 @@ impl TestCluster {
                 .authority()
                 .issue(Role::Driver, &DriverId::random().to_string())
                 .map_err(cluster_error),
-            HeadMember::Process(_) => {
-                Credentials::load(&self.dir.path().join("head").join("admin"))
-                    .map_err(cluster_error)
-            }
+            HeadMember::Process(_) => Credentials::load(&self.admin_dir()).map_err(cluster_error),
         }
+    }
+
+    /// Where the head of [`Mode::Processes`] keeps the administrator's credentials.
+    pub(crate) fn admin_dir(&self) -> std::path::PathBuf {
+        self.dir.path().join("head").join("admin")
     }
 
     /// Connects as a driver.

@@ -23,16 +23,21 @@
 //! `main` begins, and becomes a daemon, a warden or a worker where it is asked to. So a test file needs no
 //! special `main`, and workers find the functions and executables that the test file defines.
 //!
+//! [`netns`] has several hosts on one machine, with networks of their own.
+//!
 //! Each cluster has ports, keys and a directory of its own: many can run at once in one test
 //! process. When a [`TestCluster`] is dropped its processes are killed, and with them all workers; if the
 //! test is panicking, what the daemons wrote is printed.
 
 mod builder;
 mod cluster;
+mod command;
 mod entry;
 mod member;
+pub mod netns;
 mod process;
 
 pub use builder::{Mode, TestClusterBuilder};
 pub use cluster::{HarnessError, TestCluster};
+pub use command::kolo;
 pub use entry::run_if_member;

@@ -1,7 +1,7 @@
 //! A daemon as a process of its own: what it is told, and what it tells.
 
 use std::io::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,12 +16,20 @@ use tokio::io::AsyncReadExt as _;
 /// Holds a [`Task`] as JSON.
 pub(crate) const TASK: &str = "KOLO_HARNESS_TASK";
 
+/// In place of a [`Task`]: be the `kolo` command.
+pub(crate) const CLI: &str = "kolo";
+
 /// What a daemon process is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Task {
     Head {
         state: PathBuf,
         lease_ms: u64,
+        /// Of certificates.
+        life_ms: Option<u64>,
+        listen: Option<SocketAddr>,
+        /// The address that it tells, if it listens on all.
+        address: Option<IpAddr>,
     },
     Node {
         head: SocketAddr,
@@ -31,6 +39,7 @@ pub(crate) enum Task {
         gpus: u32,
         custom: Vec<(String, f64)>,
         programs: PathBuf,
+        listen: Option<SocketAddr>,
         orphan_timeout_ms: u64,
     },
 }
@@ -55,6 +64,15 @@ pub(crate) fn run_if_daemon() {
     let Ok(task) = std::env::var(TASK) else {
         return;
     };
+    if task == CLI {
+        let code = kolo_runtime::cli::run(
+            std::env::args_os(),
+            &mut std::io::stdout(),
+            &mut std::io::stderr(),
+            false,
+        );
+        std::process::exit(code.into());
+    }
     let code = match run(&task) {
         Ok(()) => 0,
         Err(error) => {
@@ -95,16 +113,28 @@ fn run(task: &str) -> Result<(), Box<dyn std::error::Error>> {
         .build()?;
     runtime.block_on(async {
         match task {
-            Task::Head { state, lease_ms } => {
+            Task::Head {
+                state,
+                lease_ms,
+                life_ms,
+                listen,
+                address,
+            } => {
                 let config = HeadConfig {
                     state: HeadState::Dir(state),
                     lease: Duration::from_millis(lease_ms),
-                    ..HeadConfig::default()
+                    ..with_life(life_ms.map(Duration::from_millis))
+                };
+                let config = HeadConfig {
+                    listen: listen.unwrap_or(config.listen),
+                    ..config
                 };
                 let head = Head::start(config).await?;
                 let token = head.create_token(Role::Node, Duration::from_secs(24 * 3600), None);
                 say(&Ready::Head {
-                    address: head.address(),
+                    address: address.map_or(head.address(), |ip| {
+                        SocketAddr::new(ip, head.address().port())
+                    }),
                     node_token: token.to_string(),
                 })?;
                 until_told_to_stop().await;
@@ -118,6 +148,7 @@ fn run(task: &str) -> Result<(), Box<dyn std::error::Error>> {
                 gpus,
                 custom,
                 programs,
+                listen,
                 orphan_timeout_ms,
             } => {
                 let config = NodeConfig {
@@ -135,6 +166,10 @@ fn run(task: &str) -> Result<(), Box<dyn std::error::Error>> {
                     orphan_timeout: Duration::from_millis(orphan_timeout_ms),
                     ..NodeConfig::new(head, NodeCredentials::Token(token.parse()?))
                 };
+                let config = NodeConfig {
+                    listen: listen.unwrap_or(config.listen),
+                    ..config
+                };
                 let node = Node::start(config).await?;
                 say(&Ready::Node { node: node.id() })?;
                 until_told_to_stop().await;
@@ -143,6 +178,16 @@ fn run(task: &str) -> Result<(), Box<dyn std::error::Error>> {
         }
         Ok(())
     })
+}
+
+/// Settings of a head whose certificates live so long.
+pub(crate) fn with_life(life: Option<Duration>) -> HeadConfig {
+    let mut config = HeadConfig::default();
+    if let Some(life) = life {
+        config.certificate_life = life;
+        config.worker_certificate_life = life;
+    }
+    config
 }
 
 /// Standard input is a pipe from the test: its end asks for a graceful stop.

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::cluster::HarnessError;
 use crate::member::{Ready, TASK, Task};
+use crate::netns::Host;
 
 /// What a daemon wrote to standard error so far.
 #[derive(Debug, Clone, Default)]
@@ -82,7 +83,11 @@ impl Drop for Daemon {
     }
 }
 
-type Order = (Task, oneshot::Sender<Result<Daemon, HarnessError>>);
+type Order = (
+    Task,
+    Option<Host>,
+    oneshot::Sender<Result<Daemon, HarnessError>>,
+);
 
 /// Starts daemons, from one thread that lives as long as they do: they end with the thread that
 /// started them, so that a test process that is killed leaves none behind.
@@ -96,9 +101,9 @@ impl Spawner {
     pub(crate) fn start() -> Self {
         let (orders, queue) = mpsc::channel::<Order>();
         let thread = std::thread::spawn(move || {
-            for (task, answer) in queue {
+            for (task, host, answer) in queue {
                 // A receiver that is gone drops the daemon, which ends it.
-                drop(answer.send(spawn(&task)));
+                drop(answer.send(spawn(&task, host.as_ref())));
             }
         });
         Self {
@@ -107,13 +112,18 @@ impl Spawner {
         }
     }
 
-    pub(crate) async fn spawn(&self, task: Task) -> Result<Daemon, HarnessError> {
+    /// Starts a daemon, on a host of a lab or on this machine.
+    pub(crate) async fn spawn(
+        &self,
+        task: Task,
+        host: Option<Host>,
+    ) -> Result<Daemon, HarnessError> {
         let (answer, daemon) = oneshot::channel();
         let gone = || HarnessError::Daemon("the spawner thread is gone".to_owned());
         self.orders
             .as_ref()
             .ok_or_else(gone)?
-            .send((task, answer))
+            .send((task, host, answer))
             .map_err(|_| gone())?;
         daemon.await.map_err(|_| gone())?
     }
@@ -128,9 +138,14 @@ impl Drop for Spawner {
     }
 }
 
-fn spawn(task: &Task) -> Result<Daemon, HarnessError> {
+fn spawn(task: &Task, host: Option<&Host>) -> Result<Daemon, HarnessError> {
     let fault = |error: &dyn std::fmt::Display| HarnessError::Daemon(error.to_string());
-    let mut child = Command::new("/proc/self/exe")
+    let mut command = match host {
+        // `ip` becomes the daemon, so it is a child of this thread all the same. Its own `/proc/self/exe` is another.
+        Some(host) => host.command(std::env::current_exe().map_err(|error| fault(&error))?),
+        None => Command::new("/proc/self/exe"),
+    };
+    let mut child = command
         .env(
             TASK,
             serde_json::to_string(task).map_err(|error| fault(&error))?,

@@ -11,5 +11,8 @@ mod executables;
 mod jobs;
 mod placement;
 mod processes;
+mod run;
 mod support;
 mod test_ray;
+mod test_run;
+mod trust;

@@ -47,9 +47,9 @@ impl TlsListener {
     pub(crate) fn bind(endpoint: &Endpoint, config: &EndpointConfig) -> Result<Self, BindError> {
         let address = endpoint.local_addr();
         let runtime = endpoint.runtime();
-        let mut server =
-            tls::server_config(endpoint.credentials(), ClientAuth::Required, &[ALPN_BULK])
-                .map_err(BindError::Tls)?;
+        let credentials = endpoint.live_credentials().clone();
+        let mut server = tls::server_config(credentials, ClientAuth::Required, &[ALPN_BULK])
+            .map_err(BindError::Tls)?;
         server.enable_secret_extraction = true;
         let failed = |error| BindError::Listen { address, error };
         let listener = {

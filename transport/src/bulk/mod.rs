@@ -66,7 +66,7 @@ async fn open(
         address,
         lost: ConnectionLost::Failed { reason },
     };
-    let mut config = tls::client_config(endpoint.credentials(), &[ALPN_BULK])
+    let mut config = tls::client_config(endpoint.live_credentials().clone(), &[ALPN_BULK])
         .map_err(|error| failed(error.to_string()))?;
     config.enable_secret_extraction = true;
     let name = ServerName::try_from(tls::SERVER_NAME).expect("it is a DNS name");
@@ -98,14 +98,16 @@ async fn open(
     ))
 }
 
-async fn dial(own: SocketAddr, address: SocketAddr) -> std::io::Result<TcpStream> {
+async fn dial(mut own: SocketAddr, address: SocketAddr) -> std::io::Result<TcpStream> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
     // From the interface that the endpoint is on.
     if !own.ip().is_unspecified() && own.is_ipv4() == address.is_ipv4() {
-        socket.bind(SocketAddr::new(own.ip(), 0))?;
+        // With the scope of a link-local address.
+        own.set_port(0);
+        socket.bind(own)?;
     }
     socket.connect(address).await
 }

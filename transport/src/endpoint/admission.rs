@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use quinn::crypto::rustls::HandshakeData;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
+use super::peers::Peers;
 use super::{ALPN, ALPN_JOIN, EndpointConfig, peer_identity};
-use crate::credentials::Credentials;
 use crate::frame::FrameWriter;
 use crate::identity::Identity;
 use crate::join;
+use crate::live::LiveCredentials;
 use crate::runtime::TransportRuntime;
 use crate::session::{CloseCode, Connection, canonical};
 use crate::wire::Welcome;
@@ -31,6 +32,7 @@ pub(super) struct Admission {
     accepted: mpsc::Sender<Connection>,
     /// The endpoint's address.
     bound: IpAddr,
+    peers: Arc<Peers>,
     handshakes: Arc<Semaphore>,
     by_address: Arc<ByAddress>,
     refused: Refused,
@@ -38,11 +40,12 @@ pub(super) struct Admission {
 
 impl Admission {
     pub(super) fn new(
-        credentials: &Credentials,
+        credentials: &LiveCredentials,
         config: &EndpointConfig,
         runtime: &TransportRuntime,
         accepted: mpsc::Sender<Connection>,
         bound: IpAddr,
+        peers: &Arc<Peers>,
     ) -> Arc<Self> {
         Arc::new(Self {
             own: credentials.identity().clone(),
@@ -52,6 +55,7 @@ impl Admission {
             runtime: runtime.clone(),
             accepted,
             bound,
+            peers: Arc::clone(peers),
             refused: Refused::default(),
         })
     }
@@ -135,6 +139,11 @@ impl Admission {
                 "the endpoint does not accept any more".to_owned(),
             )
         })?;
+        let member = Connection::new(connection.clone(), peer, self.bound, self.runtime.clone());
+        // Known from here on, so that a revocation that comes now closes it.
+        if !self.peers.add(&member) {
+            return Err((CloseCode::Revoked, format!("{} was revoked", member.peer())));
+        }
         connection.set_receive_window(self.config.receive_window.into());
         connection.set_max_concurrent_bi_streams(self.config.max_streams.into());
         let gone = |reason: String| (CloseCode::Protocol, reason);
@@ -150,12 +159,7 @@ impl Admission {
             .send(&welcome, &[])
             .await
             .map_err(|error| gone(error.to_string()))?;
-        place.send(Connection::new(
-            connection.clone(),
-            peer,
-            self.bound,
-            self.runtime.clone(),
-        ));
+        place.send(member);
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use quinn::{ConnectionError, TransportErrorCode};
 
 use crate::frame::FrameError;
 use crate::identity::Identity;
-use crate::session::ConnectionLost;
+use crate::session::{CloseCode, ConnectionLost};
 use crate::tls::TlsError;
 
 /// Why an [`Endpoint`](super::Endpoint) could not be made.
@@ -167,6 +167,21 @@ impl ConnectError {
         }
     }
 
+    /// Why there was no handshake. The peer has not shown who it is: what it says to end the connection may come from
+    /// anybody on the way, and does not count as the word of a member (such as that this side was revoked).
+    pub(crate) fn before_proof(address: SocketAddr, error: ConnectionError) -> Self {
+        match error {
+            ConnectionError::ApplicationClosed(_) => Self::Lost {
+                address,
+                lost: ConnectionLost::Closed {
+                    code: CloseCode::Internal,
+                    reason: "before the other side had shown who it is".to_owned(),
+                },
+            },
+            other => Self::handshake(address, other),
+        }
+    }
+
     fn lost(address: SocketAddr, error: ConnectionError) -> Self {
         Self::Lost {
             address,
@@ -204,4 +219,36 @@ fn alert(code: TransportErrorCode) -> Option<u8> {
 fn is_about_certificate(alert: u8) -> bool {
     // bad_certificate to unknown_ca, access_denied, decrypt_error, certificate_required
     matches!(alert, 42..=46 | 48 | 49 | 51 | 116)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn nobody_can_say_that_this_side_was_revoked_before_showing_who_they_are() {
+        let address: SocketAddr = "127.0.0.1:1".parse().unwrap();
+        let closed = || {
+            ConnectionError::ApplicationClosed(quinn::ApplicationClose {
+                error_code: CloseCode::Revoked.varint(),
+                reason: Bytes::from_static(b"you are out"),
+            })
+        };
+        let code = |error| match error {
+            ConnectError::Lost {
+                lost: ConnectionLost::Closed { code, .. },
+                ..
+            } => code,
+            other => panic!("{other}"),
+        };
+        let forged = ConnectError::before_proof(address, closed());
+        assert!(forged.is_retryable() && !forged.to_string().contains("you are out"));
+        assert_eq!(code(forged), CloseCode::Internal);
+        assert_eq!(
+            code(ConnectError::handshake(address, closed())),
+            CloseCode::Revoked
+        );
+    }
 }

@@ -13,6 +13,7 @@
 mod admission;
 mod config;
 mod error;
+mod peers;
 mod socket;
 
 use std::fmt;
@@ -27,14 +28,16 @@ pub(crate) use self::admission::{ByAddress, Place, Refused};
 pub use self::config::EndpointConfig;
 pub use self::error::{BindError, ConnectError};
 use crate::bulk::{self, TlsLink, TlsListener};
+use self::peers::Peers;
 use crate::credentials::Credentials;
 use crate::frame::{FrameReader, Limits};
 use crate::identity::{Identity, Role};
 use crate::ids::{JobId, NodeId, Slot};
+use crate::live::LiveCredentials;
 use crate::runtime::{QuinnRuntime, TransportRuntime};
 use crate::session::{CloseCode, Connection};
 use crate::tls::{self, ClientAuth, TlsError};
-use crate::wire::Welcome;
+use crate::wire::{RevocationList, Welcome};
 
 /// The protocol of members, with its version.
 pub const ALPN: &[u8] = b"kolo/1";
@@ -106,7 +109,8 @@ struct Inner {
     quinn: quinn::Endpoint,
     client: quinn::ClientConfig,
     address: SocketAddr,
-    credentials: Credentials,
+    credentials: LiveCredentials,
+    peers: Arc<Peers>,
     config: EndpointConfig,
     runtime: TransportRuntime,
     accepted: Mutex<mpsc::Receiver<Connection>>,
@@ -123,17 +127,20 @@ impl Drop for Inner {
 }
 
 impl Endpoint {
-    /// Binds a socket, and accepts connections on it if `config` says so.
+    /// Binds a socket, and accepts connections on it if `config` says so. Of [`LiveCredentials`] it presents the newest in
+    /// every handshake.
     ///
     /// # Errors
     ///
     /// [`BindError`].
     pub fn bind(
         runtime: &TransportRuntime,
-        credentials: Credentials,
+        credentials: impl Into<LiveCredentials>,
         config: EndpointConfig,
     ) -> Result<Self, BindError> {
         config.check()?;
+        let credentials = credentials.into();
+        let peers = Arc::new(Peers::default());
         let socket = socket::bind(config.listen, config.socket_buffer)?;
         let server = config
             .accept
@@ -158,8 +165,14 @@ impl Endpoint {
         let address = quinn.local_addr().map_err(failed)?;
         let (sender, accepted) = mpsc::channel(config.backlog);
         let admission = config.accept.then(|| {
-            let admission =
-                admission::Admission::new(&credentials, &config, runtime, sender, address.ip());
+            let admission = admission::Admission::new(
+                &credentials,
+                &config,
+                runtime,
+                sender,
+                address.ip(),
+                &peers,
+            );
             runtime
                 .handle()
                 .spawn(admission.run(quinn.clone()))
@@ -171,6 +184,7 @@ impl Endpoint {
                 client,
                 address,
                 credentials,
+                peers,
                 config,
                 runtime: runtime.clone(),
                 accepted: Mutex::new(accepted),
@@ -189,9 +203,27 @@ impl Endpoint {
         self.inner.credentials.identity()
     }
 
-    /// What it presents to peers.
-    pub fn credentials(&self) -> &Credentials {
+    /// What it presents to peers in the next handshake.
+    pub fn credentials(&self) -> Credentials {
+        self.inner.credentials.current()
+    }
+
+    /// What it presents to peers, to be replaced by newer ones.
+    pub fn live_credentials(&self) -> &LiveCredentials {
         &self.inner.credentials
+    }
+
+    /// Puts revoked members out: closes their connections with [`CloseCode::Revoked`] at once, and refuses them from now
+    /// on, whichever side connects. Members that are not on the list any more may connect again.
+    ///
+    /// False if a newer list of the same head is known, which stays.
+    pub fn revoke(&self, list: &RevocationList) -> bool {
+        self.inner.peers.revoke(list)
+    }
+
+    /// Whether a member is on the list of [`Endpoint::revoke`].
+    pub fn is_revoked(&self, member: &Identity) -> bool {
+        self.inner.peers.is_revoked(member)
     }
 
     /// The runtime that it runs on.
@@ -237,17 +269,24 @@ impl Endpoint {
             .connect_with(self.inner.client.clone(), address, tls::SERVER_NAME)
             .map_err(|error| ConnectError::start(address, &error))?
             .await
-            .map_err(|error| ConnectError::handshake(address, error))?;
+            .map_err(|error| ConnectError::before_proof(address, error))?;
         let peer = peer_identity(&connection, self.identity());
         match peer {
             Ok(peer) if expect.matches(&peer) => {
                 welcome(&connection, address).await?;
-                Ok(Connection::new(
+                let connection = Connection::new(
                     connection,
                     peer,
                     self.inner.address.ip(),
                     self.inner.runtime.clone(),
-                ))
+                );
+                if self.inner.peers.add(&connection) {
+                    Ok(connection)
+                } else {
+                    let reason = format!("{} was revoked", connection.peer());
+                    connection.close(CloseCode::Revoked, &reason);
+                    Err(ConnectError::Certificate { address, reason })
+                }
             }
             Ok(peer) => {
                 connection.close(
@@ -315,7 +354,7 @@ impl fmt::Debug for Endpoint {
 }
 
 fn server_config(
-    credentials: &Credentials,
+    credentials: &LiveCredentials,
     config: &EndpointConfig,
 ) -> Result<quinn::ServerConfig, BindError> {
     let tls = if config.join.is_some() {

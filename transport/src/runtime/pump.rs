@@ -14,13 +14,15 @@
 //! last look, its runtime is blocked: the own thread takes everything back at once. The same happens after [`IDLE`]
 //! looks without a new call. The next call makes the guest active again. So the guest can delay a datagram by
 //! two looks at most, which is far below what a heartbeat or an acknowledgement has, and user code can do
-//! nothing that costs a connection.
+//! nothing that costs a connection. A runtime that was blocked is the guest again once it has polled its task: one
+//! that nobody polls, with calls from within its context, delays the first of them and no other.
+
+mod watch;
 
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::Future;
-use std::net::UdpSocket;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,13 +31,13 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, Id, Runtime};
 use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep, sleep};
 
+use self::watch::Watch;
 use super::socket::Socket;
-use super::task::{Task, Work};
+use super::task::{Task, Work, end};
 
 /// How often the own thread looks after an active guest.
 const LOOK: Duration = Duration::from_millis(5);
@@ -116,6 +118,8 @@ struct Guest {
     asked: AtomicU64,
     /// Counts polls of its task.
     seen: AtomicU64,
+    /// What it had counted when it was found to be blocked; it is the guest again once it counts on.
+    blocked: AtomicU64,
     /// Its runtime has no reactor.
     blind: bool,
 }
@@ -180,12 +184,18 @@ impl Pump {
         let mut tasks = lock(&self.tasks);
         tasks.next += 1;
         let closed = self.closed.load(Ordering::SeqCst);
-        let work = (!closed).then_some(work);
+        let (work, refused) = if closed {
+            (None, Some(work))
+        } else {
+            (Some(work), None)
+        };
         let task = Arc::new(Task::new(tasks.next, work, Arc::downgrade(self)));
         if !closed {
             tasks.all.insert(task.id(), Arc::clone(&task));
         }
         drop(tasks);
+        // Without the lock: it may be what holds others.
+        end(refused);
         Wake::wake_by_ref(&task);
         task
     }
@@ -206,11 +216,11 @@ impl Pump {
             guest.leave();
         }
         *lock(&self.ending) = runtime;
-        self.end();
+        self.end_runtime();
     }
 
     /// Ends the runtime that is to end, if no thread polls tasks. Who does calls this afterwards.
-    fn end(&self) {
+    fn end_runtime(&self) {
         while lock(&self.ending).is_some() && !self.running.swap(true, Ordering::SeqCst) {
             let runtime = lock(&self.ending).take();
             if let Some(runtime) = runtime {
@@ -243,7 +253,7 @@ impl Pump {
         if let Some(guest) = &*place {
             if guest.runtime == handle.id() && !guest.gone.load(Ordering::Acquire) {
                 guest.asked.fetch_add(1, Ordering::Relaxed);
-                if guest.blind {
+                if guest.blind || guest.is_blocked() {
                     return false;
                 }
                 if !guest.active.swap(true, Ordering::SeqCst) {
@@ -267,6 +277,7 @@ impl Pump {
             gone: AtomicBool::new(false),
             asked: AtomicU64::new(1),
             seen: AtomicU64::new(0),
+            blocked: AtomicU64::new(u64::MAX),
             blind,
         });
         if let Some(before) = place.replace(Arc::clone(&guest)) {
@@ -298,7 +309,7 @@ impl Pump {
             return false;
         }
         catch_unwind(AssertUnwindSafe(|| {
-            socket.watch(Interest::READABLE).is_ok()
+            socket.watch_here(Interest::READABLE).is_ok()
         }))
         .unwrap_or(false)
     }
@@ -316,6 +327,12 @@ impl Pump {
         let sockets = lock(&self.sockets);
         let sockets = sockets.iter().filter_map(Weak::upgrade);
         sockets.map(|socket| socket.reads()).sum()
+    }
+
+    fn tell_sockets(&self) {
+        for socket in lock(&self.sockets).iter().filter_map(Weak::upgrade) {
+            socket.readable();
+        }
     }
 
     /// A task wants to be polled.
@@ -359,7 +376,7 @@ impl Pump {
                 left -= 1;
             }
             drop(running);
-            self.end();
+            self.end_runtime();
             if self.closed.load(Ordering::SeqCst) {
                 return false;
             }
@@ -412,46 +429,6 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Sockets that are watched by the runtime of the task that has this.
-#[derive(Default)]
-struct Watch {
-    sockets: Vec<(Weak<Socket>, AsyncFd<UdpSocket>)>,
-    version: u64,
-}
-
-impl Watch {
-    fn stop(&mut self) {
-        self.sockets.clear();
-        self.version = 0;
-    }
-
-    /// Watches all sockets of the pump, and tells those that may be readable.
-    fn poll(&mut self, pump: &Pump, cx: &mut Context<'_>) {
-        if self.version != pump.version.load(Ordering::SeqCst) {
-            let sockets = lock(&pump.sockets);
-            self.version = pump.version.load(Ordering::SeqCst);
-            self.sockets.clear();
-            for socket in sockets.iter().filter_map(Weak::upgrade) {
-                match socket.watch(Interest::READABLE) {
-                    Ok(watch) => self.sockets.push((Arc::downgrade(&socket), watch)),
-                    // The looks of the own thread are what is left of it then.
-                    Err(error) => tracing::error!(%error, "a socket can't be watched"),
-                }
-            }
-        }
-        for (socket, watch) in &self.sockets {
-            while let Poll::Ready(ready) = watch.poll_read_ready(cx) {
-                let Ok(mut ready) = ready else { break };
-                // Before the socket is read: what comes then is told again.
-                ready.clear_ready();
-                if let Some(socket) = socket.upgrade() {
-                    socket.readable();
-                }
-            }
-        }
-    }
-}
-
 /// The task on the runtime's own thread.
 struct Own {
     pump: Arc<Pump>,
@@ -466,23 +443,29 @@ struct Own {
 }
 
 impl Own {
-    fn look_after(&mut self, guest: &Guest, cx: &mut Context<'_>) {
+    /// Whether it is time for a look.
+    fn is_time(&mut self, cx: &mut Context<'_>) -> bool {
         let look = self.look.get_or_insert_with(|| Box::pin(sleep(LOOK)));
         if look.as_mut().poll(cx).is_pending() {
-            return;
+            return false;
         }
         look.as_mut().reset(Instant::now() + LOOK);
         if look.as_mut().poll(cx).is_ready() {
             cx.waker().wake_by_ref();
+        }
+        true
+    }
+
+    fn look_after(&mut self, guest: &Guest, cx: &mut Context<'_>) {
+        if !self.is_time(cx) {
+            return;
         }
         let seen = guest.seen.load(Ordering::SeqCst);
         let asked = guest.asked.load(Ordering::Relaxed);
         let absent = seen == self.seen;
         let waiting = !lock(&self.pump.ready).is_empty();
         let before = self.pump.reads();
-        for socket in lock(&self.pump.sockets).iter().filter_map(Weak::upgrade) {
-            socket.readable();
-        }
+        self.pump.tell_sockets();
         let _more = self.pump.run();
         let found = self.pump.reads() != before;
         self.idle = if asked == self.asked {
@@ -491,7 +474,11 @@ impl Own {
             0
         };
         (self.seen, self.asked) = (seen, asked);
-        if (absent && (waiting || found)) || self.idle >= IDLE {
+        let blocked = absent && (waiting || found);
+        if blocked {
+            guest.blocked.store(seen, Ordering::SeqCst);
+        }
+        if blocked || self.idle >= IDLE {
             guest.active.store(false, Ordering::SeqCst);
             // It stops watching.
             guest.seat.wake();
@@ -512,8 +499,12 @@ impl Future for Own {
             this.look_after(&guest, cx);
         }
         if this.pump.active_guest().is_none() {
-            (this.look, this.idle) = (None, 0);
-            this.watch.poll(&this.pump, cx);
+            this.idle = 0;
+            if this.watch.poll(&this.pump, cx) {
+                this.look = None;
+            } else if this.is_time(cx) {
+                this.pump.tell_sockets();
+            }
         }
         if this.pump.run() {
             cx.waker().wake_by_ref();
@@ -544,7 +535,11 @@ impl Future for Visit {
         }
         let _here = Here::new(&pump, None);
         if this.guest.active.load(Ordering::SeqCst) {
-            this.watch.poll(&pump, cx);
+            if !this.watch.poll(&pump, cx) {
+                // The own thread can.
+                this.guest.active.store(false, Ordering::SeqCst);
+                pump.own.wake();
+            }
         } else {
             this.watch.stop();
         }
@@ -556,6 +551,11 @@ impl Future for Visit {
 }
 
 impl Guest {
+    /// Its runtime was not there when there was work, and was not seen since.
+    fn is_blocked(&self) -> bool {
+        self.blocked.load(Ordering::SeqCst) == self.seen.load(Ordering::SeqCst)
+    }
+
     /// Its task ends when it is polled again.
     fn leave(&self) {
         self.gone.store(true, Ordering::SeqCst);
@@ -569,8 +569,14 @@ impl Drop for Visit {
         // Its runtime ends. The own thread takes over what it has left.
         self.guest.gone.store(true, Ordering::SeqCst);
         self.guest.active.store(false, Ordering::SeqCst);
+        // A waker keeps a runtime that has ended in memory, and what it has open.
+        let waker = lock(&self.guest.seat.0).take();
+        drop(waker);
         if let Some(pump) = self.pump.upgrade() {
             pump.own.wake();
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -51,7 +51,7 @@ impl Socket {
     /// A socket that is watched by this runtime.
     pub(super) fn watched(io: UdpSocket, max_segments: usize, handle: &Handle) -> io::Result<Self> {
         let _entered = handle.enter();
-        let watch = watch(io.try_clone()?, Interest::READABLE)?;
+        let watch = watch(io.try_clone()?, Interest::READABLE).map_err(|(_, error)| error)?;
         Self::new(io, max_segments, handle, Input::Watched(watch))
     }
 
@@ -83,8 +83,13 @@ impl Socket {
     /// # Panics
     ///
     /// If that has no reactor.
-    pub(super) fn watch(&self, interest: Interest) -> io::Result<AsyncFd<UdpSocket>> {
-        watch(self.io.try_clone()?, interest)
+    pub(super) fn watch_here(&self, interest: Interest) -> io::Result<AsyncFd<UdpSocket>> {
+        watch(self.descriptor()?, interest).map_err(|(_, error)| error)
+    }
+
+    /// Another descriptor of it.
+    pub(super) fn descriptor(&self) -> io::Result<UdpSocket> {
+        self.io.try_clone()
     }
 
     /// Says that there may be datagrams.
@@ -121,8 +126,14 @@ impl Socket {
 // What it gave way to is unsafe, for types whose descriptor changes. A socket of the standard library has one until it
 // is dropped, and it is dropped by the `AsyncFd` that owns it.
 #[allow(deprecated)]
-fn watch(io: UdpSocket, interest: Interest) -> io::Result<AsyncFd<UdpSocket>> {
-    AsyncFd::with_interest(io, interest)
+pub(super) fn watch(
+    io: UdpSocket,
+    interest: Interest,
+) -> Result<AsyncFd<UdpSocket>, (UdpSocket, io::Error)> {
+    match AsyncFd::try_with_interest(io, interest) {
+        Ok(watched) => Ok(watched),
+        Err(error) => Err(error.into_parts()),
+    }
 }
 
 impl quinn::AsyncUdpSocket for Socket {
@@ -237,7 +248,7 @@ impl quinn::UdpPoller for Room {
             watch
         } else {
             let _entered = this.socket.handle.enter();
-            let watch = this.socket.watch(Interest::WRITABLE)?;
+            let watch = this.socket.watch_here(Interest::WRITABLE)?;
             this.watch.insert(watch)
         };
         let ready = ready!(watch.poll_write_ready(cx)).map(drop);

@@ -3,11 +3,12 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
 use tokio::sync::oneshot;
+use tokio::task::unconstrained;
 
 use super::pump::{Pump, lock};
 
@@ -54,12 +55,14 @@ impl Task {
     }
 
     fn drop_cancelled(&self) {
+        // Either the canceller finds the lock free, or who had it finds the mark: both look behind what they wrote.
+        fence(Ordering::SeqCst);
         if self.cancelled.load(Ordering::SeqCst)
             && let Ok(mut work) = self.work.try_lock()
         {
             self.state.store(DONE, Ordering::SeqCst);
             let work = work.take();
-            drop(work);
+            end(work);
         }
     }
 
@@ -76,19 +79,24 @@ impl Task {
         let mut cx = Context::from_waker(&waker);
         let done = match work.as_mut() {
             None => true,
-            Some(work) => catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(&mut cx)))
-                .unwrap_or_else(|_| {
-                    tracing::error!("a task of the transport panicked");
-                    Poll::Ready(())
-                })
-                .is_ready(),
+            Some(work) => {
+                // It is none of what tokio lets the calling task do in one turn: with that used up, it would be
+                // polled over and over, and get nowhere.
+                let mut work = unconstrained(work.as_mut());
+                catch_unwind(AssertUnwindSafe(|| Pin::new(&mut work).poll(&mut cx)))
+                    .unwrap_or_else(|_| {
+                        tracing::error!("a task of the transport panicked");
+                        Poll::Ready(())
+                    })
+                    .is_ready()
+            }
         };
         if done {
             self.state.store(DONE, Ordering::SeqCst);
             let finished = work.take();
             drop(work);
             pump.forget(self.id);
-            return drop(finished);
+            return end(finished);
         }
         drop(work);
         self.drop_cancelled();
@@ -99,6 +107,13 @@ impl Task {
             self.state.store(QUEUED, Ordering::SeqCst);
             pump.queue(self);
         }
+    }
+}
+
+/// Drops what a task did. A panic of that must not end the thread that polls the others.
+pub(super) fn end(work: Option<Work>) {
+    if catch_unwind(AssertUnwindSafe(|| drop(work))).is_err() {
+        tracing::error!("a task of the transport panicked when it was dropped");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -183,6 +183,11 @@ impl Connection {
         self.inner.quinn.close_reason().map(Into::into)
     }
 
+    /// The largest UDP payload that is known to pass unfragmented, in bytes. It grows while the connection is young.
+    pub fn path_mtu(&self) -> u16 {
+        self.inner.quinn.stats().path.current_mtu
+    }
+
     /// The current estimate of the round-trip time.
     pub fn rtt(&self) -> Duration {
         self.inner.quinn.rtt()
@@ -192,6 +197,25 @@ impl Connection {
     /// peer apart.
     pub fn stable_id(&self) -> usize {
         self.inner.quinn.stable_id()
+    }
+}
+
+/// A connection that may have ended. Does not keep it from being closed.
+pub(crate) struct WeakConnection(Weak<Inner>);
+
+impl WeakConnection {
+    /// The connection, if somebody still holds it and it has not ended.
+    pub(crate) fn upgrade(&self) -> Option<Connection> {
+        let connection = Connection {
+            inner: self.0.upgrade()?,
+        };
+        (!connection.is_closed()).then_some(connection)
+    }
+}
+
+impl Connection {
+    pub(crate) fn downgrade(&self) -> WeakConnection {
+        WeakConnection(Arc::downgrade(&self.inner))
     }
 }
 

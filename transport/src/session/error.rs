@@ -36,11 +36,13 @@ pub enum CloseCode {
     LeaseExpired,
     /// What was awaited did not come in time.
     Deadline,
+    /// The peer was revoked: the operator has put it out of the cluster.
+    Revoked,
     /// A code of a later version.
     Other(u32),
 }
 
-const CODES: [CloseCode; 13] = [
+const CODES: [CloseCode; 14] = [
     CloseCode::Done,
     CloseCode::Shutdown,
     CloseCode::Cancelled,
@@ -54,6 +56,7 @@ const CODES: [CloseCode; 13] = [
     CloseCode::Internal,
     CloseCode::LeaseExpired,
     CloseCode::Deadline,
+    CloseCode::Revoked,
 ];
 
 impl CloseCode {
@@ -105,6 +108,7 @@ impl fmt::Display for CloseCode {
             Self::Internal => "internal error",
             Self::LeaseExpired => "lease expired",
             Self::Deadline => "deadline exceeded",
+            Self::Revoked => "revoked",
             Self::Other(number) => return write!(f, "code {number}"),
         })
     }

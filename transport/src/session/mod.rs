@@ -7,6 +7,6 @@ mod stream;
 
 pub use bytes::ByteStream;
 pub use connection::Connection;
-pub(crate) use connection::canonical;
+pub(crate) use connection::{WeakConnection, canonical};
 pub use error::{CloseCode, ConnectionLost, RequestError, StreamEnd};
 pub use stream::{FrameReceiver, FrameSender, Stream};

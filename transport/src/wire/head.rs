@@ -4,7 +4,10 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::network::{InterfacesQuery, NetworkReport, NodeNetwork};
+use super::trust::{RevocationList, SecretText, TokenEntry};
 use super::{ClusterInfo, JobInfo, JobSpec, RankFailure, Refusal, Resources};
+use crate::identity::Role;
 use crate::ids::{Generation, JobId, NodeId, Slot};
 
 /// A node's introduction.
@@ -23,6 +26,9 @@ pub struct NodeRegistration {
     /// Jobs that hold something on it. A head that does not know one of them tells the node to stop it.
     #[serde(default)]
     pub jobs: Vec<JobId>,
+    /// Its network interfaces, if it knows them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NodeNetwork>,
     /// Drawn at random when the daemon starts, so that the head tells a daemon that comes back from another one with
     /// the same identity. 0 is unknown.
     #[serde(default)]
@@ -65,6 +71,55 @@ pub enum HeadRequest {
         /// Which.
         job: JobId,
     },
+    /// A node or driver asks for another certificate of its own, before the one it has ends.
+    Renew {
+        /// A certificate signing request in DER. Its key is the caller's; names in it don't count.
+        #[serde(with = "serde_bytes")]
+        csr: Vec<u8>,
+    },
+    /// A node takes no more jobs. Answered when it holds none any more.
+    Drain,
+    /// An administrator makes a join token.
+    CreateToken {
+        /// Who may join with it: `node` or `driver`.
+        role: Role,
+        /// Whether drivers that join with it may administer the cluster.
+        #[serde(default)]
+        admin: bool,
+        /// How long it is valid, in seconds.
+        ttl_s: u64,
+        /// How often it may be used; `None` for any number of times.
+        #[serde(default)]
+        uses: Option<u32>,
+    },
+    /// An administrator asks for all tokens.
+    Tokens,
+    /// An administrator ends a token. Who has joined with it stays.
+    RevokeToken {
+        /// Its id.
+        id: String,
+    },
+    /// An administrator puts a node or a driver out. Answered when the nodes know.
+    Revoke {
+        /// Its role.
+        role: Role,
+        /// Its id.
+        name: String,
+        /// Why, for those who look at it later.
+        #[serde(default)]
+        reason: String,
+    },
+    /// An administrator lets a revoked node or driver in again.
+    Reinstate {
+        /// Its role.
+        role: Role,
+        /// Its id.
+        name: String,
+    },
+    /// A registered node's interfaces have changed.
+    Network(NodeNetwork),
+    /// A driver asks which interfaces connect nodes. They are probed if that is not known.
+    Interfaces(InterfacesQuery),
 }
 
 /// What follows [`HeadRequest::Submit`] on its stream.
@@ -74,6 +129,8 @@ pub enum SubmitFrame {
     ProgramReady,
     /// Stop the job. The head answers with the last events and ends the stream.
     Stop,
+    /// Kill what is left of the job at once, without any grace.
+    Kill,
     /// The driver has all that it wanted: end the job as for [`SubmitFrame::Stop`]. If no worker was lost before, it has
     /// succeeded. A head that does not know it skips it, so a driver sends `Stop` behind it.
     Done,
@@ -127,6 +184,9 @@ pub enum HeadReply {
         heartbeat_ms: u64,
         /// After how long without one the node counts as lost.
         lease_ms: u64,
+        /// Who was put out of the cluster.
+        #[serde(default)]
+        revoked: RevocationList,
     },
     /// A worker's certificate in DER.
     Signed {
@@ -142,6 +202,30 @@ pub enum HeadReply {
     Jobs(Vec<JobInfo>),
     /// Answer to [`HeadRequest::Job`].
     Job(JobInfo),
+    /// Answer to [`HeadRequest::Renew`]: the certificate in DER.
+    Renewed {
+        /// The certificate.
+        #[serde(with = "serde_bytes")]
+        certificate: Vec<u8>,
+    },
+    /// Answer to [`HeadRequest::CreateToken`].
+    Token {
+        /// What is known of it.
+        entry: TokenEntry,
+        /// The token itself. The head does not keep it.
+        token: SecretText,
+    },
+    /// Answer to [`HeadRequest::Tokens`], the oldest first.
+    Tokens(Vec<TokenEntry>),
+    /// Answer to [`HeadRequest::Revoke`] and [`HeadRequest::Reinstate`]: it is done and stored.
+    Revoked {
+        /// Nodes that have confirmed it.
+        told: u32,
+        /// Nodes that have not yet. They learn of it when they register again at the latest.
+        late: Vec<NodeId>,
+    },
+    /// Answer to [`HeadRequest::Interfaces`].
+    Interfaces(NetworkReport),
     /// No.
     Refused(Refusal),
 }

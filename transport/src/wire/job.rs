@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Refusal, Resources};
+use super::network::{InterfaceSelection, NetworkReport};
+use super::{Refusal, Resources, RevokedMember};
 use crate::ids::{
     ClusterId, CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, Rank, Slot,
 };
@@ -36,6 +37,47 @@ pub struct Program {
     pub size: u64,
     /// File name for people; the workers' `argv[0]`.
     pub name: String,
+}
+
+/// A program that is installed on the hosts: any executable, in place of one that is sent to them.
+///
+/// Its workers say no hello and take no calls. Each is ready when it runs; the job succeeds when all have exited with
+/// code 0, and the first that ends otherwise ends the group.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Installed {
+    /// A path, or a name without `/`, which each host looks for in `PATH`. A relative path counts from `cwd`.
+    pub program: String,
+    /// Where a name is looked for, as `PATH` is written; the node daemon's own `PATH` if `None`.
+    #[serde(default)]
+    pub search: Option<String>,
+    /// The directory that the workers start in; the node daemon's own if `None`.
+    #[serde(default)]
+    pub cwd: Option<String>,
+    /// Output goes to the job's driver without loss: what the driver has not taken yet holds the worker up. Otherwise it is
+    /// only kept as far as a node keeps output.
+    #[serde(default)]
+    pub stream_output: bool,
+    /// Standard input of rank 0 comes from the driver; `/dev/null` otherwise, as for all others.
+    #[serde(default)]
+    pub stdin: bool,
+}
+
+/// An installed program, as a node hears of it first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstalledHere {
+    /// The driver that may have the workers' output.
+    pub owner: DriverId,
+    /// The program.
+    pub program: Installed,
+}
+
+/// So many workers on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeShare {
+    /// The node.
+    pub node: NodeId,
+    /// How many workers it gets.
+    pub workers: u32,
 }
 
 /// How a group is laid over the nodes.
@@ -90,6 +132,19 @@ pub struct JobSpec {
     /// Open the plain HTTP rendezvous that workers of other systems need.
     #[serde(default)]
     pub rendezvous: bool,
+    /// The workers run this in place of `program`, of which only the name counts then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub installed: Option<Installed>,
+    /// Which nodes take how many workers, in rank order. It must add up to the workers of `placement`, which decides alone if
+    /// this is empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layout: Vec<NodeShare>,
+    /// The network interfaces that it may use; all if empty.
+    #[serde(default, skip_serializing_if = "InterfaceSelection::is_empty")]
+    pub interfaces: InterfaceSelection,
+    /// Probe the interfaces even if what connects the nodes is known from before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_cache: bool,
 }
 
 /// One member of a generation.
@@ -397,6 +452,9 @@ pub struct JobInfo {
     /// `ADDR:PORT` of its plain HTTP rendezvous, if it asked for one.
     #[serde(default)]
     pub rendezvous: Option<SocketAddr>,
+    /// The interfaces that connect its nodes, once that is known. Not in lists of jobs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkReport>,
 }
 
 /// A node, as the API and `kolo` show it.
@@ -418,6 +476,9 @@ pub struct NodeInfo {
     pub last_seen_ms: u64,
     /// The jobs that hold resources on it.
     pub jobs: Vec<JobId>,
+    /// Whether it takes no more jobs, since it is being stopped.
+    #[serde(default)]
+    pub draining: bool,
 }
 
 /// The cluster, as the API and `kolo status` show it.
@@ -433,6 +494,9 @@ pub struct ClusterInfo {
     pub nodes: Vec<NodeInfo>,
     /// Jobs that have not ended.
     pub running_jobs: u32,
+    /// Nodes and drivers that were put out.
+    #[serde(default)]
+    pub revoked: Vec<RevokedMember>,
 }
 
 #[cfg(test)]

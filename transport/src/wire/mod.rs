@@ -17,8 +17,10 @@ pub mod call;
 pub mod head;
 pub mod job;
 pub mod join;
+pub mod network;
 pub mod node;
 pub mod resources;
+pub mod trust;
 pub mod worker;
 
 use serde::{Deserialize, Serialize};
@@ -26,12 +28,22 @@ use serde::{Deserialize, Serialize};
 pub use call::{CallFailure, CallFrame, CallOp, CallReply, FailureKind, Outcome};
 pub use head::{HeadReply, HeadRequest, NodeEvent, NodeRegistration, SubmitFrame};
 pub use job::{
-    ClusterInfo, Exit, GenerationTable, JobEvent, JobInfo, JobSpec, JobState, Member, NodeInfo,
-    PlacedNode, Placement, Program, ProgramHash, RankFailure, WorkerInfo, WorkerState,
+    ClusterInfo, Exit, GenerationTable, Installed, InstalledHere, JobEvent, JobInfo, JobSpec,
+    JobState, Member, NodeInfo, NodeShare, PlacedNode, Placement, Program, ProgramHash,
+    RankFailure, WorkerInfo, WorkerState,
 };
 pub use join::{JoinReply, JoinRequest, Welcome};
-pub use node::{LogBatch, LogLine, NodeReply, NodeRequest, SlotStart, StartWorkers, Stdio};
+pub use network::{
+    Echo, Interface, InterfaceAddress, InterfaceRow, InterfaceSelection, InterfacesQuery,
+    NetworkChoice, NetworkFingerprint, NetworkReport, NodeNetwork, Probe, ProbeFailure,
+    ProbeResult, ProbeTarget, ReachedBy,
+};
+pub use node::{
+    LogBatch, LogLine, NodeReply, NodeRequest, OutputChunk, SlotStart, StartWorkers, StdinChunk,
+    Stdio,
+};
 pub use resources::{Milli, ResourceError, Resources, Shortage};
+pub use trust::{RevocationList, RevokedMember, SecretText, TokenEntry};
 pub use worker::{FromWorker, ToWorker, WorkerCall, WorkerResult};
 
 /// Why a request was not done. What every reply type carries for "no".
@@ -96,6 +108,8 @@ pub enum RefusalKind {
     Worker,
     /// A node was lost meanwhile.
     NodeLost,
+    /// No network connects the nodes.
+    Network,
     /// The job or daemon was stopped meanwhile.
     Stopped,
     /// A fault on the side that answers; its log says more.

@@ -4,7 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{GenerationTable, Member, Program, ProgramHash, RankFailure, Refusal, Resources};
+use super::network::{Echo, Probe, ProbeResult};
+use super::trust::RevocationList;
+use super::{
+    GenerationTable, Installed, InstalledHere, Member, Program, ProgramHash, RankFailure, Refusal,
+    Resources,
+};
 use crate::ids::{DriverId, Generation, JobId, Rank, Slot};
 
 /// A worker to start.
@@ -43,6 +48,9 @@ pub struct StartWorkers {
     pub hello_timeout_ms: u64,
     /// From notice to TERM, and from TERM to KILL, in milliseconds.
     pub grace_ms: u64,
+    /// Run this in place of `program`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub installed: Option<Installed>,
 }
 
 /// First frame of a stream to a node.
@@ -60,6 +68,9 @@ pub enum NodeRequest {
         lease_ms: u64,
         /// The program, to learn whether it is here already.
         program: ProgramHash,
+        /// A program that must be installed here.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        installed: Option<InstalledHere>,
     },
     /// Head: give back what is reserved for a job. Unknown jobs are fine.
     Release {
@@ -86,6 +97,13 @@ pub enum NodeRequest {
         /// Why, for the log and the workers.
         reason: String,
     },
+    /// Head: kill the job's workers here at once. Answered when nothing is left.
+    Kill {
+        /// The job.
+        job: JobId,
+    },
+    /// Head: who was put out of the cluster. The node closes their connections and refuses them.
+    Revocations(RevocationList),
     /// Driver: is a program here?
     HasProgram {
         /// Its hash.
@@ -114,6 +132,21 @@ pub enum NodeRequest {
         /// Stay and send what comes, until the job's workers have ended here.
         follow: bool,
     },
+    /// Driver that owns a job whose [`Installed::stream_output`] is set: all output of its workers here, from the first byte,
+    /// each byte once. After [`NodeReply::Output`] come frames with an [`OutputChunk`] and the bytes as their body, until
+    /// everything has come. The driver sends frames with a [`StdinChunk`] and bytes for rank 0 if it is here, and
+    /// finishes its side at the end of the input.
+    Output {
+        /// The job.
+        job: JobId,
+        /// Not these ranks: their output is read and thrown away.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        without: Vec<Rank>,
+    },
+    /// Head: try to reach other nodes.
+    Probe(Probe),
+    /// Node, driver or head: how do you see this connection?
+    Echo,
 }
 
 /// The node's answer.
@@ -127,6 +160,9 @@ pub enum NodeReply {
         has_program: bool,
         /// A TCP port that was free just now, for `MASTER_PORT`.
         free_port: u16,
+        /// Why an installed program can't run here. The reservation holds all the same.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        problem: Option<Refusal>,
     },
     /// Started.
     Started {
@@ -142,6 +178,12 @@ pub enum NodeReply {
     },
     /// [`LogBatch`]es follow.
     Logs,
+    /// [`OutputChunk`]s follow.
+    Output,
+    /// Answer to [`NodeRequest::Probe`], in the order of its targets.
+    Probed(Vec<ProbeResult>),
+    /// Answer to [`NodeRequest::Echo`].
+    Echo(Echo),
     /// No.
     Refused(Refusal),
 }
@@ -178,3 +220,21 @@ pub struct LogBatch {
     /// The lines.
     pub lines: Vec<LogLine>,
 }
+
+/// Output of one rank on one of its streams, as it was read. The frame's body holds the bytes: whole lines as far as
+/// possible, which end with LF or CR. No bytes at all say that no more come from this rank on this stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutputChunk {
+    /// Whose.
+    pub rank: Rank,
+    /// Of which generation.
+    pub generation: Generation,
+    /// Which stream.
+    pub stream: Stdio,
+    /// Wall clock at the node when it was read, in milliseconds since 1970.
+    pub time_ms: u64,
+}
+
+/// Bytes for the standard input of rank 0, in the frame's body.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StdinChunk {}

@@ -1,6 +1,8 @@
 //! A cluster's authority and its members' endpoints on the loopback.
 #![allow(dead_code, unreachable_pub)] // each test binary uses a part
 
+pub mod lent;
+
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

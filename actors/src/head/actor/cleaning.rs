@@ -70,6 +70,7 @@ impl HeadActor {
                 }
                 tracing::info!(%node, %job, "a node has stopped a job of before");
                 this.registry.free(job, node);
+                this.settle_drains();
                 return;
             }
             // Once: it goes on until it works or the node is lost, both of which are logged.

@@ -46,6 +46,9 @@ impl Job {
 
     /// A worker has ended or is lost, as is told to everybody who may wait for it (F-1).
     fn exited(&mut self, failure: RankFailure, expected: bool) {
+        if self.is_installed() {
+            self.installed_ready(failure.rank.index());
+        }
         let seat = &mut self.seats[failure.rank.index()];
         seat.state = WorkerState::Exited;
         seat.exit = Some(failure.exit);
@@ -56,6 +59,9 @@ impl Job {
         // a worker of a job that nobody stops is as bad as any other end.
         if self.first_failure.is_none() && (expected || !failure.exit.is_success()) {
             self.first_failure = Some(failure.clone());
+        }
+        if self.is_installed() {
+            return self.installed_exited(&failure, expected);
         }
         if self.phase < Phase::Up {
             let message = format!("a worker ended before the group was ready: {failure}");
@@ -216,7 +222,7 @@ impl Job {
     }
 
     /// Begins the end, unless it has begun.
-    fn end(&mut self, mut ending: Ending) {
+    pub(super) fn end(&mut self, mut ending: Ending) {
         if self.ending.is_some() {
             return;
         }
@@ -245,7 +251,10 @@ impl Job {
         let grace = Duration::from_millis(self.spec.grace_ms);
         let entry = &mut self.parts[part];
         entry.hold = Hold::Undoing;
-        if entry.started {
+        if entry.started && self.kill_now {
+            let request = NodeRequest::Kill { job: self.id };
+            self.request(part, request, self.config.stop_margin);
+        } else if entry.started {
             let reason = self
                 .ending
                 .as_ref()
@@ -332,7 +341,7 @@ fn cut_tail(tail: &mut Vec<String>) {
     tail.drain(..tail.len() - kept);
 }
 
-fn first_line(failure: &RankFailure) -> String {
+pub(super) fn first_line(failure: &RankFailure) -> String {
     let mut short = failure.clone();
     short.stderr_tail.clear();
     short.to_string()

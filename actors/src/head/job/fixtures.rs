@@ -24,6 +24,10 @@ pub(crate) fn spec(placement: Placement) -> JobSpec {
         start_timeout_ms: 30_000,
         grace_ms: 1000,
         rendezvous: false,
+        installed: None,
+        layout: Vec::new(),
+        interfaces: kolo_transport::wire::InterfaceSelection::default(),
+        no_cache: false,
     }
 }
 

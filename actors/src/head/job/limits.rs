@@ -1,8 +1,10 @@
 //! The largest job.
 
 use kolo_transport::frame::{Limits, PREFIX, encode_head};
+use kolo_transport::wire::Placement;
 
-use super::tests::{JOB, healthy, submit};
+use super::fixtures::{sites, spec};
+use super::tests::{JOB, Run, healthy, submit};
 use super::*;
 use crate::head::validate::{MAX_ENTRIES_BYTES, MAX_ENTRY};
 use crate::placement::MAX_PER_NODE;
@@ -15,16 +17,54 @@ fn check(message: &impl serde::Serialize) {
     assert!(length <= Limits::CONTROL.head as usize, "{length} bytes");
 }
 
+/// In bytes, on Linux. A node may be given a longer one.
+const LONGEST_HOSTNAME: usize = 64;
+
+/// As [`submit`], with hostnames of this length.
+fn submit_on(
+    workers: &[u32],
+    hostname: usize,
+    change: impl FnOnce(&mut JobSpec),
+) -> Result<Run, Refusal> {
+    let now = Instant::now();
+    let mut spec = spec(Placement::Pack {
+        workers: workers.iter().sum(),
+    });
+    change(&mut spec);
+    let mut sites = sites(workers);
+    for site in &mut sites {
+        site.hostname = format!("{:x>hostname$}", site.node.0);
+    }
+    let config = JobConfig::default();
+    let (job, actions) = Job::submit(now, JOB, DriverId(1), spec, sites, config)?;
+    Ok(Run { job, now, actions })
+}
+
+#[test]
+fn hostnames_that_are_too_long_for_the_largest_job_are_refused() {
+    let nodes = vec![MAX_PER_NODE; (MAX_WORLD_SIZE / MAX_PER_NODE) as usize];
+    let refusal = submit_on(&nodes, LONGEST_HOSTNAME + 1, |_| {})
+        .err()
+        .unwrap();
+    assert_eq!(refusal.kind, RefusalKind::Invalid);
+    let start = "the hostnames of 16384 workers have 1064960 bytes together; allowed are 1048576 for so many workers, \
+                 64 for each; the longest is xxx";
+    assert!(refusal.message.starts_with(start), "{refusal}");
+    // Half as many may have longer ones.
+    submit_on(&nodes[..2], 256, |_| {}).unwrap();
+}
+
 /// What a limit is for: no message of the largest job is over the largest frame.
 #[test]
 fn the_largest_job_fits_into_frames() {
     let nodes = vec![MAX_PER_NODE; (MAX_WORLD_SIZE / MAX_PER_NODE) as usize];
-    let mut run = submit(&nodes, |spec| {
+    let mut run = submit_on(&nodes, LONGEST_HOSTNAME, |spec| {
         for index in 0..MAX_ENTRIES_BYTES / MAX_ENTRY {
             spec.env
                 .insert(format!("V{index}"), "x".repeat(MAX_ENTRY - 8));
         }
-    });
+    })
+    .unwrap();
     for (node, _) in (1..).zip(&nodes) {
         run.reserve(node, true);
     }
@@ -67,7 +107,12 @@ fn the_largest_job_fits_into_frames() {
         healthy,
         Some(Action::Tell(JobEvent::Healthy { .. }))
     ));
-    check(&run.job.info(run.now));
+    let mut info = run.job.info(run.now);
+    for worker in &mut info.workers {
+        worker.pid = u32::MAX;
+        worker.exit = Some(Exit::Code(i32::MIN));
+    }
+    check(&info);
 }
 
 /// A worker may say anything, and a node may report anything.

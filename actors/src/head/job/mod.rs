@@ -13,24 +13,32 @@
 mod end;
 #[cfg(test)]
 pub(crate) mod fixtures;
+mod installed;
 #[cfg(test)]
 mod limits;
+mod network;
 mod report;
 #[cfg(test)]
 mod simulation;
 mod start;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_network;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{DriverId, Generation, JobId, NodeId, Rank, Slot};
 use kolo_transport::wire::{
-    Exit, GenerationTable, JobEvent, JobSpec, JobState, Member, NodeEvent, NodeReply, NodeRequest,
-    PlacedNode, RankFailure, Refusal, RefusalKind, WorkerState,
+    Exit, GenerationTable, JobEvent, JobSpec, JobState, Member, NetworkReport, NodeEvent,
+    NodeReply, NodeRequest, PlacedNode, RankFailure, Refusal, RefusalKind, WorkerState,
 };
 
+use self::network::Net;
+pub use self::network::NetworkPlan;
+use crate::interfaces::{Discovery, Network};
 use crate::ranks::Registration;
 
 /// The generation of a job that never changes its members.
@@ -67,14 +75,17 @@ pub struct JobConfig {
     pub request_timeout: Duration,
     /// How long a node may take to answer stop, over two grace periods.
     pub stop_margin: Duration,
+    /// How long an address may take to answer a probe.
+    pub probe_limit: Duration,
 }
 
 impl Default for JobConfig {
-    /// 10 s, and 5 s.
+    /// 10 s, 5 s, and 2 s.
     fn default() -> Self {
         Self {
             request_timeout: Duration::from_secs(10),
             stop_margin: Duration::from_secs(5),
+            probe_limit: Duration::from_secs(2),
         }
     }
 }
@@ -123,12 +134,16 @@ pub enum Event {
         /// How that was seen.
         reason: String,
     },
+    /// Answer to [`Action::Discover`].
+    Discovered(Result<Arc<Network>, NetworkReport>),
     /// Answer to [`Action::OpenRendezvous`].
     Rendezvous(Result<SocketAddr, String>),
     /// The driver has brought the program to every node that lacked it.
     ProgramReady,
     /// The driver asks for the end.
     DriverStop,
+    /// The driver asks for the end at once, also of what is ending already.
+    DriverKill,
     /// The driver asks for the end, for it has all that it wanted.
     DriverDone,
     /// The driver's connection or stream has ended.
@@ -165,6 +180,9 @@ pub enum Action {
     },
     /// Tell the driver.
     Tell(JobEvent),
+    /// Find out what connects the nodes, each address for at most this time, and answer with one
+    /// [`Event::Discovered`].
+    Discover(Box<Discovery>, Duration),
     /// Open the plain HTTP rendezvous for these members and answer with one [`Event::Rendezvous`].
     OpenRendezvous(Vec<Member>),
     /// Close it again.
@@ -216,6 +234,8 @@ struct Part {
     has_program: bool,
     free_port: u16,
     has_membership: bool,
+    /// Why an installed program can't run there.
+    problem: Option<Refusal>,
 }
 
 #[derive(Debug)]
@@ -274,11 +294,43 @@ pub struct Job {
     /// Seats that became ready. Before the group is whole none is lost without the end of the job.
     ready: usize,
     rendezvous: Rendezvous,
+    net: Net,
     program_ready: bool,
     first_failure: Option<RankFailure>,
     ending: Option<Ending>,
+    /// No grace.
+    kill_now: bool,
     finished: bool,
     actions: Vec<Action>,
+}
+
+/// Bytes of a group's table for each worker, without its hostname. At most that, in any message that holds the table.
+const SEAT_BYTES: usize = 192;
+
+/// Most bytes of a group's table. With the longest hostnames that Linux has (64 bytes) the largest group fits.
+const MAX_TABLE: usize = 4 << 20;
+
+/// Refuses a group whose table is too long for a message.
+fn check_table(sites: &[Site]) -> Result<(), Refusal> {
+    let names = |site: &Site| site.workers as usize * site.hostname.len();
+    let workers: usize = sites.iter().map(|site| site.workers as usize).sum();
+    let names: usize = sites.iter().map(names).sum();
+    let room = MAX_TABLE.saturating_sub(workers * SEAT_BYTES);
+    if names <= room {
+        return Ok(());
+    }
+    let longest = sites.iter().map(|site| &site.hostname);
+    let longest = longest
+        .max_by_key(|name| name.len())
+        .map_or("", |name| name);
+    Err(Refusal::new(
+        RefusalKind::Invalid,
+        format!(
+            "the hostnames of {workers} workers have {names} bytes together; allowed are {room} for so many workers, \
+             {} for each; the longest is {longest}: start nodes with shorter ones by --hostname, or ask for fewer workers",
+            room / workers.max(1)
+        ),
+    ))
 }
 
 impl Job {
@@ -295,6 +347,7 @@ impl Job {
         sites: Vec<Site>,
         config: JobConfig,
     ) -> Result<(Self, Vec<Action>), Refusal> {
+        check_table(&sites)?;
         let mut registration = Registration::new();
         let mut rank = 0;
         let mut parts = Vec::with_capacity(sites.len());
@@ -314,6 +367,7 @@ impl Job {
                 has_program: false,
                 free_port: 0,
                 has_membership: false,
+                problem: None,
             });
         }
         let seats = registration
@@ -343,9 +397,11 @@ impl Job {
             } else {
                 Rendezvous::NotWanted
             },
-            program_ready: false,
+            net: Net::Registered,
+            program_ready: spec.installed.is_some(),
             first_failure: None,
             ending: None,
+            kill_now: false,
             finished: false,
             actions: Vec::new(),
             spec,
@@ -366,9 +422,11 @@ impl Job {
             } => self.pushed(node, membership, refusal),
             Event::Node { node, event } => self.node_event(node, event),
             Event::NodeLost { node, reason } => self.node_lost(node, &reason),
+            Event::Discovered(found) => self.discovered(found),
             Event::Rendezvous(opened) => self.rendezvous_opened(opened),
             Event::ProgramReady => self.program_ready = true,
             Event::DriverStop => self.stop("its driver has ended it".to_owned(), true),
+            Event::DriverKill => self.kill(),
             Event::DriverDone => self.done(),
             Event::DriverGone => self.stop("its driver is gone".to_owned(), false),
             Event::Stop { reason } => self.stop(reason, false),

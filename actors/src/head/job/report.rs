@@ -42,6 +42,7 @@ impl Job {
                 Rendezvous::Open(address) if !self.finished => Some(address),
                 _ => None,
             },
+            network: self.net.report().cloned(),
         }
     }
 
@@ -58,6 +59,10 @@ impl Job {
             Phase::Prepare if !self.program_ready => {
                 message.push_str("its driver did not bring the program to all nodes");
             }
+            Phase::Prepare if self.net.is_open() => message.push_str(
+                "its nodes were not done with the probe of their network interfaces; give it more time, or name \
+                 interfaces that are probed alone (--interfaces)",
+            ),
             Phase::Prepare => message.push_str("the rendezvous did not open"),
             Phase::Boot => message.push_str(&self.ranks_that_did_not_come()),
             Phase::Publish | Phase::Up => {
@@ -112,7 +117,7 @@ impl Job {
     }
 }
 
-fn listed(names: &[String]) -> String {
+pub(super) fn listed(names: &[String]) -> String {
     let mut text = names[..names.len().min(LISTED)].join(", ");
     if names.len() > LISTED {
         let _ = write!(text, " and {} more", names.len() - LISTED);

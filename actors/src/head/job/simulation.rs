@@ -53,6 +53,10 @@ struct Node {
     running: BTreeSet<u32>,
 }
 
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "what was seen of a run, each by itself"
+)]
 struct World {
     seed: u64,
     random: Random,
@@ -291,6 +295,7 @@ impl World {
                     };
                     self.later(delay, Delivery::ToJob(Event::Rendezvous(opened)));
                 }
+                Action::Discover(..) => panic!("seed {seed}: its sites report no interfaces"),
                 Action::CloseRendezvous => {
                     assert!(self.rendezvous, "seed {seed}");
                     self.rendezvous = false;
@@ -382,6 +387,7 @@ impl World {
                 Reply::Answer(NodeReply::Reserved {
                     has_program: self.random.percent(50),
                     free_port: 1,
+                    problem: None,
                 })
             }
             NodeRequest::Start(start) => {

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{NodeId, Slot};
 use kolo_transport::wire::{
-    JobEvent, JobState, NodeEvent, NodeReply, NodeRequest, Refusal, RefusalKind, SlotStart,
-    StartWorkers, WorkerState,
+    InstalledHere, JobEvent, JobState, NodeEvent, NodeReply, NodeRequest, Refusal, RefusalKind,
+    SlotStart, StartWorkers, WorkerState,
 };
 
 use super::{Action, FIRST, Hold, Job, Phase, Rendezvous, Reply};
@@ -36,6 +36,10 @@ impl Job {
                     .start_timeout_ms
                     .saturating_add(milliseconds(self.config.request_timeout)),
                 program: self.spec.program.hash,
+                installed: self.spec.installed.clone().map(|program| InstalledHere {
+                    owner: self.owner,
+                    program,
+                }),
             };
             self.request(part, request, self.config.request_timeout);
         }
@@ -60,11 +64,13 @@ impl Job {
             Reply::Answer(NodeReply::Reserved {
                 has_program,
                 free_port,
+                problem,
             }) => {
                 let entry = &mut self.parts[part];
                 entry.hold = Hold::Reserved;
                 entry.has_program = has_program;
                 entry.free_port = free_port;
+                entry.problem = problem;
                 if self.ending.is_some() {
                     self.undo(part);
                 }
@@ -137,12 +143,20 @@ impl Job {
         }
         if self.phase == Phase::Reserve && self.parts.iter().all(|part| part.hold == Hold::Reserved)
         {
+            self.check_installed();
+            if self.ending.is_some() {
+                return;
+            }
             self.phase = Phase::Prepare;
             self.program_ready |= self.parts.iter().all(|part| part.has_program);
             self.actions.push(Action::Tell(JobEvent::Placed {
                 job: self.id,
                 nodes: self.placed_nodes(),
             }));
+            self.discover();
+            if self.ending.is_some() {
+                return;
+            }
             if self.rendezvous == Rendezvous::Wanted {
                 self.rendezvous = Rendezvous::Opening;
                 self.actions
@@ -152,6 +166,7 @@ impl Job {
         if self.phase == Phase::Prepare
             && self.program_ready
             && self.rendezvous != Rendezvous::Opening
+            && !self.net.is_open()
         {
             self.start_all(now);
         }
@@ -160,9 +175,14 @@ impl Job {
             && self.parts.iter().all(|part| part.hold == Hold::Running)
         {
             self.phase = Phase::Publish;
-            let table = self.table();
             for part in 0..self.parts.len() {
-                self.push(part, NodeRequest::Membership(table.clone()));
+                if self.is_installed() {
+                    // There is nobody to tell.
+                    self.parts[part].has_membership = true;
+                    continue;
+                }
+                let table = self.table_for(part);
+                self.push(part, NodeRequest::Membership(table));
             }
         }
         if self.phase == Phase::Publish && self.parts.iter().all(|part| part.has_membership) {
@@ -200,7 +220,7 @@ impl Job {
                 .iter()
                 .map(|seat| SlotStart {
                     member: seat.member.clone(),
-                    env: env::member(&common, &seat.member, part as u32),
+                    env: self.slot_env(&common, &seat.member, part),
                 })
                 .collect();
             let request = NodeRequest::Start(StartWorkers {
@@ -213,9 +233,10 @@ impl Job {
                 user_env: self.spec.env.clone(),
                 slots,
                 world_size: self.seats.len() as u32,
-                needs_data_plane: self.parts.len() > 1,
+                needs_data_plane: self.parts.len() > 1 && !self.is_installed(),
                 hello_timeout_ms: milliseconds(left).max(1),
                 grace_ms: self.spec.grace_ms,
+                installed: self.spec.installed.clone(),
             });
             self.request(part, request, self.config.request_timeout);
         }
@@ -228,16 +249,17 @@ impl Job {
             generation: FIRST,
             world_size: self.seats.len() as u32,
             nodes: self.parts.len() as u32,
-            master: master.site.address.ip(),
+            master: self.master_ip(),
             master_port: master.free_port,
             rendezvous: match self.rendezvous {
                 Rendezvous::Open(address) => Some(address),
                 Rendezvous::NotWanted | Rendezvous::Wanted | Rendezvous::Opening => None,
             },
-            loopback: self
-                .parts
-                .iter()
-                .all(|part| part.site.address.ip().is_loopback()),
+            loopback: self.net.is_unknown()
+                && self
+                    .parts
+                    .iter()
+                    .all(|part| part.site.address.ip().is_loopback()),
             restarts: 0,
             max_restarts: 0,
         }
@@ -246,7 +268,13 @@ impl Job {
     pub(super) fn worker_started(&mut self, node: NodeId, slot: Slot, pid: u32) {
         match self.seat_mut(node, slot) {
             // 0: it could not be started; its exit tells why.
-            Some(seat) if pid > 0 => seat.pid = pid,
+            Some(seat) if pid > 0 => {
+                seat.pid = pid;
+                let rank = seat.member.rank.index();
+                if self.is_installed() {
+                    self.installed_ready(rank);
+                }
+            }
             Some(_) => {}
             None => self.note(format!(
                 "{node} started slot {slot}, which it does not have"
@@ -309,7 +337,9 @@ impl Job {
                 format!("{at} did not take the membership: {}", refusal.message),
             ),
             // Its workers have ended meanwhile, or it is too late for it.
-            Some(refusal) => self.note(format!("{at} refused the news of a lost rank: {refusal}")),
+            Some(refusal) => self.note(format!(
+                "{at} refused the news of a lost rank or a kill: {refusal}"
+            )),
         }
     }
 

@@ -1,5 +1,7 @@
 //! One job at a time, step by step.
 
+mod ends;
+
 use kolo_transport::wire::Placement;
 
 use super::fixtures::{exited, ready, sites, spec};
@@ -31,7 +33,7 @@ impl Run {
         self.actions.extend(actions);
     }
 
-    fn answer(&mut self, node: u64, answer: NodeReply) {
+    pub(super) fn answer(&mut self, node: u64, answer: NodeReply) {
         self.step(Event::Replied {
             node: NodeId(node),
             reply: Reply::Answer(answer),
@@ -51,6 +53,7 @@ impl Run {
             NodeReply::Reserved {
                 has_program,
                 free_port: 29_000 + node as u16,
+                problem: None,
             },
         );
     }
@@ -68,7 +71,7 @@ impl Run {
     }
 
     /// Everything that was asked for since the last call, as short text: `1:reserve`, `tell:placed`.
-    fn asked(&mut self) -> Vec<String> {
+    pub(super) fn asked(&mut self) -> Vec<String> {
         std::mem::take(&mut self.actions)
             .iter()
             .filter_map(|action| {
@@ -92,6 +95,7 @@ impl Run {
                     }
                     Action::Tell(JobEvent::Ended { state, .. }) => format!("tell:{state}"),
                     Action::OpenRendezvous(members) => format!("open {}", members.len()),
+                    Action::Discover(..) => "discover".to_owned(),
                     Action::CloseRendezvous => "close".to_owned(),
                     Action::Free(node) => format!("{}:free", node.0),
                     Action::Abandon(node) => format!("{}:abandon", node.0),
@@ -103,7 +107,7 @@ impl Run {
     }
 
     /// The last event for the driver.
-    fn ended(&self) -> (JobState, Option<Refusal>, Option<RankFailure>) {
+    pub(super) fn ended(&self) -> (JobState, Option<Refusal>, Option<RankFailure>) {
         self.actions
             .iter()
             .find_map(|action| match action {
@@ -405,156 +409,6 @@ fn f1_a_lost_node_is_the_loss_of_all_its_ranks() {
             .message
             .contains("its node was lost: connection closed")
     );
-}
-
-#[test]
-fn the_first_cause_is_the_first_that_came_and_not_an_exit_with_code_0() {
-    let mut run = healthy();
-    run.report(1, exited(JOB, 0, Exit::Code(0)));
-    run.report(2, exited(JOB, 3, Exit::Code(7)));
-    run.report(1, exited(JOB, 1, Exit::Signal(6)));
-    run.report(2, exited(JOB, 2, Exit::Code(1)));
-    assert_eq!(
-        run.asked(),
-        [
-            "tell:lost 0",
-            "2:lost",
-            "tell:lost 3",
-            "1:lost",
-            "tell:lost 1",
-            "2:lost",
-            "tell:lost 2",
-            "1:lost",
-            "1:stop",
-            "2:stop"
-        ]
-    );
-    run.answer(2, NodeReply::Done);
-    run.report(1, NodeEvent::JobGone { job: JOB });
-    let (state, _, failure) = run.ended();
-    assert_eq!(state, JobState::Failed);
-    let failure = failure.unwrap();
-    assert_eq!((failure.rank, failure.exit), (Rank(3), Exit::Code(7)));
-    assert_eq!(run.asked(), ["2:free", "1:free", "tell:failed", "finished"]);
-    // The late answer changes nothing.
-    run.answer(1, NodeReply::Done);
-    assert!(run.asked().is_empty());
-}
-
-#[test]
-fn a_job_whose_workers_all_exit_with_0_has_succeeded() {
-    let mut run = healthy();
-    for slot in 0..4 {
-        run.report(1 + u64::from(slot) / 2, exited(JOB, slot, Exit::Code(0)));
-    }
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
-    assert_eq!(run.ended(), (JobState::Succeeded, None, None));
-    let info = run.job.info(run.now);
-    assert_eq!(info.state, JobState::Succeeded);
-    assert!(info.workers.iter().all(|w| w.exit == Some(Exit::Code(0))));
-}
-
-#[test]
-fn a_job_whose_driver_has_what_it_wanted_has_succeeded_unless_a_worker_was_lost() {
-    let end = |mut run: Run| {
-        run.step(Event::DriverDone);
-        // What a driver says for heads that do not know the first word, and its going, change nothing.
-        run.step(Event::DriverStop);
-        run.step(Event::DriverGone);
-        // Workers that die of the stop are no failure.
-        run.report(1, exited(JOB, 0, Exit::Signal(15)));
-        run.answer(1, NodeReply::Done);
-        run.answer(2, NodeReply::Done);
-        let (state, refusal, failure) = run.ended();
-        let info = run.job.info(run.now);
-        assert_eq!((state, refusal), (info.state, None));
-        (state, failure.map(|failure| failure.rank), info.reason)
-    };
-    let reason = "its driver has ended it";
-    let (state, failure, why) = end(healthy());
-    assert_eq!((state, failure), (JobState::Succeeded, None));
-    assert_eq!(why.as_deref(), Some(reason));
-
-    let mut run = healthy();
-    run.report(2, exited(JOB, 2, Exit::Signal(9)));
-    let (state, failure, why) = end(run);
-    assert_eq!((state, failure), (JobState::Stopped, Some(Rank(2))));
-    assert!(
-        why.unwrap()
-            .starts_with(&format!("{reason}; before that, rank 2"))
-    );
-}
-
-#[test]
-fn a_job_whose_node_was_told_to_stop_has_not_succeeded() {
-    let mut run = healthy();
-    for slot in 0..4 {
-        let NodeEvent::WorkerExited {
-            job,
-            slot: of,
-            failure,
-            ..
-        } = exited(JOB, slot, Exit::Code(0))
-        else {
-            unreachable!("it is what `exited` makes");
-        };
-        let event = NodeEvent::WorkerExited {
-            job,
-            slot: of,
-            failure: RankFailure {
-                reason: Some("the job was stopped: the node is stopping".to_owned()),
-                ..failure
-            },
-            expected: true,
-        };
-        run.report(1 + u64::from(slot) / 2, event);
-    }
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
-    let info = run.job.info(run.now);
-    assert_eq!(info.state, JobState::Failed);
-    let reason = info.reason.unwrap();
-    assert!(
-        reason.contains("rank 0") && reason.contains("the node is stopping"),
-        "{reason}"
-    );
-}
-
-#[test]
-fn whoever_stops_a_job_is_named() {
-    for (event, refused) in [
-        (Event::DriverStop, None),
-        (
-            Event::DriverGone,
-            Some("the job was stopped: its driver is gone"),
-        ),
-        (
-            Event::Stop {
-                reason: "driver-1 asked for it".to_owned(),
-            },
-            Some("the job was stopped: driver-1 asked for it"),
-        ),
-    ] {
-        let mut run = healthy();
-        run.step(event);
-        // A second reason is too late.
-        run.step(Event::DriverGone);
-        assert_eq!(run.asked(), ["1:stop", "2:stop"]);
-        run.answer(1, NodeReply::Done);
-        run.step(Event::Replied {
-            node: NodeId(2),
-            reply: Reply::Refused(Refusal::new(RefusalKind::NotFound, "no such job")),
-        });
-        let (state, refusal, failure) = run.ended();
-        assert_eq!((state, failure), (JobState::Stopped, None));
-        assert_eq!(refusal.map(|r| r.message).as_deref(), refused);
-        assert_eq!(
-            run.asked(),
-            ["1:free", "2:free", "tell:stopped", "finished"]
-        );
-        assert!(run.job.is_finished());
-    }
 }
 
 #[test]

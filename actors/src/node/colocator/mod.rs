@@ -21,6 +21,7 @@ use kolo_transport::wire::{
 pub use self::action::{Action, WorkerEvent};
 pub use self::stopping::KILLED;
 use super::environment;
+use crate::pace::Ration;
 
 /// The longest time to wait for a hello, and the longest grace; longer ones are cut to it.
 pub const MAX_WAIT: Duration = Duration::from_secs(24 * 3600);
@@ -62,6 +63,8 @@ pub enum SlotState {
         /// When it must have.
         hello_by: Instant,
     },
+    /// Its process runs a program that says no hello.
+    Running,
     /// It said hello and was welcomed.
     Greeted,
     /// It takes calls.
@@ -70,13 +73,18 @@ pub enum SlotState {
     Exited,
 }
 
+/// Certificates that a worker may ask for at once ...
+const MAX_SIGNATURES: u32 = 8;
+/// ... and then one in so long. Renewals are hours apart, seconds in tests.
+const SIGNATURE_EVERY: Duration = Duration::from_secs(1);
+
 #[derive(Debug)]
 struct Entry {
     rank: Rank,
     pid: u32,
     state: SlotState,
-    /// Whether it has asked for its certificate, which it may once.
-    asked_to_sign: bool,
+    /// For its certificate and the renewals of it.
+    signatures: Ration,
     /// Why the node killed it.
     condemned: Option<String>,
 }
@@ -201,7 +209,7 @@ impl Colocator {
                     rank,
                     pid: 0,
                     state: SlotState::Spawning,
-                    asked_to_sign: false,
+                    signatures: Ration::new(MAX_SIGNATURES, SIGNATURE_EVERY),
                     condemned: None,
                 },
             );

@@ -23,7 +23,12 @@ impl Colocator {
             }
             Phase::Running => {
                 self.stop_reason = Some(reason.to_owned());
-                let next = now + self.grace();
+                // A program that is not kolo's understands no notice: TERM is the first that it hears.
+                let next = if self.runs_installed() {
+                    now
+                } else {
+                    now + self.grace()
+                };
                 self.phase = Phase::Stopping {
                     step: StopStep::Notice,
                     next,
@@ -38,7 +43,7 @@ impl Colocator {
                         )),
                         // It would not understand a notice yet, and has nothing to lose.
                         SlotState::Booting { .. } => actions.push(Action::Terminate(*slot)),
-                        SlotState::Spawning | SlotState::Exited => {}
+                        SlotState::Spawning | SlotState::Running | SlotState::Exited => {}
                     }
                 }
                 self.close_if_empty(&mut actions);
@@ -46,6 +51,27 @@ impl Colocator {
             }
             Phase::Stopping { .. } | Phase::Closing { .. } | Phase::Gone => {}
         }
+        actions
+    }
+
+    /// The job is to end at once: KILL, also to what is being stopped.
+    pub fn kill_all(&mut self, now: Instant, reason: &str) -> Vec<Action> {
+        let mut actions = Vec::new();
+        match self.phase {
+            Phase::Running => self.stop_reason = Some(reason.to_owned()),
+            Phase::Stopping { step, .. } if step != StopStep::Kill => {}
+            _ => return self.stop(now, reason),
+        }
+        self.phase = Phase::Stopping {
+            step: StopStep::Kill,
+            next: now + KILLED,
+        };
+        for (slot, entry) in &self.slots {
+            if !matches!(entry.state, SlotState::Spawning | SlotState::Exited) {
+                actions.push(Action::Kill(*slot));
+            }
+        }
+        self.close_if_empty(&mut actions);
         actions
     }
 
@@ -131,6 +157,13 @@ impl Colocator {
             self.condemn(slot, reason);
             self.exited(slot, Exit::Unknown, Vec::new(), actions);
         }
+    }
+
+    /// Whether the workers run a program that is installed here.
+    pub(super) fn runs_installed(&self) -> bool {
+        self.start
+            .as_ref()
+            .is_some_and(|start| start.installed.is_some())
     }
 
     fn grace(&self) -> Duration {

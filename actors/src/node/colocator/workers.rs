@@ -42,11 +42,12 @@ impl Colocator {
             WorkerEvent::Sign { csr } => {
                 if !entry.listens() {
                     self.kill(slot, out_of_turn("a certificate"), &mut actions);
-                } else if std::mem::replace(&mut entry.asked_to_sign, true) {
-                    let reason = "it asked for a second certificate; one is for its whole life";
-                    self.kill(slot, reason.to_owned(), &mut actions);
-                } else {
+                } else if entry.signatures.take(now) {
                     actions.push(Action::Sign(slot, csr));
+                } else {
+                    let reason = "it asked for one certificate after the other; a renewal is due when most of a \
+                                  certificate's life is over";
+                    self.kill(slot, reason.to_owned(), &mut actions);
                 }
             }
             WorkerEvent::Ready { address } => {
@@ -81,13 +82,18 @@ impl Colocator {
                 .as_ref()
                 .map_or(0, |start| start.hello_timeout_ms),
         );
+        let installed = self.runs_installed();
         let stopping = matches!(self.phase, Phase::Stopping { .. });
         if let Some(entry) = self.slots.get_mut(&slot)
             && entry.state == SlotState::Spawning
         {
             entry.pid = pid;
-            entry.state = SlotState::Booting {
-                hello_by: now + timeout,
+            entry.state = if installed {
+                SlotState::Running
+            } else {
+                SlotState::Booting {
+                    hello_by: now + timeout,
+                }
             };
             if entry.condemned.is_some() {
                 actions.push(Action::Kill(slot));

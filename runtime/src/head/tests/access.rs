@@ -6,7 +6,10 @@ use kolo_transport::authority::Authority;
 use kolo_transport::frame::Limits;
 use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId, Slot};
-use kolo_transport::wire::{HeadReply, HeadRequest, JobState, NodeEvent, RefusalKind, Shortage};
+use kolo_transport::wire::{
+    HeadReply, HeadRequest, InterfacesQuery, JobState, NodeEvent, NodeNetwork, RefusalKind,
+    Shortage,
+};
 use kolo_transport::{
     CloseCode, ConnectionLost, Credentials, Endpoint, EndpointConfig, Expect, FrameError,
     JoinError, JoinToken, join,
@@ -104,6 +107,11 @@ async fn s2_every_request_is_checked_against_the_role() {
     let head = Head::start(config()).await.unwrap();
     let id = NodeId::random();
     let job = JobId::random();
+    let network = NodeNetwork {
+        listen: "127.0.0.1:1".parse().unwrap(),
+        host: "here".to_owned(),
+        interfaces: Vec::new(),
+    };
     let for_nodes = [
         HeadRequest::Register(introduction(id, 1)),
         HeadRequest::Heartbeats,
@@ -113,8 +121,10 @@ async fn s2_every_request_is_checked_against_the_role() {
             slot: Slot(0),
             csr: Vec::new(),
         },
+        HeadRequest::Network(network.clone()),
     ];
     let for_drivers = [
+        HeadRequest::Interfaces(InterfacesQuery::default()),
         HeadRequest::Cluster,
         HeadRequest::Jobs,
         HeadRequest::Job { job },
@@ -160,13 +170,19 @@ async fn s2_every_request_is_checked_against_the_role() {
         HeadReply::Registered { .. }
     ));
     assert_eq!(node.refused(&for_nodes[0]).await.kind, RefusalKind::Invalid);
+    // Its interfaces may change, and must be plausible.
+    assert_eq!(node.ask(&for_nodes[4]).await, HeadReply::Done);
+    let mut wrong = network;
+    wrong.host = String::new();
+    let wrong = HeadRequest::Network(wrong);
+    assert_eq!(node.refused(&wrong).await.kind, RefusalKind::Invalid);
     // It may not have certificates made for what it does not run.
     assert_eq!(
         node.refused(&for_nodes[3]).await.kind,
         RefusalKind::NotFound
     );
     // For drivers what is not there is told as that.
-    for request in &for_drivers[2..] {
+    for request in &for_drivers[3..] {
         let refusal = driver.member.refused(request).await;
         assert_eq!(refusal.kind, RefusalKind::NotFound);
     }

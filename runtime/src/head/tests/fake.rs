@@ -58,6 +58,10 @@ pub(super) fn spec(placement: Placement) -> JobSpec {
         start_timeout_ms: 60_000,
         grace_ms: 0,
         rendezvous: false,
+        installed: None,
+        layout: Vec::new(),
+        interfaces: kolo_transport::wire::InterfaceSelection::default(),
+        no_cache: false,
     }
 }
 
@@ -130,6 +134,7 @@ pub(super) fn introduction(id: NodeId, cpus: u64) -> NodeRegistration {
         },
         version: "test".to_owned(),
         jobs: Vec::new(),
+        network: None,
         instance: 0,
     }
 }
@@ -141,6 +146,7 @@ pub(super) fn good(request: &NodeRequest) -> Option<NodeReply> {
         NodeRequest::Reserve { .. } => NodeReply::Reserved {
             has_program: true,
             free_port: 29_500,
+            problem: None,
         },
         NodeRequest::Start(_) => NodeReply::Started { pids: Vec::new() },
         _ => NodeReply::Done,

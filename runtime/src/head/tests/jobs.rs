@@ -43,6 +43,7 @@ async fn a_job_from_submit_to_end() {
         NodeRequest::Reserve { .. } => Some(NodeReply::Reserved {
             has_program: false,
             free_port: 29_501,
+            problem: None,
         }),
         other => good(other),
     })
@@ -67,7 +68,7 @@ async fn a_job_from_submit_to_end() {
     );
     assert_eq!(start.job, id);
     assert_eq!(start.env["MASTER_PORT"], "29501");
-    assert_eq!(start.env["HOROVOD_GLOO_IFACE"], "lo");
+    assert_eq!(start.slots[0].env["HOROVOD_GLOO_IFACE"], "lo");
     assert!(!start.env.contains_key("HOROVOD_GLOO_RENDEZVOUS_ADDR"));
     assert_eq!(start.slots[1].env["RANK"], "1");
     let start = start_of(
@@ -184,6 +185,7 @@ async fn g2_a_node_that_vanishes_between_reserve_and_start() {
         NodeRequest::Reserve { .. } => Some(NodeReply::Reserved {
             has_program: false,
             free_port: 1,
+            problem: None,
         }),
         other => good(other),
     })
@@ -211,6 +213,7 @@ async fn g2_a_node_that_never_answers() {
         job: kolo_actors::head::job::JobConfig {
             request_timeout: Duration::from_millis(300),
             stop_margin: Duration::from_millis(300),
+            ..kolo_actors::head::job::JobConfig::default()
         },
         ..config()
     })

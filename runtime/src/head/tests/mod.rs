@@ -3,3 +3,4 @@
 mod access;
 mod fake;
 mod jobs;
+mod trust;

@@ -41,7 +41,7 @@ impl Site {
         let head = FakeHead::new();
         let config = HttpConfig {
             listen: ([127, 0, 0, 1], 0).into(),
-            credentials: authority.issue(Role::Head, "head").unwrap(),
+            credentials: authority.issue(Role::Head, "head").unwrap().into(),
             bearer: Some(BearerSecret::new(SECRET).unwrap()),
         };
         let http = serve_with(head.clone(), config, limits).unwrap();

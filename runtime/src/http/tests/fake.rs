@@ -73,6 +73,7 @@ pub(super) fn job(id: JobId, state: JobState) -> JobInfo {
         age_ms: 1234,
         reason: None,
         rendezvous: None,
+        network: None,
     }
 }
 
@@ -143,8 +144,10 @@ impl HeadApi for FakeHead {
                     available: Resources::default(),
                     last_seen_ms: 12,
                     jobs: vec![JOB],
+                    draining: false,
                 }],
                 running_jobs: 2,
+                revoked: Vec::new(),
             })
         })
     }

@@ -367,6 +367,7 @@ impl FakeJob {
             age_ms: 0,
             reason: None,
             rendezvous: None,
+            network: None,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Examples, rule by rule.
 
+mod installed;
 mod orders;
 
 use kolo_transport::wire::worker::LOCAL_PROTOCOL;
@@ -284,16 +285,29 @@ fn a_worker_of_another_program_is_refused() {
 }
 
 #[test]
-fn a_worker_has_one_certificate_signed_and_not_one_after_the_other() {
-    let now = Instant::now();
+fn a_worker_may_renew_its_certificate_and_not_ask_for_one_after_the_other() {
+    let mut now = Instant::now();
     let mut core = ready(1, now);
     let sign = || WorkerEvent::Sign { csr: vec![1] };
-    assert_eq!(
-        core.worker(now, Slot(0), sign()),
-        [Action::Sign(Slot(0), vec![1])]
-    );
+    for _ in 0..100 {
+        now += Duration::from_secs(3);
+        assert_eq!(
+            core.worker(now, Slot(0), sign()),
+            [Action::Sign(Slot(0), vec![1])]
+        );
+    }
+    let mut core = ready(1, now);
+    for _ in 0..8 {
+        assert_eq!(
+            core.worker(now, Slot(0), sign()),
+            [Action::Sign(Slot(0), vec![1])]
+        );
+    }
     let reason = killed_for(&mut core, now, 0, sign());
-    assert!(reason.contains("a second certificate"), "{reason}");
+    assert!(
+        reason.contains("one certificate after the other"),
+        "{reason}"
+    );
 }
 
 #[test]

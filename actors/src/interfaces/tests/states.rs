@@ -1,0 +1,124 @@
+//! The cache, and answers that make no sense.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::interfaces::{Key, ProbeCache, TTL};
+
+#[test]
+fn a_result_is_kept_for_its_nodes_and_their_interfaces() {
+    let mut hosts = vec![host(1, &["eth0 10.1.0.1"]), host(2, &["eth0 10.1.0.2"])];
+    let any = InterfaceSelection::default();
+    let key = Key::new(&hosts, &any).unwrap();
+    let network = Arc::new(discover(&World::default(), &hosts).result.unwrap());
+    let mut cache = ProbeCache::default();
+    let now = Instant::now();
+    cache.put(now, key.clone(), Arc::clone(&network));
+    assert_eq!(cache.get(now, &key), Some(Arc::clone(&network)));
+    assert!(
+        cache
+            .get(now + TTL.saturating_sub(Duration::from_millis(1)), &key)
+            .is_some()
+    );
+    assert_eq!(cache.get(now + TTL, &key), None);
+
+    // In whatever order.
+    hosts.reverse();
+    assert_eq!(Key::new(&hosts, &any).unwrap(), key);
+    let others = [
+        Key::new(&hosts[..1], &any),
+        Key::new(&hosts, &select(&["eth0"], &[])),
+        {
+            let mut changed = hosts.clone();
+            changed[0].network.as_mut().unwrap().interfaces[1].up = false;
+            Key::new(&changed, &any)
+        },
+        {
+            let mut changed = hosts.clone();
+            changed[0].network.as_mut().unwrap().listen.set_port(1);
+            Key::new(&changed, &any)
+        },
+    ];
+    for other in others {
+        assert_eq!(cache.get(now, &other.unwrap()), None);
+    }
+    // A change of one that does not report would not be seen.
+    hosts[0].network = None;
+    assert_eq!(Key::new(&hosts, &any), None);
+}
+
+#[test]
+fn the_cache_does_not_grow_without_end() {
+    let network = Arc::new(
+        discover(&World::default(), &[host(1, &["eth0 10.1.0.1"])])
+            .result
+            .unwrap(),
+    );
+    let mut cache = ProbeCache::default();
+    let now = Instant::now();
+    let key = |number| {
+        Key::new(
+            &[host(number, &["eth0 10.1.0.1"])],
+            &InterfaceSelection::default(),
+        )
+        .unwrap()
+    };
+    for number in 0..1000 {
+        let at = now + Duration::from_millis(number);
+        cache.put(at, key(number), Arc::clone(&network));
+    }
+    let kept = (0..1000)
+        .filter(|number| cache.get(now, &key(*number)).is_some())
+        .count();
+    assert_eq!(kept, 256);
+    assert!(cache.get(now, &key(999)).is_some());
+}
+
+#[test]
+fn answers_that_make_no_sense_end_in_an_error_and_not_in_a_wait() {
+    let hosts = [host(1, &["eth0 10.1.0.1"]), host(2, &["eth0 10.1.0.2"])];
+    let Ok(Plan::Probe(mut discovery)) = plan(hosts.to_vec(), &InterfaceSelection::default())
+    else {
+        panic!("two hosts are probed");
+    };
+    let Step::Probe(orders) = discovery.start() else {
+        panic!("it asks");
+    };
+    assert_eq!(orders.len(), 2);
+    // From one that was not asked.
+    assert_eq!(discovery.answered(NodeId(9), Ok(Vec::new())), Step::Wait);
+    // Too few.
+    assert_eq!(discovery.answered(NodeId(1), Ok(Vec::new())), Step::Wait);
+    assert_eq!(discovery.waits_for().collect::<Vec<_>>(), [NodeId(2)]);
+    // Twice.
+    assert_eq!(discovery.answered(NodeId(1), Ok(Vec::new())), Step::Wait);
+    let Step::Done(result) = discovery.answered(NodeId(2), Err("gone".to_owned())) else {
+        panic!("it ends");
+    };
+    let report = result.unwrap_err();
+    let text = crate::interfaces::table(&report, 64);
+    assert!(
+        text.contains("it answered 0 of 1 probes") && text.contains("gone"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_deadline_is_that_of_all_waves() {
+    let order = |count| Order {
+        node: NodeId(1),
+        targets: vec![
+            ProbeTarget {
+                node: NodeId(2),
+                address: "10.0.0.1:1".parse().unwrap(),
+                scope: None,
+            };
+            count
+        ],
+    };
+    let limit = Duration::from_secs(2);
+    for (count, seconds) in [(0, 7), (1, 7), (256, 7), (257, 9), (8000, 69)] {
+        assert_eq!(order(count).deadline(limit), Duration::from_secs(seconds));
+    }
+}

@@ -1,0 +1,105 @@
+//! Workers that run a program which is installed on the host: no hello, no sockets, no calls.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kolo_process::{Child, SpawnRequest, Warden};
+use kolo_transport::wire::{OutputChunk, Stdio};
+use tokio::task::JoinHandle;
+
+use super::colocator::WorkerEvent;
+use super::stream;
+use super::worker_actor::{STDERR_TAIL, Supervisor, WorkerPlan, drain, read_output};
+
+/// A program that is installed on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InstalledFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Where its workers start; the daemon's directory if `None`.
+    pub cwd: Option<PathBuf>,
+    /// Whether rank 0 has the driver's input.
+    pub stdin: bool,
+}
+
+impl Supervisor {
+    /// A worker's life, from its start to its end.
+    pub(super) async fn run_installed(self, mut plan: WorkerPlan, file: &InstalledFile) {
+        let (child, mut readers) = match self.launch_installed(&mut plan, file).await {
+            Ok(launched) => launched,
+            Err(reason) => return self.tell(WorkerEvent::SpawnFailed { reason }).await,
+        };
+        if !self.introduce(&child).await {
+            return;
+        }
+        self.tell(WorkerEvent::Spawned { pid: child.pid() }).await;
+        let exit = child.wait().await;
+        drain(&mut readers, None).await;
+        self.tell(WorkerEvent::Exited {
+            exit,
+            stderr_tail: plan.output.stderr_tail(plan.rank, STDERR_TAIL),
+        })
+        .await;
+    }
+
+    async fn launch_installed(
+        &self,
+        plan: &mut WorkerPlan,
+        file: &InstalledFile,
+    ) -> Result<(Child, Vec<JoinHandle<()>>), String> {
+        let warden: Arc<Warden> = plan.warden().await?;
+        let failed = |error: std::io::Error| format!("no pipes for a worker: {error}");
+        let (stdout_reader, stdout) = kolo_process::pipe().map_err(failed)?;
+        let (stderr_reader, stderr) = kolo_process::pipe().map_err(failed)?;
+        let stdin = if file.stdin && plan.rank.0 == 0 {
+            let (stdin, writer) = kolo_process::pipe().map_err(failed)?;
+            if let Some(stream) = plan.output.stream() {
+                stream.give_stdin(writer);
+            }
+            Some(stdin)
+        } else {
+            None
+        };
+        let child = warden
+            .spawn(SpawnRequest {
+                program: file.path.clone(),
+                argv0: std::mem::take(&mut plan.argv0),
+                args: std::mem::take(&mut plan.args),
+                env: std::mem::take(&mut plan.env),
+                cwd: file.cwd.clone(),
+                fds: Vec::new(),
+                stdin,
+                stdout,
+                stderr,
+            })
+            .await
+            .map_err(|error| error.to_string())?;
+        let read = |pipe: OwnedFd, stdio: Stdio| {
+            let output = plan.output.clone();
+            let streamed = output.stream().and_then(stream::OutputStream::sender);
+            match streamed {
+                Some(sender) => {
+                    let head = OutputChunk {
+                        rank: plan.rank,
+                        generation: plan.generation,
+                        stream: stdio,
+                        time_ms: 0,
+                    };
+                    self.context
+                        .runtime
+                        .spawn(stream::read(pipe, head, output, sender))
+                }
+                None => self
+                    .context
+                    .runtime
+                    .spawn(read_output(pipe, output, plan.rank, stdio)),
+            }
+        };
+        let readers = vec![
+            read(stdout_reader, Stdio::Stdout),
+            read(stderr_reader, Stdio::Stderr),
+        ];
+        Ok((child, readers))
+    }
+}

@@ -1,0 +1,321 @@
+//! What can be seen of the cluster from this host.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant, SystemTime};
+
+use futures_util::future::join_all;
+use kolo_transport::wire::{
+    ClusterInfo, InterfacesQuery, NodeInfo, NodeReply, NodeRequest, PlacedNode,
+};
+use kolo_transport::{CloseCode, interfaces};
+
+use super::super::args::Connect;
+use super::super::client::Client;
+use super::super::error::CliError;
+use super::super::interfaces::ask;
+use super::super::output::human;
+use super::Finding;
+use super::host::certificate;
+use super::ping::{Ping, overhead, ping};
+
+/// More than this makes certificates look early or late, and logs hard to compare.
+const SKEW: Duration = Duration::from_secs(2);
+/// More than this breaks joining and renewing.
+const LARGE_SKEW: Duration = Duration::from_secs(60);
+/// What a QUIC packet needs to pass whole.
+const LEAST_PAYLOAD: u16 = 1200;
+/// How long a node may take to answer.
+const ANSWER: Duration = Duration::from_secs(3);
+/// How long the search for the largest packet may take.
+const DISCOVERY: Duration = Duration::from_secs(1);
+/// Nodes that are looked at one by one.
+const MOST_NODES: usize = 64;
+
+const PORTS: &str = "open the UDP port of the daemon for this host in all firewalls between, and look whether the daemon runs; \
+                     give daemons a fixed port with --listen so that a firewall can name it";
+
+pub(super) async fn examine(connect: &Connect) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let config = connect.config();
+    let client = match Client::connect(&config).await {
+        Ok(client) => client,
+        Err(error @ (CliError::NoCredentials(_) | CliError::Usage(_))) => {
+            return vec![Finding::warning(
+                "cluster",
+                error.to_string(),
+                "log in to look at a cluster as well, or give --local",
+            )];
+        }
+        Err(error) => return vec![Finding::bad("head", error.to_string(), PORTS)],
+    };
+    if let Ok(dir) = config.credentials_dir() {
+        findings.push(certificate("certificate", &dir));
+    }
+    let head = client.address();
+    let start = Instant::now();
+    match client.cluster().await {
+        Ok(cluster) => {
+            findings.push(Finding::good(
+                "head",
+                format!(
+                    "{head} answers in {:.2} ms",
+                    start.elapsed().as_secs_f64() * 1000.0
+                ),
+            ));
+            findings.extend(path("head", head).await);
+            findings.extend(nodes(&client, &cluster).await);
+            if cluster.nodes.iter().filter(|node| node.alive).count() > 1 {
+                findings.push(network(&client).await);
+            }
+        }
+        Err(error) => findings.push(Finding::bad("head", error.to_string(), PORTS)),
+    }
+    client.close().await;
+    findings
+}
+
+/// How the nodes reach each other.
+async fn network(client: &Client) -> Finding {
+    const CHECK: &str = "nodes among themselves";
+    let query = InterfacesQuery {
+        no_cache: true,
+        ..InterfacesQuery::default()
+    };
+    match ask(client, query).await {
+        Ok(report) => match report.problem {
+            None => Finding::good(CHECK, format!("connected by {}", report.choice)),
+            Some(problem) => Finding::bad(CHECK, problem.message, "see `kolo interfaces`"),
+        },
+        Err(error) => Finding::bad(CHECK, error.to_string(), "see `kolo interfaces`"),
+    }
+}
+
+async fn nodes(client: &Client, cluster: &ClusterInfo) -> Vec<Finding> {
+    let (alive, lost): (Vec<_>, Vec<_>) = cluster.nodes.iter().partition(|node| node.alive);
+    let mut findings: Vec<Finding> = lost
+        .iter()
+        .map(|node| {
+            Finding::warning(
+                "node",
+                format!(
+                    "{} ({}) is lost since {}",
+                    node.hostname,
+                    node.node,
+                    human(node.last_seen_ms)
+                ),
+                format!(
+                    "look at kolo-node on {}, or at the network between it and the head",
+                    node.hostname
+                ),
+            )
+        })
+        .collect();
+    if alive.is_empty() {
+        findings.push(Finding::warning(
+            "node",
+            "no node is there",
+            "start one with `kolo-node --head HOST:PORT --token-file FILE`",
+        ));
+    }
+    let looked = alive.iter().take(MOST_NODES).map(|node| one(client, node));
+    findings.extend(join_all(looked).await.into_iter().flatten());
+    if alive.len() > MOST_NODES {
+        findings.push(Finding::good(
+            "node",
+            format!("{} more were not looked at", alive.len() - MOST_NODES),
+        ));
+    }
+    findings
+}
+
+async fn one(client: &Client, node: &NodeInfo) -> Vec<Finding> {
+    let at = format!("{} ({})", node.hostname, node.address);
+    let placed = PlacedNode {
+        node: node.node,
+        hostname: node.hostname.clone(),
+        address: node.address,
+        ranks: Vec::new(),
+        has_program: false,
+    };
+    let (_endpoint, connection) = match client.node(&placed).await {
+        Ok(connected) => connected,
+        Err(error) => {
+            return vec![Finding::bad("node", format!("{at}: {error}"), PORTS)];
+        }
+    };
+    let mut findings = Vec::new();
+    let start = Instant::now();
+    let before = SystemTime::now();
+    match connection
+        .request::<_, NodeReply>(&NodeRequest::Echo, ANSWER)
+        .await
+    {
+        Ok(NodeReply::Echo(echo)) => {
+            let took = start.elapsed();
+            let over = echo.interface.map(|name| format!(" over its {name}"));
+            findings.push(Finding::good(
+                "node",
+                format!(
+                    "{at} answers in {:.2} ms{}",
+                    took.as_secs_f64() * 1000.0,
+                    over.unwrap_or_default()
+                ),
+            ));
+            if echo.time_ms > 0 {
+                let theirs = SystemTime::UNIX_EPOCH + Duration::from_millis(echo.time_ms);
+                findings.push(skew(&node.hostname, theirs, before + took / 2));
+            }
+        }
+        Ok(_) => findings.push(Finding::warning(
+            "node",
+            format!("{at} is of another version"),
+            "use the same version of kolo on all hosts",
+        )),
+        Err(error) => findings.push(Finding::bad("node", format!("{at}: {error}"), PORTS)),
+    }
+    // The connection tries larger and larger packets, none in fragments.
+    let deadline = Instant::now() + DISCOVERY;
+    let mut payload = connection.path_mtu();
+    while payload < EXPECTED_PAYLOAD && Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        payload = connection.path_mtu();
+    }
+    connection.close(CloseCode::Done, "");
+    if payload <= LEAST_PAYLOAD {
+        findings.push(Finding::warning(
+            "mtu",
+            format!("{at}: QUIC packets of more than {payload} bytes do not pass whole"),
+            "a tunnel or a wrong MTU is on the way: set the same MTU on all hosts and switches of the network; it costs throughput",
+        ));
+    }
+    findings.extend(path("node", node.address).await);
+    findings
+}
+
+/// What Ethernet without jumbo frames carries.
+const EXPECTED_PAYLOAD: u16 = 1452;
+
+const CLOCKS: &str = "keep all clocks right: `timedatectl set-ntp true`, chrony or ntpd";
+
+fn skew(hostname: &str, theirs: SystemTime, ours: SystemTime) -> Finding {
+    let (apart, which) = match theirs.duration_since(ours) {
+        Ok(ahead) => (ahead, "ahead of"),
+        Err(behind) => (behind.duration(), "behind"),
+    };
+    let found = format!(
+        "that of {hostname} is {:.3} s {which} this one",
+        apart.as_secs_f64()
+    );
+    if apart > LARGE_SKEW {
+        Finding::bad(
+            "clock",
+            found,
+            format!("{CLOCKS}; certificates look early or ended"),
+        )
+    } else if apart > SKEW {
+        Finding::warning("clock", found, CLOCKS)
+    } else {
+        Finding::good("clock", found)
+    }
+}
+
+/// Whether packets of this host's own MTU arrive, whole and in fragments.
+async fn path(what: &'static str, to: SocketAddr) -> Vec<Finding> {
+    if to.ip().is_loopback() {
+        return Vec::new();
+    }
+    let looked = tokio::task::spawn_blocking(move || look(to)).await;
+    match looked {
+        Ok(finding) => vec![finding],
+        Err(error) => vec![Finding::warning(
+            "mtu",
+            format!("{what} {to}: {error}"),
+            "try again",
+        )],
+    }
+}
+
+fn look(to: SocketAddr) -> Finding {
+    const CHECK: &str = "mtu";
+    let mtu = interfaces::source_towards(to)
+        .ok()
+        .and_then(|source| {
+            let all = interfaces::here().ok()?;
+            let own = all
+                .iter()
+                .find(|interface| interface.addresses.iter().any(|a| a.ip == source))?;
+            Some(own.mtu as usize)
+        })
+        .unwrap_or(1500);
+    // No IP packet is larger than 64 KiB.
+    let mtu = mtu.min(65_000);
+    let small = overhead(to.ip()) + 56;
+    let at = to.ip();
+    let not_known = |why: &str| {
+        Finding::good(
+            CHECK,
+            format!("{at}: {why}, so only QUIC's own search for the MTU counts"),
+        )
+    };
+    let tried = (|| {
+        Ok::<_, std::io::Error>((
+            ping(to, small, false)?,
+            ping(to, mtu, true)?,
+            ping(to, mtu + 1000, false)?,
+        ))
+    })();
+    match tried {
+        Err(error) => not_known(&format!("pings are not allowed here ({error})")),
+        Ok((Ping::Silent | Ping::TooLarge, _, _)) => not_known("no answer to pings"),
+        Ok((Ping::Answered, Ping::Answered, Ping::Answered)) => Finding::good(
+            CHECK,
+            format!("{at}: {mtu} bytes pass whole, and more in fragments"),
+        ),
+        Ok((Ping::Answered, whole, fragments)) if whole != Ping::Answered => Finding::warning(
+            CHECK,
+            format!(
+                "{at}: packets of {mtu} bytes, the MTU of this host's interface, do not arrive whole; in fragments they {}",
+                if fragments == Ping::Answered {
+                    "do"
+                } else {
+                    "do not, either"
+                }
+            ),
+            "something on the way takes less and does not say so: set the same MTU on all hosts and switches of the network, or a \
+             smaller one here (`ip link set DEV mtu 1500`); kolo finds out what passes, other programs may hang",
+        ),
+        Ok((Ping::Answered, _, _)) => Finding::warning(
+            CHECK,
+            format!("{at}: {mtu} bytes pass whole, but fragments do not"),
+            "a firewall drops fragments; kolo sends none, other programs over UDP may",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    #[test]
+    fn clocks_that_differ_are_told_with_the_direction() {
+        let ours = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        for (theirs, level, part) in [
+            (ours, Level::Good, "0.000 s ahead of"),
+            (
+                ours - Duration::from_secs(5),
+                Level::Warning,
+                "5.000 s behind",
+            ),
+            (
+                ours + Duration::from_secs(120),
+                Level::Bad,
+                "120.000 s ahead of",
+            ),
+        ] {
+            let finding = skew("b", theirs, ours);
+            assert_eq!(finding.level, level, "{finding:?}");
+            assert!(finding.found.contains(part), "{finding:?}");
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! What can be seen on this host alone.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use kolo_transport::{Credentials, interfaces};
+use rustix::net::sockopt;
+use rustix::process::{Resource, getrlimit};
+
+use super::Finding;
+
+/// What kolo asks the system for, for each of its sockets.
+const SOCKET_BUFFER: usize = 32 << 20;
+/// Less than this loses packets at some gigabits a second.
+const SMALL_BUFFER: usize = 4 << 20;
+/// A node needs about eight descriptors for each worker.
+const FEW_FILES: u64 = 4096;
+/// Shared memory of a host for collectives between its workers.
+const SMALL_SHM: u64 = 256 << 20;
+/// A certificate that ends so soon should have been renewed.
+const SOON: Duration = Duration::from_secs(3 * 24 * 3600);
+
+pub(super) fn examine(identity: Option<&Path>) -> Vec<Finding> {
+    let mut findings = vec![
+        open_files(),
+        udp_buffers(),
+        shared_memory(Path::new("/dev/shm")),
+        clock(Path::new("/run/systemd/timesync/synchronized")),
+    ];
+    findings.extend(network());
+    if let Some(dir) = identity {
+        findings.push(certificate("certificate of the identity", dir));
+    }
+    findings
+}
+
+fn open_files() -> Finding {
+    const CHECK: &str = "open files";
+    let limit = getrlimit(Resource::Nofile);
+    match limit.maximum {
+        Some(most) if most < FEW_FILES => Finding::bad(
+            CHECK,
+            format!("at most {most}"),
+            format!(
+                "raise the hard limit to {FEW_FILES} or more: LimitNOFILE= in the unit, `ulimit -Hn`, or limits.conf; a node \
+                 needs about 8 for each worker"
+            ),
+        ),
+        Some(most) => Finding::good(
+            CHECK,
+            format!("at most {most}; daemons raise their limit to it"),
+        ),
+        None => Finding::good(CHECK, "no limit"),
+    }
+}
+
+fn udp_buffers() -> Finding {
+    const CHECK: &str = "udp buffers";
+    const REMEDY: &str = "sysctl -w net.core.rmem_max=33554432 net.core.wmem_max=33554432 (and in /etc/sysctl.d to keep it); \
+                          small buffers lose packets under load, which costs throughput";
+    let socket = match UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) {
+        Ok(socket) => socket,
+        Err(error) => {
+            return Finding::bad(
+                CHECK,
+                format!("no UDP socket can be made: {error}"),
+                "kolo speaks QUIC, which is UDP: allow it",
+            );
+        }
+    };
+    // As the daemons do: past the limits with root's rights, up to them without.
+    for set in [
+        sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BUFFER)),
+        sockopt::set_socket_send_buffer_size_force(&socket, SOCKET_BUFFER)
+            .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER)),
+    ] {
+        if let Err(error) = set {
+            return Finding::warning(CHECK, format!("can't be set: {error}"), REMEDY);
+        }
+    }
+    // The kernel reports twice what was set, for its own needs.
+    let granted = |size: rustix::io::Result<usize>| size.unwrap_or(0) / 2;
+    let receive = granted(sockopt::socket_recv_buffer_size(&socket));
+    let send = granted(sockopt::socket_send_buffer_size(&socket));
+    let found = format!(
+        "{} KiB to receive, {} KiB to send",
+        receive >> 10,
+        send >> 10
+    );
+    if receive.min(send) < SMALL_BUFFER {
+        Finding::warning(CHECK, found, REMEDY)
+    } else {
+        Finding::good(CHECK, found)
+    }
+}
+
+fn shared_memory(path: &Path) -> Finding {
+    const CHECK: &str = "shared memory";
+    match rustix::fs::statvfs(path) {
+        Ok(stat) => {
+            let total = stat.f_blocks.saturating_mul(stat.f_frsize);
+            let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+            let found = format!(
+                "{}: {} MiB, {} MiB free",
+                path.display(),
+                total >> 20,
+                free >> 20
+            );
+            if free < SMALL_SHM {
+                Finding::warning(
+                    CHECK,
+                    found,
+                    format!(
+                        "give it {} MiB or more: `mount -o remount,size=1g /dev/shm`, or `--shm-size=1g` for a container; \
+                         PyTorch and NCCL need it for workers of one host",
+                        SMALL_SHM >> 20
+                    ),
+                )
+            } else {
+                Finding::good(CHECK, found)
+            }
+        }
+        Err(error) => Finding::warning(
+            CHECK,
+            format!("{}: {error}", path.display()),
+            "mount a tmpfs on /dev/shm",
+        ),
+    }
+}
+
+/// Whether something keeps the clock right. Certificates have a first and a last day.
+fn clock(synchronized: &Path) -> Finding {
+    const CHECK: &str = "clock";
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    // The day on which this was written.
+    if now < 1_763_683_200 {
+        return Finding::bad(
+            CHECK,
+            format!("it is {now} s after 1970"),
+            "set the clock, and keep it right: `timedatectl set-ntp true`, chrony or ntpd; certificates are not valid yet",
+        );
+    }
+    if synchronized.exists() {
+        Finding::good(CHECK, "kept right by systemd-timesyncd")
+    } else {
+        Finding::good(CHECK, "plausible; what keeps it right is not known")
+    }
+}
+
+fn network() -> Vec<Finding> {
+    const CHECK: &str = "interfaces";
+    let interfaces = match interfaces::here() {
+        Ok(interfaces) => interfaces,
+        Err(error) => {
+            return vec![Finding::bad(
+                CHECK,
+                format!("the kernel does not list them: {error}"),
+                "allow netlink sockets (AF_NETLINK), which containers may filter; jobs on several hosts then use the address \
+                 that the node advertises",
+            )];
+        }
+    };
+    let (up, down): (Vec<_>, Vec<_>) = interfaces
+        .iter()
+        .filter(|interface| !interface.loopback)
+        .partition(|interface| interface.up);
+    let mut findings = Vec::new();
+    if up.is_empty() {
+        findings.push(Finding::warning(
+            CHECK,
+            "none but the loopback is up",
+            "jobs on several hosts need one: `ip addr` shows what there is",
+        ));
+    } else {
+        let names: Vec<String> = up
+            .iter()
+            .map(|interface| {
+                let addresses: Vec<String> = interface
+                    .addresses
+                    .iter()
+                    .map(|address| address.ip.to_string())
+                    .collect();
+                format!(
+                    "{} (MTU {}: {})",
+                    interface.name,
+                    interface.mtu,
+                    addresses.join(", ")
+                )
+            })
+            .collect();
+        findings.push(Finding::good(CHECK, names.join("; ")));
+    }
+    for interface in down {
+        findings.push(Finding::warning(
+            CHECK,
+            format!("{} has addresses and is down", interface.name),
+            format!(
+                "`ip link set {} up`, look at its cable, or remove its addresses",
+                interface.name
+            ),
+        ));
+    }
+    findings
+}
+
+/// The dates of a certificate.
+pub(super) fn certificate(check: &'static str, dir: &Path) -> Finding {
+    let credentials = match Credentials::load(dir) {
+        Ok(credentials) => credentials,
+        Err(error) => {
+            return Finding::bad(
+                check,
+                error.to_string(),
+                "join again with a token: `kolo login` for a driver, --token-file for a node",
+            );
+        }
+    };
+    let validity = credentials.validity();
+    dates(
+        check,
+        &credentials.identity().to_string(),
+        validity.start,
+        validity.end,
+        SystemTime::now(),
+    )
+}
+
+fn dates(
+    check: &'static str,
+    who: &str,
+    start: SystemTime,
+    end: SystemTime,
+    now: SystemTime,
+) -> Finding {
+    const AGAIN: &str =
+        "join again with a token: `kolo login` for a driver, --token-file for a node";
+    let hours = |duration: Duration| duration.as_secs() / 3600;
+    if let Ok(early) = start.duration_since(now)
+        && !early.is_zero()
+    {
+        return Finding::bad(
+            check,
+            format!("{who}: valid only in {} h", hours(early)),
+            "this host's clock is behind that of the head: set it right",
+        );
+    }
+    match end.duration_since(now) {
+        Ok(left) if left >= SOON.min(life(start, end) / 4) => {
+            Finding::good(check, format!("{who}: valid for {} h more", hours(left)))
+        }
+        Ok(left) => Finding::warning(
+            check,
+            format!("{who}: ends in {} h", hours(left)),
+            "it is renewed by itself at the next use; if it stays so, look at the clock and at the head's log",
+        ),
+        Err(_) => Finding::bad(check, format!("{who}: has ended"), AGAIN),
+    }
+}
+
+fn life(start: SystemTime, end: SystemTime) -> Duration {
+    end.duration_since(start).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    #[test]
+    fn this_host_is_examined_and_what_is_wrong_has_a_remedy() {
+        for finding in examine(Some(Path::new("/no/such/folder"))) {
+            assert!(!finding.found.is_empty());
+            assert_eq!(finding.remedy.is_none(), finding.level == Level::Good);
+            if finding.check.contains("identity") {
+                assert_eq!(finding.level, Level::Bad);
+            }
+        }
+    }
+
+    #[test]
+    fn a_certificate_is_early_good_ending_or_over() {
+        let day = Duration::from_secs(24 * 3600);
+        let start = SystemTime::UNIX_EPOCH + day * 20_000;
+        let end = start + day * 30;
+        for (now, level, part) in [
+            (start - day, Level::Bad, "valid only in 24 h"),
+            (start, Level::Good, "valid for 720 h more"),
+            (end - day * 4, Level::Good, "96 h more"),
+            (end - day, Level::Warning, "ends in 24 h"),
+            (end + day, Level::Bad, "has ended"),
+        ] {
+            let finding = dates("certificate", "driver", start, end, now);
+            assert_eq!(finding.level, level, "{finding:?}");
+            assert!(finding.found.contains(part), "{finding:?}");
+        }
+        // One that lives for an hour is not always about to end.
+        let hour = Duration::from_secs(3600);
+        let finding = dates(
+            "certificate",
+            "driver",
+            start,
+            start + hour,
+            start + hour / 2,
+        );
+        assert_eq!(finding.level, Level::Good);
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_no_shared_memory() {
+        let finding = shared_memory(Path::new("/no/such/folder"));
+        assert_eq!(finding.level, Level::Warning);
+        assert!(finding.found.contains("/no/such/folder"));
+    }
+}

@@ -1,0 +1,127 @@
+//! The options of `kolo run`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args as ClapArgs;
+
+use super::prefix::Prefix;
+use super::ranks::Ranks;
+
+pub(crate) const EXAMPLES: &str = "\
+Example:
+  kolo run -n 4 python3 train.py
+  kolo run -n 8 -H a:4,b:4 --pass-env 'NCCL_*' -- ./train --epochs 3
+  KOLO_HEAD=head:7700 kolo run --nnodes 2 --nproc-per-node 4 --output-dir out -- ./train
+  kolo run -n 2 --dry-run -- ./train
+
+Exit codes:
+  0        all workers exited with 0
+  N        the first worker that failed exited with N; 128+N if signal N ended it
+  126      the program can't be executed, or its directory is not there
+  127      the program is not on all hosts
+  128+N    signal N was sent to kolo: 130 for Ctrl-C
+  1 to 5   before anything ran: as `kolo --help` says";
+
+/// The options.
+#[derive(Debug, Clone, ClapArgs)]
+#[allow(clippy::struct_excessive_bools, clippy::struct_field_names)] // they are switches, with names of their own
+pub(crate) struct Run {
+    /// Number of workers [default: one for each slot of the hosts, or 1]; `-np` is the same
+    #[arg(short = 'n', long, alias = "np", alias = "num_proc", value_name = "N")]
+    pub(crate) num_proc: Option<u32>,
+    /// Number of workers on each host
+    #[arg(long, alias = "nproc_per_node", alias = "npernode", value_name = "N")]
+    pub(crate) nproc_per_node: Option<String>,
+    /// Number of hosts; as many workers on each
+    #[arg(long, value_name = "N")]
+    pub(crate) nnodes: Option<String>,
+    /// Hosts and their slots, filled in this order; nodes are started on them over ssh
+    #[arg(
+        short = 'H',
+        long,
+        value_name = "HOST:SLOTS,...",
+        conflicts_with = "hostfile"
+    )]
+    pub(crate) hosts: Option<String>,
+    /// A file with a host on each line: `HOST slots=N` or `HOST:N`
+    #[arg(long, alias = "host-file", alias = "host_file", value_name = "FILE")]
+    pub(crate) hostfile: Option<PathBuf>,
+    /// On this machine, whatever KOLO_HEAD says
+    #[arg(long, conflicts_with_all = ["hosts", "hostfile"])]
+    pub(crate) local: bool,
+    /// CPUs that each worker holds, on a cluster [default: 1]
+    #[arg(long, value_name = "CPUS")]
+    pub(crate) cpus_per_worker: Option<f64>,
+    /// GPUs that each worker holds; the workers of a host see all of theirs [default: 0]
+    #[arg(long, value_name = "GPUS")]
+    pub(crate) gpus_per_worker: Option<u32>,
+    /// Set a variable for all workers, over all that kolo sets but KOLO_*; may be repeated
+    #[arg(short = 'e', long, value_name = "NAME=VALUE")]
+    pub(crate) env: Vec<String>,
+    /// Pass variables of this environment to the workers; `*` and `?` as in file names; may be repeated
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) pass_env: Vec<String>,
+    /// Directory that the workers start in [default: this one]
+    #[arg(long, alias = "wdir", value_name = "DIR")]
+    pub(crate) cwd: Option<PathBuf>,
+    /// What stands before each line: text with {rank}, {local_rank}, {host}, {stream}, {time}; or none
+    /// [default: [{rank}]<{stream}>:]
+    #[arg(long, value_parser = Prefix::parse, value_name = "TEMPLATE")]
+    pub(crate) prefix: Option<Prefix>,
+    /// Begin each line with the time
+    #[arg(long, conflicts_with = "prefix", alias = "prefix-timestamp")]
+    pub(crate) timestamps: bool,
+    /// Show only the output of these ranks: 0,4-7; files get all
+    #[arg(long, value_parser = Ranks::parse, value_name = "RANKS")]
+    pub(crate) ranks: Option<Ranks>,
+    /// Also write the output to files: DIR/JOB/rank-R.gen-G.stdout and .stderr
+    #[arg(long, alias = "output-filename", value_name = "DIR")]
+    pub(crate) output_dir: Option<PathBuf>,
+    /// Give the workers no input: by default rank 0 has this command's
+    #[arg(long)]
+    pub(crate) no_stdin: bool,
+    /// Seconds from TERM to KILL when workers are ended [default: 5]
+    #[arg(long, value_parser = grace, value_name = "SECONDS")]
+    pub(crate) grace: Option<Duration>,
+    /// Seconds until all workers must run [default: 30]
+    #[arg(long, value_parser = super::super::args::seconds, value_name = "SECONDS")]
+    pub(crate) start_timeout: Option<Duration>,
+    /// Name of the job [default: that of the program]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Do not serve the HTTP rendezvous that Horovod's workers meet at
+    #[arg(long)]
+    pub(crate) no_rendezvous: bool,
+    /// Only these network interfaces, verified; HOST=NAME for one host alone
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub(crate) interfaces: Vec<String>,
+    /// Probe the network even if it is known which interfaces connect the hosts
+    #[arg(long)]
+    pub(crate) no_cache: bool,
+    #[command(flatten)]
+    pub(crate) ssh: super::super::host_args::SshArgs,
+    /// TOML file with any of these options; what is on the command line counts more
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config_file: Option<PathBuf>,
+    /// Print what would run where, and start nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, value_name = "PROGRAM", value_hint = clap::ValueHint::CommandWithArguments)]
+    pub(crate) program: Vec<std::ffi::OsString>,
+}
+
+/// The longest grace that a head takes.
+const LONGEST_GRACE: f64 = 3600.0;
+
+fn grace(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.0..=LONGEST_GRACE).contains(&seconds) => {
+            Ok(Duration::from_secs_f64(seconds))
+        }
+        _ => Err(format!(
+            "expected a number of seconds from 0 to {LONGEST_GRACE}"
+        )),
+    }
+}

@@ -1,0 +1,160 @@
+//! Output in files: one for each rank, stream and generation, and none is ever written over.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use kolo_transport::ids::JobId;
+use kolo_transport::wire::{OutputChunk, Stdio};
+
+use super::prefix::stream_name;
+
+/// Files that are open at once.
+const OPEN: usize = 128;
+
+type Key = (u64, u32, Stdio);
+
+/// The files of a job, in a folder that is named after it.
+#[derive(Debug)]
+pub(crate) struct Files {
+    folder: PathBuf,
+    width: usize,
+    open: HashMap<Key, File>,
+    /// The longest unused first.
+    order: VecDeque<Key>,
+    made: std::collections::HashSet<Key>,
+}
+
+/// `rank-03.gen-1.stdout`, with as many digits as the last rank has.
+fn name((generation, rank, stream): Key, width: usize) -> String {
+    format!(
+        "rank-{rank:0width$}.gen-{generation}.{}",
+        stream_name(stream)
+    )
+}
+
+impl Files {
+    /// Makes the folder `dir/JOB`, with the empty files of the first generation.
+    pub(crate) fn create(dir: &Path, job: JobId, workers: u32) -> io::Result<Self> {
+        fs::create_dir_all(dir)?;
+        let folder = dir.join(job.to_string());
+        fs::create_dir(&folder)?;
+        let width = workers.saturating_sub(1).max(1).ilog10() as usize + 1;
+        let mut files = Self {
+            folder,
+            width,
+            open: HashMap::new(),
+            order: VecDeque::new(),
+            made: std::collections::HashSet::new(),
+        };
+        for rank in 0..workers {
+            for stream in [Stdio::Stdout, Stdio::Stderr] {
+                files.file((1, rank, stream))?;
+            }
+        }
+        Ok(files)
+    }
+
+    /// Where they are.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Appends a piece as it is.
+    pub(crate) fn write(&mut self, head: &OutputChunk, piece: &[u8]) -> io::Result<()> {
+        self.file((head.generation.0, head.rank.0, head.stream))?
+            .write_all(piece)
+    }
+
+    fn file(&mut self, key: Key) -> io::Result<&mut File> {
+        if self.open.contains_key(&key) {
+            if self.order.back() != Some(&key) {
+                self.order.retain(|other| *other != key);
+                self.order.push_back(key);
+            }
+        } else {
+            if self.open.len() >= OPEN
+                && let Some(oldest) = self.order.pop_front()
+            {
+                self.open.remove(&oldest);
+            }
+            let path = self.folder.join(name(key, self.width));
+            let mut options = OpenOptions::new();
+            options.append(true);
+            // A file that is there already and is not ours is an error, not a place to write.
+            if self.made.insert(key) {
+                options.create_new(true);
+            }
+            self.open.insert(key, options.open(path)?);
+            self.order.push_back(key);
+        }
+        self.open
+            .get_mut(&key)
+            .ok_or_else(|| io::Error::other("a file that was opened is gone"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_transport::ids::{Generation, Rank};
+
+    use super::*;
+
+    fn head(rank: u32, generation: u64, stream: Stdio) -> OutputChunk {
+        OutputChunk {
+            rank: Rank(rank),
+            generation: Generation(generation),
+            stream,
+            time_ms: 0,
+        }
+    }
+
+    #[test]
+    fn every_rank_stream_and_generation_has_its_file_with_the_very_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut files = Files::create(dir.path(), JobId(7), 11).unwrap();
+        files.write(&head(3, 1, Stdio::Stdout), b"a\xff").unwrap();
+        files.write(&head(3, 1, Stdio::Stderr), b"err").unwrap();
+        files.write(&head(3, 2, Stdio::Stdout), b"again").unwrap();
+        files.write(&head(3, 1, Stdio::Stdout), b"\r\nb").unwrap();
+        let folder = files.folder().to_owned();
+        assert_eq!(folder, dir.path().join("job-0000000000000007"));
+        let read = |name: &str| fs::read(folder.join(name)).unwrap();
+        assert_eq!(read("rank-03.gen-1.stdout"), b"a\xff\r\nb");
+        assert_eq!(read("rank-03.gen-1.stderr"), b"err");
+        assert_eq!(read("rank-03.gen-2.stdout"), b"again");
+        assert_eq!(read("rank-10.gen-1.stdout"), b"", "also who wrote nothing");
+    }
+
+    #[test]
+    fn more_ranks_than_open_files_and_nothing_is_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut files = Files::create(dir.path(), JobId(1), 300).unwrap();
+        for round in 0..3 {
+            for rank in 0..300 {
+                let text = format!("{rank}.{round} ");
+                files
+                    .write(&head(rank, 1, Stdio::Stdout), text.as_bytes())
+                    .unwrap();
+            }
+        }
+        assert!(files.open.len() <= OPEN && files.order.len() == files.open.len());
+        let text = fs::read_to_string(files.folder().join("rank-299.gen-1.stdout")).unwrap();
+        assert_eq!(text, "299.0 299.1 299.2 ");
+        let again = Files::create(dir.path(), JobId(1), 1).unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
+        fs::write(files.folder().join("rank-001.gen-2.stdout"), "theirs").unwrap();
+        assert!(files.write(&head(1, 2, Stdio::Stdout), b"x").is_err());
+    }
+
+    #[test]
+    fn one_rank_has_one_digit() {
+        assert_eq!(name((1, 0, Stdio::Stdout), 1), "rank-0.gen-1.stdout");
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::create(dir.path(), JobId(1), 1).unwrap();
+        assert!(files.folder().join("rank-0.gen-1.stderr").exists());
+        let files = Files::create(dir.path(), JobId(2), 10).unwrap();
+        assert!(files.folder().join("rank-9.gen-1.stderr").exists());
+    }
+}

@@ -1,0 +1,326 @@
+//! A job from its submission to its end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kolo_transport::frame::{FrameError, Limits};
+use kolo_transport::ids::{JobId, Rank};
+use kolo_transport::session::{Connection, Stream};
+use kolo_transport::wire::{
+    HeadRequest, JobEvent, JobSpec, NodeReply, NodeRequest, OutputChunk, PlacedNode, SubmitFrame,
+};
+use kolo_transport::{CloseCode, Credentials, Endpoint, EndpointConfig, Expect, TransportRuntime};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+
+use super::super::error::CliError;
+use super::report::Outcome;
+use super::signals::{self, Signals};
+use super::sink::{Sink, WriteError};
+use super::stdin;
+
+/// Pieces of output.
+const OUTPUT: Limits = Limits {
+    head: 64 << 10,
+    body: 4 << 20,
+};
+
+/// How long a node may take to answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// After the end of the job: how long a node may be silent before all its output has come.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// How long the head may take longer than the job's own deadlines: it knows better what went wrong.
+const HEAD_HAS_THE_WORD: Duration = Duration::from_secs(5);
+
+/// How long after the loss of output the head has to tell of the loss of a node.
+const LOSS: Duration = Duration::from_secs(5);
+
+/// How long the head may take to kill a job.
+const KILL: Duration = Duration::from_secs(10);
+
+/// The way to a cluster.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) runtime: TransportRuntime,
+    pub(crate) credentials: Credentials,
+    /// The endpoint that the head was reached from.
+    pub(crate) endpoint: Endpoint,
+    pub(crate) head: Connection,
+    pub(crate) connect_timeout: Duration,
+}
+
+impl Link {
+    /// Connects to a node. The endpoint must live as long as the connection.
+    async fn node(&self, node: &PlacedNode) -> Result<(Endpoint, Connection), String> {
+        let own = self.endpoint.local_addr();
+        let fits = own.is_ipv4() == node.address.is_ipv4()
+            && (own.ip().is_unspecified()
+                || own.ip().is_loopback() == node.address.ip().is_loopback());
+        let endpoint = if fits {
+            self.endpoint.clone()
+        } else {
+            let mut config = EndpointConfig::towards(node.address);
+            config.handshake_timeout = self.connect_timeout;
+            config.idle_timeout = config.idle_timeout.max(self.connect_timeout);
+            Endpoint::bind(&self.runtime, self.credentials.clone(), config)
+                .map_err(|error| error.to_string())?
+        };
+        let connection = endpoint
+            .connect(node.address, Expect::node(node.node))
+            .await
+            .map_err(|error| error.to_string())?;
+        Ok((endpoint, connection))
+    }
+}
+
+/// What is run, and for whom.
+pub(crate) struct Request {
+    pub(crate) spec: JobSpec,
+    pub(crate) workers: u32,
+    pub(crate) start_timeout: Duration,
+    pub(crate) grace: Duration,
+    /// Output that nobody wants.
+    pub(crate) without: Vec<Rank>,
+}
+
+/// Runs a job to its end.
+///
+/// # Errors
+///
+/// [`CliError`] if the head is lost. A job that fails is an [`Outcome`].
+pub(crate) async fn run(
+    link: &Arc<Link>,
+    request: Request,
+    sink: Sink,
+    mut trouble: oneshot::Receiver<WriteError>,
+    signals: &mut Signals,
+) -> Result<Outcome, CliError> {
+    let head = |error: FrameError| CliError::stream("the head", error);
+    let stream = link.head.open(Limits::CONTROL).await;
+    let Stream { mut send, mut recv } = stream.map_err(|lost| CliError::lost("the head", lost))?;
+    let grace = request.grace;
+    let input = request
+        .spec
+        .installed
+        .as_ref()
+        .is_some_and(|installed| installed.stdin);
+    let limit = request.start_timeout + grace + HEAD_HAS_THE_WORD;
+    let sent = send.send(&HeadRequest::Submit(request.spec), &[]).await;
+    // A head that refuses may say why before it has read everything.
+    if let Err(error) = sent {
+        tracing::debug!(%error, "the job was not submitted whole");
+    }
+    let mut outcome = Outcome {
+        workers: request.workers,
+        ..Outcome::default()
+    };
+    let (ended, has_ended) = watch::channel(false);
+    let mut outputs: JoinSet<Result<(), String>> = JoinSet::new();
+    let mut healthy = false;
+    let mut heard_trouble = false;
+    // Until when the head must have said something, and what it means if it has not.
+    let starting = tokio::time::Instant::now() + limit;
+    let mut deadline = Some(starting);
+    let mut lost_at = None;
+    loop {
+        tokio::select! {
+            event = recv.next::<JobEvent>() => {
+                let event = match event {
+                    Ok(Some(frame)) => frame.head,
+                    Ok(None) => return Err(head(FrameError::Truncated { got: 0 })),
+                    Err(error) => return Err(head(error)),
+                };
+                match event {
+                    JobEvent::Placed { job, nodes } => {
+                        outcome.job = Some(job);
+                        let nodes = Arc::new(nodes);
+                        sink.placed(job, Arc::clone(&nodes)).await;
+                        for index in 0..nodes.len() {
+                            let taking = take_output(
+                                Arc::clone(link),
+                                Arc::clone(&nodes),
+                                index,
+                                job,
+                                request.without.clone(),
+                                input,
+                                sink.clone(),
+                                has_ended.clone(),
+                            );
+                            outputs.spawn_on(taking, link.runtime.handle());
+                        }
+                    }
+                    JobEvent::Healthy { .. } => {
+                        healthy = true;
+                        if outcome.signal.is_none() {
+                            deadline = None;
+                        }
+                    }
+                    JobEvent::RankLost { failure, .. } => tracing::debug!(%failure, "a rank is gone"),
+                    JobEvent::Ended { state, refusal, failure } => {
+                        outcome.state = Some(state);
+                        outcome.refusal = refusal;
+                        outcome.failure = failure;
+                        break;
+                    }
+                }
+            }
+            signal = signals.next() => {
+                let frame = if outcome.signal.is_none() {
+                    outcome.signal = Some(signal);
+                    say(&format!(
+                        "{}: ending the job; the workers have {} s; once more ends it at once",
+                        signals::name(signal),
+                        grace.as_secs_f64()
+                    ));
+                    deadline = Some(tokio::time::Instant::now() + grace * 2 + HEAD_HAS_THE_WORD + KILL);
+                    SubmitFrame::Stop
+                } else {
+                    deadline = Some(tokio::time::Instant::now() + KILL);
+                    SubmitFrame::Kill
+                };
+                send.send(&frame, &[]).await.map_err(head)?;
+            }
+            error = &mut trouble, if !heard_trouble => {
+                heard_trouble = true;
+                match error {
+                    Ok(WriteError::Closed) => outcome.broken_pipe = true,
+                    Ok(WriteError::Failed(text)) => outcome.lost_output.push(text),
+                    // The thread has ended, which it does after this only.
+                    Err(_) => continue,
+                }
+                send.send(&SubmitFrame::Stop, &[]).await.map_err(head)?;
+            }
+            Some(taken) = outputs.join_next(), if !outputs.is_empty() => {
+                let error = match taken {
+                    Ok(Ok(())) => continue,
+                    Ok(Err(error)) => error,
+                    Err(error) => error.to_string(),
+                };
+                outcome.lost_output.push(error);
+                // If its node is gone the head says so soon, and that is the better reason.
+                lost_at.get_or_insert_with(|| tokio::time::Instant::now() + LOSS);
+            }
+            () = until(lost_at) => {
+                lost_at = None;
+                send.send(&SubmitFrame::Stop, &[]).await.map_err(head)?;
+            }
+            () = until(deadline) => {
+                return Err(CliError::Usage(if healthy || outcome.signal.is_some() {
+                    "the head did not end the job in time; `kolo jobs` shows what is left of it".to_owned()
+                } else {
+                    format!("the head did not start the job within {limit:?}")
+                }));
+            }
+        }
+    }
+    ended.send_replace(true);
+    drop(sink);
+    // A second signal does not wait for output either.
+    loop {
+        tokio::select! {
+            taken = outputs.join_next() => match taken {
+                Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(error))) => outcome.lost_output.push(error),
+                Some(Err(error)) => outcome.lost_output.push(error.to_string()),
+                None => break,
+            },
+            signal = signals.next() => {
+                if outcome.signal.replace(signal).is_some() {
+                    break;
+                }
+            }
+        }
+    }
+    // A node that is lost takes its last output with it; that is a part of the failure that is told.
+    if outcome.failure.is_some() {
+        outcome.lost_output.clear();
+    }
+    Ok(outcome)
+}
+
+async fn until(deadline: Option<tokio::time::Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A line of this command's own.
+pub(crate) fn say(text: &str) {
+    let line = format!("kolo: {text}\n");
+    // If nobody can read it there is nobody to tell.
+    super::sink::write_all(rustix::stdio::stderr(), line.as_bytes()).ok();
+}
+
+/// Takes all output of the job's workers on one node, and brings rank 0 its input if it is there.
+#[allow(clippy::too_many_arguments)] // each is a part of one sentence
+async fn take_output(
+    link: Arc<Link>,
+    nodes: Arc<Vec<PlacedNode>>,
+    index: usize,
+    job: JobId,
+    without: Vec<Rank>,
+    input: bool,
+    sink: Sink,
+    mut has_ended: watch::Receiver<bool>,
+) -> Result<(), String> {
+    let node = &nodes[index];
+    let lost = |error: &dyn std::fmt::Display| format!("{}: {error}", node.hostname);
+    let (_endpoint, connection) = link.node(node).await.map_err(|error| lost(&error))?;
+    let stream = connection
+        .open(OUTPUT)
+        .await
+        .map_err(|error| lost(&error))?;
+    let Stream { mut send, mut recv } = stream;
+    let request = NodeRequest::Output { job, without };
+    send.send(&request, &[])
+        .await
+        .map_err(|error| lost(&error))?;
+    match recv.expect_within::<NodeReply>(ANSWER).await {
+        Ok(frame) => match frame.head {
+            NodeReply::Output => {}
+            // It was released before it had begun; the head says why.
+            NodeReply::Refused(_) if *has_ended.borrow() => return Ok(()),
+            NodeReply::Refused(refusal) => return Err(lost(&refusal)),
+            other => {
+                return Err(lost(&format!(
+                    "{other:?} is no answer to a request for output"
+                )));
+            }
+        },
+        Err(error) => return Err(lost(&error)),
+    }
+    let mut pump = None;
+    if input && node.ranks.contains(&Rank(0)) {
+        pump = Some(tokio::spawn(stdin::pump(send)));
+    } else {
+        send.finish();
+    }
+    let mut over = *has_ended.borrow();
+    let result = loop {
+        let next = tokio::select! {
+            next = recv.next::<OutputChunk>() => next,
+            _ = has_ended.changed(), if !over => {
+                over = true;
+                continue;
+            }
+            () = tokio::time::sleep(SILENCE), if over => {
+                break Err(lost(&format!("its end did not come within {SILENCE:?}")));
+            }
+        };
+        match next {
+            Ok(Some(frame)) => sink.piece(frame.head, frame.body).await,
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(lost(&error)),
+        }
+    };
+    if let Some(pump) = pump {
+        pump.abort();
+    }
+    if result.is_ok() {
+        recv.stop(CloseCode::Done);
+    }
+    result
+}

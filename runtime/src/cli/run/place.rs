@@ -1,0 +1,202 @@
+//! The cluster that a job runs on: one that is there, or one that is started for it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kolo_transport::ids::NodeId;
+use kolo_transport::wire::NodeShare;
+use kolo_transport::{CloseCode, Endpoint, EndpointConfig, Expect};
+
+use super::super::args::Connect;
+use super::super::client::Client;
+use super::super::error::CliError;
+use super::args::Run;
+use super::job::Link;
+use super::plan::{self, Plan, Surroundings, Target, is_here};
+use crate::hosts::HostSlots;
+use crate::local::{self, LocalConfig, LocalError};
+use crate::ssh::{self, BroughtUp, Ending, HeadAccess, SshOptions};
+use crate::{Head, Node, NodeResources};
+
+/// How long this command stays after its work.
+const GOODBYE: Duration = Duration::from_millis(2);
+
+/// Everything that must live as long as the job.
+pub(crate) struct Grounds {
+    pub(crate) link: Arc<Link>,
+    members: Members,
+}
+
+enum Members {
+    /// They have nothing to do with this process.
+    Elsewhere,
+    Here {
+        _nodes: Vec<Node>,
+        _head: Box<Head>,
+    },
+    Hosts {
+        up: Box<BroughtUp>,
+        _head: Box<Head>,
+    },
+}
+
+impl Grounds {
+    /// Takes down what was started for the job, which has ended.
+    pub(crate) async fn end(self) {
+        match self.members {
+            Members::Elsewhere => {
+                self.link.endpoint.close(CloseCode::Done, "");
+                // Time for one packet. If it is lost the cluster misses this driver a little later, without any harm: it
+                // has no job any more.
+                drop(tokio::time::timeout(GOODBYE, self.link.endpoint.drained()).await);
+            }
+            // Its workers have ended; the rest ends with this process.
+            Members::Here { _nodes, _head } => {}
+            Members::Hosts { up, _head } => {
+                for (host, result) in up.down(Ending::Forced).await {
+                    if let Err(error) = result {
+                        super::job::say(&format!("{}: {error}", host.destination()));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn failed(error: LocalError) -> CliError {
+    CliError::Local(error.to_string())
+}
+
+/// Connects to the cluster that is there, or starts one.
+pub(crate) async fn prepare(
+    options: &Run,
+    plan: &mut Plan,
+    here: &Surroundings,
+    connect: &Connect,
+) -> Result<Grounds, CliError> {
+    match plan.target.clone() {
+        Target::Cluster => {
+            let client = Client::connect(&connect.config()).await?;
+            Ok(Grounds {
+                link: Arc::new(client.into_link()),
+                members: Members::Elsewhere,
+            })
+        }
+        Target::Local => here_alone(plan, connect.connect_timeout, None).await,
+        Target::Hosts(hosts) => {
+            let shares = plan::shares(options, &hosts, plan.workers)?;
+            let used: Vec<HostSlots> = shares
+                .iter()
+                .map(|(index, _)| hosts[*index].clone())
+                .collect();
+            match &used[..] {
+                [only] if is_here(only, &here.hostname) => {
+                    let name = (only.host != "localhost").then(|| only.host.clone());
+                    here_alone(plan, connect.connect_timeout, name).await
+                }
+                _ => {
+                    let workers = shares.iter().map(|(_, workers)| *workers).collect();
+                    on_hosts(options, plan, &used, workers, connect.connect_timeout).await
+                }
+            }
+        }
+    }
+}
+
+async fn here_alone(
+    plan: &mut Plan,
+    connect_timeout: Duration,
+    hostname: Option<String>,
+) -> Result<Grounds, CliError> {
+    let config = LocalConfig {
+        resources: NodeResources {
+            cpus: Some(plan.spec.per_worker.cpus.as_f64() * f64::from(plan.workers)),
+            ..NodeResources::default()
+        },
+        hostname,
+        ..LocalConfig::default()
+    };
+    let (head, runtime, driver) = local::start_head(config.listen, None)
+        .await
+        .map_err(failed)?;
+    // Both only need the head.
+    let (nodes, link) = tokio::join!(
+        local::start_nodes(&head, &runtime, config),
+        link(&runtime, driver, head.address(), connect_timeout)
+    );
+    Ok(Grounds {
+        link: Arc::new(link?),
+        members: Members::Here {
+            _nodes: nodes.map_err(failed)?,
+            _head: Box::new(head),
+        },
+    })
+}
+
+async fn on_hosts(
+    options: &Run,
+    plan: &mut Plan,
+    hosts: &[HostSlots],
+    workers: Vec<u32>,
+    connect_timeout: Duration,
+) -> Result<Grounds, CliError> {
+    let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
+    let (head, runtime, driver) = local::start_head(everywhere, None).await.map_err(failed)?;
+    let ssh = SshOptions {
+        stop_timeout: plan.grace + Duration::from_secs(5),
+        ..options.ssh.options()
+    };
+    let access = HeadAccess::to(&head);
+    let up = ssh::bring_up(hosts, &ssh, &access)
+        .await
+        .map_err(|error| CliError::Local(error.to_string()))?;
+    drop(access);
+    let layout = up
+        .nodes()
+        .iter()
+        .zip(workers)
+        .map(|(node, workers): (_, u32)| NodeShare {
+            node: NodeId::clone(&node.node),
+            workers,
+        })
+        .collect();
+    plan::lay_out(&mut plan.spec, layout);
+    let address = local::loopback(head.address());
+    let link = link(&runtime, driver, address, connect_timeout).await?;
+    Ok(Grounds {
+        link: Arc::new(link),
+        members: Members::Hosts {
+            up: Box::new(up),
+            _head: Box::new(head),
+        },
+    })
+}
+
+async fn link(
+    runtime: &kolo_transport::TransportRuntime,
+    credentials: kolo_transport::Credentials,
+    head: SocketAddr,
+    connect_timeout: Duration,
+) -> Result<Link, CliError> {
+    let config = EndpointConfig {
+        idle_timeout: local::PATIENCE,
+        keep_alive: local::PATIENCE / 6,
+        ..EndpointConfig::towards(head)
+    };
+    let endpoint = Endpoint::bind(runtime, credentials.clone(), config)?;
+    let connection = endpoint
+        .connect(head, Expect::head())
+        .await
+        .map_err(|error| CliError::Connect {
+            what: "the head".to_owned(),
+            error,
+        })?;
+    Ok(Link {
+        runtime: runtime.clone(),
+        credentials,
+        endpoint,
+        head: connection,
+        connect_timeout,
+    })
+}

@@ -1,0 +1,234 @@
+//! How a run ended: the exit code, and the words for it.
+
+use kolo_transport::ids::JobId;
+use kolo_transport::wire::{Exit, JobState, RankFailure, Refusal, RefusalKind};
+use serde::Serialize;
+
+use super::super::error::CliError;
+
+/// The program can't be executed.
+const NOT_EXECUTABLE: u8 = 126;
+
+/// The program is not there.
+const NOT_FOUND: u8 = 127;
+
+/// What is known when a job has ended.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Outcome {
+    pub(crate) job: Option<JobId>,
+    pub(crate) state: Option<JobState>,
+    pub(crate) refusal: Option<Refusal>,
+    pub(crate) failure: Option<RankFailure>,
+    /// The signal that this command was sent first.
+    pub(crate) signal: Option<i32>,
+    /// Nobody reads the output any more.
+    pub(crate) broken_pipe: bool,
+    /// Output that was not delivered, and why.
+    pub(crate) lost_output: Vec<String>,
+    pub(crate) workers: u32,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    job: Option<String>,
+    state: Option<JobState>,
+    exit_code: u8,
+    reason: Option<&'a str>,
+    failure: Option<JsonFailure<'a>>,
+}
+
+#[derive(Serialize)]
+struct JsonFailure<'a> {
+    rank: u32,
+    host: &'a str,
+    pid: u32,
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+    reason: Option<&'a str>,
+    stderr: &'a [String],
+}
+
+fn code_of(exit: Exit) -> u8 {
+    match exit {
+        // What is 0 here was a success, and yet not what was wanted.
+        Exit::Code(code) => u8::try_from(code & 0xff).unwrap_or(1).max(1),
+        Exit::Signal(signal) => of_signal(signal),
+        Exit::Unknown => 1,
+    }
+}
+
+fn of_signal(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(1)
+}
+
+impl Outcome {
+    /// What the command ends with.
+    pub(crate) fn exit_code(&self) -> u8 {
+        if let Some(signal) = self.signal {
+            return of_signal(signal);
+        }
+        if self.broken_pipe {
+            return of_signal(13);
+        }
+        if let Some(failure) = &self.failure {
+            return code_of(failure.exit);
+        }
+        match &self.refusal {
+            Some(refusal) => match refusal.kind {
+                RefusalKind::NotFound => NOT_FOUND,
+                RefusalKind::Forbidden | RefusalKind::Invalid => NOT_EXECUTABLE,
+                _ => CliError::Refused(refusal.clone()).exit_code(),
+            },
+            None if !self.lost_output.is_empty() => 1,
+            None if self.state == Some(JobState::Succeeded) => 0,
+            None => 1,
+        }
+    }
+
+    /// Lines for people; empty if all is well.
+    pub(crate) fn text(&self) -> String {
+        let mut lines = Vec::new();
+        if let Some(failure) = &self.failure {
+            lines.push(format!("kolo: {failure}"));
+            if self.workers > 1 && self.signal.is_none() {
+                lines.push(match self.workers - 1 {
+                    1 => "kolo: the other worker was ended".to_owned(),
+                    others => format!("kolo: the other {others} workers were ended"),
+                });
+            }
+        } else if let Some(refusal) = &self.refusal
+            && self.signal.is_none()
+        {
+            lines.push(format!("kolo: {refusal}"));
+        }
+        for lost in &self.lost_output {
+            lines.push(format!("kolo: output is missing: {lost}"));
+        }
+        if self.broken_pipe {
+            lines.clear();
+        }
+        if !lines.is_empty() {
+            // The last one ends, too.
+            lines.push(String::new());
+        }
+        lines.join("\n")
+    }
+
+    /// One line for programs.
+    pub(crate) fn json(&self) -> String {
+        let json = Json {
+            job: self.job.map(|job| job.to_string()),
+            state: self.state,
+            exit_code: self.exit_code(),
+            reason: self
+                .refusal
+                .as_ref()
+                .map(|refusal| refusal.message.as_str()),
+            failure: self.failure.as_ref().map(|failure| JsonFailure {
+                rank: failure.rank.0,
+                host: &failure.hostname,
+                pid: failure.pid,
+                exit_code: match failure.exit {
+                    Exit::Code(code) => Some(code),
+                    _ => None,
+                },
+                signal: match failure.exit {
+                    Exit::Signal(signal) => Some(signal),
+                    _ => None,
+                },
+                reason: failure.reason.as_deref(),
+                stderr: &failure.stderr_tail,
+            }),
+        };
+        // Texts and numbers can always be written.
+        serde_json::to_string(&json).unwrap_or_default() + "\n"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_transport::ids::{NodeId, Rank};
+
+    use super::*;
+
+    fn failed(exit: Exit) -> Outcome {
+        Outcome {
+            state: Some(JobState::Failed),
+            refusal: Some(Refusal::new(RefusalKind::Worker, "no")),
+            failure: Some(RankFailure {
+                rank: Rank(2),
+                node: NodeId(1),
+                hostname: "b".to_owned(),
+                pid: 4711,
+                exit,
+                reason: None,
+                stderr_tail: vec!["boom".to_owned()],
+            }),
+            workers: 4,
+            ..Outcome::default()
+        }
+    }
+
+    #[test]
+    fn the_exit_code_is_that_of_the_first_failure() {
+        for (exit, code) in [
+            (Exit::Code(3), 3),
+            (Exit::Code(255), 255),
+            (Exit::Code(0), 1),
+            (Exit::Signal(9), 137),
+            (Exit::Signal(15), 143),
+            (Exit::Unknown, 1),
+        ] {
+            assert_eq!(failed(exit).exit_code(), code);
+        }
+        let well = Outcome {
+            state: Some(JobState::Succeeded),
+            ..Outcome::default()
+        };
+        assert_eq!((well.exit_code(), well.text().as_str()), (0, ""));
+        let interrupted = Outcome {
+            signal: Some(2),
+            ..failed(Exit::Code(3))
+        };
+        assert_eq!(interrupted.exit_code(), 130);
+        for (kind, code) in [
+            (RefusalKind::NotFound, 127),
+            (RefusalKind::Forbidden, 126),
+            (RefusalKind::Invalid, 126),
+            (RefusalKind::Unplaceable, 1),
+        ] {
+            let refused = Outcome {
+                refusal: Some(Refusal::new(kind, "why")),
+                ..Outcome::default()
+            };
+            assert_eq!(
+                (refused.exit_code(), refused.text().as_str()),
+                (code, "kolo: why\n")
+            );
+        }
+        let lossy = Outcome {
+            lost_output: vec!["b: gone".to_owned()],
+            ..well
+        };
+        assert_eq!(
+            (lossy.exit_code(), lossy.text().as_str()),
+            (1, "kolo: output is missing: b: gone\n")
+        );
+    }
+
+    #[test]
+    fn the_report_names_rank_host_pid_end_and_last_words() {
+        assert_eq!(
+            failed(Exit::Signal(9)).text(),
+            "kolo: rank 2 on b (pid 4711) ended with signal 9 (SIGKILL)\n  [2]<stderr>: boom\n\
+             kolo: the other 3 workers were ended\n"
+        );
+        let json: serde_json::Value =
+            serde_json::from_str(&failed(Exit::Signal(9)).json()).unwrap();
+        assert_eq!(json["exit_code"], 137);
+        assert_eq!(json["failure"]["signal"], 9);
+        assert_eq!(json["failure"]["exit_code"], serde_json::Value::Null);
+        assert_eq!(json["failure"]["stderr"][0], "boom");
+        assert_eq!(json["state"], "failed");
+    }
+}

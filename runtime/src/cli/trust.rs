@@ -1,0 +1,419 @@
+//! `kolo token` and `kolo revoke`: who may join, and who may stay no longer.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::{Args as ClapArgs, Subcommand, ValueEnum};
+use kolo_transport::identity::Role;
+use kolo_transport::wire::{HeadReply, HeadRequest, RevokedMember, TokenEntry};
+use serde::Serialize;
+
+use super::args::{Connect, Format};
+use super::client::Client;
+use super::error::CliError;
+use super::output::{Cell, Output, Tone};
+use crate::head::replace_file;
+
+/// How long the head may take: it tells the nodes before it answers.
+const ANSWER: Duration = Duration::from_secs(15);
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct Token {
+    #[command(subcommand)]
+    command: TokenCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum TokenCommand {
+    /// Make a token with which nodes or drivers join; it is shown this once
+    #[command(
+        after_help = "Example:\n  kolo token create --role node --ttl 1h --uses 10 --out node.token\n  kolo --credentials /var/lib/kolo/admin token create --role driver --uses 1 > driver.token"
+    )]
+    Create(Create),
+    /// Show all tokens, without their secrets
+    #[command(after_help = "Example:\n  kolo token list")]
+    List,
+    /// End a token; those that have joined with it stay
+    #[command(after_help = "Example:\n  kolo token revoke token-3f0a9b12")]
+    Revoke(RevokeToken),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum JoinRole {
+    /// For `kolo-node --token-file`
+    Node,
+    /// For `kolo login --token-file`
+    Driver,
+}
+
+#[derive(Debug, ClapArgs)]
+struct Create {
+    /// Who joins with it
+    #[arg(long, value_enum, default_value_t = JoinRole::Node)]
+    role: JoinRole,
+    /// How long it is valid: a whole number and s, m, h or d
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = ttl)]
+    ttl: Duration,
+    /// How often it may be used [default: any number of times]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    uses: Option<u32>,
+    /// Drivers that join with it may make tokens and revoke members, as the operator on the head's machine may
+    #[arg(long)]
+    admin: bool,
+    /// Write the token to this file (mode 0600) and not to standard output
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Debug, ClapArgs)]
+struct RevokeToken {
+    /// Its id, as `kolo token list` shows it
+    #[arg(value_name = "TOKEN_ID")]
+    id: String,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct Revoke {
+    /// Id of the node or driver, `node-…` or `driver-…`, or an unambiguous start of one that the head has seen
+    #[arg(value_name = "ID")]
+    member: String,
+    /// Why, for those who look at `kolo status` later
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+    /// Let it in again
+    #[arg(long)]
+    undo: bool,
+}
+
+/// Reads `90s`, `10m`, `24h` or `7d`.
+fn ttl(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match &text[digits.len()..] {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86400,
+        _ => 0,
+    };
+    digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(factor))
+        .filter(|seconds| (1..=366 * 86400).contains(seconds))
+        .map(Duration::from_secs)
+        .ok_or_else(|| {
+            format!("`{text}` is not a duration; expected a whole number and s, m, h or d, up to 366d, like 90s or 1h")
+        })
+}
+
+#[derive(Serialize)]
+struct JsonToken<'a> {
+    id: &'a str,
+    role: String,
+    admin: bool,
+    expires_unix: u64,
+    uses_left: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<&'a str>,
+}
+
+impl<'a> JsonToken<'a> {
+    fn new(entry: &'a TokenEntry, token: Option<&'a str>) -> Self {
+        Self {
+            id: &entry.id,
+            role: entry.role.to_string(),
+            admin: entry.admin,
+            expires_unix: entry.expires_unix,
+            uses_left: entry.uses_left,
+            token,
+        }
+    }
+}
+
+pub(super) async fn token(
+    options: &Token,
+    connect: &Connect,
+    format: Format,
+    out: &mut Output<'_>,
+) -> Result<(), CliError> {
+    let client = Client::connect(&connect.config()).await?;
+    let request = match &options.command {
+        TokenCommand::Create(create) => HeadRequest::CreateToken {
+            role: match create.role {
+                JoinRole::Node => Role::Node,
+                JoinRole::Driver => Role::Driver,
+            },
+            admin: create.admin,
+            ttl_s: create.ttl.as_secs(),
+            uses: create.uses,
+        },
+        TokenCommand::List => HeadRequest::Tokens,
+        TokenCommand::Revoke(revoke) => HeadRequest::RevokeToken {
+            id: revoke.id.clone(),
+        },
+    };
+    let reply = client.request(&request, ANSWER).await?;
+    client.close().await;
+    match (&options.command, reply) {
+        (TokenCommand::Create(create), HeadReply::Token { entry, token }) => {
+            created(create, &entry, &token.0, format, out)
+        }
+        (TokenCommand::List, HeadReply::Tokens(tokens)) => list(&tokens, format, out),
+        (TokenCommand::Revoke(revoke), HeadReply::Done) => match format {
+            Format::Json => out.json(&serde_json::json!({ "revoked": revoke.id })),
+            Format::Table => out.line(&format!(
+                "{} is revoked; those that have joined with it stay",
+                revoke.id
+            )),
+        },
+        _ => Err(CliError::Answer("the head".to_owned())),
+    }
+}
+
+fn created(
+    options: &Create,
+    entry: &TokenEntry,
+    token: &str,
+    format: Format,
+    out: &mut Output<'_>,
+) -> Result<(), CliError> {
+    let Some(path) = &options.out else {
+        return match format {
+            Format::Json => out.json(&JsonToken::new(entry, Some(token))),
+            // Alone, so that it can go into a file.
+            Format::Table => out.line(token),
+        };
+    };
+    replace_file(path, format!("{token}\n").as_bytes()).map_err(|error| CliError::File {
+        path: path.clone(),
+        error,
+    })?;
+    match format {
+        Format::Json => out.json(&JsonToken::new(entry, None)),
+        Format::Table => out.line(&format!(
+            "{} for {}s is in {}; it ends in {}",
+            entry.id,
+            entry.role,
+            path.display(),
+            left(entry.expires_unix, now())
+        )),
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+/// A time span as people say it.
+fn span(seconds: u64) -> String {
+    match seconds {
+        0..=119 => format!("{seconds}s"),
+        120..=7199 => format!("{}m", seconds / 60),
+        7200..=172_799 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86400),
+    }
+}
+
+fn left(until: u64, now: u64) -> String {
+    span(until.saturating_sub(now))
+}
+
+fn list(tokens: &[TokenEntry], format: Format, out: &mut Output<'_>) -> Result<(), CliError> {
+    if format == Format::Json {
+        let tokens: Vec<_> = tokens
+            .iter()
+            .map(|entry| JsonToken::new(entry, None))
+            .collect();
+        return out.json(&tokens);
+    }
+    if tokens.is_empty() {
+        return out.line("there are no tokens; `kolo token create` makes one");
+    }
+    let now = now();
+    let rows: Vec<[Cell; 4]> = tokens.iter().map(|entry| row(entry, now)).collect();
+    out.table(["TOKEN", "ROLE", "ENDS IN", "USES LEFT"], &rows)
+}
+
+fn row(entry: &TokenEntry, now: u64) -> [Cell; 4] {
+    let role = if entry.admin {
+        format!("{} (admin)", entry.role)
+    } else {
+        entry.role.to_string()
+    };
+    let ends = if entry.expires_unix <= now {
+        Cell::toned("ended", Tone::Faint)
+    } else {
+        left(entry.expires_unix, now).into()
+    };
+    let uses = match entry.uses_left {
+        None => "any".into(),
+        Some(0) => Cell::toned("0", Tone::Faint),
+        Some(uses) => uses.to_string().into(),
+    };
+    [entry.id.as_str().into(), role.into(), ends, uses]
+}
+
+pub(super) async fn revoke(
+    options: &Revoke,
+    connect: &Connect,
+    format: Format,
+    out: &mut Output<'_>,
+) -> Result<(), CliError> {
+    let client = Client::connect(&connect.config()).await?;
+    let (role, name) = find(&client, options).await?;
+    let request = if options.undo {
+        HeadRequest::Reinstate {
+            role,
+            name: name.clone(),
+        }
+    } else {
+        HeadRequest::Revoke {
+            role,
+            name: name.clone(),
+            reason: options.reason.clone(),
+        }
+    };
+    let reply = client.request(&request, ANSWER).await?;
+    client.close().await;
+    let HeadReply::Revoked { told, late } = reply else {
+        return Err(CliError::Answer("the head".to_owned()));
+    };
+    let late: Vec<String> = late.iter().map(ToString::to_string).collect();
+    if format == Format::Json {
+        return out.json(&serde_json::json!({
+            "name": name,
+            "role": role.to_string(),
+            "revoked": !options.undo,
+            "nodes_told": told,
+            "nodes_late": late,
+        }));
+    }
+    let done = if options.undo {
+        "may come back"
+    } else {
+        "is revoked"
+    };
+    out.line(&format!(
+        "{name} {done}; {told} nodes have confirmed it{}",
+        if late.is_empty() {
+            String::new()
+        } else {
+            format!(
+                "; not yet: {}, which learn of it when they answer or register again",
+                late.join(", ")
+            )
+        }
+    ))
+}
+
+/// The member that is meant: a whole id, or the start of one that the head has seen.
+async fn find(client: &Client, options: &Revoke) -> Result<(Role, String), CliError> {
+    let text = options.member.trim();
+    let role = if text.starts_with("node-") {
+        Role::Node
+    } else if text.starts_with("driver-") {
+        Role::Driver
+    } else {
+        return Err(CliError::Usage(format!(
+            "`{text}` is not the id of a node or a driver; expected `node-…` or `driver-…`"
+        )));
+    };
+    let whole = role.to_string().len() + 1 + 16;
+    if text.len() >= whole {
+        return Ok((role, text.to_owned()));
+    }
+    let cluster = client.cluster().await?;
+    let mut known: BTreeSet<String> = if options.undo {
+        names(&cluster.revoked)
+    } else {
+        let mut known: BTreeSet<String> = cluster
+            .nodes
+            .iter()
+            .map(|node| node.node.to_string())
+            .collect();
+        let jobs = client.jobs().await?;
+        known.extend(jobs.iter().map(|job| job.owner.to_string()));
+        known
+    };
+    known.retain(|name| name.starts_with(text));
+    let mut known = known.into_iter();
+    match (known.next(), known.next()) {
+        (Some(one), None) => Ok((role, one)),
+        (None, _) => Err(CliError::Usage(format!(
+            "the head has seen no {role} whose id begins with `{text}`; give the whole id"
+        ))),
+        (Some(one), Some(other)) => Err(CliError::Usage(format!(
+            "`{text}` is ambiguous: there are {one}, {other}{}",
+            if known.next().is_some() {
+                " and more"
+            } else {
+                ""
+            }
+        ))),
+    }
+}
+
+fn names(revoked: &[RevokedMember]) -> BTreeSet<String> {
+    revoked.iter().map(|member| member.name.clone()).collect()
+}
+
+/// Who is out, for `kolo status`.
+pub(super) fn show(revoked: &[RevokedMember], out: &mut Output<'_>) -> Result<(), CliError> {
+    if revoked.is_empty() {
+        return Ok(());
+    }
+    let now = now();
+    let rows: Vec<[Cell; 3]> = revoked
+        .iter()
+        .map(|member| {
+            [
+                Cell::toned(member.name.as_str(), Tone::Bad),
+                format!("{} ago", span(now.saturating_sub(member.since_unix))).into(),
+                member.reason.as_str().into(),
+            ]
+        })
+        .collect();
+    out.line("")?;
+    out.table(["REVOKED", "SINCE", "REASON"], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lives_of_tokens_have_a_unit_and_an_end() {
+        assert_eq!(ttl("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(ttl("7d"), Ok(Duration::from_secs(7 * 86400)));
+        for bad in [
+            "",
+            "1",
+            "h",
+            "0s",
+            "-1h",
+            "1.5h",
+            "1w",
+            "367d",
+            "99999999999999999999s",
+            "1ä",
+        ] {
+            assert!(ttl(bad).unwrap_err().contains("like 90s or 1h"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn spans_are_told_in_the_unit_that_fits() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (7200, "2h"),
+            (200_000, "2d"),
+        ] {
+            assert_eq!(span(seconds), text);
+        }
+    }
+}

@@ -1,0 +1,569 @@
+//! `kolo up`.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::Args;
+use kolo_transport::JoinToken;
+use kolo_transport::identity::Role;
+use kolo_transport::ids::{ClusterId, DriverId, NodeId};
+use kolo_transport::wire::{HeadReply, HeadRequest};
+use serde::Serialize;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::args::{Connect, Format, seconds};
+use super::client::{Client, ClientConfig};
+use super::error::CliError;
+use super::host_args::{HostArgs, SshArgs};
+use super::output::{Cell, Output, Tone};
+use super::progress::Progress;
+use super::up_head::{
+    Folder, LAUNCH_PREFIX, heads_dir, listen, locally, start_head, stop_head, sweep,
+};
+use crate::hosts::{HostSlots, parse_hosts};
+use crate::ssh::state::Launch;
+use crate::ssh::{
+    BroughtUp, Ending, HeadAccess, HostEvent, NodeAuthority, SshOptions, Stage, UpError, UpNode,
+    bring_up_with, take_down,
+};
+use crate::{Head, HeadConfig, HeadState};
+
+/// How long a node's token is valid: it is used as soon as it is there.
+const TOKEN_TTL: Duration = Duration::from_secs(600);
+
+/// How long the head may take for an answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Args)]
+pub(super) struct Up {
+    #[command(flatten)]
+    pub(super) hosts: HostArgs,
+    /// Leave the nodes running, and the head if it was started, until `kolo down`
+    #[arg(long, short)]
+    pub(super) detach: bool,
+    /// Start a head on this machine for the launch, also where there is a cluster already
+    #[arg(long)]
+    pub(super) own_head: bool,
+    /// Where a head that is started listens [default: a free port on all interfaces]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(super) head_listen: Option<SocketAddr>,
+    /// HOST:PORT by which all hosts reach the head [default: what works, of the addresses that are known]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(super) head_address: Option<String>,
+    /// Seconds that a node lives when nothing is heard from this command any more, as when the network is cut
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub(super) lease: Duration,
+    /// How many hosts are brought up at the same time
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(super) parallel: usize,
+    /// Do not show how far each host is
+    #[arg(long, short)]
+    pub(super) quiet: bool,
+    #[command(flatten)]
+    pub(super) ssh: SshArgs,
+}
+
+/// What is up.
+#[derive(Serialize)]
+struct Shown<'a> {
+    cluster: String,
+    head: &'a str,
+    credentials: String,
+    detached: bool,
+    nodes: Vec<ShownNode>,
+}
+
+#[derive(Serialize)]
+struct ShownNode {
+    host: String,
+    slots: u32,
+    node: String,
+    address: SocketAddr,
+    /// Whether it was up before.
+    existing: bool,
+    /// Its process on its host, if it was started.
+    pid: Option<u32>,
+    /// By which address it reaches the head, if it was started.
+    head: Option<SocketAddr>,
+    /// Its folder on its host, if it was started.
+    state: Option<String>,
+}
+
+impl From<&UpNode> for ShownNode {
+    fn from(node: &UpNode) -> Self {
+        let started = node.started.as_ref();
+        Self {
+            host: node.host.destination(),
+            slots: node.host.slots,
+            node: node.node.to_string(),
+            address: node.address,
+            existing: started.is_none(),
+            pid: started.map(|ready| ready.pid),
+            head: started.map(|ready| ready.head),
+            state: started.map(|ready| ready.state.clone()),
+        }
+    }
+}
+
+/// An administrator's connection to a head that runs.
+impl NodeAuthority for &Client {
+    async fn node_token(&self) -> Result<JoinToken, String> {
+        let request = HeadRequest::CreateToken {
+            role: Role::Node,
+            admin: false,
+            ttl_s: TOKEN_TTL.as_secs(),
+            uses: Some(1),
+        };
+        match self.request(&request, ANSWER).await {
+            Ok(HeadReply::Token { token, .. }) => token
+                .0
+                .parse()
+                .map_err(|_| "the head's answer holds no token".to_owned()),
+            Ok(_) => Err("the head gave an answer to another question".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    async fn alive(&self) -> Result<Vec<(String, NodeId, SocketAddr)>, String> {
+        let cluster = self.cluster().await.map_err(|error| error.to_string())?;
+        Ok(cluster
+            .nodes
+            .into_iter()
+            .filter(|node| node.alive)
+            .map(|node| (node.hostname, node.node, node.address))
+            .collect())
+    }
+}
+
+pub(super) async fn run(
+    options: &Up,
+    connect: &Connect,
+    format: Format,
+    out: &mut Output<'_>,
+) -> Result<u8, CliError> {
+    let Some(hosts) = options.hosts.read()? else {
+        return Err(CliError::Usage(
+            "no hosts are given: give --hosts a:4,b:4 or --hostfile FILE".to_owned(),
+        ));
+    };
+    let ssh = SshOptions {
+        detach: options.detach,
+        lease: options.lease,
+        parallel: options.parallel,
+        ..options.ssh.options()
+    };
+    let config = connect.config();
+    if !options.own_head && has_head(&config)? {
+        return on_cluster(options, &hosts, &ssh, &config, format, out).await;
+    }
+    if options.detach {
+        detached(options, &hosts, &ssh, &config, format, out).await
+    } else {
+        attached(options, &hosts, &ssh, format, out).await
+    }
+}
+
+/// Whether a head is named by a flag, the environment or the last login.
+fn has_head(config: &ClientConfig) -> Result<bool, CliError> {
+    if config
+        .head
+        .as_deref()
+        .is_some_and(|head| !head.trim().is_empty())
+    {
+        return Ok(true);
+    }
+    Ok(config.credentials_dir()?.join("head").exists())
+}
+
+/// The nodes join a cluster that runs.
+async fn on_cluster(
+    options: &Up,
+    hosts: &[HostSlots],
+    ssh: &SshOptions,
+    config: &ClientConfig,
+    format: Format,
+    out: &mut Output<'_>,
+) -> Result<u8, CliError> {
+    let mut signals = Signals::watch()?;
+    let client = Client::connect(config).await?;
+    let dir = config.credentials_dir()?;
+    let named = config.head(&dir)?;
+    let cluster = client.cluster().await?.cluster;
+    let access = HeadAccess::running(cluster, &named, client.address(), &client)
+        .by_address(options.head_address.clone());
+    let up = bring_up(options, hosts, ssh, cluster, &access, &mut signals).await?;
+    let shown = Shown {
+        cluster: cluster.to_string(),
+        head: &named,
+        credentials: dir.display().to_string(),
+        detached: options.detach,
+        nodes: up.nodes().iter().map(ShownNode::from).collect(),
+    };
+    if options.detach {
+        let started = up.nodes().iter().filter(|node| node.started.is_some());
+        let mut launch = Launch {
+            cluster: cluster.to_string(),
+            head: named.clone(),
+            credentials: dir.clone(),
+            head_pid: None,
+            head_state: None,
+            hosts: started.map(|node| node.host.to_string()).collect(),
+            ssh: options.ssh.record(),
+        };
+        // Hosts of an earlier launch for this cluster stay on record, unless they are named anew.
+        for earlier in Launch::all().map_err(CliError::Hosts)? {
+            if earlier.cluster == launch.cluster {
+                launch.head_pid = earlier.head_pid;
+                launch.head_state = earlier.head_state;
+                launch.hosts = together(launch.hosts, earlier.hosts);
+            }
+        }
+        if !launch.hosts.is_empty() {
+            launch.save().map_err(CliError::Hosts)?;
+        }
+        show(&shown, format, out)?;
+        client.close().await;
+        return Ok(0);
+    }
+    show(&shown, format, out)?;
+    let code = keep(up, &mut signals, out).await?;
+    client.close().await;
+    Ok(code)
+}
+
+/// The hosts of two launches; one that is in both, with whatever slots, as in the later one.
+fn together(later: Vec<String>, earlier: Vec<String>) -> Vec<String> {
+    let read = |text: &String| parse_hosts(text).ok()?.pop();
+    let mut all = later;
+    for host in earlier {
+        let known = read(&host).is_some_and(|host| {
+            all.iter()
+                .filter_map(read)
+                .any(|known| known.is_same_host(&host))
+        });
+        if !known {
+            all.push(host);
+        }
+    }
+    all
+}
+
+async fn bring_up<A: NodeAuthority>(
+    options: &Up,
+    hosts: &[HostSlots],
+    ssh: &SshOptions,
+    cluster: ClusterId,
+    access: &HeadAccess<A>,
+    signals: &mut Signals,
+) -> Result<BroughtUp, NotUp> {
+    let mut progress = Progress::new(hosts, options.quiet);
+    let mut started: Vec<HostSlots> = Vec::new();
+    let bringing = bring_up_with(hosts, ssh, access, |event| {
+        progress.on(&event);
+        if let HostEvent::Stage {
+            host,
+            stage: Stage::Starting,
+        } = event
+        {
+            started.push(host);
+        }
+    });
+    // Dropping it ends what was started, but for detached nodes that are up.
+    let name = tokio::select! {
+        up = bringing => return up.map_err(|error| NotUp::nothing_left(error.into())),
+        name = signals.next() => name,
+    };
+    if !ssh.detach || started.is_empty() {
+        let text = format!("given up by {name}; what was started ends by itself");
+        return Err(NotUp::nothing_left(CliError::Hosts(text)));
+    }
+    eprintln_or_ignore(&format!(
+        "kolo: {name}: ending what was started; a second signal leaves it as it is"
+    ));
+    let ended = tokio::select! {
+        ended = take_down(&started, ssh, cluster, Ending::Graceful) => ended,
+        _ = signals.next() => Err(UpError::NoHosts),
+    };
+    let left: Vec<String> = match ended {
+        Ok(ended) => ended
+            .into_iter()
+            .filter(|(_, result)| result.is_err())
+            .map(|(host, _)| host.to_string())
+            .collect(),
+        Err(_) => started.iter().map(ToString::to_string).collect(),
+    };
+    if left.is_empty() {
+        let text = format!("given up by {name}; what was started has ended");
+        return Err(NotUp::nothing_left(CliError::Hosts(text)));
+    }
+    Err(NotUp {
+        error: CliError::Hosts(format!(
+            "given up by {name}; nodes may be left, and are ended by `kolo down --hosts {}`",
+            left.join(",")
+        )),
+        left: true,
+    })
+}
+
+/// Why nothing is up.
+struct NotUp {
+    error: CliError,
+    /// Whether there may be nodes all the same.
+    left: bool,
+}
+
+impl NotUp {
+    fn nothing_left(error: CliError) -> Self {
+        Self { error, left: false }
+    }
+}
+
+impl From<NotUp> for CliError {
+    fn from(not_up: NotUp) -> Self {
+        not_up.error
+    }
+}
+
+/// The signals that ask to end, watched from the first moment: one that comes between two waits is not lost.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn watch() -> Result<Self, CliError> {
+        let watch = |kind| signal(kind).map_err(CliError::Start);
+        Ok(Self {
+            terminate: watch(SignalKind::terminate())?,
+            interrupt: watch(SignalKind::interrupt())?,
+            hangup: watch(SignalKind::hangup())?,
+        })
+    }
+
+    /// The next one. Cancel safe.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.hangup.recv() => "SIGHUP",
+        }
+    }
+}
+
+fn show(shown: &Shown<'_>, format: Format, out: &mut Output<'_>) -> Result<(), CliError> {
+    match format {
+        Format::Json => out.json(shown)?,
+        Format::Table => {
+            let rows: Vec<[Cell; 5]> = shown
+                .nodes
+                .iter()
+                .map(|node| {
+                    let state = if node.existing { "was up" } else { "up" };
+                    [
+                        node.host.clone().into(),
+                        node.slots.to_string().into(),
+                        node.node.clone().into(),
+                        node.address.to_string().into(),
+                        Cell::toned(state, Tone::Good),
+                    ]
+                })
+                .collect();
+            out.table(["HOST", "SLOTS", "NODE", "ADDRESS", "STATE"], &rows)?;
+            out.line("")?;
+            out.line("To use the cluster from here:")?;
+            let quoted = crate::ssh::quote(&shown.credentials);
+            out.line(&format!(
+                "  export KOLO_HEAD={} KOLO_CREDENTIALS={quoted}",
+                shown.head
+            ))?;
+            out.line(if shown.detached {
+                "To end it: kolo down"
+            } else {
+                "To end it: Ctrl-C"
+            })?;
+        }
+    }
+    out.flush()
+}
+
+/// Stays until it is told to end, then ends the nodes with care.
+async fn keep(
+    mut up: BroughtUp,
+    signals: &mut Signals,
+    out: &mut Output<'_>,
+) -> Result<u8, CliError> {
+    let mut left = up
+        .nodes()
+        .iter()
+        .filter(|node| node.started.is_some())
+        .count();
+    if left == 0 {
+        eprintln_or_ignore("kolo: all hosts were up before; there is nothing to keep");
+        return Ok(0);
+    }
+    let mut code = 0;
+    loop {
+        tokio::select! {
+            name = signals.next() => {
+                eprintln_or_ignore(&format!("kolo: {name}: ending the nodes; a second signal ends them at once"));
+                break;
+            }
+            (host, error) = up.lost() => {
+                code = super::error::FAILURE;
+                left -= 1;
+                eprintln_or_ignore(&format!("kolo: {} is lost: {error}", host.destination()));
+                if left == 0 {
+                    eprintln_or_ignore("kolo: no node is left");
+                    return Ok(code);
+                }
+            }
+        }
+    }
+    out.flush()?;
+    let down = tokio::select! {
+        down = up.down(Ending::Graceful) => down,
+        // Dropping it ends the nodes; they kill what is left after a short grace.
+        _ = signals.next() => return Ok(super::error::FAILURE),
+    };
+    for (host, result) in down {
+        match result {
+            Ok(()) => eprintln_or_ignore(&format!("kolo: {}: down", host.destination())),
+            Err(error) => {
+                code = super::error::FAILURE;
+                eprintln_or_ignore(&format!("kolo: {}: {error}", host.destination()));
+            }
+        }
+    }
+    Ok(code)
+}
+
+fn eprintln_or_ignore(text: &str) {
+    use std::io::Write as _;
+    // Whoever closed standard error does not want to know.
+    drop(writeln!(std::io::stderr(), "{text}"));
+}
+
+/// With a head in this process, for as long as it runs.
+async fn attached(
+    options: &Up,
+    hosts: &[HostSlots],
+    ssh: &SshOptions,
+    format: Format,
+    out: &mut Output<'_>,
+) -> Result<u8, CliError> {
+    let mut signals = Signals::watch()?;
+    let heads = heads_dir()?;
+    sweep(&heads);
+    let folder = Folder(heads.join(format!("{LAUNCH_PREFIX}{:016x}", DriverId::random().0)));
+    let head = Head::start(HeadConfig {
+        state: HeadState::Dir(folder.0.clone()),
+        listen: listen(options.head_listen, hosts),
+        ..HeadConfig::default()
+    })
+    .await
+    .map_err(|error| CliError::Hosts(format!("the head can't start: {error}")))?;
+    let access = HeadAccess::to(&head).by_address(options.head_address.clone());
+    let up = bring_up(options, hosts, ssh, head.cluster(), &access, &mut signals).await;
+    let code = match up {
+        Ok(up) => {
+            let shown = Shown {
+                cluster: head.cluster().to_string(),
+                head: &locally(head.address()).to_string(),
+                credentials: folder.0.join("admin").display().to_string(),
+                detached: false,
+                nodes: up.nodes().iter().map(ShownNode::from).collect(),
+            };
+            match show(&shown, format, out) {
+                Ok(()) => keep(up, &mut signals, out).await,
+                Err(error) => {
+                    up.down(Ending::Graceful).await;
+                    Err(error)
+                }
+            }
+        }
+        Err(not_up) => Err(not_up.into()),
+    };
+    head.stop().await;
+    drop(folder);
+    code
+}
+
+/// With a head of its own in the background.
+async fn detached(
+    options: &Up,
+    hosts: &[HostSlots],
+    ssh: &SshOptions,
+    config: &ClientConfig,
+    format: Format,
+    out: &mut Output<'_>,
+) -> Result<u8, CliError> {
+    let mut signals = Signals::watch()?;
+    let state = heads_dir()?.join(format!("detached-{:016x}", DriverId::random().0));
+    let (pid, line) = start_head(options.head_listen, hosts, &state)?;
+    let undo = |error: CliError| {
+        stop_head(pid);
+        drop(std::fs::remove_dir_all(&state));
+        error
+    };
+    let named = locally(line.address).to_string();
+    let credentials = state.join("admin");
+    let config = ClientConfig {
+        head: Some(named.clone()),
+        credentials: Some(credentials.clone()),
+        ..config.clone()
+    };
+    let client = Client::connect(&config).await.map_err(undo)?;
+    let cluster: ClusterId = client.cluster().await.map_err(undo)?.cluster;
+    let mut access = HeadAccess::running(cluster, &named, client.address(), &client)
+        .by_address(options.head_address.clone());
+    access.listens_here(line.address);
+    let launch = Launch {
+        cluster: line.cluster.clone(),
+        head: named.clone(),
+        credentials: credentials.clone(),
+        head_pid: Some(pid),
+        head_state: Some(state.clone()),
+        hosts: hosts.iter().map(ToString::to_string).collect(),
+        ssh: options.ssh.record(),
+    };
+    // Before anything is up: without the record nobody could end it if this process was killed.
+    if let Err(text) = launch.save() {
+        return Err(undo(CliError::Hosts(text)));
+    }
+    let up = match bring_up(options, hosts, ssh, cluster, &access, &mut signals).await {
+        Ok(up) => up,
+        // The record and the head are needed to end them.
+        Err(not_up) if not_up.left => return Err(not_up.into()),
+        Err(not_up) => {
+            drop(launch.forget());
+            return Err(undo(not_up.into()));
+        }
+    };
+    let shown = Shown {
+        cluster: line.cluster,
+        head: &named,
+        credentials: credentials.display().to_string(),
+        detached: true,
+        nodes: up.nodes().iter().map(ShownNode::from).collect(),
+    };
+    show(&shown, format, out)?;
+    client.close().await;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_is_launched_anew_is_on_record_once() {
+        let list = |text: &str| -> Vec<String> { text.split(',').map(str::to_owned).collect() };
+        let all = together(
+            list("a:2,[fd00::2]:1"),
+            list("A:4,me@b:1,[fd00:0::2]:4,root@b:2,c:1"),
+        );
+        assert_eq!(all, list("a:2,[fd00::2]:1,me@b:1,c:1"));
+        assert!(parse_hosts(&all.join(",")).is_ok());
+    }
+}

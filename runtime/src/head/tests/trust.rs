@@ -1,0 +1,254 @@
+//! Who may change who is trusted, what nodes are told, and leaving in order.
+
+use std::time::Duration;
+
+use kolo_transport::identity::{HEAD_NAME, Identity, Role};
+use kolo_transport::ids::{DriverId, JobId, NodeId, Slot};
+use kolo_transport::wire::{
+    Exit, HeadReply, HeadRequest, JobEvent, JobState, NodeRequest, RefusalKind, RevocationList,
+};
+use kolo_transport::{CertificateRequest, Credentials};
+use rustls::pki_types::CertificateDer;
+
+use super::fake::{Driver, FakeNode, Member, config, good, introduction, pack, soon};
+use crate::head::{Head, HeadConfig, HeadState};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A head with a folder, and the operator's connection to it.
+async fn administered() -> (tempfile::TempDir, Head, Member) {
+    let dir = tempfile::tempdir().unwrap();
+    let head = Head::start(HeadConfig {
+        state: HeadState::Dir(dir.path().to_owned()),
+        ..config()
+    })
+    .await
+    .unwrap();
+    let admin = Credentials::load(head.admin_dir().unwrap()).unwrap();
+    let admin = Member::with(&head, admin).await;
+    (dir, head, admin)
+}
+
+fn revoke(name: &str) -> HeadRequest {
+    HeadRequest::Revoke {
+        role: if name.starts_with("node") {
+            Role::Node
+        } else {
+            Role::Driver
+        },
+        name: name.to_owned(),
+        reason: String::new(),
+    }
+}
+
+#[tokio::test]
+async fn s2_only_administrators_change_who_is_trusted_and_each_renews_its_own() {
+    let (_dir, head, admin) = administered().await;
+    let node = NodeId(7).to_string();
+    let worker = Identity::worker_name(JobId(1), Slot(0));
+    let members = [
+        Member::new(&head, Role::Driver, &DriverId(7).to_string()).await,
+        Member::new(&head, Role::Node, &node).await,
+        Member::new(&head, Role::Worker, &worker).await,
+        Member::new(&head, Role::Head, HEAD_NAME).await,
+    ];
+    let requests = [
+        HeadRequest::CreateToken {
+            role: Role::Node,
+            admin: false,
+            ttl_s: 60,
+            uses: None,
+        },
+        HeadRequest::Tokens,
+        HeadRequest::RevokeToken {
+            id: "token-00000000".to_owned(),
+        },
+        revoke(&node),
+        HeadRequest::Reinstate {
+            role: Role::Node,
+            name: node.clone(),
+        },
+    ];
+    for member in &members {
+        for request in &requests {
+            let refusal = member.refused(request).await;
+            assert_eq!(refusal.kind, RefusalKind::Forbidden, "{request:?}");
+        }
+        let csr = CertificateRequest::generate().unwrap().der().to_vec();
+        let reply = member.ask(&HeadRequest::Renew { csr }).await;
+        let own = member.endpoint.identity();
+        match (own.role, reply) {
+            (Role::Node | Role::Driver, HeadReply::Renewed { certificate }) => {
+                let new = Identity::from_certificate(&CertificateDer::from(certificate)).unwrap();
+                assert_eq!(new, *own);
+            }
+            (Role::Worker | Role::Head, HeadReply::Refused(refusal)) => {
+                assert_eq!(refusal.kind, RefusalKind::Forbidden);
+            }
+            other => panic!("{other:?}"),
+        }
+        let csr = b"none".to_vec();
+        member.refused(&HeadRequest::Renew { csr }).await;
+        assert_eq!(
+            member.refused(&HeadRequest::Drain).await.kind,
+            RefusalKind::Forbidden
+        );
+    }
+    assert!(matches!(
+        admin.ask(&requests[0]).await,
+        HeadReply::Token { .. }
+    ));
+    let HeadReply::Tokens(tokens) = admin.ask(&HeadRequest::Tokens).await else {
+        panic!("no tokens");
+    };
+    assert_eq!(tokens.len(), 1);
+}
+
+#[tokio::test]
+async fn every_node_is_told_and_one_that_comes_later_learns_at_its_registration() {
+    let (_dir, head, admin) = administered().await;
+    let mut told = FakeNode::good(&head, 1).await;
+    let silent = FakeNode::new(&head, 1, |request| match request {
+        NodeRequest::Revocations(_) => None,
+        other => good(other),
+    })
+    .await;
+    let name = DriverId(7).to_string();
+    let out = Member::new(&head, Role::Driver, &name).await;
+    let reply = soon(admin.ask(&revoke(&name))).await;
+    assert_eq!(
+        reply,
+        HeadReply::Revoked {
+            told: 1,
+            late: vec![silent.id]
+        }
+    );
+    let is_told = |request: &NodeRequest| matches!(request, NodeRequest::Revocations(_));
+    let NodeRequest::Revocations(list) = told.sees(is_told).await else {
+        panic!("no list");
+    };
+    assert_eq!(list.members[0].name, name);
+    assert!(
+        soon(out.connection.closed())
+            .await
+            .to_string()
+            .contains("revoked")
+    );
+    // Whoever registers now has the same list or a newer one.
+    let later = Member::new(&head, Role::Node, &NodeId(9).to_string()).await;
+    let registration = HeadRequest::Register(introduction(NodeId(9), 1));
+    let registered = |reply| -> RevocationList {
+        match reply {
+            HeadReply::Registered { revoked, .. } => revoked,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(registered(later.ask(&registration).await), list);
+    silent.member.vanish();
+    // The lists of one head are counted.
+    let undo = HeadRequest::Reinstate {
+        role: Role::Driver,
+        name: name.clone(),
+    };
+    admin.ask(&undo).await;
+    let NodeRequest::Revocations(newer) = told.sees(is_told).await else {
+        panic!("no list");
+    };
+    assert_eq!(newer.epoch, list.epoch);
+    assert!(newer.serial > list.serial && newer.members.is_empty());
+    Member::new(&head, Role::Driver, &name).await;
+}
+
+#[tokio::test]
+async fn nodes_are_told_also_if_the_administrator_is_gone_at_once() {
+    let (_dir, head, admin) = administered().await;
+    let mut silent = FakeNode::new(&head, 1, |request| match request {
+        NodeRequest::Revocations(_) => None,
+        other => good(other),
+    })
+    .await;
+    let name = DriverId(7).to_string();
+    let out = Member::new(&head, Role::Driver, &name).await;
+    let connection = admin.connection.clone();
+    let asking = tokio::spawn(async move {
+        let reply: Result<HeadReply, _> = connection.request(&revoke(&name), HOUR).await;
+        reply
+    });
+    let is_told = |request: &NodeRequest| matches!(request, NodeRequest::Revocations(_));
+    silent.sees(is_told).await;
+    soon(out.connection.closed()).await;
+    admin.vanish();
+    assert!(soon(asking).await.unwrap().is_err());
+    // It has not confirmed, so it is told again.
+    silent.sees(is_told).await;
+}
+
+/// A job with one worker on the only node, healthy.
+async fn running(driver: &Driver, node: &FakeNode) -> (super::fake::Submission, JobId) {
+    let mut job = driver.submit(pack(1)).await;
+    let (id, _) = job.placed().await;
+    node.ready(id, 0).await;
+    job.until(|event| matches!(event, JobEvent::Healthy { .. }))
+        .await;
+    (job, id)
+}
+
+#[tokio::test]
+async fn a_node_that_leaves_gets_no_more_jobs_and_waits_for_the_last() {
+    let head = Head::start(config()).await.unwrap();
+    let node = FakeNode::good(&head, 2).await;
+    let driver = Driver::new(&head).await;
+    let (mut job, id) = running(&driver, &node).await;
+    let member = node.member.clone();
+    let drained = tokio::spawn(async move { member.ask(&HeadRequest::Drain).await });
+    // From the moment that the head knows of it.
+    soon(async {
+        loop {
+            if let HeadReply::Cluster(cluster) = driver.member.ask(&HeadRequest::Cluster).await
+                && cluster.nodes[0].draining
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+    let (state, refusal) = driver.submit(pack(1)).await.ended().await;
+    assert_eq!(state, JobState::Failed);
+    assert_eq!(refusal.unwrap().kind, RefusalKind::Unplaceable);
+    assert!(!drained.is_finished());
+    node.exited(id, 0, Exit::Code(0)).await;
+    assert_eq!(job.ended().await.0, JobState::Succeeded);
+    assert_eq!(soon(drained).await.unwrap(), HeadReply::Done);
+    // A node without jobs need not wait, and one that comes back is there again.
+    assert_eq!(
+        soon(node.member.ask(&HeadRequest::Drain)).await,
+        HeadReply::Done
+    );
+    node.member.vanish();
+    let again = Member::new(&head, Role::Node, &node.id.to_string()).await;
+    let registration = HeadRequest::Register(introduction(node.id, 2));
+    again.ask(&registration).await;
+    let HeadReply::Cluster(cluster) = driver.member.ask(&HeadRequest::Cluster).await else {
+        panic!("no cluster");
+    };
+    assert!(cluster.nodes[0].alive && !cluster.nodes[0].draining);
+}
+
+#[tokio::test]
+async fn a_head_that_leaves_takes_no_more_jobs_and_waits_for_those_that_run() {
+    let head = Head::start(config()).await.unwrap();
+    let node = FakeNode::good(&head, 2).await;
+    let driver = Driver::new(&head).await;
+    let (mut job, id) = running(&driver, &node).await;
+    assert!(!head.drain(Duration::from_millis(50)).await);
+    let (_, refusal) = driver.submit(pack(1)).await.ended().await;
+    assert_eq!(refusal.unwrap().kind, RefusalKind::Stopped);
+    let health = head.health();
+    assert!(health.is_good(HOUR).await);
+    node.exited(id, 0, Exit::Code(0)).await;
+    assert_eq!(job.ended().await.0, JobState::Succeeded);
+    assert!(soon(head.drain(HOUR)).await);
+    soon(head.stop()).await;
+    assert!(!health.is_good(HOUR).await);
+}

@@ -1,0 +1,157 @@
+//! The file with settings.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+
+use super::{Daemon, Key};
+
+/// What is wrong with a file of settings.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SettingsError {
+    /// The file can't be read. Check path and rights.
+    #[error("the settings can't be read from {path}: {error}", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        error: std::io::Error,
+    },
+    /// The file is not TOML. Correct it at the line that is named.
+    #[error("{path} is not TOML: {reason}", path = path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, with line and column.
+        reason: String,
+    },
+    /// A key is no setting of the daemon. Correct or remove it.
+    #[error("{path}: `{key}` is no setting of {daemon}; {hint}", path = path.display())]
+    Unknown {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// Whose settings these are.
+        daemon: &'static str,
+        /// What may have been meant.
+        hint: String,
+    },
+    /// A value can't be used. Give one that is allowed.
+    #[error("{path}: `{key}`: {reason}", path = path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// What is wrong, and what is allowed.
+        reason: String,
+    },
+}
+
+/// What a file says, by key, as text that the parser of a flag reads.
+#[derive(Debug, Default)]
+pub(super) struct Values {
+    path: PathBuf,
+    values: BTreeMap<String, Vec<String>>,
+}
+
+impl Values {
+    pub(super) fn read(daemon: Daemon, path: &Path, keys: &[Key]) -> Result<Self, SettingsError> {
+        let text = std::fs::read_to_string(path).map_err(|error| SettingsError::Read {
+            path: path.to_owned(),
+            error,
+        })?;
+        Self::parse(daemon, path, &text, keys)
+    }
+
+    pub(super) fn parse(
+        daemon: Daemon,
+        path: &Path,
+        text: &str,
+        keys: &[Key],
+    ) -> Result<Self, SettingsError> {
+        let table: Table =
+            text.parse()
+                .map_err(|error: toml::de::Error| SettingsError::Syntax {
+                    path: path.to_owned(),
+                    reason: error.to_string().trim_end().to_owned(),
+                })?;
+        let mut all = Self {
+            path: path.to_owned(),
+            values: BTreeMap::new(),
+        };
+        for (name, value) in table {
+            let Some(key) = keys.iter().find(|key| key.key == name) else {
+                return Err(SettingsError::Unknown {
+                    path: path.to_owned(),
+                    hint: suggest(daemon, &name, keys),
+                    key: name,
+                    daemon: daemon.name,
+                });
+            };
+            let texts = texts(key, &value).map_err(|reason| all.wrong(&name, reason))?;
+            all.values.insert(name, texts);
+        }
+        Ok(all)
+    }
+
+    pub(super) fn wrong(&self, key: &str, reason: String) -> SettingsError {
+        SettingsError::Value {
+            path: self.path.clone(),
+            key: key.to_owned(),
+            reason,
+        }
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<&[String]> {
+        self.values.get(key).map(Vec::as_slice)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &[String])> {
+        self.values
+            .iter()
+            .map(|(key, values)| (key.as_str(), values.as_slice()))
+    }
+}
+
+fn texts(key: &Key, value: &Value) -> Result<Vec<String>, String> {
+    match value {
+        Value::Array(values) if key.many => values.iter().map(text).collect(),
+        // `fpga = 2` under `[resource]` is `--resource fpga=2`.
+        Value::Table(table) if key.many => table
+            .iter()
+            .map(|(name, value)| Ok(format!("{name}={}", text(value)?)))
+            .collect(),
+        value if key.many => Err(format!("a list is expected, not {}", value.type_str())),
+        value => Ok(vec![text(value)?]),
+    }
+}
+
+fn text(value: &Value) -> Result<String, String> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Integer(number) => Ok(number.to_string()),
+        Value::Float(number) => Ok(number.to_string()),
+        Value::Boolean(truth) => Ok(truth.to_string()),
+        other => Err(format!(
+            "text, a number, true or false is expected, not {}",
+            other.type_str()
+        )),
+    }
+}
+
+/// The key that is most like what was written.
+fn suggest(daemon: Daemon, given: &str, keys: &[Key]) -> String {
+    let spelt = given.to_ascii_lowercase().replace('-', "_");
+    let nearest = keys
+        .iter()
+        .map(|key| (strsim::jaro_winkler(&spelt, &key.key), &key.key))
+        .max_by(|one, other| one.0.total_cmp(&other.0));
+    match nearest {
+        Some((likeness, key)) if likeness > 0.75 => format!("did you mean `{key}`?"),
+        _ => format!("`{} --print-config` shows all that there are", daemon.name),
+    }
+}

@@ -1,0 +1,58 @@
+//! The log of a daemon, whose level may change while it runs.
+
+use std::fmt;
+
+use tracing_subscriber::EnvFilter;
+
+type Change = dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync;
+
+/// The log.
+pub struct Log(Box<Change>);
+
+impl Log {
+    /// Writes the log of this process to standard error from now on, as JSON or for people. `filter` is a level, or
+    /// directives like `info,kolo_actors=debug`.
+    ///
+    /// # Errors
+    ///
+    /// If the filter is wrong, or there is a log already.
+    pub fn start(filter: &str, json: bool) -> Result<Self, String> {
+        let wrong = |error: &dyn fmt::Display| format!("the log can't be started: {error}");
+        let filter = EnvFilter::try_new(filter).map_err(|error| wrong(&error))?;
+        let log = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
+        if json {
+            let log = log.json().with_filter_reloading();
+            let handle = log.reload_handle();
+            log.try_init().map_err(|error| wrong(&error))?;
+            Ok(Self(Box::new(move |filter| {
+                handle.reload(filter).map_err(|error| error.to_string())
+            })))
+        } else {
+            let log = log.with_filter_reloading();
+            let handle = log.reload_handle();
+            log.try_init().map_err(|error| wrong(&error))?;
+            Ok(Self(Box::new(move |filter| {
+                handle.reload(filter).map_err(|error| error.to_string())
+            })))
+        }
+    }
+
+    /// Logs what this filter lets through from now on.
+    ///
+    /// # Errors
+    ///
+    /// If the filter is wrong; all is as it was then.
+    pub fn set(&self, filter: &str) -> Result<(), String> {
+        let filter = EnvFilter::try_new(filter).map_err(|error| error.to_string())?;
+        (self.0)(filter)
+    }
+}
+
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Log").finish_non_exhaustive()
+    }
+}

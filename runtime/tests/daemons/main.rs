@@ -1,0 +1,9 @@
+//! `kolo-head`, `kolo-node` and `kolo` together, as processes.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+mod config;
+mod drain;
+mod notify;
+mod process;
+mod trust;
+mod units;

@@ -1,0 +1,298 @@
+//! Nodes that run on, and a cluster that was there before.
+
+use std::fs;
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::servers::{Launched, Servers, is_running, node_pids, skipped, soon, texts};
+
+/// Runs a command that ends by itself with success; what it prints as JSON.
+#[track_caller]
+fn json(command: &mut Command) -> Value {
+    let output = command.output().unwrap();
+    let (out, err) = texts(&output);
+    assert_eq!(output.status.code(), Some(0), "{out}{err}");
+    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}{err}"))
+}
+
+fn down(servers: &Servers, args: &[&str]) -> Command {
+    let mut command = servers.kolo(&["--format", "json", "down"]);
+    command.args(args);
+    command
+}
+
+fn head_pid(servers: &Servers) -> u32 {
+    let launches = servers.dir().join("launcher/.local/state/kolo/launches");
+    let record = fs::read_dir(launches).unwrap().next().unwrap().unwrap();
+    let record: Value = serde_json::from_slice(&fs::read(record.path()).unwrap()).unwrap();
+    u32::try_from(record["head_pid"].as_u64().unwrap()).unwrap()
+}
+
+#[test]
+fn a_detached_launch_runs_on_until_it_is_taken_down() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(2);
+    let up = json(&mut servers.up(&["--detach", "--hosts", &servers.hosts()]));
+    let (pids, head) = (node_pids(&up), head_pid(&servers));
+    assert!(pids.iter().all(|pid| is_running(*pid)) && is_running(head));
+    // A second time nothing is started.
+    let mut again = servers.up(&["--detach", "--hosts", &servers.hosts()]);
+    again.env("KOLO_HEAD", up["head"].as_str().unwrap());
+    again.env("KOLO_CREDENTIALS", up["credentials"].as_str().unwrap());
+    let second = json(&mut again);
+    for (first, second) in up["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(second["nodes"].as_array().unwrap())
+    {
+        assert_eq!(second["existing"], true);
+        assert_eq!(first["node"], second["node"]);
+    }
+    // One host first, then the rest and the head.
+    let ended = json(&mut down(&servers, &["--hosts", "127.0.0.3:1"]));
+    assert_eq!(ended[0]["down"], true);
+    assert!(!is_running(pids[1]) && is_running(pids[0]) && is_running(head));
+    assert_eq!(servers.node_dirs(1), 0);
+    let ended = json(&mut down(&servers, &[]));
+    let hosts: Vec<&str> = ended
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["host"].as_str().unwrap())
+        .collect();
+    assert_eq!(hosts, ["127.0.0.2", "head"]);
+    assert!(!is_running(pids[0]) && !is_running(head));
+    assert_eq!(servers.node_dirs(0), 0);
+    let output = down(&servers, &[]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(texts(&output).1.contains("nothing is up"), "{output:?}");
+    let heads = servers.dir().join("launcher/.local/state/kolo/heads");
+    assert_eq!(fs::read_dir(heads).unwrap().count(), 0);
+}
+
+#[test]
+fn a_node_that_hangs_is_ended_by_force() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(1);
+    let up = json(&mut servers.up(&["--detach", "--hosts", &servers.hosts()]));
+    let pid = node_pids(&up)[0];
+    crate::servers::signal(pid, Signal::STOP);
+    let args = ["--stop-timeout", "1", "--drain-timeout", "0.1"];
+    let output = down(&servers, &args).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let (out, _) = texts(&output);
+    assert!(out.contains("has not ended in time"), "{out}");
+    assert!(is_running(pid));
+    let ended = json(&mut down(&servers, &["--force"]));
+    assert_eq!(ended[0]["down"], true, "{ended}");
+    assert!(!is_running(pid));
+}
+
+#[test]
+fn a_detached_launch_that_fails_leaves_nothing() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(1);
+    let hosts = format!("{},127.0.0.99:1", servers.hosts());
+    let output = servers
+        .up(&["--detach", "--hosts", &hosts])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(4));
+    let err = texts(&output).1;
+    assert!(err.contains("1 of 2 hosts did not come up"), "{err}");
+    soon("the node's folder to go", || {
+        (servers.node_dirs(0) == 0).then_some(())
+    });
+    let output = down(&servers, &[]).output().unwrap();
+    assert!(texts(&output).1.contains("nothing is up"), "{output:?}");
+}
+
+/// In `sh`, on a cluster that is up, after it has made the file `started`.
+fn job(servers: &Servers, up: &Value, started: &std::path::Path, script: &str) -> Launched {
+    let script = format!("touch '{}'; {script}", started.display());
+    let mut command = servers.kolo(&["run", "-n", "1", "--", "/bin/sh", "-c", &script]);
+    command.env("KOLO_HEAD", up["head"].as_str().unwrap());
+    command.env("KOLO_CREDENTIALS", up["credentials"].as_str().unwrap());
+    let job = Launched::start(command);
+    soon("the job to run", || started.exists().then_some(()));
+    job
+}
+
+#[test]
+fn jobs_are_stopped_at_once_or_waited_for_if_that_is_asked_for() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(1);
+    let (started, go) = (servers.dir().join("started"), servers.dir().join("go"));
+    let up = || json(&mut servers.up(&["--detach", "--hosts", &servers.hosts()]));
+    let first = up();
+    let mut stopped = job(&servers, &first, &started, "exec sleep 600");
+    let begin = std::time::Instant::now();
+    json(&mut down(&servers, &[]));
+    assert!(begin.elapsed().as_secs() < 25, "{:?}", begin.elapsed());
+    assert_ne!(stopped.wait(), Some(0));
+
+    fs::remove_file(&started).unwrap();
+    let second = up();
+    let script = format!("while [ ! -e '{}' ]; do sleep 0.05; done", go.display());
+    let mut waited_for = job(&servers, &second, &started, &script);
+    let mut ending = Launched::start(down(&servers, &["--drain-timeout", "600"]));
+    soon("the node to take no more jobs", || {
+        let mut status = servers.kolo(&["--format", "json", "status"]);
+        status.env("KOLO_HEAD", second["head"].as_str().unwrap());
+        status.env("KOLO_CREDENTIALS", second["credentials"].as_str().unwrap());
+        let text = texts(&status.output().unwrap()).0;
+        text.contains("\"draining\": true").then_some(())
+    });
+    assert_eq!(waited_for.child.try_wait().unwrap(), None);
+    fs::write(&go, "").unwrap();
+    assert_eq!(waited_for.wait(), Some(0));
+    assert_eq!(ending.wait(), Some(0));
+    assert!(node_pids(&second).iter().all(|pid| !is_running(*pid)));
+}
+
+/// A host that takes connections and then says nothing, so that a launch goes on until it is given up.
+fn stuck(servers: &Servers) -> std::net::TcpListener {
+    use std::io::Write as _;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let config = servers.dir().join("config");
+    let mut config = fs::OpenOptions::new().append(true).open(config).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    write!(
+        config,
+        "\nHost stuck\n  HostName 127.0.0.1\n  Port {port}\n"
+    )
+    .unwrap();
+    listener
+}
+
+fn stuck_launch(servers: &Servers) -> Launched {
+    let hosts = format!("{},stuck:1", servers.hosts());
+    let launch = servers.launch(&[
+        "--detach",
+        "--ssh-connect-timeout",
+        "600",
+        "--ssh-stall-timeout",
+        "600",
+        "--hosts",
+        &hosts,
+    ]);
+    let heads = servers.dir().join("launcher/.local/state/kolo/heads");
+    soon("the first node to be up", || {
+        let head = fs::read_dir(&heads).ok()?.next()?.ok()?.path();
+        let log = fs::read_to_string(head.join("log")).ok()?;
+        log.contains("a node has registered").then_some(())
+    });
+    launch
+}
+
+#[test]
+fn a_detached_launch_that_is_interrupted_ends_what_it_has_started() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(1);
+    let _stuck = stuck(&servers);
+    let mut launch = stuck_launch(&servers);
+    let head = head_pid(&servers);
+    launch.signal(Signal::INT);
+    assert_ne!(launch.wait(), Some(0));
+    let err = launch.stderr();
+    assert!(err.contains("what was started has ended"), "{err}");
+    assert_eq!(servers.node_dirs(0), 0);
+    soon("the head to end", || (!is_running(head)).then_some(()));
+    let output = down(&servers, &[]).output().unwrap();
+    assert!(texts(&output).1.contains("nothing is up"), "{output:?}");
+}
+
+#[test]
+fn what_a_killed_detached_launch_has_left_is_on_record() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(1);
+    let _stuck = stuck(&servers);
+    let mut launch = stuck_launch(&servers);
+    let head = head_pid(&servers);
+    launch.signal(Signal::KILL);
+    launch.wait();
+    let hosts = servers.hosts();
+    let ended = json(&mut down(&servers, &["--hosts", &hosts]));
+    assert_eq!(ended[0]["down"], true, "{ended}");
+    assert_eq!(servers.node_dirs(0), 0);
+    // The other host can't be reached, so its node counts as left, and the head stays.
+    assert!(is_running(head));
+    crate::servers::signal(head, Signal::KILL);
+}
+
+#[test]
+fn nodes_join_a_cluster_that_is_there() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(2);
+    let state = servers.dir().join("head");
+    let mut head = crate::servers::Launched::start({
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kolo-head"));
+        command
+            .arg("--state-dir")
+            .arg(&state)
+            .args(["--listen", "0.0.0.0:0", "--format", "json"])
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped());
+        command
+    });
+    let line = {
+        use std::io::BufRead as _;
+        let mut line = String::new();
+        std::io::BufReader::new(head.child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        serde_json::from_str::<Value>(&line).unwrap()
+    };
+    let address: std::net::SocketAddr = line["address"].as_str().unwrap().parse().unwrap();
+    let named = format!("127.0.0.1:{}", address.port());
+    let with_head = |mut command: Command| {
+        command.env("KOLO_HEAD", &named);
+        command.env("KOLO_CREDENTIALS", state.join("admin"));
+        command
+    };
+    // One stays for as long as its launcher, one runs on.
+    let mut launch =
+        crate::servers::Launched::start(with_head(servers.up(&["--hosts", "127.0.0.2:1"])));
+    let first = launch.ready();
+    assert_eq!(first["head"], named.as_str());
+    let second = json(&mut with_head(servers.up(&[
+        "--detach",
+        "--hosts",
+        &servers.hosts(),
+    ])));
+    assert_eq!(second["cluster"], first["cluster"]);
+    let nodes = &second["nodes"];
+    assert_eq!(
+        (&nodes[0]["existing"], &nodes[1]["existing"]),
+        (&true.into(), &false.into())
+    );
+    let pid = u32::try_from(nodes[1]["pid"].as_u64().unwrap()).unwrap();
+    launch.signal(Signal::INT);
+    assert_eq!(launch.wait(), Some(0));
+    assert!(is_running(pid));
+    let ended = json(&mut with_head(down(&servers, &[])));
+    assert_eq!(
+        ended.as_array().unwrap().len(),
+        1,
+        "the head is not the launch's: {ended}"
+    );
+    assert!(!is_running(pid));
+    assert_eq!(head.child.try_wait().unwrap(), None);
+}

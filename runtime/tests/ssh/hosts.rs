@@ -1,0 +1,247 @@
+//! Hosts that come up, and hosts that don't.
+
+use std::fs;
+
+use crate::servers::{Servers, executable, is_running, skipped, texts};
+
+#[test]
+fn three_hosts_come_up_and_what_is_wrong_with_each_is_told_at_once() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(4);
+    // The third has another key than the one that is known, the fourth lets nobody in.
+    let known = servers.dir().join("known_hosts");
+    let text = fs::read_to_string(&known).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let key = |line: &str| line.split_once(' ').unwrap().1.to_owned();
+    let name = |line: &str| line.split_once(' ').unwrap().0.to_owned();
+    let changed = format!("{} {}", name(lines[2]), key(lines[0]));
+    fs::write(
+        &known,
+        [lines[0], changed.as_str(), lines[3]].join("\n") + "\n",
+    )
+    .unwrap();
+    let closed = servers.dir().join("sshd5");
+    let config = fs::read_to_string(&closed).unwrap();
+    fs::write(&closed, config.replace("id.pub", "nobody.pub")).unwrap();
+    let hosts = format!("{},127.0.0.99:1", servers.hosts());
+    let output = servers.up(&["--hosts", &hosts]).output().unwrap();
+    let (out, err) = texts(&output);
+    assert_eq!((output.status.code(), out.as_str()), (Some(4), ""), "{err}");
+    // The first comes up, and is taken down again.
+    assert!(err.contains("kolo: 127.0.0.2: up\n"), "{err}");
+    let summary = &err[err.find("kolo: 4 of 5 hosts did not come up").expect(&err)..];
+    for (host, part) in [
+        ("127.0.0.3", "Host key verification failed"),
+        ("127.0.0.4", "IDENTIFICATION HAS CHANGED"),
+        ("127.0.0.5", "Permission denied"),
+        (
+            "127.0.0.99",
+            "ssh: connect to host 127.0.0.99 port 22: Connection refused",
+        ),
+    ] {
+        let line = summary
+            .lines()
+            .find(|line| line.starts_with(&format!("  {host}: ssh: ")))
+            .expect(&err);
+        assert!(line.contains(part), "{line}");
+    }
+    assert!(summary.contains("ssh-keygen -R"), "{summary}");
+    assert_eq!(servers.node_dirs(0), 0, "{err}");
+}
+
+#[test]
+fn a_host_without_the_program_gets_it_once() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(1);
+    // Without its debug information it is a tenth of the size.
+    let small = servers.dir().join("kolo-node");
+    let stripped = std::process::Command::new("strip")
+        .arg("-o")
+        .arg(&small)
+        .arg(env!("CARGO_BIN_EXE_kolo-node"))
+        .status();
+    if !stripped.is_ok_and(|status| status.success()) {
+        fs::copy(env!("CARGO_BIN_EXE_kolo-node"), &small).unwrap();
+    }
+    let program = small.to_str().unwrap();
+    for sends in [true, false, true] {
+        let mut launch = crate::servers::Launched::start({
+            let mut command = servers.kolo(&["--format", "json", "up", "--node-program", program]);
+            command.args(["--hosts", &servers.hosts()]);
+            command
+        });
+        let up = launch.ready();
+        assert_eq!(up["nodes"][0]["existing"], false);
+        let cached = servers.cached(0);
+        assert_eq!(cached.len(), 1, "{cached:?}");
+        assert_eq!(fs::read(&cached[0]).unwrap(), fs::read(&small).unwrap());
+        launch.signal(rustix::process::Signal::INT);
+        assert_eq!(launch.wait(), Some(0));
+        let err = launch.stderr();
+        assert_eq!(err.contains("sending kolo-node"), sends, "{err}");
+        // What is damaged is not used.
+        if !sends {
+            fs::OpenOptions::new()
+                .write(true)
+                .open(&cached[0])
+                .and_then(|file| file.set_len(1000))
+                .unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_program_that_can_not_run_there_or_is_another_version_is_told_with_what_to_do() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(1);
+    let fake = servers.dir().join("it's a $(fake) kolo-node");
+    let run = |text: &str| {
+        executable(&fake, text);
+        let args = ["--remote-program", fake.to_str().unwrap()];
+        let mut command = servers.kolo(&["up", "--hosts", &servers.hosts()]);
+        let output = command.args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(4));
+        texts(&output).1
+    };
+    let err = run("#!/bin/sh\necho kolo-node 9.9.9\n");
+    assert!(
+        err.contains("`kolo-node 9.9.9`, needed is `kolo-node 0"),
+        "{err}"
+    );
+    let err = run("#!/bin/sh\necho \"version 'GLIBC_2.99' not found\" >&2; exit 1\n");
+    assert!(
+        err.contains("can't run there (exit code 1); it said: version 'GLIBC_2.99' not found"),
+        "{err}"
+    );
+    assert!(err.contains("--remote-program"), "{err}");
+    fs::remove_file(&fake).unwrap();
+    let output = servers
+        .kolo(&[
+            "up",
+            "--hosts",
+            &servers.hosts(),
+            "--remote-program",
+            "/no where",
+        ])
+        .output()
+        .unwrap();
+    assert!(texts(&output).1.contains("exit code 127"), "{output:?}");
+}
+
+#[test]
+fn names_of_ssh_config_users_ports_and_keys_are_honoured() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(1);
+    let mut launch = servers.launch(&["--hosts", "alias2:3"]);
+    let up = launch.ready();
+    assert_eq!(up["nodes"][0]["host"], "alias2");
+    assert_eq!(up["nodes"][0]["slots"], 3);
+    launch.signal(rustix::process::Signal::TERM);
+    assert_eq!(launch.wait(), Some(0));
+    // Without ssh_config's help: by flags.
+    let plain = servers.dir().join("plain");
+    fs::write(
+        &plain,
+        format!(
+            "UserKnownHostsFile {}/known_hosts\nIdentityAgent none\n",
+            servers.dir().display()
+        ),
+    )
+    .unwrap();
+    let user = String::from_utf8(
+        std::process::Command::new("id")
+            .arg("-un")
+            .output()
+            .unwrap()
+            .stdout,
+    );
+    let host = format!("{}@127.0.0.2:1", user.unwrap().trim());
+    let (port, key) = (servers.port(0).to_string(), servers.dir().join("id"));
+    let mut launch = servers.launch(&[
+        "--hosts",
+        &host,
+        "--ssh-config-file",
+        plain.to_str().unwrap(),
+        "--ssh-port",
+        &port,
+        "--ssh-identity-file",
+        key.to_str().unwrap(),
+    ]);
+    assert_eq!(launch.ready()["nodes"][0]["slots"], 1);
+    launch.signal(rustix::process::Signal::INT);
+    assert_eq!(launch.wait(), Some(0));
+}
+
+#[test]
+fn this_machine_needs_no_ssh() {
+    let home = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kolo"));
+        command
+            .args(["--format", "json", "up"])
+            .args(args)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("HOME", home.path())
+            .env("KOLO_SSH_PROGRAM", "/nowhere/ssh")
+            .stdin(std::process::Stdio::null())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped());
+        crate::servers::Launched::start(command)
+    };
+    let mut launch = run(&["--hosts", "localhost:2"]);
+    let up = launch.ready();
+    let pid = crate::servers::node_pids(&up)[0];
+    assert!(is_running(pid));
+    launch.signal(rustix::process::Signal::INT);
+    assert_eq!(launch.wait(), Some(0));
+    assert!(!is_running(pid));
+    // Unless that is wanted.
+    let mut launch = run(&["--hosts", "localhost:2", "--ssh-local"]);
+    assert_eq!(launch.wait(), Some(4));
+    let err = launch.stderr();
+    assert!(err.contains("`/nowhere/ssh` could not be started"), "{err}");
+    let mut launch = run(&["--hosts", "localhost:2,127.0.0.1:2"]);
+    assert_eq!(launch.wait(), Some(2));
+    let err = launch.stderr();
+    assert!(err.contains("are both this machine"), "{err}");
+}
+
+#[test]
+fn wrong_lists_are_refused_before_anything_is_tried() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_kolo"))
+            .arg("up")
+            .args(args)
+            .env("HOME", dir.path())
+            .env_remove("KOLO_HEAD")
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        texts(&output).1
+    };
+    let file = dir.path().join("hosts");
+    let path = file.to_str().unwrap();
+    fs::write(&file, "a slots=2\n# b\nA slots=1\n").unwrap();
+    let err = run(&["--hostfile", path]);
+    assert!(
+        err.contains(&format!(
+            "{path}: the host A is in line 1 and again in line 3"
+        )),
+        "{err}"
+    );
+    fs::write(&file, "a slots=2\nb\n").unwrap();
+    assert!(run(&["--hostfile", path]).contains("line 2, `b`, has no `slots=N`"));
+    assert!(run(&["--hosts", "a:2,a:2"]).contains("entry 1 and again in entry 2"));
+    assert!(run(&["--hosts", "a:0"]).contains("give at least 1"));
+    assert!(run(&[]).contains("no hosts are given"));
+}

@@ -1,0 +1,75 @@
+//! `kolo run` on hosts by ssh: nodes are there for the job, and gone with it.
+
+use std::process::Output;
+
+use super::servers::{Servers, skipped};
+
+fn run(servers: &Servers, script: &str) -> Output {
+    let hosts = servers.hosts();
+    let node = env!("CARGO_BIN_EXE_kolo-node");
+    let args = [
+        "run",
+        "-H",
+        &hosts,
+        "--remote-program",
+        node,
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
+    servers.kolo(&args).output().unwrap()
+}
+
+#[test]
+fn a_program_runs_on_hosts_in_their_order_and_no_node_is_left() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(2);
+    let out = run(
+        &servers,
+        "echo $GROUP_RANK $LOCAL_RANK/$LOCAL_WORLD_SIZE $KOLO_HOSTNAME",
+    );
+    assert!(out.status.success(), "{out:?}");
+    let mut lines: Vec<String> = String::from_utf8(out.stdout)
+        .unwrap()
+        .lines()
+        .map(str::to_owned)
+        .collect();
+    lines.sort();
+    assert_eq!(
+        lines,
+        [
+            "[0]<stdout>:0 0/1 127.0.0.2",
+            "[1]<stdout>:1 0/2 127.0.0.3",
+            "[2]<stdout>:1 1/2 127.0.0.3"
+        ]
+    );
+    let out = run(
+        &servers,
+        "[ $RANK != 2 ] && sleep 1000; echo why >&2; exit 4",
+    );
+    let err = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(4), "{err}");
+    assert!(err.contains("kolo: rank 2 on 127.0.0.3 (pid "), "{err}");
+    assert_eq!((servers.node_dirs(0), servers.node_dirs(1)), (0, 0));
+}
+
+#[test]
+fn a_host_that_can_not_be_reached_is_named() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(1);
+    let hosts = format!("{},nowhere.invalid:1", servers.hosts());
+    let out = servers
+        .kolo(&["run", "-H", &hosts, "true"])
+        .output()
+        .unwrap();
+    let err = String::from_utf8(out.stderr).unwrap();
+    assert!(
+        !out.status.success() && err.contains("nowhere.invalid"),
+        "{err}"
+    );
+}
