@@ -1,7 +1,7 @@
 //! Groups of ranks, and what all groups of one rank share: the way to the peers, the flight recorder, lanes that came
 //! before the group that they are for.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -13,8 +13,13 @@ use crate::lane::{Connecting, Connector, Lane, LaneError, OneHost};
 use crate::record::Recorder;
 use crate::stall::Stalls;
 
-/// Lanes that wait for groups that this rank has not made yet. More are refused.
+/// Lanes that wait for groups that this rank has not made yet. More are refused: of all ranks, and of one rank (at least
+/// [`LEAST_PARKED`]).
 const MAX_PARKED: usize = 4096;
+const LEAST_PARKED: usize = 64;
+
+/// Groups that are known to have been here. Of those before nobody makes a link any more.
+const MAX_GONE: usize = 1 << 16;
 
 /// Which group of a job and a generation: the same number on all its members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,15 +94,17 @@ pub(crate) struct Family {
     state: Mutex<State>,
 }
 
+/// A lane that has come, for which group and from which rank.
+type Parked = (GroupId, u32, Box<dyn Lane>);
+
 #[derive(Default)]
 struct State {
     members: HashMap<GroupId, Weak<dyn Member>>,
     /// Lanes for groups that are not made yet.
-    parked: Vec<(GroupId, u32, Box<dyn Lane>)>,
-    /// Groups that were here and are gone.
+    parked: Vec<Parked>,
+    /// Groups that were here and are gone, and in which order they went.
     gone: HashSet<GroupId>,
-    /// How many groups were made of the same members.
-    made: HashMap<GroupId, u64>,
+    went: VecDeque<GroupId>,
     /// The last operation that failed, and in which call.
     failure: Option<(u64, CollectiveError)>,
 }
@@ -136,17 +143,6 @@ impl Family {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The id of the next group with these members.
-    pub(crate) fn next_id(&self, parent: GroupId, what: Kind, members: &[u32]) -> GroupId {
-        let mut state = self.lock();
-        let made = state
-            .made
-            .entry(parent.child(what, 0, members))
-            .or_default();
-        *made += 1;
-        parent.child(what, *made, members)
-    }
-
     /// Asks whether these ranks of the job are on this host.
     pub(crate) fn is_one_host(&self, ranks: &[Rank]) -> Option<OneHost> {
         self.connector.is_one_host(ranks)
@@ -164,7 +160,7 @@ impl Family {
     /// A group is here. It gets the lanes that came before it.
     pub(crate) fn join(&self, id: GroupId, member: &Arc<impl Member + 'static>) {
         let weak = Arc::downgrade(member);
-        let early: Vec<(GroupId, u32, Box<dyn Lane>)> = {
+        let early: Vec<Parked> = {
             let mut state = self.lock();
             state.members.insert(id, weak);
             state
@@ -183,7 +179,14 @@ impl Family {
     pub(crate) fn leave(&self, id: GroupId) {
         let mut state = self.lock();
         state.members.remove(&id);
-        state.gone.insert(id);
+        if state.gone.insert(id) {
+            state.went.push_back(id);
+        }
+        if state.went.len() > MAX_GONE
+            && let Some(oldest) = state.went.pop_front()
+        {
+            state.gone.remove(&oldest);
+        }
     }
 
     /// A peer has made a lane.
@@ -209,21 +212,32 @@ impl Family {
             match state.members.get(&group) {
                 Some(member) => member.upgrade().ok_or_else(gone)?,
                 None if state.gone.contains(&group) => return Err(gone()),
-                None if state.parked.len() == MAX_PARKED => {
-                    return Err(LaneError::Refused {
-                        reason: format!(
-                            "rank {} has {MAX_PARKED} links already that wait for groups which it has not made",
-                            self.me
-                        ),
-                    });
-                }
-                None => {
-                    state.parked.push((group, rank.0, lane));
-                    return Ok(());
-                }
+                None => return self.park(&mut state, (group, rank.0, lane)),
             }
         };
         member.lane(rank.0, lane)
+    }
+
+    /// Keeps a lane until its group is made.
+    fn park(&self, state: &mut State, lane: Parked) -> Result<(), LaneError> {
+        let (group, rank, _) = lane;
+        let share = (MAX_PARKED / self.world as usize).max(LEAST_PARKED);
+        state
+            .parked
+            .retain(|(other, from, _)| (*other, *from) != (group, rank));
+        let of_rank = state.parked.iter().filter(|(_, from, _)| *from == rank);
+        let (all, mine) = (state.parked.len(), of_rank.count());
+        if all >= MAX_PARKED.max(share) || mine >= share {
+            return Err(LaneError::Refused {
+                reason: format!(
+                    "rank {} has {all} links already that wait for groups which it has not made, {mine} of them from \
+                     rank {rank}",
+                    self.me
+                ),
+            });
+        }
+        state.parked.push(lane);
+        Ok(())
     }
 
     fn members(&self) -> Vec<Arc<dyn Member>> {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::ThreadId;
@@ -222,7 +222,7 @@ impl<R> Drop for Promise<R> {
     }
 }
 
-type Job = Box<dyn FnOnce() + Send>;
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// The thread that runs handles, one after the other, in the order in which they were started.
 #[derive(Debug)]
@@ -269,6 +269,18 @@ impl Progress {
         if self.jobs.send(job).is_err() {
             // The thread never ends before the sender is gone.
             tracing::error!("the thread of a communicator's handles is gone");
+        }
+    }
+
+    /// As [`Progress::start`], and does not wait: the job comes back.
+    pub(crate) fn try_start(&self, job: Job) -> Result<(), Job> {
+        let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.jobs.try_send(job) {
+            Ok(()) => {
+                self.started.fetch_add(1, Ordering::SeqCst);
+                Ok(())
+            }
+            Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) => Err(job),
         }
     }
 

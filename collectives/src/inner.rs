@@ -16,7 +16,7 @@ use crate::blocking::Alarm;
 use crate::cause::Cause;
 use crate::engine::{Engine, call_notice};
 use crate::error::CollectiveError;
-use crate::group::{Family, GroupId, Member};
+use crate::group::{Family, GroupId, Kind, Member};
 use crate::handle::Progress;
 use crate::lane::{Lane, LaneError};
 use crate::listen::Listener;
@@ -52,6 +52,8 @@ pub(crate) struct Inner {
     pub(crate) progress: OnceLock<Progress>,
     /// Operations that are told apart by name.
     pub(crate) names: OnceLock<Arc<Names>>,
+    /// How many groups were made out of this one of the same members.
+    made: std::sync::Mutex<HashMap<GroupId, u64>>,
     /// For what one rank sends to one other, by sender and receiver.
     pub(crate) pairs: std::sync::Mutex<HashMap<(u32, u32), Arc<Inner>>>,
 }
@@ -76,7 +78,8 @@ impl Inner {
         let world = members.len() as u32;
         let members: Arc<[u32]> = members.into();
         let inner = Self::make(Arc::clone(&self.family), id, Some(members), (me, world));
-        self.signals.copy_to(&inner.signals, |member| inner.position(member));
+        self.signals
+            .copy_to(&inner.signals, |member| inner.position(member));
         inner
     }
 
@@ -99,10 +102,21 @@ impl Inner {
             listener: Arc::default(),
             progress: OnceLock::new(),
             names: OnceLock::new(),
+            made: std::sync::Mutex::default(),
             pairs: std::sync::Mutex::default(),
         });
         inner.family.join(id, &inner);
         inner
+    }
+
+    /// The id of the next group with these members.
+    pub(crate) fn next_id(&self, members: &[u32]) -> GroupId {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = made
+            .entry(self.id.child(Kind::Members, 0, members))
+            .or_default();
+        *count += 1;
+        self.id.child(Kind::Members, *count, members)
     }
 
     /// The rank that a member has among all.
@@ -208,6 +222,7 @@ impl Inner {
             started,
             deadline,
             timeout,
+            in_packed: false,
             quick: false,
         };
         self.listener.disturb();
@@ -361,6 +376,8 @@ impl Inner {
             Poll::Pending
         })
         .await;
+        drop(engine);
+        self.listener.freed();
     }
 }
 
@@ -386,7 +403,10 @@ impl Member for Inner {
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {
         if let Some(member) = self.position(rank) {
             self.signals.change(|state| {
-                state.lost.entry(member).or_insert_with(|| reason.to_owned());
+                state
+                    .lost
+                    .entry(member)
+                    .or_insert_with(|| reason.to_owned());
             });
         }
     }
@@ -416,7 +436,7 @@ struct Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if self.over {
+        if self.over || self.numbers == 0 {
             return;
         }
         self.inner.signals.change(|state| {

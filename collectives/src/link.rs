@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll, ready};
 
+use crate::cause::Cause;
 use crate::header::{Data, HEADER, Header, MAX_TEXT, SEGMENT};
 use crate::lane::{Lane, LaneError};
 use crate::operation::{Operation, Tag};
@@ -100,6 +101,8 @@ pub(crate) struct Link {
     pub(crate) joined_in: Option<Tag>,
     /// The last operation that the peer is known to have begun.
     pub(crate) came: Option<(Tag, Operation)>,
+    /// The last operation that the peer gave up before this rank did, and why.
+    pub(crate) gave_up: Option<(Tag, Cause)>,
     /// What the peer does while this rank waits for it, and in which operation of this rank that was heard.
     pub(crate) doing: Option<(Tag, String)>,
     /// Bytes that went out and came in, and how many of them are counted already.
@@ -203,6 +206,7 @@ impl Link {
         ready!(self.poll_backlog(cx))?;
         if let Some(lane) = &mut self.lane {
             let sent = ready!(lane.poll_write_with(cx, frame, descriptor))?;
+            self.moved.sent += sent as u64;
             self.backlog.extend_from_slice(&frame[sent..]);
         }
         Poll::Ready(Ok(()))

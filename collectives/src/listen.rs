@@ -37,8 +37,16 @@ pub(crate) struct Listener {
 impl Listener {
     /// An operation has its turn.
     pub(crate) fn disturb(&self) {
-        self.turns.fetch_add(1, Ordering::Relaxed);
-        if self.armed.load(Ordering::Acquire) && self.armed.swap(false, Ordering::AcqRel) {
+        // Either the listener sees this turn, or this sees that it waits: both look after they have written.
+        self.turns.fetch_add(1, Ordering::SeqCst);
+        if self.armed.load(Ordering::SeqCst) && self.armed.swap(false, Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// The links are free again, of whoever was in no operation: the listener looks at them.
+    pub(crate) fn freed(&self) {
+        if self.armed.load(Ordering::SeqCst) {
             self.wake();
         }
     }
@@ -93,8 +101,8 @@ impl Listener {
             }
             poll_fn(|cx| {
                 self.register(cx);
-                self.armed.store(true, Ordering::Release);
-                if self.turns.load(Ordering::Acquire) != turns || self.ended.load(Ordering::Acquire)
+                self.armed.store(true, Ordering::SeqCst);
+                if self.turns.load(Ordering::SeqCst) != turns || self.ended.load(Ordering::Acquire)
                 {
                     return Poll::Ready(());
                 }

@@ -6,352 +6,11 @@ use crate::element::DType;
 use crate::schedule::Algorithm;
 use crate::shape::{self, Mark};
 
-/// How a reduction combines the ranks' values.
-///
-/// | | `bool` | integers | `f32`, `f64` | `f16` | `bf16` |
-/// |---|---|---|---|---|---|
-/// | `Sum`, `Average`, `Product` | no | yes | yes | yes | yes |
-/// | `Min`, `Max` | yes | yes | yes | yes | yes |
-/// | `BitAnd`, `BitOr`, `BitXor` | yes | yes | no | no | no |
-/// | `Adasum` | no | no | yes | yes | no |
-///
-/// What they do:
-///
-/// | | floats | integers and `bool` |
-/// |---|---|---|
-/// | `Sum`, `Product` | IEEE 754, rounded to nearest after every step | wrap around on overflow |
-/// | `Average` | the sum divided by the world size | the wrapped sum divided by the world size, truncated toward zero (as Horovod) |
-/// | `Min`, `Max` | a NaN on any rank gives NaN | the usual order, `false` before `true` |
-/// | `BitAnd`, `BitOr`, `BitXor` | | bit by bit |
-/// | `Adasum` | see [`ReduceOp::Adasum`] | |
-///
-/// `f16` and `bf16` are widened to `f32`, combined there and rounded to nearest, ties to even, for every combination of
-/// two ranks' values. What is too large for them becomes infinite: an average of large values wants a prescale factor
-/// ([`Operation::prescale`]).
-///
-/// The order in which the ranks' values are combined depends on the algorithm, which depends on world
-/// layout and length alone. Every rank gets the same bits, and gets them again in the next run. Of a NaN only that it is
-/// one is promised if the hosts have different processors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ReduceOp {
-    /// The sum divided by the world size.
-    Average,
-    /// The sum.
-    Sum,
-    /// Adaptive summation of gradients (Maleki et al. 2021): values of two ranks that point the same way are averaged,
-    /// orthogonal ones added, and all between:
-    /// `(1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b`, pair by pair along a binary tree.
-    ///
-    /// It looks at all elements of a buffer together; a world size that is no power of two is refused. Factors are
-    /// computed in `f64`.
-    Adasum,
-    /// The least value. Of `-0.0` and `0.0` it is either, the same on every rank.
-    Min,
-    /// The greatest value. Of `-0.0` and `0.0` it is either, the same on every rank.
-    Max,
-    /// The product.
-    Product,
-    /// The bits that are set on every rank.
-    BitAnd,
-    /// The bits that are set on any rank.
-    BitOr,
-    /// The bits that are set on an odd number of ranks.
-    BitXor,
-}
+mod kind;
+mod operator;
 
-/// An operator does not go with a type or a world size.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Unsupported {
-    /// The operator is not defined for the type. Take one of those that are named, or convert the values.
-    #[error("{op} of {dtype} is not defined; {dtype} allows {}", names(*dtype))]
-    Type {
-        /// The operator.
-        op: ReduceOp,
-        /// The type.
-        dtype: DType,
-    },
-    /// Adasum combines ranks in pairs. Use a power of two of ranks, or `sum` or `average`.
-    #[error(
-        "adasum in a world of {world}: it needs a power of two of ranks (such as {}); sum and average take any number",
-        world.checked_next_power_of_two().unwrap_or(1 << 31)
-    )]
-    World {
-        /// The number of ranks.
-        world: u32,
-    },
-    /// Adasum is defined for all-reduce alone. Use that, or another operator.
-    #[error("{kind} with {op}: it is defined for all_reduce only")]
-    Kind {
-        /// The operator.
-        op: ReduceOp,
-        /// The operation.
-        kind: OperationKind,
-    },
-    /// A prescale or postscale factor is given for a `bool`, which has no numbers to scale. Leave it at 1.
-    #[error("a scale factor for {dtype}: only numbers can be scaled; leave it at 1")]
-    Scale {
-        /// The type.
-        dtype: DType,
-    },
-}
-
-fn names(dtype: DType) -> String {
-    let allowed: Vec<&str> = ReduceOp::ALL
-        .into_iter()
-        .filter(|op| op.allows(dtype))
-        .map(ReduceOp::name)
-        .collect();
-    allowed.join(", ")
-}
-
-impl ReduceOp {
-    /// All operators.
-    pub const ALL: [Self; 9] = [
-        Self::Average,
-        Self::Sum,
-        Self::Adasum,
-        Self::Min,
-        Self::Max,
-        Self::Product,
-        Self::BitAnd,
-        Self::BitOr,
-        Self::BitXor,
-    ];
-
-    /// Whether it is defined for a type. The table is at [`ReduceOp`].
-    #[must_use]
-    pub const fn allows(self, dtype: DType) -> bool {
-        match self {
-            Self::Average | Self::Sum | Self::Product => !matches!(dtype, DType::Bool),
-            Self::Min | Self::Max => true,
-            Self::BitAnd | Self::BitOr | Self::BitXor => !dtype.is_float(),
-            Self::Adasum => matches!(dtype, DType::F16 | DType::F32 | DType::F64),
-        }
-    }
-
-    /// Whether it can be used with this type in a world of this size.
-    ///
-    /// # Errors
-    ///
-    /// [`Unsupported`], which says what is allowed.
-    pub fn check(self, dtype: DType, world: u32) -> Result<(), Unsupported> {
-        if !self.allows(dtype) {
-            return Err(Unsupported::Type { op: self, dtype });
-        }
-        if self == Self::Adasum && !world.is_power_of_two() {
-            return Err(Unsupported::World { world });
-        }
-        Ok(())
-    }
-
-    pub(crate) const fn code(self) -> u8 {
-        // Codes 0 to 5 are Horovod's.
-        match self {
-            Self::Average => 0,
-            Self::Sum => 1,
-            Self::Adasum => 2,
-            Self::Min => 3,
-            Self::Max => 4,
-            Self::Product => 5,
-            Self::BitAnd => 6,
-            Self::BitOr => 7,
-            Self::BitXor => 8,
-        }
-    }
-
-    pub(crate) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|op| op.code() == code)
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Average => "average",
-            Self::Sum => "sum",
-            Self::Adasum => "adasum",
-            Self::Min => "min",
-            Self::Max => "max",
-            Self::Product => "product",
-            Self::BitAnd => "bit_and",
-            Self::BitOr => "bit_or",
-            Self::BitXor => "bit_xor",
-        }
-    }
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// A factor that values are multiplied with, compared bit by bit.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Factor(u64);
-
-impl Factor {
-    /// The factor that changes nothing.
-    pub const ONE: Self = Self(1_f64.to_bits());
-
-    /// This factor. Values are multiplied as [`reduce::scale`](crate::reduce::scale) says.
-    #[must_use]
-    pub const fn new(factor: f64) -> Self {
-        Self(factor.to_bits())
-    }
-
-    /// Its value.
-    #[must_use]
-    pub const fn get(self) -> f64 {
-        f64::from_bits(self.0)
-    }
-
-    /// Whether there is nothing to multiply.
-    #[must_use]
-    pub fn is_one(self) -> bool {
-        self == Self::ONE
-    }
-
-    pub(crate) const fn to_bits(self) -> u64 {
-        self.0
-    }
-
-    pub(crate) const fn from_bits(bits: u64) -> Self {
-        Self(bits)
-    }
-}
-
-impl Default for Factor {
-    fn default() -> Self {
-        Self::ONE
-    }
-}
-
-impl From<f64> for Factor {
-    fn from(factor: f64) -> Self {
-        Self::new(factor)
-    }
-}
-
-impl fmt::Debug for Factor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.get(), f)
-    }
-}
-
-impl fmt::Display for Factor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.get(), f)
-    }
-}
-
-/// The kinds of operations, as the header of a frame names them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum OperationKind {
-    /// Every rank gets the combination of all ranks' values.
-    AllReduce,
-    /// Every rank gets the root's values.
-    Broadcast,
-    /// Every rank gets all ranks' values, of equal length.
-    AllGather,
-    /// The first half of an operation on different lengths: the lengths.
-    AllGatherCounts,
-    /// Every rank gets all ranks' values, of different lengths.
-    AllGatherVarcount,
-    /// Nobody leaves before all have come.
-    Barrier,
-    /// The root gets the combination of all ranks' values.
-    Reduce,
-    /// Every rank gets its part of the combination of all ranks' values.
-    ReduceScatter,
-    /// The root gets all ranks' values, of equal length.
-    Gather,
-    /// The root gets all ranks' values, of different lengths.
-    GatherVarcount,
-    /// Every rank gets its part, of equal length, of the root's values.
-    Scatter,
-    /// Every rank gets its part, of different length, of the root's values.
-    ScatterVarcount,
-    /// Every rank gets from each other one the part that is for it; parts have equal length.
-    AllToAll,
-    /// Every rank gets from each other one the part that is for it; parts have different lengths.
-    AllToAllVarcount,
-    /// One rank's values go to one other rank: from the root to the rank in [`Operation::rows`].
-    SendReceive,
-}
-
-impl OperationKind {
-    /// All kinds.
-    pub const ALL: [Self; 15] = [
-        Self::AllReduce,
-        Self::Broadcast,
-        Self::AllGather,
-        Self::AllGatherCounts,
-        Self::AllGatherVarcount,
-        Self::Barrier,
-        Self::Reduce,
-        Self::ReduceScatter,
-        Self::Gather,
-        Self::GatherVarcount,
-        Self::Scatter,
-        Self::ScatterVarcount,
-        Self::AllToAll,
-        Self::AllToAllVarcount,
-        Self::SendReceive,
-    ];
-
-    pub(crate) const fn code(self) -> u8 {
-        match self {
-            Self::AllReduce => 1,
-            Self::Broadcast => 2,
-            Self::AllGather => 3,
-            Self::AllGatherCounts => 4,
-            Self::AllGatherVarcount => 5,
-            Self::Barrier => 6,
-            Self::Reduce => 7,
-            Self::ReduceScatter => 8,
-            Self::Gather => 9,
-            Self::GatherVarcount => 10,
-            Self::Scatter => 11,
-            Self::ScatterVarcount => 12,
-            Self::AllToAll => 13,
-            Self::AllToAllVarcount => 14,
-            Self::SendReceive => 15,
-        }
-    }
-
-    pub(crate) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.code() == code)
-    }
-
-    /// Its name in the API.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all_reduce",
-            Self::Broadcast => "broadcast",
-            Self::AllGather => "all_gather",
-            Self::AllGatherCounts | Self::AllGatherVarcount => "all_gather_varcount",
-            Self::Barrier => "barrier",
-            Self::Reduce => "reduce",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::Gather => "gather",
-            Self::GatherVarcount => "gather_varcount",
-            Self::Scatter => "scatter",
-            Self::ScatterVarcount => "scatter_varcount",
-            Self::AllToAll => "all_to_all",
-            Self::AllToAllVarcount => "all_to_all_varcount",
-            Self::SendReceive => "send",
-        }
-    }
-}
-
-impl fmt::Display for OperationKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
+pub use kind::OperationKind;
+pub use operator::{Factor, ReduceOp, Unsupported};
 
 /// What one rank asks of all: the same on every rank, or the operation is a mismatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -370,7 +29,7 @@ pub struct Operation {
     /// Of a reduce-scatter the first dimension, which is split; it divides `count`. Of a send the rank that receives.
     /// 0 for all others.
     pub rows: u64,
-    /// Whatever else must agree, as [`shape::of`](crate::shape::of) makes it of dimensions; 0 if there is nothing.
+    /// Whatever else must agree, as [`shape::of`] makes it of dimensions; 0 if there is nothing.
     pub shape: u64,
     /// Inputs of a reduction are multiplied with it before they are combined.
     pub prescale: Factor,
@@ -453,12 +112,21 @@ impl Operation {
         }
     }
 
-    /// Whether operator, scale factors and type go together in a world of this size.
+    /// Whether operator, scale factors, type and the type that travels go together in a world of this size, and so many
+    /// elements are possible.
     ///
     /// # Errors
     ///
     /// [`Unsupported`], which says what is allowed.
     pub fn check(&self, world: u32) -> Result<(), Unsupported> {
+        // All ranks' values, of up to 8 bytes, and sums of a few such lengths are numbers of bytes.
+        let bytes = self.count.checked_mul(u64::from(world) << 6);
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as u64) {
+            return Err(Unsupported::Size {
+                count: self.count,
+                size: self.dtype.map_or(1, DType::size),
+            });
+        }
         let (Some(dtype), Some(op)) = (self.dtype, self.reduce) else {
             return Ok(());
         };
@@ -466,9 +134,55 @@ impl Operation {
             return Err(Unsupported::Scale { dtype });
         }
         if op == ReduceOp::Adasum && self.kind != OperationKind::AllReduce {
-            return Err(Unsupported::Kind { op, kind: self.kind });
+            return Err(Unsupported::Kind {
+                op,
+                kind: self.kind,
+            });
         }
-        op.check(dtype, world)
+        op.check(dtype, world)?;
+        // Compressed values are combined as they travel.
+        self.wire.map_or(Ok(()), |wire| op.check(wire, world))
+    }
+
+    /// Whether it is one that a rank may ask for: all that this rank knows of it came from a peer.
+    pub(crate) fn is_sound(&self, world: u32) -> bool {
+        use OperationKind as K;
+        let has_root = matches!(
+            self.kind,
+            K::Broadcast
+                | K::Reduce
+                | K::Gather
+                | K::GatherVarcount
+                | K::Scatter
+                | K::ScatterVarcount
+                | K::SendReceive
+        );
+        let lengths = matches!(Mark::of(self.shape), Some(Mark::Lengths { .. }));
+        // Of a gather of lengths, the root of the operation that they are for.
+        let root = match self.root {
+            Some(root) => root < world && (has_root || lengths),
+            None => !has_root,
+        };
+        let reduces = matches!(self.kind, K::AllReduce | K::Reduce | K::ReduceScatter);
+        let wire = match self.wire {
+            None => true,
+            Some(DType::F16 | DType::Bf16) => {
+                matches!(self.dtype, Some(DType::F32 | DType::F64))
+            }
+            Some(_) => false,
+        };
+        let rows = self.kind != K::ReduceScatter
+            || self.count.checked_rem(self.rows).unwrap_or(self.count) == 0;
+        let one = !lengths && self.kind != K::AllGatherCounts
+            || self.count == u64::from(if self.kind == K::Broadcast { world } else { 1 });
+        let numbers = !lengths || self.dtype == Some(DType::U64);
+        root && wire
+            && rows
+            && one
+            && numbers
+            && self.reduce.is_some() == reduces
+            && self.dtype.is_some() == (self.kind != K::Barrier)
+            && self.check(world).is_ok()
     }
 }
 
@@ -631,5 +345,119 @@ mod tests {
         assert_eq!(operation.to_string(), "reduce(max) of 2 i8 to root 3");
         let barrier = Operation::new(OperationKind::Barrier, None, 0);
         assert_eq!(barrier.to_string(), "barrier");
+    }
+
+    #[test]
+    fn what_peers_say_is_looked_at_before_it_is_done() {
+        let all_reduce = Operation {
+            reduce: Some(ReduceOp::Sum),
+            ..Operation::new(OperationKind::AllReduce, Some(DType::F32), 10)
+        };
+        let broadcast = Operation {
+            root: Some(1),
+            ..Operation::new(OperationKind::Broadcast, Some(DType::F32), 10)
+        };
+        let scatter = Operation {
+            kind: OperationKind::ReduceScatter,
+            rows: 5,
+            ..all_reduce
+        };
+        let lengths = Operation {
+            root: Some(0),
+            ..Operation::lengths(
+                OperationKind::AllGather,
+                OperationKind::GatherVarcount,
+                DType::I8,
+                1,
+            )
+        };
+        let counts = Operation::new(OperationKind::AllGatherCounts, Some(DType::I8), 1);
+        for sound in [
+            all_reduce,
+            broadcast,
+            scatter,
+            lengths,
+            counts,
+            Operation::BARRIER,
+        ] {
+            assert!(sound.is_sound(2), "{sound}");
+        }
+        for (what, odd) in [
+            (
+                "no operator",
+                Operation {
+                    reduce: None,
+                    ..all_reduce
+                },
+            ),
+            (
+                "no type",
+                Operation {
+                    dtype: None,
+                    ..all_reduce
+                },
+            ),
+            (
+                "too many",
+                Operation {
+                    count: 1 << 60,
+                    ..all_reduce
+                },
+            ),
+            (
+                "sent as a bool",
+                Operation {
+                    wire: Some(DType::Bool),
+                    ..all_reduce
+                },
+            ),
+            (
+                "a root",
+                Operation {
+                    root: Some(0),
+                    ..all_reduce
+                },
+            ),
+            (
+                "no root",
+                Operation {
+                    root: None,
+                    ..broadcast
+                },
+            ),
+            (
+                "no such root",
+                Operation {
+                    root: Some(2),
+                    ..broadcast
+                },
+            ),
+            (
+                "an operator",
+                Operation {
+                    reduce: Some(ReduceOp::Sum),
+                    ..broadcast
+                },
+            ),
+            ("rows", Operation { rows: 3, ..scatter }),
+            ("no rows", Operation { rows: 0, ..scatter }),
+            (
+                "lengths of another type",
+                Operation {
+                    dtype: Some(DType::U8),
+                    ..lengths
+                },
+            ),
+            (
+                "two lengths",
+                Operation {
+                    count: 2,
+                    ..lengths
+                },
+            ),
+            ("two counts", Operation { count: 2, ..counts }),
+        ] {
+            assert!(!odd.is_sound(2), "{what}: {odd}");
+        }
     }
 }

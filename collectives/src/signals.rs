@@ -271,6 +271,16 @@ impl Signals {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
+    /// The next operation has this tag, if its call is the present one, which is returned.
+    pub(crate) fn go_to(&self, tag: Tag) -> bool {
+        let mut state = self.lock();
+        let present = state.call == tag.call;
+        if present {
+            state.next = tag.operation;
+        }
+        present
+    }
+
     /// Counts as waiting until the guard is dropped.
     pub(crate) fn want(&self) -> Wanted<'_> {
         self.waiting.fetch_add(1, Ordering::SeqCst);

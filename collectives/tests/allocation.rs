@@ -47,7 +47,16 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn nothing_is_allocated_after_the_first_operation_of_a_size() {
-    let group = Group::new(Kind::Unix, 4);
+    check(Kind::Unix);
+}
+
+#[test]
+fn nothing_is_allocated_in_shared_memory_either() {
+    check(Kind::Shared);
+}
+
+fn check(kind: Kind) {
+    let group = Group::new(kind, 4);
     let counts = group.run(|comm| {
         let mut short = vec![1.0_f32; 100];
         let mut long = vec![1.0_f64; 300_000];

@@ -47,18 +47,27 @@ fn reduce_without<T: Value>(comm: &Communicator, gone: &[u32], length: usize) {
 
 #[test]
 fn a_rank_that_joined_gives_what_changes_nothing() {
-    for world in [2, 3, 4, 5, 8] {
+    for (kind, world) in [2, 3, 4, 5, 8]
+        .into_iter()
+        .flat_map(|world| [(Kind::Memory, world), (Kind::Shared, world)])
+    {
         for gone in [&[0][..], &[1], &[1, 2, 3]] {
             if gone.iter().any(|rank| *rank >= world - 1) {
                 continue;
             }
-            let group = Group::new(Kind::Memory, world);
+            let group = Group::new(kind, world);
             let last = group.run(|comm| {
                 if !gone.contains(&comm.rank().0) {
                     for length in [1, 7] {
                         reduce_without::<bool>(comm, gone, length);
+                        reduce_without::<u8>(comm, gone, length);
                         reduce_without::<i8>(comm, gone, length);
+                        reduce_without::<u16>(comm, gone, length);
+                        reduce_without::<i16>(comm, gone, length);
+                        reduce_without::<u32>(comm, gone, length);
+                        reduce_without::<i32>(comm, gone, length);
                         reduce_without::<u64>(comm, gone, length);
+                        reduce_without::<i64>(comm, gone, length);
                         reduce_without::<f16>(comm, gone, length);
                         reduce_without::<bf16>(comm, gone, length);
                         reduce_without::<f32>(comm, gone, length);
@@ -109,28 +118,51 @@ fn by_every_algorithm_and_on_lanes_that_hold_little() {
 /// The rank that had most to do is the last one, and averages divide by the whole world.
 #[test]
 fn uneven_epochs_end_together_again_and_again() {
+    for kind in [Kind::Unix, Kind::Shared] {
+        let group = Group::new(kind, 4);
+        group.run(uneven_epochs);
+    }
+}
+
+fn uneven_epochs(comm: &Communicator) {
+    for epoch in 0..5_u32 {
+        let batches = (comm.rank().0 * 7 + epoch * 3) % 5;
+        for batch in 0..batches {
+            let mut data = [1.0_f64; 3];
+            comm.all_reduce(&mut data, ReduceOp::Average).unwrap();
+            let with_data = (0..4)
+                .filter(|rank| (rank * 7 + epoch * 3) % 5 > batch)
+                .count();
+            assert_eq!(
+                data,
+                [with_data as f64 / 4.0; 3],
+                "epoch {epoch}, batch {batch}"
+            );
+        }
+        let last = comm.join().unwrap();
+        let expected = (0..4)
+            .max_by_key(|rank| ((rank * 7 + epoch * 3) % 5, *rank))
+            .unwrap();
+        assert_eq!(last, Rank(expected), "epoch {epoch}");
+    }
+}
+
+/// What Adasum makes of vectors and of nothing are the vectors.
+#[test]
+fn adasum_without_a_rank_is_that_of_the_others() {
     let group = Group::new(Kind::Unix, 4);
     group.run(|comm| {
-        for epoch in 0..5_u32 {
-            let batches = (comm.rank().0 * 7 + epoch * 3) % 5;
-            for batch in 0..batches {
-                let mut data = [1.0_f64; 3];
-                comm.all_reduce(&mut data, ReduceOp::Average).unwrap();
-                let with_data = (0..4)
-                    .filter(|rank| (rank * 7 + epoch * 3) % 5 > batch)
-                    .count();
-                assert_eq!(
-                    data,
-                    [with_data as f64 / 4.0; 3],
-                    "epoch {epoch}, batch {batch}"
-                );
-            }
-            let last = comm.join().unwrap();
-            let expected = (0..4)
-                .max_by_key(|rank| ((rank * 7 + epoch * 3) % 5, *rank))
-                .unwrap();
-            assert_eq!(last, Rank(expected), "epoch {epoch}");
+        let me = comm.rank().index();
+        if me != 2 {
+            let mut orthogonal = [0.0_f64; 4];
+            orthogonal[me] = 3.0;
+            comm.all_reduce(&mut orthogonal, ReduceOp::Adasum).unwrap();
+            assert_eq!(orthogonal, [3.0, 3.0, 0.0, 3.0]);
+            let mut alike = [1.5_f32; 7];
+            comm.all_reduce(&mut alike, ReduceOp::Adasum).unwrap();
+            assert_eq!(alike, [1.5; 7]);
         }
+        comm.join().unwrap();
     });
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{Fault, Group, Kind, LONG, run};
 use kolo_collectives::operation::OperationKind;
-use kolo_collectives::{CollectiveError, Handle, ReduceOp};
+use kolo_collectives::{CollectiveError, Communicator, Handle, ReduceOp};
 use kolo_transport::ids::{CallId, Rank};
 
 #[test]
@@ -304,4 +304,140 @@ fn idle_names_cost_nothing_and_go_with_their_communicator() {
     drop(group.members.pop());
     let error = waiting.wait().unwrap_err();
     assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
+}
+
+/// The deadline is rank 0's affair. If rank 0 stands still, the others see to it themselves.
+#[test]
+fn a_rank_0_that_stands_still_is_named_by_those_that_wait() {
+    let group = Group::new(Kind::Memory, 3);
+    let fault = Fault::freeze();
+    group.set_fault(0, &fault);
+    group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+    group.set_timeout(Duration::from_millis(300));
+    fault.arm(0);
+    let begun = Instant::now();
+    for result in run(&group.members[1..], |comm| {
+        let one = comm.named("w").all_reduce(vec![1], ReduceOp::Sum);
+        let other = comm.named("v").barrier();
+        (one.wait_or_reclaim(), other.wait())
+    }) {
+        let failure = result.0.unwrap_err();
+        assert!(
+            matches!(failure.error, CollectiveError::Deadline { .. }),
+            "{failure:?}"
+        );
+        assert_eq!(failure.error.culprit_rank(), Some(Rank(0)));
+        assert_eq!(failure.input, Some(vec![1]));
+        assert_eq!(result.1.unwrap_err().culprit_rank(), Some(Rank(0)));
+    }
+    assert!(begun.elapsed() < LONG / 2);
+}
+
+/// Links break while operations are negotiated and while they run. Whatever came of those, the ranks count alike afterwards.
+#[test]
+fn links_that_broke_in_the_middle_are_made_again_and_names_go_on() {
+    for seed in 0..2 {
+        let group = Group::new(Kind::Memory, 3);
+        let fault = Fault::cut();
+        for rank in 0..3 {
+            group.set_fault(rank, &fault);
+        }
+        group.set_timeout(Duration::from_millis(700));
+        let round = |comm: &Communicator| {
+            let handles: Vec<Handle<Vec<u32>>> = (0..4)
+                .map(|index| {
+                    comm.named(format!("t{index}"))
+                        .all_reduce(vec![1; 100], ReduceOp::Sum)
+                })
+                .collect();
+            let all = comm.named("all").all_gather_varcount(vec![7_u8]);
+            let mut well = true;
+            for handle in handles {
+                match handle.wait() {
+                    Ok(sum) => assert_eq!(sum, [3; 100]),
+                    Err(_) => well = false,
+                }
+            }
+            well & all.wait().is_ok()
+        };
+        for budget in [0, 30, 150, 400, 900, 2000, 3500, 6000] {
+            let budget = budget + seed * 57;
+            assert_eq!(group.run(round), [true; 3]);
+            fault.arm(budget);
+            group.run(round);
+            fault.disarm();
+            // Who only reads may not have seen yet that a link broke.
+            let mut attempts = 0;
+            while group.run(round) != [true; 3] {
+                attempts += 1;
+                assert!(
+                    attempts < 5,
+                    "cut after {budget} bytes: they do not find together"
+                );
+            }
+        }
+    }
+}
+
+/// Operations that take several numbers, beside others, one after the other.
+#[test]
+fn operations_in_several_parts_keep_their_place() {
+    let group = Group::new(Kind::Unix, 2);
+    group.run(|comm| {
+        for round in 0..5 {
+            let buffers = vec![vec![2.0_f32; 3]; 3];
+            let adasum = comm
+                .named("adasum")
+                .all_reduce_grouped(buffers.clone(), ReduceOp::Adasum);
+            let object = comm.named("object").all_gather_object(round);
+            let sum = comm.named("sum").all_reduce(vec![1], ReduceOp::Sum);
+            assert_eq!(adasum.wait().unwrap(), buffers);
+            assert_eq!(object.wait().unwrap(), [round; 2]);
+            assert_eq!(sum.wait().unwrap(), [2]);
+        }
+    });
+}
+
+#[test]
+fn a_name_that_is_too_long_is_refused() {
+    let group = Group::new(Kind::Memory, 2);
+    let comm = &group.members[0];
+    let error = comm.named("n".repeat(1025)).barrier().wait().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the name of an operation has 1025 bytes: it may have up to 1024"
+    );
+    group.run(|comm| comm.named("n".repeat(1024)).barrier().wait().unwrap());
+}
+
+/// A rank that goes on to its next call without waiting for its handles leaves the others, and not out of step.
+#[test]
+fn a_rank_that_leaves_a_call_early_is_in_step_in_the_next() {
+    let group = Group::new(Kind::Unix, 2);
+    for round in 0..30 {
+        group.run(|comm| {
+            comm.begin_call(CallId(2 * round));
+            let early = u64::from(comm.rank().0) == round % 2;
+            for index in 0..4 {
+                let handle = comm
+                    .named(format!("t{index}"))
+                    .all_reduce(vec![1; 50], ReduceOp::Sum);
+                if early {
+                    continue;
+                }
+                match handle.wait() {
+                    Ok(sum) => assert_eq!(sum, [2; 50]),
+                    Err(error) => assert!(
+                        !matches!(error, CollectiveError::Mismatch { .. }),
+                        "{error}"
+                    ),
+                }
+            }
+        });
+        group.run(|comm| {
+            comm.begin_call(CallId(2 * round + 1));
+            let sum = comm.named("t0").all_reduce(vec![5; 50], ReduceOp::Sum);
+            assert_eq!(sum.wait(), Ok(vec![10; 50]));
+        });
+    }
 }

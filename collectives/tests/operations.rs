@@ -9,7 +9,7 @@ use common::value::{Value, input, number};
 use common::{Group, Kind};
 use half::{bf16, f16};
 use kolo_collectives::operation::OperationKind;
-use kolo_collectives::schedule::{Algorithm, Tuning};
+use kolo_collectives::schedule::{Algorithm, Choices, Model, Shape, Tuning};
 use kolo_collectives::{
     CollectiveError, Communicator, Compression, DType, Gathered, Options, ReduceOp,
 };
@@ -35,8 +35,12 @@ fn parts<T: Value>(rank: u32, lengths: impl Fn(u32) -> usize, world: u32) -> Vec
 }
 
 fn check_reductions<T: Value>(comm: &Communicator, length: usize) {
+    check_operators::<T>(comm, length, &ReduceOp::ALL);
+}
+
+fn check_operators<T: Value>(comm: &Communicator, length: usize, ops: &[ReduceOp]) {
     let (me, world) = (comm.rank().0, comm.world_size());
-    for op in ReduceOp::ALL {
+    for &op in ops {
         if op == ReduceOp::Adasum || !op.allows(T::DTYPE) {
             continue;
         }
@@ -200,7 +204,7 @@ fn reductions_are_right_for_every_type_and_operator() {
     for world in WORLDS {
         let group = Group::new(Kind::Memory, world);
         group.run(|comm| {
-            for length in [0, 1, 5, 12] {
+            for length in [0, 1, 2, 3, 5, 12, 31] {
                 for_all_types!(check_reductions(comm, length));
             }
             check_reductions::<f32>(comm, 997);
@@ -213,11 +217,93 @@ fn moves_are_right_for_every_type() {
     for world in WORLDS {
         let group = Group::new(Kind::Unix, world);
         group.run(|comm| {
-            for length in [0, 3] {
+            for length in [0, 1, 2, 3, 5, 13] {
                 for_all_types!(check_moves(comm, length));
             }
             for length in LENGTHS {
                 check_moves::<u16>(comm, length);
+            }
+        });
+    }
+}
+
+/// Lengths around those at which some operation is done in another way: by another algorithm with this tuning, or in another
+/// place of shared memory.
+fn around_switches(tuning: &Tuning, kind: Kind, world: u32) -> Vec<usize> {
+    const SIZE: usize = size_of::<f32>();
+    let mut bytes = Vec::new();
+    if kind == Kind::Shared {
+        // From flat to slices, from slots to areas: of all ranks together, and of one.
+        for limit in [56, 96 << 10, 256 << 10] {
+            bytes.extend([limit, limit / world as usize]);
+        }
+    } else {
+        let mut choices = Choices::new(*tuning, Shape::even(world, 1));
+        for operation in OperationKind::ALL {
+            let shares = match operation {
+                OperationKind::AllReduce
+                | OperationKind::Broadcast
+                | OperationKind::Reduce
+                | OperationKind::ReduceScatter => 1,
+                _ => world as usize,
+            };
+            for range in choices.ranges(operation, None) {
+                if range.to < 1 << 18 {
+                    bytes.push(range.to as usize / shares);
+                }
+            }
+        }
+    }
+    let mut lengths: Vec<usize> = bytes
+        .into_iter()
+        .flat_map(|bytes| {
+            [
+                (bytes / SIZE).saturating_sub(1),
+                bytes / SIZE,
+                bytes / SIZE + 1,
+            ]
+        })
+        .collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    lengths
+}
+
+#[test]
+fn every_operation_is_right_around_every_switch() {
+    // Low limits, so that all algorithms are met at short lengths.
+    let tuning = Tuning {
+        model: Model::default().slowed(400.0),
+        ..Tuning::default()
+    };
+    for (kind, world) in WORLDS
+        .into_iter()
+        .flat_map(|world| [(Kind::Unix, world), (Kind::Shared, world)])
+    {
+        let group = Group::new(kind, world);
+        let lengths = around_switches(&tuning, kind, world);
+        assert!(
+            world == 1 || lengths.len() > 2,
+            "{kind:?} {world}: {lengths:?}"
+        );
+        group.run(|comm| {
+            comm.set_tuning(tuning);
+            for &length in &lengths {
+                check_operators::<f32>(comm, length, &[ReduceOp::Sum, ReduceOp::Min]);
+                check_moves::<u32>(comm, length);
+            }
+        });
+    }
+}
+
+#[test]
+fn everything_is_right_in_shared_memory() {
+    for world in WORLDS {
+        let group = Group::new(Kind::Shared, world);
+        group.run(|comm| {
+            for length in [0, 1, 3, 13] {
+                for_all_types!(check_reductions(comm, length));
+                for_all_types!(check_moves(comm, length));
             }
         });
     }
@@ -605,58 +691,6 @@ fn a_dropped_handle_goes_on_and_a_failed_one_gives_its_input_back() {
     drop(group.members);
     for handle in handles {
         assert_eq!(handle.wait().unwrap(), vec![2; 100_000]);
-    }
-}
-
-/// Roots that differ, or operations in which some rank has nothing to wait for: all ranks get the error, though each could be
-/// done without the others.
-#[test]
-fn ranks_that_disagree_all_hear_who_asked_for_what_even_if_they_only_send() {
-    type Body = fn(&Communicator) -> Result<(), CollectiveError>;
-    let bodies: [(&str, Body); 6] = [
-        ("broadcast", |comm| {
-            comm.broadcast(&mut [1_u8; 3], comm.rank())
-        }),
-        ("broadcast", |comm| {
-            let root = u32::from(comm.rank() == Rank(3));
-            comm.broadcast(&mut [1_u8; 3], Rank(root))
-        }),
-        ("reduce", |comm| {
-            let root = Rank(comm.rank().0 / 2);
-            comm.reduce(&mut [1_u8; 3], ReduceOp::Sum, root)
-        }),
-        ("gather", |comm| {
-            let length = if comm.rank() == Rank(2) { 4 } else { 3 };
-            comm.gather(&vec![0_u8; length], Rank(0)).map(drop)
-        }),
-        ("scatter", |comm| {
-            let length = if comm.rank() == Rank(3) { 2 } else { 3 };
-            let data = vec![0_i64; length * comm.world_size() as usize];
-            comm.scatter(&data, length, Rank(0)).map(drop)
-        }),
-        ("broadcast", |comm| {
-            if comm.rank() == Rank(0) {
-                comm.broadcast(&mut [1_u8; 3], Rank(0))
-            } else {
-                comm.reduce(&mut [1_u8; 3], ReduceOp::Sum, Rank(0))
-            }
-        }),
-    ];
-    for world in [2, 4, 5] {
-        let group = Group::new(Kind::Unix, world);
-        for (name, body) in &bodies {
-            let results = group.run(body);
-            if world == 2 && results.iter().all(Result::is_ok) {
-                // The two ranks agree here.
-                continue;
-            }
-            for result in results {
-                let error = result.unwrap_err();
-                assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
-                assert!(error.to_string().contains(name), "{error}");
-            }
-            group.run(|comm| comm.barrier().unwrap());
-        }
     }
 }
 

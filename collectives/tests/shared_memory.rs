@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 use common::{GENERATION, Group, JOB, Kind, LONG, hello, run};
 use kolo_collectives::lane::{Connecting, OneHost, UnixLane};
 use kolo_collectives::schedule::{Algorithm, Tuning};
-use kolo_collectives::{CollectiveError, Communicator, Connector, LaneError, ReduceOp};
+use kolo_collectives::{
+    CollectiveError, Communicator, Compression, Connector, LaneError, Options, ReduceOp,
+};
 use kolo_transport::ids::{CallId, Rank};
 
 fn lanes_of_last(comm: &Communicator) -> Vec<&'static str> {
@@ -39,6 +41,13 @@ fn operations_are_done_in_shared_memory_and_leave_nothing_behind() {
         maps.matches("kolo-arena").count()
     };
     assert!(maps() >= 3);
+    // A child that is forked does not get it, nor does a core file.
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    for map in smaps.split("kolo-arena").skip(1) {
+        let flags = map.lines().find(|line| line.starts_with("VmFlags:"));
+        let flags: Vec<&str> = flags.unwrap().split(' ').collect();
+        assert!(flags.contains(&"dc") && flags.contains(&"dd"), "{flags:?}");
+    }
     // It has no descriptor once it is mapped, and never a name.
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     let open = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
@@ -73,6 +82,50 @@ fn where_one_rank_shares_nothing_all_use_links() {
     }
 }
 
+/// The others ask each other meanwhile what they wait for. That is no reason against shared memory.
+#[test]
+fn a_rank_that_begins_late_shares_memory_all_the_same() {
+    for late in 0..3 {
+        let group = Group::new(Kind::Shared, 3);
+        group.run(|comm| {
+            if comm.rank() == Rank(late) {
+                std::thread::sleep(Duration::from_millis(300));
+            }
+            let mut data = [1_u32; 10];
+            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [9; 10]);
+            assert!(lanes_of_last(comm).contains(&"shm"), "late {late}");
+        });
+    }
+}
+
+/// The attempt goes on where it was.
+#[test]
+fn a_first_operation_that_fails_does_not_end_the_attempt_to_share() {
+    for late in 0..3 {
+        let group = Group::new(Kind::Shared, 3);
+        group.set_timeout(Duration::from_millis(150));
+        let present = group
+            .members
+            .iter()
+            .filter(|comm| comm.rank() != Rank(late));
+        for result in run(present, Communicator::barrier) {
+            let error = result.unwrap_err();
+            assert_eq!(error.culprit_rank(), Some(Rank(late)), "{error}");
+        }
+        group.set_timeout(LONG);
+        let error = group.members[late as usize].barrier().unwrap_err();
+        assert_eq!(error.culprit_rank(), Some(Rank(late)), "{error}");
+        group.run(|comm| {
+            let mut data = [1_u32; 10];
+            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [3; 10]);
+            assert!(lanes_of_last(comm).contains(&"shm"), "late {late}");
+        });
+    }
+}
+
 #[test]
 fn an_algorithm_that_is_asked_for_is_used_over_the_links() {
     let group = Group::new(Kind::Shared, 3);
@@ -89,6 +142,59 @@ fn an_algorithm_that_is_asked_for_is_used_over_the_links() {
         comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         assert_eq!(data, [27; 10]);
         assert!(lanes_of_last(comm).contains(&"shm"));
+    });
+}
+
+#[test]
+fn several_buffers_and_named_ones_are_reduced_in_shared_memory() {
+    let group = Group::new(Kind::Shared, 3);
+    group.run(|comm| {
+        let mine = comm.rank().0 as f32 + 1.0;
+        let half = comm.with(Options::new().compression(Compression::F16).prescale(0.5));
+        // In the line of the flag, in a slot, in slices; with and without another type on the way.
+        for lengths in [[1, 2, 0], [3, 1000, 20], [0, 70_000, 131_071]] {
+            for (comm, expected) in [(comm, 6.0), (&half, 3.0)] {
+                let mut buffers = lengths.map(|length| vec![mine; length]);
+                let mut parts = buffers.each_mut().map(Vec::as_mut_slice);
+                comm.all_reduce_grouped(&mut parts, ReduceOp::Sum).unwrap();
+                assert_eq!(buffers, lengths.map(|length| vec![expected; length]));
+                assert!(lanes_of_last(comm).contains(&"shm"), "{lengths:?}");
+            }
+        }
+        let mut flags = [[comm.rank().0 == 1; 3], [true; 3]];
+        let [one, two] = &mut flags;
+        comm.all_reduce_grouped(&mut [one, two], ReduceOp::BitAnd)
+            .unwrap();
+        assert_eq!(flags, [[false; 3], [true; 3]]);
+
+        let handles = ["b", "a", "c"].map(|name| {
+            let named = comm.named(name);
+            named.all_reduce(vec![mine; 500], ReduceOp::Sum)
+        });
+        for handle in handles {
+            assert_eq!(handle.wait().unwrap(), [6.0; 500]);
+        }
+        let records = comm.records();
+        // Fused or not, the last ones are these three.
+        let mut bytes = 0;
+        for record in records.iter().rev() {
+            if bytes == 3 * 2000 {
+                break;
+            }
+            assert!(record.lanes.names().any(|lane| lane == "shm"), "{record:?}");
+            bytes += record.bytes();
+        }
+        assert_eq!(bytes, 3 * 2000);
+
+        // Lengths that differ are seen before anything is stored.
+        let extra = usize::from(comm.rank() == Rank(2));
+        let mut buffers = [vec![mine; 5 + extra], vec![mine; 5 - extra]];
+        let mut parts = buffers.each_mut().map(Vec::as_mut_slice);
+        let error = comm
+            .all_reduce_grouped(&mut parts, ReduceOp::Sum)
+            .unwrap_err();
+        assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
+        assert!(buffers.iter().flatten().all(|value| *value == mine));
     });
 }
 
@@ -200,6 +306,29 @@ fn calls_and_failures_take_turns_with_quick_operations() {
             }
         }
     });
+}
+
+/// Also if all others are there already, and only wait for this rank's data.
+#[test]
+fn an_operation_of_a_call_that_was_aborted_here_does_not_end_well() {
+    let group = Group::new(Kind::Shared, 3);
+    let results = group.run(|comm| {
+        comm.begin_call(CallId(1));
+        comm.barrier().unwrap();
+        let mut data = vec![1_u32; 50_000];
+        if comm.rank() == Rank(1) {
+            std::thread::sleep(Duration::from_millis(100));
+            comm.abort_call(CallId(1), "no");
+        }
+        comm.all_reduce(&mut data, ReduceOp::Sum)
+    });
+    for (rank, result) in (0..).zip(results) {
+        match result.unwrap_err() {
+            CollectiveError::Aborted { .. } => assert_eq!(rank, 1),
+            CollectiveError::PeerFailed { rank: failed, .. } => assert_eq!(failed, Rank(1)),
+            other => panic!("{other}"),
+        }
+    }
 }
 
 #[tokio::test]

@@ -100,13 +100,13 @@ impl Inner {
         let Ok(mut engine) = self.engine.try_lock() else {
             return Quick::No;
         };
-        let (settings, forced) = (engine.settings(), engine.is_forced());
+        let (settings, forced, hasty) = (engine.settings(), engine.is_forced(), engine.is_hasty);
         let Engine { shm, offsets, .. } = &mut *engine;
         let Some(arena) = shm.active() else {
             return Quick::No;
         };
         let valid = operation.check(self.world).is_ok();
-        if forced || !valid || arena.is_told() || !suits(arena, offsets) {
+        if forced || !valid || hasty || arena.is_told() || !suits(arena, offsets) {
             return Quick::No;
         }
         let asked = if input.len() < TIMED {
@@ -133,6 +133,7 @@ impl Inner {
             started: asked,
             deadline: asked,
             timeout: timeout.min(FOREVER),
+            in_packed: false,
             quick: done,
         };
         if let Err(error) = begun {
@@ -206,7 +207,7 @@ impl Turn<'_> {
         len: usize,
     ) -> Result<SharedBuffer<T>, CollectiveError> {
         match self.engine.shm.active() {
-            Some(arena) if SharedBuffer::<T>::can_be_shared() => arena.heap.buffer(len),
+            Some(arena) if SharedBuffer::<T>::can_be_shared() => arena.buffer(len),
             _ => Ok(SharedBuffer::private(len)),
         }
     }
@@ -288,10 +289,21 @@ impl Turn<'_> {
         if self.engine.shm.active().is_none() {
             return Ok(Shared::Not);
         }
-        {
+        let obstacle = {
             let state = self.inner.signals.lock();
             self.engine
                 .settle(state.settings, state.tuning, &state.layout);
+            state.obstacle(tag)
+        };
+        if let Some(error) = obstacle {
+            // What is given here could be all that the others wait for: the operation would end well after an abort.
+            let inner = self.inner;
+            let recorder = &inner.family.recorder;
+            drop(Recording {
+                inner,
+                number: recorder.begin((inner.id, tag), operation, self.name, self.asked),
+            });
+            return Err(self.refuse(tag, error));
         }
         let forced = self.engine.is_forced() || matches!(given, Given::Nothing);
         if self.engine.goes_over_links(&operation, forced) {
@@ -332,8 +344,9 @@ impl Turn<'_> {
                 .recorder
                 .begin((inner.id, tag), operation, self.name, self.asked),
         };
+        let waits = alarm.may_sleep() && !self.engine.is_hasty;
         let looked = match self.engine.shm.active() {
-            Some(arena) if alarm.may_sleep() => arena.look(input),
+            Some(arena) if waits => arena.look(input),
             _ => Ok(Outcome::Pending),
         };
         let result = if matches!(looked, Ok(Outcome::Ready | Outcome::Elsewhere)) {

@@ -14,7 +14,7 @@ use super::shared::{Given, Shared};
 use crate::blocking::Alarm;
 use crate::cause::Cause;
 use crate::element::Element;
-use crate::engine::Engine;
+use crate::engine::{Engine, element_size};
 use crate::error::CollectiveError;
 use crate::operation::{Operation, Tag};
 use crate::record::{Moved, ShortName};
@@ -34,6 +34,8 @@ pub(crate) struct Turn<'a> {
     pub(super) started: Instant,
     pub(super) deadline: Instant,
     pub(super) timeout: Duration,
+    /// The result is in [`Engine::packed`].
+    pub(super) in_packed: bool,
     /// Nothing went wrong, and nothing is left to be done.
     pub(super) quick: bool,
 }
@@ -47,10 +49,51 @@ impl Turn<'_> {
         operation: Operation,
         input: &[u8],
     ) -> Result<(), CollectiveError> {
-        if self.share(alarm, tag, operation, Given::Input(input)).await? == Shared::Done {
+        if self
+            .share(alarm, tag, operation, Given::Input(input))
+            .await?
+            == Shared::Done
+        {
             return Ok(());
         }
         let load = |engine: &mut Engine, operation: &Operation| engine.load(operation, input);
+        self.run_over_links(alarm, tag, operation, load)
+            .await
+            .map(drop)
+    }
+
+    /// As [`Turn::run`], of an input in several parts.
+    pub(crate) async fn run_parts<'a, A: Alarm, I: Iterator<Item = &'a [u8]>>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        operation: Operation,
+        parts: impl Fn() -> I,
+    ) -> Result<(), CollectiveError> {
+        if self.engine.may_share() {
+            // In one piece, which the result becomes.
+            let mut packed = std::mem::take(&mut self.engine.packed);
+            packed.reserve(parts().map(<[u8]>::len).sum());
+            let mut end = 0;
+            for part in parts() {
+                packed.bytes_mut()[end..end + part.len()].copy_from_slice(part);
+                end += part.len();
+            }
+            let given = Given::Input(&packed.bytes()[..end]);
+            let shared = self.share(alarm, tag, operation, given).await;
+            if let (Ok(Shared::Done), Some(arena)) = (&shared, self.engine.shm.active()) {
+                let length = operation.count as usize * element_size(&operation);
+                arena.store_packed(&mut packed.bytes_mut()[..length]);
+            }
+            self.engine.packed = packed;
+            self.in_packed = shared? == Shared::Done;
+            if self.in_packed {
+                return Ok(());
+            }
+        }
+        let load = |engine: &mut Engine, operation: &Operation| {
+            engine.load_parts(operation, parts());
+        };
         self.run_over_links(alarm, tag, operation, load)
             .await
             .map(drop)
@@ -95,12 +138,10 @@ impl Turn<'_> {
         let inner = self.inner;
         let recording = Recording {
             inner,
-            number: inner.family.recorder.begin(
-                (inner.id, tag),
-                operation,
-                self.name,
-                self.asked,
-            ),
+            number: inner
+                .family
+                .recorder
+                .begin((inner.id, tag), operation, self.name, self.asked),
         };
         let connect = |peer| inner.connect(peer);
         let mut run = Run::new(
@@ -147,6 +188,10 @@ impl Turn<'_> {
 
     /// A stretch of the result of the operation that ran last.
     pub(crate) fn result(&self, from: usize, to: usize) -> &[u8] {
+        if self.in_packed {
+            let size = element_size(&self.operation);
+            return &self.engine.packed.bytes()[from * size..to * size];
+        }
         self.engine.result(&self.operation, from, to)
     }
 

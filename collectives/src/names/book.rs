@@ -10,11 +10,17 @@ use crate::cause::Cause;
 use crate::element::DType;
 use crate::operation::{Factor, Operation, OperationKind, ReduceOp};
 
+use super::wire::BATCH;
+
 /// So long it waits for those that did not come to say what they do, before it reports them.
 const COLLECT: Duration = Duration::from_millis(300);
 
 /// Batches that are under way on rank 0 at once. While they are, what gets ready waits, and is fused.
 const AHEAD: usize = 2;
+
+/// Most operations that one rank may have asked for. It has no more under way than [`super::MOST`], and what it gave up
+/// itself may not have reached rank 0 yet.
+const ASKED: usize = 2 * super::MOST;
 
 /// A named operation of a call.
 pub(super) type Key = (u64, String);
@@ -22,9 +28,10 @@ pub(super) type Key = (u64, String);
 /// What rank 0 has decided.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Verdict {
-    /// All ranks do these now, as one operation if they are several.
+    /// All ranks do these now, as one operation if they are several, which has this number in its call.
     Run {
         call: u64,
+        number: u64,
         names: Vec<String>,
         operation: Operation,
     },
@@ -49,7 +56,6 @@ pub(super) enum Verdict {
 struct Entry {
     /// By rank.
     asked: Vec<Option<Operation>>,
-    count: usize,
     since: Instant,
     deadline: Instant,
     limit: Duration,
@@ -132,6 +138,10 @@ pub(super) struct Book {
     ready: VecDeque<Key>,
     joined: Vec<bool>,
     doing: HashMap<u32, String>,
+    /// How many entries each rank has asked for.
+    asked: Vec<usize>,
+    /// The number of the next operation, and of which call.
+    next: (u64, u64),
     /// Ranks that are gone.
     lost: Option<Cause>,
     /// Calls before this one are over.
@@ -151,12 +161,21 @@ impl Book {
             ready: VecDeque::new(),
             joined: vec![false; world as usize],
             doing: HashMap::new(),
+            asked: vec![0; world as usize],
+            next: (0, 0),
             lost: None,
             over_before: 0,
             over: None,
             running: 0,
             verdicts: Vec::new(),
         }
+    }
+
+    /// Whether a rank has asked for more than it can have under way: then it does not keep to the protocol.
+    pub(super) fn is_greedy(&self, rank: u32) -> bool {
+        self.asked
+            .get(rank as usize)
+            .is_some_and(|asked| *asked >= ASKED)
     }
 
     /// A rank has started an operation.
@@ -182,7 +201,6 @@ impl Book {
             .entry((call, name.clone()))
             .or_insert_with(|| Entry {
                 asked: vec![None; self.world as usize],
-                count: 0,
                 since: now,
                 deadline: now + limit,
                 limit,
@@ -191,7 +209,7 @@ impl Book {
             });
         entry.deadline = entry.deadline.min(now + limit);
         if entry.asked[rank as usize].replace(operation).is_none() {
-            entry.count += 1;
+            self.asked[rank as usize] += 1;
         }
         self.check(&(call, name));
     }
@@ -257,13 +275,16 @@ impl Book {
 
     fn fail_all(&mut self, before: u64, cause: &Cause) {
         let mut failed: HashMap<u64, Vec<String>> = HashMap::new();
-        self.entries.retain(|(call, name), _| {
-            let fails = *call < before;
-            if fails {
-                failed.entry(*call).or_default().push(name.clone());
-            }
-            !fails
-        });
+        let keys: Vec<Key> = self
+            .entries
+            .keys()
+            .filter(|(call, _)| *call < before)
+            .cloned()
+            .collect();
+        for key in keys {
+            self.remove(&key);
+            failed.entry(key.0).or_default().push(key.1);
+        }
         self.ready.retain(|(call, _)| *call >= before);
         for (call, mut names) in failed {
             names.sort();
@@ -272,13 +293,31 @@ impl Book {
         }
     }
 
+    fn remove(&mut self, key: &Key) -> Option<Entry> {
+        let entry = self.entries.remove(key)?;
+        for (count, asked) in self.asked.iter_mut().zip(&entry.asked) {
+            *count -= usize::from(asked.is_some());
+        }
+        Some(entry)
+    }
+
+    /// The number of the next operation of a call, which takes `numbers` of them.
+    fn number(&mut self, call: u64, numbers: u64) -> u64 {
+        if self.next.0 != call {
+            self.next = (call, 0);
+        }
+        let number = self.next.1;
+        self.next.1 += numbers;
+        number
+    }
+
     /// What follows from all that came.
     pub(super) fn verdicts(&mut self, now: Instant) -> Vec<Verdict> {
         self.look_at_the_clock(now);
         while self.running < AHEAD
             && let Some(key) = self.ready.pop_front()
         {
-            let Some(entry) = self.entries.remove(&key) else {
+            let Some(entry) = self.remove(&key) else {
                 continue;
             };
             let (call, name) = key;
@@ -291,8 +330,10 @@ impl Book {
                 Ok(Some(operation)) => {
                     let names = self.fuse(call, name, &operation);
                     self.running += 1;
+                    let number = self.number(call, super::numbers(&operation));
                     self.verdicts.push(Verdict::Run {
                         call,
+                        number,
                         names,
                         operation,
                     });
@@ -309,12 +350,12 @@ impl Book {
             return names;
         };
         let mut sum = bytes(operation);
-        let Self { ready, entries, .. } = self;
+        let mut ready = std::mem::take(&mut self.ready);
         ready.retain(|key| {
-            if key.0 != call || sum >= self.threshold {
+            if key.0 != call || sum >= self.threshold || names.len() == BATCH {
                 return true;
             }
-            let Some(Ok(Some(other))) = entries.get(key).map(Entry::judge) else {
+            let Some(Ok(Some(other))) = self.entries.get(key).map(Entry::judge) else {
                 return true;
             };
             let with = sum.saturating_add(bytes(&other));
@@ -322,10 +363,11 @@ impl Book {
                 return true;
             }
             sum = with;
-            entries.remove(key);
+            self.remove(key);
             names.push(key.1.clone());
             false
         });
+        self.ready = ready;
         names
     }
 
@@ -361,8 +403,9 @@ impl Book {
                 _ => {}
             }
         }
-        for ((call, name), cause) in late {
-            self.entries.remove(&(call, name.clone()));
+        for (key, cause) in late {
+            self.remove(&key);
+            let (call, name) = key;
             let names = vec![name];
             self.verdicts.push(Verdict::Fail { call, names, cause });
         }
@@ -489,6 +532,48 @@ mod tests {
     }
 
     #[test]
+    fn operations_have_numbers_in_their_calls() {
+        let (mut book, now) = book(1);
+        let gather = Operation::new(OperationKind::AllGatherVarcount, Some(DType::F32), 0);
+        let mut numbers = Vec::new();
+        for (call, name, operation) in [
+            (0, "a", sum(1)),
+            (0, "b", gather),
+            (0, "c", sum(1)),
+            (7, "a", sum(1)),
+            (7, "b", sum(1)),
+        ] {
+            book.ask(now, 0, (call, name.to_owned()), operation, LIMIT);
+            for verdict in book.verdicts(now) {
+                if let Verdict::Run { call, number, .. } = verdict {
+                    numbers.push((call, number));
+                }
+            }
+            book.ended();
+        }
+        assert_eq!(numbers, [(0, 0), (0, 1), (0, 3), (7, 0), (7, 1)]);
+    }
+
+    #[test]
+    fn a_rank_that_asks_without_end_is_seen() {
+        let (mut book, now) = book(2);
+        for index in 0..ASKED {
+            assert!(!book.is_greedy(1));
+            book.ask(now, 1, key(&index.to_string()), sum(1), LIMIT);
+        }
+        assert!(book.is_greedy(1));
+        assert!(!book.is_greedy(0));
+        book.over(
+            1,
+            Cause::Left {
+                rank: Rank(1),
+                reason: "call 1 has begun".to_owned(),
+            },
+        );
+        assert!(!book.is_greedy(1), "what has ended does not count");
+    }
+
+    #[test]
     fn ranks_that_disagree_are_named() {
         let (mut book, now) = book(3);
         book.ask(now, 0, key("a"), sum(1), LIMIT);
@@ -577,6 +662,7 @@ mod tests {
         let lost = Cause::Lost {
             rank: Rank(1),
             reason: "killed".to_owned(),
+            for_good: true,
         };
         book.lost(lost.clone(), true);
         assert_eq!(book.verdicts(now), [fail(5, &lost)]);

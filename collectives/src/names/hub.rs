@@ -12,14 +12,25 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Sleep;
 
 use super::book::{Book, Verdict};
-use super::wire::{self, Down, Up};
+use super::wire::{self, BATCH, Down, Inbox, Up};
 use super::{Command, Names, THRESHOLD, until};
-use crate::cause::Cause;
+use crate::cause::{Cause, cut};
 use crate::lane::{Lane, LaneError};
 use crate::operation::Operation;
 
-/// Most bytes that are read ahead of a message's end.
+/// Most bytes that are read at once.
 const READ: usize = 16 << 10;
+
+/// Most reads of one link in a row, and most rounds before other tasks have their turn: a rank that never stops talking
+/// holds up nobody.
+const MOST_READS: usize = 16;
+const MOST_ROUNDS: usize = 64;
+
+/// Most bytes that wait for a rank that does not read: four of the longest messages.
+const BACKLOG: usize = 4 * wire::MOST;
+
+/// So long after the deadline of an operation the others wait for rank 0 to say so.
+pub(super) const SILENT: Duration = Duration::from_secs(2);
 
 /// A link, with what is half read and half written.
 #[derive(Debug, Default)]
@@ -27,15 +38,18 @@ struct Line {
     lane: Option<Box<dyn Lane>>,
     out: Vec<u8>,
     sent: usize,
-    read: Vec<u8>,
+    inbox: Inbox,
 }
 
 impl Line {
-    /// Writes and reads as far as it goes. The messages that came are in `read`.
-    fn poll(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Result<(), (String, bool)> {
+    /// Writes and reads. What came is in the inbox. Returns whether there may be more to read.
+    fn poll(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Result<bool, (String, bool)> {
         let Some(lane) = &mut self.lane else {
-            return Ok(());
+            return Ok(false);
         };
+        if self.out.len() - self.sent > BACKLOG {
+            return Err(("it does not read what it is sent".to_owned(), false));
+        }
         while self.sent < self.out.len() {
             match lane.poll_write(cx, &[IoSlice::new(&self.out[self.sent..])]) {
                 Poll::Ready(Ok(count)) => self.sent += count,
@@ -47,17 +61,18 @@ impl Line {
             self.out.clear();
             self.sent = 0;
         }
-        loop {
+        for _ in 0..MOST_READS {
             match lane.poll_read(cx, buffer) {
                 Poll::Ready(Ok(0)) => {
                     let ended = "the peer closed its link for names".to_owned();
                     return Err((ended, lane.end_is_final()));
                 }
-                Poll::Ready(Ok(count)) => self.read.extend_from_slice(&buffer[..count]),
+                Poll::Ready(Ok(count)) => self.inbox.push(&buffer[..count]),
                 Poll::Ready(Err(error)) => return Err((error.to_string(), lane.end_is_final())),
-                Poll::Pending => return Ok(()),
+                Poll::Pending => return Ok(false),
             }
         }
+        Ok(true)
     }
 }
 
@@ -70,6 +85,8 @@ pub(super) struct Hub {
     connecting: bool,
     /// Only on rank 0.
     book: Option<Book>,
+    /// On the others: when to look whether rank 0 is silent for too long.
+    look_at: Option<Instant>,
     buffer: Vec<u8>,
 }
 
@@ -85,6 +102,7 @@ impl Hub {
             lines: (0..lines).map(|_| Line::default()).collect(),
             connecting: false,
             book,
+            look_at: None,
             buffer: vec![0; READ],
         }
     }
@@ -96,7 +114,7 @@ impl Hub {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>, mut sleep: Pin<&mut Sleep>) -> Poll<()> {
-        loop {
+        for _ in 0..MOST_ROUNDS {
             let mut commands = Vec::new();
             let open = loop {
                 match self.todo.poll_recv(cx) {
@@ -128,6 +146,8 @@ impl Hub {
                 return Poll::Pending;
             }
         }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     fn obey(&mut self, names: &Arc<Names>, command: Command) {
@@ -149,7 +169,15 @@ impl Hub {
             (Command::Over { before, cause }, Some(book)) => book.over(before, cause),
             (Command::Lost { rank, reason }, Some(book)) => {
                 let rank = Rank(rank);
-                book.lost(Cause::Lost { rank, reason }, true);
+                let for_good = true;
+                book.lost(
+                    Cause::Lost {
+                        rank,
+                        reason,
+                        for_good,
+                    },
+                    for_good,
+                );
             }
             (Command::Ended, Some(book)) => book.ended(),
             (Command::Settings { threshold }, Some(book)) => book.threshold = threshold,
@@ -160,15 +188,18 @@ impl Hub {
                     limit,
                 },
                 None,
-            ) => self.say(
-                names,
-                &Up::Ask {
+            ) => {
+                // What is under way now has begun before now.
+                let at = now + limit + SILENT;
+                self.look_at = Some(self.look_at.map_or(at, |look_at| look_at.min(at)));
+                let ask = Up::Ask {
                     call,
                     name,
                     operation: wire::encode_operation(operation),
                     limit_ms: limit.as_millis().min(u128::from(u64::MAX)) as u64,
-                },
-            ),
+                };
+                self.say(names, &ask);
+            }
             (Command::Join, None) => self.say(names, &Up::Join),
             (Command::Over { before, cause }, None) => {
                 let cause = cause.encode();
@@ -208,8 +239,25 @@ impl Hub {
         };
         match lane {
             Ok(lane) => {
-                line.lane = Some(lane);
-                line.read.clear();
+                line.inbox.clear();
+                let Some(_old) = line.lane.replace(lane) else {
+                    return;
+                };
+                // What was on its way may be lost.
+                (line.out, line.sent) = (Vec::new(), 0);
+                if let Some(book) = &mut self.book {
+                    let reason = "its link for names was replaced while it was in use".to_owned();
+                    let rank = Rank(rank);
+                    let for_good = false;
+                    book.lost(
+                        Cause::Lost {
+                            rank,
+                            reason,
+                            for_good,
+                        },
+                        for_good,
+                    );
+                }
             }
             Err(error) => {
                 *line = Line::default();
@@ -229,14 +277,19 @@ impl Hub {
         if line.lane.is_none() {
             return false;
         }
-        let mut ended = line.poll(cx, &mut self.buffer).err();
-        let mut came = false;
+        let polled = line.poll(cx, &mut self.buffer);
+        let mut came = matches!(polled, Ok(true));
+        let mut ended = polled.err();
         loop {
-            let read = &mut self.lines[index].read;
+            let inbox = &mut self.lines[index].inbox;
             let taken = if self.me == 0 {
-                wire::take(read).map(|up| up.map(|up| self.heard(rank, up)))
+                inbox.take().and_then(|up| match up {
+                    Some(up) => self.heard(rank, up).map(Some),
+                    None => Ok(None),
+                })
             } else {
-                wire::take(read).map(|down| down.map(|down| self.told(names, down)))
+                let down = inbox.take();
+                down.map(|down| down.map(|down| self.told(names, down)))
             };
             match taken {
                 Ok(Some(())) => came = true,
@@ -253,7 +306,14 @@ impl Hub {
             match &mut self.book {
                 Some(book) => {
                     let rank = Rank(rank);
-                    book.lost(Cause::Lost { rank, reason }, for_good);
+                    book.lost(
+                        Cause::Lost {
+                            rank,
+                            reason,
+                            for_good,
+                        },
+                        for_good,
+                    );
                 }
                 None => names.lost(rank, &reason, for_good),
             }
@@ -261,10 +321,10 @@ impl Hub {
         came
     }
 
-    /// Rank 0 hears of a rank.
-    fn heard(&mut self, rank: u32, message: Up) {
+    /// Rank 0 hears of a rank. Fails if it says what it can't mean.
+    fn heard(&mut self, rank: u32, message: Up) -> Result<(), String> {
         let Some(book) = &mut self.book else {
-            return;
+            return Ok(());
         };
         match message {
             Up::Ask {
@@ -273,23 +333,25 @@ impl Hub {
                 operation,
                 limit_ms,
             } => {
-                if let Some(operation) = wire::decode_operation(&operation) {
-                    let limit = Duration::from_millis(limit_ms).min(super::YEAR);
-                    book.ask(Instant::now(), rank, (call, name), operation, limit);
-                } else {
-                    let cause = Cause::Protocol {
-                        rank: Rank(rank),
-                        reason: format!(
-                            "what it asks for by the name of `{name}` is not understood"
-                        ),
-                    };
-                    book.lost(cause, false);
+                if name.len() > wire::NAME {
+                    return Err(format!("it sent a name of {} bytes", name.len()));
                 }
+                if book.is_greedy(rank) {
+                    return Err("it has asked for more than can be under way".to_owned());
+                }
+                let Some(operation) = wire::decode_operation(&operation) else {
+                    return Err(format!(
+                        "what it asks for by the name of `{name}` is not understood"
+                    ));
+                };
+                let limit = Duration::from_millis(limit_ms).min(super::YEAR);
+                book.ask(Instant::now(), rank, (call, name), operation, limit);
             }
             Up::Join => book.join(rank),
             Up::Over { before, cause } => book.over(before, wire::decode_cause(&cause, rank)),
-            Up::Doing { text } => book.doing(rank, text),
+            Up::Doing { text } => book.doing(rank, cut(&text).to_owned()),
         }
+        Ok(())
     }
 
     /// A rank hears of rank 0.
@@ -297,12 +359,13 @@ impl Hub {
         match message {
             Down::Run {
                 call,
+                number,
                 names: which,
                 operation,
             } => {
                 // One that is not understood is followed like a barrier, and fails in the check of the others.
                 let operation = wire::decode_operation(&operation).unwrap_or(Operation::BARRIER);
-                names.run(call, which, operation);
+                names.run((call, number), which, operation);
             }
             Down::Fail {
                 call,
@@ -322,10 +385,17 @@ impl Hub {
         }
     }
 
-    /// On rank 0: does and tells what follows from all that came. Returns when to look again.
+    /// On rank 0: does and tells what follows from all that came. On the others: gives up what rank 0 does not answer.
+    /// Returns when to look again.
     fn decide(&mut self, names: &Arc<Names>) -> Option<Instant> {
         let now = Instant::now();
-        let verdicts = self.book.as_mut()?.verdicts(now);
+        let Some(book) = &mut self.book else {
+            if self.look_at.is_some_and(|at| now >= at) {
+                self.look_at = names.expire(now);
+            }
+            return self.look_at;
+        };
+        let verdicts = book.verdicts(now);
         let any = !verdicts.is_empty();
         for verdict in verdicts {
             self.execute(names, verdict);
@@ -341,26 +411,30 @@ impl Hub {
         match verdict {
             Verdict::Run {
                 call,
+                number,
                 names: which,
                 operation,
             } => {
                 self.say_all(&Down::Run {
                     call,
+                    number,
                     names: which.clone(),
                     operation: wire::encode_operation(operation),
                 });
-                names.run(call, which, operation);
+                names.run((call, number), which, operation);
             }
             Verdict::Fail {
                 call,
                 names: which,
                 cause,
             } => {
-                self.say_all(&Down::Fail {
-                    call,
-                    names: which.clone(),
-                    cause: cause.encode(),
-                });
+                for some in which.chunks(BATCH) {
+                    self.say_all(&Down::Fail {
+                        call,
+                        names: some.to_vec(),
+                        cause: cause.encode(),
+                    });
+                }
                 names.fail(call, which, &cause);
             }
             Verdict::Query { ranks } => {
@@ -377,10 +451,11 @@ impl Hub {
             }
             Verdict::Stalled {
                 call,
-                names: which,
+                names: mut which,
                 waited,
                 missing,
             } => {
+                which.truncate(BATCH);
                 self.say_all(&Down::Stalled {
                     call,
                     names: which.clone(),

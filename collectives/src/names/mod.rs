@@ -31,13 +31,14 @@ use crate::error::CollectiveError;
 use crate::group::{Family, GroupId, Kind, Member};
 use crate::inner::Inner;
 use crate::lane::{Lane, LaneError};
-use crate::operation::{Operation, OperationKind};
+use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
 use crate::ops::Part;
 use crate::options::Options;
 use crate::record::ShortName;
 use crate::shape::{self, Mark};
 use crate::stall::{Missing, StallReport};
 use book::Key;
+use hub::SILENT;
 
 /// Most bytes that are fused in one operation, if nothing else is set.
 pub(crate) const THRESHOLD: u64 = 128 << 20;
@@ -117,9 +118,19 @@ pub(crate) struct Names {
     state: Mutex<State>,
 }
 
+/// An operation that waits for its turn.
+struct Pending {
+    options: Options,
+    operation: Operation,
+    task: Task,
+    /// When rank 0 must have said something about it, and the limit that it was given.
+    until: Instant,
+    limit: Duration,
+}
+
 #[derive(Default)]
 struct State {
-    pending: HashMap<Key, (Options, Operation, Task)>,
+    pending: HashMap<Key, Pending>,
     call: u64,
     /// Nothing works any more, or not in this call.
     lost: Option<CollectiveError>,
@@ -185,7 +196,16 @@ impl Names {
         limit: Duration,
         task: Task,
     ) {
-        let refused = {
+        let limit = limit.min(YEAR);
+        let refused = if name.len() > wire::NAME {
+            Some(CollectiveError::Invalid {
+                reason: format!(
+                    "the name of an operation has {} bytes: it may have up to {}",
+                    name.len(),
+                    wire::NAME
+                ),
+            })
+        } else {
             let mut state = self.lock();
             if std::mem::take(&mut state.all_joined) {
                 state.joined = false;
@@ -209,9 +229,14 @@ impl Names {
                     ),
                 })
             } else {
-                state
-                    .pending
-                    .insert(key.clone(), (options, operation, task));
+                let pending = Pending {
+                    options,
+                    operation,
+                    task,
+                    until: Instant::now() + limit + SILENT,
+                    limit,
+                };
+                state.pending.insert(key.clone(), pending);
                 drop(state);
                 self.tell(Command::Ask {
                     key,
@@ -255,13 +280,13 @@ impl Names {
     fn fail(&self, call: u64, names: Vec<String>, cause: &Cause) {
         for name in names {
             let task = self.lock().pending.remove(&(call, name.clone()));
-            let Some((_, operation, task)) = task else {
+            let Some(pending) = task else {
                 continue;
             };
-            let what = format!("{operation} named `{name}`");
+            let what = format!("{} named `{name}`", pending.operation);
             let error = self.outward(cause.clone(), call, &what);
             self.family.failed(call, &error);
-            task.fail(error);
+            pending.task.fail(error);
         }
     }
 
@@ -277,12 +302,37 @@ impl Names {
                 .collect();
             keys.iter()
                 .filter_map(|key| state.pending.remove(key))
-                .map(|(_, _, task)| task)
+                .map(|pending| pending.task)
                 .collect()
         };
         for task in failed {
             task.fail(error.clone());
         }
+    }
+
+    /// Gives up what rank 0 has said nothing about for too long. Returns when to look again.
+    fn expire(&self, now: Instant) -> Option<Instant> {
+        let (silent, next) = {
+            let mut state = self.lock();
+            let silent: Vec<(Key, Pending)> = state
+                .pending
+                .extract_if(|_, pending| now >= pending.until)
+                .collect();
+            (
+                silent,
+                state.pending.values().map(|pending| pending.until).min(),
+            )
+        };
+        for ((call, name), pending) in silent {
+            let error = CollectiveError::Deadline {
+                operation: format!("{} named `{name}`", pending.operation),
+                waited: pending.limit,
+                late: vec![Rank(self.members[0])],
+            };
+            self.family.failed(call, &error);
+            pending.task.fail(error);
+        }
+        next
     }
 
     /// The links have ended: to rank 0, or, on rank 0, to some rank.
@@ -297,8 +347,8 @@ impl Names {
         self.fail_all(u64::MAX, &error);
     }
 
-    /// Rank 0 says that it is the turn of these.
-    fn run(self: &Arc<Self>, call: u64, names: Vec<String>, operation: Operation) {
+    /// Rank 0 says that it is the turn of these, as the operation with this number of the call.
+    fn run(self: &Arc<Self>, (call, number): (u64, u64), names: Vec<String>, operation: Operation) {
         let mut tasks = Vec::new();
         let joined = {
             let mut state = self.lock();
@@ -313,24 +363,36 @@ impl Names {
         let end = Ended(self.commands.clone());
         let comm = Communicator::of(Arc::clone(&self.data));
         let own = comm.clone();
-        let started = own.progress().map(|progress| {
-            progress.start(Box::new(move || {
-                if whole {
-                    perform(&comm, tasks, &names);
-                } else if joined && tasks.is_empty() {
-                    follow(&comm, operation);
-                } else {
-                    // They were given up here in the meantime: the others hear that now.
-                    let reason = format!("{} was given up", names.join(", "));
-                    comm.give_up(numbers(&operation), &reason);
-                    for (_, _, task) in tasks {
-                        task.fail(CollectiveError::Aborted {
-                            reason: reason.clone(),
-                        });
-                    }
+        let job = Box::new(move || {
+            let tag = Tag {
+                call,
+                operation: number,
+            };
+            // All count alike, whatever came of those before.
+            let in_call = comm.inner.signals.go_to(tag);
+            if in_call && whole {
+                perform(&comm, tasks, &names);
+            } else if in_call && joined && tasks.is_empty() {
+                follow(&comm, operation);
+            } else {
+                // They were given up here in the meantime: the others hear that now.
+                let reason = format!("{} was given up", names.join(", "));
+                comm.give_up(tag, numbers(&operation), &reason);
+                for pending in tasks {
+                    pending.task.fail(CollectiveError::Aborted {
+                        reason: reason.clone(),
+                    });
                 }
-                drop(end);
-            }));
+            }
+            drop(end);
+        });
+        let started = own.progress().and_then(|progress| {
+            // This may be the only thread that reads the links.
+            progress
+                .try_start(job)
+                .map_err(|_| CollectiveError::Invalid {
+                    reason: "rank 0 has more run than it can have under way".to_owned(),
+                })
         });
         if let Err(error) = started {
             self.lost(self.me, &error.to_string(), true);
@@ -348,8 +410,8 @@ impl Names {
         let what: Vec<String> = {
             let state = self.lock();
             let started = |name: &String| {
-                let (_, operation, _) = state.pending.get(&(call, name.clone()))?;
-                Some(format!("{operation} named `{name}`"))
+                let pending = state.pending.get(&(call, name.clone()))?;
+                Some(format!("{} named `{name}`", pending.operation))
             };
             names.iter().filter_map(started).collect()
         };
@@ -372,7 +434,7 @@ impl Names {
         self.family.stalls.report(StallReport {
             operation,
             group: self.id,
-            tag: crate::operation::Tag { call, operation: 0 },
+            tag: Tag { call, operation: 0 },
             waited,
             missing,
         });
@@ -391,7 +453,7 @@ impl Drop for Ended {
 }
 
 /// Does what is one's own.
-fn perform(comm: &Communicator, tasks: Vec<(Options, Operation, Task)>, names: &[String]) {
+fn perform(comm: &Communicator, tasks: Vec<Pending>, names: &[String]) {
     let short = match names {
         [one] => ShortName::new(one),
         [first, ..] => ShortName::new(&format!("{first} +{}", names.len() - 1)),
@@ -400,13 +462,14 @@ fn perform(comm: &Communicator, tasks: Vec<(Options, Operation, Task)>, names: &
     let mut parts = Vec::new();
     let mut request: Option<Operation> = None;
     let mut asked = None;
-    for (options, operation, task) in tasks {
-        match task {
+    for pending in tasks {
+        let options = pending.options;
+        match pending.task {
             Task::Alone(run) => {
                 run(Ok(comm.with(options.called(short, options.asked))));
             }
             Task::Fusable(part) => {
-                request.get_or_insert(operation);
+                request.get_or_insert(pending.operation);
                 asked = asked.or(options.asked);
                 parts.push(part);
             }
@@ -434,13 +497,19 @@ fn perform(comm: &Communicator, tasks: Vec<(Options, Operation, Task)>, names: &
 fn follow(comm: &Communicator, operation: Operation) {
     for _ in 0..numbers(&operation) {
         if let Err(error) = comm.follow_one() {
+            // It failed on all, and the rest of it is not done.
             tracing::debug!(%error, "an operation failed that this rank only took part in");
+            return;
         }
     }
 }
 
 /// How many numbers an operation takes.
 fn numbers(operation: &Operation) -> u64 {
+    if operation.reduce == Some(ReduceOp::Adasum) {
+        // One for each buffer of several.
+        return operation.rows.max(1);
+    }
     let two = matches!(
         operation.kind,
         OperationKind::AllGatherVarcount

@@ -7,8 +7,14 @@ use crate::header::{Data, HEADER, Header};
 use crate::operation::{Operation, Tag};
 use kolo_transport::ids::Generation;
 
-/// Longest message, in bytes.
+/// Longest message, in bytes: a batch of the longest names fits.
 pub(super) const MOST: usize = 16 << 20;
+
+/// Longest name, in bytes.
+pub(super) const NAME: usize = 1024;
+
+/// Most names in one message.
+pub(super) const BATCH: usize = 4096;
 
 /// From a rank to rank 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,9 +37,10 @@ pub(super) enum Up {
 /// From rank 0 to a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Down {
-    /// Do these now.
+    /// Do these now, as the operations of the call from this number on.
     Run {
         call: u64,
+        number: u64,
         names: Vec<String>,
         operation: Vec<u8>,
     },
@@ -96,25 +103,49 @@ pub(super) fn put<M: Serialize>(out: &mut Vec<u8>, message: &M) {
     out[start..start + 4].copy_from_slice(&length.to_le_bytes());
 }
 
-/// Takes the first message, if it is complete.
-///
-/// Fails if there is none that this version understands.
-pub(super) fn take<M: for<'a> Deserialize<'a>>(bytes: &mut Vec<u8>) -> Result<Option<M>, String> {
-    let Some((length, rest)) = bytes.split_first_chunk::<4>() else {
-        return Ok(None);
-    };
-    let length = u32::from_le_bytes(*length) as usize;
-    if length > MOST {
-        return Err(format!(
-            "a message of {length} bytes is over the limit of {MOST}"
-        ));
+/// Bytes that came, and are messages when they are complete.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Inbox {
+    /// More came.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        if self.start > 0 {
+            // What is left is the beginning of one message.
+            self.bytes.drain(..self.start);
+            self.start = 0;
+        }
+        self.bytes.extend_from_slice(bytes);
     }
-    let Some(message) = rest.get(..length) else {
-        return Ok(None);
-    };
-    let message = rmp_serde::from_slice(message).map_err(|error| error.to_string())?;
-    bytes.drain(..4 + length);
-    Ok(Some(message))
+
+    /// Takes the first message, if it is complete.
+    ///
+    /// Fails if there is none that this version understands.
+    pub(super) fn take<M: for<'a> Deserialize<'a>>(&mut self) -> Result<Option<M>, String> {
+        let Some((length, rest)) = self.bytes[self.start..].split_first_chunk::<4>() else {
+            return Ok(None);
+        };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > MOST {
+            return Err(format!(
+                "a message of {length} bytes is over the limit of {MOST}"
+            ));
+        }
+        let Some(message) = rest.get(..length) else {
+            return Ok(None);
+        };
+        let message = rmp_serde::from_slice(message).map_err(|error| error.to_string())?;
+        self.start += 4 + length;
+        Ok(Some(message))
+    }
+
+    /// Forgets what came.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
 }
 
 #[cfg(test)]
@@ -139,25 +170,49 @@ mod tests {
             put(&mut bytes, message);
         }
         let last = bytes.pop().unwrap();
-        assert_eq!(take(&mut bytes), Ok(Some(Up::Join)));
-        assert_eq!(take::<Up>(&mut bytes), Ok(None));
-        bytes.push(last);
-        let Ok(Some(Up::Ask { operation, .. })) = take(&mut bytes) else {
+        let mut inbox = Inbox::default();
+        inbox.push(&bytes);
+        assert_eq!(inbox.take(), Ok(Some(Up::Join)));
+        assert_eq!(inbox.take::<Up>(), Ok(None));
+        inbox.push(&[last]);
+        let Ok(Some(Up::Ask { operation, .. })) = inbox.take() else {
             panic!("it is complete");
         };
         assert_eq!(decode_operation(&operation), Some(Operation::BARRIER));
-        assert!(bytes.is_empty());
-        assert!(take::<Up>(&mut vec![255; 9]).unwrap_err().contains("limit"));
-        assert!(take::<Up>(&mut vec![1, 0, 0, 0, 5]).is_err());
+        assert_eq!(inbox.take::<Up>(), Ok(None));
+        inbox.push(&[255; 9]);
+        assert!(inbox.take::<Up>().unwrap_err().contains("limit"));
+        inbox.clear();
+        inbox.push(&[1, 0, 0, 0, 5]);
+        assert!(inbox.take::<Up>().is_err());
+    }
+
+    #[test]
+    fn the_longest_batch_fits_a_message() {
+        let names = vec!["n".repeat(NAME); BATCH];
+        let mut bytes = Vec::new();
+        let run = Down::Run {
+            call: u64::MAX,
+            number: u64::MAX,
+            names,
+            operation: encode_operation(Operation::BARRIER),
+        };
+        put(&mut bytes, &run);
+        assert!(bytes.len() < MOST, "{}", bytes.len());
+        let mut inbox = Inbox::default();
+        inbox.push(&bytes);
+        assert_eq!(inbox.take(), Ok(Some(run)));
     }
 
     proptest! {
         #[test]
         fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
-            let mut up = bytes.clone();
-            drop(take::<Up>(&mut up));
-            let mut down = bytes.clone();
-            drop(take::<Down>(&mut down));
+            let mut inbox = Inbox::default();
+            inbox.push(&bytes);
+            drop(inbox.take::<Up>());
+            inbox.clear();
+            inbox.push(&bytes);
+            drop(inbox.take::<Down>());
             prop_assert!(decode_operation(&bytes).is_none());
             decode_cause(&bytes, 1);
         }

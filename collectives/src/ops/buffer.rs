@@ -74,6 +74,7 @@ impl Communicator {
             segment: OF_BUFFERS,
             ..plain
         };
+        let tainted = buffer.taint();
         match self
             .inner
             .quick_buffers(&request, self.options.name, buffer)
@@ -84,14 +85,13 @@ impl Communicator {
                 return Ok(());
             }
             Quick::Begun(mut turn, tag) => {
-                buffer.taint();
                 Self::blocking(async |alarm, _| turn.resume(alarm, tag, &[]).await)?;
                 turn.leave();
                 buffer.turn();
                 return Ok(());
             }
             Quick::Failed(error) => return Err(error),
-            Quick::No => {}
+            Quick::No => buffer.untaint(tainted),
         }
         Self::blocking(async |alarm, started| {
             self.reduce_buffer(alarm, started, request, buffer, op)
@@ -108,13 +108,14 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
         let (mut turn, tag) = self.turn(alarm, started, request.kind, 1).await?;
-        buffer.taint();
+        let tainted = buffer.taint();
         if turn.run_buffers(alarm, tag, request, buffer).await? {
             turn.leave();
             buffer.turn();
             return Ok(());
         }
         // It is another communicator's, or an algorithm is asked for.
+        buffer.untaint(tainted);
         let request = self.reduction::<T>(request.kind, buffer.len(), op);
         turn.run(alarm, tag, request, crate::element::bytes_of(buffer))
             .await?;

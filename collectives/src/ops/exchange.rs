@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 
 use kolo_transport::ids::Rank;
 
-use super::{too_many, wrong_buffer};
+use super::{fits, too_many, wrong_buffer};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
@@ -146,7 +146,7 @@ impl Communicator {
             let Some(total) = turn
                 .engine()
                 .set_offsets(counts)
-                .filter(|total| total.checked_mul(size_of::<T>()).is_some())
+                .filter(|total| fits::<T>(*total))
             else {
                 return Err(turn.refuse(tag.after(), too_many::<T>(&lengths)));
             };
@@ -203,6 +203,10 @@ impl Communicator {
     pub fn receive<T: Element>(&self, from: Rank) -> Result<Vec<T>, CollectiveError> {
         let mut data = Vec::new();
         self.receive_from(from, |wanted| {
+            // The other rank says how many: this one's memory may not hold them.
+            if data.try_reserve_exact(wanted).is_err() {
+                return Err(too_many::<T>(&[wanted as u64]));
+            }
             data.resize(wanted, T::default());
             Ok(&mut data[..])
         })?;
@@ -246,8 +250,7 @@ impl Communicator {
             }
             let mut wanted = [0_u64];
             turn.store(&mut wanted);
-            let fits = (wanted[0] as usize).checked_mul(size_of::<T>()).is_some();
-            let room = if fits {
+            let room = if fits::<T>(wanted[0] as usize) {
                 room(wanted[0] as usize)
             } else {
                 Err(too_many::<T>(&wanted))

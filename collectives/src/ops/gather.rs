@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use super::{too_many, wrong_buffer};
+use super::{fits, too_many, wrong_buffer};
 use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
@@ -348,7 +348,7 @@ impl Communicator {
         let Some(total) = turn
             .engine()
             .set_offsets(counts)
-            .filter(|total| total.checked_mul(size_of::<T>()).is_some())
+            .filter(|total| fits::<T>(*total))
         else {
             return Err(turn.refuse(tag.after(), too_many::<T>(&lengths)));
         };

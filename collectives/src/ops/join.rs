@@ -104,12 +104,10 @@ impl Communicator {
         })
     }
 
-    /// Does not take part in the next operations, and tells the others.
-    pub(crate) fn give_up(&self, numbers: u64, reason: &str) {
+    /// Does not take part in so many operations, of which this is the first, and tells the others.
+    pub(crate) fn give_up(&self, mut tag: Tag, numbers: u64, reason: &str) {
         let given_up: Result<(), CollectiveError> = Self::blocking(async |alarm, started| {
-            let (mut turn, mut tag) = self
-                .turn(alarm, started, OperationKind::Barrier, numbers)
-                .await?;
+            let (mut turn, _) = self.turn(alarm, started, OperationKind::Barrier, 0).await?;
             for _ in 0..numbers {
                 let reason = reason.to_owned();
                 turn.refuse(tag, CollectiveError::Aborted { reason });
@@ -142,6 +140,10 @@ impl Communicator {
             let last = stamps.into_iter().max().unwrap_or(0);
             return Ok(Followed::AllJoined(Rank(last as u32)));
         };
+        if !asked.is_sound(self.inner.world) {
+            let reason = format!("{asked}: it is asked for by a peer, and nobody can do that");
+            return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
+        }
         let is_root = asked.root == Some(me);
         let possible = match asked.kind {
             OperationKind::AllReduce

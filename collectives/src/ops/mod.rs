@@ -159,15 +159,23 @@ impl Communicator {
                 ..Operation::lengths(OperationKind::AllGather, kind, T::DTYPE, 1)
             },
         };
-        let own = [own as u64];
-        turn.run(alarm, tag, request, bytemuck::cast_slice(&own))
+        let own = own as u64;
+        turn.run(alarm, tag, request, bytemuck::bytes_of(&own))
             .await?;
         let mut all = std::mem::take(&mut turn.engine().lengths);
         all.clear();
         all.resize(self.world(), 0);
         turn.store(&mut all);
+        // Whatever a peer made of it in the meantime: the rest is computed from what is really given.
+        all[self.inner.me as usize] = own;
         Ok(all)
     }
+}
+
+/// Whether so many elements are possible, and sums of a few such lengths.
+fn fits<T>(total: usize) -> bool {
+    let bytes = total.checked_mul(size_of::<T>());
+    bytes.is_some_and(|bytes| bytes <= isize::MAX as usize >> 3)
 }
 
 /// So many elements of so many bytes: more than there is memory for.

@@ -4,7 +4,7 @@ use kolo_transport::ids::Rank;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::too_many;
+use super::{fits, too_many};
 use crate::DType;
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
@@ -76,7 +76,7 @@ impl Communicator {
             )
             .await?;
             turn.store(&mut length);
-            if usize::try_from(length[0]).is_err() {
+            if !fits::<u8>(length[0] as usize) {
                 return Err(turn.refuse(tag.after(), too_many::<u8>(&length)));
             }
             turn.run(alarm, tag.after(), request(DType::U8, length[0]), &encoded)

@@ -10,7 +10,6 @@ use super::wrong_buffer;
 use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
 use crate::element::{self, DType, Element};
-use crate::engine::Engine;
 use crate::error::CollectiveError;
 use crate::inner::Quick;
 use crate::operation::{Operation, OperationKind, ReduceOp};
@@ -191,10 +190,8 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         Self::blocking(async |alarm, started| {
             let (mut turn, tag) = self.turn(alarm, started, request.kind, 1).await?;
-            let load = |engine: &mut Engine, operation: &Operation| {
-                engine.load_parts(operation, parts.iter().map(P::bytes));
-            };
-            turn.run_with(alarm, tag, request, load).await?;
+            turn.run_parts(alarm, tag, request, || parts.iter().map(P::bytes))
+                .await?;
             let size = request.dtype.map_or(1, DType::size);
             let mut at = 0;
             for part in parts {

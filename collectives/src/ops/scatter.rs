@@ -2,7 +2,7 @@
 
 use kolo_transport::ids::Rank;
 
-use super::{too_many, wrong_buffer};
+use super::{fits, too_many, wrong_buffer};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
@@ -168,7 +168,7 @@ impl Communicator {
             let Some(total) = turn
                 .engine()
                 .set_offsets(all)
-                .filter(|total| total.checked_mul(size_of::<T>()).is_some())
+                .filter(|total| fits::<T>(*total))
             else {
                 return Err(turn.refuse(tag.after(), too_many::<T>(&lengths)));
             };

@@ -4,7 +4,7 @@ use kolo_transport::ids::Rank;
 
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
-use crate::group::{GroupId, Kind};
+use crate::group::GroupId;
 
 impl Communicator {
     /// A communicator for some of this group's ranks, in the order in which they are given: the first one is rank 0 there.
@@ -66,10 +66,7 @@ impl Communicator {
             .iter()
             .map(|rank| self.inner.job_rank(rank.0))
             .collect();
-        let id = self
-            .inner
-            .family
-            .next_id(self.inner.id, Kind::Members, &members);
+        let id = self.inner.next_id(&members);
         Ok(Some(Self {
             inner: self.inner.group(id, members, me as u32),
             options: self.options,

@@ -46,7 +46,9 @@ impl Level {
     #[cfg(target_arch = "x86_64")]
     fn detect() -> Self {
         let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+        // To the compiler the first of them includes FMA (which no loop uses).
         let avx512 = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl");

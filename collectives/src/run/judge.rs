@@ -16,7 +16,10 @@ pub(super) enum Sorted {
     Wait,
     Discard,
     Text,
-    Payload { header: Data, action: usize },
+    Payload {
+        header: Data,
+        action: usize,
+    },
     /// It is about shared memory.
     Share(Share),
 }
@@ -43,6 +46,10 @@ impl Run<'_> {
             self.heard_of(peer, &data);
         }
         if tag < self.tag {
+            if matches!(header, Header::AbortOperation { .. }) {
+                // It may be that the peer does not come to this one either.
+                return Ok(Sorted::Text);
+            }
             return self
                 .left_over(peer, header)
                 .map_or(Ok(Sorted::Discard), Err);
@@ -71,7 +78,8 @@ impl Run<'_> {
             // The frame stays where it is: it is for what this rank does now.
             return Ok(Sorted::Wait);
         }
-        if self.mode == Mode::Form {
+        // What it only asks it may ask while it waits for this rank to share memory.
+        if self.mode == Mode::Form && !matches!(header, Header::Ask(_)) {
             self.peer_shares_nothing();
         }
         if self.mode != Mode::Links && data.operation.is_join() && !self.request.is_join() {
@@ -227,9 +235,11 @@ impl Run<'_> {
         text: &[u8],
     ) -> Result<(), CollectiveError> {
         // Its header may have come in an earlier operation, which has ended without the text.
-        if self.place_of(header).is_none_or(|(_, tag)| tag != self.tag) {
-            return Ok(());
-        }
+        let of = match self.place_of(header) {
+            Some((_, tag)) if tag == self.tag => None,
+            Some((_, tag)) if matches!(header, Header::AbortOperation { .. }) => Some(tag),
+            _ => return Ok(()),
+        };
         if let Header::Doing { rank, .. } = header {
             let doing = String::from_utf8_lossy(text).into_owned();
             self.missing_heard(Some(peer), rank.0, doing);
@@ -242,6 +252,16 @@ impl Run<'_> {
         if let Some(rank) = cause.ranks().into_iter().find(|rank| rank.0 >= world) {
             let reason = format!("a notice about rank {rank} of a world of {world}");
             return Err(self.broken(peer, reason));
+        }
+        if let Some((rank, reason)) = cause.gone()
+            && rank.0 != self.engine.me
+        {
+            // Whatever it was needed for.
+            let reason = reason.to_owned();
+            self.signals.lock().lost.entry(rank.0).or_insert(reason);
+        } else if let Some(tag) = of {
+            self.engine.links[peer as usize].gave_up = Some((tag, cause));
+            return Ok(());
         }
         if let Cause::Stalled { asked } = cause {
             let mine = self.request.to_string();

@@ -28,10 +28,12 @@ use stall::Watch;
 pub(crate) use share::Mode;
 
 /// After its deadline a rank asks its peers who is still there. It names those that have said nothing after
-/// this time ...
+/// this time (longer if the deadline was far away, so that a loaded host is not taken for a late rank) ...
 const ANSWER: Duration = Duration::from_millis(400);
-/// ... and, if all have answered, waits until this time for somebody else to name one.
-const NAMED: Duration = Duration::from_millis(800);
+const LONGEST_ANSWER: Duration = Duration::from_secs(2);
+const OF_LIMIT: u32 = 30;
+/// ... and, if all have answered, waits for so many times as long for somebody else to name one.
+const NAMED: u32 = 2;
 
 /// The deadline of this rank or of another one has passed.
 #[derive(Debug)]
@@ -93,6 +95,8 @@ pub(crate) struct Run<'a> {
     blocking: bool,
     /// For an operation in shared memory.
     input: &'a [u8],
+    /// Until then this rank waits for the word of one that has left the operation.
+    left_at: Option<Instant>,
     job: JobId,
 }
 
@@ -132,6 +136,7 @@ impl<'a> Run<'a> {
             mode: Mode::Links,
             blocking: false,
             input: &[],
+            left_at: None,
             job: JobId(0),
         };
         run.enter_step();
@@ -178,6 +183,7 @@ impl<'a> Run<'a> {
             Some(stall) if stall.answered => stall.named_at,
             Some(stall) => stall.answer_at,
         };
+        let limit = self.left_at.map_or(limit, |at| limit.min(at));
         match self.watch.next() {
             Some(look) => limit.min(look),
             None => limit,
@@ -415,9 +421,11 @@ impl<'a> Run<'a> {
                 return Ok(told);
             }
             // A peer that this rank waits for may itself wait for the one that is late. So ask first.
+            let limit = self.deadline.saturating_duration_since(self.started);
+            let answer = (limit / OF_LIMIT).clamp(ANSWER, LONGEST_ANSWER);
             self.stall = Some(Stall {
-                answer_at: now + ANSWER,
-                named_at: now + NAMED,
+                answer_at: now + answer,
+                named_at: now + NAMED * answer,
                 answered: false,
             });
             let asked = self.request.to_string();
@@ -445,11 +453,43 @@ impl<'a> Run<'a> {
 
     fn late(&mut self, late: Vec<Rank>) -> CollectiveError {
         self.report_before_the_end();
+        if let Some(error) = self.why_late(&late) {
+            return error;
+        }
         CollectiveError::Deadline {
             operation: self.request.to_string(),
             waited: Duration::from_millis(self.started.elapsed().as_millis() as u64),
             late,
         }
+    }
+
+    /// A rank that is late gave up an operation before this one, because of another rank: it is not likely to come, and that
+    /// is that rank's fault.
+    fn why_late(&self, late: &[Rank]) -> Option<CollectiveError> {
+        late.iter().find_map(|rank| {
+            let (tag, cause) = self.engine.links[rank.index()].gave_up.as_ref()?;
+            let absent = cause.absent()?;
+            let news = tag.call == self.tag.call && *tag < self.tag;
+            (news && absent != *rank && absent.0 != self.engine.me).then(|| {
+                CollectiveError::PeerLost {
+                    rank: absent,
+                    reason: format!(
+                        "rank {rank} gave up {tag} because of it, and did not come to {}",
+                        self.tag
+                    ),
+                }
+            })
+        })
+    }
+
+    /// Whether an error is the loss of a rank that is gone, and not of its link.
+    fn is_for_good(&self, error: &CollectiveError) -> bool {
+        let CollectiveError::PeerLost { rank, .. } = error else {
+            return false;
+        };
+        let ended = &self.engine.links[rank.index()].ended;
+        ended.as_ref().is_some_and(|ended| ended.is_final)
+            || self.signals.lock().lost.contains_key(&rank.0)
     }
 
     /// Leaves the operation and tells every linked peer why, so that they leave it too.
@@ -463,7 +503,18 @@ impl<'a> Run<'a> {
             Mode::Form => self.give_up_form(),
             Mode::Shared => self.engine.leave_shared(),
         }
-        let cause = Cause::of(error, Rank(self.engine.me));
+        let mut cause = Cause::of(error, Rank(self.engine.me));
+        if let Cause::Lost {
+            rank,
+            reason,
+            for_good,
+        } = &mut cause
+            && self.is_for_good(error)
+        {
+            *for_good = true;
+            let mut state = self.signals.lock();
+            state.lost.entry(rank.0).or_insert_with(|| reason.clone());
+        }
         if self.ends_call {
             // This rank takes part in nothing more of the call either; peers may be ahead of this operation.
             let notice = call_notice(self.engine.generation, self.tag.call, &cause);

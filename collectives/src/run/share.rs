@@ -3,7 +3,7 @@
 //! The links are read meanwhile: on them come the notices of ranks that give up, and the end of those that die.
 
 use std::task::Context;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
 
@@ -12,6 +12,9 @@ use crate::error::CollectiveError;
 use crate::header::{Header, Share};
 use crate::shm::arena::Outcome;
 use crate::shm::setup::Sharing;
+
+/// So long the word of a rank that has left an operation may take to come.
+const WORD: Duration = Duration::from_millis(200);
 
 /// What a run does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,48 +43,37 @@ impl Run<'_> {
                 None => return self.form_in_time().map(|()| false),
             }
         }
-        loop {
-            let complete = self.link_all()?;
-            for peer in self.others() {
-                if self.engine.links[peer as usize].is_up() {
-                    self.serve(peer, cx);
-                    self.write(peer, cx);
-                    self.read(peer, cx)?;
-                }
-            }
-            let me = self.engine.me;
-            let Some(forming) = self.engine.shm.forming() else {
-                return Ok(true);
-            };
-            let mut news = None;
-            if forming.is_refused() {
-                forming.refuse();
-                news = (me == 0).then_some(Share::Refuse);
-            } else {
-                if complete && forming.attach() {
-                    news = (me != 0).then_some(Share::Attached);
-                }
-                if forming.use_if_complete() {
-                    news = Some(Share::Settled);
-                }
-            }
-            let settled = forming.is_settled();
-            if let Some(news) = news {
-                self.engine.say(news, (me != 0).then_some(0));
-            }
-            if settled {
-                if self.engine.shm.settle(false) {
-                    // What is in the links is read by the first operation.
-                    self.engine.flush_now();
-                } else {
-                    self.refuse_for_ever();
-                }
-                return Ok(true);
-            }
-            if news.is_none() {
-                return self.form_in_time().map(|()| false);
+        let complete = self.link_all()?;
+        for peer in self.others() {
+            if self.engine.links[peer as usize].is_up() {
+                self.serve(peer, cx);
+                self.write(peer, cx);
+                self.read(peer, cx)?;
             }
         }
+        let Some(forming) = self.engine.shm.forming() else {
+            return Ok(true);
+        };
+        if forming.is_refused() {
+            forming.refuse();
+        } else if complete && forming.attach() {
+            self.engine.say(Share::Settled);
+        }
+        if !self
+            .engine
+            .shm
+            .forming()
+            .is_some_and(|forming| forming.is_settled())
+        {
+            return self.form_in_time().map(|()| false);
+        }
+        if self.engine.shm.settle() {
+            // What is in the links is read by the first operation.
+            self.engine.flush_now();
+        } else {
+            self.refuse_for_ever();
+        }
+        Ok(true)
     }
 
     fn form_in_time(&mut self) -> Result<(), CollectiveError> {
@@ -99,27 +91,40 @@ impl Run<'_> {
             Some(forming) => forming.missing(),
             None => unlinked,
         };
-        let late = late
-            .into_iter()
-            .filter(|rank| *rank != me)
-            .map(Rank)
-            .collect();
+        let late: Vec<u32> = late.into_iter().filter(|rank| *rank != me).collect();
+        // One that has asked what this rank asks for is here, and itself waits for another one.
+        let is_here = |rank: &u32| {
+            let came = self.engine.links[*rank as usize].came;
+            came.is_some_and(|(tag, _)| tag == self.tag)
+        };
+        let mut absent: Vec<u32> = late.iter().copied().filter(|rank| !is_here(rank)).collect();
+        if absent.is_empty() {
+            absent = late;
+        }
+        let late = absent.into_iter().map(Rank).collect();
         Err(self.late(late))
     }
 
     /// There will be no shared memory, and this rank says so to whoever asks.
     fn refuse_for_ever(&mut self) {
-        let frame = self.engine.say(Share::Refuse, None);
+        let frame = self.engine.say(Share::Refuse);
         self.engine.flush_now();
         self.signals.lock().refusal = Some(frame);
     }
 
-    /// The attempt is given up.
+    /// The operation ends. What was done so far for sharing memory is where the next one goes on.
     pub(super) fn give_up_form(&mut self) {
         if matches!(self.engine.shm, Sharing::Asked) {
             self.engine.shm = Sharing::Unknown;
-        } else if self.engine.shm.forming().is_some() && !self.engine.shm.settle(true) {
-            self.refuse_for_ever();
+        }
+        let Some(forming) = self.engine.shm.forming() else {
+            return;
+        };
+        if forming.is_refused() {
+            forming.refuse();
+            if !self.engine.shm.settle() {
+                self.refuse_for_ever();
+            }
         }
     }
 
@@ -207,11 +212,12 @@ impl Run<'_> {
 
     /// An operation in shared memory, as far as it goes without waiting. `input` is what it began with.
     pub(super) fn advance_shared(&mut self, cx: &mut Context<'_>) -> Result<bool, CollectiveError> {
-        self.take_signals(cx)?;
         let blocking = self.blocking;
         if let Some(arena) = self.engine.shm.active() {
             arena.listen(blocking, cx);
         }
+        // After that: a signal that comes now ends the sleep.
+        self.take_signals(cx)?;
         // The second time round tells what a peer said before it went on.
         let mut observed = Ok(());
         for _ in 0..2 {
@@ -229,15 +235,25 @@ impl Run<'_> {
             };
             if arena.advance(self.input)? != Outcome::Pending {
                 arena.ignore();
+                self.engine.is_hasty = false;
                 return Ok(true);
             }
-            observed?;
             observed = arena.observe();
             if observed.is_ok() {
                 break;
             }
         }
-        observed?;
+        if observed.is_ok() {
+            self.left_at = None;
+        }
+        if let Err(error) = observed {
+            // Who leaves says why on its link. Flags are faster than that.
+            let is_left = matches!(error, CollectiveError::PeerLeft { .. });
+            let at = *self.left_at.get_or_insert_with(|| Instant::now() + WORD);
+            if !is_left || Instant::now() >= at {
+                return Err(error);
+            }
+        }
         for peer in self.others() {
             if !self.engine.links[peer as usize].is_up() && self.needs(peer) {
                 return Err(self.lost(peer));
@@ -246,8 +262,11 @@ impl Run<'_> {
         let Some(arena) = self.engine.shm.active() else {
             return Ok(true);
         };
-        if arena.advance(self.input)? != Outcome::Pending {
+        let outcome = arena.advance(self.input)?;
+        if outcome != Outcome::Pending {
             arena.ignore();
+            // All have come, as was just observed, and not with the same: some have no data.
+            self.engine.is_hasty = outcome == Outcome::Elsewhere;
             return Ok(true);
         }
         if Instant::now() >= self.deadline {

@@ -116,7 +116,11 @@ impl Run<'_> {
         let me = self.engine.me;
         match self.mode {
             Mode::Links => self.waited_for(),
-            Mode::Shared => self.engine.shm.active().map_or(Vec::new(), |arena| arena.late()),
+            Mode::Shared => self
+                .engine
+                .shm
+                .active()
+                .map_or(Vec::new(), |arena| arena.late()),
             // Nobody goes on before all share memory, or know that they don't.
             Mode::Form => match self.engine.shm.forming() {
                 Some(forming) => forming.missing().into_iter().collect(),

@@ -10,47 +10,30 @@
 //! The caller's buffer is written in the end, when nothing is waited for any more: an operation that fails leaves it
 //! as it was (F-2).
 
+mod combine;
+mod store;
+mod watch;
+mod way;
+
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
 use std::time::Instant;
 
-use kolo_transport::ids::Rank;
-
-use super::map::{AREA, INLINE, MOST_RANKS, Map, Place, SLOT};
+use super::buffer::{Heap, SharedBuffer};
+use super::map::{Map, Place};
 use super::rules;
-use super::ticket::{self, digest, parity, read_record, ticket, write_record};
+use super::ticket::{digest, parity, ticket, write_record};
 use super::wait::{Bell, Patience, Porter, ring};
-use crate::element::{self, Element};
-use crate::engine::{element_size, finish_of};
+use crate::element::Element;
 use crate::error::CollectiveError;
-use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
-use crate::reduce::{self, Store};
-use crate::schedule::{Algorithm, Counts, Rows};
+use crate::operation::{Operation, Tag};
 use crate::scratch::Scratch;
+pub(crate) use way::Buffers;
+use way::{Way, is_given_as_it_is};
 
 /// Bytes that are combined at once, of all ranks together: they stay in the first cache.
 const BLOCK: usize = 16 << 10;
-/// Reductions whose inputs have more bytes than this, all ranks' together, are done in slices.
-const FLAT: usize = 96 << 10;
-
-/// How an operation is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// Nothing but agreement: the operation itself goes over the links.
-    Agree,
-    Flat,
-    Slices,
-    /// Slices, of buffers that are in the memory: see [`super::buffer`].
-    Buffers(Buffers),
-}
-
-/// The two halves of a buffer, as places in the heap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Buffers {
-    pub(crate) input: usize,
-    pub(crate) output: usize,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -107,7 +90,9 @@ pub(crate) struct Arena {
     heard: u32,
     patience: Patience,
     open: Option<Open>,
-    /// Operations that were entered.
+    /// The last operation that was entered.
+    last: Option<Tag>,
+    /// How many were entered.
     index: u64,
     /// The last one in which all ranks were seen: they have left all before.
     synced: u64,
@@ -120,7 +105,7 @@ pub(crate) struct Arena {
     blocks: Scratch,
     populated: usize,
     told: u64,
-    pub(crate) heap: super::buffer::Heap,
+    heap: Heap,
 }
 
 impl Arena {
@@ -136,6 +121,7 @@ impl Arena {
             heard: 0,
             patience: Patience::of(world),
             open: None,
+            last: None,
             index: 0,
             synced: 0,
             fronts: [None; 2],
@@ -146,7 +132,7 @@ impl Arena {
             blocks: Scratch::default(),
             populated: 0,
             told: 0,
-            heap: super::buffer::Heap::new(Arc::clone(&map), me),
+            heap: Heap::new(Arc::clone(&map), me),
             map,
         }
     }
@@ -175,70 +161,9 @@ impl Arena {
         }
     }
 
-    /// How an operation is done, and how many bytes this rank gives.
-    fn plan(&self, operation: &Operation, forced: bool, offsets: &[usize]) -> (Way, usize) {
-        let agree = (Way::Agree, 0);
-        if forced || operation.is_join() || operation.reduce == Some(ReduceOp::Adasum) {
-            return agree;
-        }
-        let size = element_size(operation);
-        let Some(bytes) = usize::try_from(operation.count)
-            .ok()
-            .and_then(|count| count.checked_mul(size))
-            .filter(|bytes| *bytes <= AREA / self.world)
-        else {
-            return agree;
-        };
-        let is_root = operation.root == Some(self.me as u32);
-        let only_root = |bytes| if is_root { bytes } else { 0 };
-        match operation.kind {
-            OperationKind::AllReduce | OperationKind::Reduce if bytes * self.world > FLAT => {
-                (Way::Slices, bytes)
-            }
-            OperationKind::AllReduce
-            | OperationKind::Reduce
-            | OperationKind::ReduceScatter
-            | OperationKind::AllGather
-            | OperationKind::AllGatherCounts
-            | OperationKind::Gather
-            | OperationKind::Barrier => (Way::Flat, bytes),
-            OperationKind::Broadcast => (Way::Flat, only_root(bytes)),
-            OperationKind::Scatter => (Way::Flat, only_root(bytes * self.world)),
-            OperationKind::AllToAll => (Way::Flat, bytes * self.world),
-            OperationKind::AllGatherVarcount | OperationKind::GatherVarcount => {
-                match offsets.get(self.me..self.me + 2) {
-                    Some(&[start, end]) => (Way::Flat, (end - start) * size),
-                    _ => agree,
-                }
-            }
-            _ => agree,
-        }
-    }
-
-    /// Whether it is not done here, but over the links when all have agreed.
-    pub(crate) fn only_agrees(
-        &self,
-        operation: &Operation,
-        forced: bool,
-        offsets: &[usize],
-    ) -> bool {
-        self.plan(operation, forced, offsets).0 == Way::Agree
-    }
-
     /// Whether this rank is in an operation.
     pub(crate) fn is_open(&self) -> bool {
         self.open.is_some()
-    }
-
-    /// Where so many bytes of an operation are.
-    fn place(way: Way, parity: usize, bytes: usize) -> Place {
-        if way == Way::Slices || bytes > SLOT {
-            Place::Area
-        } else if bytes <= INLINE {
-            Place::Inline(parity)
-        } else {
-            Place::Slot(parity)
-        }
     }
 
     #[inline]
@@ -256,7 +181,8 @@ impl Arena {
     /// Begins an operation, unless it is begun. `forced`: it is to go over the links. `offsets` are those of operations on
     /// different lengths.
     ///
-    /// Fails if the system has not so much memory.
+    /// Fails if the system has not so much memory, or the operation does not come after the last one. Then the operation
+    /// is over here.
     pub(crate) fn begin(
         &mut self,
         tag: Tag,
@@ -267,10 +193,10 @@ impl Arena {
     ) -> Result<Outcome, CollectiveError> {
         let (way, bytes) = self.plan(operation, forced, offsets);
         self.enter(tag, operation, way, bytes)?;
-        self.advance(input)
+        self.advance(input).inspect_err(|_| self.leave())
     }
 
-    /// Begins an all-reduce of buffers in the memory.
+    /// Begins an all-reduce of buffers in the memory. As [`Arena::begin`]; also fails if a peer's buffer is nowhere.
     pub(crate) fn begin_buffers(
         &mut self,
         tag: Tag,
@@ -278,7 +204,24 @@ impl Arena {
         buffers: Buffers,
     ) -> Result<Outcome, CollectiveError> {
         self.enter(tag, operation, Way::Buffers(buffers), 0)?;
-        self.advance(&[])
+        self.advance(&[]).inspect_err(|_| self.leave())
+    }
+
+    /// Memory for the caller's own data. After an operation of all ranks.
+    pub(crate) fn buffer<T: Element>(
+        &mut self,
+        len: usize,
+    ) -> Result<SharedBuffer<T>, CollectiveError> {
+        self.reclaim();
+        self.heap.buffer(len)
+    }
+
+    /// Buffers that were dropped after an operation failed are free when nobody can be in it any more. Nobody is in an
+    /// earlier one: this rank has waited for that.
+    fn reclaim(&self) {
+        if self.holder(self.buffers).is_none() {
+            self.heap.reclaim();
+        }
     }
 
     fn enter(
@@ -289,6 +232,12 @@ impl Arena {
         bytes: usize,
     ) -> Result<(), CollectiveError> {
         self.leave();
+        if let Some(last) = self.last.filter(|last| tag <= *last) {
+            // Its flag would be an old one, which all ranks seem to have set already.
+            return Err(CollectiveError::Invalid {
+                reason: format!("{tag} does not come after {last}: calls come in growing order"),
+            });
+        }
         if Self::place(way, 0, bytes) == Place::Area && bytes > self.populated {
             self.map
                 .populate(self.me, Place::Area, 0, bytes)
@@ -301,6 +250,7 @@ impl Arena {
             self.populated = bytes;
         }
         let ticket = ticket(tag, self.digest(operation));
+        self.last = Some(tag);
         self.index += 1;
         self.open = Some(Open {
             tag,
@@ -361,8 +311,8 @@ impl Arena {
                     self.combine_slice(&open, input);
                     Stage::Sliced
                 }
-                Way::Buffers(_) => {
-                    self.combine_buffers(&open)?;
+                Way::Buffers(own) => {
+                    self.combine_buffers(&open, own)?;
                     Stage::Sliced
                 }
             };
@@ -432,30 +382,6 @@ impl Arena {
         self.ring_all();
     }
 
-    fn give_converted(&mut self, operation: &Operation, place: Place, bytes: usize, input: &[u8]) {
-        let Some(dtype) = operation.dtype else { return };
-        let wire = operation.wire.unwrap_or(dtype);
-        self.blocks.reserve(BLOCK);
-        for at in (0..bytes).step_by(BLOCK) {
-            let count = BLOCK.min(bytes - at);
-            let block = &mut self.blocks.bytes_mut()[..count];
-            let (from, many) = (
-                at / wire.size() * dtype.size(),
-                count / wire.size() * dtype.size(),
-            );
-            let from = &input[from..from + many];
-            if wire == dtype {
-                block.copy_from_slice(from);
-            } else {
-                reduce::convert(wire, block, dtype, from);
-            }
-            if operation.reduce.is_some() {
-                reduce::scale(wire, block, operation.prescale);
-            }
-            self.map.write(self.me, place, at, block);
-        }
-    }
-
     fn ring_all(&self) {
         for rank in self.others() {
             ring(&self.map, rank);
@@ -467,277 +393,6 @@ impl Arena {
         let parity = parity(open.tag);
         self.others()
             .all(|rank| rules::has_given(self.map.front(rank, parity), open.ticket))
-    }
-
-    /// The part of a reduction that a rank combines, in bytes.
-    fn slice(&self, rank: usize, length: usize) -> std::ops::Range<usize> {
-        let each = length.div_ceil(self.world).next_multiple_of(64);
-        (rank * each).min(length)..((rank + 1) * each).min(length)
-    }
-
-    fn length(operation: &Operation) -> usize {
-        operation.count as usize * element_size(operation)
-    }
-
-    fn combine_slice(&mut self, open: &Open, input: &[u8]) {
-        let range = self.slice(self.me, Self::length(&open.operation));
-        let map = Arc::clone(&self.map);
-        let me = self.me;
-        let own = is_given_as_it_is(&open.operation).then_some(input);
-        self.combine(
-            &open.operation,
-            |_| Place::Area,
-            own,
-            range,
-            |at, block| {
-                map.write(me, Place::Area, at, block);
-            },
-        );
-    }
-
-    fn combine_buffers(&mut self, open: &Open) -> Result<(), CollectiveError> {
-        let length = Self::length(&open.operation);
-        let parity = parity(open.tag);
-        let mut places = [(0, 0); MOST_RANKS as usize];
-        for (rank, place) in places.iter_mut().enumerate().take(self.world) {
-            let word = |index| self.map.inline(rank, parity, index).load(Ordering::Relaxed);
-            let (input, output) = (word(0) as usize, word(1) as usize);
-            if !super::buffer::is_inside(input, length) || !super::buffer::is_inside(output, length)
-            {
-                return Err(CollectiveError::Protocol {
-                    rank: Rank(rank as u32),
-                    reason: format!(
-                        "its buffer of {length} bytes at {input} and {output} is not in the shared memory"
-                    ),
-                });
-            }
-            *place = (input, output);
-        }
-        let range = self.slice(self.me, length);
-        let map = Arc::clone(&self.map);
-        let world = self.world;
-        let streaming = length >= streams_from();
-        let input = |rank: usize| Place::Heap(places[rank].0);
-        self.combine(&open.operation, input, None, range, |at, block| {
-            for (rank, place) in places.iter().enumerate().take(world) {
-                if streaming {
-                    map.write_streaming(rank, Place::Heap(place.1), at, block);
-                } else {
-                    map.write(rank, Place::Heap(place.1), at, block);
-                }
-            }
-        });
-        Map::fence();
-        Ok(())
-    }
-
-    /// Combines a range of all ranks' data, block by block, in rank order, and finishes it. `own` are this rank's data, if
-    /// they are not in their place.
-    fn combine(
-        &mut self,
-        operation: &Operation,
-        place: impl Fn(usize) -> Place,
-        own: Option<&[u8]>,
-        range: std::ops::Range<usize>,
-        mut put: impl FnMut(usize, &[u8]),
-    ) {
-        let (Some(dtype), Some(op), Some(finish)) = (
-            operation.wire_type(),
-            operation.reduce,
-            finish_of(operation, self.world as u32),
-        ) else {
-            return;
-        };
-        let world = self.world;
-        let each = (BLOCK / world).max(512) / 64 * 64;
-        self.blocks.reserve((world + 1) * each);
-        let (result, inputs) = self.blocks.bytes_mut().split_at_mut(each);
-        let me = self.me;
-        for at in range.clone().step_by(each) {
-            let length = each.min(range.end - at);
-            for (rank, block) in inputs.chunks_mut(each).enumerate().take(world) {
-                if own.is_none() || rank != me {
-                    self.map.read(rank, place(rank), at, &mut block[..length]);
-                }
-            }
-            let part = |rank: usize| match own {
-                Some(own) if rank == me => &own[at..at + length],
-                _ => &inputs[rank * each..rank * each + length],
-            };
-            let result = &mut result[..length];
-            if world == 2 {
-                reduce::combine_into(dtype, op, result, part(0), part(1));
-                if !finish.is_nothing() {
-                    reduce::finish(dtype, result, &finish);
-                }
-            } else {
-                let mut parts: [&[u8]; MOST_RANKS as usize] = [&[]; MOST_RANKS as usize];
-                for (rank, place) in parts.iter_mut().enumerate().take(world) {
-                    *place = part(rank);
-                }
-                reduce::combine_many(dtype, op, result, &parts[..world], &finish, Store::Cached);
-            }
-            put(at, result);
-        }
-    }
-
-    /// Copies the result to the caller, after [`Outcome::Ready`], and leaves the operation.
-    pub(crate) fn store<T: Element>(&mut self, offsets: &[usize], result: &mut [T]) {
-        let Some(open) = self.open.filter(|open| open.stage == Stage::Ready) else {
-            return;
-        };
-        let operation = &open.operation;
-        let size = element_size(operation);
-        let count = operation.count as usize;
-        let root = operation.root.unwrap_or(0) as usize;
-        let is_root = self.me == root;
-        match operation.kind {
-            OperationKind::Reduce | OperationKind::Gather | OperationKind::GatherVarcount
-                if !is_root => {}
-            OperationKind::AllReduce | OperationKind::Reduce => match open.way {
-                Way::Flat => self.store_combined(&open, 0..count, result),
-                Way::Slices => {
-                    let length = count * size;
-                    for rank in 0..self.world {
-                        let slice = self.slice(rank, length);
-                        let place = &mut result[slice.start / size..slice.end / size];
-                        self.copy(&open, rank, Place::Area, slice.start, place, length);
-                    }
-                }
-                Way::Agree | Way::Buffers(_) => {}
-            },
-            OperationKind::ReduceScatter => {
-                let rows = operation.rows.max(1) as usize;
-                let split = Rows {
-                    rows,
-                    width: count / rows,
-                    world: self.world as u32,
-                };
-                let start = split.before(self.me as u32);
-                let end = start + split.of(self.me as u32);
-                self.store_combined(&open, start..end, result);
-            }
-            OperationKind::Broadcast => self.part(&open, root, count, 0, result),
-            OperationKind::AllGather | OperationKind::AllGatherCounts | OperationKind::Gather => {
-                for (rank, place) in result.chunks_mut(count.max(1)).enumerate().take(self.world) {
-                    self.part(&open, rank, count, 0, place);
-                }
-            }
-            OperationKind::AllGatherVarcount | OperationKind::GatherVarcount => {
-                for rank in 0..self.world {
-                    let (start, end) = (offsets[rank], offsets[rank + 1]);
-                    self.part(&open, rank, end - start, 0, &mut result[start..end]);
-                }
-            }
-            OperationKind::Scatter => {
-                let at = self.me * count;
-                self.part(&open, root, count * self.world, at, &mut result[..count]);
-            }
-            OperationKind::AllToAll => {
-                for (rank, place) in result.chunks_mut(count.max(1)).enumerate().take(self.world) {
-                    self.part(&open, rank, count * self.world, self.me * count, place);
-                }
-            }
-            _ => {}
-        }
-        self.leave();
-    }
-
-    /// Copies elements from `at` on of those that a rank gave, which are `given` in all.
-    fn part<T: Element>(
-        &mut self,
-        open: &Open,
-        rank: usize,
-        given: usize,
-        at: usize,
-        into: &mut [T],
-    ) {
-        let size = element_size(&open.operation);
-        let place = Self::place(open.way, parity(open.tag), given * size);
-        let all = into.len() * size * self.world;
-        self.copy(open, rank, place, at * size, into, all);
-    }
-
-    fn copy<T: Element>(
-        &mut self,
-        open: &Open,
-        rank: usize,
-        place: Place,
-        at: usize,
-        into: &mut [T],
-        all: usize,
-    ) {
-        let wire = open.operation.wire;
-        if let (None, Some(into)) = (wire, element::bytes_of_mut(into))
-            && (!matches!(place, Place::Inline(_)) || at.is_multiple_of(8))
-        {
-            if all / self.world >= streams_from() {
-                self.map.read_streaming(rank, place, at, into);
-            } else {
-                self.map.read(rank, place, at, into);
-            }
-            return;
-        }
-        let size = element_size(&open.operation);
-        self.blocks.reserve(BLOCK);
-        let blocks = self.blocks.bytes_mut();
-        if matches!(place, Place::Inline(_)) {
-            // Words are read as a whole.
-            self.map.read(rank, place, 0, &mut blocks[..INLINE]);
-            let bytes = into.len() * size;
-            // To where it is aligned for its type.
-            blocks.copy_within(at..at + bytes, 0);
-            element::store(into, wire, &blocks[..bytes]);
-            return;
-        }
-        let each = BLOCK / size;
-        for (index, into) in into.chunks_mut(each).enumerate() {
-            let block = &mut blocks[..into.len() * size];
-            self.map.read(rank, place, at + index * each * size, block);
-            element::store(into, wire, block);
-        }
-    }
-
-    /// Combines elements of what all gave, into the caller's buffer.
-    fn store_combined<T: Element>(
-        &mut self,
-        open: &Open,
-        range: std::ops::Range<usize>,
-        result: &mut [T],
-    ) {
-        let operation = &open.operation;
-        let size = element_size(operation);
-        let place = Self::place(open.way, parity(open.tag), operation.count as usize * size);
-        let bytes = range.start * size..range.end * size;
-        let start = range.start;
-        if matches!(place, Place::Inline(_)) && !bytes.start.is_multiple_of(8) {
-            // Words are read as a whole.
-            let mut all = [T::default(); INLINE];
-            let wire = operation.wire;
-            self.combine(
-                operation,
-                |_| place,
-                None,
-                0..bytes.end,
-                |at, block| {
-                    let at = at / size;
-                    element::store(&mut all[at..at + block.len() / size], wire, block);
-                },
-            );
-            result[..range.len()].copy_from_slice(&all[range]);
-            return;
-        }
-        let wire = operation.wire;
-        self.combine(
-            operation,
-            |_| place,
-            None,
-            bytes,
-            |at, block| {
-                let at = at / size - start;
-                element::store(&mut result[at..at + block.len() / size], wire, block);
-            },
-        );
     }
 
     /// Waits a little, as long as it is cheaper than to sleep.
@@ -788,148 +443,22 @@ impl Arena {
         self.open.is_some_and(|open| open.stage == Stage::Held)
     }
 
-    /// Whether the operation can't end without this rank.
-    pub(crate) fn lacks(&self, rank: u32) -> bool {
-        let Some(open) = self.open else { return false };
-        let rank = rank as usize;
-        let lacks = |open: &Open| {
-            !rules::has_given(self.map.front(rank, parity(open.tag)), open.ticket)
-                || (matches!(open.way, Way::Slices | Way::Buffers(_))
-                    && self.map.second(rank).load(Ordering::SeqCst) != open.ticket)
-        };
-        open.stage != Stage::Ready && lacks(&open)
-    }
-
-    /// The ranks that are waited for.
-    pub(crate) fn late(&self) -> Vec<Rank> {
-        let Some(open) = self.open else {
-            return Vec::new();
-        };
-        let parity = parity(open.tag);
-        let ranks = |is_late: &dyn Fn(usize) -> bool| -> Vec<Rank> {
-            self.others()
-                .filter(|rank| is_late(*rank))
-                .map(|rank| Rank(rank as u32))
-                .collect()
-        };
-        match open.stage {
-            Stage::Held => {
-                let held = |used: Option<Used>, rank: usize| {
-                    used.is_some_and(|used| {
-                        let flag = self.map.front(rank, used.parity);
-                        rules::holds(flag, self.map.done(rank, used.parity), used.ticket)
-                    })
-                };
-                ranks(&|rank| {
-                    [self.fronts[parity], self.area, self.buffers]
-                        .into_iter()
-                        .any(|used| held(used, rank))
-                })
-            }
-            Stage::Given => {
-                let flag = |rank| self.map.front(rank, parity);
-                // Who was here and gave up is not late, if anybody is.
-                let gone = |rank| rules::is_gone(flag(rank), open.ticket);
-                let late = ranks(&|rank| !rules::has_given(flag(rank), open.ticket) && !gone(rank));
-                if late.is_empty() { ranks(&gone) } else { late }
-            }
-            _ => ranks(&|rank| self.map.second(rank).load(Ordering::SeqCst) != open.ticket),
-        }
-    }
-
-    /// Looks at what the ranks do that have not come: `Err` if one of them asks for something else, or will not come.
-    pub(crate) fn observe(&mut self) -> Result<(), CollectiveError> {
-        let Some(mut open) = self.open.filter(|open| open.stage == Stage::Given) else {
-            return Ok(());
-        };
-        let own = parity(open.tag);
-        let mut joins = open.operation.is_join();
-        let mut missing = false;
-        for rank in self.others() {
-            if rules::has_given(self.map.front(rank, own), open.ticket) {
-                continue;
-            }
-            let at = [0, 1]
-                .into_iter()
-                .filter_map(|parity| read_record(&self.map, rank, parity))
-                .max_by_key(|(tag, _)| *tag);
-            let Some((tag, theirs)) = at else {
-                missing = true;
-                continue;
-            };
-            // It may have come just now, and be further by now. Then its flag stays until this rank has left.
-            if rules::has_given(self.map.front(rank, own), open.ticket) {
-                continue;
-            }
-            if tag > open.tag {
-                return Err(CollectiveError::PeerLeft {
-                    rank: Rank(rank as u32),
-                    reason: format!(
-                        "it is in {tag} while this rank is in {}, {}",
-                        open.tag, open.operation
-                    ),
-                });
-            }
-            if tag < open.tag {
-                missing = true;
-            } else if theirs.is_join() || open.operation.is_join() {
-                joins = true;
-            } else if theirs == open.operation {
-                // It gave the same operation up, and says why on its link.
-                missing = true;
-            } else {
-                return Err(self.mismatch(&open, rank, &theirs));
-            }
-        }
-        if joins && !missing {
-            open.stage = Stage::Elsewhere;
-            self.open = Some(open);
-        }
-        Ok(())
-    }
-
-    fn mismatch(&self, open: &Open, rank: usize, theirs: &Operation) -> CollectiveError {
-        let (mut asked, mut other_asked) = (open.operation.to_string(), theirs.to_string());
-        if asked == other_asked {
-            // Only how it is done differs: the ranks have different tuning, or one gave a buffer.
-            let by = |operation: &Operation| match operation.algorithm {
-                Algorithm::Local if operation.segment != 0 => {
-                    format!("{operation} of a shared buffer")
-                }
-                Algorithm::Local => format!("{operation} in shared memory"),
-                algorithm => format!("{operation} by the {algorithm} algorithm"),
-            };
-            (asked, other_asked) = (by(&open.operation), by(theirs));
-        }
-        CollectiveError::Mismatch {
-            rank: Rank(self.me as u32),
-            asked,
-            other: Rank(rank as u32),
-            other_asked,
-        }
-    }
-
-    /// Leaves the operation: this rank touches others' data no more.
+    /// Leaves the operation: this rank touches others' data no more. One that has not ended is given up by that.
     pub(crate) fn leave(&mut self) {
-        if let Some(open) = self.open.take() {
-            let parity = parity(open.tag);
-            self.map
-                .done(self.me, parity)
-                .store(open.ticket, Ordering::Release);
-            // The next operation writes the other line: nobody reads that any more, and this rank gets it back meanwhile.
-            self.map.expect_write(self.me, 1 - parity);
-        }
-    }
-
-    /// Gives the operation up.
-    pub(crate) fn give_up(&mut self) {
-        if let Some(open) = self.open {
-            let parity = ticket::parity(open.tag);
-            if open.stage != Stage::Held {
+        let Some(open) = self.open.take() else { return };
+        let parity = parity(open.tag);
+        match open.stage {
+            // Flag and `done` are still those of the operation before.
+            Stage::Held => return,
+            Stage::Given | Stage::Sliced => {
                 rules::give_up(self.map.front(self.me, parity), open.ticket);
             }
-            self.leave();
+            // The others may still see the flag, and end well, too.
+            Stage::Ready | Stage::Elsewhere => {}
         }
+        rules::leave(self.map.done(self.me, parity), open.ticket);
+        // The next operation writes the other line: nobody reads that any more, and this rank gets it back meanwhile.
+        self.map.expect_write(self.me, 1 - parity);
     }
 
     /// Gives the memory of long operations back.
@@ -938,30 +467,13 @@ impl Arena {
             self.map.release(self.me, Place::Area, 0, self.populated);
             self.populated = 0;
         }
+        self.reclaim();
         self.blocks.release();
     }
 }
 
-/// Whether what others see is what the caller gave.
-fn is_given_as_it_is(operation: &Operation) -> bool {
-    operation.wire.is_none() && operation.prescale.is_one()
-}
-
-/// Results from this length on are written past the caches: they are much longer than what the last cache holds.
-fn streams_from() -> usize {
-    static FROM: OnceLock<usize> = OnceLock::new();
-    *FROM.get_or_init(|| {
-        let size = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");
-        let kibibytes = size
-            .ok()
-            .and_then(|size| size.trim().strip_suffix('K')?.parse::<usize>().ok())
-            .unwrap_or(0);
-        reduce::STREAM_FROM.max(kibibytes * 1024 / 4)
-    })
-}
-
 impl Drop for Arena {
     fn drop(&mut self) {
-        self.give_up();
+        self.leave();
     }
 }

@@ -6,10 +6,11 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::arena::Buffers;
 use super::map::{HEAP, Map, Place};
+use super::parts::Parts;
 use crate::element::{DType, Element};
 use crate::error::CollectiveError;
 
@@ -20,21 +21,19 @@ pub(crate) fn is_inside(start: usize, length: usize) -> bool {
     start.is_multiple_of(64) && start <= HEAP && length <= HEAP - start
 }
 
-/// Which parts of this rank's heap are free.
-#[derive(Debug, Default)]
-struct Parts {
-    /// From here on nothing was ever used.
-    end: usize,
-    /// Start and length.
-    free: Vec<(usize, usize)>,
-}
-
 /// This rank's heap.
 #[derive(Debug, Clone)]
 pub(crate) struct Heap {
     map: Arc<Map>,
     me: usize,
-    parts: Arc<Mutex<Parts>>,
+    parts: Arc<Mutex<Free>>,
+}
+
+#[derive(Debug)]
+struct Free {
+    parts: Parts,
+    /// Start and length of what nobody has any more, and late peers may still use.
+    tainted: Vec<(usize, usize)>,
 }
 
 impl Heap {
@@ -42,24 +41,31 @@ impl Heap {
         Self {
             map,
             me,
-            parts: Arc::default(),
+            parts: Arc::new(Mutex::new(Free {
+                parts: Parts::new(HEAP),
+                tainted: Vec::new(),
+            })),
         }
     }
 
-    fn take(&self, length: usize) -> Option<usize> {
-        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(index) = parts.free.iter().position(|(_, free)| *free == length) {
-            return Some(parts.free.swap_remove(index).0);
-        }
-        let start = parts.end;
-        parts.end = start.checked_add(length).filter(|end| *end <= HEAP)?;
-        Some(start)
+    fn free(&self) -> MutexGuard<'_, Free> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn give_back(&self, start: usize, length: usize) {
-        self.map.release(self.me, Place::Heap(start), 0, length);
-        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        parts.free.push((start, length));
+        if self.map.release(self.me, Place::Heap(start), 0, length) {
+            self.free().parts.give_back(start, length);
+        }
+        // Otherwise it still holds what it held, and is not used again: a buffer begins with zeros.
+    }
+
+    /// Nobody uses any more what a buffer left that was dropped after a failure.
+    pub(super) fn reclaim(&self) {
+        // There is none, as a rule; and giving it back takes the lock again.
+        let tainted = std::mem::take(&mut self.free().tainted);
+        for (start, length) in tainted {
+            self.give_back(start, length);
+        }
     }
 
     /// A buffer of zeros.
@@ -75,9 +81,10 @@ impl Heap {
             .and_then(|bytes| bytes.max(1).checked_next_multiple_of(PAGE))
             .filter(|half| *half <= HEAP / 2)
             .ok_or_else(|| refuse(format!("all of them together have {HEAP} bytes at most")))?;
-        let start = self.take(2 * half).ok_or_else(|| {
+        let start = self.free().parts.take(2 * half).ok_or_else(|| {
             refuse(format!(
-                "all of them together have {HEAP} bytes at most; drop others first"
+                "it takes {} bytes in one piece, and all of them together have {HEAP} at most; drop others first",
+                2 * half
             ))
         })?;
         if let Err(error) = self.map.populate(self.me, Place::Heap(start), 0, 2 * half) {
@@ -117,7 +124,10 @@ impl Halves {
 
 impl Drop for Halves {
     fn drop(&mut self) {
-        if !self.tainted {
+        if self.tainted {
+            let place = (self.start, 2 * self.half);
+            self.heap.free().tainted.push(place);
+        } else {
             self.heap.give_back(self.start, 2 * self.half);
         }
     }
@@ -135,6 +145,9 @@ enum Memory<T> {
 ///
 /// It takes twice its size. It lives as long as it is used, also longer than its communicator. Where ranks share no
 /// memory it is memory of this process alone.
+///
+/// The ranks of the host can write to it, not only by agreement: it is for ranks that trust each other not to, as ranks of
+/// one job do, which run the same program for the same user. A child that the program forks does not have it.
 pub struct SharedBuffer<T: Element> {
     len: usize,
     memory: Memory<T>,
@@ -179,10 +192,18 @@ impl<T: Element> SharedBuffer<T> {
     }
 
     /// An operation begins, after which the other half may be written by peers, unless [`SharedBuffer::turn`] says that
-    /// it ended well.
-    pub(crate) fn taint(&mut self) {
+    /// it ended well. Returns whether that was so before.
+    pub(crate) fn taint(&mut self) -> bool {
+        match &mut self.memory {
+            Memory::Shared(halves) => std::mem::replace(&mut halves.tainted, true),
+            Memory::Private(_) => false,
+        }
+    }
+
+    /// The operation did not begin after all: it is as [`SharedBuffer::taint`] found it.
+    pub(crate) fn untaint(&mut self, was: bool) {
         if let Memory::Shared(halves) = &mut self.memory {
-            halves.tainted = true;
+            halves.tainted = was;
         }
     }
 
@@ -208,8 +229,8 @@ impl<T: Element> Deref for SharedBuffer<T> {
                 let start = halves.heap.map.heap(halves.heap.me, place, bytes);
                 // SAFETY: `heap` checked that the bytes are in the mapping, which lives as long as `self`. They begin at a page, so they
                 // are aligned, and any bytes are good for the type, which is not `bool`. This half is this buffer's
-                // alone; others write it only in an operation that borrows the buffer mutably, and after one that failed they
-                // write the other half.
+                // alone; peers write it only in an operation that borrows the buffer mutably, and after one that failed they
+                // write the other half. (That peers keep to that is what the type's documentation asks for.)
                 unsafe { std::slice::from_raw_parts(start.cast::<T>().as_ptr(), self.len) }
             }
         }

@@ -1,18 +1,21 @@
 //! The memory that all ranks of a host map, and the only ways to touch it.
 //!
-//! Another process may write any byte of it at any time: a peer may be dead in the middle of a write, or faulty. So no
-//! reference to its data is ever made. Flags are atomics; data is copied in and out through raw pointers, after the
-//! place was checked against the layout, which is computed from the world size alone and never read from the memory.
+//! Another process may write any byte of it at any time: a peer may be dead in the middle of a write, late, or faulty. So no
+//! reference to its data is ever made (but by [`super::buffer`], for the caller's own data). Flags are atomics; data is
+//! [copied](super::copy) in and out, after the place was checked against the layout, which is computed from the world size
+//! alone and never read from the memory.
 
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use kolo_transport::ids::{Generation, JobId};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use super::copy;
 
 /// Most ranks that share an arena: each of them has a link to each other one.
 pub(crate) const MOST_RANKS: u32 = 64;
@@ -183,7 +186,7 @@ impl Map {
         // as the mapping and sealed against becoming shorter.
         let base = unsafe {
             rustix::mm::mmap(
-                ptr::null_mut(),
+                std::ptr::null_mut(),
                 length,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED | MapFlags::NORESERVE,
@@ -194,9 +197,14 @@ impl Map {
         let base =
             NonNull::new(base.cast::<u8>()).ok_or(MapError::Foreign("it is at address 0"))?;
         let map = Self { base, world };
-        for advice in [Advice::LinuxDontDump, Advice::LinuxHugepage] {
+        // A child that a program forks is no rank: it does not get the memory, and does not keep it.
+        for advice in [
+            Advice::LinuxDontFork,
+            Advice::LinuxDontDump,
+            Advice::LinuxHugepage,
+        ] {
             // Not every system has them, and nothing depends on them.
-            // SAFETY: the range is the mapping; neither advice changes what it holds.
+            // SAFETY: the range is the mapping; none of them changes what it holds for this process.
             let advised = unsafe { rustix::mm::madvise(base.as_ptr().cast(), length, advice) };
             if let Err(error) = advised {
                 tracing::trace!(%error, ?advice, "advice on shared memory was not taken");
@@ -326,45 +334,23 @@ impl Map {
         }
         let from = self.data(rank, place, at, into.len());
         // SAFETY: the source is inside the mapping (checked by `data`), the destination is memory of this process that
-        // nothing else has. Others may write the source meanwhile if they break the protocol; any bytes are good bytes, and they are
-        // only looked at after the copy.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) }
+        // nothing else has.
+        unsafe { copy::bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) }
     }
 
-    #[allow(clippy::cast_ptr_alignment)] // aligned by the choice of `head`, or for an instruction that asks for none
     /// As [`Map::read`], past the caches on the way out: for results of many megabytes.
     pub(crate) fn read_streaming(&self, rank: usize, place: Place, at: usize, into: &mut [u8]) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{
-                __m128i, _MM_HINT_NTA, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_stream_si128,
-            };
-            let head = into.as_ptr().align_offset(64).min(into.len());
-            let lines = (into.len() - head) / 64;
-            let tail = head + lines * 64;
-            self.read(rank, place, at, &mut into[..head]);
-            let from = self.data(rank, place, at + head, lines * 64).as_ptr();
-            let middle = into[head..tail].as_mut_ptr();
-            for line in 0..lines {
-                // SAFETY: source and destination have `lines` lines of 64 bytes, checked by `data` and by the slice. The
-                // destination begins at a multiple of 64, as the store demands. SSE2 is part of x86-64; a prefetch
-                // reads nothing and may be of any address. Of others that write the source, see `read`.
-                unsafe {
-                    let source = from.add(line * 64);
-                    let target = middle.add(line * 64);
-                    _mm_prefetch::<_MM_HINT_NTA>(source.wrapping_add(512).cast());
-                    for piece in 0..4 {
-                        let value = _mm_loadu_si128(source.add(piece * 16).cast::<__m128i>());
-                        _mm_stream_si128(target.add(piece * 16).cast::<__m128i>(), value);
-                    }
-                }
-            }
-            self.read(rank, place, at + tail, &mut into[tail..]);
-            // SAFETY: SSE is part of x86-64. The instruction orders stores and does nothing else.
-            unsafe { _mm_sfence() }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        self.read(rank, place, at, into);
+        let head = into.as_ptr().align_offset(copy::LINE).min(into.len());
+        let lines = (into.len() - head) / copy::LINE;
+        let (first, rest) = into.split_at_mut(head);
+        let (middle, last) = rest.split_at_mut(lines * copy::LINE);
+        self.read(rank, place, at, first);
+        let from = self.data(rank, place, at + head, middle.len());
+        // SAFETY: source and destination have `lines` lines, checked by `data` and by the slice, whose beginning is aligned by
+        // the choice of `head` (or which has no line).
+        unsafe { copy::stream_lines::<true>(from.as_ptr(), middle.as_mut_ptr(), lines) };
+        self.read(rank, place, at + head + lines * copy::LINE, last);
+        copy::fence();
     }
 
     /// Copies to a rank's data: the own ones, or others' by agreement.
@@ -381,48 +367,31 @@ impl Map {
             return;
         }
         let into = self.data(rank, place, at, from.len());
-        // SAFETY: the destination is inside the mapping (checked by `data`), which no slice overlaps: buffers that give one
-        // are borrowed as a whole while an operation writes them.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into.as_ptr(), from.len()) }
+        // SAFETY: the destination is inside the mapping (checked by `data`), where no slice is: a buffer that gives one
+        // is borrowed as a whole while an operation writes it.
+        unsafe { copy::bytes(from.as_ptr(), into.as_ptr(), from.len()) }
     }
 
-    #[allow(clippy::cast_ptr_alignment)] // as in `read_streaming`
     /// As [`Map::write`], past the caches. [`Map::fence`] has to follow before others are told.
     pub(crate) fn write_streaming(&self, rank: usize, place: Place, at: usize, from: &[u8]) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-            let into = self.data(rank, place, at, from.len()).as_ptr();
-            let head = into.align_offset(64).min(from.len());
-            let lines = (from.len() - head) / 64;
-            self.write(rank, place, at, &from[..head]);
-            let source = from[head..].as_ptr();
-            for line in 0..lines {
-                // SAFETY: source and destination have `lines` lines of 64 bytes behind `head`; the destination is aligned for
-                // the store by the choice of `head`. SSE2 is part of x86-64.
-                unsafe {
-                    let target = into.add(head + line * 64);
-                    for piece in 0..4 {
-                        let value =
-                            _mm_loadu_si128(source.add(line * 64 + piece * 16).cast::<__m128i>());
-                        _mm_stream_si128(target.add(piece * 16).cast::<__m128i>(), value);
-                    }
-                }
-            }
-            let tail = head + lines * 64;
-            self.write(rank, place, at + tail, &from[tail..]);
+        let into = self.data(rank, place, at, from.len());
+        let head = into.as_ptr().align_offset(copy::LINE).min(from.len());
+        let lines = (from.len() - head) / copy::LINE;
+        let (first, rest) = from.split_at(head);
+        let (middle, last) = rest.split_at(lines * copy::LINE);
+        self.write(rank, place, at, first);
+        // SAFETY: source and destination have `lines` lines behind `head`, checked by the slice and by `data`; the
+        // destination is aligned by the choice of `head` (or there is no line).
+        unsafe {
+            let into = into.as_ptr().add(head);
+            copy::stream_lines::<false>(middle.as_ptr(), into, lines);
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        self.write(rank, place, at, from);
+        self.write(rank, place, at + head + lines * copy::LINE, last);
     }
 
     /// Makes what was streamed visible before what is written next.
     pub(crate) fn fence() {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: SSE is part of x86-64. The instruction orders stores and does nothing else.
-        unsafe {
-            std::arch::x86_64::_mm_sfence();
-        }
+        copy::fence();
     }
 
     /// Gets pages for a range of own data, so that the system says now if there are none, and not by a signal later.
@@ -452,8 +421,8 @@ impl Map {
         }
     }
 
-    /// Gives the pages of a range of own data back. It reads as zeros then.
-    pub(crate) fn release(&self, rank: usize, place: Place, at: usize, length: usize) {
+    /// Gives the pages of a range of own data back. Returns whether it reads as zeros now.
+    pub(crate) fn release(&self, rank: usize, place: Place, at: usize, length: usize) -> bool {
         let begin = self.data(rank, place, at, length);
         // SAFETY: the range is inside the mapping and this rank's own; nobody is in an operation that uses it.
         let released =
@@ -461,6 +430,7 @@ impl Map {
         if let Err(error) = released {
             tracing::debug!(%error, "pages of shared memory were not given back");
         }
+        released.is_ok()
     }
 
     /// The address of a buffer of this rank, for [`super::buffer`].

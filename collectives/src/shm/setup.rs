@@ -1,10 +1,13 @@
 //! How the ranks of a host come to share memory, or agree not to.
 //!
 //! Rank 0 makes the memory and passes it over its links. Each rank that has mapped it and has a link to every other one says
-//! so, in the memory. When all have, rank 0 changes one word there from *open* to *used*. Who gives up before changes
-//! it to *refused*. Only one of the two can happen, and a rank that never mapped the memory is never waited for in vain
-//! after it said so: all ranks that have it read the same word, and who does not have it is a reason for the word not
-//! to be *used*.
+//! so, in the memory; the one that is last finds that all have, and changes one word there from *open* to *used*. Who can't
+//! have the memory changes it to *refused*, or says so to the others. Only one of the two can happen, and a rank that never
+//! mapped the memory is never waited for in vain after it said so: all ranks that have it read the same word, and who
+//! does not have it is a reason for the word not to be *used*.
+//!
+//! An operation that ends before that is settled (a deadline, an abort) settles nothing: the attempt goes on with the next
+//! operation. What a rank has done for it, and what the others have seen of that, has nothing to do with the operation.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -12,6 +15,7 @@ use std::sync::atomic::Ordering;
 
 use super::arena::Arena;
 use super::map::{MOST_RANKS, Map, Owner};
+use super::rules;
 
 const OPEN: u64 = 0;
 const USED: u64 = 1;
@@ -71,13 +75,10 @@ impl Sharing {
     }
 
     /// Ends the attempt. Returns whether the memory is used.
-    pub(crate) fn settle(&mut self, refuse: bool) -> bool {
+    pub(crate) fn settle(&mut self) -> bool {
         let Self::Forming(forming) = self else {
             return matches!(self, Self::Active(_));
         };
-        if refuse {
-            forming.refuse();
-        }
         let used = forming.state() == USED;
         *self = match forming.map.take().filter(|_| used) {
             Some(map) => {
@@ -167,25 +168,15 @@ impl Forming {
         self.refused || (self.map.is_some() && self.state() == REFUSED)
     }
 
-    /// This rank has the memory, and links to all. Returns whether that is news.
+    /// This rank has links to all. If it has the memory, it says so, and uses it if all have it. Returns whether that is
+    /// settled by it.
     pub(crate) fn attach(&mut self) -> bool {
-        match &self.map {
-            Some(map) if !self.attached => {
-                map.attached(self.me as usize).store(1, Ordering::SeqCst);
-                self.attached = true;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// On rank 0: uses the memory if all have it. Returns whether that is settled by it.
-    pub(crate) fn use_if_complete(&mut self) -> bool {
-        let Some(map) = self.map.as_ref().filter(|_| self.me == 0) else {
+        let Some(map) = self.map.as_ref().filter(|_| !self.attached) else {
             return false;
         };
-        let complete = (0..map.world()).all(|rank| map.attached(rank).load(Ordering::SeqCst) == 1);
-        complete
+        self.attached = true;
+        let all = (0..map.world()).map(|rank| map.attached(rank));
+        rules::attach(map.attached(self.me as usize), all)
             && map
                 .state()
                 .compare_exchange(OPEN, USED, Ordering::SeqCst, Ordering::SeqCst)
@@ -197,7 +188,7 @@ impl Forming {
         let Some(map) = &self.map else {
             return vec![0];
         };
-        let is_missing = |rank: &u32| map.attached(*rank as usize).load(Ordering::SeqCst) != 1;
+        let is_missing = |rank: &u32| !rules::is_attached(map.attached(*rank as usize));
         (0..self.owner.world).filter(is_missing).collect()
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::futex;
 
 use super::map::Map;
+use super::rules;
 
 /// How long to look before sleeping. A wake-up costs about 50 us where processors halt when idle, so that a wait that is
 /// expected to be short is better not slept through. But who spins takes the processor from who is waited for, if there
@@ -95,23 +96,25 @@ impl Patience {
 
 /// Tells ranks that sleep that there is something new.
 pub(crate) fn ring(map: &Map, rank: usize) {
-    if map.sleeping(rank).load(Ordering::SeqCst) != 0 {
-        ring_anyway(map.bell(rank));
-    }
+    let bell = map.bell(rank);
+    rules::ring(map.sleeping(rank), bell, || wake(bell));
 }
 
 fn ring_anyway(bell: &AtomicU32) {
-    bell.fetch_add(1, Ordering::SeqCst);
+    rules::ring_anyway(bell, || wake(bell));
+}
+
+fn wake(bell: &AtomicU32) {
     // It can't fail on memory that is mapped.
     let woken = futex::wake(bell, futex::Flags::empty(), i32::MAX.cast_unsigned());
     debug_assert!(woken.is_ok(), "{woken:?}");
 }
 
-/// Sleeps until the bell has another value than `seen`, until `at`, or a little less.
-fn sleep(bell: &AtomicU32, seen: u32, at: Instant) {
-    // Whatever is lost, it is looked again.
-    const LONGEST: Duration = Duration::from_secs(1);
-    let left = at.saturating_duration_since(Instant::now()).min(LONGEST);
+/// Whatever is lost (a faulty peer may write the bell), it is looked again after this time.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Sleeps until the bell has another value than `seen`, or for so long.
+fn sleep(bell: &AtomicU32, seen: u32, left: Duration) {
     let timeout = futex::Timespec {
         tv_sec: left.as_secs().cast_signed(),
         tv_nsec: left.subsec_nanos().into(),
@@ -161,18 +164,18 @@ impl Bell {
 
     /// From here on, who has news rings. Returns what to wait on, after a look at what there is.
     pub(crate) fn listen(&self) -> u32 {
-        self.map.sleeping(self.rank).store(1, Ordering::SeqCst);
-        self.map.bell(self.rank).load(Ordering::SeqCst)
+        rules::listen(self.map.sleeping(self.rank), self.map.bell(self.rank)) as u32
     }
 
     /// Nobody need ring any more.
     pub(crate) fn ignore(&self) {
-        self.map.sleeping(self.rank).store(0, Ordering::Relaxed);
+        rules::ignore(self.map.sleeping(self.rank));
     }
 
-    /// Sleeps until it rings after [`Bell::listen`], or until `at`.
+    /// Sleeps until it rings after [`Bell::listen`], until `at`, or a little less.
     pub(crate) fn wait(&self, seen: u32, at: Instant) {
-        sleep(self.map.bell(self.rank), seen, at);
+        let left = at.saturating_duration_since(Instant::now()).min(LONGEST);
+        sleep(self.map.bell(self.rank), seen, left);
     }
 
     fn set_waiting(&self, waker: Option<&Waker>) {
@@ -183,6 +186,9 @@ impl Bell {
         }
     }
 }
+
+/// Tasks look by themselves again at their deadlines, so that the thread that waits for them need not look often.
+const IDLE: Duration = Duration::from_secs(60);
 
 /// A thread that waits for the bell in the name of tasks, which can't.
 #[derive(Debug)]
@@ -202,7 +208,8 @@ impl Porter {
             let bell = Arc::clone(&self.bell);
             let thread = std::thread::Builder::new()
                 .name("kolo-bell".to_owned())
-                .stack_size(64 << 10)
+                // It runs the executor's code that wakes tasks.
+                .stack_size(256 << 10)
                 .spawn(move || {
                     while !bell.stop.load(Ordering::SeqCst) {
                         let seen = bell.map.bell(bell.rank).load(Ordering::SeqCst);
@@ -215,7 +222,7 @@ impl Porter {
                             waker.wake();
                         }
                         if !bell.stop.load(Ordering::SeqCst) {
-                            bell.wait(seen, Instant::now() + Duration::from_secs(60));
+                            sleep(bell.map.bell(bell.rank), seen, IDLE);
                         }
                     }
                 })?;

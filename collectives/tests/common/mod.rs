@@ -1,6 +1,7 @@
 //! Groups for tests, over memory lanes or Unix sockets, with lanes that fail on demand.
-#![allow(dead_code)] // each test file uses its part
+#![allow(dead_code, clippy::float_cmp)] // each test file uses its part
 
+pub(crate) mod network;
 pub(crate) mod value;
 
 use std::io::IoSlice;
@@ -11,7 +12,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use kolo_collectives::lane::{Connecting, MemoryLane, OneHost, TlsLane, UnixLane};
-use kolo_collectives::{Acceptor, Communicator, Connector, GroupId, Lane, LaneError, LinkHello};
+use kolo_collectives::schedule::{Algorithm, Tuning};
+use kolo_collectives::{
+    Acceptor, CollectiveError, Communicator, Connector, GroupId, Lane, LaneError, LinkHello,
+    ReduceOp,
+};
 use kolo_transport::ids::{ClusterId, Generation, JobId, Rank, Slot};
 use kolo_transport::{
     Authority, Endpoint, EndpointConfig, Expect, Identity, Role, TlsListener, TransportRuntime,
@@ -390,4 +395,38 @@ pub(crate) fn run<'a, R: Send>(
             .map(|thread| thread.join().expect("the rank's closure does not panic"))
             .collect()
     })
+}
+
+/// Every other rank's result.
+pub(crate) fn others<R>(results: Vec<R>, rank: u32) -> Vec<R> {
+    results
+        .into_iter()
+        .enumerate()
+        .filter(|(index, _)| *index != rank as usize)
+        .map(|(_, result)| result)
+        .collect()
+}
+
+pub(crate) fn force(group: &Group, algorithm: Algorithm) {
+    for comm in &group.members {
+        comm.set_tuning(Tuning {
+            force: Some(algorithm),
+            ..Tuning::default()
+        });
+    }
+}
+
+pub(crate) fn sum(comm: &Communicator, length: usize) -> Result<(), CollectiveError> {
+    let input: Vec<f64> = (0..length).map(|index| index as f64).collect();
+    let mut data = input.clone();
+    let result = comm.all_reduce(&mut data, ReduceOp::Sum);
+    match &result {
+        Ok(()) => {
+            let world = f64::from(comm.world_size());
+            assert!(data.iter().zip(&input).all(|(a, b)| *a == world * b));
+        }
+        // F-2
+        Err(_) => assert_eq!(data, input, "a failed operation leaves the input as it was"),
+    }
+    result
 }
