@@ -3,13 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kolo_transport::wire::Exit;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::sync::watch;
 
+use crate::supervisor::Shared;
 use crate::{procfs, sys};
 
 /// How long [`Child::stop`] waits after `SIGKILL`. Longer takes only a process in an uninterruptible wait.
@@ -116,6 +117,9 @@ impl Process {
 pub struct Child {
     pub(crate) process: Arc<Process>,
     pub(crate) exit: watch::Receiver<Option<Exit>>,
+    pub(crate) warden: Weak<Shared>,
+    /// The number of the request that started it.
+    pub(crate) id: u64,
 }
 
 impl Child {
@@ -132,7 +136,8 @@ impl Child {
     /// Waits until it has ended, and says how.
     ///
     /// By then what was left of its process group and session has been killed, so its pipes end too; but a process that
-    /// left both on purpose may hold them open for as long as other workers of the warden live.
+    /// left both on purpose may hold them open for as long as other workers of the warden live. One that was started with
+    /// [`linger`](crate::SpawnRequest::linger) has this when it is released.
     ///
     /// [`Exit::Unknown`] if the warden was lost: the process is dead then as well. Any number of tasks may wait. Cancel
     /// safe. Waits for as long as the process runs.
@@ -142,6 +147,14 @@ impl Child {
             Ok(exit) => exit.unwrap_or(Exit::Unknown),
             // The runtime of the warden's handle is gone; the warden is ending all processes.
             Err(_) => Exit::Unknown,
+        }
+    }
+
+    /// Kills what is left of its process group and session, if it has ended and was started with
+    /// [`linger`](crate::SpawnRequest::linger). Does not wait for their end; if the warden is gone, so are they.
+    pub async fn release(&self) {
+        if let Some(warden) = self.warden.upgrade() {
+            warden.release(self.id).await;
         }
     }
 

@@ -10,12 +10,12 @@
 //!   its parent, so one that left its process group and session is found as well. When the warden
 //!   itself is killed, the kernel kills the workers (`PR_SET_PDEATHSIG`).
 //! - A worker's end is complete: what is left of its process group and session is killed before
-//!   the end is reported.
+//!   the end is reported, or when it is released if it was to linger.
 //!
 //! A program that may host a node begins its `main` with [`run_if_warden`].
 //!
 //! What is out of reach: a process that gained other privileges (set-user-ID), and, only if the warden
-//! itself is killed, a process that left its worker's session.
+//! itself is killed, a process that left its worker's session or lingers after it.
 //!
 //! Linux only, 5.4 or later, with `/proc` mounted.
 #![deny(unsafe_code)]

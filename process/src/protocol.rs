@@ -9,10 +9,21 @@ use serde_bytes::ByteBuf;
 
 /// Version of these messages; the warden says it first. It differs only when a daemon is given the warden of
 /// another version.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
-/// To the warden, the only request: start a process. Descriptors: stdout, stderr, then one for each of `numbers`.
-/// The end of the stream means: kill everything and exit. See [`SpawnRequest`](crate::SpawnRequest).
+/// To the warden. The end of the stream means: kill everything and exit.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum ToWarden {
+    /// Start a process. Descriptors: stdout, stderr, then one for each of its `numbers`.
+    Spawn(Spawn),
+    /// Kill what a process that has ended, and that was started with `linger`, has left behind.
+    Release {
+        /// Which request.
+        id: u64,
+    },
+}
+
+/// What to start. See [`SpawnRequest`](crate::SpawnRequest).
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Spawn {
     /// The daemon's number for it.
@@ -27,6 +38,8 @@ pub(crate) struct Spawn {
     pub(crate) cwd: Option<ByteBuf>,
     /// Numbers of the further descriptors; standard input, if one is given, is the last.
     pub(crate) numbers: Vec<RawFd>,
+    /// Whether what it leaves behind lives on until it is released.
+    pub(crate) linger: bool,
 }
 
 /// From the warden.
@@ -53,7 +66,7 @@ pub(crate) enum FromWarden {
         /// How: an `errno`.
         errno: i32,
     },
-    /// A process that had been spawned has ended, and with it its group and session.
+    /// A process that had been spawned has ended, and with it, unless it was to linger, its group and session.
     Exited {
         /// Which request.
         id: u64,

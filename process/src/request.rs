@@ -48,6 +48,9 @@ pub struct SpawnRequest {
     pub stdout: OwnedFd,
     /// Its standard error.
     pub stderr: OwnedFd,
+    /// Whether what is left of its group and session when it ends lives on until [`Child::release`](crate::Child::release);
+    /// otherwise that is killed at once.
+    pub linger: bool,
 }
 
 impl SpawnRequest {
@@ -95,6 +98,7 @@ impl SpawnRequest {
                 .map(|(_, number)| *number)
                 .chain(self.stdin.as_ref().map(|_| 0))
                 .collect(),
+            linger: self.linger,
         })
     }
 
@@ -173,6 +177,7 @@ mod tests {
             stdin: None,
             stdout: null(),
             stderr: null(),
+            linger: false,
         }
     }
 

@@ -251,3 +251,41 @@ async fn a_burst_of_forks_is_caught() {
     within(warden.close()).await;
     started.lines().await;
 }
+
+#[tokio::test]
+async fn what_a_process_leaves_behind_lingers_until_it_is_released() {
+    let warden = warden().await;
+    let text = "(read go; echo late; exec sleep 1000) < \"$1\" & setsid sleep 1000 & echo ended";
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
+    rustix::fs::mkfifoat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+    )
+    .unwrap();
+    let mut request = program("/bin/sh", &["-c", text, "sh", fifo.to_str().unwrap()]);
+    request.request.linger = true;
+    let mut started = request.start(&warden).await;
+    assert_eq!(started.line().await, "ended");
+    assert_eq!(within(started.child.wait()).await, Exit::Code(0));
+    // Another one that ends does not take it along.
+    let other = script("exit 3").start(&warden).await;
+    assert_eq!(within(other.child.wait()).await, Exit::Code(3));
+    let go = within(tokio::task::spawn_blocking(move || {
+        std::fs::write(fifo, "go\n")
+    }))
+    .await;
+    go.unwrap().unwrap();
+    assert_eq!(
+        started.line().await,
+        "late",
+        "it lives, and its pipe is open"
+    );
+    within(started.child.release()).await;
+    // Also what has left the session: nobody else is there whose it might be.
+    assert_eq!(started.lines().await, [""; 0]);
+    // Again is no harm.
+    within(started.child.release()).await;
+    within(warden.close()).await;
+}

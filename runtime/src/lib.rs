@@ -9,6 +9,7 @@ pub mod http;
 pub mod local;
 pub mod node;
 pub mod notify;
+pub mod secret;
 pub mod settings;
 pub mod ssh;
 

@@ -159,15 +159,12 @@ pub(crate) async fn start_nodes(
     try_join_all((0..nodes).map(start)).await
 }
 
-/// Where members of this process reach the head.
-pub(crate) fn loopback(mut address: SocketAddr) -> SocketAddr {
+/// Where processes of this machine reach what listens at `address`.
+pub(crate) fn loopback(address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
-        let ip = if address.is_ipv4() {
-            std::net::Ipv4Addr::LOCALHOST.into()
-        } else {
-            std::net::Ipv6Addr::LOCALHOST.into()
-        };
-        address.set_ip(ip);
+        // What listens on all addresses of IPv6 listens on those of IPv4 as well, and `::1` is not everywhere.
+        (std::net::Ipv4Addr::LOCALHOST, address.port()).into()
+    } else {
+        address
     }
-    address
 }

@@ -376,12 +376,11 @@ async fn resolve(head: &str) -> Result<SocketAddr, ConnectError> {
         given: head.to_owned(),
         reason,
     };
-    let mut addresses = tokio::net::lookup_host(head)
+    let addresses = kolo_transport::names::resolve(head)
         .await
         .map_err(|error| failed(error.to_string()))?;
-    addresses
-        .next()
-        .ok_or_else(|| failed("the name has no address".to_owned()))
+    // There is one at least.
+    Ok(addresses[0])
 }
 
 /// The certificate of a driver: as it was given, or for a token.

@@ -56,22 +56,23 @@ fn links_lead_to_files() {
     assert!(links > 10, "only {links} links were found");
 }
 
-#[test]
-fn tests_that_show_a_promise_exist() {
-    let security = read(&root().join("docs/security.md"));
-    let table = security
-        .split_once("| promise | tests |")
-        .expect("the table is there")
-        .1;
+/// How many tests the table under a heading of a document names; all of them exist.
+fn tests_in_table(document: &str, head: &str) -> usize {
+    let text = read(&root().join(document));
+    let table = text.split_once(head).expect("the table is there").1;
     let mut tests = 0;
     for row in table.lines().filter(|line| line.starts_with("| ")) {
+        // What it is about may have words of code as well.
+        let row = row.splitn(3, '|').nth(2).unwrap_or_default();
         let mut source = None;
         for name in row.split('`').skip(1).step_by(2) {
             if name.contains('/') {
                 source = Some((name, read(&root().join(name))));
                 continue;
             }
-            let (file, text) = source.as_ref().expect("a file is named before its tests");
+            let Some((file, text)) = source.as_ref() else {
+                continue;
+            };
             assert!(
                 text.contains(&format!("fn {name}(")),
                 "{file} has no test {name}"
@@ -79,7 +80,19 @@ fn tests_that_show_a_promise_exist() {
             tests += 1;
         }
     }
+    tests
+}
+
+#[test]
+fn tests_that_show_a_promise_exist() {
+    let tests = tests_in_table("docs/security.md", "| promise | tests |");
     assert!(tests > 20, "only {tests} tests were found");
+}
+
+#[test]
+fn tests_that_have_the_names_of_horovods_exist() {
+    let tests = tests_in_table("docs/design.md", "| case | here |");
+    assert!(tests >= 15, "only {tests} tests were found");
 }
 
 #[test]

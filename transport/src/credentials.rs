@@ -1,7 +1,7 @@
 //! A process's certificate and key.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
@@ -10,13 +10,13 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use crate::files;
+use crate::folder::{self, Alone, Pems};
 use crate::identity::{Identity, IdentityError};
 use crate::renewal::Validity;
 use crate::tls;
 
-const AUTHORITY_FILE: &str = "ca.pem";
-const CERTIFICATE_FILE: &str = "cert.pem";
-const KEY_FILE: &str = "key.pem";
+/// How often a folder is read that somebody else changes meanwhile.
+const ATTEMPTS: u32 = 5;
 
 /// The certificate that says who this process is, its private key, and the cluster's authority, by which
 /// others are checked. A clone shares them.
@@ -147,13 +147,17 @@ impl Credentials {
     ///
     /// [`IdentityError`], which names the file.
     pub fn save_renewed(&self, dir: &Path) -> Result<bool, IdentityError> {
-        let key_path = dir.join(KEY_FILE);
+        let _alone = Alone::wait(dir);
+        if !folder::settle(dir)? {
+            return Ok(false);
+        }
+        let key_path = dir.join(folder::KEY);
         let key = read_key(&key_path, &files::read(&key_path)?)?;
         if key.public_key_raw() != self.inner.key.public_key_raw() {
             return Ok(false);
         }
         let certificate = files::pem("CERTIFICATE", &self.inner.certificate);
-        files::stage(&dir.join(CERTIFICATE_FILE), certificate.as_bytes())?.replace()?;
+        files::stage(&dir.join(folder::CERTIFICATE), certificate.as_bytes())?.replace()?;
         files::sync_dir(dir)?;
         Ok(true)
     }
@@ -164,32 +168,22 @@ impl Credentials {
     }
 
     /// Writes `ca.pem`, `cert.pem` and `key.pem` into `dir`. The files have mode 0600. If `dir` does not exist it is made
-    /// (mode 0700), and appears with all of them or not at all; if it does, each is replaced as a whole.
+    /// (mode 0700), and appears with all of them or not at all. If it does, they are replaced as one: whoever loads them
+    /// meanwhile, or after a crash at any point, gets all of the old or all of the new ones.
     ///
     /// # Errors
     ///
     /// [`IdentityError::File`].
     pub fn save(&self, dir: &Path) -> Result<(), IdentityError> {
-        if files::appear(dir, |new| self.write(new))? {
+        let pems = Pems {
+            key: files::pem("PRIVATE KEY", &self.inner.key.serialize_der()),
+            certificate: files::pem("CERTIFICATE", &self.inner.certificate),
+            authority: files::pem("CERTIFICATE", &self.inner.authority),
+        };
+        if files::appear(dir, |new| pems.fill(new))? {
             return Ok(());
         }
-        self.write(dir)
-    }
-
-    fn write(&self, dir: &Path) -> Result<(), IdentityError> {
-        let key = files::pem("PRIVATE KEY", &self.inner.key.serialize_der());
-        let authority = files::pem("CERTIFICATE", &self.inner.authority);
-        let certificate = files::pem("CERTIFICATE", &self.inner.certificate);
-        // All are on the disk before the first is replaced.
-        let staged = [
-            files::stage(&dir.join(KEY_FILE), key.as_bytes())?,
-            files::stage(&dir.join(AUTHORITY_FILE), authority.as_bytes())?,
-            files::stage(&dir.join(CERTIFICATE_FILE), certificate.as_bytes())?,
-        ];
-        for file in staged {
-            file.replace()?;
-        }
-        files::sync_dir(dir)
+        pems.replace(dir, || Ok(()))
     }
 
     /// Reads what [`Credentials::save`] wrote, and checks that it belongs together.
@@ -198,24 +192,57 @@ impl Credentials {
     ///
     /// [`IdentityError`], which names the file.
     pub fn load(dir: &Path) -> Result<Self, IdentityError> {
-        let key_path = dir.join(KEY_FILE);
-        let certificate_path = dir.join(CERTIFICATE_FILE);
-        let authority = read_certificate(&dir.join(AUTHORITY_FILE))?;
+        let mut attempt = 1;
+        loop {
+            if let Some(pems) = folder::pending(dir)? {
+                let path = dir.join(folder::PENDING);
+                let key = read_key(&path, pems.key.as_bytes())?;
+                let certificate = parse_certificate(&path, pems.certificate.as_bytes())?;
+                let authority = parse_certificate(&path, pems.authority.as_bytes())?;
+                let credentials = Self::of_file(certificate, authority, key, path)?;
+                folder::settle_if_free(dir);
+                return Ok(credentials);
+            }
+            match Self::load_files(dir) {
+                // It may be a mixture of what was there and of what somebody is just putting there.
+                Err(IdentityError::Content { .. }) if attempt < ATTEMPTS => attempt += 1,
+                result => return result,
+            }
+        }
+    }
+
+    fn load_files(dir: &Path) -> Result<Self, IdentityError> {
+        let key_path = dir.join(folder::KEY);
+        let certificate_path = dir.join(folder::CERTIFICATE);
+        let authority = read_certificate(&dir.join(folder::AUTHORITY))?;
         let certificate = read_certificate(&certificate_path)?;
         files::check_dir(dir)?;
         let key = read_key(&key_path, &files::read_private(&key_path)?)?;
+        Self::of_file(certificate, authority, key, certificate_path)
+    }
+
+    fn of_file(
+        certificate: CertificateDer<'static>,
+        authority: CertificateDer<'static>,
+        key: KeyPair,
+        path: PathBuf,
+    ) -> Result<Self, IdentityError> {
         Self::new(certificate, authority, key).map_err(|error| IdentityError::Content {
-            path: certificate_path,
+            path,
             reason: error.to_string(),
         })
     }
 }
 
-fn read_certificate(path: &Path) -> Result<CertificateDer<'static>, IdentityError> {
-    CertificateDer::from_pem_slice(&files::read(path)?).map_err(|_| IdentityError::Content {
+fn parse_certificate(path: &Path, pem: &[u8]) -> Result<CertificateDer<'static>, IdentityError> {
+    CertificateDer::from_pem_slice(pem).map_err(|_| IdentityError::Content {
         path: path.to_owned(),
         reason: "it is not a certificate in PEM".to_owned(),
     })
+}
+
+fn read_certificate(path: &Path) -> Result<CertificateDer<'static>, IdentityError> {
+    parse_certificate(path, &files::read(path)?)
 }
 
 /// The key in a PEM file. Says nothing of the file's content in errors.

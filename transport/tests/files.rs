@@ -51,6 +51,59 @@ fn credentials_are_private_files_that_load_again() {
     }
 }
 
+/// Tells the process that is killed below where to save.
+const SAVE_TO: &str = "KOLO_TEST_SAVE_TO";
+
+/// Not a test by itself: the process that the next one kills.
+#[test]
+fn saves_until_it_is_killed() {
+    let Some(dir) = std::env::var_os(SAVE_TO) else {
+        return;
+    };
+    let cluster = Cluster::new();
+    println!("begun");
+    for id in 1.. {
+        cluster.node(id).save(Path::new(&dir)).unwrap();
+    }
+}
+
+#[test]
+fn credentials_load_whole_while_they_are_replaced_and_after_a_kill_at_any_point() {
+    use std::io::BufRead as _;
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("identity");
+    Cluster::new().node(0).save(&dir).unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    for round in 0..25_u64 {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "saves_until_it_is_killed", "--nocapture"])
+            .env(SAVE_TO, &dir)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = std::io::BufReader::new(child.stdout.take().unwrap());
+        assert!(stdout.lines().any(|line| line.unwrap().contains("begun")));
+        // Until it has replaced some, and then a little longer, by another amount each time.
+        let mut own = std::collections::BTreeSet::new();
+        while own.len() < 3 {
+            own.insert(Credentials::load(&dir).unwrap().identity().to_string());
+        }
+        std::thread::sleep(Duration::from_micros(170 * round));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        seen.extend(own);
+        let found = Credentials::load(&dir).unwrap();
+        // Programs that know nothing of kolo read the files by themselves: they fit again.
+        assert!(!dir.join("new.pem").exists());
+        assert_eq!(Credentials::load(&dir).unwrap().chain(), found.chain());
+    }
+    assert!(seen.len() > 50, "{}", seen.len());
+    let last = Cluster::new().node(7);
+    last.save(&dir).unwrap();
+    assert_eq!(Credentials::load(&dir).unwrap().chain(), last.chain());
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 3);
+}
+
 #[test]
 fn a_folder_in_which_others_can_put_keys_is_refused() {
     let root = tempfile::tempdir().unwrap();

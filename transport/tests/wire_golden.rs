@@ -415,6 +415,8 @@ fn cases() -> Vec<Case> {
     add!(JoinReply:
         JoinReply::Joined { cluster: CLUSTER, name: NODE.to_string(), certificate: vec![5, 6] },
         JoinReply::Refused(Refusal::new(RefusalKind::Token, "expired")),
+        JoinReply::Refused(Refusal::new(RefusalKind::NoProgram, "not in PATH")),
+        JoinReply::Refused(Refusal::new(RefusalKind::NotExecutable, "a directory")),
     );
     add!(Welcome: Welcome { version: "0.1.0".to_owned() });
     add!(HeadRequest:
@@ -512,6 +514,7 @@ fn cases() -> Vec<Case> {
             }],
             running_jobs: 1,
             revoked: revocations().members,
+            time_ms: 1_800_000_000_000,
         }),
         HeadReply::Jobs(vec![job_info()]),
         HeadReply::Job(job_info()),

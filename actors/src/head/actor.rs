@@ -5,7 +5,7 @@ mod cleaning;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use actix::fut::wrap_future;
 use actix::{
@@ -17,7 +17,7 @@ use kolo_transport::session::CloseCode;
 use kolo_transport::wire::{ClusterInfo, JobInfo, NodeEvent, Refusal, RefusalKind};
 use tokio::sync::watch;
 
-use super::coordinator::{Contact, Coordinator};
+use super::coordinator::{Contact, Coordinator, Sharing};
 use super::drain::Drains;
 use super::history::{History, shorten};
 use super::job::{Event, Job, JobConfig, Site};
@@ -26,6 +26,7 @@ use super::messages::{
     GetCluster, GetEnd, GetJob, GetJobs, Gone, Happened, Heard, Info, JobEnd, MaySign, MaySignHere,
     News, Register, Report, Shutdown, StopJob, Submit, Submitted,
 };
+use super::probing::Probes;
 use super::registry::{NodeRegistry, Session};
 use super::validate::validate;
 use crate::interfaces::{Key, ProbeCache};
@@ -93,6 +94,7 @@ pub struct HeadActor {
     pub(super) stopping: Option<String>,
     /// What connects which nodes.
     pub(super) networks: ProbeCache,
+    pub(super) probes: Probes,
     /// Who waits until jobs have ended.
     pub(super) drains: Drains,
 }
@@ -121,6 +123,7 @@ impl HeadActor {
             overflowing: LogLimit::new(OVERFLOW_LOG),
             stopping: None,
             networks: ProbeCache::default(),
+            probes: Probes::default(),
             drains: Drains::default(),
         }
     }
@@ -284,7 +287,8 @@ impl HeadActor {
             .map(|share| (share.node, spec.per_worker.times(share.workers)))
             .collect();
         let nodes: Vec<NodeId> = shares.iter().map(|share| share.node).collect();
-        let (key, plan) = self.plan_network(&nodes, &spec.interfaces, spec.no_cache)?;
+        let anew = spec.no_cache;
+        let (key, plan) = self.plan_network(&nodes, &spec.interfaces, anew)?;
         let mut job = Job::submit(Instant::now(), id, owner, spec, sites, self.settings.job)?;
         job.0.connect_by(plan);
         if !self.registry.hold(id, &wanted) {
@@ -297,6 +301,11 @@ impl HeadActor {
             ctx.address(),
             events,
             Arc::clone(&self.settings.rendezvous),
+            Sharing {
+                probes: self.probes.clone(),
+                key: key.clone(),
+                anew,
+            },
         )
         .start();
         self.jobs.insert(
@@ -457,6 +466,9 @@ impl Handler<GetCluster> for HeadActor {
             running_jobs: self.jobs.len() as u32,
             // Known to who keeps it.
             revoked: Vec::new(),
+            time_ms: SystemTime::now()
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .map_or(0, |since| since.as_millis() as u64),
         })
     }
 }

@@ -19,8 +19,8 @@ use super::actor::HeadActor;
 use super::job::{Action, Event, Job, Reply};
 use super::link::{NodeLink, RendezvousHost};
 use super::messages::{GetEnd, Happened, Info, JobEnd, MaySignHere, News};
-use super::probing::discover;
-use crate::interfaces::Network;
+use super::probing::{Probes, Search};
+use crate::interfaces::{Key, Network};
 use crate::pace::Backoff;
 
 /// How long a node may take for one push before it is tried again.
@@ -55,6 +55,14 @@ impl Default for Outbox {
     }
 }
 
+/// With whom it shares what its network is found to be.
+pub(super) struct Sharing {
+    pub(super) probes: Probes,
+    pub(super) key: Option<Key>,
+    /// Whether a probe that has begun already does not count.
+    pub(super) anew: bool,
+}
+
 /// Drives one job: from its placement to its end.
 pub struct Coordinator {
     job: Job,
@@ -63,6 +71,7 @@ pub struct Coordinator {
     head: Addr<HeadActor>,
     driver: mpsc::Sender<JobEvent>,
     rendezvous: Arc<dyn RendezvousHost>,
+    search: Sharing,
     /// What was found out, for the next job.
     learned: Option<Arc<Network>>,
     outboxes: HashMap<NodeId, Outbox>,
@@ -86,8 +95,10 @@ impl Coordinator {
         head: Addr<HeadActor>,
         driver: mpsc::Sender<JobEvent>,
         rendezvous: Arc<dyn RendezvousHost>,
+        search: Sharing,
     ) -> Self {
         Self {
+            search,
             job,
             first_actions,
             contacts,
@@ -134,7 +145,12 @@ impl Coordinator {
                         .iter()
                         .map(|(node, contact)| (*node, Arc::clone(&contact.link)))
                         .collect();
-                    let found = discover(*discovery, links, limit);
+                    let search = Search {
+                        discovery: *discovery,
+                        key: self.search.key.clone(),
+                        anew: self.search.anew,
+                    };
+                    let found = self.search.probes.clone().find(search, links, limit);
                     ctx.spawn(wrap_future::<_, Self>(found).map(|found, this, ctx| {
                         if let Ok(network) = &found {
                             this.learned = Some(Arc::clone(network));

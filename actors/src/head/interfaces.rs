@@ -14,7 +14,7 @@ use super::actor::HeadActor;
 use super::job::NetworkPlan;
 use super::link::NodeLink;
 use super::messages::{GetInterfaces, GetJob, Learned, NetworkChanged};
-use super::probing::discover;
+use super::probing::Search;
 use super::registry::MAX_NODES;
 use crate::interfaces::{Host, Key, Network, plan};
 
@@ -185,13 +185,19 @@ impl Handler<GetInterfaces> for HeadActor {
         }
         let limit = self.settings.job.probe_limit;
         let asked = self.query(&query);
+        let probes = self.probes.clone();
         Box::pin(async move {
             let (key, plan, links) = asked?;
             let discovery = match plan {
                 NetworkPlan::Known(network) => return Ok(network.report.clone()),
                 NetworkPlan::Discover(discovery) => discovery,
             };
-            match discover(*discovery, links, limit).await {
+            let search = Search {
+                discovery: *discovery,
+                key: key.clone(),
+                anew: query.no_cache,
+            };
+            match probes.find(search, links, limit).await {
                 Ok(network) => {
                     let report = network.report.clone();
                     if let Some(key) = key {

@@ -9,6 +9,7 @@ mod coordinator;
 mod drain;
 mod history;
 mod interfaces;
+mod introduction;
 pub mod job;
 mod link;
 pub mod messages;

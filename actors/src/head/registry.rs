@@ -12,18 +12,13 @@ use kolo_transport::wire::{
     NodeInfo, NodeNetwork, NodeRegistration, Refusal, RefusalKind, Resources,
 };
 
-use crate::placement::{Offer, is_sane};
+use super::introduction::{check, check_network};
+use crate::placement::Offer;
 
 /// Most nodes of a cluster, lost ones that are still shown included.
 pub const MAX_NODES: usize = 16_384;
 /// Lost nodes that are remembered.
 const MAX_LOST: usize = 256;
-/// Most jobs that a node may bring along.
-const MAX_JOBS: usize = 4096;
-/// Most custom resources of a node.
-const MAX_CUSTOM: usize = 1024;
-/// Longest hostname, version, and name of a custom resource.
-const MAX_TEXT: usize = 256;
 
 /// One stay of a node in the registry. A message of an older stay changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -378,37 +373,6 @@ impl NodeRegistry {
     }
 }
 
-fn check_network(network: &NodeNetwork) -> Result<(), Refusal> {
-    let invalid = |message: String| Err(Refusal::new(RefusalKind::Invalid, message));
-    if network.interfaces.len() > NodeNetwork::MAX_INTERFACES {
-        return invalid(format!(
-            "the node has {} network interfaces; allowed are {}",
-            network.interfaces.len(),
-            NodeNetwork::MAX_INTERFACES
-        ));
-    }
-    let fits = |name: &str| {
-        !name.is_empty()
-            && name.len() <= NodeNetwork::MAX_NAME
-            && !name.chars().any(char::is_control)
-    };
-    if !fits(&network.host) {
-        return invalid("the node's network stack has no name, or one that is too long".to_owned());
-    }
-    for interface in &network.interfaces {
-        if !fits(&interface.name) || interface.addresses.len() > NodeNetwork::MAX_ADDRESSES {
-            return invalid(format!(
-                "the node's interface {:?} has {} addresses; allowed are {}, and names of 1 to {} bytes",
-                interface.name,
-                interface.addresses.len(),
-                NodeNetwork::MAX_ADDRESSES,
-                NodeNetwork::MAX_NAME
-            ));
-        }
-    }
-    Ok(())
-}
-
 fn duplicate(there: &NodeRegistration, silent: Duration) -> Refusal {
     Refusal::new(
         RefusalKind::Duplicate,
@@ -421,50 +385,6 @@ fn duplicate(there: &NodeRegistration, silent: Duration) -> Refusal {
             silent.as_millis()
         ),
     )
-}
-
-fn check(registration: &NodeRegistration) -> Result<(), Refusal> {
-    if let Some(network) = &registration.network {
-        check_network(network)?;
-    }
-
-    let invalid = |message: String| Err(Refusal::new(RefusalKind::Invalid, message));
-    let hostname = &registration.hostname;
-    if hostname.is_empty() || hostname.len() > MAX_TEXT || hostname.chars().any(char::is_control) {
-        return invalid(format!(
-            "the node's hostname is {hostname:?}; allowed are 1 to {MAX_TEXT} bytes without control characters"
-        ));
-    }
-    if registration.version.len() > MAX_TEXT {
-        return invalid(format!("the node's version has more than {MAX_TEXT} bytes"));
-    }
-    if registration.jobs.len() > MAX_JOBS {
-        return invalid(format!(
-            "the node says that it holds {} jobs; allowed are {MAX_JOBS}",
-            registration.jobs.len()
-        ));
-    }
-    if !is_sane(&registration.resources) {
-        return invalid(format!(
-            "the node has {}; allowed is at most 1000000 of a resource",
-            registration.resources
-        ));
-    }
-    let custom = &registration.resources.custom;
-    if custom.len() > MAX_CUSTOM || custom.keys().any(|name| name.len() > MAX_TEXT) {
-        return invalid(format!(
-            "the node has {} custom resources, or one whose name is too long; allowed are {MAX_CUSTOM} with \
-             names of up to {MAX_TEXT} bytes",
-            custom.len()
-        ));
-    }
-    if registration.address.port() == 0 || registration.address.ip().is_unspecified() {
-        return invalid(format!(
-            "the node's address is {}; others must be able to connect to it",
-            registration.address
-        ));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -13,6 +13,9 @@ use super::candidates::{Family, Site, site};
 use super::resolve::{self, Resolver};
 use super::{Host, Network};
 
+/// The most probes of all pairs of nodes, whose results take some 100 MB then: 200 nodes with 13 addresses, 700 with one.
+const MOST_PROBES: usize = 1 << 19;
+
 /// What a node is to try.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Order {
@@ -171,6 +174,11 @@ impl Discovery {
         resolve::abandoned(&self.resolver())
     }
 
+    /// Addresses that come into question, of all nodes.
+    fn addresses(&self) -> usize {
+        self.sites.iter().map(|site| site.fit().count()).sum()
+    }
+
     fn note(&mut self, prober: usize, target: usize, candidate: usize, seen: Seen) {
         self.seen
             .entry((prober, target))
@@ -301,8 +309,11 @@ impl Discovery {
             return Step::Done(Box::new(Ok(network)));
         }
         if !self.all_pairs {
-            self.all_pairs = true;
             let count = self.sites.len();
+            if self.addresses().saturating_mul(count.saturating_sub(1)) > MOST_PROBES {
+                return Step::Done(Box::new(Err(resolve::too_many(&self.resolver()))));
+            }
+            self.all_pairs = true;
             let pairs =
                 (0..count).flat_map(|prober| (0..count).map(move |target| (prober, target)));
             let orders = self.orders(pairs);

@@ -425,6 +425,22 @@ fn unconnected(resolver: &Resolver<'_>, apart: &[(usize, usize)]) -> NetworkRepo
         .report
 }
 
+/// The report of nodes that no common name connects, and that are too many to try all pairs of them.
+pub(super) fn too_many(resolver: &Resolver<'_>) -> NetworkReport {
+    let count = resolver.sites.len();
+    let problem = Refusal::new(
+        RefusalKind::Network,
+        format!(
+            "no network interface has one name on all {count} nodes and connects each to the next, and for so many nodes other \
+             combinations are not tried. Give the interfaces of one network the same name on all nodes, mend what the table shows, \
+             or use fewer nodes"
+        ),
+    );
+    resolver
+        .network(NetworkChoice::None, &HashSet::new(), &[], Some(problem))
+        .report
+}
+
 /// The report of a probe that came to no end.
 pub(super) fn abandoned(resolver: &Resolver<'_>) -> NetworkReport {
     let problem = Refusal::new(RefusalKind::Internal, "the probe came to no end");

@@ -185,6 +185,7 @@ impl NodeColocator {
             messages,
             warden: self.warden.subscribe(),
             output: means.output.clone(),
+            linger: self.core.grace(),
         };
         let actor = Worker::new(self.context.clone(), ctx.address(), plan).start();
         self.members.insert(slot, Member { actor, control });

@@ -3,14 +3,17 @@
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kolo_process::{Child, SpawnRequest, Warden};
-use kolo_transport::wire::{OutputChunk, Stdio};
+use kolo_transport::wire::{Exit, OutputChunk, Stdio};
 use tokio::task::JoinHandle;
 
 use super::colocator::WorkerEvent;
 use super::stream;
-use super::worker_actor::{STDERR_TAIL, Supervisor, WorkerPlan, drain, read_output};
+use super::worker_actor::{
+    DRAIN, NotStarted, STDERR_TAIL, Supervisor, WorkerPlan, drain, read_output, read_to_end,
+};
 
 /// A program that is installed on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,14 +31,14 @@ impl Supervisor {
     pub(super) async fn run_installed(self, mut plan: WorkerPlan, file: &InstalledFile) {
         let (child, mut readers) = match self.launch_installed(&mut plan, file).await {
             Ok(launched) => launched,
-            Err(reason) => return self.tell(WorkerEvent::SpawnFailed { reason }).await,
+            Err(failed) => return self.tell(failed.into()).await,
         };
         if !self.introduce(&child).await {
             return;
         }
         self.tell(WorkerEvent::Spawned { pid: child.pid() }).await;
         let exit = child.wait().await;
-        drain(&mut readers, None).await;
+        self.see_off(&child, exit, plan.linger, &mut readers).await;
         self.tell(WorkerEvent::Exited {
             exit,
             stderr_tail: plan.output.stderr_tail(plan.rank, STDERR_TAIL),
@@ -43,13 +46,40 @@ impl Supervisor {
         .await;
     }
 
+    /// Waits for the output of what a process that has ended has left behind, and kills that then. In `exec > >(tee log)`
+    /// it is `tee` that writes the last lines.
+    async fn see_off(
+        &self,
+        child: &Child,
+        exit: Exit,
+        linger: Duration,
+        readers: &mut [JoinHandle<()>],
+    ) {
+        // News of a failure does not wait for long.
+        let limit = if exit.is_success() { linger } else { DRAIN };
+        tokio::select! {
+            () = read_to_end(readers) => {}
+            () = tokio::time::sleep(limit) => {
+                tracing::debug!(pid = child.pid(), "what a worker left behind holds its output");
+            }
+            () = self.hurry.notified() => {}
+        }
+        child.release().await;
+        drain(readers, None).await;
+    }
+
     async fn launch_installed(
         &self,
         plan: &mut WorkerPlan,
         file: &InstalledFile,
-    ) -> Result<(Child, Vec<JoinHandle<()>>), String> {
+    ) -> Result<(Child, Vec<JoinHandle<()>>), NotStarted> {
         let warden: Arc<Warden> = plan.warden().await?;
-        let failed = |error: std::io::Error| format!("no pipes for a worker: {error}");
+        let failed = |error: std::io::Error| {
+            format!(
+                "no pipes for a worker: {error}; if it is the limit of open files, raise it (`ulimit -n`, LimitNOFILE=): a node \
+                 needs about 8 for each worker"
+            )
+        };
         let (stdout_reader, stdout) = kolo_process::pipe().map_err(failed)?;
         let (stderr_reader, stderr) = kolo_process::pipe().map_err(failed)?;
         let stdin = if file.stdin && plan.rank.0 == 0 {
@@ -72,9 +102,9 @@ impl Supervisor {
                 stdin,
                 stdout,
                 stderr,
+                linger: true,
             })
-            .await
-            .map_err(|error| error.to_string())?;
+            .await?;
         let read = |pipe: OwnedFd, stdio: Stdio| {
             let output = plan.output.clone();
             let streamed = output.stream().and_then(stream::OutputStream::sender);

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use kolo_process::{Child, LineReader, Signal, SignalError, SpawnRequest, Warden};
+use kolo_process::{Child, LineReader, Signal, SignalError, SpawnError, SpawnRequest, Warden};
 use kolo_transport::FrameError;
 use kolo_transport::ids::{Generation, JobId, Rank, Slot};
 use kolo_transport::local::ControlSocket;
-use kolo_transport::wire::{FromWorker, Stdio};
-use tokio::sync::watch;
+use kolo_transport::wire::{Exit, FromWorker, Stdio};
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -27,7 +27,7 @@ use super::ports::{CallsEnd, ControlReceiver, ControlSender};
 
 /// How long to wait for the last output and results of a process that has ended. What still holds its
 /// pipes open then is a process that left its group on purpose.
-const DRAIN: Duration = Duration::from_millis(250);
+pub(super) const DRAIN: Duration = Duration::from_millis(250);
 
 /// How long a process may live on after it has closed a socket to the node.
 const HANG_UP: Duration = Duration::from_secs(2);
@@ -85,6 +85,8 @@ pub(super) struct WorkerPlan {
     pub(super) messages: ControlReceiver,
     pub(super) warden: watch::Receiver<WardenState>,
     pub(super) output: Arc<Output>,
+    /// How long one that ended well is waited for by what it has left behind, as long as that holds its output.
+    pub(super) linger: Duration,
 }
 
 impl WorkerPlan {
@@ -106,6 +108,8 @@ pub(super) struct Worker {
     slot: Slot,
     plan: Option<WorkerPlan>,
     child: Option<Child>,
+    /// Told when what it left behind is not to be waited for any more.
+    hurry: Arc<Notify>,
 }
 
 impl Worker {
@@ -120,6 +124,7 @@ impl Worker {
             slot: plan.slot,
             plan: Some(plan),
             child: None,
+            hurry: Arc::default(),
         }
     }
 }
@@ -134,6 +139,7 @@ impl Actor for Worker {
             colocator: self.colocator.clone(),
             worker: ctx.address(),
             slot: self.slot,
+            hurry: self.hurry.clone(),
         };
         let life = async move {
             match plan.program.clone() {
@@ -170,6 +176,9 @@ impl Handler<SignalWorker> for Worker {
 
     fn handle(&mut self, SignalWorker(signal): SignalWorker, _: &mut Self::Context) {
         let Some(child) = &self.child else { return };
+        if child.exit().is_some() {
+            self.hurry.notify_one();
+        }
         let wake = (signal == Signal::Terminate).then_some(Signal::Continue);
         // One that stands still can't obey.
         for signal in std::iter::once(signal).chain(wake) {
@@ -189,6 +198,46 @@ pub(super) struct Supervisor {
     colocator: Addr<NodeColocator>,
     worker: Addr<Worker>,
     slot: Slot,
+    pub(super) hurry: Arc<Notify>,
+}
+
+/// Why a process was not started, and what it counts as ended with: see
+/// [`RankFailure::was_not_started`](kolo_transport::wire::RankFailure::was_not_started).
+#[derive(Debug)]
+pub(super) struct NotStarted {
+    exit: Exit,
+    reason: String,
+}
+
+impl From<String> for NotStarted {
+    fn from(reason: String) -> Self {
+        let exit = Exit::Code(1);
+        Self { exit, reason }
+    }
+}
+
+impl From<SpawnError> for NotStarted {
+    fn from(error: SpawnError) -> Self {
+        let code = match error {
+            SpawnError::NotFound { .. } => 127,
+            SpawnError::NotExecutable { .. }
+            | SpawnError::NotAProgram { .. }
+            | SpawnError::Busy { .. }
+            | SpawnError::BadDirectory { .. }
+            | SpawnError::TooLarge { .. } => 126,
+            _ => 1,
+        };
+        Self {
+            exit: Exit::Code(code),
+            reason: error.to_string(),
+        }
+    }
+}
+
+impl From<NotStarted> for WorkerEvent {
+    fn from(NotStarted { exit, reason }: NotStarted) -> Self {
+        Self::SpawnFailed { exit, reason }
+    }
 }
 
 /// A process that was started, and the node's ends of its sockets and pipes.
@@ -216,7 +265,7 @@ impl Supervisor {
     async fn run(self, mut plan: WorkerPlan, program: Arc<ProgramFile>) {
         let launched = match self.launch(&mut plan, &program).await {
             Ok(launched) => launched,
-            Err(reason) => return self.tell(WorkerEvent::SpawnFailed { reason }).await,
+            Err(failed) => return self.tell(failed.into()).await,
         };
         let Launched {
             child,
@@ -260,7 +309,7 @@ impl Supervisor {
         &self,
         plan: &mut WorkerPlan,
         program: &ProgramFile,
-    ) -> Result<Launched, String> {
+    ) -> Result<Launched, NotStarted> {
         let warden = plan.warden().await?;
         let sockets = |error: std::io::Error| format!("no sockets for a worker: {error}");
         let (control, control_end) = {
@@ -281,9 +330,9 @@ impl Supervisor {
                 stdin: None,
                 stdout,
                 stderr,
+                linger: false,
             })
-            .await
-            .map_err(|error| error.to_string())?;
+            .await?;
         let readers = [
             (stdout_reader, Stdio::Stdout),
             (stderr_reader, Stdio::Stderr),
@@ -436,13 +485,18 @@ pub(super) async fn read_output(pipe: OwnedFd, output: Arc<Output>, rank: Rank, 
     }
 }
 
+/// Waits for the end of all output.
+pub(super) async fn read_to_end(readers: &mut [JoinHandle<()>]) {
+    for reader in readers.iter_mut().filter(|reader| !reader.is_finished()) {
+        // A reader that panicked has nothing more to give.
+        drop(reader.await);
+    }
+}
+
 /// Waits for the last output and results of a process that has ended, for a short time.
 pub(super) async fn drain(readers: &mut [JoinHandle<()>], calls: Option<CallsEnd>) {
     let all = async {
-        for reader in readers {
-            // A reader that panicked has nothing more to give.
-            drop(reader.await);
-        }
+        read_to_end(readers).await;
         if let Some(calls) = calls {
             drop(calls.await);
         }

@@ -134,6 +134,8 @@ impl Attendant {
         let child = Child {
             process: process.clone(),
             exit,
+            warden: Arc::downgrade(&self.shared),
+            id,
         };
         let unwanted = match starting {
             Some(Starting { reply, .. }) => reply.send(Ok(child)).is_err(),

@@ -25,7 +25,7 @@ use self::failure::Subject;
 use self::host::Host;
 use crate::child::{Child, Process};
 use crate::error::SpawnError;
-use crate::protocol::{FromWarden, PROTOCOL};
+use crate::protocol::{FromWarden, PROTOCOL, ToWarden};
 use crate::request::SpawnRequest;
 
 /// How long a program may take to show that it is a warden.
@@ -48,7 +48,7 @@ pub struct Warden {
 }
 
 #[derive(Debug)]
-struct Shared {
+pub(crate) struct Shared {
     socket: ControlSocket,
     table: Mutex<Table>,
     pid: u32,
@@ -88,6 +88,14 @@ impl Shared {
     fn is_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
         rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Tells the warden to kill what a process that lingers has left behind.
+    pub(crate) async fn release(&self, id: u64) {
+        // A warden that is gone has killed it.
+        if let Err(error) = self.socket.send(&ToWarden::Release { id }, &[]).await {
+            tracing::debug!(pid = self.pid, %error, "what a process has left behind was not released");
+        }
     }
 
     /// Tells the warden to kill everything and to exit.
@@ -198,7 +206,8 @@ impl Warden {
             id,
         };
         let done = timeout(SPAWN_DEADLINE, async {
-            self.send(&packed, request, &subject).await?;
+            self.send(&ToWarden::Spawn(packed), request, &subject)
+                .await?;
             // The sender is dropped without an answer only together with the attendant.
             answer.await.unwrap_or_else(|_| Err(subject.warden_lost()))
         })
@@ -209,7 +218,7 @@ impl Warden {
 
     async fn send(
         &self,
-        packed: &crate::protocol::Spawn,
+        packed: &ToWarden,
         request: SpawnRequest,
         subject: &Subject,
     ) -> Result<(), SpawnError> {

@@ -38,9 +38,28 @@ impl Warden {
         }
     }
 
-    /// Kills everything that is below the warden and no worker.
-    pub(super) fn kill_strangers(&self) {
-        if self.has_strangers() {
+    /// Whether somebody is left of the group and session that `leader` led, or may be: it has been reaped.
+    pub(super) fn has_left(&self, leader: Pid) -> bool {
+        let group = rustix::process::test_kill_process_group(leader);
+        // One that may not be signalled is there.
+        group != Err(rustix::io::Errno::SRCH) || self.has_strangers()
+    }
+
+    /// Kills what a worker that has ended was allowed to leave behind.
+    pub(super) fn release(&mut self, id: u64) {
+        let Some(leader) = self.lingering.remove(&id) else {
+            return;
+        };
+        // As long as somebody is left the number is that of no other process. If nobody is it may be, even a worker's.
+        if !self.workers.contains_key(&leader) {
+            self.hunt(|process| process.session == leader || process.group == leader);
+        }
+        self.kill_strangers_of_nobody();
+    }
+
+    /// Kills everything that is below the warden and no worker, if there is no worker left whose it might be.
+    pub(super) fn kill_strangers_of_nobody(&self) {
+        if self.workers.is_empty() && self.lingering.is_empty() && self.has_strangers() {
             self.hunt(|process| !self.workers.contains_key(&process.pid));
         }
     }

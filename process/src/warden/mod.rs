@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 
 use self::outbox::Outbox;
-use crate::protocol::{FromWarden, PROTOCOL, Spawn, Step};
+use crate::protocol::{FromWarden, PROTOCOL, Spawn, Step, ToWarden};
 use crate::sys::{self, Dead};
 
 /// The environment variable that makes a program a warden. Its value is the number of the socket to the daemon,
@@ -56,6 +56,8 @@ pub fn run_if_warden() {
 #[derive(Debug)]
 struct Worker {
     id: u64,
+    /// What it leaves behind lives on until it is released.
+    linger: bool,
     state: State,
 }
 
@@ -78,6 +80,8 @@ struct Warden {
     outbox: Outbox,
     /// By process id.
     workers: HashMap<u32, Worker>,
+    /// Workers that have ended and have left others behind who may live on: process ids by request.
+    lingering: HashMap<u64, u32>,
 }
 
 impl Warden {
@@ -118,6 +122,7 @@ impl Warden {
             inbox: FdReceiver::new(),
             outbox: Outbox::default(),
             workers: HashMap::new(),
+            lingering: HashMap::new(),
         };
         warden.tell(&FromWarden::Up { protocol: PROTOCOL }, None);
         Ok(warden)
@@ -180,8 +185,9 @@ impl Warden {
             Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
         }
         loop {
-            match self.inbox.next::<Spawn>() {
-                Ok(Some((request, fds))) => self.spawn(&request, fds),
+            match self.inbox.next::<ToWarden>() {
+                Ok(Some((ToWarden::Spawn(request), fds))) => self.spawn(&request, fds),
+                Ok(Some((ToWarden::Release { id }, _))) => self.release(id),
                 Ok(None) => return true,
                 // Not what this version says: nothing more can be understood.
                 Err(error) => {
@@ -199,7 +205,8 @@ impl Warden {
             Ok((pid, errors, pidfd)) => {
                 let state = State::Starting { errors, pidfd };
                 let pid = pid.as_raw_nonzero().get().unsigned_abs();
-                self.workers.insert(pid, Worker { id, state });
+                let linger = request.linger;
+                self.workers.insert(pid, Worker { id, linger, state });
             }
             Err((step, error)) => {
                 let errno = error.raw_os_error().unwrap_or(Errno::INVAL.raw_os_error());
@@ -251,9 +258,14 @@ impl Warden {
     /// Reaps one child that has ended; `false` if that is not possible.
     fn bury(&mut self, pid: Pid) -> bool {
         let number = pid.as_raw_nonzero().get().unsigned_abs();
-        let is_worker = self.workers.contains_key(&number);
-        if is_worker {
+        if self.workers.contains_key(&number) {
             self.settle(number);
+        }
+        let lingers = match self.workers.get(&number) {
+            Some(worker) => worker.linger && matches!(worker.state, State::Running),
+            None => false,
+        };
+        if self.workers.contains_key(&number) && !lingers {
             // Not reaped yet, so the number can't be another group or session.
             self.kill_rest(pid);
         }
@@ -266,15 +278,16 @@ impl Warden {
             .map(Exit::Code)
             .or_else(|| status.terminating_signal().map(Exit::Signal))
             .unwrap_or(Exit::Unknown);
-        if let Some(Worker { id, state }) = self.workers.remove(&number) {
+        if let Some(Worker { id, state, .. }) = self.workers.remove(&number) {
             let message = match state {
                 State::Failed { step, errno } => FromWarden::Failed { id, step, errno },
                 State::Starting { .. } | State::Running => FromWarden::Exited { id, exit },
             };
-            self.tell(&message, None);
-            if self.workers.is_empty() {
-                self.kill_strangers();
+            if lingers && self.has_left(pid) {
+                self.lingering.insert(id, number);
             }
+            self.tell(&message, None);
+            self.kill_strangers_of_nobody();
         }
         true
     }

@@ -54,6 +54,7 @@ pub(crate) fn program(path: &str, args: &[&str]) -> Request {
             stdin: None,
             stdout: request_stdout,
             stderr: request_stderr,
+            linger: false,
         },
         stdout,
         stderr,

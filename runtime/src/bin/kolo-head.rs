@@ -9,16 +9,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
+use kolo_runtime::head::held::end_unless_noted;
 use kolo_runtime::head::replace_file;
 use kolo_runtime::http::BearerSecret;
 use kolo_runtime::notify::Notifier;
-use kolo_runtime::settings::logging::Log;
+use kolo_runtime::secret;
+use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::{self, Daemon};
 use kolo_runtime::{Head, HeadConfig, HeadState};
 use kolo_transport::identity::Role;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 const EXAMPLE: &str = "\
 Example: a head for other machines, with a token file for its nodes
@@ -95,25 +96,12 @@ struct Args {
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     stop_timeout: Duration,
 
-    /// What to log, to standard error: a level, or directives like `info,kolo_actors=debug`
-    #[arg(long, value_name = "FILTER", env = "KOLO_LOG", default_value = "info", value_parser = filter)]
-    log: String,
-
-    /// How to log
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
-    log_format: LogFormat,
+    #[command(flatten)]
+    log: LogArgs,
 
     /// How to print the line with the addresses
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LogFormat {
-    /// Lines for people.
-    Text,
-    /// One JSON object a line.
-    Json,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -149,14 +137,6 @@ fn duration(text: &str) -> Result<Duration, String> {
         .filter(|ms| *ms <= limit)
         .map(Duration::from_millis)
         .ok_or_else(wrong)
-}
-
-fn filter(text: &str) -> Result<String, String> {
-    EnvFilter::try_new(text)
-        .map(|_| text.to_owned())
-        .map_err(|error| {
-            format!("{error}; expected a level such as `info`, or `info,kolo_actors=debug`")
-        })
 }
 
 /// The line that is printed when the head is ready.
@@ -217,7 +197,7 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(code) => return code,
     };
-    let log = match Log::start(&args.log, args.log_format == LogFormat::Json) {
+    let log = match args.log.start() {
         Ok(log) => log,
         Err(error) => {
             eprintln!("kolo-head: {error}");
@@ -240,6 +220,7 @@ async fn run(args: Args, log: &Log) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT can't be watched")?;
     let mut hangup = signal(SignalKind::hangup()).context("SIGHUP can't be watched")?;
     let notifier = Arc::new(Notifier::from_env());
+    end_unless_noted(&args.state_dir);
     let bearer = args.bearer_file.as_deref().map(read_bearer).transpose()?;
     let head = Head::start(HeadConfig {
         bearer,
@@ -319,8 +300,8 @@ fn reload(head: &Head, log: &Log) {
         Err(error) => tracing::error!(%error, "the certificates were not renewed"),
     }
     match settings::reload::<Args>(DAEMON).and_then(|loaded| {
-        log.set(&loaded.args.log)?;
-        Ok(loaded.args.log)
+        log.set(&loaded.args.log.log)?;
+        Ok(loaded.args.log.log)
     }) {
         Ok(filter) => tracing::info!(filter, "the log level is read again"),
         Err(error) => tracing::error!(error, "the log level was not read again"),
@@ -328,9 +309,12 @@ fn reload(head: &Head, log: &Log) {
 }
 
 fn read_bearer(file: &Path) -> Result<BearerSecret> {
-    let text = std::fs::read_to_string(file)
+    let secret = secret::read(file)
         .with_context(|| format!("the bearer secret can't be read from {}", file.display()))?;
-    BearerSecret::new(&text).with_context(|| format!("{} is not usable", file.display()))
+    if let Some(warning) = &secret.warning {
+        tracing::warn!("{warning}");
+    }
+    BearerSecret::new(&secret.text).with_context(|| format!("{} is not usable", file.display()))
 }
 
 #[cfg(test)]

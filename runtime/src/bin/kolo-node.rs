@@ -13,14 +13,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 use kolo_runtime::head::lock_file;
+use kolo_runtime::node::{default_listen, raise_open_files};
 use kolo_runtime::notify::Notifier;
-use kolo_runtime::settings::logging::Log;
+use kolo_runtime::secret;
+use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::{self, Daemon};
 use kolo_runtime::{Node, NodeConfig, NodeCredentials, NodeError, NodeResources, ProgramSource};
-use kolo_transport::{Credentials, EndpointConfig, JoinToken};
+use kolo_transport::{Credentials, JoinToken};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 const EXAMPLE: &str = "\
 Example: a node that joins with a token at its first start, and keeps its identity
@@ -103,25 +104,12 @@ struct Args {
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     stop_timeout: Duration,
 
-    /// What to log, to standard error: a level, or directives like `info,kolo_actors=debug`
-    #[arg(long, value_name = "FILTER", env = "KOLO_LOG", default_value = "info", value_parser = filter)]
-    log: String,
-
-    /// How to log
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
-    log_format: LogFormat,
+    #[command(flatten)]
+    log: LogArgs,
 
     /// How to print the line with the node's id and address
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LogFormat {
-    /// Lines for people.
-    Text,
-    /// One JSON object a line.
-    Json,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -177,14 +165,6 @@ fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(wrong)
 }
 
-fn filter(text: &str) -> Result<String, String> {
-    EnvFilter::try_new(text)
-        .map(|_| text.to_owned())
-        .map_err(|error| {
-            format!("{error}; expected a level such as `info`, or `info,kolo_actors=debug`")
-        })
-}
-
 /// The line that is printed when the node is registered.
 #[derive(Serialize)]
 struct ReadyLine<'a> {
@@ -218,7 +198,7 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(code) => return code,
     };
-    let log = match Log::start(&args.log, args.log_format == LogFormat::Json) {
+    let log = match args.log.start() {
         Ok(log) => log,
         Err(error) => return complain(&error),
     };
@@ -354,8 +334,8 @@ fn reload(node: &Node, identity: Option<&Path>, log: &Log) {
         Some(Err(error)) => tracing::error!(%error, "the identity was not read again"),
     }
     match settings::reload::<Args>(DAEMON).and_then(|loaded| {
-        log.set(&loaded.args.log)?;
-        Ok(loaded.args.log)
+        log.set(&loaded.args.log.log)?;
+        Ok(loaded.args.log.log)
     }) {
         Ok(filter) => tracing::info!(filter, "the log level is read again"),
         Err(error) => tracing::error!(error, "the log level was not read again"),
@@ -397,25 +377,13 @@ async fn start(args: Args) -> Result<(Node, SocketAddr)> {
     Ok((node, head))
 }
 
-/// A free port: on the loopback if the head is there, and on all addresses of both families otherwise, so that other nodes
-/// and drivers reach it over whatever network they have in common.
-fn default_listen(head: SocketAddr) -> SocketAddr {
-    if head.ip().to_canonical().is_loopback() {
-        EndpointConfig::towards(head).listen
-    } else {
-        kolo_transport::interfaces::wildcard(0)
-    }
-}
-
 async fn resolve(head: &str, limit: Duration) -> Result<SocketAddr> {
-    let addresses = tokio::time::timeout(limit, tokio::net::lookup_host(head))
+    let addresses = tokio::time::timeout(limit, kolo_transport::names::resolve(head))
         .await
         .with_context(|| format!("the address of `{head}` was not found within {limit:?}"))?
         .with_context(|| format!("the address of `{head}` was not found"))?;
-    addresses
-        .into_iter()
-        .next()
-        .with_context(|| format!("`{head}` has no address"))
+    // There is one at least.
+    Ok(addresses[0])
 }
 
 /// The identity of an earlier start, or the token to join with.
@@ -437,9 +405,13 @@ fn credentials(identity: Option<&Path>, token: Option<&Path>) -> Result<NodeCred
              `kolo-head --node-token-file` writes it"
         );
     };
-    let text = std::fs::read_to_string(file)
+    let secret = secret::read(file)
         .with_context(|| format!("the token can't be read from {}", file.display()))?;
-    let token: JoinToken = text
+    if let Some(warning) = &secret.warning {
+        tracing::warn!("{warning}");
+    }
+    let token: JoinToken = secret
+        .text
         .trim()
         .parse()
         .with_context(|| format!("{} holds no token", file.display()))?;
@@ -462,19 +434,6 @@ fn lock(dir: &Path) -> Result<File> {
             dir.display()
         )
     })
-}
-
-/// A node needs about eight descriptors for each worker; the usual soft limit of 1024 is a relic.
-fn raise_open_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: maximum,
-        maximum,
-    };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "the limit of open files could not be raised");
-    }
 }
 
 #[cfg(test)]

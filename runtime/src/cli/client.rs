@@ -22,6 +22,9 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// How long a command stays after its work so that peers learn that it is gone.
 const GOODBYE: Duration = Duration::from_millis(20);
 
+/// How much later the next address of a name is tried, while the one before has not answered.
+pub(super) const HEAD_START: Duration = Duration::from_millis(250);
+
 /// The file beside the credentials that remembers the head.
 const HEAD_FILE: &str = "head";
 
@@ -126,16 +129,10 @@ pub async fn resolve(head: &str, patience: Duration) -> Result<Vec<SocketAddr>, 
     if !matches!(port, Some(Ok(1..))) {
         return Err(refuse("it has no port".to_owned()));
     }
-    let found = tokio::time::timeout(patience, tokio::net::lookup_host(head)).await;
-    let addresses: Vec<_> = match found {
-        Ok(Ok(addresses)) => addresses.collect(),
-        Ok(Err(error)) => return Err(refuse(error.to_string())),
-        Err(_) => return Err(refuse("the name server does not answer".to_owned())),
-    };
-    if addresses.is_empty() {
-        return Err(refuse("the name has no address".to_owned()));
+    match tokio::time::timeout(patience, kolo_transport::names::resolve(head)).await {
+        Ok(found) => found.map_err(|error| refuse(error.to_string())),
+        Err(_) => Err(refuse("the name server does not answer".to_owned())),
     }
-    Ok(addresses)
 }
 
 /// A connection to a head, with a driver's credentials.
@@ -163,23 +160,20 @@ impl Client {
         let credentials = Credentials::load(&dir)?;
         let addresses = resolve(&head, config.connect_timeout).await?;
         let runtime = TransportRuntime::new(1).map_err(CliError::Start)?;
-        let connecting = async {
-            let mut failure = None;
-            for address in addresses {
+        // One that nobody answers at must not use up the time of the others.
+        let attempts = (0..).zip(&addresses).map(|(number, address)| {
+            let (runtime, credentials) = (&runtime, &credentials);
+            Box::pin(async move {
+                tokio::time::sleep(HEAD_START * number).await;
                 let timeout = config.connect_timeout;
-                match connect(&runtime, &credentials, address, Expect::head(), timeout).await {
-                    Ok(connected) => return Ok(connected),
-                    Err(error) => failure = Some(error),
-                }
-            }
-            Err(failure.unwrap_or(CliError::Resolve {
-                head: head.clone(),
-                reason: "the name has no address".to_owned(),
-            }))
-        };
+                connect(runtime, credentials, *address, Expect::head(), timeout).await
+            })
+        });
+        let connecting = futures_util::future::select_ok(attempts);
         let (endpoint, connection) = tokio::time::timeout(config.connect_timeout, connecting)
             .await
             .unwrap_or_else(|_| Err(unreachable(&head)))
+            .map(|(connected, _)| connected)
             .map_err(|error| match error {
                 CliError::Connect {
                     error: ConnectError::TimedOut { .. },

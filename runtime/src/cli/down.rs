@@ -11,13 +11,15 @@ use serde::Serialize;
 
 use super::args::{Connect, Format, seconds};
 use super::client::Client;
+use super::down_exclusion::Exclusion;
 use super::error::CliError;
 use super::host_args::{HostArgs, SshArgs};
 use super::output::{Cell, Output, Tone};
+use super::up::eprintln_or_ignore;
 use super::up_head::stop_head;
-use crate::hosts::{HostSlots, parse_hosts};
+use crate::hosts::HostSlots;
 use crate::ssh::state::{Launch, SshRecord};
-use crate::ssh::{Ending, SshOptions, take_down};
+use crate::ssh::{Ending, HostError, SshOptions, take_down};
 
 /// How long a head may take to end.
 const HEAD_END: Duration = Duration::from_secs(60);
@@ -30,6 +32,10 @@ pub(super) struct Down {
     /// Kill jobs and nodes at once
     #[arg(long, short)]
     pub(super) force: bool,
+    /// Hosts that can't be reached: revoke their nodes, so that these can't come back, and forget them. What runs there may be
+    /// left
+    #[arg(long)]
+    pub(super) give_up: bool,
     /// Seconds in which running jobs may end by themselves before they are stopped; new ones are not taken [default: they
     /// are stopped at once]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "force")]
@@ -46,6 +52,19 @@ struct Ended {
     host: String,
     down: bool,
     error: Option<String>,
+    /// What may be left there, if the host was given up.
+    given_up: Option<String>,
+}
+
+impl Ended {
+    fn new(host: String, result: Result<(), String>) -> Self {
+        Self {
+            host,
+            down: result.is_ok(),
+            error: result.err(),
+            given_up: None,
+        }
+    }
 }
 
 pub(super) async fn run(
@@ -78,11 +97,11 @@ pub(super) async fn run(
             .ssh
             .options_or(launch.map_or(&none, |launch| &launch.ssh))
     };
-    let recorded = match launch {
-        Some(launch) => recorded(launch)?,
-        None => Vec::new(),
+    let hosts = match (&given, launch) {
+        (Some(given), _) => given.clone(),
+        (None, Some(launch)) => launch.slots().map_err(CliError::Hosts)?,
+        (None, None) => Vec::new(),
     };
-    let hosts = given.clone().unwrap_or_else(|| recorded.clone());
     let how = if options.force {
         Ending::Forced
     } else {
@@ -93,48 +112,76 @@ pub(super) async fn run(
     } else {
         take_down(&hosts, &ssh, cluster, how).await?
     };
-    let mut rows: Vec<Ended> = report
-        .iter()
-        .map(|(host, result)| Ended {
-            host: host.destination(),
-            down: result.is_ok(),
-            error: result.as_ref().err().map(ToString::to_string),
-        })
-        .collect();
-    if let Some(launch) = launch {
-        let left: Vec<String> = recorded
-            .iter()
-            .filter(|host| {
-                let ended = report.iter().find(|(ended, _)| ended.host == host.host);
-                !ended.is_some_and(|(_, result)| result.is_ok())
-            })
-            .map(ToString::to_string)
-            .collect();
-        if left.is_empty() {
-            if let Some(row) = end_head(launch) {
-                rows.push(row);
+    let (mut rows, mut over) = (Vec::new(), Vec::new());
+    let mut exclusion = options.give_up.then(|| Exclusion::new(launch, connect));
+    for (host, result) in report {
+        let mut row = Ended::new(
+            host.destination(),
+            result.as_ref().copied().map_err(ToString::to_string),
+        );
+        if let (Some(exclusion), Err(error)) = (&mut exclusion, &result)
+            && is_out_of_reach(error)
+        {
+            match exclusion.put_out(&host).await {
+                Ok(left) => row.given_up = Some(left),
+                Err(why) => {
+                    row.error = Some(format!("{error}; it can't be given up, since {why}"));
+                }
             }
-            launch.forget().map_err(CliError::Hosts)?;
-        } else {
-            Launch {
-                hosts: left,
-                ..launch.clone()
-            }
-            .save()
-            .map_err(CliError::Hosts)?;
         }
+        if row.down || row.given_up.is_some() {
+            over.push(host);
+        }
+        rows.push(row);
+    }
+    if let Some(exclusion) = exclusion {
+        exclusion.end().await;
+    }
+    if let Some(launch) = launch {
+        rows.extend(settle(launch, &over)?);
     }
     show(&rows, format, out)?;
-    Ok(u8::from(rows.iter().any(|row| !row.down)))
+    out.flush()?;
+    let left = rows.iter().filter(|row| !row.is_over()).count();
+    if left > 0 && launch.is_some() && !options.give_up {
+        eprintln_or_ignore(
+            "kolo: what is not down stays on record: try again later, kill it with --force, or, if a host can't be \
+             reached any more, forget it with --give-up",
+        );
+    }
+    Ok(u8::from(left > 0))
 }
 
-fn recorded(launch: &Launch) -> Result<Vec<HostSlots>, CliError> {
-    if launch.hosts.is_empty() {
-        return Ok(Vec::new());
+impl Ended {
+    /// Whether nothing is left to do.
+    fn is_over(&self) -> bool {
+        self.down || self.given_up.is_some()
     }
-    parse_hosts(&launch.hosts.join(",")).map_err(|error| {
-        CliError::Hosts(format!("the record of the launch is not readable: {error}"))
-    })
+}
+
+/// Strikes hosts off the record, and ends the head when none is left.
+fn settle(launch: &Launch, over: &[HostSlots]) -> Result<Option<Ended>, CliError> {
+    let strike = |before: Option<Launch>| {
+        let mut launch = before?;
+        launch.remove(over);
+        Some(launch)
+    };
+    let after = Launch::change(&launch.cluster, strike).map_err(CliError::Hosts)?;
+    if after.is_none_or(|after| !after.hosts.is_empty()) {
+        return Ok(None);
+    }
+    let head = end_head(launch);
+    if head.as_ref().is_none_or(|head| head.down) {
+        // Unless somebody has brought up hosts meanwhile.
+        let forget = |before: Option<Launch>| before.filter(|launch| !launch.hosts.is_empty());
+        Launch::change(&launch.cluster, forget).map_err(CliError::Hosts)?;
+    }
+    Ok(head)
+}
+
+/// Whether nothing can be done there. A host that says itself why its node has not ended is reached.
+fn is_out_of_reach(error: &HostError) -> bool {
+    !matches!(error, HostError::Node { .. })
 }
 
 /// The launch that is meant: the one of the head that is given, or else the only one.
@@ -191,14 +238,10 @@ fn end_head(launch: &Launch) -> Option<Ended> {
     {
         error = Some(format!("{}: {failed}", state.display()));
     }
-    Some(Ended {
-        host: "head".to_owned(),
-        down: error.is_none(),
-        error,
-    })
+    Some(Ended::new("head".to_owned(), error.map_or(Ok(()), Err)))
 }
 
-fn is_locked(state: &Path) -> bool {
+pub(super) fn is_locked(state: &Path) -> bool {
     File::open(state.join("lock")).is_ok_and(|lock| {
         flock(&lock, FlockOperation::NonBlockingLockExclusive) == Err(rustix::io::Errno::WOULDBLOCK)
     })
@@ -211,9 +254,10 @@ fn show(rows: &[Ended], format: Format, out: &mut Output<'_>) -> Result<(), CliE
     let rows: Vec<[Cell; 2]> = rows
         .iter()
         .map(|row| {
-            let state = match &row.error {
-                None => Cell::toned("down", Tone::Good),
-                Some(error) => Cell::toned(error.as_str(), Tone::Bad),
+            let state = match (&row.given_up, &row.error) {
+                (Some(left), _) => Cell::toned(format!("given up: {left}"), Tone::Bad),
+                (None, Some(error)) => Cell::toned(error.as_str(), Tone::Bad),
+                (None, None) => Cell::toned("down", Tone::Good),
             };
             [row.host.clone().into(), state]
         })
@@ -233,6 +277,7 @@ mod tests {
             head_pid: None,
             head_state: None,
             hosts: vec!["a:1".to_owned(), "me@[fd00::2]:2".to_owned()],
+            nodes: Vec::new(),
             ssh: SshRecord::default(),
         }
     }
@@ -279,8 +324,13 @@ mod tests {
     }
 
     #[test]
-    fn hosts_on_record_are_read_as_they_were_written() {
-        let hosts = recorded(&launch("h:1")).unwrap();
-        assert_eq!(hosts[1].to_string(), "me@[fd00::2]:2");
+    fn only_a_host_that_does_not_answer_is_given_up() {
+        let text = String::new;
+        assert!(is_out_of_reach(&HostError::Ssh { text: text() }));
+        assert!(is_out_of_reach(&HostError::CannotRun {
+            code: 127,
+            text: text()
+        }));
+        assert!(!is_out_of_reach(&HostError::Node { text: text() }));
     }
 }

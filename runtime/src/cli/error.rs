@@ -7,7 +7,7 @@ use kolo_transport::endpoint::{BindError, ConnectError};
 use kolo_transport::frame::FrameError;
 use kolo_transport::identity::IdentityError;
 use kolo_transport::join::JoinError;
-use kolo_transport::session::{ConnectionLost, RequestError};
+use kolo_transport::session::{CloseCode, ConnectionLost, RequestError};
 use kolo_transport::wire::{Refusal, RefusalKind};
 
 use crate::ssh::UpError;
@@ -16,7 +16,7 @@ pub(super) const FAILURE: u8 = 1;
 pub(super) const USAGE: u8 = 2;
 const NO_JOB: u8 = 3;
 const UNREACHABLE: u8 = 4;
-const CREDENTIALS: u8 = 5;
+pub(super) const CREDENTIALS: u8 = 5;
 
 /// Why a command of `kolo` failed. [`CliError::exit_code`] says what the process ends with.
 #[derive(Debug, thiserror::Error)]
@@ -141,13 +141,15 @@ impl CliError {
             Self::NoSuchJob(_) => NO_JOB,
             Self::Connect { error, .. } => of_connect(error),
             Self::Nodes { code, .. } => *code,
+            Self::Request {
+                error: RequestError::Lost(lost),
+                ..
+            } => of_loss(lost),
             Self::Unreachable { .. }
             | Self::Up(UpError::Hosts { .. })
             | Self::Request {
                 error:
-                    RequestError::Lost(_)
-                    | RequestError::Deadline { .. }
-                    | RequestError::Frame(FrameError::TimedOut { .. }),
+                    RequestError::Deadline { .. } | RequestError::Frame(FrameError::TimedOut { .. }),
                 ..
             } => UNREACHABLE,
             Self::NoCredentials(_) | Self::Credentials(_) => CREDENTIALS,
@@ -187,6 +189,17 @@ impl CliError {
 fn of_connect(error: &ConnectError) -> u8 {
     match error {
         ConnectError::Certificate { .. } | ConnectError::Rejected { .. } => CREDENTIALS,
+        ConnectError::Lost { lost, .. } => of_loss(lost),
+        _ => UNREACHABLE,
+    }
+}
+
+fn of_loss(lost: &ConnectionLost) -> u8 {
+    match lost {
+        ConnectionLost::Closed {
+            code: CloseCode::Revoked | CloseCode::Unauthenticated,
+            ..
+        } => CREDENTIALS,
         _ => UNREACHABLE,
     }
 }
@@ -218,6 +231,23 @@ mod tests {
                     reason: String::new(),
                 }),
                 5,
+            ),
+            (
+                connect(ConnectError::Lost {
+                    address,
+                    lost: ConnectionLost::Closed {
+                        code: CloseCode::Revoked,
+                        reason: String::new(),
+                    },
+                }),
+                5,
+            ),
+            (
+                connect(ConnectError::Lost {
+                    address,
+                    lost: ConnectionLost::Reset,
+                }),
+                4,
             ),
             (
                 CliError::Request {

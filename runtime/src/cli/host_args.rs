@@ -45,26 +45,31 @@ impl HostArgs {
         let Some(path) = &self.hostfile else {
             return Ok(None);
         };
-        let text = read(path)?;
+        let wrong = |reason: String| CliError::Usage(format!("{}: {reason}", path.display()));
+        let text = read(path, LONGEST_FILE)
+            .map_err(|reason| wrong(format!("the hostfile can't be read: {reason}")))?;
         parse_hostfile(&text)
             .map(Some)
-            .map_err(|error| CliError::Usage(format!("{}: {error}", path.display())))
+            .map_err(|error| wrong(error.to_string()))
     }
 }
 
-fn read(path: &Path) -> Result<String, CliError> {
+/// The text of a file that people write; an error says why there is none.
+pub(super) fn read(path: &Path, longest: u64) -> Result<String, String> {
     use std::io::Read as _;
-    let failed = |error| CliError::File {
-        path: path.to_owned(),
-        error,
-    };
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     std::fs::File::open(path)
-        .map_err(failed)?
-        .take(LONGEST_FILE)
-        .read_to_string(&mut text)
-        .map_err(failed)?;
-    Ok(text)
+        .and_then(|file| file.take(longest + 1).read_to_end(&mut bytes))
+        .map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > longest {
+        return Err(format!("it has more than {longest} bytes"));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        format!(
+            "it is no text in UTF-8 (byte {} is none of it)",
+            error.utf8_error().valid_up_to() + 1
+        )
+    })
 }
 
 /// How hosts are reached.
@@ -203,7 +208,26 @@ mod tests {
         );
         assert!(Line::try_parse_from(["x", "-H", "a:1", "--hostfile", path]).is_err());
         let error = line("--hostfile /nowhere/hosts").hosts.read().unwrap_err();
-        assert!(error.to_string().contains("/nowhere/hosts"), "{error}");
+        assert_eq!(error.exit_code(), 2);
+        assert!(
+            error
+                .to_string()
+                .starts_with("/nowhere/hosts: the hostfile can't be read: No such file"),
+            "{error}"
+        );
+        std::fs::write(path, b"a slots=1\n\xff").unwrap();
+        let error = line(&format!("--hostfile {path}"))
+            .hosts
+            .read()
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("no text in UTF-8 (byte 11"),
+            "{error}"
+        );
+        assert_eq!(
+            super::read(Path::new(path), 4).unwrap_err(),
+            "it has more than 4 bytes"
+        );
         let error = line("-H a").hosts.read().unwrap_err();
         assert!(error.to_string().starts_with("--hosts: entry 1"), "{error}");
     }

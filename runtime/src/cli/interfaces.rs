@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 use kolo_actors::interfaces::table;
 use kolo_transport::wire::{
-    HeadReply, HeadRequest, InterfaceSelection, InterfacesQuery, NetworkChoice, NetworkReport,
+    HeadReply, HeadRequest, InterfaceSelection, InterfacesQuery, NetworkReport,
 };
 use serde::Serialize;
 
@@ -13,6 +13,7 @@ use super::args::{Connect, Format};
 use super::client::Client;
 use super::error::CliError;
 use super::output::{Output, human};
+use crate::http::dto;
 
 /// How long the head may take: the nodes' answers, of which some are waited for in vain.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -159,14 +160,7 @@ struct By<'a> {
 
 impl<'a> From<&'a NetworkReport> for Document<'a> {
     fn from(report: &'a NetworkReport) -> Self {
-        let (choice, interface) = match &report.choice {
-            NetworkChoice::Local => ("local", None),
-            NetworkChoice::Registered => ("registered", None),
-            NetworkChoice::Interface(name) => ("interface", Some(name.as_str())),
-            NetworkChoice::PerNode => ("per_node", None),
-            NetworkChoice::PerPair => ("per_pair", None),
-            NetworkChoice::None => ("none", None),
-        };
+        let (choice, interface) = dto::choice(&report.choice);
         Self {
             choice,
             interface,

@@ -5,17 +5,19 @@ use std::path::Path;
 
 use kolo_transport::endpoint::ConnectError;
 use kolo_transport::identity::Role;
-use kolo_transport::join::{JoinError, join};
+use kolo_transport::join::{JoinError, join_any};
 use kolo_transport::runtime::TransportRuntime;
 use kolo_transport::token::JoinToken;
 use serde::Serialize;
 
 use super::args::{Connect, Format, Login};
-use super::client::{remember_head, resolve, unreachable};
+use super::client::{HEAD_START, remember_head, resolve, unreachable};
 use super::error::CliError;
 use super::output::Output;
+use super::up::eprintln_or_ignore;
+use crate::secret;
 
-/// The most bytes that are read of a token file: a token is one short line.
+/// The most bytes that are read of standard input: a token is one short line.
 const LONGEST_TOKEN: u64 = 4096;
 
 #[derive(Serialize)]
@@ -48,9 +50,8 @@ pub(super) async fn run(
     }
     let addresses = resolve(head, config.connect_timeout).await?;
     let runtime = TransportRuntime::new(1).map_err(CliError::Start)?;
-    // One address only: a token may be good for one use, and a second attempt could spend it twice.
-    let joining = join(&runtime, addresses[0], &token);
-    let credentials = tokio::time::timeout(config.connect_timeout, joining)
+    let joining = join_any(&runtime, &addresses, &token, HEAD_START);
+    let (_, credentials) = tokio::time::timeout(config.connect_timeout, joining)
         .await
         .map_err(|_| unreachable(head))?
         .map_err(|error| match error {
@@ -76,19 +77,23 @@ pub(super) async fn run(
 }
 
 fn read_token(path: &Path) -> Result<JoinToken, CliError> {
+    let failed = |error| CliError::File {
+        path: path.to_owned(),
+        error,
+    };
     let mut text = String::new();
-    let read = if path == Path::new("-") {
+    if path == Path::new("-") {
         std::io::stdin()
             .take(LONGEST_TOKEN)
             .read_to_string(&mut text)
+            .map_err(failed)?;
     } else {
-        std::fs::File::open(path)
-            .and_then(|file| file.take(LONGEST_TOKEN).read_to_string(&mut text))
-    };
-    read.map_err(|error| CliError::File {
-        path: path.to_owned(),
-        error,
-    })?;
+        let secret = secret::read(path).map_err(failed)?;
+        if let Some(warning) = &secret.warning {
+            eprintln_or_ignore(&format!("kolo: {warning}"));
+        }
+        text = secret.text;
+    }
     text.trim()
         .parse()
         .map_err(|error: kolo_transport::token::ParseTokenError| {

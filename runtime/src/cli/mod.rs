@@ -7,6 +7,7 @@ mod args;
 pub mod client;
 mod doctor;
 mod down;
+mod down_exclusion;
 mod error;
 mod host_args;
 mod interfaces;
@@ -21,6 +22,7 @@ mod stop;
 mod trust;
 mod up;
 mod up_head;
+mod up_record;
 
 use std::ffi::OsString;
 use std::io::{self, BufWriter, IsTerminal, Write};

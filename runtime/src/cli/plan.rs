@@ -5,10 +5,18 @@ use kolo_actors::plan::{plan_hosts, plan_registration};
 use super::args::{Format, Plan};
 use super::error::CliError;
 use super::output::{Cell, Output};
+use crate::hosts::parse_hosts;
 
 pub(super) fn run(options: &Plan, format: Format, out: &mut Output<'_>) -> Result<(), CliError> {
     let rows = match (&options.hosts, &options.registration) {
-        (Some(hosts), _) => plan_hosts(hosts, options.min, options.max)?,
+        (Some(hosts), _) => {
+            let hosts: Vec<(String, u32)> = parse_hosts(hosts)
+                .map_err(|error| CliError::Usage(format!("--hosts: {error}")))?
+                .into_iter()
+                .map(|host| (host.host, host.slots))
+                .collect();
+            plan_hosts(&hosts, options.min, options.max)?
+        }
         (None, Some(registration)) => plan_registration(registration)?,
         (None, None) => {
             return Err(CliError::Usage(

@@ -97,7 +97,9 @@ pub(super) async fn jobs(
 ) -> Result<(), CliError> {
     let client = Client::connect(&connect.config()).await?;
     if let Some(text) = &options.job {
-        let job = client.find(text).await?;
+        // Lists leave out what would make them long.
+        let job = client.find(text).await?.job;
+        let job = client.job(job).await?;
         client.close().await;
         return match format {
             Format::Json => out.json(&dto::Job::from(&job)),
@@ -180,6 +182,14 @@ fn workers(job: &JobInfo, out: &mut Output<'_>) -> Result<(), CliError> {
         for line in reason.lines() {
             out.line(&format!("  {line}"))?;
         }
+    }
+    if let Some(network) = &job.network
+        && network.problem.is_none()
+    {
+        out.line(&format!(
+            "  network: {}; `kolo interfaces --job {}` shows what was tried",
+            network.choice, job.job
+        ))?;
     }
     if let Some(address) = job.rendezvous {
         out.line(&format!(

@@ -17,10 +17,10 @@ use super::error::CliError;
 use super::host_args::{HostArgs, SshArgs};
 use super::output::{Cell, Output, Tone};
 use super::progress::Progress;
-use super::up_head::{
-    Folder, LAUNCH_PREFIX, heads_dir, listen, locally, start_head, stop_head, sweep,
-};
-use crate::hosts::{HostSlots, parse_hosts};
+use super::up_head::{Folder, LAUNCH_PREFIX, heads_dir, listen, start_head, stop_head, sweep};
+use super::up_record::Pending;
+use crate::hosts::HostSlots;
+use crate::local::loopback;
 use crate::ssh::state::Launch;
 use crate::ssh::{
     BroughtUp, Ending, HeadAccess, HostEvent, NodeAuthority, SshOptions, Stage, UpError, UpNode,
@@ -191,7 +191,41 @@ async fn on_cluster(
     let cluster = client.cluster().await?.cluster;
     let access = HeadAccess::running(cluster, &named, client.address(), &client)
         .by_address(options.head_address.clone());
-    let up = bring_up(options, hosts, ssh, cluster, &access, &mut signals).await?;
+    let pending = if options.detach {
+        // What is up is not this launch's to end.
+        let alive = (&client).alive().await.map_err(CliError::Hosts)?;
+        let is_alive = |host: &HostSlots| alive.iter().any(|(name, ..)| *name == host.host);
+        let new: Vec<HostSlots> = hosts
+            .iter()
+            .filter(|host| !is_alive(host))
+            .cloned()
+            .collect();
+        let launch = Launch {
+            cluster: cluster.to_string(),
+            head: named.clone(),
+            credentials: dir.clone(),
+            head_pid: None,
+            head_state: None,
+            hosts: Vec::new(),
+            nodes: Vec::new(),
+            ssh: options.ssh.record(),
+        };
+        // Without new hosts nothing is to be remembered, least of all how to reach them.
+        (!new.is_empty())
+            .then(|| Pending::begin(launch, &new))
+            .transpose()?
+    } else {
+        None
+    };
+    let up = match bring_up(options, hosts, ssh, cluster, &access, &mut signals).await {
+        Ok(up) => up,
+        Err(not_up) => {
+            if let Some(pending) = pending {
+                pending.not_up(&not_up.left);
+            }
+            return Err(not_up.into());
+        }
+    };
     let shown = Shown {
         cluster: cluster.to_string(),
         head: &named,
@@ -200,26 +234,8 @@ async fn on_cluster(
         nodes: up.nodes().iter().map(ShownNode::from).collect(),
     };
     if options.detach {
-        let started = up.nodes().iter().filter(|node| node.started.is_some());
-        let mut launch = Launch {
-            cluster: cluster.to_string(),
-            head: named.clone(),
-            credentials: dir.clone(),
-            head_pid: None,
-            head_state: None,
-            hosts: started.map(|node| node.host.to_string()).collect(),
-            ssh: options.ssh.record(),
-        };
-        // Hosts of an earlier launch for this cluster stay on record, unless they are named anew.
-        for earlier in Launch::all().map_err(CliError::Hosts)? {
-            if earlier.cluster == launch.cluster {
-                launch.head_pid = earlier.head_pid;
-                launch.head_state = earlier.head_state;
-                launch.hosts = together(launch.hosts, earlier.hosts);
-            }
-        }
-        if !launch.hosts.is_empty() {
-            launch.save().map_err(CliError::Hosts)?;
+        if let Some(pending) = pending {
+            pending.up(up.nodes())?;
         }
         show(&shown, format, out)?;
         client.close().await;
@@ -229,23 +245,6 @@ async fn on_cluster(
     let code = keep(up, &mut signals, out).await?;
     client.close().await;
     Ok(code)
-}
-
-/// The hosts of two launches; one that is in both, with whatever slots, as in the later one.
-fn together(later: Vec<String>, earlier: Vec<String>) -> Vec<String> {
-    let read = |text: &String| parse_hosts(text).ok()?.pop();
-    let mut all = later;
-    for host in earlier {
-        let known = read(&host).is_some_and(|host| {
-            all.iter()
-                .filter_map(read)
-                .any(|known| known.is_same_host(&host))
-        });
-        if !known {
-            all.push(host);
-        }
-    }
-    all
 }
 
 async fn bring_up<A: NodeAuthority>(
@@ -270,7 +269,13 @@ async fn bring_up<A: NodeAuthority>(
     });
     // Dropping it ends what was started, but for detached nodes that are up.
     let name = tokio::select! {
-        up = bringing => return up.map_err(|error| NotUp::nothing_left(error.into())),
+        up = bringing => return up.map_err(|error| {
+            let left = match &error {
+                UpError::Hosts { left, .. } => left.clone(),
+                _ => Vec::new(),
+            };
+            NotUp { error: error.into(), left }
+        }),
         name = signals.next() => name,
     };
     if !ssh.detach || started.is_empty() {
@@ -284,37 +289,41 @@ async fn bring_up<A: NodeAuthority>(
         ended = take_down(&started, ssh, cluster, Ending::Graceful) => ended,
         _ = signals.next() => Err(UpError::NoHosts),
     };
-    let left: Vec<String> = match ended {
+    let left: Vec<HostSlots> = match ended {
         Ok(ended) => ended
             .into_iter()
             .filter(|(_, result)| result.is_err())
-            .map(|(host, _)| host.to_string())
+            .map(|(host, _)| host)
             .collect(),
-        Err(_) => started.iter().map(ToString::to_string).collect(),
+        Err(_) => started,
     };
     if left.is_empty() {
         let text = format!("given up by {name}; what was started has ended");
         return Err(NotUp::nothing_left(CliError::Hosts(text)));
     }
+    let hosts: Vec<String> = left.iter().map(ToString::to_string).collect();
     Err(NotUp {
         error: CliError::Hosts(format!(
             "given up by {name}; nodes may be left, and are ended by `kolo down --hosts {}`",
-            left.join(",")
+            hosts.join(",")
         )),
-        left: true,
+        left,
     })
 }
 
 /// Why nothing is up.
 struct NotUp {
     error: CliError,
-    /// Whether there may be nodes all the same.
-    left: bool,
+    /// Where there may be nodes all the same.
+    left: Vec<HostSlots>,
 }
 
 impl NotUp {
     fn nothing_left(error: CliError) -> Self {
-        Self { error, left: false }
+        Self {
+            error,
+            left: Vec::new(),
+        }
     }
 }
 
@@ -438,7 +447,7 @@ async fn keep(
     Ok(code)
 }
 
-fn eprintln_or_ignore(text: &str) {
+pub(super) fn eprintln_or_ignore(text: &str) {
     use std::io::Write as _;
     // Whoever closed standard error does not want to know.
     drop(writeln!(std::io::stderr(), "{text}"));
@@ -458,7 +467,7 @@ async fn attached(
     let folder = Folder(heads.join(format!("{LAUNCH_PREFIX}{:016x}", DriverId::random().0)));
     let head = Head::start(HeadConfig {
         state: HeadState::Dir(folder.0.clone()),
-        listen: listen(options.head_listen, hosts),
+        listen: listen(options.head_listen),
         ..HeadConfig::default()
     })
     .await
@@ -469,7 +478,7 @@ async fn attached(
         Ok(up) => {
             let shown = Shown {
                 cluster: head.cluster().to_string(),
-                head: &locally(head.address()).to_string(),
+                head: &loopback(head.address()).to_string(),
                 credentials: folder.0.join("admin").display().to_string(),
                 detached: false,
                 nodes: up.nodes().iter().map(ShownNode::from).collect(),
@@ -500,13 +509,13 @@ async fn detached(
 ) -> Result<u8, CliError> {
     let mut signals = Signals::watch()?;
     let state = heads_dir()?.join(format!("detached-{:016x}", DriverId::random().0));
-    let (pid, line) = start_head(options.head_listen, hosts, &state)?;
+    let (pid, line, held) = start_head(options.head_listen, &state)?;
     let undo = |error: CliError| {
         stop_head(pid);
         drop(std::fs::remove_dir_all(&state));
         error
     };
-    let named = locally(line.address).to_string();
+    let named = loopback(line.address).to_string();
     let credentials = state.join("admin");
     let config = ClientConfig {
         head: Some(named.clone()),
@@ -524,22 +533,26 @@ async fn detached(
         credentials: credentials.clone(),
         head_pid: Some(pid),
         head_state: Some(state.clone()),
-        hosts: hosts.iter().map(ToString::to_string).collect(),
+        hosts: Vec::new(),
+        nodes: Vec::new(),
         ssh: options.ssh.record(),
     };
     // Before anything is up: without the record nobody could end it if this process was killed.
-    if let Err(text) = launch.save() {
-        return Err(undo(CliError::Hosts(text)));
-    }
+    let pending = Pending::begin(launch, hosts).map_err(undo)?;
+    held.noted();
     let up = match bring_up(options, hosts, ssh, cluster, &access, &mut signals).await {
         Ok(up) => up,
-        // The record and the head are needed to end them.
-        Err(not_up) if not_up.left => return Err(not_up.into()),
         Err(not_up) => {
-            drop(launch.forget());
-            return Err(undo(not_up.into()));
+            pending.not_up(&not_up.left);
+            // The record and the head are needed to end what is left.
+            if not_up.left.is_empty() {
+                drop(Launch::change(&line.cluster, |_| None));
+                return Err(undo(not_up.into()));
+            }
+            return Err(not_up.into());
         }
     };
+    pending.up(up.nodes())?;
     let shown = Shown {
         cluster: line.cluster,
         head: &named,
@@ -550,20 +563,4 @@ async fn detached(
     show(&shown, format, out)?;
     client.close().await;
     Ok(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_host_that_is_launched_anew_is_on_record_once() {
-        let list = |text: &str| -> Vec<String> { text.split(',').map(str::to_owned).collect() };
-        let all = together(
-            list("a:2,[fd00::2]:1"),
-            list("A:4,me@b:1,[fd00:0::2]:4,root@b:2,c:1"),
-        );
-        assert_eq!(all, list("a:2,[fd00::2]:1,me@b:1,c:1"));
-        assert!(parse_hosts(&all.join(",")).is_ok());
-    }
 }

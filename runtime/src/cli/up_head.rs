@@ -1,43 +1,28 @@
 //! The head of a launch: where it listens, its folder, and its process if it runs in the background.
 
-use std::io::BufRead as _;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::io::{BufRead as _, Write as _};
+use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 
+use kolo_transport::interfaces::wildcard;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, kill_process};
 use serde::Deserialize;
 
 use super::error::CliError;
-use crate::hosts::HostSlots;
+use crate::head::held::{HELD, NOTED};
 use crate::ssh::find_program;
 use crate::ssh::state::state_home;
 
 /// Folders of heads that end with their launch begin so.
 pub(super) const LAUNCH_PREFIX: &str = "up-";
 
-/// Where a head of a launch listens: on all interfaces, with IPv6 if a host has no other address.
-pub(super) fn listen(given: Option<SocketAddr>, hosts: &[HostSlots]) -> SocketAddr {
-    given.unwrap_or_else(|| {
-        if hosts.iter().any(|host| host.host.contains(':')) {
-            (Ipv6Addr::UNSPECIFIED, 0).into()
-        } else {
-            (Ipv4Addr::UNSPECIFIED, 0).into()
-        }
-    })
-}
-
-/// The address by which this machine reaches a head on it.
-pub(super) fn locally(listen: SocketAddr) -> SocketAddr {
-    if listen.ip().is_unspecified() {
-        // A socket for both families takes IPv4, too.
-        (Ipv4Addr::LOCALHOST, listen.port()).into()
-    } else {
-        listen
-    }
+/// Where a head of a launch listens: a host's name does not tell by which family it is reached, so on all addresses of both.
+pub(super) fn listen(given: Option<SocketAddr>) -> SocketAddr {
+    given.unwrap_or_else(|| wildcard(0))
 }
 
 /// A folder that is removed at the end.
@@ -93,11 +78,24 @@ pub(super) struct HeadLine {
     pub(super) address: SocketAddr,
 }
 
+/// Until it is told otherwise, a head ends when this is dropped, also by the end of this process.
+#[derive(Debug)]
+pub(super) struct Held(Option<ChildStdin>);
+
+impl Held {
+    /// The head is on record.
+    pub(super) fn noted(self) {
+        if let Some(mut stdin) = self.0 {
+            // One that has ended shows that elsewhere.
+            drop(stdin.write_all(NOTED));
+        }
+    }
+}
+
 pub(super) fn start_head(
     given: Option<SocketAddr>,
-    hosts: &[HostSlots],
     state: &Path,
-) -> Result<(u32, HeadLine), CliError> {
+) -> Result<(u32, HeadLine, Held), CliError> {
     let program = find_program("kolo-head")?;
     let failed = |error: &dyn std::fmt::Display| {
         CliError::Hosts(format!("{} can't start: {error}", program.display()))
@@ -112,16 +110,18 @@ pub(super) fn start_head(
         .arg("--state-dir")
         .arg(state)
         .arg("--listen")
-        .arg(listen(given, hosts).to_string())
+        .arg(listen(given).to_string())
         .args(["--format", "json"])
         .env_remove("KOLO_HEAD")
-        .stdin(Stdio::null())
+        .env(HELD, "1")
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(file)
         // Ctrl-C here is not for it.
         .process_group(0)
         .spawn()
         .map_err(|error| failed(&error))?;
+    let held = Held(child.stdin.take());
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
         std::io::BufReader::new(stdout)
@@ -129,7 +129,7 @@ pub(super) fn start_head(
             .map_err(|error| failed(&error))?;
     }
     if let Ok(ready) = serde_json::from_str(&line) {
-        return Ok((child.id(), ready));
+        return Ok((child.id(), ready, held));
     }
     drop(child.kill());
     drop(child.wait());

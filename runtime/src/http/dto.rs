@@ -1,7 +1,7 @@
 //! The JSON of the API and of `kolo --format json`. Apart from the wire messages, so that each can change alone.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use kolo_transport::wire;
 use serde::Serialize;
@@ -294,6 +294,81 @@ pub struct Job {
     /// Where its plain HTTP rendezvous listens, if it asked for one.
     #[schema(value_type = Option<String>)]
     pub rendezvous: Option<SocketAddr>,
+    /// What connects its nodes, once that is known. Not in lists of jobs.
+    pub network: Option<Network>,
+}
+
+/// What connects the nodes of a job. `kolo interfaces --job` shows what was tried as well.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Network {
+    /// `local`, `registered`, `interface`, `per_node`, `per_pair` or `none`.
+    #[schema(example = "interface")]
+    pub choice: String,
+    /// The interface, if it has one name on all nodes.
+    #[schema(example = "eth1")]
+    pub interface: Option<String>,
+    /// The addresses that its workers use, by node.
+    pub addresses: Vec<NetworkAddress>,
+    /// Whether it was known from before.
+    pub cached: bool,
+    /// Milliseconds that it took to find out.
+    pub took_ms: u64,
+    /// Why nothing was chosen.
+    pub problem: Option<String>,
+}
+
+/// An address that a job's workers on a node use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct NetworkAddress {
+    /// The node.
+    #[schema(example = "node-00f3a9c2d4e5b687")]
+    pub node: String,
+    /// Its hostname.
+    pub hostname: String,
+    /// The interface.
+    pub interface: String,
+    /// The address.
+    #[schema(value_type = String, example = "10.0.0.2")]
+    pub address: IpAddr,
+    /// Largest packet, in bytes.
+    pub mtu: u32,
+}
+
+/// The name of a choice for programs, and the interface if it is one for all nodes.
+pub(crate) fn choice(choice: &wire::NetworkChoice) -> (&'static str, Option<&str>) {
+    match choice {
+        wire::NetworkChoice::Local => ("local", None),
+        wire::NetworkChoice::Registered => ("registered", None),
+        wire::NetworkChoice::Interface(name) => ("interface", Some(name)),
+        wire::NetworkChoice::PerNode => ("per_node", None),
+        wire::NetworkChoice::PerPair => ("per_pair", None),
+        wire::NetworkChoice::None => ("none", None),
+    }
+}
+
+impl From<&wire::NetworkReport> for Network {
+    fn from(report: &wire::NetworkReport) -> Self {
+        let (choice, interface) = choice(&report.choice);
+        Self {
+            choice: choice.to_owned(),
+            interface: interface.map(str::to_owned),
+            addresses: report
+                .rows
+                .iter()
+                .filter(|row| row.chosen)
+                .map(|row| NetworkAddress {
+                    node: row.node.to_string(),
+                    hostname: row.hostname.clone(),
+                    interface: row.interface.clone(),
+                    address: row.address,
+                    mtu: row.mtu,
+                })
+                .collect(),
+            cached: report.cached,
+            took_ms: report.took_ms,
+            problem: report.problem.as_ref().map(|p| p.message.clone()),
+        }
+    }
 }
 
 impl From<&wire::JobInfo> for Job {
@@ -308,6 +383,7 @@ impl From<&wire::JobInfo> for Job {
             age_ms: job.age_ms,
             reason: job.reason.clone(),
             rendezvous: job.rendezvous,
+            network: job.network.as_ref().map(Into::into),
         }
     }
 }

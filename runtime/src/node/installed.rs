@@ -1,21 +1,49 @@
 //! Programs that are installed on this host: found, and checked before anything is started.
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use kolo_actors::node::InstalledFile;
 use kolo_transport::wire::{Installed, Refusal, RefusalKind};
 use rustix::fs::Access;
 
+/// How long a file system may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How much of a first line the kernel looks at.
+const FIRST_LINE: usize = 256;
+
 /// Finds a program on this host.
 ///
 /// # Errors
 ///
-/// [`RefusalKind::NotFound`] if it is not here, [`RefusalKind::Forbidden`] if it may not be executed,
-/// [`RefusalKind::Invalid`] if the directory can't be entered.
-pub(super) fn find(installed: &Installed) -> Result<InstalledFile, Refusal> {
+/// [`RefusalKind::NoProgram`] if it is not here, [`RefusalKind::NotExecutable`] if it can't be executed or its directory
+/// can't be entered, [`RefusalKind::Timeout`] if its file system does not answer.
+pub(super) async fn find(installed: &Installed) -> Result<InstalledFile, Refusal> {
+    let name = installed.program.clone();
+    let installed = installed.clone();
+    // A file system of another host may hang for ever: nothing else of this daemon is to wait for it.
+    let found = tokio::task::spawn_blocking(move || look(&installed));
+    match tokio::time::timeout(PATIENCE, found).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => Err(Refusal::new(
+            RefusalKind::Internal,
+            format!("looking for the program `{}`: {error}", name.escape_debug()),
+        )),
+        Err(_) => Err(Refusal::new(
+            RefusalKind::Timeout,
+            format!(
+                "the program `{}` or its directory was not found within {PATIENCE:?}; does a file system hang?",
+                name.escape_debug()
+            ),
+        )),
+    }
+}
+
+fn look(installed: &Installed) -> Result<InstalledFile, Refusal> {
     let own_path = std::env::var_os("PATH");
     let cwd = installed.cwd.as_ref().map(PathBuf::from);
     if let Some(dir) = &cwd {
@@ -32,7 +60,7 @@ pub(super) fn find(installed: &Installed) -> Result<InstalledFile, Refusal> {
 fn check_dir(dir: &Path) -> Result<(), Refusal> {
     let problem = |text: String| {
         Refusal::new(
-            RefusalKind::Invalid,
+            RefusalKind::NotExecutable,
             format!(
                 "the working directory `{}` {text}; give one that exists on every host with --cwd",
                 dir.display()
@@ -59,12 +87,13 @@ fn locate(
     if name.contains('/') {
         let path = cwd.map_or_else(|| PathBuf::from(name), |cwd| cwd.join(name));
         return match judge(&path) {
-            Judgement::Good => Ok(path),
+            Judgement::Good => check_form(path, cwd),
             Judgement::Absent => Err(Refusal::new(
-                RefusalKind::NotFound,
+                RefusalKind::NoProgram,
                 format!("the program `{}` does not exist", path.display()),
             )),
             Judgement::Directory => Err(not_executable(&path, "it is a directory")),
+            Judgement::NoFile => Err(not_executable(&path, "it is no file")),
             Judgement::NotExecutable => Err(not_executable(
                 &path,
                 "it has no execute permission (chmod +x)",
@@ -84,7 +113,7 @@ fn locate(
         // An empty entry is the current directory.
         let path = here.join(dir).join(name);
         match judge(&path) {
-            Judgement::Good => return Ok(path),
+            Judgement::Good => return check_form(path, cwd),
             Judgement::NotExecutable => {
                 refused.get_or_insert(path);
             }
@@ -97,7 +126,7 @@ fn locate(
             "it has no execute permission (chmod +x)",
         )),
         None => Err(Refusal::new(
-            RefusalKind::NotFound,
+            RefusalKind::NoProgram,
             format!(
                 "the program `{name}` is not in PATH ({})",
                 String::from_utf8_lossy(search.as_bytes())
@@ -108,7 +137,7 @@ fn locate(
 
 fn not_executable(path: &Path, reason: &str) -> Refusal {
     Refusal::new(
-        RefusalKind::Forbidden,
+        RefusalKind::NotExecutable,
         format!(
             "the program `{}` can't be executed: {reason}",
             path.display()
@@ -116,10 +145,74 @@ fn not_executable(path: &Path, reason: &str) -> Refusal {
     )
 }
 
+/// Whether the kernel will take it for a program, as far as that can be seen: so that it is one clear refusal, and not
+/// workers of which some have begun.
+fn check_form(path: PathBuf, cwd: Option<&Path>) -> Result<PathBuf, Refusal> {
+    let mut first = [0; FIRST_LINE];
+    let read = std::fs::File::open(&path).and_then(|mut file| {
+        let mut filled = 0;
+        while filled < first.len() {
+            match file.read(&mut first[filled..])? {
+                0 => break,
+                more => filled += more,
+            }
+        }
+        Ok(filled)
+    });
+    // What may be executed need not be readable.
+    let Ok(filled) = read else { return Ok(path) };
+    let problem = problem_of(&first[..filled], cwd, others_are_programs);
+    match problem {
+        Some(problem) => Err(not_executable(&path, &problem)),
+        None => Ok(path),
+    }
+}
+
+fn problem_of(first: &[u8], cwd: Option<&Path>, others: impl Fn() -> bool) -> Option<String> {
+    if first.starts_with(b"\x7fELF") {
+        return None;
+    }
+    let Some(line) = first.strip_prefix(b"#!") else {
+        return (!others()).then(|| {
+            "it is neither a program for this machine nor a script with `#!` and its interpreter in the first line"
+                .to_owned()
+        });
+    };
+    let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let words = |byte: &u8| *byte == b' ' || *byte == b'\t';
+    let interpreter = line.split(words).find(|word| !word.is_empty())?;
+    let shown = String::from_utf8_lossy(interpreter);
+    let path = Path::new(std::ffi::OsStr::from_bytes(interpreter));
+    let path = cwd.unwrap_or(Path::new(".")).join(path);
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Some(match shown.strip_suffix('\r') {
+                Some(shown) => format!(
+                    "its first line, with the interpreter `{shown}`, ends with a carriage return, as files of Windows do (dos2unix)"
+                ),
+                None => {
+                    format!("its interpreter `{shown}`, which its first line names, does not exist")
+                }
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Whether this kernel was told of other forms of programs.
+fn others_are_programs() -> bool {
+    std::fs::read_dir("/proc/sys/fs/binfmt_misc").is_ok_and(|entries| {
+        entries
+            .filter_map(Result::ok)
+            .any(|entry| entry.file_name() != "register" && entry.file_name() != "status")
+    })
+}
+
 enum Judgement {
     Good,
     Absent,
     Directory,
+    NoFile,
     NotExecutable,
     Other(io::Error),
 }
@@ -127,6 +220,7 @@ enum Judgement {
 fn judge(path: &Path) -> Judgement {
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => Judgement::Directory,
+        Ok(found) if !found.is_file() => Judgement::NoFile,
         Ok(_) if rustix::fs::access(path, Access::EXEC_OK).is_ok() => Judgement::Good,
         Ok(_) => Judgement::NotExecutable,
         Err(error)
@@ -157,7 +251,7 @@ mod tests {
     }
 
     fn refused(installed: &Installed) -> (RefusalKind, String) {
-        let refusal = find(installed).unwrap_err();
+        let refusal = look(installed).unwrap_err();
         (refusal.kind, refusal.message)
     }
 
@@ -172,29 +266,59 @@ mod tests {
             std::fs::set_permissions(dir.join("run"), mode).unwrap();
         }
         let search = format!("{}:/nowhere:{}", one.display(), two.display());
-        let found = find(&installed("run", Some(&search), None)).unwrap();
+        let found = look(&installed("run", Some(&search), None)).unwrap();
         assert_eq!(found.path, two.join("run"), "what can't run is passed over");
-        let found = find(&installed("./run", None, Some(&two))).unwrap();
+        let found = look(&installed("./run", None, Some(&two))).unwrap();
         assert_eq!(found.path, two.join("./run"));
         assert_eq!(found.cwd.as_deref(), Some(two.as_path()));
-        assert!(find(&installed("run", Some("two::"), Some(dir.path()))).is_ok());
+        assert!(look(&installed("run", Some("two::"), Some(dir.path()))).is_ok());
 
         let (kind, message) = refused(&installed("run", Some("/nowhere:/nirgends"), None));
-        assert_eq!(kind, RefusalKind::NotFound);
+        assert_eq!(kind, RefusalKind::NoProgram);
         assert_eq!(
             message,
             "the program `run` is not in PATH (/nowhere:/nirgends)"
         );
         let (kind, message) = refused(&installed("/nowhere/run", None, None));
-        assert_eq!(kind, RefusalKind::NotFound);
+        assert_eq!(kind, RefusalKind::NoProgram);
         assert_eq!(message, "the program `/nowhere/run` does not exist");
         let path = format!("{}/", two.display());
         assert_eq!(
             refused(&installed(&path, None, None)).0,
-            RefusalKind::Forbidden
+            RefusalKind::NotExecutable
         );
         let (kind, message) = refused(&installed("run", None, Some(Path::new("/nowhere"))));
-        assert_eq!(kind, RefusalKind::Invalid);
+        assert_eq!(kind, RefusalKind::NotExecutable);
         assert!(message.starts_with("the working directory `/nowhere` does not exist"));
+    }
+
+    #[test]
+    fn what_the_kernel_would_not_execute_is_refused_before_anything_is_started() {
+        let cwd = Some(Path::new("/bin"));
+        for (first, part) in [
+            (&b"\x7fELF\x02"[..], None),
+            (b"#!/bin/sh\necho", None),
+            (b"#! /bin/sh -e", None),
+            (b"#!sh\n", None),
+            (b"#!\n", None),
+            (b"#!/no/such -x\n", Some("its interpreter `/no/such`")),
+            (b"#!/bin/sh\r\n", Some("carriage return")),
+            (b"echo hello\n", Some("neither a program")),
+            (b"", Some("neither a program")),
+        ] {
+            let problem = problem_of(first, cwd, || false);
+            match part {
+                None => assert_eq!(problem, None, "{first:?}"),
+                Some(part) => assert!(problem.unwrap().contains(part), "{first:?}"),
+            }
+        }
+        assert_eq!(problem_of(b"PK", cwd, || true), None);
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("run");
+        std::fs::write(&file, "#!/no/such\n").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let (kind, message) = refused(&installed("./run", None, Some(dir.path())));
+        assert_eq!(kind, RefusalKind::NotExecutable);
+        assert!(message.contains("`/no/such`"), "{message}");
     }
 }

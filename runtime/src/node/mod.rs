@@ -6,6 +6,7 @@
 
 mod calls;
 mod config;
+mod host;
 mod installed;
 mod network;
 mod orphans;
@@ -38,6 +39,7 @@ use tokio::task::AbortHandle;
 
 use self::calls::Calls;
 pub use self::config::{NodeConfig, NodeCredentials, NodeResources, ResourcesError};
+pub use self::host::{default_listen, raise_open_files};
 use self::programs::Programs;
 pub use self::programs::{ProgramSource, ProgramsError};
 use self::serve::Server;

@@ -343,7 +343,7 @@ impl Server {
                     problem: None,
                 },
                 Some(InstalledHere { owner, program }) => {
-                    let problem = installed::find(&program).err();
+                    let problem = installed::find(&program).await.err();
                     if problem.is_none() && program.stream_output {
                         // The driver may come for it before the job is started here.
                         let outputs = &self.context.outputs;
@@ -363,7 +363,7 @@ impl Server {
     async fn start(&self, start: StartWorkers) -> NodeReply {
         let job = start.job;
         let program = match &start.installed {
-            Some(program) => installed::find(program).map(Launch::Installed),
+            Some(program) => installed::find(program).await.map(Launch::Installed),
             None => match self.programs.get(start.program.hash).await {
                 Some(program) => Ok(Launch::Sent(program)),
                 None => Err(Refusal::new(

@@ -7,6 +7,9 @@ use toml::{Table, Value};
 
 use super::{Daemon, Key};
 
+/// From 0 to 1: how like a name what was given must be to be taken for it.
+const ALIKE: f64 = 0.75;
+
 /// What is wrong with a file of settings.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -146,12 +149,17 @@ fn text(value: &Value) -> Result<String, String> {
 /// The key that is most like what was written.
 fn suggest(daemon: Daemon, given: &str, keys: &[Key]) -> String {
     let spelt = given.to_ascii_lowercase().replace('-', "_");
-    let nearest = keys
-        .iter()
-        .map(|key| (strsim::jaro_winkler(&spelt, &key.key), &key.key))
-        .max_by(|one, other| one.0.total_cmp(&other.0));
-    match nearest {
-        Some((likeness, key)) if likeness > 0.75 => format!("did you mean `{key}`?"),
-        _ => format!("`{} --print-config` shows all that there are", daemon.name),
+    match nearest(&spelt, keys.iter().map(|key| key.key.as_str())) {
+        Some(key) => format!("did you mean `{key}`?"),
+        None => format!("`{} --print-config` shows all that there are", daemon.name),
     }
+}
+
+/// The name that may have been meant, if one is like what was given.
+pub(crate) fn nearest<'a>(given: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    names
+        .map(|name| (strsim::jaro_winkler(given, name), name))
+        .max_by(|one, other| one.0.total_cmp(&other.0))
+        .filter(|(likeness, _)| *likeness > ALIKE)
+        .map(|(_, name)| name)
 }

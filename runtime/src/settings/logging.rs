@@ -2,7 +2,48 @@
 
 use std::fmt;
 
+use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
+
+/// The settings of a daemon's log, the same for all daemons.
+#[derive(Debug, Clone, Args)]
+pub struct LogArgs {
+    /// What to log, to standard error: a level, or directives like `info,kolo_actors=debug`
+    #[arg(long, value_name = "FILTER", env = "KOLO_LOG", default_value = "info", value_parser = filter)]
+    pub log: String,
+
+    /// How to log
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// What a line of a daemon's log looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl LogArgs {
+    /// Starts the log as it was asked for.
+    ///
+    /// # Errors
+    ///
+    /// As [`Log::start`].
+    pub fn start(&self) -> Result<Log, String> {
+        Log::start(&self.log, self.log_format == LogFormat::Json)
+    }
+}
+
+fn filter(text: &str) -> Result<String, String> {
+    EnvFilter::try_new(text)
+        .map(|_| text.to_owned())
+        .map_err(|error| {
+            format!("{error}; expected a level such as `info`, or `info,kolo_actors=debug`")
+        })
+}
 
 type Change = dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync;
 

@@ -27,6 +27,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
 pub use self::file::SettingsError;
+pub(crate) use self::file::nearest;
 use self::file::Values;
 
 const CONFIG: &str = "config";

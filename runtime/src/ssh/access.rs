@@ -1,6 +1,6 @@
 //! The head that nodes are to join.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use kolo_transport::JoinToken;
@@ -53,7 +53,7 @@ pub struct HeadAccess<A> {
 
 impl<'a> HeadAccess<&'a Head> {
     /// A head that runs in this process. For hosts to reach it, it must listen on an address that is not the loopback's:
-    /// `0.0.0.0:0`, or `[::]:0` where hosts have IPv6 only.
+    /// [`wildcard`](kolo_transport::interfaces::wildcard).
     pub fn to(head: &'a Head) -> Self {
         Self {
             cluster: head.cluster(),
@@ -73,14 +73,10 @@ impl<A: NodeAuthority> HeadAccess<A> {
     pub fn running(cluster: ClusterId, named: &str, address: SocketAddr, authority: A) -> Self {
         let ip = address.ip().to_canonical();
         // The loopback is another machine for each host: then what this machine is called is tried.
-        let here = ip.is_loopback().then(|| {
-            let any: IpAddr = if ip.is_ipv4() {
-                std::net::Ipv4Addr::UNSPECIFIED.into()
-            } else {
-                std::net::Ipv6Addr::UNSPECIFIED.into()
-            };
-            SocketAddr::new(any, address.port())
-        });
+        // By which family it listens elsewhere is not known.
+        let here = ip
+            .is_loopback()
+            .then(|| SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port())));
         let elsewhere = if here.is_some() {
             Vec::new()
         } else {

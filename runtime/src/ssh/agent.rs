@@ -17,6 +17,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::protocol::{Answer, LONGEST_LINE, Order, ReadyNode, StopOrder, Task, Word};
 use super::state::{HostDir, Locked};
+use crate::node::{default_listen, raise_open_files};
 use crate::{Node, NodeConfig, NodeResources};
 
 /// The first argument of a program that is started by a launcher.
@@ -256,6 +257,7 @@ async fn live(
     let lease = order.lease_ms.map(Duration::from_millis);
     let mut grace = Duration::from_millis(order.stop_timeout_ms);
     let mut told = false;
+    let mut revoked = false;
     let why = loop {
         let heard = async {
             match lease {
@@ -267,6 +269,12 @@ async fn live(
             _ = terminate.recv() => break "SIGTERM",
             _ = interrupt.recv() => break "SIGINT",
             _ = hangup.recv() => if !background { break "SIGHUP" },
+            reason = node.revoked() => {
+                tracing::warn!(reason, "the head has put this node out of the cluster");
+                grace = grace.min(ORPHAN_GRACE);
+                revoked = true;
+                break "its revocation";
+            }
             heard = heard => match heard {
                 Ok(Some(Some(line))) => match Word::parse(&line) {
                     Word::Beat => {}
@@ -321,7 +329,8 @@ async fn live(
             }
         }
     }
-    if !background {
+    // A detached one leaves its log for `kolo down`, which does not come to a host that was given up.
+    if !background || revoked {
         dir.remove();
     }
     drop(lock);
@@ -365,7 +374,7 @@ async fn start(order: &Order) -> Result<(Node, SocketAddr), String> {
     };
     let mut config = NodeConfig::new(head, credentials);
     config.hostname = Some(order.hostname.clone());
-    config.listen = kolo_transport::EndpointConfig::towards(head).listen;
+    config.listen = default_listen(head);
     config.resources = NodeResources {
         cpus: Some(order.cpus),
         gpus: order.gpus,
@@ -438,19 +447,6 @@ async fn end(order: &StopOrder) -> Result<Option<Answer>, String> {
             }
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// A node needs about eight descriptors for each worker; the usual soft limit of 1024 is a relic.
-fn raise_open_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: maximum,
-        maximum,
-    };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "the limit of open files could not be raised");
     }
 }
 

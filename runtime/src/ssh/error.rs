@@ -5,6 +5,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::hosts::HostSlots;
+
 /// Why one host did not come up, or was lost.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -137,7 +139,7 @@ fn hint(text: &str) -> &'static str {
     }
 }
 
-/// Why hosts could not be brought up. Nothing that was started is left then, on any host.
+/// Why hosts could not be brought up. Nothing that was started is left then, on any host, but for what [`UpError::Hosts`] tells.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UpError {
@@ -185,20 +187,29 @@ pub enum UpError {
     /// Threads could not be started here.
     #[error("the launch can't start: {0}")]
     Start(io::Error),
-    /// Some hosts did not come up.
-    #[error("{}", hosts(.failed, *.of))]
+    /// Some hosts did not come up. Of those that did, detached nodes are left where they could not be ended again.
+    #[error("{}", hosts(.failed, *.of, .left))]
     Hosts {
         /// The hosts and what was wrong with each, in the order of the list.
         failed: Vec<(String, HostError)>,
         /// How many hosts there were.
         of: usize,
+        /// Where nodes may be left.
+        left: Vec<HostSlots>,
     },
 }
 
-fn hosts(failed: &[(String, HostError)], of: usize) -> String {
+fn hosts(failed: &[(String, HostError)], of: usize, left: &[HostSlots]) -> String {
     let mut text = format!("{} of {of} hosts did not come up", failed.len());
     for (host, error) in failed {
         let _ = write!(text, "\n  {host}: {error}");
+    }
+    for host in left {
+        let host = host.destination();
+        let _ = write!(
+            text,
+            "\n  {host}: it came up, and could not be ended again; `kolo down` ends it"
+        );
     }
     text
 }
@@ -246,6 +257,7 @@ mod tests {
                 ),
             ],
             of: 3,
+            left: crate::hosts::parse_hosts("me@a:2").unwrap(),
         };
         let text = error.to_string();
         assert!(
@@ -253,5 +265,11 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("\n  c: ssh: no route"), "{text}");
+        assert!(
+            text.ends_with(
+                "\n  me@a: it came up, and could not be ended again; `kolo down` ends it"
+            ),
+            "{text}"
+        );
     }
 }

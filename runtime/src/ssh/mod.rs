@@ -229,6 +229,7 @@ pub async fn bring_up_with<A: NodeAuthority>(
         .collect();
     let position = |name: &str| hosts.iter().position(|host| host.destination() == name);
     failed.sort_by_key(|(name, _)| position(name));
+    let mut left = Vec::new();
     if detached {
         let started: Vec<HostSlots> = up
             .nodes
@@ -236,13 +237,21 @@ pub async fn bring_up_with<A: NodeAuthority>(
             .filter(|node| node.started.is_some())
             .map(|node| node.host.clone())
             .collect();
-        drop(take_down(&started, options, head.cluster, Ending::Graceful).await);
+        left = match take_down(&started, options, head.cluster, Ending::Graceful).await {
+            Ok(ended) => ended
+                .into_iter()
+                .filter(|(_, result)| result.is_err())
+                .map(|(host, _)| host)
+                .collect(),
+            Err(_) => started,
+        };
     } else {
         up.down(Ending::Graceful).await;
     }
     Err(UpError::Hosts {
         failed,
         of: hosts.len(),
+        left,
     })
 }
 
@@ -258,6 +267,9 @@ pub async fn take_down(
     cluster: ClusterId,
     how: Ending,
 ) -> Result<DownReport, UpError> {
+    if hosts.is_empty() {
+        return Ok(Vec::new());
+    }
     let hands = Hands::start()?;
     let places = locate(hosts, options, &hands).await?;
     let (report, reports) = mpsc::channel(64 + 16 * places.len());

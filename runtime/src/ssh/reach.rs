@@ -2,6 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
+use kolo_transport::interfaces;
+use kolo_transport::wire::network::is_link_local;
+
 use crate::hosts::HostSlots;
 
 /// Where the head may be reached.
@@ -39,13 +42,9 @@ impl Addresses {
                 let from = from.map(|ip| ip.to_canonical()).filter(heard);
                 // A node that reaches the head by the loopback is on the loopback: others could not reach it.
                 let own = self.own.iter().copied().filter(heard);
-                let loopback = here.then_some(
-                    if listen.is_ipv6() && self.own.iter().all(IpAddr::is_ipv6) {
-                        IpAddr::V6(Ipv6Addr::LOCALHOST)
-                    } else {
-                        IpAddr::V4(Ipv4Addr::LOCALHOST)
-                    },
-                );
+                let loopback: [IpAddr; 2] =
+                    [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+                let loopback = loopback.into_iter().filter(|ip| here && heard(ip));
                 for ip in from.into_iter().chain(own).chain(loopback) {
                     add(SocketAddr::new(ip, port).to_string());
                 }
@@ -66,14 +65,29 @@ impl Addresses {
     }
 }
 
-/// Addresses of this machine that face the world, by the routes to it. Nothing is sent.
+/// Addresses of this machine: those that face the world, by the routes to it, and then all others by which other machines may
+/// reach it; a network need not lead anywhere else. Nothing is sent.
 pub(super) fn own_addresses() -> Vec<IpAddr> {
     // Documentation addresses: only the choice of the route matters.
     let outside: [SocketAddr; 2] = [
         (Ipv4Addr::new(192, 0, 2, 1), 9).into(),
         (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9).into(),
     ];
-    outside.into_iter().filter_map(facing).collect()
+    let mut own: Vec<IpAddr> = outside.into_iter().filter_map(facing).collect();
+    let interfaces = interfaces::here().unwrap_or_else(|error| {
+        tracing::debug!(%error, "the interfaces are not known");
+        Vec::new()
+    });
+    for interface in interfaces {
+        if interface.up && !interface.loopback {
+            for ip in interface.addresses.iter().map(|address| address.ip) {
+                if !own.contains(&ip) && !is_link_local(ip) {
+                    own.push(ip);
+                }
+            }
+        }
+    }
+    own
 }
 
 /// The address of this machine that faces `peer`.
@@ -157,7 +171,7 @@ mod tests {
         );
         let mut alone = here("[::]:7");
         alone.own.clear();
-        assert_eq!(alone.candidates(None, true), ["[::1]:7"]);
+        assert_eq!(alone.candidates(None, true), ["127.0.0.1:7", "[::1]:7"]);
     }
 
     #[test]

@@ -6,10 +6,12 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kolo_transport::ids::NodeId;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use super::agent::is_folder_name;
+use crate::hosts::{HostSlots, parse_hosts};
 
 /// The folder for what programs of a user keep: `$XDG_STATE_HOME`, or `~/.local/state`.
 ///
@@ -158,10 +160,26 @@ pub struct Launch {
     /// The head's state folder, if the launch has started it.
     #[serde(default)]
     pub head_state: Option<PathBuf>,
-    /// The hosts, as given: `user@host:slots`.
+    /// The hosts, as given: `user@host:slots`. Those included on which a launch was about to start a node when it was killed.
     pub hosts: Vec<String>,
+    /// What is known of their nodes; nothing of one whose launch was killed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<RecordedNode>,
     /// How they are reached.
     pub ssh: SshRecord,
+}
+
+/// A detached node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordedNode {
+    /// The host as ssh knows it, without user and slots.
+    pub host: String,
+    /// Its id in the cluster.
+    pub node: NodeId,
+    /// Its process there.
+    pub pid: u32,
+    /// Its folder there.
+    pub state: String,
 }
 
 /// What must be known to reach the hosts again.
@@ -187,6 +205,14 @@ pub struct SshRecord {
     pub ssh_local: bool,
 }
 
+impl RecordedNode {
+    /// Whether it is the one of a host.
+    #[must_use]
+    pub fn is_of(&self, host: &HostSlots) -> bool {
+        self.host.eq_ignore_ascii_case(&host.host)
+    }
+}
+
 impl Launch {
     fn dir() -> Result<PathBuf, String> {
         Ok(state_home()?.join("launches"))
@@ -196,32 +222,87 @@ impl Launch {
         Ok(Self::dir()?.join(format!("{cluster}.json")))
     }
 
-    /// Writes it, for its owner alone.
+    /// Changes what is on record for a cluster: `change` is given what is there, and gives what is to be there, which is
+    /// nothing if it has no hosts and no head. Other launches wait meanwhile, so that none writes over another's hosts. Returns
+    /// what is on record now.
     ///
     /// # Errors
     ///
     /// In words, with the file.
-    pub fn save(&self) -> Result<(), String> {
-        make_dir(&Self::dir()?)?;
-        let path = Self::path(&self.cluster)?;
-        let text = serde_json::to_vec_pretty(self).map_err(|error| error.to_string())?;
-        crate::head::replace_file(&path, &text)
-            .map_err(|error| format!("{}: {error}", path.display()))
+    pub fn change(
+        cluster: &str,
+        change: impl FnOnce(Option<Self>) -> Option<Self>,
+    ) -> Result<Option<Self>, String> {
+        let dir = Self::dir()?;
+        make_dir(&dir)?;
+        let lock = dir.join("lock");
+        let failed =
+            |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        // It is held for as long as a small file takes to be written, and ends with its holder.
+        let _lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&lock)
+            .and_then(|file| {
+                flock(&file, FlockOperation::LockExclusive)?;
+                Ok(file)
+            })
+            .map_err(|error| failed(&lock, &error))?;
+        let path = Self::path(cluster)?;
+        let before = match fs::read(&path) {
+            Ok(text) => Some(serde_json::from_slice(&text).map_err(|error| failed(&path, &error))?),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(&path, &error)),
+        };
+        let after = change(before)
+            .filter(|launch: &Self| !launch.hosts.is_empty() || launch.head_pid.is_some());
+        if let Some(launch) = &after {
+            let text = serde_json::to_vec_pretty(launch).map_err(|error| error.to_string())?;
+            crate::head::replace_file(&path, &text).map_err(|error| failed(&path, &error))?;
+        } else if let Err(error) = fs::remove_file(&path)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            return Err(failed(&path, &error));
+        }
+        Ok(after)
     }
 
-    /// Forgets it.
+    /// The hosts.
     ///
     /// # Errors
     ///
-    /// In words, with the file.
-    pub fn forget(&self) -> Result<(), String> {
-        let path = Self::path(&self.cluster)?;
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(format!("{}: {error}", path.display()))
-            }
-            _ => Ok(()),
+    /// In words, if the record is damaged.
+    pub fn slots(&self) -> Result<Vec<HostSlots>, String> {
+        if self.hosts.is_empty() {
+            return Ok(Vec::new());
         }
+        parse_hosts(&self.hosts.join(","))
+            .map_err(|error| format!("the record of the launch is not readable: {error}"))
+    }
+
+    /// Puts hosts on record; one that is there already, with whatever slots, as it is given now.
+    pub fn add(&mut self, hosts: &[HostSlots]) {
+        self.remove(hosts);
+        self.hosts.extend(hosts.iter().map(ToString::to_string));
+    }
+
+    /// Strikes hosts off the record, with their nodes.
+    pub fn remove(&mut self, hosts: &[HostSlots]) {
+        self.hosts.retain(|known| {
+            let known = parse_hosts(known).ok().and_then(|mut known| known.pop());
+            !known.is_some_and(|known| hosts.iter().any(|host| host.is_same_host(&known)))
+        });
+        self.nodes
+            .retain(|node| !hosts.iter().any(|host| node.is_of(host)));
+    }
+
+    /// Whether a host is on record.
+    #[must_use]
+    pub fn has(&self, host: &HostSlots) -> bool {
+        self.slots()
+            .is_ok_and(|known| known.iter().any(|known| known.is_same_host(host)))
     }
 
     /// All that are on record, in the order of their clusters' names.
@@ -252,5 +333,55 @@ impl Launch {
                 serde_json::from_slice(&text).map_err(|error| failed(&error))
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(hosts: &str) -> Launch {
+        Launch {
+            cluster: "cluster-0000000000000001".to_owned(),
+            head: "h:1".to_owned(),
+            credentials: "/c".into(),
+            head_pid: None,
+            head_state: None,
+            hosts: hosts.split(',').map(str::to_owned).collect(),
+            nodes: Vec::new(),
+            ssh: SshRecord::default(),
+        }
+    }
+
+    fn hosts(text: &str) -> Vec<HostSlots> {
+        parse_hosts(text).unwrap()
+    }
+
+    #[test]
+    fn a_host_that_is_launched_anew_is_on_record_once() {
+        let mut launch = launch("A:4,me@b:1,[fd00:0::2]:4,c:1");
+        launch.nodes.push(RecordedNode {
+            host: "c".to_owned(),
+            node: NodeId(7),
+            pid: 1,
+            state: "/s".to_owned(),
+        });
+        launch.add(&hosts("a:2,[fd00::2]:1"));
+        assert_eq!(launch.hosts, ["me@b:1", "c:1", "a:2", "[fd00::2]:1"]);
+        assert_eq!(launch.slots().unwrap().len(), 4);
+        assert_eq!(launch.nodes.len(), 1);
+        assert!(launch.has(&hosts("c:9,b:1")[1]) && !launch.has(&hosts("d:1")[0]));
+        launch.remove(&hosts("c:9,x:1"));
+        assert_eq!(launch.hosts.len(), 3);
+        assert!(launch.nodes.is_empty());
+    }
+
+    #[test]
+    fn a_record_of_an_earlier_version_is_read() {
+        let text = r#"{"cluster":"c","head":"h:1","credentials":"/c","hosts":["me@[fd00::2]:2"],"ssh":{}}"#;
+        let launch: Launch = serde_json::from_str(text).unwrap();
+        assert_eq!(launch.slots().unwrap()[0].to_string(), "me@[fd00::2]:2");
+        assert!(launch.nodes.is_empty());
+        assert!(!serde_json::to_string(&launch).unwrap().contains("nodes"));
     }
 }

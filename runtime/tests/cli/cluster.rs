@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use kolo_transport::authority::Authority;
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId};
-use kolo_transport::wire::{Exit, JobState, Milli, Resources, WorkerState};
+use kolo_transport::wire::{
+    Exit, JobState, Milli, NetworkChoice, NetworkReport, Resources, WorkerState,
+};
 use serde_json::json;
 
 use crate::fake::{Fake, Logs, job, node_info, placed};
@@ -336,4 +338,27 @@ fn a_driver_of_another_cluster_is_refused() {
         .unwrap();
     let line = fake.kolo(&["status"]).bad(5);
     assert!(line.contains("is not a member of this cluster"), "{line}");
+}
+
+#[test]
+fn a_job_shows_what_connects_its_nodes() {
+    let fake = Fake::new();
+    fake.change(|state| {
+        let mut info = job(0xab << 56, JobState::Healthy, Vec::new());
+        info.network = Some(NetworkReport {
+            choice: NetworkChoice::Interface("eth1".to_owned()),
+            rows: Vec::new(),
+            cached: false,
+            took_ms: 3,
+            problem: None,
+        });
+        state.jobs = vec![info];
+    });
+    let text = fake.kolo(&["jobs", "ab"]).good();
+    assert!(
+        text.contains("  network: eth1 on every node; `kolo interfaces --job job-ab"),
+        "{text}"
+    );
+    let found = fake.kolo(&["jobs", "ab", "--format", "json"]).json();
+    assert_eq!(found["network"]["interface"], "eth1");
 }

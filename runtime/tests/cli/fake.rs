@@ -17,9 +17,9 @@ use kolo_transport::runtime::TransportRuntime;
 use kolo_transport::session::{Connection, FrameSender, Stream};
 use kolo_transport::token::{JoinToken, TokenBook, random_secret};
 use kolo_transport::wire::{
-    ClusterInfo, HeadReply, HeadRequest, JobInfo, JobState, JoinReply, JoinRequest, LogBatch,
-    LogLine, Member, NodeInfo, NodeReply, NodeRequest, PlacedNode, Refusal, RefusalKind, Resources,
-    Stdio, WorkerInfo, WorkerState,
+    ClusterInfo, GenerationTable, HeadReply, HeadRequest, JobEvent, JobInfo, JobSpec, JobState,
+    JoinReply, JoinRequest, LogBatch, LogLine, Member, NodeInfo, NodeReply, NodeRequest,
+    PlacedNode, Refusal, RefusalKind, Resources, Stdio, SubmitFrame, WorkerInfo, WorkerState,
 };
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -37,6 +37,10 @@ pub(crate) struct HeadState {
     pub(crate) stopped: Vec<JobId>,
     /// Whether a stop is never answered.
     pub(crate) stop_hangs: bool,
+    /// Jobs that were submitted, which never end.
+    pub(crate) submitted: Vec<JobSpec>,
+    /// What their drivers said.
+    pub(crate) told: Vec<SubmitFrame>,
 }
 
 /// What a node says when it is asked for logs.
@@ -121,10 +125,13 @@ impl Fake {
                 nodes: Vec::new(),
                 running_jobs: 0,
                 revoked: Vec::new(),
+                time_ms: 0,
             },
             jobs: Vec::new(),
             stopped: Vec::new(),
             stop_hangs: false,
+            submitted: Vec::new(),
+            told: Vec::new(),
         }));
         let fake = Self {
             runtime,
@@ -170,6 +177,9 @@ impl Fake {
     pub(crate) fn token_file(&self, text: &str) -> String {
         let path = self.home.path().join("token");
         std::fs::write(&path, text).unwrap();
+        // As `kolo token create --out` does.
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, private).unwrap();
         path.to_str().unwrap().to_owned()
     }
 
@@ -235,8 +245,35 @@ where
     }
 }
 
+/// A job that is healthy at once and never ends, whatever it is told.
+async fn run_for_ever(mut stream: Stream, state: Arc<Mutex<HeadState>>) {
+    let job = JobId(77);
+    let table = GenerationTable {
+        job,
+        generation: Generation(1),
+        members: Vec::new(),
+    };
+    let nodes = Vec::new();
+    for event in [
+        JobEvent::Placed {
+            job,
+            nodes: nodes.clone(),
+        },
+        JobEvent::Healthy { table, nodes },
+    ] {
+        stream.send.send(&event, &[]).await.unwrap();
+    }
+    while let Ok(Some(frame)) = stream.recv.next::<SubmitFrame>().await {
+        state.lock().unwrap().told.push(frame.head);
+    }
+}
+
 async fn answer(mut stream: Stream, state: Arc<Mutex<HeadState>>) {
     let request: HeadRequest = stream.recv.expect().await.unwrap().head;
+    if let HeadRequest::Submit(spec) = request {
+        state.lock().unwrap().submitted.push(spec);
+        return run_for_ever(stream, state).await;
+    }
     let unknown = || HeadReply::Refused(Refusal::new(RefusalKind::NotFound, "no such job"));
     let reply = {
         let mut state = state.lock().unwrap();

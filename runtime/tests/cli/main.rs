@@ -7,3 +7,4 @@ mod fake;
 mod kolo;
 mod logs;
 mod plan;
+mod run;

@@ -67,14 +67,22 @@ fn what_can_not_be_placed_ends_with_2_and_names_requested_and_available() {
     for (args, part) in [
         (&["--hosts", "a:2", "--max", "0"][..], "requested 0 workers"),
         (&["--hosts", "a:2", "--min", "0"], "requested 0 workers"),
-        (&["--hosts", "a:0"], "available are 0 slots"),
+        (&["--hosts", "a:0"], "has no slots; give at least 1"),
         (
             &["--hosts", "a:2", "--min", "2", "--max", "1"],
             "at least 2 and at most 1",
         ),
-        (&["--hosts", "a:2,a:2"], "host a is given twice"),
-        (&["--hosts", "a:4294967295,b:4294967295"], "at most"),
-        (&["--hosts", ""], "is empty"),
+        (
+            &["--hosts", "a:2,a:2"],
+            "is in entry 1 and again in entry 2",
+        ),
+        (
+            &["--hosts", "a:2,me@A.:2"],
+            "is in entry 1 and again in entry 2",
+        ),
+        (&["--hosts", "a:65536,b:65536"], "at most"),
+        (&["--hosts", "a:65537"], "more slots than 65536"),
+        (&["--hosts", ""], "there is no host in it"),
         (&["--hosts", "a:1.5"], "no whole number"),
         (&["--hosts", "a:nan"], "no whole number"),
         (&["--hosts", "a"], "has no number of slots"),

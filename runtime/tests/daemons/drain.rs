@@ -8,16 +8,21 @@ use rustix::process::Signal;
 use crate::process::{Daemon, KOLO, PATIENCE, Site, command};
 
 /// A job with one worker that runs until a file is there, and then prints its environment.
-struct Job {
-    kolo: Daemon,
+pub(crate) struct Job {
+    pub(crate) kolo: Daemon,
     end: std::path::PathBuf,
 }
 
 impl Job {
     fn start(site: &Site, name: &str) -> Self {
+        Self::with(site, name, "env")
+    }
+
+    /// One that does something else at its end. It takes a tenth of a CPU.
+    pub(crate) fn with(site: &Site, name: &str, last: &str) -> Self {
         let end = site.path(name);
         let script = format!(
-            "echo begun; until [ -e {} ]; do sleep 0.02; done; env",
+            "echo begun; until [ -e {} ]; do sleep 0.02; done; {last}",
             end.display()
         );
         let mut kolo = command(KOLO);
@@ -25,18 +30,19 @@ impl Job {
             .arg("--credentials")
             .arg(site.admin())
             .args(["--connect-timeout", "30"])
-            .args(["run", "-n", "1", "--", "sh", "-c", &script]);
+            .args(["run", "-n", "1", "--cpus-per-worker", "0.1"])
+            .args(["--", "sh", "-c", &script]);
         let kolo = Daemon::spawn(kolo);
         kolo.says("begun");
         Self { kolo, end }
     }
 
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         std::fs::write(&self.end, "").unwrap();
     }
 }
 
-fn site_with_node(args: &[&str], node_args: &[&str]) -> (Site, Daemon) {
+pub(crate) fn site_with_node(args: &[&str], node_args: &[&str]) -> (Site, Daemon) {
     let site = Site::new(args);
     let token = site.token("token", &[]);
     let token = token.to_str().unwrap();

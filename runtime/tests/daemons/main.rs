@@ -5,5 +5,7 @@ mod config;
 mod drain;
 mod notify;
 mod process;
+mod secrets;
+mod test_service;
 mod trust;
 mod units;

@@ -121,6 +121,10 @@ impl Daemon {
         kill_process(pid, signal).unwrap();
     }
 
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
     #[track_caller]
     pub(crate) fn end(&mut self) -> ExitStatus {
         let begin = Instant::now();

@@ -3,6 +3,8 @@
 
 mod detached;
 mod hosts;
+mod jobs;
 mod launch;
+mod networks;
 mod run;
 mod servers;

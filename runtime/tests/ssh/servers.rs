@@ -1,4 +1,4 @@
-//! ssh servers on loopback addresses, which for ssh are hosts of their own.
+//! ssh servers on loopback addresses, which for ssh are hosts of their own, or on hosts with networks of their own.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kolo_harness::netns::Host;
 use serde_json::Value;
 
 const SSHD: &str = "/usr/sbin/sshd";
@@ -29,9 +30,10 @@ pub(crate) fn skipped() -> bool {
     !there
 }
 
-/// One server: its address is `127.0.0.2`, `127.0.0.3`, ...
+/// One server: its address is `127.0.0.2`, `127.0.0.3`, ..., unless it is on a host of a lab.
 struct Server {
     address: String,
+    listener: TcpListener,
     port: u16,
     /// What a user of that host keeps there.
     home: PathBuf,
@@ -42,7 +44,9 @@ struct Server {
 
 /// A folder with keys, servers, an ssh_config that leads to them, and a home for the one who launches.
 pub(crate) struct Servers {
-    servers: Vec<Server>,
+    all: Vec<Server>,
+    /// Where the launcher is, if it is not on this machine.
+    launcher: Option<Host>,
     dir: tempfile::TempDir,
 }
 
@@ -57,6 +61,19 @@ fn keygen(path: &Path) {
 
 impl Servers {
     pub(crate) fn start(count: u8) -> Self {
+        let places = (0..count).map(|number| (format!("127.0.0.{}", number + 2), None));
+        Self::at(places.collect(), None)
+    }
+
+    /// A server on each of these hosts of a lab, at this address; the launcher is on a host, too.
+    pub(crate) fn on_lab(launcher: &Host, hosts: &[(Host, String)]) -> Self {
+        let places = hosts
+            .iter()
+            .map(|(host, address)| (address.clone(), Some(host.clone())));
+        Self::at(places.collect(), Some(launcher.clone()))
+    }
+
+    fn at(places: Vec<(String, Option<Host>)>, launcher: Option<Host>) -> Self {
         let dir = tempfile::Builder::new()
             .prefix("kolo-test-ssh")
             .tempdir()
@@ -76,16 +93,18 @@ impl Servers {
         );
         let mut known = String::new();
         let mut servers = Vec::new();
-        for number in 0..count {
-            let server = Server::start(dir.path(), number + 2);
-            let key =
-                fs::read_to_string(dir.path().join(format!("host{}.pub", number + 2))).unwrap();
+        for (number, (address, host)) in (2..).zip(places) {
+            // An alias, too, which only ssh_config knows, or the name that the host has in its lab.
+            let alias = match &host {
+                Some(host) => host.name().to_owned(),
+                None => format!("alias{number}"),
+            };
+            let server = Server::start(dir.path(), number, address, host);
+            let key = fs::read_to_string(dir.path().join(format!("host{number}.pub"))).unwrap();
             let (address, port) = (&server.address, server.port);
-            // An alias, too, which only ssh_config knows.
             writeln!(
                 config,
-                "Host {address} alias{}\n  HostName {address}\n  Port {port}",
-                number + 2
+                "Host {address} {alias}\n  HostName {address}\n  Port {port}"
             )
             .unwrap();
             let key = key.split_whitespace().take(2).collect::<Vec<_>>().join(" ");
@@ -94,7 +113,11 @@ impl Servers {
         }
         fs::write(dir.path().join("config"), config).unwrap();
         fs::write(dir.path().join("known_hosts"), known).unwrap();
-        Self { servers, dir }
+        Self {
+            all: servers,
+            launcher,
+            dir,
+        }
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -104,19 +127,25 @@ impl Servers {
     /// `127.0.0.2:1,127.0.0.3:2,...`: host n has n slots.
     pub(crate) fn hosts(&self) -> String {
         let entries: Vec<String> = (1..)
-            .zip(&self.servers)
-            .map(|(slots, server)| format!("{}:{slots}", server.address))
+            .zip(&self.all)
+            .map(|(slots, server)| {
+                if server.address.contains(':') {
+                    format!("[{}]:{slots}", server.address)
+                } else {
+                    format!("{}:{slots}", server.address)
+                }
+            })
             .collect();
         entries.join(",")
     }
 
     pub(crate) fn port(&self, index: usize) -> u16 {
-        self.servers[index].port
+        self.all[index].port
     }
 
     /// The home of the user on a host.
     pub(crate) fn home(&self, index: usize) -> &Path {
-        &self.servers[index].home
+        &self.all[index].home
     }
 
     /// Files in the cache of programs on a host.
@@ -138,9 +167,64 @@ impl Servers {
         })
     }
 
+    /// Leads ssh to a place where nobody listens in place of a host.
+    pub(crate) fn lose(&self, index: usize) {
+        let address = &self.all[index].address;
+        let config = self.dir.path().join("config");
+        let text = fs::read_to_string(&config).unwrap();
+        let lost = text.replace(&format!("HostName {address}\n"), "HostName 127.0.0.99\n");
+        assert_ne!(text, lost);
+        fs::write(config, lost).unwrap();
+    }
+
+    /// Leads ssh to the host again.
+    pub(crate) fn find(&self, index: usize) {
+        let address = &self.all[index].address;
+        let config = self.dir.path().join("config");
+        let text = fs::read_to_string(&config).unwrap();
+        fs::write(config, text.replace("127.0.0.99", address)).unwrap();
+    }
+
+    /// Processes that these hosts' users have: nodes, workers, and whatever these started. With their command lines.
+    pub(crate) fn left(&self) -> Vec<(u32, String)> {
+        let homes: Vec<String> = self
+            .all
+            .iter()
+            .map(|server| format!("XDG_STATE_HOME={}/state", server.home.display()))
+            .collect();
+        let has_home = |pid: u32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            let environment = String::from_utf8_lossy(&environment).into_owned();
+            homes.iter().any(|home| environment.contains(home))
+        };
+        fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_string_lossy().parse().ok())
+            .filter(|pid| has_home(*pid) && is_running(*pid))
+            .map(|pid| {
+                let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                (pid, String::from_utf8_lossy(&line).replace('\0', " "))
+            })
+            .collect()
+    }
+
+    /// Waits until none of [`left`](Self::left) is there.
+    #[track_caller]
+    pub(crate) fn nothing_is_left(&self) {
+        let begin = Instant::now();
+        while !self.left().is_empty() {
+            assert!(begin.elapsed() < PATIENCE, "{:?} are left", self.left());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for index in 0..self.all.len() {
+            assert_eq!(self.node_dirs(index), 0, "host {index}");
+        }
+    }
+
     /// Stops all that ssh does for a host, as a cut cable does: nothing arrives any more, nothing ends.
     pub(crate) fn freeze(&self, index: usize) {
-        for session in self.servers[index].sessions.lock().unwrap().iter() {
+        for session in self.all[index].sessions.lock().unwrap().iter() {
             for pid in tree(session.id()) {
                 // The node's own process goes on.
                 if program(pid).contains("sshd") {
@@ -152,7 +236,15 @@ impl Servers {
 
     /// `kolo` as a user of these hosts runs it, who has no other clusters.
     pub(crate) fn kolo(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+        self.kolo_at(Path::new(env!("CARGO_BIN_EXE_kolo")), args)
+    }
+
+    /// As [`kolo`](Self::kolo), installed elsewhere.
+    pub(crate) fn kolo_at(&self, program: &Path, args: &[&str]) -> Command {
+        let mut command = match &self.launcher {
+            Some(host) => host.command(program),
+            None => Command::new(program),
+        };
         command
             .args(args)
             .env_clear()
@@ -186,7 +278,7 @@ impl Drop for Servers {
         }
         // A node that a failed test has left must not outlive it.
         let marker = self.dir.path().to_string_lossy().into_owned();
-        self.servers.clear();
+        self.all.clear();
         for entry in fs::read_dir("/proc").unwrap().flatten() {
             let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else {
                 continue;
@@ -203,8 +295,7 @@ impl Drop for Servers {
 }
 
 impl Server {
-    fn start(dir: &Path, number: u8) -> Self {
-        let address = format!("127.0.0.{number}");
+    fn start(dir: &Path, number: u8, address: String, host: Option<Host>) -> Self {
         let host_key = dir.join(format!("host{number}"));
         keygen(&host_key);
         let home = dir.join(format!("home{number}"));
@@ -223,8 +314,13 @@ impl Server {
         )
         .unwrap();
         // The test listens and gives sshd each connection, so that the port is sure to be free.
-        let listener = TcpListener::bind((address.as_str(), 0)).unwrap();
+        let bind = || TcpListener::bind((address.as_str(), 0)).unwrap();
+        let listener = match &host {
+            Some(host) => host.enter(bind).unwrap(),
+            None => bind(),
+        };
         let port = listener.local_addr().unwrap().port();
+        let own = listener.try_clone().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let sessions: Arc<Mutex<Vec<Child>>> = Arc::default();
         let log = dir.join("sshd.log");
@@ -235,13 +331,14 @@ impl Server {
                     if stop.load(Ordering::Acquire) {
                         return;
                     }
-                    let session = serve(stream.unwrap(), &config, &log);
+                    let session = serve(stream.unwrap(), host.as_ref(), &config, &log);
                     sessions.lock().unwrap().push(session);
                 }
             }
         });
         Self {
             address,
+            listener: own,
             port,
             home,
             stop,
@@ -251,15 +348,18 @@ impl Server {
     }
 }
 
-fn serve(stream: TcpStream, config: &Path, log: &Path) -> Child {
+fn serve(stream: TcpStream, host: Option<&Host>, config: &Path, log: &Path) -> Child {
     let log = fs::OpenOptions::new()
         .create(true)
         .append(true)
         .open(log)
         .unwrap();
     let other = stream.try_clone().unwrap();
-    Command::new(SSHD)
-        .args(["-i", "-e", "-f"])
+    let mut sshd = match host {
+        Some(host) => host.command(SSHD),
+        None => Command::new(SSHD),
+    };
+    sshd.args(["-i", "-e", "-f"])
         .arg(config)
         .stdin(OwnedFd::from(stream))
         .stdout(OwnedFd::from(other))
@@ -272,7 +372,8 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         // Wakes the thread.
-        drop(TcpStream::connect((self.address.as_str(), self.port)));
+        // Wakes the thread, also where the network is gone.
+        rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both).unwrap();
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
         }

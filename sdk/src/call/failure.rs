@@ -82,6 +82,9 @@ impl RankError {
             },
             RankCause::Lost { failure, .. } => {
                 let reason = failure.reason.as_deref().unwrap_or_default();
+                if failure.was_not_started() {
+                    return reason.to_owned();
+                }
                 match (failure.exit, failure.pid) {
                     (Exit::Unknown, _) if !reason.is_empty() => reason.to_owned(),
                     (exit, 0) if reason.is_empty() => format!("the worker ended with {exit}"),

@@ -6,6 +6,7 @@ mod interfaces;
 mod lab;
 mod run;
 mod test_service;
+mod test_task_service;
 mod world;
 
 /// Ends the test, with a line that says so, where network namespaces can't be made.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::needs_namespaces;
 use crate::world::{Group, World};
 
-/// `test_concurrent_requests`: requests of 2 s each run side by side, and hold up no others.
+/// `test_concurrent_requests_basic`: requests of 2 s each run side by side, and hold up no others.
 #[test]
 fn concurrent_requests() {
     needs_namespaces!();

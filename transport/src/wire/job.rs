@@ -273,13 +273,24 @@ pub struct RankFailure {
     pub stderr_tail: Vec<String>,
 }
 
+impl RankFailure {
+    /// Whether its process could not be started; the reason says why. It counts as ended as a shell says it: with exit code
+    /// 127 if the program is not there, 126 if it can't be executed, and 1 if something else is missing.
+    #[must_use]
+    pub fn was_not_started(&self) -> bool {
+        self.pid == 0 && self.reason.is_some() && matches!(self.exit, Exit::Code(_))
+    }
+}
+
 impl fmt::Display for RankFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "rank {} on {} (pid {}) ended with {}",
-            self.rank, self.hostname, self.pid, self.exit
-        )?;
+        let (rank, hostname) = (self.rank, &self.hostname);
+        if self.was_not_started() {
+            write!(f, "rank {rank} on {hostname} was not started")?;
+        } else {
+            let (pid, exit) = (self.pid, self.exit);
+            write!(f, "rank {rank} on {hostname} (pid {pid}) ended with {exit}")?;
+        }
         if let Some(reason) = &self.reason {
             write!(f, ": {reason}")?;
         }
@@ -497,6 +508,9 @@ pub struct ClusterInfo {
     /// Nodes and drivers that were put out.
     #[serde(default)]
     pub revoked: Vec<RevokedMember>,
+    /// The head's wall clock, in milliseconds since 1970; 0 if it does not say.
+    #[serde(default)]
+    pub time_ms: u64,
 }
 
 #[cfg(test)]

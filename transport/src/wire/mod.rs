@@ -110,6 +110,10 @@ pub enum RefusalKind {
     NodeLost,
     /// No network connects the nodes.
     Network,
+    /// The program is not installed on all nodes.
+    NoProgram,
+    /// The installed program can't be executed, or its directory is not there.
+    NotExecutable,
     /// The job or daemon was stopped meanwhile.
     Stopped,
     /// A fault on the side that answers; its log says more.

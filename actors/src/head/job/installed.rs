@@ -230,13 +230,13 @@ mod tests {
         answer(
             &mut run,
             1,
-            problem(RefusalKind::NotFound, "no `train` in PATH"),
+            problem(RefusalKind::NoProgram, "no `train` in PATH"),
         );
         run.reserve(2, false);
         answer(
             &mut run,
             3,
-            problem(RefusalKind::NotFound, "no `train` in PATH"),
+            problem(RefusalKind::NoProgram, "no `train` in PATH"),
         );
         answer(
             &mut run,
@@ -250,7 +250,7 @@ mod tests {
         let refusal = refusal.unwrap();
         assert_eq!(
             (state, refusal.kind),
-            (JobState::Failed, RefusalKind::NotFound)
+            (JobState::Failed, RefusalKind::NoProgram)
         );
         assert_eq!(
             refusal.message,

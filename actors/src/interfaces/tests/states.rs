@@ -122,3 +122,33 @@ fn a_deadline_is_that_of_all_waves() {
         assert_eq!(order(count).deadline(limit), Duration::from_secs(seconds));
     }
 }
+
+#[test]
+fn so_many_nodes_that_not_all_pairs_can_be_tried_are_told_what_they_need() {
+    let hosts = |name: &dyn Fn(u64) -> String| -> Vec<Host> {
+        (1..=800)
+            .map(|number| {
+                let address = format!("10.1.{}.{}", number / 200, number % 200 + 1);
+                host(number, &[&format!("{} {address}", name(number))])
+            })
+            .collect()
+    };
+    let world = World {
+        gateway: true,
+        ..World::default()
+    };
+    let differ = hosts(&|number| format!("eth{}", number % 2));
+    let found = discover(&world, &differ);
+    assert_eq!((found.rounds, found.probes.len()), (1, 800));
+    let problem = found.result.unwrap_err().problem.unwrap();
+    assert!(
+        problem.message.contains("one name on all 800 nodes"),
+        "{problem}"
+    );
+    // As long as one name does, there may be as many as there are.
+    assert!(
+        discover(&world, &hosts(&|_| "eth0".to_owned()))
+            .result
+            .is_ok()
+    );
+}

@@ -15,6 +15,8 @@ pub enum WorkerEvent {
     },
     /// Its process could not be started.
     SpawnFailed {
+        /// What it counts as ended with.
+        exit: Exit,
         /// Why.
         reason: String,
     },

@@ -166,7 +166,7 @@ impl Colocator {
             .is_some_and(|start| start.installed.is_some())
     }
 
-    fn grace(&self) -> Duration {
+    pub(in crate::node) fn grace(&self) -> Duration {
         millis(self.start.as_ref().map_or(0, |start| start.grace_ms))
     }
 

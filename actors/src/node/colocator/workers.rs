@@ -21,9 +21,9 @@ impl Colocator {
         }
         match event {
             WorkerEvent::Spawned { pid } => self.spawned(now, slot, pid, &mut actions),
-            WorkerEvent::SpawnFailed { reason } => {
+            WorkerEvent::SpawnFailed { exit, reason } => {
                 self.condemn(slot, reason);
-                self.exited(slot, Exit::Unknown, Vec::new(), &mut actions);
+                self.exited(slot, exit, Vec::new(), &mut actions);
             }
             WorkerEvent::Exited { exit, stderr_tail } => {
                 self.exited(slot, exit, stderr_tail, &mut actions);

@@ -11,7 +11,7 @@ use kolo_transport::{CloseCode, interfaces};
 
 use super::super::args::Connect;
 use super::super::client::Client;
-use super::super::error::CliError;
+use super::super::error::{CREDENTIALS, CliError};
 use super::super::interfaces::ask;
 use super::super::output::human;
 use super::Finding;
@@ -37,24 +37,34 @@ const PORTS: &str = "open the UDP port of the daemon for this host in all firewa
 pub(super) async fn examine(connect: &Connect) -> Vec<Finding> {
     let mut findings = Vec::new();
     let config = connect.config();
-    let client = match Client::connect(&config).await {
-        Ok(client) => client,
-        Err(error @ (CliError::NoCredentials(_) | CliError::Usage(_))) => {
-            return vec![Finding::warning(
-                "cluster",
-                error.to_string(),
-                "log in to look at a cluster as well, or give --local",
-            )];
-        }
-        Err(error) => return vec![Finding::bad("head", error.to_string(), PORTS)],
-    };
+    let connected = Client::connect(&config).await;
+    if let Err(error @ (CliError::NoCredentials(_) | CliError::Usage(_))) = &connected {
+        return vec![Finding::warning(
+            "cluster",
+            error.to_string(),
+            "log in to look at a cluster as well, or give --local",
+        )];
+    }
+    // Also if the head is not reached: it may be why.
     if let Ok(dir) = config.credentials_dir() {
         findings.push(certificate("certificate", &dir));
     }
+    let client = match connected {
+        Ok(client) => client,
+        Err(error) => {
+            findings.push(Finding::bad("head", error.to_string(), remedy(&error)));
+            return findings;
+        }
+    };
     let head = client.address();
     let start = Instant::now();
+    let before = SystemTime::now();
     match client.cluster().await {
         Ok(cluster) => {
+            if cluster.time_ms > 0 {
+                let ours = before + start.elapsed() / 2;
+                findings.push(skew("the head", clock_of(cluster.time_ms), ours));
+            }
             findings.push(Finding::good(
                 "head",
                 format!(
@@ -68,10 +78,30 @@ pub(super) async fn examine(connect: &Connect) -> Vec<Finding> {
                 findings.push(network(&client).await);
             }
         }
-        Err(error) => findings.push(Finding::bad("head", error.to_string(), PORTS)),
+        Err(error) => findings.push(Finding::bad("head", error.to_string(), remedy(&error))),
     }
     client.close().await;
     findings
+}
+
+/// What to do if the head is not reached, or does not talk to us.
+fn remedy(error: &CliError) -> &'static str {
+    match error {
+        CliError::Resolve { .. } => {
+            "correct the name: --head, KOLO_HEAD, or the `kolo login` that remembers it; or the name server's entry"
+        }
+        error if error.exit_code() == CREDENTIALS => {
+            "log in again with a new token (`kolo login`); if this driver was put out, `kolo revoke ID --undo` by an \
+             administrator lets it in"
+        }
+        _ => PORTS,
+    }
+}
+
+fn clock_of(time_ms: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH
+        .checked_add(Duration::from_millis(time_ms))
+        .unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 /// How the nodes reach each other.
@@ -162,8 +192,11 @@ async fn one(client: &Client, node: &NodeInfo) -> Vec<Finding> {
                 ),
             ));
             if echo.time_ms > 0 {
-                let theirs = SystemTime::UNIX_EPOCH + Duration::from_millis(echo.time_ms);
-                findings.push(skew(&node.hostname, theirs, before + took / 2));
+                findings.push(skew(
+                    &node.hostname,
+                    clock_of(echo.time_ms),
+                    before + took / 2,
+                ));
             }
         }
         Ok(_) => findings.push(Finding::warning(
@@ -296,6 +329,32 @@ fn look(to: SocketAddr) -> Finding {
 mod tests {
     use super::super::Level;
     use super::*;
+
+    #[test]
+    fn what_is_to_be_done_fits_what_is_wrong() {
+        let resolve = CliError::Resolve {
+            head: "x:1".to_owned(),
+            reason: "unknown".to_owned(),
+        };
+        assert!(remedy(&resolve).contains("correct the name"));
+        let rejected = CliError::Connect {
+            what: "the head".to_owned(),
+            error: kolo_transport::ConnectError::Lost {
+                address: ([127, 0, 0, 1], 1).into(),
+                lost: kolo_transport::ConnectionLost::Closed {
+                    code: CloseCode::Revoked,
+                    reason: "driver-1 was revoked".to_owned(),
+                },
+            },
+        };
+        assert!(remedy(&rejected).contains("kolo login"));
+        let unreachable = CliError::Unreachable {
+            head: "x:1".to_owned(),
+        };
+        assert_eq!(remedy(&unreachable), PORTS);
+        // Times from outside that no clock can show.
+        assert!(clock_of(u64::MAX) > clock_of(5));
+    }
 
     #[test]
     fn clocks_that_differ_are_told_with_the_direction() {

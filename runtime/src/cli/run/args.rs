@@ -44,7 +44,7 @@ pub(crate) struct Run {
         conflicts_with = "hostfile"
     )]
     pub(crate) hosts: Option<String>,
-    /// A file with a host on each line: `HOST slots=N` or `HOST:N`
+    /// File with `HOST slots=N` on each line; blank lines and `#` comments are skipped
     #[arg(long, alias = "host-file", alias = "host_file", value_name = "FILE")]
     pub(crate) hostfile: Option<PathBuf>,
     /// On this machine, whatever KOLO_HEAD says

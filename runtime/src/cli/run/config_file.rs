@@ -17,6 +17,11 @@ use clap::{Arg, ArgAction, Command};
 use toml::{Table, Value};
 
 use super::super::error::CliError;
+use super::super::host_args::read;
+use crate::settings::nearest;
+
+/// The longest file that is read.
+const LONGEST_FILE: u64 = 16 << 20;
 
 /// Options that make no sense in a file.
 const NOT_HERE: [&str; 3] = ["config-file", "help", "dry-run"];
@@ -25,11 +30,10 @@ const NOT_HERE: [&str; 3] = ["config-file", "help", "dry-run"];
 ///
 /// `options` is the subcommand: its long options are the keys.
 pub(crate) fn words(path: &Path, options: &Command) -> Result<Vec<OsString>, CliError> {
-    let text = std::fs::read_to_string(path).map_err(|error| CliError::File {
-        path: path.to_owned(),
-        error,
-    })?;
-    parse(&text, options).map_err(|reason| CliError::Usage(format!("{}: {reason}", path.display())))
+    let wrong = |reason| CliError::Usage(format!("{}: {reason}", path.display()));
+    let text = read(path, LONGEST_FILE)
+        .map_err(|reason| wrong(format!("the --config-file can't be read: {reason}")))?;
+    parse(&text, options).map_err(wrong)
 }
 
 fn parse(text: &str, options: &Command) -> Result<Vec<OsString>, String> {
@@ -47,21 +51,17 @@ fn parse(text: &str, options: &Command) -> Result<Vec<OsString>, String> {
             program = list(key, value)?;
             continue;
         }
-        let spelled = key.replace('_', "-");
-        let Some(arg) = known
-            .iter()
-            .find(|arg| arg.get_long() == Some(spelled.as_str()))
-        else {
+        let Some((arg, name)) = known.iter().find_map(|arg| named(arg, key)) else {
             return Err(unknown(key, &known));
         };
-        let option = format!("--{spelled}");
+        let option = format!("--{name}");
         match (arg.get_action(), value) {
             (ArgAction::SetTrue, Value::Boolean(true)) => words.push(option),
             (ArgAction::SetTrue, Value::Boolean(false)) => {}
             (ArgAction::SetTrue, other) => {
                 return Err(format!("`{key}` is {other}; allowed are true and false"));
             }
-            (ArgAction::Append, Value::Table(table)) if key == "env" => {
+            (ArgAction::Append, Value::Table(table)) if name == "env" => {
                 for (name, value) in table {
                     words.push(format!("{option}={name}={}", scalar(name, value)?));
                 }
@@ -88,17 +88,22 @@ fn unknown(key: &str, known: &[&Arg]) -> String {
         .filter_map(|arg| arg.get_long())
         .chain(["program"])
         .collect();
-    let spelled = key.replace('_', "-");
-    let nearest = names
-        .iter()
-        .map(|name| (distance(&spelled, name), *name))
-        .min();
-    match nearest {
-        Some((distance, name)) if distance <= 1 + name.len() / 4 => {
-            format!("there is no option `{key}`; did you mean `{name}`?")
-        }
-        _ => format!("there is no option `{key}`; there are {}", names.join(", ")),
+    match nearest(&key.replace('_', "-"), names.iter().copied()) {
+        Some(name) => format!("there is no option `{key}`; did you mean `{name}`?"),
+        None => format!("there is no option `{key}`; there are {}", names.join(", ")),
     }
+}
+
+/// The option and its name, if `key` is its name or one of its others (`np`, `n`).
+fn named<'a>(arg: &'a Arg, key: &str) -> Option<(&'a Arg, &'a str)> {
+    let name = arg.get_long()?;
+    let spelled = key.replace('_', "-");
+    let is_it = name == spelled
+        || arg
+            .get_all_aliases()
+            .is_some_and(|aliases| aliases.contains(&key) || aliases.contains(&spelled.as_str()))
+        || arg.get_short().is_some_and(|short| key.chars().eq([short]));
+    is_it.then_some((arg, name))
 }
 
 fn scalar(key: &str, value: &Value) -> Result<String, String> {
@@ -116,22 +121,6 @@ fn list(key: &str, value: &Value) -> Result<Vec<String>, String> {
         Value::Array(items) => items.iter().map(|item| scalar(key, item)).collect(),
         single => Ok(vec![scalar(key, single)?]),
     }
-}
-
-/// How many characters must be changed, added or left out (Levenshtein).
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (index, char) in one.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = index + 1;
-        for (at, wanted) in other.iter().enumerate() {
-            let changed = diagonal + usize::from(char != *wanted);
-            diagonal = row[at + 1];
-            row[at + 1] = changed.min(row[at] + 1).min(diagonal + 1);
-        }
-    }
-    row[other.len()]
 }
 
 #[cfg(test)]
@@ -209,9 +198,12 @@ mod tests {
     }
 
     #[test]
-    fn distances_are_counted() {
-        for (one, other, expected) in [("", "ab", 2), ("kitten", "sitting", 3), ("ab", "ba", 2)] {
-            assert_eq!(distance(one, other), expected);
-        }
+    fn other_names_of_an_option_are_keys_as_well() {
+        let words = parsed("np = 4\nH = \"a:4\"\noutput-filename = \"x\"\n[e]\nA = 1\n").unwrap();
+        assert_eq!(
+            words,
+            ["--hosts=a:4", "--env=A=1", "--num-proc=4", "--output-dir=x"]
+        );
+        assert!(parsed("npp = 4").is_err());
     }
 }

@@ -34,6 +34,19 @@ fn name((generation, rank, stream): Key, width: usize) -> String {
     )
 }
 
+/// Makes the folder for the folders of jobs, before anything is started: that it can't be used is to be known then.
+pub(crate) fn prepare(dir: &Path) -> io::Result<()> {
+    if dir.exists() && !dir.is_dir() {
+        return Err(io::Error::other("it is no directory"));
+    }
+    fs::create_dir_all(dir)?;
+    rustix::fs::access(
+        dir,
+        rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
+    )?;
+    Ok(())
+}
+
 impl Files {
     /// Makes the folder `dir/JOB`, with the empty files of the first generation.
     pub(crate) fn create(dir: &Path, job: JobId, workers: u32) -> io::Result<Self> {
@@ -146,6 +159,18 @@ mod tests {
         assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
         fs::write(files.folder().join("rank-001.gen-2.stdout"), "theirs").unwrap();
         assert!(files.write(&head(1, 2, Stdio::Stdout), b"x").is_err());
+    }
+
+    #[test]
+    fn a_folder_that_can_t_be_used_is_known_before() {
+        let dir = tempfile::tempdir().unwrap();
+        prepare(&dir.path().join("a/b")).unwrap();
+        assert!(dir.path().join("a/b").is_dir());
+        fs::write(dir.path().join("file"), "").unwrap();
+        let error = prepare(&dir.path().join("file")).unwrap_err();
+        assert_eq!(error.to_string(), "it is no directory");
+        prepare(&dir.path().join("file/x")).unwrap_err();
+        prepare(Path::new("/proc/nothing")).unwrap_err();
     }
 
     #[test]

@@ -119,6 +119,8 @@ pub(crate) async fn run(
     let (ended, has_ended) = watch::channel(false);
     let mut outputs: JoinSet<Result<(), String>> = JoinSet::new();
     let mut healthy = false;
+    // It was told to end the job.
+    let mut ending = false;
     let mut heard_trouble = false;
     // Until when the head must have said something, and what it means if it has not.
     let starting = tokio::time::Instant::now() + limit;
@@ -153,7 +155,7 @@ pub(crate) async fn run(
                     }
                     JobEvent::Healthy { .. } => {
                         healthy = true;
-                        if outcome.signal.is_none() {
+                        if !ending {
                             deadline = None;
                         }
                     }
@@ -174,7 +176,8 @@ pub(crate) async fn run(
                         signals::name(signal),
                         grace.as_secs_f64()
                     ));
-                    deadline = Some(tokio::time::Instant::now() + grace * 2 + HEAD_HAS_THE_WORD + KILL);
+                    ending = true;
+                    deadline = Some(ended_by(grace));
                     SubmitFrame::Stop
                 } else {
                     deadline = Some(tokio::time::Instant::now() + KILL);
@@ -190,6 +193,9 @@ pub(crate) async fn run(
                     // The thread has ended, which it does after this only.
                     Err(_) => continue,
                 }
+                if !std::mem::replace(&mut ending, true) {
+                    deadline = Some(ended_by(grace));
+                }
                 send.send(&SubmitFrame::Stop, &[]).await.map_err(head)?;
             }
             Some(taken) = outputs.join_next(), if !outputs.is_empty() => {
@@ -204,14 +210,20 @@ pub(crate) async fn run(
             }
             () = until(lost_at) => {
                 lost_at = None;
+                if !std::mem::replace(&mut ending, true) {
+                    deadline = Some(ended_by(grace));
+                }
                 send.send(&SubmitFrame::Stop, &[]).await.map_err(head)?;
             }
             () = until(deadline) => {
-                return Err(CliError::Usage(if healthy || outcome.signal.is_some() {
-                    "the head did not end the job in time; `kolo jobs` shows what is left of it".to_owned()
-                } else {
-                    format!("the head did not start the job within {limit:?}")
-                }));
+                if !ending && !healthy {
+                    return Err(CliError::Local(format!("the head did not start the job within {limit:?}")));
+                }
+                outcome.left = Some(match outcome.job {
+                    Some(job) => format!("the head did not end {job} in time; `kolo jobs {job}` shows what is left of it"),
+                    None => "the head did not end the job in time; `kolo jobs` shows what is left of it".to_owned(),
+                });
+                return Ok(outcome);
             }
         }
     }
@@ -238,6 +250,11 @@ pub(crate) async fn run(
         outcome.lost_output.clear();
     }
     Ok(outcome)
+}
+
+/// When a job that is ended from now on must have ended.
+fn ended_by(grace: Duration) -> tokio::time::Instant {
+    tokio::time::Instant::now() + grace * 2 + HEAD_HAS_THE_WORD + KILL
 }
 
 async fn until(deadline: Option<tokio::time::Instant>) {

@@ -26,6 +26,8 @@ pub(crate) struct Lines {
     sources: HashMap<Source, State>,
     /// Nobody else writes, so that nothing has to be held.
     alone: bool,
+    /// Whose line was given out last.
+    last: Option<Source>,
 }
 
 impl Lines {
@@ -34,6 +36,7 @@ impl Lines {
         Self {
             sources: HashMap::new(),
             alone,
+            last: None,
         }
     }
 
@@ -48,7 +51,10 @@ impl Lines {
         let state = self.sources.entry(source).or_default();
         if state.after_cr {
             if let Some(after) = piece.strip_prefix(b"\n") {
-                out.push(b'\n');
+                // Behind the line of somebody else it would be an empty line of nobody.
+                if self.alone || self.last == Some(source) {
+                    out.push(b'\n');
+                }
                 piece = after;
             }
             if piece.is_empty() {
@@ -69,6 +75,7 @@ impl Lines {
             out.append(&mut state.rest);
             out.extend_from_slice(&piece[..end]);
             state.begun = false;
+            self.last = Some(source);
             piece = &piece[end..];
         }
         if piece.is_empty() {
@@ -85,6 +92,7 @@ impl Lines {
             out.append(&mut state.rest);
             out.extend_from_slice(now);
             out.push(b'\n');
+            self.last = Some(source);
             piece = later;
         }
         state.rest.extend_from_slice(piece);
@@ -100,6 +108,7 @@ impl Lines {
             out.append(&mut state.rest);
             // Whoever writes next begins a line of its own.
             out.push(b'\n');
+            self.last = Some(source);
         }
     }
 
@@ -170,6 +179,11 @@ mod tests {
             b"[0]a\r\n[0]b\n"
         );
         assert_eq!(shown(&[(ZERO, b"a\r"), (ZERO, b"b\n")]), b"[0]a\r[0]b\n");
+        assert_eq!(
+            shown(&[(ZERO, b"a\r"), (ONE, b"b\n"), (ZERO, b"\nc\n")]),
+            b"[0]a\r[1]b\n[0]c\n",
+            "the rest of an end that comes late is no line of nobody"
+        );
     }
 
     #[test]

@@ -5,7 +5,9 @@ mod config_file;
 mod files;
 mod glob;
 mod job;
+mod layout;
 mod lines;
+mod merge;
 mod place;
 mod plan;
 mod prefix;
@@ -99,7 +101,7 @@ fn with_file(options: Run) -> Result<Run, CliError> {
         CliError::Usage(format!("{}: {reason}", path.display()))
     })?;
     match file.command {
-        Command::Run(file) => Ok(plan::merge(options, *file)),
+        Command::Run(file) => Ok(merge::merge(options, *file)),
         _ => Ok(options),
     }
 }
@@ -110,6 +112,13 @@ async fn execute(
     here: &Surroundings,
     connect: &Connect,
 ) -> Result<Outcome, CliError> {
+    for note in &plan.notes {
+        job::say(note);
+    }
+    if let Some(dir) = &plan.output_dir {
+        files::prepare(dir)
+            .map_err(|error| CliError::Usage(format!("--output-dir {}: {error}", dir.display())))?;
+    }
     // From here on a signal ends what was begun.
     let mut signals = Signals::take().map_err(CliError::Start)?;
     let mut plan = plan;
@@ -168,6 +177,10 @@ async fn execute(
             }
         }
     }
-    grounds.end().await;
+    tokio::select! {
+        () = grounds.end() => {}
+        // Nodes whose launcher is gone leave by themselves.
+        signal = signals.next() => tracing::debug!(signal, "the end of the nodes is not waited for"),
+    }
     Ok(outcome)
 }

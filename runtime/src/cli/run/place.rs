@@ -7,17 +7,26 @@ use std::time::Duration;
 use kolo_transport::ids::NodeId;
 use kolo_transport::wire::NodeShare;
 use kolo_transport::{CloseCode, Endpoint, EndpointConfig, Expect};
+use rustix::process::{Resource, getrlimit};
 
 use super::super::args::Connect;
 use super::super::client::Client;
 use super::super::error::CliError;
 use super::args::Run;
 use super::job::Link;
-use super::plan::{self, Plan, Surroundings, Target, is_here};
+use super::layout::{self, is_here};
+use super::plan::{Plan, Surroundings, Target};
 use crate::hosts::HostSlots;
 use crate::local::{self, LocalConfig, LocalError};
+use crate::node::raise_open_files;
 use crate::ssh::{self, BroughtUp, Ending, HeadAccess, SshOptions};
 use crate::{Head, Node, NodeResources};
+
+/// Descriptors that a node has for each worker, at most.
+const FILES_PER_WORKER: u64 = 8;
+
+/// Descriptors that a head and a node have for themselves, and files of output that are open at once.
+const OWN_FILES: u64 = 256;
 
 /// How long this command stays after its work.
 const GOODBYE: Duration = Duration::from_millis(2);
@@ -85,7 +94,7 @@ pub(crate) async fn prepare(
         }
         Target::Local => here_alone(plan, connect.connect_timeout, None).await,
         Target::Hosts(hosts) => {
-            let shares = plan::shares(options, &hosts, plan.workers)?;
+            let shares = layout::shares(options, &hosts, plan.workers)?;
             let used: Vec<HostSlots> = shares
                 .iter()
                 .map(|(index, _)| hosts[*index].clone())
@@ -104,11 +113,22 @@ pub(crate) async fn prepare(
     }
 }
 
+/// Sees to it that workers of this host do not fail for want of descriptors; the usual limit of 1024 is enough for a hundred.
+/// Workers inherit it, so it stays as it is where it does.
+fn make_room(workers: u32) {
+    let needed = u64::from(workers) * FILES_PER_WORKER + OWN_FILES;
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < needed) {
+        raise_open_files();
+    }
+}
+
 async fn here_alone(
     plan: &mut Plan,
     connect_timeout: Duration,
     hostname: Option<String>,
 ) -> Result<Grounds, CliError> {
+    make_room(plan.workers);
     let config = LocalConfig {
         resources: NodeResources {
             cpus: Some(plan.spec.per_worker.cpus.as_f64() * f64::from(plan.workers)),
@@ -141,7 +161,7 @@ async fn on_hosts(
     workers: Vec<u32>,
     connect_timeout: Duration,
 ) -> Result<Grounds, CliError> {
-    let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
+    let everywhere = kolo_transport::interfaces::wildcard(0);
     let (head, runtime, driver) = local::start_head(everywhere, None).await.map_err(failed)?;
     let ssh = SshOptions {
         stop_timeout: plan.grace + Duration::from_secs(5),
@@ -161,7 +181,7 @@ async fn on_hosts(
             workers,
         })
         .collect();
-    plan::lay_out(&mut plan.spec, layout);
+    layout::lay_out(&mut plan.spec, layout);
     let address = local::loopback(head.address());
     let link = link(&runtime, driver, address, connect_timeout).await?;
     Ok(Grounds {

@@ -6,20 +6,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kolo_actors::env;
-use kolo_actors::placement::MAX_PER_NODE;
-use kolo_actors::ranks::MAX_WORLD_SIZE;
-use kolo_transport::wire::{
-    Installed, JobSpec, Milli, NodeShare, Placement, Program, ProgramHash, Resources,
-};
+use kolo_transport::wire::{Installed, JobSpec, Milli, Program, ProgramHash, Resources};
 
 use super::super::error::CliError;
-use super::super::host_args::SshArgs;
+use super::super::host_args::HostArgs;
 use super::args::Run;
 use super::glob;
+use super::layout::placement;
 use super::prefix::{self, Prefix};
 use super::ranks::Ranks;
-use crate::hosts::{HostSlots, parse_hostfile, parse_hosts};
-use crate::ssh::SshOptions;
+use crate::hosts::HostSlots;
 
 /// Where the workers run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,9 +52,11 @@ pub(crate) struct Plan {
     pub(crate) output_dir: Option<PathBuf>,
     pub(crate) start_timeout: Duration,
     pub(crate) grace: Duration,
+    /// What is not done as it was asked for.
+    pub(crate) notes: Vec<String>,
 }
 
-fn usage<T>(message: impl Into<String>) -> Result<T, CliError> {
+pub(super) fn usage<T>(message: impl Into<String>) -> Result<T, CliError> {
     Err(CliError::Usage(message.into()))
 }
 
@@ -78,6 +76,9 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
         return usage("no program is given: kolo run -n 4 -- PROGRAM ARGS...");
     };
     let program = text("the program", program)?;
+    if program.is_empty() {
+        return usage("the program is an empty word; is a variable of the shell not set?");
+    }
     let args = args
         .iter()
         .map(|arg| text("the argument", arg))
@@ -92,6 +93,7 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
         ));
     }
     let env = variables(options, here, &target)?;
+    let notes = not_passed(options, here, &target);
     let cwd = match &options.cwd {
         Some(dir) => here.cwd.join(dir),
         None => here.cwd.clone(),
@@ -141,6 +143,7 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
         output_dir: options.output_dir.as_ref().map(|dir| here.cwd.join(dir)),
         start_timeout,
         grace,
+        notes,
     })
 }
 
@@ -149,196 +152,15 @@ fn parsed(template: &str) -> Result<Prefix, CliError> {
 }
 
 fn target(options: &Run, here: &Surroundings) -> Result<Target, CliError> {
-    let hosts = match (&options.hosts, &options.hostfile) {
-        (Some(list), _) => parse_hosts(list).map_err(|error| CliError::Usage(error.to_string()))?,
-        (None, Some(path)) => {
-            let text = std::fs::read_to_string(path).map_err(|error| CliError::File {
-                path: path.clone(),
-                error,
-            })?;
-            parse_hostfile(&text)
-                .map_err(|error| CliError::Usage(format!("{}: {error}", path.display())))?
-        }
-        (None, None) if here.has_head && !options.local => return Ok(Target::Cluster),
-        (None, None) => return Ok(Target::Local),
+    let given = HostArgs {
+        hosts: options.hosts.clone(),
+        hostfile: options.hostfile.clone(),
     };
-    Ok(Target::Hosts(hosts))
-}
-
-/// Whether a host is this machine by its name, so that neither ssh nor a network is needed.
-pub(crate) fn is_here(host: &HostSlots, hostname: &str) -> bool {
-    let name = host.host.as_str();
-    host.user.is_none()
-        && (name.eq_ignore_ascii_case("localhost")
-            || name.eq_ignore_ascii_case(hostname)
-            || name == "127.0.0.1"
-            || name == "::1")
-}
-
-fn count(option: &str, given: &str) -> Result<u32, CliError> {
-    match given.parse() {
-        Ok(count) if count > 0 => Ok(count),
-        _ => usage(format!(
-            "--{option} is `{given}`; allowed is a whole number from 1 on"
-        )),
-    }
-}
-
-/// `N`, or `N:N` as torchrun writes it.
-fn nodes(given: &str) -> Result<u32, CliError> {
-    match given.split_once(':') {
-        Some((least, most)) if least == most => count("nnodes", least),
-        Some(_) => usage(format!(
-            "--nnodes is `{given}`; the number of hosts of `kolo run` does not change: give one number"
-        )),
-        None => count("nnodes", given),
-    }
-}
-
-fn placement(options: &Run, target: &Target) -> Result<(Placement, u32), CliError> {
-    let per_node = options
-        .nproc_per_node
-        .as_deref()
-        .map(|given| count("nproc-per-node", given))
-        .transpose()?;
-    let hosts = options.nnodes.as_deref().map(nodes).transpose()?;
-    let slots: Option<u64> = match target {
-        Target::Hosts(hosts) => Some(hosts.iter().map(|host| u64::from(host.slots)).sum()),
-        Target::Local | Target::Cluster => None,
-    };
-    if options.num_proc == Some(0) {
-        return usage("--num-proc is 0; allowed is a whole number from 1 on");
-    }
-    let product = match (hosts, per_node) {
-        (Some(hosts), Some(per_node)) => Some(u64::from(hosts) * u64::from(per_node)),
-        (None, Some(per_node)) => match target {
-            Target::Hosts(hosts) => Some(hosts.len() as u64 * u64::from(per_node)),
-            Target::Local => Some(u64::from(per_node)),
-            Target::Cluster => match options.num_proc {
-                Some(all) if all % per_node == 0 => Some(u64::from(all)),
-                Some(all) => {
-                    return usage(format!(
-                        "{all} workers can't be {per_node} on each host; give a multiple of it"
-                    ));
-                }
-                // One host, as torchrun has it.
-                None => Some(u64::from(per_node)),
-            },
-        },
-        (Some(hosts), None) => match options.num_proc {
-            Some(all) if all % hosts == 0 => Some(u64::from(all)),
-            Some(all) => {
-                return usage(format!(
-                    "{all} workers can't be spread evenly over {hosts} hosts; give a multiple of it"
-                ));
-            }
-            None => Some(u64::from(hosts)),
-        },
-        (None, None) => None,
-    };
-    let workers = match (product, options.num_proc) {
-        (Some(product), Some(all)) if product != u64::from(all) => {
-            return usage(format!(
-                "--num-proc is {all}, and the other options make {product} workers; give one of them, or what agrees"
-            ));
-        }
-        (Some(product), _) => product,
-        (None, Some(all)) => u64::from(all),
-        (None, None) => slots.unwrap_or(1),
-    };
-    let workers = match u32::try_from(workers) {
-        Ok(workers) if (1..=MAX_WORLD_SIZE).contains(&workers) => workers,
-        _ => {
-            return usage(format!(
-                "{workers} workers are asked for; allowed are 1 to {MAX_WORLD_SIZE}"
-            ));
-        }
-    };
-    match target {
-        Target::Local if hosts.is_some_and(|hosts| hosts > 1) => {
-            return usage(
-                "--nnodes is more than 1, and this machine is one host; give --hosts or --hostfile, or a cluster by KOLO_HEAD",
-            );
-        }
-        Target::Local if workers > MAX_PER_NODE => {
-            return usage(format!(
-                "{workers} workers are asked for; one host takes at most {MAX_PER_NODE}"
-            ));
-        }
-        Target::Hosts(list) => {
-            if let Some(hosts) = hosts
-                && hosts as usize > list.len()
-            {
-                return usage(format!(
-                    "--nnodes is {hosts} and {} hosts are given",
-                    list.len()
-                ));
-            }
-            let all = slots.unwrap_or_default();
-            if u64::from(workers) > all {
-                return usage(format!(
-                    "{workers} workers are asked for and the hosts have {all} slots"
-                ));
-            }
-        }
-        Target::Local | Target::Cluster => {}
-    }
-    let spread = match (target, hosts, per_node) {
-        (Target::Cluster, Some(hosts), _) => Some((hosts, workers / hosts)),
-        (Target::Cluster, None, Some(per_node)) => Some((workers / per_node, per_node)),
-        _ => None,
-    };
-    let placement = match spread {
-        Some((hosts, slots)) => Placement::Spread { hosts, slots },
-        None => Placement::Pack { workers },
-    };
-    Ok((placement, workers))
-}
-
-/// How many workers each host gets: filled in order, or evenly if that is asked for. Hosts without any are left out.
-pub(crate) fn shares(
-    options: &Run,
-    hosts: &[HostSlots],
-    workers: u32,
-) -> Result<Vec<(usize, u32)>, CliError> {
-    let per_node = match (&options.nproc_per_node, &options.nnodes) {
-        (Some(given), _) => Some(count("nproc-per-node", given)?),
-        (None, Some(given)) => Some(workers / nodes(given)?),
-        (None, None) => None,
-    };
-    let mut left = workers;
-    let mut shares = Vec::new();
-    for (index, host) in hosts.iter().enumerate() {
-        let share = per_node.unwrap_or(host.slots).min(left);
-        if share > host.slots {
-            return usage(format!(
-                "{share} workers are asked for on {}, which has {} slots",
-                host.destination(),
-                host.slots
-            ));
-        }
-        if share > MAX_PER_NODE {
-            return usage(format!(
-                "{} would get {share} workers; one host takes at most {MAX_PER_NODE}",
-                host.destination()
-            ));
-        }
-        if share > 0 {
-            shares.push((index, share));
-            left -= share;
-        }
-    }
-    if left > 0 {
-        return usage(format!("the hosts have no slots for {left} of the workers"));
-    }
-    Ok(shares)
-}
-
-/// Lays the job over nodes that are known.
-pub(crate) fn lay_out(spec: &mut JobSpec, layout: Vec<NodeShare>) {
-    spec.layout = layout;
-    // Each host declares a CPU for each slot.
-    spec.per_worker.cpus = Milli::units(1);
+    Ok(match given.read()? {
+        Some(hosts) => Target::Hosts(hosts),
+        None if here.has_head && !options.local => Target::Cluster,
+        None => Target::Local,
+    })
 }
 
 fn per_worker(options: &Run) -> Result<Resources, CliError> {
@@ -349,6 +171,34 @@ fn per_worker(options: &Run) -> Result<Resources, CliError> {
         gpus: options.gpus_per_worker.unwrap_or(0),
         ..Resources::default()
     })
+}
+
+/// Variables that are to be passed and can't be, and names that are none.
+fn not_passed(options: &Run, here: &Surroundings, target: &Target) -> Vec<String> {
+    let mut notes = Vec::new();
+    for pattern in &options.pass_env {
+        let mut any = pattern.contains(['*', '?']);
+        for (name, value) in &here.vars {
+            // A name that is no text can't be meant by one that is.
+            let Some(name) = name.to_str().filter(|name| glob::matches(pattern, name)) else {
+                continue;
+            };
+            any = true;
+            // On this machine they have it anyway.
+            if value.to_str().is_none() && *target != Target::Local {
+                notes.push(format!(
+                    "--pass-env: {name} is not passed, since its value is not UTF-8"
+                ));
+            }
+        }
+        if !any {
+            notes.push(format!(
+                "--pass-env: there is no variable `{}` here",
+                pattern.escape_debug()
+            ));
+        }
+    }
+    notes
 }
 
 fn variables(
@@ -388,88 +238,15 @@ fn variables(
     Ok(all)
 }
 
-/// Options of the command line over those of a file.
-pub(crate) fn merge(line: Run, file: Run) -> Run {
-    let places = line.hosts.is_some() || line.hostfile.is_some() || line.local;
-    let looks = line.prefix.is_some() || line.timestamps;
-    let joined = |first: Vec<String>, second: Vec<String>| [first, second].concat();
-    Run {
-        num_proc: line.num_proc.or(file.num_proc),
-        nproc_per_node: line.nproc_per_node.or(file.nproc_per_node),
-        nnodes: line.nnodes.or(file.nnodes),
-        hosts: line.hosts.or(file.hosts.filter(|_| !places)),
-        hostfile: line.hostfile.or(file.hostfile.filter(|_| !places)),
-        local: line.local || (file.local && !places),
-        cpus_per_worker: line.cpus_per_worker.or(file.cpus_per_worker),
-        gpus_per_worker: line.gpus_per_worker.or(file.gpus_per_worker),
-        // Of one name the last counts.
-        env: joined(file.env, line.env),
-        pass_env: joined(file.pass_env, line.pass_env),
-        cwd: line.cwd.or(file.cwd),
-        prefix: line.prefix.or(file.prefix.filter(|_| !looks)),
-        timestamps: line.timestamps || (file.timestamps && !looks),
-        ranks: line.ranks.or(file.ranks),
-        output_dir: line.output_dir.or(file.output_dir),
-        no_stdin: line.no_stdin || file.no_stdin,
-        grace: line.grace.or(file.grace),
-        start_timeout: line.start_timeout.or(file.start_timeout),
-        name: line.name.or(file.name),
-        no_rendezvous: line.no_rendezvous || file.no_rendezvous,
-        interfaces: if line.interfaces.is_empty() {
-            file.interfaces
-        } else {
-            line.interfaces
-        },
-        no_cache: line.no_cache || file.no_cache,
-        ssh: merge_ssh(line.ssh, file.ssh),
-        config_file: line.config_file,
-        dry_run: line.dry_run,
-        program: if line.program.is_empty() {
-            file.program
-        } else {
-            line.program
-        },
-    }
-}
-
-fn merge_ssh(line: SshArgs, file: SshArgs) -> SshArgs {
-    // What is at its default was not given, or might as well not have been.
-    let usual = SshOptions::default();
-    let installed = line.node_program.is_some() || line.remote_program.is_some();
-    SshArgs {
-        ssh_port: line.ssh_port.or(file.ssh_port),
-        ssh_identity_file: line.ssh_identity_file.or(file.ssh_identity_file),
-        ssh_config_file: line.ssh_config_file.or(file.ssh_config_file),
-        ssh_program: if line.ssh_program == usual.program {
-            file.ssh_program
-        } else {
-            line.ssh_program
-        },
-        ssh_connect_timeout: if line.ssh_connect_timeout == usual.connect_timeout {
-            file.ssh_connect_timeout
-        } else {
-            line.ssh_connect_timeout
-        },
-        ssh_stall_timeout: if line.ssh_stall_timeout == usual.stall_timeout {
-            file.ssh_stall_timeout
-        } else {
-            line.ssh_stall_timeout
-        },
-        ssh_local: line.ssh_local || file.ssh_local,
-        node_program: line
-            .node_program
-            .or(file.node_program.filter(|_| !installed)),
-        remote_program: line
-            .remote_program
-            .or(file.remote_program.filter(|_| !installed)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
 
+    use kolo_transport::wire::Placement;
+
     use super::super::super::args::{Args, Command};
+    use super::super::layout::{is_here, shares};
+    use super::super::merge::merge;
     use super::*;
 
     fn options(line: &str) -> Run {
@@ -642,6 +419,30 @@ mod tests {
                 .as_deref(),
             Some("/srv/data/sub")
         );
+    }
+
+    #[test]
+    fn what_can_not_be_passed_is_told() {
+        use std::os::unix::ffi::OsStringExt as _;
+        assert!(
+            planned("--pass-env NCCL_* --pass-env NOTHING_* x")
+                .notes
+                .is_empty()
+        );
+        let notes = planned("--pass-env NCCL_DEUBG x").notes;
+        assert_eq!(
+            notes,
+            ["--pass-env: there is no variable `NCCL_DEUBG` here"]
+        );
+        let mut here = here();
+        let bad = OsString::from_vec(vec![0xff]);
+        here.vars.push(("BAD".into(), bad));
+        let notes = |line: &str| plan(&options(line), &here).unwrap().notes;
+        assert_eq!(
+            notes("-H a:1 --pass-env B* x"),
+            ["--pass-env: BAD is not passed, since its value is not UTF-8"]
+        );
+        assert!(notes("--pass-env B* x").is_empty());
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub(crate) struct Outcome {
     /// Output that was not delivered, and why.
     pub(crate) lost_output: Vec<String>,
     pub(crate) workers: u32,
+    /// The job was told to end, and nobody knows whether it has.
+    pub(crate) left: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -75,8 +77,8 @@ impl Outcome {
         }
         match &self.refusal {
             Some(refusal) => match refusal.kind {
-                RefusalKind::NotFound => NOT_FOUND,
-                RefusalKind::Forbidden | RefusalKind::Invalid => NOT_EXECUTABLE,
+                RefusalKind::NoProgram => NOT_FOUND,
+                RefusalKind::NotExecutable => NOT_EXECUTABLE,
                 _ => CliError::Refused(refusal.clone()).exit_code(),
             },
             None if !self.lost_output.is_empty() => 1,
@@ -98,6 +100,8 @@ impl Outcome {
             }
         } else if let Some(refusal) = &self.refusal
             && self.signal.is_none()
+            // That this command itself has ended it since then is no news.
+            && (self.lost_output.is_empty() || refusal.kind != RefusalKind::Stopped)
         {
             lines.push(format!("kolo: {refusal}"));
         }
@@ -106,6 +110,9 @@ impl Outcome {
         }
         if self.broken_pipe {
             lines.clear();
+        }
+        if let Some(left) = &self.left {
+            lines.push(format!("kolo: {left}"));
         }
         if !lines.is_empty() {
             // The last one ends, too.
@@ -123,7 +130,8 @@ impl Outcome {
             reason: self
                 .refusal
                 .as_ref()
-                .map(|refusal| refusal.message.as_str()),
+                .map(|refusal| refusal.message.as_str())
+                .or(self.left.as_deref()),
             failure: self.failure.as_ref().map(|failure| JsonFailure {
                 rank: failure.rank.0,
                 host: &failure.hostname,
@@ -192,9 +200,11 @@ mod tests {
         };
         assert_eq!(interrupted.exit_code(), 130);
         for (kind, code) in [
-            (RefusalKind::NotFound, 127),
-            (RefusalKind::Forbidden, 126),
-            (RefusalKind::Invalid, 126),
+            (RefusalKind::NoProgram, 127),
+            (RefusalKind::NotExecutable, 126),
+            // What the head does not like about the job is nothing that is wrong with the program.
+            (RefusalKind::Invalid, 2),
+            (RefusalKind::Forbidden, 5),
             (RefusalKind::Unplaceable, 1),
         ] {
             let refused = Outcome {
@@ -213,6 +223,23 @@ mod tests {
         assert_eq!(
             (lossy.exit_code(), lossy.text().as_str()),
             (1, "kolo: output is missing: b: gone\n")
+        );
+        let ended_for_it = Outcome {
+            refusal: Some(Refusal::new(
+                RefusalKind::Stopped,
+                "its driver has ended it",
+            )),
+            ..lossy
+        };
+        assert_eq!(ended_for_it.text(), "kolo: output is missing: b: gone\n");
+        let unfinished = Outcome {
+            signal: Some(15),
+            left: Some("it is still there".to_owned()),
+            ..Outcome::default()
+        };
+        assert_eq!(
+            (unfinished.exit_code(), unfinished.text().as_str()),
+            (143, "kolo: it is still there\n")
         );
     }
 

@@ -1,7 +1,7 @@
 //! `--dry-run`: what would run where.
 
 use kolo_actors::placement::{Offer, place};
-use kolo_actors::plan::{PlanRow, plan_registration};
+use kolo_actors::plan::{PlanRow, plan_ranks};
 use serde::Serialize;
 
 use super::super::args::{Connect, Format};
@@ -9,7 +9,8 @@ use super::super::client::Client;
 use super::super::error::CliError;
 use super::super::output::{Cell, Output};
 use super::args::Run;
-use super::plan::{self, Plan, Surroundings, Target};
+use super::layout;
+use super::plan::{Plan, Surroundings, Target};
 
 #[derive(Serialize)]
 struct Json<'a> {
@@ -32,7 +33,7 @@ async fn hosts(
     match &plan.target {
         Target::Local => Ok(repeat(&here.hostname, plan.workers).collect()),
         Target::Hosts(hosts) => {
-            let shares = plan::shares(options, hosts, plan.workers)?;
+            let shares = layout::shares(options, hosts, plan.workers)?;
             let names = shares
                 .iter()
                 .flat_map(|(index, workers)| repeat(&hosts[*index].host, *workers));
@@ -45,7 +46,7 @@ async fn hosts(
             let offers: Vec<Offer> = cluster
                 .nodes
                 .iter()
-                .filter(|node| node.alive)
+                .filter(|node| node.alive && !node.draining)
                 .map(|node| Offer {
                     node: node.node,
                     hostname: node.hostname.clone(),
@@ -79,7 +80,7 @@ pub(crate) async fn dry_run(
     out: &mut Output<'_>,
 ) -> Result<u8, CliError> {
     let hosts = hosts(options, plan, here, connect).await?;
-    let rows = plan_registration(&hosts.join(","))?;
+    let rows = plan_ranks(&hosts)?;
     let (program, cwd) = plan
         .spec
         .installed

@@ -5,6 +5,8 @@ use std::os::fd::AsFd;
 use bytes::Bytes;
 use kolo_transport::FrameSender;
 use kolo_transport::wire::StdinChunk;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use tokio::sync::mpsc;
 
 /// Pieces that wait to be sent.
@@ -65,7 +67,15 @@ fn read(queue: &mpsc::Sender<Bytes>) {
                     return;
                 }
             }
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
+            // Others that have it, too, may have made it non-blocking: that is not its end.
+            Err(Errno::AGAIN) => {
+                let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+                match rustix::event::poll(&mut fds, None) {
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(error) => return tracing::debug!(%error, "waiting for input"),
+                }
+            }
             Err(error) => {
                 // A closed standard input is an empty one.
                 tracing::debug!(%error, "reading the input");

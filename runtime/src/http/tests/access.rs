@@ -4,7 +4,9 @@ use actix_web::ResponseError as _;
 use kolo_transport::Authority;
 use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId, Slot};
-use kolo_transport::wire::{Exit, JobState, Refusal, RefusalKind, WorkerState};
+use kolo_transport::wire::{
+    Exit, InterfaceRow, JobState, NetworkChoice, NetworkReport, Refusal, RefusalKind, WorkerState,
+};
 use serde_json::{Value, json};
 
 use super::client::{SECRET, Site};
@@ -228,6 +230,8 @@ fn kinds_of_refusal_have_their_status_codes() {
         (RefusalKind::TooLarge, 413),
         (RefusalKind::Internal, 500),
         (RefusalKind::Worker, 500),
+        (RefusalKind::NoProgram, 500),
+        (RefusalKind::NotExecutable, 500),
         (RefusalKind::NodeLost, 500),
         (RefusalKind::Other, 500),
         (RefusalKind::Busy, 503),
@@ -239,6 +243,30 @@ fn kinds_of_refusal_have_their_status_codes() {
     }
 }
 
+fn network() -> NetworkReport {
+    let row = |interface: &str, address: [u8; 4], chosen| InterfaceRow {
+        node: NodeId(30),
+        hostname: "box".to_owned(),
+        interface: interface.to_owned(),
+        address: address.into(),
+        mtu: 9000,
+        speed: None,
+        reached_by: Vec::new(),
+        chosen,
+        why_not: None,
+    };
+    NetworkReport {
+        choice: NetworkChoice::Interface("eth1".to_owned()),
+        rows: vec![
+            row("eth0", [10, 1, 0, 1], false),
+            row("eth1", [10, 2, 0, 1], true),
+        ],
+        cached: true,
+        took_ms: 12,
+        problem: None,
+    }
+}
+
 #[actix_rt::test]
 async fn the_shapes_are_those_of_the_document() {
     let site = Site::new();
@@ -247,6 +275,7 @@ async fn the_shapes_are_those_of_the_document() {
         job.reason = Some("rank 1 is gone".to_owned());
         job.rendezvous = Some(([10, 0, 0, 1], 8080).into());
         job.workers = vec![worker(1, WorkerState::Exited, Some(Exit::Signal(9)))];
+        job.network = Some(network());
     });
     let bearer = site.bearer();
     let expected_worker = json!({
@@ -259,6 +288,13 @@ async fn the_shapes_are_those_of_the_document() {
         "job": "job-0000000000000014", "name": "digits", "owner": "driver-000000000000000a",
         "state": "failed", "generation": 1, "workers": [expected_worker], "age_ms": 1234,
         "reason": "rank 1 is gone", "rendezvous": "10.0.0.1:8080",
+        "network": {
+            "choice": "interface", "interface": "eth1", "cached": true, "took_ms": 12, "problem": null,
+            "addresses": [{
+                "node": "node-000000000000001e", "hostname": "box", "interface": "eth1",
+                "address": "10.2.0.1", "mtu": 9000,
+            }],
+        },
     });
     assert_eq!(
         bearer.get(&format!("/api/v1/jobs/{JOB}")).await.json(),

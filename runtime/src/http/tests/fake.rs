@@ -148,6 +148,7 @@ impl HeadApi for FakeHead {
                 }],
                 running_jobs: 2,
                 revoked: Vec::new(),
+                time_ms: 0,
             })
         })
     }

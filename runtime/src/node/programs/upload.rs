@@ -9,11 +9,15 @@ use std::path::{Path, PathBuf};
 use kolo_actors::node::ProgramFile;
 use kolo_transport::wire::ProgramHash;
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
 
 use super::file::{MODE, Verified};
 
 /// Names of files in the cache that are not whole begin so.
 pub(super) const UPLOAD_PREFIX: &str = ".upload-";
+
+/// How often sealing is tried.
+const SEAL_ATTEMPTS: u32 = 20;
 
 /// A program that is coming.
 #[derive(Debug)]
@@ -66,7 +70,7 @@ impl Upload {
         let id = (metadata.dev(), metadata.ino());
         let (Some(temporary), Some(place)) = (&self.temporary, place) else {
             let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
-            rustix::fs::fcntl_add_seals(&self.file, seals)?;
+            seal(|| rustix::fs::fcntl_add_seals(&self.file, seals))?;
             // Another process of this user starts it: by this process's name for it.
             let path = format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd());
             return Verified::new(ProgramFile {
@@ -101,10 +105,49 @@ impl Drop for Temporary {
     }
 }
 
+/// Seals a file in memory, by `attempt`. The system refuses while anything holds one of its pages for a moment, as what
+/// looks for memory to move does; it has waited 0.15 s by then.
+fn seal(mut attempt: impl FnMut() -> rustix::io::Result<()>) -> io::Result<()> {
+    let mut left = SEAL_ATTEMPTS;
+    loop {
+        left -= 1;
+        match attempt() {
+            Err(Errno::BUSY) if left > 0 => {}
+            result => return Ok(result?),
+        }
+    }
+}
+
 fn memory() -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let made = rustix::fs::memfd_create("kolo-program", flags | MemfdFlags::EXEC)
         // Kernels before 6.3 do not know the flag and don't need it.
         .or_else(|_| rustix::fs::memfd_create("kolo-program", flags))?;
     Ok(File::from(made))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sealing_is_tried_again_while_the_file_is_busy_but_not_for_ever() {
+        let seal_after = |busy: u32, last| {
+            let mut attempts = 0;
+            let result = seal(|| {
+                attempts += 1;
+                if attempts <= busy {
+                    Err(Errno::BUSY)
+                } else {
+                    last
+                }
+            });
+            (result.map_err(|error| error.raw_os_error()), attempts)
+        };
+        assert_eq!(seal_after(0, Ok(())), (Ok(()), 1));
+        assert_eq!(seal_after(3, Ok(())), (Ok(()), 4));
+        let code = |error: Errno| Err(Some(error.raw_os_error()));
+        assert_eq!(seal_after(1, Err(Errno::PERM)), (code(Errno::PERM), 2));
+        assert_eq!(seal_after(99, Ok(())), (code(Errno::BUSY), SEAL_ATTEMPTS));
+    }
 }

@@ -39,7 +39,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 pub use host::Host;
 
@@ -69,6 +69,12 @@ pub enum NetError {
 ///
 /// What is missing and what to do.
 pub fn available() -> Result<(), String> {
+    // Once for all tests of a process: two at the same time would be in each other's way, and be skipped for that.
+    static AVAILABLE: OnceLock<Result<(), String>> = OnceLock::new();
+    AVAILABLE.get_or_init(look).clone()
+}
+
+fn look() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("network namespaces need root; run the test as root".to_owned());
     }

@@ -223,10 +223,18 @@ fn a_process_that_can_not_be_started_is_reported_and_the_start_is_answered() {
     let mut core = reserved();
     core.start(testing::start(2)).unwrap();
     core.worker(now, Slot(1), WorkerEvent::Spawned { pid: 101 });
-    let reason = "no such file".to_owned();
-    let actions = core.worker(now, Slot(0), WorkerEvent::SpawnFailed { reason });
+    let failed = WorkerEvent::SpawnFailed {
+        exit: Exit::Code(127),
+        reason: "no such file".to_owned(),
+    };
+    let actions = core.worker(now, Slot(0), failed);
     let (failure, _) = report(&actions);
-    assert_eq!(failure.pid, 0);
+    assert_eq!((failure.pid, failure.exit), (0, Exit::Code(127)));
+    assert!(
+        failure
+            .to_string()
+            .ends_with(" was not started: no such file")
+    );
     assert_eq!(failure.reason.as_deref(), Some("no such file"));
     assert_eq!(
         actions.last(),

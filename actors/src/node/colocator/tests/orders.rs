@@ -43,7 +43,7 @@ proptest! {
                         4 => WorkerEvent::Fault { reason: "x".to_owned() },
                         5 => WorkerEvent::Sign { csr: Vec::new() },
                         7 => WorkerEvent::Closed { socket: "call" },
-                        6 => WorkerEvent::SpawnFailed { reason: "x".to_owned() },
+                        6 => WorkerEvent::SpawnFailed { exit: Exit::Unknown, reason: "x".to_owned() },
                         _ => exited(Exit::Code(0)),
                     };
                     core.worker(now, Slot(slot), event)

@@ -1,0 +1,187 @@
+//! How many workers, and how many of them on each host.
+
+use kolo_actors::placement::MAX_PER_NODE;
+use kolo_actors::ranks::MAX_WORLD_SIZE;
+use kolo_transport::wire::{JobSpec, Milli, NodeShare, Placement};
+
+use super::super::error::CliError;
+use super::args::Run;
+use super::plan::{Target, usage};
+use crate::hosts::HostSlots;
+
+/// Whether a host is this machine by its name, so that neither ssh nor a network is needed.
+pub(crate) fn is_here(host: &HostSlots, hostname: &str) -> bool {
+    let name = host.host.as_str();
+    host.user.is_none()
+        && (name.eq_ignore_ascii_case("localhost")
+            || name.eq_ignore_ascii_case(hostname)
+            || name == "127.0.0.1"
+            || name == "::1")
+}
+
+fn count(option: &str, given: &str) -> Result<u32, CliError> {
+    match given.parse() {
+        Ok(count) if count > 0 => Ok(count),
+        _ => usage(format!(
+            "--{option} is `{given}`; allowed is a whole number from 1 on"
+        )),
+    }
+}
+
+/// `N`, or `N:N` as torchrun writes it.
+fn nodes(given: &str) -> Result<u32, CliError> {
+    match given.split_once(':') {
+        Some((least, most)) if least == most => count("nnodes", least),
+        Some(_) => usage(format!(
+            "--nnodes is `{given}`; the number of hosts of `kolo run` does not change: give one number"
+        )),
+        None => count("nnodes", given),
+    }
+}
+
+/// How many workers there are, and how a cluster places them.
+pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u32), CliError> {
+    let per_node = options
+        .nproc_per_node
+        .as_deref()
+        .map(|given| count("nproc-per-node", given))
+        .transpose()?;
+    let hosts = options.nnodes.as_deref().map(nodes).transpose()?;
+    let slots: Option<u64> = match target {
+        Target::Hosts(hosts) => Some(hosts.iter().map(|host| u64::from(host.slots)).sum()),
+        Target::Local | Target::Cluster => None,
+    };
+    if options.num_proc == Some(0) {
+        return usage("--num-proc is 0; allowed is a whole number from 1 on");
+    }
+    let product = match (hosts, per_node) {
+        (Some(hosts), Some(per_node)) => Some(u64::from(hosts) * u64::from(per_node)),
+        (None, Some(per_node)) => match target {
+            Target::Hosts(hosts) => Some(hosts.len() as u64 * u64::from(per_node)),
+            Target::Local => Some(u64::from(per_node)),
+            Target::Cluster => match options.num_proc {
+                Some(all) if all % per_node == 0 => Some(u64::from(all)),
+                Some(all) => {
+                    return usage(format!(
+                        "{all} workers can't be {per_node} on each host; give a multiple of it"
+                    ));
+                }
+                // One host, as torchrun has it.
+                None => Some(u64::from(per_node)),
+            },
+        },
+        (Some(hosts), None) => match options.num_proc {
+            Some(all) if all % hosts == 0 => Some(u64::from(all)),
+            Some(all) => {
+                return usage(format!(
+                    "{all} workers can't be spread evenly over {hosts} hosts; give a multiple of it"
+                ));
+            }
+            None => Some(u64::from(hosts)),
+        },
+        (None, None) => None,
+    };
+    let workers = match (product, options.num_proc) {
+        (Some(product), Some(all)) if product != u64::from(all) => {
+            return usage(format!(
+                "--num-proc is {all}, and the other options make {product} workers; give one of them, or what agrees"
+            ));
+        }
+        (Some(product), _) => product,
+        (None, Some(all)) => u64::from(all),
+        (None, None) => slots.unwrap_or(1),
+    };
+    let workers = match u32::try_from(workers) {
+        Ok(workers) if (1..=MAX_WORLD_SIZE).contains(&workers) => workers,
+        _ => {
+            return usage(format!(
+                "{workers} workers are asked for; allowed are 1 to {MAX_WORLD_SIZE}"
+            ));
+        }
+    };
+    match target {
+        Target::Local if hosts.is_some_and(|hosts| hosts > 1) => {
+            return usage(
+                "--nnodes is more than 1, and this machine is one host; give --hosts or --hostfile, or a cluster by KOLO_HEAD",
+            );
+        }
+        Target::Local if workers > MAX_PER_NODE => {
+            return usage(format!(
+                "{workers} workers are asked for; one host takes at most {MAX_PER_NODE}"
+            ));
+        }
+        Target::Hosts(list) => {
+            if let Some(hosts) = hosts
+                && hosts as usize > list.len()
+            {
+                return usage(format!(
+                    "--nnodes is {hosts} and {} hosts are given",
+                    list.len()
+                ));
+            }
+            let all = slots.unwrap_or_default();
+            if u64::from(workers) > all {
+                return usage(format!(
+                    "{workers} workers are asked for and the hosts have {all} slots"
+                ));
+            }
+        }
+        Target::Local | Target::Cluster => {}
+    }
+    let spread = match (target, hosts, per_node) {
+        (Target::Cluster, Some(hosts), _) => Some((hosts, workers / hosts)),
+        (Target::Cluster, None, Some(per_node)) => Some((workers / per_node, per_node)),
+        _ => None,
+    };
+    let placement = match spread {
+        Some((hosts, slots)) => Placement::Spread { hosts, slots },
+        None => Placement::Pack { workers },
+    };
+    Ok((placement, workers))
+}
+
+/// How many workers each host gets: filled in order, or evenly if that is asked for. Hosts without any are left out.
+pub(crate) fn shares(
+    options: &Run,
+    hosts: &[HostSlots],
+    workers: u32,
+) -> Result<Vec<(usize, u32)>, CliError> {
+    let per_node = match (&options.nproc_per_node, &options.nnodes) {
+        (Some(given), _) => Some(count("nproc-per-node", given)?),
+        (None, Some(given)) => Some(workers / nodes(given)?),
+        (None, None) => None,
+    };
+    let mut left = workers;
+    let mut shares = Vec::new();
+    for (index, host) in hosts.iter().enumerate() {
+        let share = per_node.unwrap_or(host.slots).min(left);
+        if share > host.slots {
+            return usage(format!(
+                "{share} workers are asked for on {}, which has {} slots",
+                host.destination(),
+                host.slots
+            ));
+        }
+        if share > MAX_PER_NODE {
+            return usage(format!(
+                "{} would get {share} workers; one host takes at most {MAX_PER_NODE}",
+                host.destination()
+            ));
+        }
+        if share > 0 {
+            shares.push((index, share));
+            left -= share;
+        }
+    }
+    if left > 0 {
+        return usage(format!("the hosts have no slots for {left} of the workers"));
+    }
+    Ok(shares)
+}
+
+/// Lays the job over nodes that are known.
+pub(crate) fn lay_out(spec: &mut JobSpec, layout: Vec<NodeShare>) {
+    spec.layout = layout;
+    // Each host declares a CPU for each slot.
+    spec.per_worker.cpus = Milli::units(1);
+}
