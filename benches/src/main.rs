@@ -3,13 +3,13 @@
 
 mod call;
 mod collectives;
-mod plan;
 mod interfaces;
+mod plan;
 mod raw;
 mod reduce;
 mod report;
-mod size;
 mod run;
+mod size;
 mod spawn;
 mod stats;
 

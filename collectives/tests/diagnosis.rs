@@ -36,7 +36,11 @@ fn the_recorder_says_what_was_done_how_and_when() {
         let first = &records[0];
         assert_eq!((first.bytes(), first.outcome), (4000, Outcome::Done));
         assert!(first.sent > 0 && first.received > 0, "{first:?}");
-        assert!(first.lanes.to_string().starts_with("unix"), "{}", first.lanes);
+        assert!(
+            first.lanes.to_string().starts_with("unix"),
+            "{}",
+            first.lanes
+        );
         assert_eq!(records[2].outcome, Outcome::Failed);
         assert_eq!(records[3].name.as_str(), "w");
         for record in &records {

@@ -144,6 +144,28 @@ fn a_rank_that_is_done_may_go() {
     }
 }
 
+/// More is sent than links hold to a rank that comes later than any link may be silent: it is waited for.
+#[test]
+fn a_rank_that_comes_late_to_a_long_operation_is_not_lost() {
+    std::thread::scope(|scope| {
+        for choice in [LaneChoice::Quic, LaneChoice::Tls] {
+            scope.spawn(move || {
+                let group = group(2, choice);
+                run(&group.members, |comm| {
+                    comm.barrier().unwrap();
+                    if comm.rank() == Rank(1) {
+                        std::thread::sleep(Duration::from_millis(4500));
+                    }
+                    let mut data = vec![1_u8; 24 << 20];
+                    let result = comm.all_reduce(&mut data, ReduceOp::Sum);
+                    assert_eq!(result, Ok(()), "{choice:?}");
+                    assert_eq!(data[data.len() - 1], 2);
+                });
+            });
+        }
+    });
+}
+
 #[test]
 fn a_peer_that_closes_its_endpoint_in_the_middle_is_lost() {
     let group = group(3, LaneChoice::Quic);

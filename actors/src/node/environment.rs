@@ -167,7 +167,12 @@ mod tests {
         let mut start = testing::start(2);
         start.env = map(&[("A", "job"), ("B", "job"), ("C", "job"), ("RANK", "9")]);
         start.slots[0].env = map(&[("B", "slot"), ("C", "slot"), ("RANK", "0")]);
-        start.user_env = map(&[("C", "user"), ("KOLO_RANK", "7"), ("KOLO_X", "7"), ("KOLO_LANE", "tls")]);
+        start.user_env = map(&[
+            ("C", "user"),
+            ("KOLO_RANK", "7"),
+            ("KOLO_X", "7"),
+            ("KOLO_LANE", "tls"),
+        ]);
         let all = build(
             &[
                 ("A", "daemon"),

@@ -166,7 +166,9 @@ pub trait Connector: Send + Sync + fmt::Debug {
     /// Without it there are no groups: this method refuses.
     fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
         let refused = LaneError::Unreachable {
-            reason: format!("this connector makes no links for groups, such as {group} with rank {peer}"),
+            reason: format!(
+                "this connector makes no links for groups, such as {group} with rank {peer}"
+            ),
         };
         Box::pin(std::future::ready(Err(refused)))
     }

@@ -101,7 +101,9 @@ impl Lane for UnixLane {
             ready!(self.stream.poll_read_ready(cx)).map_err(|error| ended(&error))?;
             let received = &mut self.received;
             let socket = &self.stream;
-            let read = socket.try_io(Interest::READABLE, || receive(socket.as_fd(), into, received));
+            let read = socket.try_io(Interest::READABLE, || {
+                receive(socket.as_fd(), into, received)
+            });
             match read {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -119,7 +121,9 @@ impl Lane for UnixLane {
         loop {
             ready!(self.stream.poll_write_ready(cx)).map_err(|error| ended(&error))?;
             let socket = &self.stream;
-            let sent = socket.try_io(Interest::WRITABLE, || send(socket.as_fd(), bytes, descriptor));
+            let sent = socket.try_io(Interest::WRITABLE, || {
+                send(socket.as_fd(), bytes, descriptor)
+            });
             match sent {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -190,7 +190,7 @@ impl<T: Gradient> Kernel for Add<'_, T> {
 ///
 /// # Panics
 ///
-/// As all [kernels](self), and if Adasum is not defined for the type.
+/// As all [kernels](crate::reduce), and if Adasum is not defined for the type.
 pub fn dots(dtype: DType, left: &[u8], right: &[u8]) -> Dots {
     dots_at(Level::detected(), dtype, left, right)
 }

@@ -22,7 +22,7 @@ struct Block([u8; BLOCK]);
 ///
 /// # Panics
 ///
-/// As all [kernels](self), and if there is no input, or the operator is [`ReduceOp::Adasum`], which looks at whole
+/// As all [kernels](crate::reduce), and if there is no input, or the operator is [`ReduceOp::Adasum`], which looks at whole
 /// buffers.
 pub fn combine_many(
     dtype: DType,

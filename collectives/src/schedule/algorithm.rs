@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::operation::OperationKind;
 
-/// How an operation is done. The table is at [`schedule`](self).
+/// How an operation is done. The table is at [`schedule`](crate::schedule).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -64,7 +64,7 @@ impl Algorithm {
     ];
 
     /// The algorithms for a kind of operation, in a world of more than one rank; the last resort comes first. Those of
-    /// two levels want a [`Layout`].
+    /// two levels want a [`Layout`](super::Layout).
     #[must_use]
     pub const fn able(kind: OperationKind) -> &'static [Self] {
         use OperationKind as Kind;

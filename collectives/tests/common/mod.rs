@@ -3,6 +3,7 @@
 
 pub(crate) mod network;
 pub(crate) mod value;
+pub(crate) mod victim;
 
 use std::io::IoSlice;
 use std::os::unix::net::UnixStream;

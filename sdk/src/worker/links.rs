@@ -11,9 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use kolo_collectives::lane::{
-    Connecting, OneHost, UnixLane, accept_quic, accept_tls, rank_of,
-};
+use kolo_collectives::lane::{Connecting, OneHost, UnixLane, accept_quic, accept_tls, rank_of};
 use kolo_collectives::{Acceptor, Connector, GroupId, Lane, LaneError, LinkHello};
 use kolo_transport::ids::{Rank, Slot};
 use kolo_transport::local::ControlSocket;
@@ -159,7 +157,10 @@ impl Links {
         let unreachable = |reason| LaneError::Unreachable { reason };
         let (peer, slot, address) = to;
         let plane = self.plane.get().ok_or_else(|| {
-            unreachable(format!("rank {} has no data plane to rank {peer}", self.own.rank))
+            unreachable(format!(
+                "rank {} has no data plane to rank {peer}",
+                self.own.rank
+            ))
         })?;
         let (door, address) = plane
             .towards(address)

@@ -85,7 +85,9 @@ fn lanes(ctx: &Context) -> anyhow::Result<String> {
     ctx.comm().barrier()?;
     ctx.comm().barrier()?;
     let records = ctx.comm().records();
-    Ok(records.last().map_or_else(String::new, |record| record.lanes.to_string()))
+    Ok(records
+        .last()
+        .map_or_else(String::new, |record| record.lanes.to_string()))
 }
 
 /// Workers of one node share memory; workers of two nodes do not, even if these are on one host.

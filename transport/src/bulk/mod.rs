@@ -112,7 +112,10 @@ async fn dial(mut own: SocketAddr, address: SocketAddr) -> std::io::Result<TcpSt
     socket.connect(address).await
 }
 
-/// A peer that is gone without a word is noticed as over QUIC: after the idle timeout.
+/// A peer that is gone without a word while nothing is on its way to it is noticed as over QUIC: after the idle timeout.
+///
+/// `TCP_USER_TIMEOUT` would notice it with bytes on their way, too. But it also ends connections to peers that are there and
+/// only do not read yet: a worker that comes to an operation later than the others, say.
 fn prepare(tcp: &TcpStream, config: &EndpointConfig) -> std::io::Result<()> {
     tcp.set_nodelay(true)?;
     // The kernel counts in seconds here, and in milliseconds there.
@@ -120,8 +123,8 @@ fn prepare(tcp: &TcpStream, config: &EndpointConfig) -> std::io::Result<()> {
     sockopt::set_socket_keepalive(tcp, true)?;
     sockopt::set_tcp_keepidle(tcp, config.keep_alive.max(second))?;
     sockopt::set_tcp_keepintvl(tcp, config.keep_alive.max(second))?;
-    let timeout = u32::try_from(config.idle_timeout.as_millis()).unwrap_or(u32::MAX);
-    sockopt::set_tcp_user_timeout(tcp, timeout)?;
+    let probes = config.idle_timeout.as_secs().clamp(2, 100);
+    sockopt::set_tcp_keepcnt(tcp, probes as u32)?;
     Ok(())
 }
 

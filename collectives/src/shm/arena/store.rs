@@ -84,9 +84,15 @@ impl Arena {
         match open.way {
             Way::Flat => {
                 let place = Self::place(open.way, parity(open.tag), length);
-                self.combine(&open.operation, |_| place, None, 0..length, |at, block| {
-                    result[at..at + block.len()].copy_from_slice(block);
-                });
+                self.combine(
+                    &open.operation,
+                    |_| place,
+                    None,
+                    0..length,
+                    |at, block| {
+                        result[at..at + block.len()].copy_from_slice(block);
+                    },
+                );
             }
             Way::Slices => {
                 for rank in 0..self.world {
