@@ -557,7 +557,7 @@ fn check(lanes: Lanes) {
     let kills = std::env::var("KOLO_TEST_KILLS")
         .ok()
         .and_then(|kills| kills.parse().ok())
-        .unwrap_or(8_u64);
+        .unwrap_or(if lanes.is_network() { 8_u64 } else { 25 });
     let certified = lanes.is_network().then(|| Certified::new(lanes));
     let mut random = u64::from(std::process::id()) | 1;
     warm();
