@@ -357,7 +357,7 @@ impl Communicator {
     }
 
     /// Calls this function with every report from now on, in place of another one. It is called by the thread that
-    /// waits, so it should be short.
+    /// waits, so it should be short. A panic in it is logged; the operation goes on.
     pub fn on_stall(&self, callback: impl Fn(&StallReport) + Send + Sync + 'static) {
         self.inner
             .family

@@ -54,10 +54,9 @@ pub enum CollectiveError {
     },
     /// Ranks asked for different things at the same place. Both are named; make them agree.
     ///
-    /// It is seen when a frame of one rank meets another that asked for something else, and passed on from
-    /// there. Ranks that disagree and only wait find out when they ask each other at the deadline. A rank that
-    /// had done all that it thought it had to do succeeds; if that is so for all (two roots of a broadcast), the
-    /// next operation tells.
+    /// It is seen where a frame of one rank meets another that asked for something else, and passed on from there to all
+    /// that are in the operation. Ranks that only wait ask each other after 0.1 s. The one exception is
+    /// [`send`](crate::Communicator::send): the sender may be done before the receiver has said what it wants.
     #[error("ranks disagree: rank {rank} asked for {asked}, but rank {other} for {other_asked}")]
     Mismatch {
         /// The rank that saw it.

@@ -17,6 +17,8 @@ use crate::error::CollectiveError;
 /// Operations of one communicator that wait for their turn. A start beyond that waits.
 const MOST: usize = 1 << 16;
 
+const TAKEN: &str = "a handle was used after it gave its result";
+
 /// An operation that runs by itself, on a thread of its communicator. Three ways to its result: [`Handle::wait`] blocks,
 /// [`Handle::poll`] looks, and the handle is a future.
 ///
@@ -129,6 +131,7 @@ impl<R> Handle<R> {
             if let Some(result) = state.result.take() {
                 return result;
             }
+            assert!(!state.taken, "{TAKEN}");
             state = self
                 .shared
                 .ended
@@ -150,6 +153,7 @@ impl<R> Handle<R> {
                 if let Some(result) = state.result.take() {
                     return Ok(result.map_err(|failure| failure.error));
                 }
+                assert!(!state.taken, "{TAKEN}");
                 let left = until.map_or(Duration::MAX, |until| {
                     until.saturating_duration_since(Instant::now())
                 });
@@ -168,7 +172,7 @@ impl<R> Handle<R> {
     }
 }
 
-/// Dropping it changes nothing; after it was ready it must not be polled again.
+/// Dropping it changes nothing; after it was ready it must not be polled again, nor waited for: that panics.
 impl<R> Future for Handle<R> {
     type Output = Result<R, CollectiveError>;
 
@@ -178,7 +182,7 @@ impl<R> Future for Handle<R> {
             state.taken = true;
             return Poll::Ready(result.map_err(|failure| failure.error));
         }
-        assert!(!state.taken, "a handle was polled after it was ready");
+        assert!(!state.taken, "{TAKEN}");
         match &mut state.waker {
             Some(waker) => waker.clone_from(cx.waker()),
             none => *none = Some(cx.waker().clone()),
@@ -330,6 +334,17 @@ mod tests {
         });
         promise.keep(Ok(6));
         assert_eq!(waiting.join().unwrap(), Ok(6));
+    }
+
+    #[test]
+    #[should_panic(expected = "used after it gave its result")]
+    fn a_handle_that_gave_its_result_does_not_wait_for_ever() {
+        let (mut handle, promise) = Handle::new();
+        promise.keep(Ok(5));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut handle).poll(&mut cx).is_ready());
+        assert!(Handle::poll(&handle));
+        drop(handle.wait());
     }
 
     #[test]

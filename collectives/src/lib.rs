@@ -1,7 +1,8 @@
 //! Collective operations for a group of ranks: schedules, reductions, lanes and the communicator.
 //!
 //! The crate stands on its own: a rank, a world size and a way to reach the peers are enough. Start with
-//! [`Communicator`]; [`local_group`] makes a whole group inside one process, for tests.
+//! [`Communicator`]; [`local_group`] makes a whole group inside one process, for tests; [`Connector`] has an example of
+//! ranks that are processes of one host. Who uses it beside kolo needs tokio, whose runtime drives the links.
 //!
 //! ```
 //! use kolo_collectives::{ReduceOp, local_group};
@@ -87,3 +88,6 @@ pub use ops::{Gathered, Start};
 pub use options::{Compression, Options};
 pub use schedule::{Algorithm, Layout, Tuning};
 pub use shm::buffer::SharedBuffer;
+
+// What the arguments are made of, so that nobody needs another crate for them.
+pub use kolo_transport::ids::{CallId, Generation, JobId, Rank};

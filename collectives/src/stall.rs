@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -123,7 +124,11 @@ impl Stalls {
             state.callback.clone()
         };
         if let Some(callback) = callback {
-            callback(&report);
+            // The operation is not the callback's to break.
+            let called = AssertUnwindSafe(|| callback(&report));
+            if std::panic::catch_unwind(called).is_err() {
+                tracing::error!("the function that is called with reports of waiting panicked");
+            }
         }
     }
 }
@@ -160,6 +165,9 @@ mod tests {
             stalls.report(report.clone());
         }
         assert_eq!(*heard.lock().unwrap(), KEPT + 1);
+        // What waits is not to fail because the listener does.
+        stalls.set_callback(Some(Arc::new(|_| panic!("it is the listener's fault"))));
+        stalls.report(report.clone());
         assert_eq!(stalls.reports(), vec![report; KEPT]);
     }
 }

@@ -593,3 +593,17 @@ fn a_rank_that_is_killed_at_any_moment_is_named_by_all_others() {
         }
     }
 }
+
+#[test]
+fn a_buffer_that_no_memory_can_hold_is_an_error_on_every_rank() {
+    for kind in [Kind::Shared, Kind::Memory] {
+        let group = Group::new(kind, 2);
+        for length in [usize::MAX, usize::MAX / 8, 1 << 55] {
+            for error in group.run(|comm| comm.buffer::<u64>(length).unwrap_err()) {
+                assert!(matches!(error, CollectiveError::Invalid { .. }), "{error}");
+                assert!(error.to_string().contains(&length.to_string()), "{error}");
+            }
+        }
+        group.run(|comm| comm.barrier().unwrap());
+    }
+}

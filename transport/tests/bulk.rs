@@ -416,6 +416,61 @@ async fn what_is_changed_on_the_way_is_noticed() {
 }
 
 #[tokio::test]
+async fn a_record_that_is_too_long_behind_a_good_one_ends_the_link() {
+    let cluster = Cluster::new();
+    let (_endpoint, listener) = server(&cluster);
+    let target = listener.local_addr();
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let through = proxy.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (mut client, _) = proxy.accept().unwrap();
+        let mut server = TcpStream::connect(target).unwrap();
+        let (mut back_from, mut back_to) =
+            (server.try_clone().unwrap(), client.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut back_from, &mut back_to));
+        let mut bytes = vec![0; 100_000];
+        loop {
+            let count = client.read(&mut bytes).unwrap_or(0);
+            if count == 0 {
+                return;
+            }
+            // The handshake's messages are shorter.
+            if count > 8000 {
+                bytes[count..count + 5].copy_from_slice(&[23, 3, 3, 0xff, 0xff]);
+                server.write_all(&bytes[..count + 5]).unwrap();
+                // The link is held open: what was said counts, not an end.
+                std::thread::sleep(Duration::from_secs(2));
+                return;
+            }
+            server.write_all(&bytes[..count]).unwrap();
+        }
+    });
+    let client = cluster.bind(worker(&cluster, 1));
+    let (accepted, connected) = within(async {
+        tokio::join!(
+            listener.accept(),
+            client.connect_tls(through, Expect::worker(JOB, Slot(0)))
+        )
+    })
+    .await;
+    let (mut server, mut client) = (accepted.unwrap(), connected.unwrap());
+    write(&mut client, &pattern(9000)).await.unwrap();
+    let mut read = Vec::new();
+    let mut piece = vec![0; 100_003];
+    let error = loop {
+        match within(poll_fn(|cx| server.poll_read(cx, &mut piece))).await {
+            Ok(count) => read.extend_from_slice(&piece[..count]),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(read, pattern(9000));
+    assert!(matches!(error, LinkLost::Tampered { .. }), "{error}");
+    // It stays so, however often it is asked.
+    let again = poll_fn(|cx| server.poll_read(cx, &mut piece)).await;
+    assert_eq!(again, Err(error));
+}
+
+#[tokio::test]
 async fn a_listener_that_is_closed_lets_nobody_in() {
     let cluster = Cluster::new();
     let (_endpoint, listener) = server(&cluster);

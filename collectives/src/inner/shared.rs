@@ -208,7 +208,7 @@ impl Turn<'_> {
     ) -> Result<SharedBuffer<T>, CollectiveError> {
         match self.engine.shm.active() {
             Some(arena) if SharedBuffer::<T>::can_be_shared() => arena.buffer(len),
-            _ => Ok(SharedBuffer::private(len)),
+            _ => SharedBuffer::private(len),
         }
     }
 

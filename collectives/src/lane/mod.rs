@@ -153,10 +153,113 @@ pub type Connecting = Pin<Box<dyn Future<Output = Result<Box<dyn Lane>, LaneErro
 /// There is one link for each pair of ranks that need one. The **higher** rank of the pair makes it, through
 /// its connector, at first use. The **lower** rank gets its end by [`Acceptor::accept`](crate::Acceptor::accept),
 /// from whoever listens there.
+///
+/// Who the peer is must be known before a lane is handed in. A Unix socket that only this user can reach, as here, says
+/// enough; between hosts use [`NetworkLanes`], whose peers have certificates.
+///
+/// The ranks of one host, with a socket for each in one folder. (They run in one process here; nothing changes if each
+/// calls `join` in its own.)
+///
+/// ```
+/// use std::path::{Path, PathBuf};
+/// use std::sync::Arc;
+/// use std::time::Duration;
+///
+/// use kolo_collectives::lane::{Connecting, OneHost, UnixLane, greet};
+/// use kolo_collectives::{
+///     Communicator, Connector, Generation, GroupId, JobId, Lane, LaneError, LinkHello, Rank, ReduceOp,
+/// };
+/// use tokio::net::{UnixListener, UnixStream};
+///
+/// const LIMIT: Duration = Duration::from_secs(20);
+///
+/// #[derive(Debug)]
+/// struct Folder {
+///     folder: PathBuf,
+///     hello: LinkHello,
+/// }
+///
+/// impl Connector for Folder {
+///     fn connect(&self, peer: Rank) -> Connecting {
+///         self.connect_group(peer, GroupId::WORLD)
+///     }
+///
+///     fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
+///         let (path, hello) = (self.folder.join(peer.to_string()), self.hello.of_group(group));
+///         Box::pin(async move {
+///             let unreachable = |error: std::io::Error| LaneError::Unreachable {
+///                 reason: format!("{}: {error}", path.display()),
+///             };
+///             // The peer may not listen yet.
+///             let until = tokio::time::Instant::now() + LIMIT;
+///             let stream = loop {
+///                 match UnixStream::connect(&path).await {
+///                     Ok(stream) => break stream.into_std().map_err(unreachable)?,
+///                     Err(error) if tokio::time::Instant::now() > until => return Err(unreachable(error)),
+///                     Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+///                 }
+///             };
+///             let lane: Box<dyn Lane> = Box::new(UnixLane::open(stream, &hello, peer, LIMIT).await?);
+///             Ok(lane)
+///         })
+///     }
+///
+///     fn is_one_host(&self, _: &[Rank]) -> Option<OneHost> {
+///         Some(Box::pin(async { true })) // they meet in shared memory
+///     }
+/// }
+///
+/// /// `handle` is of a runtime with I/O and time, which has a thread of its own.
+/// fn join(folder: &Path, rank: u32, world: u32, handle: &tokio::runtime::Handle) -> std::io::Result<Communicator> {
+///     // The same on all ranks; another generation for the next group in this folder.
+///     let (job, generation) = (JobId(1), Generation(1));
+///     let hello = LinkHello::new(job, generation, Rank(rank));
+///     let connector = Folder { folder: folder.to_owned(), hello };
+///     let comm = Communicator::new(Rank(rank), world, generation, job, Arc::new(connector), handle.clone())
+///         .map_err(std::io::Error::other)?;
+///     let _entered = handle.enter();
+///     let listener = UnixListener::bind(folder.join(rank.to_string()))?;
+///     let acceptor = comm.acceptor(); // does not keep the communicator
+///     tokio::spawn(async move {
+///         while let Ok((stream, _)) = listener.accept().await {
+///             let acceptor = acceptor.clone();
+///             tokio::spawn(async move {
+///                 let mut lane = UnixLane::from_std(stream.into_std().ok()?).ok()?;
+///                 // Which rank it is, and for which group, it says itself.
+///                 let peer = greet(&mut lane, &hello, None, LIMIT).await.ok()?;
+///                 acceptor.accept_group(peer.group, peer.rank, Box::new(lane)).ok()
+///             });
+///         }
+///     });
+///     Ok(comm)
+/// }
+///
+/// let folder = std::env::temp_dir().join(format!("kolo-connector-{}", std::process::id()));
+/// std::fs::create_dir(&folder)?;
+/// let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+/// std::thread::scope(|scope| {
+///     for rank in 0..3 {
+///         let (folder, handle) = (&folder, runtime.handle());
+///         scope.spawn(move || {
+///             let comm = join(folder, rank, 3, handle).unwrap();
+///             let mut data = [rank as f32];
+///             comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+///             assert_eq!(data, [3.0]);
+///             let ends = comm.group(&[Rank(0), Rank(2)]).unwrap();
+///             if let Some(ends) = ends {
+///                 assert_eq!(ends.all_gather(&[rank]).unwrap(), [0, 2]);
+///             }
+///         });
+///     }
+/// });
+/// std::fs::remove_dir_all(&folder)?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub trait Connector: Send + Sync + fmt::Debug {
     /// Makes a link to `peer`, whose rank is lower than this one's. The returned lane has said
     /// [hello](greet). Runs as a task on the communicator's runtime handle; it must end by itself, with an
-    /// error if nothing else. It may be called again for the same peer after a failure.
+    /// error if nothing else. An error ends the operation that needs the link, so a peer that may only not be there yet is
+    /// worth waiting for here. It may be called again for the same peer after a failure.
     fn connect(&self, peer: Rank) -> Connecting;
 
     /// As [`Connector::connect`], a link of its own for a [group](crate::Communicator::group). Ranks are those of the job

@@ -80,7 +80,7 @@ impl Entry {
     }
 
     /// The first operation, and another one that differs.
-    fn judge(&self) -> Result<Option<Operation>, Cause> {
+    fn judge(&self, name: &str) -> Result<Option<Operation>, Cause> {
         let mut asked = (0..)
             .zip(&self.asked)
             .filter_map(|(rank, asked)| Some((Rank(rank), (*asked)?)));
@@ -91,7 +91,7 @@ impl Entry {
             None => Ok(Some(first)),
             Some((other, theirs)) => Err(Cause::Mismatch {
                 rank,
-                asked: first.to_string(),
+                asked: format!("{first} named `{name}`"),
                 other,
                 other_asked: theirs.to_string(),
             }),
@@ -321,7 +321,7 @@ impl Book {
                 continue;
             };
             let (call, name) = key;
-            match entry.judge() {
+            match entry.judge(&name) {
                 Err(cause) => {
                     let names = vec![name];
                     self.verdicts.push(Verdict::Fail { call, names, cause });
@@ -355,7 +355,8 @@ impl Book {
             if key.0 != call || sum >= self.threshold || names.len() == BATCH {
                 return true;
             }
-            let Some(Ok(Some(other))) = self.entries.get(key).map(Entry::judge) else {
+            let judged = self.entries.get(key).map(|entry| entry.judge(&key.1));
+            let Some(Ok(Some(other))) = judged else {
                 return true;
             };
             let with = sum.saturating_add(bytes(&other));

@@ -163,11 +163,17 @@ impl<T: Element> fmt::Debug for SharedBuffer<T> {
 }
 
 impl<T: Element> SharedBuffer<T> {
-    pub(crate) fn private(len: usize) -> Self {
-        Self {
+    pub(crate) fn private(len: usize) -> Result<Self, CollectiveError> {
+        // Asked for first: memory of zeros, which is not touched before it is used, is only given or ends the process.
+        Vec::<T>::new()
+            .try_reserve_exact(len)
+            .map_err(|error| CollectiveError::Invalid {
+                reason: format!("a buffer of {len} {}: {error}", T::DTYPE),
+            })?;
+        Ok(Self {
             len,
             memory: Memory::Private(vec![T::default(); len]),
-        }
+        })
     }
 
     /// Whether a type can be in shared memory: not all bytes that a faulty peer could write are a `bool`.

@@ -6,11 +6,11 @@ use kolo_transport::wire::{NodeRequest, Outcome};
 use crate::bed::{Bed, soon};
 
 #[tokio::test]
-async fn two_workers_of_a_node_get_one_socket_to_each_other() {
+async fn two_workers_of_a_node_get_a_socket_to_each_other_as_often_as_they_ask() {
     let bed = Bed::start().await;
     let job = bed.healthy(3, "").await;
     let mut calls = job.attach().await;
-    // Both ask at once, each twice.
+    // The higher rank asks, twice.
     calls.send(&[0], "swap:1", b"from zero").await;
     calls.send(&[1], "swap:0", b"from one").await;
     let mut results = [calls.result().await, calls.result().await];

@@ -175,14 +175,13 @@ impl Links {
         if peer < self.own.rank {
             let mut asked = self.asked();
             let mut socket = Some(socket);
-            while let (Some(given), Some(waiting)) = (
-                socket.take(),
-                asked.get_mut(&peer).and_then(VecDeque::pop_front),
-            ) {
+            while let Some(given) = socket.take()
+                && let Some(waiting) = asked.get_mut(&peer).and_then(VecDeque::pop_front)
+            {
                 // One that was given up leaves it to the next.
                 socket = waiting.send(given).err();
             }
-            if socket.is_some() || asked.get(&peer).is_none_or(VecDeque::is_empty) {
+            if asked.get(&peer).is_none_or(VecDeque::is_empty) {
                 asked.remove(&peer);
             }
             return;

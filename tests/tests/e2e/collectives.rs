@@ -104,6 +104,35 @@ async fn workers_of_one_node_share_memory() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Two ranks that are linked already get links of their own in groups, for names and for messages, several at once.
+#[kolo::function]
+async fn many_links(ctx: &Context) -> anyhow::Result<u32> {
+    let (comm, me) = (ctx.comm(), ctx.rank() as u32);
+    comm.barrier()?;
+    let all: Vec<u32> = (0..comm.world_size()).collect();
+    let groups = [ctx.local()?.clone(), comm.local()?, comm.local()?];
+    let gathers: Vec<_> = groups
+        .iter()
+        .map(|group| group.start().all_gather(vec![me]))
+        .collect();
+    let named = comm.named("one").all_reduce(vec![me], ReduceOp::Max);
+    for gather in gathers {
+        anyhow::ensure!(gather.await? == all);
+    }
+    Ok(named.await?[0])
+}
+
+#[tokio::test]
+async fn ranks_of_one_node_have_links_for_every_group() -> anyhow::Result<()> {
+    let (cluster, executor) = group(1, 3).await?;
+    for _ in 0..2 {
+        assert_eq!(soon(executor.run(many_links, ())).await?, [2; 3]);
+    }
+    executor.shutdown().await?;
+    cluster.stop().await?;
+    Ok(())
+}
+
 /// A sum inside each node, then across nodes, then inside again. Returns the members of both groups, too.
 #[kolo::function]
 fn by_levels(ctx: &Context) -> anyhow::Result<(Vec<u32>, Vec<u32>, u64)> {

@@ -260,10 +260,10 @@ impl TlsLink {
 
     /// Opens the next record, if all of it is there.
     fn open(&mut self) -> bool {
-        let sealed = &mut self.buffer[self.sealed.clone()];
-        if self.end.is_some() || sealed.len() < HEADER {
+        if self.end.is_some() || self.sealed.len() < HEADER {
             return false;
         }
+        let sealed = &mut self.buffer[self.sealed.clone()];
         let length = usize::from(u16::from_be_bytes([sealed[3], sealed[4]]));
         let opened = if length > MOST_BODY {
             Err(RecordError::Broken(format!(

@@ -113,8 +113,6 @@ pub struct Colocator {
     registry: Option<(Rank, u64)>,
     /// Ranks of the current generation that are gone, on any node.
     losses: BTreeMap<Rank, RankFailure>,
-    /// Pairs of this generation that were given a socket pair.
-    linked: BTreeSet<(Rank, Rank)>,
     stop_reason: Option<String>,
 }
 
@@ -141,7 +139,6 @@ impl Colocator {
             answered: false,
             registry: None,
             losses: BTreeMap::new(),
-            linked: BTreeSet::new(),
             stop_reason: None,
         }
     }
@@ -306,7 +303,6 @@ impl Colocator {
         if table.generation > self.generation {
             self.generation = table.generation;
             self.losses.clear();
-            self.linked.clear();
         }
         for (rank, slot) in &ranks {
             if let Some(entry) = self.slots.get_mut(slot) {

@@ -248,13 +248,12 @@ impl Colocator {
             );
             return;
         };
-        if self.linked.insert((own.min(rank), own.max(rank))) {
-            actions.push(Action::Link {
-                first: (slot, own),
-                second: (peer, rank),
-                generation,
-            });
-        }
+        // Two ranks have a link in each group that they are in.
+        actions.push(Action::Link {
+            first: (slot, own),
+            second: (peer, rank),
+            generation,
+        });
     }
 
     pub(super) fn condemn(&mut self, slot: Slot, reason: String) {

@@ -129,7 +129,7 @@ fn ranks_that_disagree_are_named() {
         cause,
         &Cause::Mismatch {
             rank: Rank(0),
-            asked: "all_reduce(sum) of 1 f32".to_owned(),
+            asked: "all_reduce(sum) of 1 f32 named `a`".to_owned(),
             other: Rank(2),
             other_asked: "all_reduce(sum) of 2 f32".to_owned(),
         }
