@@ -103,7 +103,9 @@ pub(super) enum Command {
     )]
     Up(Up),
     /// End what `kolo up --detach` has started
-    #[command(after_help = "Example:\n  kolo down\n  kolo down --hosts b:4 --force\n  kolo down --give-up      # a host is gone for good: revoke its node and forget it")]
+    #[command(
+        after_help = "Example:\n  kolo down\n  kolo down --hosts b:4 --force\n  kolo down --give-up      # a host is gone for good: revoke its node and forget it"
+    )]
     Down(Down),
     /// Make, list and revoke tokens with which nodes and drivers join; for administrators
     #[command(

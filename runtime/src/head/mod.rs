@@ -3,10 +3,10 @@
 //! [`Head::start`] runs it on a thread of its own, with an actix `System` for its actors and for HTTP; QUIC runs on a
 //! [`TransportRuntime`]. A process may run several heads, one for each cluster.
 
-pub mod held;
 mod api;
 mod config;
 mod error;
+pub mod held;
 mod join;
 mod limiter;
 mod link;

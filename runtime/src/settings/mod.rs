@@ -27,8 +27,8 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
 pub use self::file::SettingsError;
-pub(crate) use self::file::nearest;
 use self::file::Values;
+pub(crate) use self::file::nearest;
 
 const CONFIG: &str = "config";
 const PRINT: &str = "print-config";
