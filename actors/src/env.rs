@@ -182,6 +182,15 @@ pub fn defaults(local_size: u32) -> &'static [(&'static str, &'static str)] {
     }
 }
 
+/// Variables of kolo's own that users may give: settings of the worker's side.
+const SETTINGS: [&str; 1] = ["KOLO_LANE"];
+
+/// Whether users can't give a variable of this name.
+#[must_use]
+pub fn is_reserved(name: &str) -> bool {
+    name.starts_with(RESERVED_PREFIX) && !SETTINGS.contains(&name)
+}
+
 /// What is wrong with a variable that a user gives, if anything.
 #[must_use]
 pub fn problem(name: &str, value: &str) -> Option<&'static str> {
@@ -193,7 +202,7 @@ pub fn problem(name: &str, value: &str) -> Option<&'static str> {
         Some("its name contains a NUL byte")
     } else if value.contains('\0') {
         Some("its value contains a NUL byte")
-    } else if name.starts_with(RESERVED_PREFIX) {
+    } else if is_reserved(name) {
         Some("names that begin with KOLO_ are kolo's own")
     } else {
         None

@@ -2,10 +2,14 @@
 #![forbid(unsafe_code)]
 
 mod call;
+mod collectives;
 mod interfaces;
+mod plan;
 mod raw;
+mod reduce;
 mod report;
 mod run;
+mod size;
 mod spawn;
 mod stats;
 
@@ -13,6 +17,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
+use collectives::Operation;
 use raw::{child, echo, quic};
 use report::Format;
 
@@ -20,7 +25,7 @@ use report::Format;
 #[derive(Debug, Parser)]
 #[command(
     name = "kolo-bench",
-    after_help = "Examples:\n  cargo run --release --bin kolo-bench -- call\n  cargo run --release --bin kolo-bench -- spawn --format json"
+    after_help = "Examples:\n  cargo run --release --bin kolo-bench -- call\n  cargo run --release --bin kolo-bench -- spawn --format json\n  cargo run --release --bin kolo-bench -- all-reduce --ranks 4 --sizes 4,64KiB,32MiB"
 )]
 struct Args {
     #[command(subcommand)]
@@ -43,6 +48,44 @@ enum Bench {
     /// Time from `start()` to all workers ready, beside bare spawns of the same binary.
     #[command(after_help = "Example:\n  kolo-bench spawn --rounds 11")]
     Spawn(Options),
+    /// Kernels of reductions: bytes of result a second, beside plain loops and copies.
+    #[command(after_help = "Example:\n  kolo-bench reduce --sizes 64K,32M")]
+    Reduce(ReduceOptions),
+    /// Which algorithm collectives choose for which size and layout, and what it is expected to cost. Starts nothing.
+    #[command(
+        after_help = "Examples:\n  kolo-bench plan --ranks 8,16 --hosts 2 --sizes 4,64K,32M\n  kolo-bench plan --ranks 65536 --hosts 8192 --sizes 1G --all --format json"
+    )]
+    Plan(plan::Options),
+    /// All ranks get the sum of all ranks' values, beside Open MPI and Gloo.
+    #[command(
+        after_help = "Examples:\n  kolo-bench all-reduce --ranks 2 --sizes 4,1KiB,64KiB,4MiB,32MiB --peers openmpi,gloo\n  kolo-bench all-reduce --ranks 2 --shared --sizes 4MiB,128MiB --ceilings\n  kolo-bench all-reduce --hosts 2 --mtu 9000 --lane quic --peers gloo --format json    (as root)"
+    )]
+    AllReduce(collectives::Options),
+    /// All ranks get all ranks' values, beside Open MPI and Gloo.
+    #[command(after_help = "Example:\n  kolo-bench all-gather --ranks 4 --sizes 1KiB,4MiB")]
+    AllGather(collectives::Options),
+    /// All ranks get one rank's values, beside Open MPI and Gloo. Each rank is the root in its turn.
+    #[command(after_help = "Example:\n  kolo-bench broadcast --ranks 4 --sizes 1KiB,4MiB")]
+    Broadcast(collectives::Options),
+    /// Each rank gets its share of the sum of all ranks' values, beside Open MPI and Gloo.
+    #[command(after_help = "Example:\n  kolo-bench reduce-scatter --ranks 4 --sizes 1KiB,4MiB")]
+    ReduceScatter(collectives::Options),
+    /// Each rank gets its share of each rank's values, beside Open MPI and Gloo.
+    #[command(after_help = "Example:\n  kolo-bench all-to-all --ranks 4 --sizes 1KiB,4MiB")]
+    AllToAll(collectives::Options),
+    /// Ranks wait for each other, beside Open MPI and Gloo.
+    #[command(after_help = "Example:\n  kolo-bench barrier --ranks 4")]
+    Barrier(collectives::Options),
+}
+
+#[derive(Debug, clap::Args)]
+struct ReduceOptions {
+    /// Sizes in bytes, with commas between; K, M and G are powers of 1024. At least 8.
+    #[arg(long, value_delimiter = ',', default_value = "4K,256K,32M", value_parser = size::parse)]
+    sizes: Vec<u64>,
+    /// How to print.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
 }
 
 #[derive(Debug, clap::Args)]
@@ -78,6 +121,8 @@ fn main() -> anyhow::Result<()> {
             // They end when the measuring process closes the connection, which quinn reports as an error.
             quic::QUIC_ECHO => quic::serve(false).or(Ok(())),
             quic::TWO_HOPS => quic::serve(true).or(Ok(())),
+            collectives::ENTER => collectives::enter(),
+            collectives::RANK => collectives::rank(),
             other => anyhow::bail!("unknown role `{other}`"),
         };
     }
@@ -88,6 +133,24 @@ fn main() -> anyhow::Result<()> {
             call::run(options.rounds, options.length()?)?,
             options.format,
         ),
+        Bench::Plan(options) => return plan::run(&options),
+        Bench::AllReduce(options) => return collectives::run(Operation::AllReduce, &options),
+        Bench::AllGather(options) => return collectives::run(Operation::AllGather, &options),
+        Bench::Broadcast(options) => return collectives::run(Operation::Broadcast, &options),
+        Bench::ReduceScatter(options) => {
+            return collectives::run(Operation::ReduceScatter, &options);
+        }
+        Bench::AllToAll(options) => return collectives::run(Operation::AllToAll, &options),
+        Bench::Barrier(options) => return collectives::run(Operation::Barrier, &options),
+        Bench::Reduce(options) => {
+            for size in &options.sizes {
+                anyhow::ensure!(
+                    (8..=1 << 33).contains(size),
+                    "--sizes has {size}; allowed is 8 to 8G"
+                );
+            }
+            (reduce::run(&options.sizes), options.format)
+        }
         Bench::Interfaces(options) => (interfaces::run(options.rounds)?, options.format),
         Bench::Run(options) => (run::run(options.rounds)?, options.format),
         Bench::Spawn(options) => (spawn::run(options.rounds)?, options.format),

@@ -12,6 +12,16 @@ impl Times {
         self.0.push(time.as_secs_f64() * 1e6);
     }
 
+    /// Adds one that is in microseconds already.
+    pub(crate) fn push_micros(&mut self, time: f64) {
+        self.0.push(time);
+    }
+
+    /// Adds all of another one's.
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
@@ -48,5 +58,29 @@ impl Window {
 
     pub(crate) fn is_open(self) -> bool {
         Instant::now() < self.end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[allow(clippy::float_cmp)] // nothing is computed with them
+    fn quantiles_and_medians_of_few_and_many() {
+        let mut times = Times::default();
+        assert_eq!((times.quantile(0.5), median(&[])), (0.0, 0.0));
+        for micros in [9.0, 1.0, 5.0] {
+            times.push_micros(micros);
+        }
+        times.push(Duration::from_micros(7));
+        assert_eq!((times.quantile(0.0), times.quantile(0.5)), (1.0, 7.0));
+        assert_eq!((times.quantile(0.99), times.quantile(1.0)), (9.0, 9.0));
+        let mut many = Times::default();
+        (0..1000).for_each(|i| many.push_micros(f64::from(i)));
+        assert_eq!(many.quantile(0.99), 990.0);
+        many.extend(times);
+        assert_eq!(many.len(), 1004);
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
     }
 }

@@ -18,6 +18,11 @@ use tokio::time::Sleep;
 pub(crate) trait Alarm {
     /// Ready when the time has come. Only the last time that was asked for counts.
     fn poll_at(&mut self, at: Instant, cx: &mut Context<'_>) -> Poll<()>;
+
+    /// Whether it belongs to a thread that may sleep in the middle of a poll.
+    fn may_sleep(&self) -> bool {
+        false
+    }
 }
 
 /// The alarm of a blocked thread.
@@ -25,6 +30,10 @@ pub(crate) trait Alarm {
 pub(crate) struct ParkAlarm<'a>(&'a Cell<Option<Instant>>);
 
 impl Alarm for ParkAlarm<'_> {
+    fn may_sleep(&self) -> bool {
+        true
+    }
+
     fn poll_at(&mut self, at: Instant, _cx: &mut Context<'_>) -> Poll<()> {
         if Instant::now() >= at {
             self.0.set(None);

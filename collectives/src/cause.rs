@@ -30,6 +30,8 @@ pub enum Cause {
         rank: Rank,
         /// Why.
         reason: String,
+        /// It is not its link that broke: it is gone, and nothing that needs it can work any more.
+        for_good: bool,
     },
     /// A rank failed.
     Failed {
@@ -84,7 +86,11 @@ impl Cause {
     #[must_use]
     pub fn of(error: &CollectiveError, me: Rank) -> Self {
         match error.clone() {
-            CollectiveError::PeerLost { rank, reason } => Self::Lost { rank, reason },
+            CollectiveError::PeerLost { rank, reason } => Self::Lost {
+                rank,
+                reason,
+                for_good: false,
+            },
             CollectiveError::PeerFailed { rank, reason, .. } => Self::Failed { rank, reason },
             CollectiveError::PeerLeft { rank, reason } => Self::Left { rank, reason },
             CollectiveError::Deadline { waited, late, .. } => Self::Deadline { waited, late },
@@ -117,7 +123,7 @@ impl Cause {
                 waited: Duration::ZERO,
                 late: Vec::new(),
             },
-            Self::Lost { rank, reason } => CollectiveError::PeerLost { rank, reason },
+            Self::Lost { rank, reason, .. } => CollectiveError::PeerLost { rank, reason },
             Self::Failed { rank, reason } => CollectiveError::PeerFailed { rank, call, reason },
             Self::Left { rank, reason } => CollectiveError::PeerLeft { rank, reason },
             Self::Deadline { waited, late } => CollectiveError::Deadline {
@@ -138,6 +144,41 @@ impl Cause {
             },
             Self::Connect { rank, reason } => CollectiveError::Connect { rank, reason },
             Self::Protocol { rank, reason } => CollectiveError::Protocol { rank, reason },
+        }
+    }
+
+    /// The rank that is gone, if one is.
+    pub(crate) fn gone(&self) -> Option<(Rank, &str)> {
+        match self {
+            Self::Lost {
+                rank,
+                reason,
+                for_good: true,
+            } => Some((*rank, reason)),
+            _ => None,
+        }
+    }
+
+    /// The rank whose fault it is, if it is that of one that is not there.
+    pub(crate) fn absent(&self) -> Option<Rank> {
+        match self {
+            Self::Lost { rank, .. } | Self::Connect { rank, .. } => Some(*rank),
+            Self::Deadline { late, .. } => late.first().copied(),
+            _ => None,
+        }
+    }
+
+    /// The ranks that it names.
+    pub(crate) fn ranks(&self) -> Vec<Rank> {
+        match self {
+            Self::Stalled { .. } => Vec::new(),
+            Self::Lost { rank, .. }
+            | Self::Failed { rank, .. }
+            | Self::Left { rank, .. }
+            | Self::Connect { rank, .. }
+            | Self::Protocol { rank, .. } => vec![*rank],
+            Self::Deadline { late, .. } => late.clone(),
+            Self::Mismatch { rank, other, .. } => vec![*rank, *other],
         }
     }
 
@@ -162,7 +203,11 @@ impl Cause {
         };
         match self {
             Self::Stalled { asked } => put(0, 0, &[], &[asked]),
-            Self::Lost { rank, reason } => put(1, 0, &[*rank], &[reason]),
+            Self::Lost {
+                rank,
+                reason,
+                for_good,
+            } => put(1, u64::from(*for_good), &[*rank], &[reason]),
             Self::Failed { rank, reason } => put(2, 0, &[*rank], &[reason]),
             Self::Left { rank, reason } => put(3, 0, &[*rank], &[reason]),
             Self::Deadline { waited, late } => {
@@ -210,6 +255,7 @@ impl Cause {
             1 => Self::Lost {
                 rank: rank()?,
                 reason: text()?,
+                for_good: micros == 1,
             },
             2 => Self::Failed {
                 rank: rank()?,
@@ -272,7 +318,11 @@ mod tests {
         let named = || (any::<u32>().prop_map(Rank), ".{0,300}");
         prop_oneof![
             ".{0,300}".prop_map(|asked| Cause::Stalled { asked }),
-            named().prop_map(|(rank, reason)| Cause::Lost { rank, reason }),
+            (named(), any::<bool>()).prop_map(|((rank, reason), for_good)| Cause::Lost {
+                rank,
+                reason,
+                for_good
+            }),
             named().prop_map(|(rank, reason)| Cause::Failed { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Left { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Connect { rank, reason }),

@@ -1,33 +1,44 @@
 //! The communicator: collective operations for one rank of a group.
 
-use std::cell::Cell;
 use std::fmt;
-use std::pin::pin;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kolo_transport::ids::{CallId, Generation, JobId, Rank};
 use kolo_transport::wire::GenerationTable;
 use tokio::runtime::Handle;
 
-use crate::blocking::{Alarm, SleepAlarm, block_on};
-use crate::element::Element;
 use crate::error::CollectiveError;
-use crate::inner::{Inner, Request};
+use crate::group::{Family, GroupId};
+use crate::inner::Inner;
 use crate::lane::{Connector, Lane, LaneError, LinkHello};
-use crate::operation::{OperationKind, ReduceOp};
-use crate::schedule::Tuning;
+use crate::operation::Tag;
+use crate::options::Options;
+use crate::record::{Counters, Record};
+use crate::schedule::{Layout, Tuning};
+use crate::stall::StallReport;
 
 /// Collective operations for one rank of a group. Clones share it.
 ///
 /// Every rank of the group makes the same calls in the same order. Operations of one communicator run one
-/// after the other, whichever clones and threads they come from.
+/// after the other, whichever clones and threads they come from; those of different groups run at once.
 ///
-/// Each operation has two forms. The blocking one is for plain code: the thread sleeps until the operation
-/// ends. It must not be called on a thread that the runtime of [`Communicator::new`] needs (a task of a
-/// runtime with one thread): then nothing moves until the deadline ends it. The async one, named `.._async`,
-/// may be awaited on any executor. Dropping it before its end cancels the operation on all ranks: peers that
-/// are in it get [`CollectiveError::PeerFailed`] with this rank's name.
+/// Each operation has three forms:
+///
+/// * Blocking: `comm.all_reduce(&mut data, op)`. The thread sleeps until the operation ends. It must not be one that
+///   the runtime of [`Communicator::new`] needs (a task of a runtime with one thread): then nothing moves until the
+///   deadline ends it.
+/// * [Handles](crate::Handle): [`comm.start().all_reduce(data, op)`](Communicator::start) takes the data, runs by itself
+///   and gives it back; a handle can be polled, waited for and awaited. [`comm.named(name)`](Communicator::named) is the
+///   same for operations that are started in another order on each rank.
+/// * Into a buffer of the caller: those in place, and those called `.._into`. They allocate nothing after the first
+///   operation of a size.
+///
+/// Some also have an async form on borrowed data, called `.._async`, which may be awaited on any executor. Dropping it
+/// before its end cancels the operation on all ranks: peers that are in it get [`CollectiveError::PeerFailed`] with this
+/// rank's name.
+///
+/// [`comm.with(options)`](Communicator::with) sets scale factors and compression for all of them.
 ///
 /// Every operation has a deadline ([`Communicator::set_timeout`], 60 s at first). When one fails, the
 /// caller's buffers are as they were (F-2), and other ranks that are in it fail too, soon and with the same
@@ -37,54 +48,47 @@ use crate::schedule::Tuning;
 /// are gathered), kept for the next; after the first operation of a size nothing is allocated.
 #[derive(Clone)]
 pub struct Communicator {
-    inner: Arc<Inner>,
-}
-
-/// What [`Communicator::all_gather_varcount`] returns.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gathered<T> {
-    /// All ranks' elements, in rank order.
-    pub values: Vec<T>,
-    /// How many of them each rank gave.
-    pub counts: Vec<usize>,
-}
-
-impl<T> Gathered<T> {
-    /// The elements of one rank. Panics if there is no such rank.
-    pub fn of(&self, rank: Rank) -> &[T] {
-        let start: usize = self.counts[..rank.index()].iter().sum();
-        &self.values[start..start + self.counts[rank.index()]]
-    }
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) options: Options,
 }
 
 /// Where lanes that peers made are handed in. Does not keep the communicator alive.
 #[derive(Clone)]
 pub struct Acceptor {
-    inner: Weak<Inner>,
+    family: Weak<Family>,
 }
 
 impl Acceptor {
-    /// Hands in a lane to `rank`, which has said [hello](crate::lane::greet) on it. It takes the place of a
-    /// lane that is there.
+    /// Hands in a lane to `rank`, which has said [hello](crate::lane::greet) on it, for the group of all ranks. It takes
+    /// the place of a lane that is there.
     ///
     /// # Errors
     ///
     /// [`LaneError::Unreachable`] if the communicator is gone, [`LaneError::Refused`] if the group has no such
     /// other rank. The lane is dropped then.
     pub fn accept(&self, rank: Rank, lane: Box<dyn Lane>) -> Result<(), LaneError> {
-        let inner = self.inner.upgrade().ok_or_else(|| LaneError::Unreachable {
-            reason: "this rank's communicator is gone".to_owned(),
-        })?;
-        if rank.0 >= inner.world || rank.0 == inner.me {
-            return Err(LaneError::Refused {
-                reason: format!(
-                    "rank {} of a world of {} can't have a link to rank {rank}",
-                    inner.me, inner.world
-                ),
-            });
-        }
-        inner.arrive(rank.0, Ok(lane));
-        Ok(())
+        self.accept_group(GroupId::WORLD, rank, lane)
+    }
+
+    /// As [`Acceptor::accept`], for the group that the peer named in its [hello](LinkHello::group). The rank is one of
+    /// all ranks. If this rank has not made the group yet, the lane is kept until it does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Acceptor::accept`], and [`LaneError::Refused`] if thousands of lanes are kept already.
+    pub fn accept_group(
+        &self,
+        group: GroupId,
+        rank: Rank,
+        lane: Box<dyn Lane>,
+    ) -> Result<(), LaneError> {
+        let family = self
+            .family
+            .upgrade()
+            .ok_or_else(|| LaneError::Unreachable {
+                reason: "this rank's communicator is gone".to_owned(),
+            })?;
+        family.accept(group, rank, lane)
     }
 }
 
@@ -99,6 +103,7 @@ impl fmt::Debug for Communicator {
         f.debug_struct("Communicator")
             .field("rank", &self.inner.me)
             .field("world_size", &self.inner.world)
+            .field("group", &self.inner.id)
             .field("job", &self.inner.job)
             .field("generation", &self.inner.generation)
             .finish_non_exhaustive()
@@ -130,18 +135,37 @@ impl Communicator {
                 ),
             });
         }
-        let inner = Inner::new(rank.0, world_size, generation, job, connector, handle);
-        Ok(Self {
-            inner: Arc::new(inner),
-        })
+        let family = Family::new((rank.0, world_size), generation, job, connector, handle);
+        Ok(Self::of(Inner::root(family)))
     }
 
-    /// This rank.
+    pub(crate) fn of(inner: Arc<Inner>) -> Self {
+        Self {
+            inner,
+            options: Options::default(),
+        }
+    }
+
+    /// The same communicator, whose operations are done with these options. It shares everything else.
+    #[must_use]
+    pub fn with(&self, options: Options) -> Self {
+        Self {
+            inner: Arc::clone(&self.inner),
+            options,
+        }
+    }
+
+    /// What operations are done with.
+    pub fn options(&self) -> Options {
+        self.options
+    }
+
+    /// This rank, in this group.
     pub fn rank(&self) -> Rank {
         Rank(self.inner.me)
     }
 
-    /// The number of ranks.
+    /// The number of ranks of this group.
     pub fn world_size(&self) -> u32 {
         self.inner.world
     }
@@ -153,17 +177,14 @@ impl Communicator {
 
     /// What this rank says on a new link.
     pub fn hello(&self) -> LinkHello {
-        LinkHello {
-            job: self.inner.job,
-            generation: self.inner.generation,
-            rank: self.rank(),
-        }
+        let rank = Rank(self.inner.family.me);
+        LinkHello::new(self.inner.job, self.inner.generation, rank).of_group(self.inner.id)
     }
 
-    /// Where lanes that higher ranks made are handed in.
+    /// Where lanes that higher ranks made are handed in, of this group and all others of this rank.
     pub fn acceptor(&self) -> Acceptor {
         Acceptor {
-            inner: Arc::downgrade(&self.inner),
+            family: Arc::downgrade(&self.inner.family),
         }
     }
 
@@ -192,7 +213,36 @@ impl Communicator {
     /// Sets [`Communicator::tuning`] for operations that begin from now on, on all clones. It must be the same
     /// on every rank; operations whose algorithms differ are a [`CollectiveError::Mismatch`].
     pub fn set_tuning(&self, tuning: Tuning) {
-        self.inner.signals.lock().tuning = tuning;
+        let mut state = self.inner.signals.lock();
+        state.tuning = tuning;
+        state.settings += 1;
+    }
+
+    /// Which ranks share a host: all, if nothing else was set.
+    pub fn layout(&self) -> Arc<Layout> {
+        Arc::clone(&self.inner.signals.lock().layout)
+    }
+
+    /// Sets [`Communicator::layout`] for operations that begin from now on, on all clones. It must be the same
+    /// on every rank, as [`Communicator::tuning`]: algorithms are chosen by it.
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError::Invalid`] if it has another number of ranks.
+    pub fn set_layout(&self, layout: Layout) -> Result<(), CollectiveError> {
+        if layout.world() != self.inner.world {
+            return Err(CollectiveError::Invalid {
+                reason: format!(
+                    "a layout of {} ranks is not for a communicator of {}",
+                    layout.world(),
+                    self.inner.world
+                ),
+            });
+        }
+        let mut state = self.inner.signals.lock();
+        state.layout = Arc::new(layout);
+        state.settings += 1;
+        Ok(())
     }
 
     /// Gives the memory of scratch buffers back. The next operation allocates again.
@@ -237,14 +287,14 @@ impl Communicator {
         Ok(())
     }
 
-    /// A user call begins: operations are numbered from 0 again, under this call. All ranks of a collective
+    /// A user call begins, in all groups of this rank: operations are numbered from 0 again, under this call. All ranks of a collective
     /// operation must be in the same call.
     ///
     /// Calls must come in growing order: frames of lower calls are dropped, and a peer in a higher call has
     /// left this one. An operation of the previous call that is still under way (on another thread) fails with
     /// [`CollectiveError::Aborted`]. Without this function all operations are of call 0.
     pub fn begin_call(&self, call: CallId) {
-        self.inner.signals.begin_call(call);
+        self.inner.family.begin_call(call);
     }
 
     /// This rank failed in the present call and takes part in no more operations of it: tells the peers, whose
@@ -256,292 +306,71 @@ impl Communicator {
     /// later when they do. Operations of the call that are still under way here fail with
     /// [`CollectiveError::Aborted`]. Returns without waiting. Does nothing if `call` is not the present call.
     pub fn abort_call(&self, call: CallId, reason: &str) {
-        self.inner.abort_call(call.0, reason);
+        self.inner.family.abort_call(call.0, reason);
     }
 
-    /// The control plane says that a rank is lost: operations under way and to come fail at once with
-    /// [`CollectiveError::PeerLost`].
+    /// The control plane says that a rank (one of all) is lost: operations under way and to come fail at once with
+    /// [`CollectiveError::PeerLost`], in all groups that it is in.
     pub fn rank_lost(&self, rank: Rank, reason: impl Into<String>) {
-        let reason = reason.into();
-        self.inner.signals.change(|state| {
-            state.lost.entry(rank.0).or_insert(reason);
-        });
+        self.inner.family.rank_lost(rank.0, &reason.into());
     }
 
-    /// The error of the last operation that failed in the present call, whatever the caller made of it. Its
+    /// The error of the last operation that failed in the present call, in whichever group, whatever the caller made of
+    /// it. Its
     /// [`culprit_rank`](CollectiveError::culprit_rank) says whether a failed call is an echo.
     pub fn last_failure(&self) -> Option<CollectiveError> {
-        self.inner.signals.lock().last_failure.clone()
+        let call = self.inner.signals.lock().call;
+        self.inner.family.last_failure(call)
     }
 
-    /// Combines the ranks' values, element by element; every rank gets the result in `data`. All ranks give
-    /// the same length. [`ReduceOp`] says what operators do.
+    /// The last 4096 operations of this rank, in all its groups, oldest first: what was asked, when, how it was done and
+    /// what came of it.
     ///
-    /// # Errors
+    /// ```
+    /// use kolo_collectives::local_group;
     ///
-    /// [`CollectiveError`]; `data` is as it was.
-    pub fn all_reduce<T: Element>(
-        &self,
-        data: &mut [T],
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError> {
-        Self::blocking(async |alarm, started| self.reduce(alarm, started, data, op).await)
+    /// let group = local_group(1)?;
+    /// group[0].barrier()?;
+    /// let records = group[0].records();
+    /// assert_eq!(records[0].operation.to_string(), "barrier");
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    pub fn records(&self) -> Vec<Record> {
+        self.inner.family.recorder.records()
     }
 
-    /// As [`Communicator::all_reduce`]. Cancels the operation on all ranks if it is dropped.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::all_reduce`].
-    pub async fn all_reduce_async<T: Element>(
-        &self,
-        data: &mut [T],
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError> {
-        let started = Instant::now();
-        let sleep = pin!(self.inner.sleep());
-        self.reduce(&mut SleepAlarm(sleep), started, data, op).await
+    /// What this rank's operations came to, in all its groups: by operation, kind of lane, and peer.
+    pub fn counters(&self) -> Counters {
+        self.inner.family.recorder.counters()
     }
 
-    /// Copies the root's values to every rank. All ranks give the same length and root.
-    ///
-    /// # Errors
-    ///
-    /// [`CollectiveError`]; `data` is as it was.
-    pub fn broadcast<T: Element>(&self, data: &mut [T], root: Rank) -> Result<(), CollectiveError> {
-        Self::blocking(async |alarm, started| self.spread(alarm, started, data, root).await)
+    /// An operation that has waited for so long (60 s at first) is reported once: as a warning in the log, in
+    /// [`Communicator::stalls`], and to [`Communicator::on_stall`]. It goes on, until its [deadline](Self::timeout) if
+    /// that is later. For operations that begin from now on, in all groups of this rank.
+    pub fn set_stall_after(&self, after: Duration) {
+        self.inner.family.stalls.set_after(after);
     }
 
-    /// As [`Communicator::broadcast`]. Cancels the operation on all ranks if it is dropped.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::broadcast`].
-    pub async fn broadcast_async<T: Element>(
-        &self,
-        data: &mut [T],
-        root: Rank,
-    ) -> Result<(), CollectiveError> {
-        let started = Instant::now();
-        let sleep = pin!(self.inner.sleep());
-        self.spread(&mut SleepAlarm(sleep), started, data, root)
-            .await
+    /// The last reports of operations that waited for long, oldest first, of all groups of this rank.
+    pub fn stalls(&self) -> Vec<StallReport> {
+        self.inner.family.stalls.reports()
     }
 
-    /// Gathers the ranks' values on every rank, in rank order. All ranks give the same length.
-    ///
-    /// # Errors
-    ///
-    /// [`CollectiveError`].
-    pub fn all_gather<T: Element>(&self, data: &[T]) -> Result<Vec<T>, CollectiveError> {
-        let mut all = self.room_for_all(data);
-        self.all_gather_into(data, &mut all)?;
-        Ok(all)
+    /// Calls this function with every report from now on, in place of another one. It is called by the thread that
+    /// waits, so it should be short.
+    pub fn on_stall(&self, callback: impl Fn(&StallReport) + Send + Sync + 'static) {
+        self.inner
+            .family
+            .stalls
+            .set_callback(Some(Arc::new(callback)));
     }
 
-    /// As [`Communicator::all_gather`]. Cancels the operation on all ranks if it is dropped.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::all_gather`].
-    pub async fn all_gather_async<T: Element>(
-        &self,
-        data: &[T],
-    ) -> Result<Vec<T>, CollectiveError> {
-        let mut all = self.room_for_all(data);
-        let started = Instant::now();
-        let sleep = pin!(self.inner.sleep());
-        self.gather(&mut SleepAlarm(sleep), started, data, &mut all)
-            .await?;
-        Ok(all)
-    }
-
-    /// As [`Communicator::all_gather`], into a buffer of the world size times the length of `data`.
-    ///
-    /// # Errors
-    ///
-    /// [`CollectiveError`], of which [`CollectiveError::Invalid`] for a buffer of another length (the peers
-    /// fail too); `all` is as it was.
-    pub fn all_gather_into<T: Element>(
-        &self,
-        data: &[T],
-        all: &mut [T],
-    ) -> Result<(), CollectiveError> {
-        Self::blocking(async |alarm, started| self.gather(alarm, started, data, all).await)
-    }
-
-    /// Gathers the ranks' values on every rank, in rank order. Each rank may give another length, 0 included.
-    ///
-    /// It is two operations: one for the lengths, one for the values.
-    ///
-    /// # Errors
-    ///
-    /// [`CollectiveError`].
-    pub fn all_gather_varcount<T: Element>(
-        &self,
-        data: &[T],
-    ) -> Result<Gathered<T>, CollectiveError> {
-        Self::blocking(async |alarm, started| self.gather_varcount(alarm, started, data).await)
-    }
-
-    /// As [`Communicator::all_gather_varcount`]. Cancels the operation on all ranks if it is dropped.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::all_gather_varcount`].
-    pub async fn all_gather_varcount_async<T: Element>(
-        &self,
-        data: &[T],
-    ) -> Result<Gathered<T>, CollectiveError> {
-        let started = Instant::now();
-        let sleep = pin!(self.inner.sleep());
-        self.gather_varcount(&mut SleepAlarm(sleep), started, data)
-            .await
-    }
-
-    /// Returns when all ranks have come.
-    ///
-    /// # Errors
-    ///
-    /// [`CollectiveError`].
-    pub fn barrier(&self) -> Result<(), CollectiveError> {
-        Self::blocking(async |alarm, started| self.meet(alarm, started).await)
-    }
-
-    /// As [`Communicator::barrier`]. Cancels the operation on all ranks if it is dropped.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::barrier`].
-    pub async fn barrier_async(&self) -> Result<(), CollectiveError> {
-        let started = Instant::now();
-        let sleep = pin!(self.inner.sleep());
-        self.meet(&mut SleepAlarm(sleep), started).await
-    }
-
-    fn blocking<R>(
-        operation: impl AsyncFnOnce(&mut crate::blocking::ParkAlarm<'_>, Instant) -> R,
-    ) -> R {
-        let started = Instant::now();
-        let alarm = Cell::new(None);
-        block_on(&alarm, |mut alarm| async move {
-            operation(&mut alarm, started).await
-        })
-    }
-
-    fn room_for_all<T: Element>(&self, data: &[T]) -> Vec<T> {
-        vec![T::default(); data.len() * self.inner.world as usize]
-    }
-
-    async fn reduce<A: Alarm, T: Element>(
-        &self,
-        alarm: &mut A,
-        started: Instant,
-        data: &mut [T],
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError> {
-        let (mut turn, tag) = self.inner.turn(alarm, started, "all_reduce", 1).await?;
-        let request = Request {
-            reduce: Some(op),
-            ..Request::new(OperationKind::AllReduce, T::DTYPE, data.len())
-        };
-        turn.run(alarm, tag, request, bytemuck::cast_slice(data))
-            .await?;
-        turn.store(request, bytemuck::cast_slice_mut(data));
-        Ok(())
-    }
-
-    async fn spread<A: Alarm, T: Element>(
-        &self,
-        alarm: &mut A,
-        started: Instant,
-        data: &mut [T],
-        root: Rank,
-    ) -> Result<(), CollectiveError> {
-        let (mut turn, tag) = self.inner.turn(alarm, started, "broadcast", 1).await?;
-        let request = Request {
-            root: Some(root.0),
-            ..Request::new(OperationKind::Broadcast, T::DTYPE, data.len())
-        };
-        if root.0 >= self.inner.world {
-            let world = self.inner.world;
-            let reason = format!(
-                "broadcast from root {root}: a world of {world} has ranks 0 to {}",
-                world - 1
-            );
-            return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
+    /// The tag that the next operation will have, for tests and diagnosis.
+    pub fn next_tag(&self) -> Tag {
+        let state = self.inner.signals.lock();
+        Tag {
+            call: state.call,
+            operation: state.next,
         }
-        turn.run(alarm, tag, request, bytemuck::cast_slice(data))
-            .await?;
-        if root != self.rank() {
-            turn.store(request, bytemuck::cast_slice_mut(data));
-        }
-        Ok(())
-    }
-
-    async fn gather<A: Alarm, T: Element>(
-        &self,
-        alarm: &mut A,
-        started: Instant,
-        data: &[T],
-        all: &mut [T],
-    ) -> Result<(), CollectiveError> {
-        let (mut turn, tag) = self.inner.turn(alarm, started, "all_gather", 1).await?;
-        let request = Request::new(OperationKind::AllGather, T::DTYPE, data.len());
-        if all.len() != data.len() * self.inner.world as usize {
-            let reason = format!(
-                "all_gather of {} elements on each of {} ranks into a buffer of {}: it must have {}",
-                data.len(),
-                self.inner.world,
-                all.len(),
-                data.len() * self.inner.world as usize
-            );
-            return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
-        }
-        turn.run(alarm, tag, request, bytemuck::cast_slice(data))
-            .await?;
-        turn.store(request, bytemuck::cast_slice_mut(all));
-        Ok(())
-    }
-
-    async fn gather_varcount<A: Alarm, T: Element>(
-        &self,
-        alarm: &mut A,
-        started: Instant,
-        data: &[T],
-    ) -> Result<Gathered<T>, CollectiveError> {
-        // Both numbers at once: a rank that fails in the first half skips the second.
-        let (mut turn, tag) = self
-            .inner
-            .turn(alarm, started, "all_gather_varcount", 2)
-            .await?;
-        let lengths = Request::new(OperationKind::AllGatherCounts, T::DTYPE, 1);
-        let mine = [data.len() as u64];
-        turn.run(alarm, tag, lengths, bytemuck::cast_slice(&mine))
-            .await?;
-        let mut of_all = vec![0_u64; self.inner.world as usize];
-        turn.store(lengths, bytemuck::cast_slice_mut(&mut of_all));
-        let counts: Vec<usize> = of_all.iter().map(|length| *length as usize).collect();
-        let Some(total) = turn
-            .set_offsets(counts.iter().copied())
-            .filter(|total| total.checked_mul(size_of::<T>()).is_some())
-        else {
-            let reason = format!("all_gather_varcount of {of_all:?} elements does not fit memory");
-            return Err(turn.refuse(tag.after(), CollectiveError::Invalid { reason }));
-        };
-        let values = Request::new(OperationKind::AllGatherVarcount, T::DTYPE, total);
-        turn.run(alarm, tag.after(), values, bytemuck::cast_slice(data))
-            .await?;
-        let mut gathered = Gathered {
-            values: vec![T::default(); total],
-            counts,
-        };
-        turn.store(values, bytemuck::cast_slice_mut(&mut gathered.values));
-        Ok(gathered)
-    }
-
-    async fn meet<A: Alarm>(&self, alarm: &mut A, started: Instant) -> Result<(), CollectiveError> {
-        let (mut turn, tag) = self.inner.turn(alarm, started, "barrier", 1).await?;
-        turn.run(alarm, tag, Request::BARRIER, &[]).await
     }
 }

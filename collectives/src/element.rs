@@ -2,75 +2,144 @@
 
 use std::fmt;
 
-use crate::operation::ReduceOp;
+use half::{bf16, f16};
+
 use crate::reduce;
 
 /// A type of elements, as the header of a frame names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum DType {
+    /// `u8`.
+    U8,
+    /// `i8`.
+    I8,
+    /// `u16`.
+    U16,
+    /// `i16`.
+    I16,
     /// `i32`.
     I32,
     /// `i64`.
     I64,
+    /// IEEE 754 half precision, [`half::f16`]. Reduced in `f32`.
+    F16,
     /// `f32`.
     F32,
     /// `f64`.
     F64,
+    /// `bool`: one byte, 0 or 1. What comes from a peer counts as `true` unless it is 0.
+    Bool,
+    /// The upper half of an `f32`, [`half::bf16`]. Reduced in `f32`.
+    Bf16,
+    /// `u32`.
+    U32,
+    /// `u64`.
+    U64,
 }
 
 impl DType {
-    /// All types.
-    pub const ALL: [Self; 4] = [Self::I32, Self::I64, Self::F32, Self::F64];
+    /// All types, by their codes on the wire.
+    pub const ALL: [Self; 13] = [
+        Self::U8,
+        Self::I8,
+        Self::U16,
+        Self::I16,
+        Self::I32,
+        Self::I64,
+        Self::F16,
+        Self::F32,
+        Self::F64,
+        Self::Bool,
+        Self::Bf16,
+        Self::U32,
+        Self::U64,
+    ];
 
     /// Bytes of one element.
     #[must_use]
-    pub fn size(self) -> usize {
+    pub const fn size(self) -> usize {
         match self {
-            Self::I32 | Self::F32 => 4,
-            Self::I64 | Self::F64 => 8,
+            Self::U8 | Self::I8 | Self::Bool => 1,
+            Self::U16 | Self::I16 | Self::F16 | Self::Bf16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 => 8,
         }
     }
 
-    pub(crate) fn code(self) -> u8 {
-        // Horovod's numbers, with room for its other types.
+    /// Whether it is a floating-point type.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+    }
+
+    /// Whether it is a whole number; `bool` is not one.
+    #[must_use]
+    pub const fn is_integer(self) -> bool {
+        !self.is_float() && !matches!(self, Self::Bool)
+    }
+
+    /// Horovod's numbers 0 to 9, then kolo's own.
+    pub(crate) const fn code(self) -> u8 {
         match self {
+            Self::U8 => 0,
+            Self::I8 => 1,
+            Self::U16 => 2,
+            Self::I16 => 3,
             Self::I32 => 4,
             Self::I64 => 5,
+            Self::F16 => 6,
             Self::F32 => 7,
             Self::F64 => 8,
+            Self::Bool => 9,
+            Self::Bf16 => 10,
+            Self::U32 => 11,
+            Self::U64 => 12,
         }
     }
 
     pub(crate) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|dtype| dtype.code() == code)
+        Self::ALL.get(usize::from(code)).copied()
     }
 }
 
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
+            Self::U8 => "u8",
+            Self::I8 => "i8",
+            Self::U16 => "u16",
+            Self::I16 => "i16",
             Self::I32 => "i32",
             Self::I64 => "i64",
+            Self::F16 => "f16",
             Self::F32 => "f32",
             Self::F64 => "f64",
+            Self::Bool => "bool",
+            Self::Bf16 => "bf16",
+            Self::U32 => "u32",
+            Self::U64 => "u64",
         })
     }
 }
 
 mod sealed {
-    use super::ReduceOp;
+    use super::DType;
 
-    /// What the engine needs of a type. Plain old data: any bits are a value.
-    pub trait Sealed: bytemuck::Pod {
-        fn reduce(op: ReduceOp, into: &mut [Self], from: &[Self]);
-        fn divide(values: &mut [Self], by: u32);
+    /// What the engine needs of a type.
+    pub trait Sealed: Sized {
+        fn bytes(values: &[Self]) -> &[u8];
+        fn bytes_mut(values: &mut [Self]) -> Option<&mut [u8]>;
+        fn store(values: &mut [Self], from: Option<DType>, bytes: &[u8]);
     }
 }
 
 pub(crate) use sealed::Sealed;
 
-/// A type that collectives can carry: `i32`, `i64`, `f32` or `f64`. It can't be implemented elsewhere.
+/// A type that collectives can carry: `bool`, the integers of 8 to 64 bits, [`half::f16`], [`half::bf16`], `f32` and
+/// `f64`. It can't be implemented elsewhere.
+///
+/// [`ReduceOp`](crate::ReduceOp) says which operator takes which type.
 pub trait Element:
     Sealed + Copy + PartialEq + fmt::Debug + Default + Send + Sync + 'static
 {
@@ -78,25 +147,127 @@ pub trait Element:
     const DTYPE: DType;
 }
 
+/// The elements as bytes.
+pub(crate) fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
+    T::bytes(values)
+}
+
+/// The elements as bytes that may be written; `None` for a type that not all bytes are good for.
+pub(crate) fn bytes_of_mut<T: Element>(values: &mut [T]) -> Option<&mut [u8]> {
+    T::bytes_mut(values)
+}
+
+/// Copies bytes that came from a peer to elements, or converts them from another float type. Any bytes are good for
+/// any type: a `bool` is `true` unless its byte is 0.
+///
+/// # Panics
+///
+/// If there are not as many bytes as the elements have.
+pub(crate) fn store<T: Element>(values: &mut [T], from: Option<DType>, bytes: &[u8]) {
+    T::store(values, from, bytes);
+}
+
 macro_rules! element {
-    ($type:ty, $dtype:ident, $kernels:ident) => {
+    ($($type:ty => $dtype:ident),* $(,)?) => {$(
         impl Sealed for $type {
-            fn reduce(op: ReduceOp, into: &mut [Self], from: &[Self]) {
-                reduce::$kernels::apply(op, into, from);
+            fn bytes(values: &[Self]) -> &[u8] {
+                bytemuck::cast_slice(values)
             }
 
-            fn divide(values: &mut [Self], by: u32) {
-                reduce::$kernels::divide(values, by);
+            fn bytes_mut(values: &mut [Self]) -> Option<&mut [u8]> {
+                Some(bytemuck::cast_slice_mut(values))
+            }
+
+            fn store(values: &mut [Self], from: Option<DType>, bytes: &[u8]) {
+                let values = bytemuck::cast_slice_mut(values);
+                match from {
+                    Some(from) => reduce::convert(DType::$dtype, values, from, bytes),
+                    None => values.copy_from_slice(bytes),
+                }
             }
         }
 
         impl Element for $type {
             const DTYPE: DType = DType::$dtype;
         }
-    };
+    )*};
 }
 
-element!(i32, I32, for_i32);
-element!(i64, I64, for_i64);
-element!(f32, F32, for_f32);
-element!(f64, F64, for_f64);
+element! {
+    u8 => U8, i8 => I8, u16 => U16, i16 => I16, u32 => U32, i32 => I32, u64 => U64, i64 => I64,
+    f16 => F16, bf16 => Bf16, f32 => F32, f64 => F64,
+}
+
+impl Sealed for bool {
+    fn bytes(values: &[Self]) -> &[u8] {
+        bytemuck::cast_slice(values)
+    }
+
+    fn bytes_mut(_values: &mut [Self]) -> Option<&mut [u8]> {
+        None
+    }
+
+    fn store(values: &mut [Self], _from: Option<DType>, bytes: &[u8]) {
+        // Not every byte is a `bool`: they are never cast, only compared.
+        assert_eq!(values.len(), bytes.len(), "one byte for each bool");
+        for (value, byte) in values.iter_mut().zip(bytes) {
+            *value = *byte != 0;
+        }
+    }
+}
+
+impl Element for bool {
+    const DTYPE: DType = DType::Bool;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_those_of_the_wire() {
+        for (code, dtype) in (0..).zip(DType::ALL) {
+            assert_eq!(dtype.code(), code);
+            assert_eq!(DType::from_code(code), Some(dtype));
+        }
+        assert_eq!(DType::from_code(13), None);
+        assert_eq!(DType::from_code(u8::MAX), None);
+        // Horovod's message.h.
+        assert_eq!((DType::F32.code(), DType::Bool.code()), (7, 9));
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_types() {
+        fn check<T: Element>(name: &str) {
+            assert_eq!(T::DTYPE.size(), size_of::<T>());
+            assert_eq!(T::DTYPE.to_string(), name);
+            assert!(align_of::<T>() <= align_of::<u64>());
+        }
+        check::<bool>("bool");
+        check::<u8>("u8");
+        check::<i8>("i8");
+        check::<u16>("u16");
+        check::<i16>("i16");
+        check::<u32>("u32");
+        check::<i32>("i32");
+        check::<u64>("u64");
+        check::<i64>("i64");
+        check::<f16>("f16");
+        check::<bf16>("bf16");
+        check::<f32>("f32");
+        check::<f64>("f64");
+    }
+
+    #[test]
+    fn any_byte_from_a_peer_makes_a_bool() {
+        let mut values = [false; 4];
+        store(&mut values, None, &[0, 1, 2, 255]);
+        assert_eq!(values, [false, true, true, true]);
+        assert_eq!(bytes_of(&values), [0, 1, 1, 1]);
+        let mut floats = [0_f32; 2];
+        store(&mut floats, None, &[0, 0, 128, 63, 255, 255, 255, 255]);
+        assert!((floats[0] - 1.0).abs() < f32::EPSILON && floats[1].is_nan());
+        store(&mut floats, Some(DType::Bf16), &[128, 63, 255, 255]);
+        assert!((floats[0] - 1.0).abs() < f32::EPSILON && floats[1].is_nan());
+    }
+}

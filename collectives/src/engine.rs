@@ -1,5 +1,6 @@
 //! What a communicator keeps from one operation to the next: links, buffers, the last schedule.
 
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use kolo_transport::ids::Generation;
@@ -8,10 +9,16 @@ use crate::cause::Cause;
 use crate::header::Header;
 use crate::lane::LaneError;
 use crate::link::Link;
-use crate::operation::{Operation, OperationKind, Tag};
-use crate::schedule::{Action, Equal, Group, Offsets, Schedule};
+use crate::operation::{Operation, Tag};
+use crate::schedule::{Action, Choices, Layout, Schedule, Tuning};
 use crate::scratch::Scratch;
+use crate::shm::setup::Sharing;
 use crate::signals::Arrival;
+
+mod data;
+mod shared;
+
+pub(crate) use data::{element_size, finish_of};
 
 /// How far an action of the present step is.
 #[derive(Debug, Clone, Copy, Default)]
@@ -26,81 +33,80 @@ pub(crate) struct Engine {
     pub(crate) me: u32,
     pub(crate) world: u32,
     pub(crate) generation: Generation,
+    /// Of a group, its members by their ranks among all.
+    members: Option<Arc<[u32]>>,
     /// By rank; the own one is never used.
     pub(crate) links: Vec<Link>,
     pub(crate) work: Scratch,
+    /// Several buffers in one piece, for operations in shared memory.
+    pub(crate) packed: Scratch,
     pub(crate) schedule: Schedule,
     made_for: Option<Operation>,
+    /// Which algorithm is used when, and for which version of settings that is.
+    choices: Choices,
+    layout: Arc<Layout>,
+    settings: u64,
     /// Of the actions of the present step.
     pub(crate) progress: Vec<Progress>,
     /// The last operation, if it succeeded here.
     pub(crate) previous: Option<(Tag, Operation)>,
-    /// Where the shares of a varcount gather begin.
+    /// Where the shares begin, of an operation on different lengths; for an all-to-all of what comes.
     pub(crate) offsets: Vec<usize>,
+    /// For an all-to-all of different lengths, where that begins which goes to each rank.
+    pub(crate) sent_offsets: Vec<usize>,
+    /// Lengths while they are exchanged.
+    pub(crate) lengths: Vec<u64>,
+    pub(crate) shm: Sharing,
+    /// The last operation in shared memory was one in which some rank had no data: the next one, which is likely to be the
+    /// same, is not to be expected to end by itself.
+    pub(crate) is_hasty: bool,
 }
 
 impl Engine {
-    pub(crate) fn new(me: u32, world: u32, generation: Generation) -> Self {
+    pub(crate) fn new(
+        me: u32,
+        world: u32,
+        generation: Generation,
+        members: Option<Arc<[u32]>>,
+    ) -> Self {
         Self {
             me,
             world,
             generation,
+            members,
             links: (0..world).map(|_| Link::default()).collect(),
             work: Scratch::default(),
+            packed: Scratch::default(),
             schedule: Schedule::default(),
             made_for: None,
+            choices: Choices::new(Tuning::default(), Layout::single(world).shape()),
+            layout: Arc::new(Layout::single(world)),
+            settings: 0,
             progress: Vec::new(),
             previous: None,
             offsets: Vec::new(),
+            sent_offsets: Vec::new(),
+            lengths: Vec::new(),
+            shm: Sharing::Unknown,
+            is_hasty: false,
         }
     }
 
-    /// Makes the schedule of an operation, unless it is the last one's, and the room that it needs.
-    pub(crate) fn plan(&mut self, operation: &Operation) {
-        let varcount = operation.kind == OperationKind::AllGatherVarcount;
-        if varcount || self.made_for != Some(*operation) {
-            let group = Group {
-                rank: self.me,
-                world: self.world,
-            };
-            let count = operation.count as usize;
-            let schedule = &mut self.schedule;
-            match operation.kind {
-                OperationKind::AllReduce => {
-                    let average = operation.reduce == Some(crate::ReduceOp::Average);
-                    schedule.all_reduce(group, operation.algorithm, count, average);
-                }
-                OperationKind::Broadcast => {
-                    schedule.broadcast(group, operation.root.unwrap_or(0), count);
-                }
-                OperationKind::AllGather | OperationKind::AllGatherCounts => {
-                    schedule.all_gather(group, operation.algorithm, Equal(count));
-                }
-                OperationKind::AllGatherVarcount => {
-                    schedule.all_gather(group, operation.algorithm, Offsets(&self.offsets));
-                }
-                OperationKind::Barrier => schedule.barrier(group),
-            }
-            // A gather of different lengths is made anew each time: the lengths are not in the operation.
-            self.made_for = (!varcount).then_some(*operation);
-        }
-        self.work
-            .reserve(self.schedule.buffer * element_size(operation));
-    }
-
-    /// Copies this rank's input to its place.
-    pub(crate) fn load(&mut self, size: usize, input: &[u8]) {
-        if let Some(span) = self.schedule.input {
-            self.work.bytes_mut()[span.start * size..span.end() * size].copy_from_slice(input);
+    /// Whether it is this rank that makes the link to a peer: the one that is higher among all ranks makes it.
+    pub(crate) fn dials(&self, peer: u32) -> bool {
+        match &self.members {
+            Some(members) => members[self.me as usize] > members[peer as usize],
+            None => self.me > peer,
         }
     }
 
-    /// Copies the result to the caller.
-    pub(crate) fn store(&self, size: usize, result: &mut [u8]) {
-        for output in &self.schedule.outputs {
-            let from = &self.work.bytes()[output.from.start * size..output.from.end() * size];
-            let to = output.to * size;
-            result[to..to + from.len()].copy_from_slice(from);
+    /// Takes new settings, if their version is another one.
+    pub(crate) fn settle(&mut self, version: u64, tuning: Tuning, layout: &Arc<Layout>) {
+        if self.settings != version {
+            self.settings = version;
+            self.choices = Choices::new(tuning, layout.shape());
+            self.layout = Arc::clone(layout);
+            self.made_for = None;
         }
     }
 
@@ -132,10 +138,11 @@ impl Engine {
                 (self.me + distance) % self.world,
                 (self.me + self.world - distance) % self.world,
             ] {
-                let link = &mut self.links[peer as usize];
+                let link = &self.links[peer as usize];
                 let gone = link.ended.as_ref().is_some_and(|ended| ended.is_final);
-                if peer < self.me && !link.is_up() && !link.connecting && !gone {
-                    link.connecting = true;
+                let idle = !link.is_up() && !link.connecting && !gone;
+                if peer != self.me && idle && self.dials(peer) {
+                    self.links[peer as usize].connecting = true;
                     found.push(peer);
                 }
             }
@@ -148,20 +155,34 @@ impl Engine {
     /// linked from here on.
     pub(crate) fn broken_links(&mut self) -> Vec<u32> {
         let mut found = Vec::new();
-        for (peer, link) in (0..self.me).zip(&mut self.links) {
+        for peer in (0..self.world).filter(|peer| *peer != self.me) {
+            let link = &self.links[peer as usize];
             let broken = link.ended.as_ref().is_some_and(|ended| !ended.is_final);
-            if broken && !link.is_up() && !link.connecting {
-                link.connecting = true;
+            if broken && !link.is_up() && !link.connecting && self.dials(peer) {
+                self.links[peer as usize].connecting = true;
                 found.push(peer);
             }
         }
         found
     }
 
+    /// Whether a certain algorithm is asked for.
+    pub(crate) fn is_forced(&self) -> bool {
+        self.choices.tuning().force.is_some()
+    }
+
+    /// The version of the settings that are in use.
+    pub(crate) fn settings(&self) -> u64 {
+        self.settings
+    }
+
     /// Puts a notice on every link.
     pub(crate) fn notify_all(&mut self, frame: &[u8]) {
         for link in &mut self.links {
             link.notify(frame);
+        }
+        if let Some(arena) = self.shm.active() {
+            arena.tell();
         }
     }
 
@@ -229,18 +250,13 @@ impl Engine {
     /// Gives the memory of buffers back.
     pub(crate) fn release(&mut self) {
         self.work.release();
+        self.packed.release();
+        if let Some(arena) = self.shm.active() {
+            arena.release();
+        }
         for link in &mut self.links {
             link.stage.release();
         }
-    }
-}
-
-/// Bytes of an element; a barrier has none to speak of.
-pub(crate) fn element_size(operation: &Operation) -> usize {
-    match operation.kind {
-        // The type is the caller's, so that a mismatch is seen here; the lengths themselves are `u64`.
-        OperationKind::AllGatherCounts => size_of::<u64>(),
-        _ => operation.dtype.map_or(1, crate::DType::size),
     }
 }
 
@@ -271,12 +287,7 @@ pub(crate) fn next_transfer(
 ) -> Option<usize> {
     step.iter().zip(progress).position(|(action, progress)| {
         !progress.done
-            && match action {
-                Action::Send { peer: other, .. } => sends && *other == peer,
-                Action::Receive { peer: other, .. } | Action::ReceiveReduce { peer: other, .. } => {
-                    !sends && *other == peer
-                }
-                Action::Combine { .. } | Action::Divide { .. } => false,
-            }
+            && action.transfer().is_some_and(|(other, _)| other == peer)
+            && matches!(action, Action::Send { .. }) == sends
     })
 }

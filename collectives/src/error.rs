@@ -127,6 +127,24 @@ impl CollectiveError {
         }
     }
 
+    /// The same with other numbers for ranks.
+    pub(crate) fn with_ranks(mut self, map: impl Fn(Rank) -> Rank) -> Self {
+        match &mut self {
+            Self::PeerLost { rank, .. }
+            | Self::PeerFailed { rank, .. }
+            | Self::PeerLeft { rank, .. }
+            | Self::Connect { rank, .. }
+            | Self::Protocol { rank, .. } => *rank = map(*rank),
+            Self::Deadline { late, .. } => late.iter_mut().for_each(|rank| *rank = map(*rank)),
+            Self::Mismatch { rank, other, .. } => {
+                *rank = map(*rank);
+                *other = map(*other);
+            }
+            Self::Aborted { .. } | Self::Invalid { .. } => {}
+        }
+        self
+    }
+
     /// Whether the same operation may succeed on this communicator if all ranks try it again.
     #[must_use]
     pub fn is_retryable(&self) -> bool {

@@ -1,16 +1,18 @@
 //! The fixed header of every frame on the data plane. No I/O.
 //!
-//! 64 bytes, little endian, followed by `length` bytes of payload:
+//! 96 bytes, little endian, followed by `length` bytes of payload:
 //!
 //! ```text
-//!  0  magic "kolo"        16  generation u64        48  step u32
-//!  4  version u8          24  call (hello: job) u64 52  length u32
-//!  5  frame kind u8       32  operation number u64  56  offset u64
-//!  6  operation kind u8   40  elements u64
-//!  7  type u8
-//!  8  operator u8
+//!  0  magic "kolo"        16  generation u64        56  offset u64
+//!  4  version u8          24  call (hello: job) u64 64  prescale f64
+//!  5  frame kind u8       32  operation number u64  72  postscale f64
+//!                             (hello: group)
+//!  6  operation kind u8   40  elements u64          80  rows u64
+//!  7  type u8             48  step u32              88  shape u64
+//!  8  operator u8         52  length u32
 //!  9  algorithm u8
-//! 10  reserved, 2 bytes of 0
+//! 10  type on the way u8
+//! 11  log2 of a segment u8
 //! 12  root (hello: rank) u32
 //! ```
 //!
@@ -20,14 +22,14 @@
 use kolo_transport::ids::{Generation, JobId, Rank};
 
 use crate::element::DType;
-use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
+use crate::operation::{Factor, Operation, OperationKind, ReduceOp, Tag};
 use crate::schedule::Algorithm;
 
 #[cfg(not(target_endian = "little"))]
 compile_error!("the data plane carries elements as little-endian memory");
 
 /// Bytes of a header.
-pub const HEADER: usize = 64;
+pub const HEADER: usize = 96;
 
 /// Most bytes of one data frame's payload. Longer transfers are cut, so that a receiver can combine what has
 /// come while the rest is on its way, from cache, and so that giving up costs little.
@@ -37,7 +39,7 @@ pub const SEGMENT: usize = 256 * 1024;
 pub const MAX_TEXT: usize = 4096;
 
 const MAGIC: [u8; 4] = *b"kolo";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const NONE: u8 = u8::MAX;
 const NO_ROOT: u32 = u32::MAX;
 
@@ -53,6 +55,8 @@ pub enum Header {
         generation: Generation,
         /// Its rank.
         rank: Rank,
+        /// The group that the link is for, as the side says that makes it; 0 is the group of all ranks.
+        group: u64,
     },
     /// Second frame: the hello was right.
     Welcome,
@@ -63,8 +67,31 @@ pub enum Header {
         /// Bytes of text that follow.
         length: u32,
     },
+    /// About memory that the ranks of a host share. An offer comes with a descriptor.
+    Share {
+        /// The sender's generation.
+        generation: Generation,
+        /// What it says.
+        share: Share,
+    },
     /// Elements.
     Data(Data),
+    /// What the sender asks for, said again because it has waited for a while, or because the receiver has no data of its
+    /// own to give and wants to know. No payload; `step` and `offset` are 0.
+    Ask(Data),
+    /// The sender has begun this operation, and so have all that have told it. `step` is the round. No payload.
+    Consent(Data),
+    /// What a rank does that others wait for. Payload: text.
+    Doing {
+        /// The sender's generation.
+        generation: Generation,
+        /// The operation that they wait in.
+        tag: Tag,
+        /// The rank that it is about.
+        rank: Rank,
+        /// Bytes of payload.
+        length: u32,
+    },
     /// The sender failed in an operation. Payload: a [`Cause`](crate::cause::Cause).
     AbortOperation {
         /// Its generation.
@@ -83,6 +110,47 @@ pub enum Header {
         /// Bytes of payload.
         length: u32,
     },
+}
+
+/// What ranks of one host say to each other before they share memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Share {
+    /// To rank 0: is there any?
+    Ask,
+    /// From rank 0: here it is.
+    Offer,
+    /// To or from rank 0: there will be none.
+    Refuse,
+    /// To rank 0: the sender has mapped it.
+    Attached,
+    /// From rank 0: it stands in the memory whether it is used.
+    Settled,
+}
+
+impl Share {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Ask,
+        Self::Offer,
+        Self::Refuse,
+        Self::Attached,
+        Self::Settled,
+    ];
+
+    const fn code(self) -> u8 {
+        match self {
+            Self::Ask => 1,
+            Self::Offer => 2,
+            Self::Refuse => 3,
+            Self::Attached => 4,
+            Self::Settled => 5,
+        }
+    }
+
+    fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|share| share.code() == code)
+    }
 }
 
 /// The header of a data frame.
@@ -135,8 +203,13 @@ impl Header {
     #[must_use]
     pub fn length(&self) -> usize {
         match self {
-            Self::Hello { .. } | Self::Welcome => 0,
+            Self::Hello { .. }
+            | Self::Welcome
+            | Self::Ask(_)
+            | Self::Consent(_)
+            | Self::Share { .. } => 0,
             Self::Data(Data { length, .. })
+            | Self::Doing { length, .. }
             | Self::Refusal { length, .. }
             | Self::AbortOperation { length, .. }
             | Self::AbortCall { length, .. } => *length as usize,
@@ -152,11 +225,13 @@ impl Header {
                 job,
                 generation,
                 rank,
+                group,
             } => {
                 out.kind(1);
                 out.u32(12, rank.0);
                 out.u64(16, generation.0);
                 out.u64(24, job.0);
+                out.u64(32, group);
             }
             Self::Welcome => out.kind(2),
             Self::Refusal { stale, length } => {
@@ -164,13 +239,24 @@ impl Header {
                 out.0[6] = u8::from(stale);
                 out.u32(52, length);
             }
-            Self::Data(data) => {
+            Self::Share { generation, share } => {
+                out.kind(10);
+                out.0[6] = share.code();
+                out.u64(16, generation.0);
+            }
+            Self::Data(data) | Self::Ask(data) | Self::Consent(data) => {
                 let operation = data.operation;
-                out.kind(4);
+                out.kind(match self {
+                    Self::Ask(_) => 7,
+                    Self::Consent(_) => 8,
+                    _ => 4,
+                });
                 out.0[6] = operation.kind.code();
                 out.0[7] = operation.dtype.map_or(NONE, DType::code);
                 out.0[8] = operation.reduce.map_or(NONE, ReduceOp::code);
                 out.0[9] = operation.algorithm.code();
+                out.0[10] = operation.wire.map_or(NONE, DType::code);
+                out.0[11] = operation.segment;
                 out.u32(12, operation.root.unwrap_or(NO_ROOT));
                 out.u64(16, data.generation.0);
                 out.tag(data.tag);
@@ -178,6 +264,10 @@ impl Header {
                 out.u32(48, data.step);
                 out.u32(52, data.length);
                 out.u64(56, data.offset);
+                out.u64(64, operation.prescale.to_bits());
+                out.u64(72, operation.postscale.to_bits());
+                out.u64(80, operation.rows);
+                out.u64(88, operation.shape);
             }
             Self::AbortOperation {
                 generation,
@@ -185,6 +275,18 @@ impl Header {
                 length,
             } => {
                 out.kind(5);
+                out.u64(16, generation.0);
+                out.tag(tag);
+                out.u32(52, length);
+            }
+            Self::Doing {
+                generation,
+                tag,
+                rank,
+                length,
+            } => {
+                out.kind(9);
+                out.u32(12, rank.0);
                 out.u64(16, generation.0);
                 out.tag(tag);
                 out.u32(52, length);
@@ -235,20 +337,34 @@ impl Header {
                 job: JobId(fields.get_u64(24)),
                 generation,
                 rank: Rank(fields.get_u32(12)),
+                group: fields.get_u64(32),
             },
             2 => Self::Welcome,
             3 => Self::Refusal {
                 stale: bytes[6] != 0,
                 length: length(MAX_TEXT)?,
             },
-            4 => Self::Data(Data {
+            kind @ (4 | 7 | 8) => {
+                let data = Data {
+                    generation,
+                    tag,
+                    operation: fields.operation()?,
+                    step: fields.get_u32(48),
+                    offset: fields.get_u64(56),
+                    length: length(if kind == 4 { SEGMENT } else { 0 })?,
+                };
+                match kind {
+                    4 => Self::Data(data),
+                    7 => Self::Ask(data),
+                    _ => Self::Consent(data),
+                }
+            }
+            9 => Self::Doing {
                 generation,
                 tag,
-                operation: fields.operation()?,
-                step: fields.get_u32(48),
-                offset: fields.get_u64(56),
-                length: length(SEGMENT)?,
-            }),
+                rank: Rank(fields.get_u32(12)),
+                length: length(MAX_TEXT)?,
+            },
             5 => Self::AbortOperation {
                 generation,
                 tag,
@@ -258,6 +374,13 @@ impl Header {
                 generation,
                 call: tag.call,
                 length: length(MAX_TEXT)?,
+            },
+            10 => Self::Share {
+                generation,
+                share: Share::from_code(bytes[6]).ok_or(HeaderError::Code {
+                    field: "share",
+                    code: bytes[6],
+                })?,
             },
             code => {
                 return Err(HeaderError::Code {
@@ -327,167 +450,18 @@ impl Fields {
             algorithm: Algorithm::from_code(self.0[9]).ok_or_else(|| unknown("algorithm", 9))?,
             root: Some(self.get_u32(12)).filter(|root| *root != NO_ROOT),
             count: self.get_u64(40),
+            rows: self.get_u64(80),
+            shape: self.get_u64(88),
+            prescale: Factor::from_bits(self.get_u64(64)),
+            postscale: Factor::from_bits(self.get_u64(72)),
+            wire: match self.0[10] {
+                NONE => None,
+                code => Some(DType::from_code(code).ok_or_else(|| unknown("wire type", 10))?),
+            },
+            segment: self.0[11],
         })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn data() -> Data {
-        Data {
-            generation: Generation(3),
-            tag: Tag {
-                call: 7,
-                operation: 9,
-            },
-            operation: Operation {
-                kind: OperationKind::AllReduce,
-                dtype: Some(DType::F32),
-                reduce: Some(ReduceOp::Max),
-                root: None,
-                count: 1000,
-                algorithm: Algorithm::Ring,
-            },
-            step: 2,
-            offset: 262_144,
-            length: 64,
-        }
-    }
-
-    #[test]
-    fn the_layout_is_fixed() {
-        let bytes = Header::Data(data()).encode();
-        let mut expected = vec![b'k', b'o', b'l', b'o', 1, 4, 1, 7, 4, 3, 0, 0];
-        expected.extend_from_slice(&u32::MAX.to_le_bytes());
-        for field in [3_u64, 7, 9, 1000] {
-            expected.extend_from_slice(&field.to_le_bytes());
-        }
-        expected.extend_from_slice(&2_u32.to_le_bytes());
-        expected.extend_from_slice(&64_u32.to_le_bytes());
-        expected.extend_from_slice(&262_144_u64.to_le_bytes());
-        assert_eq!(bytes.to_vec(), expected);
-    }
-
-    #[test]
-    fn what_is_not_understood_is_named() {
-        let good = Header::Data(data()).encode();
-        let with = |at: usize, value: u8| {
-            let mut bytes = good;
-            bytes[at] = value;
-            Header::parse(&bytes).unwrap_err().to_string()
-        };
-        assert!(with(0, b'H').contains("instead of `kolo`"));
-        assert_eq!(with(4, 9), "data-plane protocol version 9, this side has 1");
-        assert_eq!(with(5, 77), "unknown frame code 77");
-        assert_eq!(with(6, 77), "unknown operation code 77");
-        assert_eq!(with(7, 77), "unknown type code 77");
-        assert_eq!(with(8, 77), "unknown operator code 77");
-        assert_eq!(with(9, 77), "unknown algorithm code 77");
-        assert_eq!(
-            with(55, 1),
-            "a payload of 16777280 bytes is over the limit of 262144"
-        );
-    }
-
-    fn any_header() -> impl Strategy<Value = Header> {
-        let operation = (
-            prop::sample::select(vec![
-                OperationKind::AllReduce,
-                OperationKind::Broadcast,
-                OperationKind::AllGather,
-                OperationKind::AllGatherCounts,
-                OperationKind::AllGatherVarcount,
-                OperationKind::Barrier,
-            ]),
-            prop::option::of(prop::sample::select(DType::ALL.to_vec())),
-            prop::option::of(prop::sample::select(ReduceOp::ALL.to_vec())),
-            prop::option::of(0..u32::MAX),
-            any::<u64>(),
-            prop::sample::select(Algorithm::ALL.to_vec()),
-        )
-            .prop_map(|(kind, dtype, reduce, root, count, algorithm)| Operation {
-                kind,
-                dtype,
-                reduce,
-                root,
-                count,
-                algorithm,
-            });
-        let tag = any::<(u64, u64)>().prop_map(|(call, operation)| Tag { call, operation });
-        let generation = any::<u64>().prop_map(Generation);
-        prop_oneof![
-            (any::<u64>(), generation.clone(), any::<u32>()).prop_map(|(job, generation, rank)| {
-                Header::Hello {
-                    job: JobId(job),
-                    generation,
-                    rank: Rank(rank),
-                }
-            }),
-            Just(Header::Welcome),
-            (any::<bool>(), 0..=MAX_TEXT as u32)
-                .prop_map(|(stale, length)| Header::Refusal { stale, length }),
-            (
-                generation.clone(),
-                tag.clone(),
-                operation,
-                any::<u32>(),
-                any::<u64>(),
-                0..=SEGMENT as u32
-            )
-                .prop_map(|(generation, tag, operation, step, offset, length)| {
-                    Header::Data(Data {
-                        generation,
-                        tag,
-                        operation,
-                        step,
-                        offset,
-                        length,
-                    })
-                }),
-            (generation.clone(), tag, 0..=MAX_TEXT as u32).prop_map(|(generation, tag, length)| {
-                Header::AbortOperation {
-                    generation,
-                    tag,
-                    length,
-                }
-            }),
-            (generation, any::<u64>(), 0..=MAX_TEXT as u32).prop_map(
-                |(generation, call, length)| Header::AbortCall {
-                    generation,
-                    call,
-                    length,
-                }
-            ),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn headers_survive_the_wire(header in any_header()) {
-            prop_assert_eq!(Header::parse(&header.encode()), Ok(header));
-        }
-
-        #[test]
-        fn random_bytes_never_panic_and_lengths_stay_bounded(
-            bytes in prop::array::uniform32(any::<u8>()),
-            more in prop::array::uniform32(any::<u8>()),
-            plausible in any::<bool>(),
-            kind in 0_u8..9,
-        ) {
-            let mut all = [0; HEADER];
-            all[..32].copy_from_slice(&bytes);
-            all[32..].copy_from_slice(&more);
-            if plausible {
-                all[..6].copy_from_slice(&[b'k', b'o', b'l', b'o', 1, kind]);
-            }
-            if let Ok(header) = Header::parse(&all) {
-                prop_assert!(header.length() <= SEGMENT);
-                prop_assert_eq!(Header::parse(&header.encode()), Ok(header));
-            }
-        }
-    }
-}
+mod tests;

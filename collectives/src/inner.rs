@@ -1,27 +1,36 @@
 //! What the clones of a communicator share, and how an operation gets its turn.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use kolo_transport::ids::{Generation, JobId, Rank};
-use tokio::runtime::Handle;
-use tokio::sync::{Mutex, MutexGuard};
+use kolo_transport::ids::{CallId, Generation, JobId, Rank};
+use tokio::sync::Mutex;
 use tokio::time::Sleep;
 
 use crate::blocking::Alarm;
 use crate::cause::Cause;
-use crate::element::DType;
-use crate::engine::{Engine, call_notice, element_size};
+use crate::engine::{Engine, call_notice};
 use crate::error::CollectiveError;
-use crate::lane::{Connector, Lane, LaneError};
-use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
-use crate::run::Run;
-use crate::schedule::choose;
+use crate::group::{Family, GroupId, Kind, Member};
+use crate::handle::Progress;
+use crate::lane::{Lane, LaneError};
+use crate::listen::Listener;
+use crate::names::Names;
+use crate::operation::{Operation, Tag};
+use crate::record::ShortName;
 use crate::signals::{Arrival, Signals};
+
+mod shared;
+mod turn;
+
+pub(crate) use shared::Quick;
+pub(crate) use turn::Turn;
+use turn::{Recording, drive};
 
 /// Longer timeouts count as this one: clocks end somewhere.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -31,11 +40,22 @@ pub(crate) struct Inner {
     pub(crate) world: u32,
     pub(crate) generation: Generation,
     pub(crate) job: JobId,
-    connector: Arc<dyn Connector>,
-    handle: Handle,
+    pub(crate) id: GroupId,
+    /// The members by their ranks among all; `None` if these are all.
+    pub(crate) members: Option<Arc<[u32]>>,
+    pub(crate) family: Arc<Family>,
     pub(crate) signals: Signals,
     /// Fair: operations get it in the order in which they asked.
     pub(crate) engine: Mutex<Engine>,
+    pub(crate) listener: Arc<Listener>,
+    /// What runs handles.
+    pub(crate) progress: OnceLock<Progress>,
+    /// Operations that are told apart by name.
+    pub(crate) names: OnceLock<Arc<Names>>,
+    /// How many groups were made out of this one of the same members.
+    made: std::sync::Mutex<HashMap<GroupId, u64>>,
+    /// For what one rank sends to one other, by sender and receiver.
+    pub(crate) pairs: std::sync::Mutex<HashMap<(u32, u32), Arc<Inner>>>,
 }
 
 impl fmt::Debug for Inner {
@@ -46,59 +66,101 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// What the caller asks for; the algorithm is not chosen yet.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Request {
-    pub(crate) kind: OperationKind,
-    pub(crate) dtype: Option<DType>,
-    pub(crate) reduce: Option<ReduceOp>,
-    pub(crate) root: Option<u32>,
-    pub(crate) count: usize,
-}
-
-impl Request {
-    pub(crate) const BARRIER: Self = Self {
-        kind: OperationKind::Barrier,
-        dtype: None,
-        reduce: None,
-        root: None,
-        count: 0,
-    };
-
-    pub(crate) fn new(kind: OperationKind, dtype: DType, count: usize) -> Self {
-        Self {
-            kind,
-            dtype: Some(dtype),
-            count,
-            ..Self::BARRIER
-        }
-    }
-}
-
 impl Inner {
-    pub(crate) fn new(
-        me: u32,
-        world: u32,
-        generation: Generation,
-        job: JobId,
-        connector: Arc<dyn Connector>,
-        handle: Handle,
-    ) -> Self {
-        Self {
+    /// The group of all ranks.
+    pub(crate) fn root(family: Family) -> Arc<Self> {
+        let (me, world) = (family.me, family.world);
+        Self::make(Arc::new(family), GroupId::WORLD, None, (me, world))
+    }
+
+    /// A group; this rank is the one at `me` in `members`.
+    pub(crate) fn group(&self, id: GroupId, members: Vec<u32>, me: u32) -> Arc<Self> {
+        let world = members.len() as u32;
+        let members: Arc<[u32]> = members.into();
+        let inner = Self::make(Arc::clone(&self.family), id, Some(members), (me, world));
+        self.signals
+            .copy_to(&inner.signals, |member| inner.position(member));
+        inner
+    }
+
+    fn make(
+        family: Arc<Family>,
+        id: GroupId,
+        members: Option<Arc<[u32]>>,
+        (me, world): (u32, u32),
+    ) -> Arc<Self> {
+        let inner = Arc::new(Self {
             me,
             world,
-            generation,
-            job,
-            connector,
-            handle,
-            signals: Signals::default(),
-            engine: Mutex::new(Engine::new(me, world, generation)),
+            generation: family.generation,
+            job: family.job,
+            id,
+            signals: Signals::new(world, members.clone()),
+            engine: Mutex::new(Engine::new(me, world, family.generation, members.clone())),
+            members,
+            family,
+            listener: Arc::default(),
+            progress: OnceLock::new(),
+            names: OnceLock::new(),
+            made: std::sync::Mutex::default(),
+            pairs: std::sync::Mutex::default(),
+        });
+        inner.family.join(id, &inner);
+        inner
+    }
+
+    /// The id of the next group with these members.
+    pub(crate) fn next_id(&self, members: &[u32]) -> GroupId {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = made
+            .entry(self.id.child(Kind::Members, 0, members))
+            .or_default();
+        *count += 1;
+        self.id.child(Kind::Members, *count, members)
+    }
+
+    /// The rank that a member has among all.
+    pub(crate) fn job_rank(&self, member: u32) -> u32 {
+        match &self.members {
+            Some(members) => members.get(member as usize).copied().unwrap_or(member),
+            None => member,
         }
+    }
+
+    /// The rank that one of all has here.
+    pub(crate) fn position(&self, job_rank: u32) -> Option<u32> {
+        match &self.members {
+            Some(members) => members
+                .iter()
+                .position(|member| *member == job_rank)
+                .map(|position| position as u32),
+            None => (job_rank < self.world).then_some(job_rank),
+        }
+    }
+
+    /// An error for the caller, who knows ranks by their numbers among all.
+    pub(crate) fn outward(&self, error: CollectiveError) -> CollectiveError {
+        match &self.members {
+            Some(_) => error.with_ranks(|rank| Rank(self.job_rank(rank.0))),
+            None => error,
+        }
+    }
+
+    /// The other way round, if all the ranks that it names are members.
+    fn inward(&self, error: CollectiveError) -> Option<CollectiveError> {
+        let strangers = std::cell::Cell::new(false);
+        let error = error.with_ranks(|rank| {
+            Rank(self.position(rank.0).unwrap_or_else(|| {
+                strangers.set(true);
+                self.me
+            }))
+        });
+        (!strangers.get()).then_some(error)
     }
 
     /// A timer of the communicator's own runtime, for async operations on any executor.
     pub(crate) fn sleep(&self) -> Sleep {
-        let _context = self.handle.enter();
+        let _context = self.family.handle.enter();
         tokio::time::sleep(FOREVER)
     }
 
@@ -112,7 +174,12 @@ impl Inner {
     ) -> Result<(Turn<'_>, Tag), CollectiveError> {
         let timeout = self.signals.lock().timeout.min(FOREVER);
         let deadline = started + timeout;
-        let engine = if let Ok(engine) = self.engine.try_lock() {
+        let handles = self.progress.get().and_then(Progress::ahead);
+        let free = match &handles {
+            None => self.engine.try_lock().ok(),
+            Some(_) => None,
+        };
+        let engine = if let Some(engine) = free {
             engine
         } else {
             let mut waiting = Waiting {
@@ -122,8 +189,14 @@ impl Inner {
                 call: self.signals.lock().call,
                 over: false,
             };
-            let _wanted = self.signals.want();
-            let mut lock = pin!(self.engine.lock());
+            let mut lock = pin!(async {
+                // What was given to handles before comes first.
+                if let Some(handles) = handles {
+                    handles.done().await;
+                }
+                let _wanted = self.signals.want();
+                self.engine.lock().await
+            });
             let engine = poll_fn(|cx| {
                 if let Poll::Ready(engine) = lock.as_mut().poll(cx) {
                     return Poll::Ready(Ok(engine));
@@ -143,9 +216,16 @@ impl Inner {
         let mut turn = Turn {
             inner: self,
             engine,
+            operation: Operation::BARRIER,
+            name: ShortName::default(),
+            asked: started,
             started,
             deadline,
+            timeout,
+            in_packed: false,
+            quick: false,
         };
+        self.listener.disturb();
         self.settle(&mut turn.engine);
         let tag = self.signals.lock().take_numbers(numbers);
         Ok((turn, tag))
@@ -162,15 +242,15 @@ impl Inner {
             tracing::debug!(rank = self.me, %tag, %error, "gave up");
             engine.previous = None;
             let notice = engine.tell(tag, &Cause::of(&error, Rank(self.me)));
-            state.operation_notice = Some(notice);
+            state.put_notice(notice);
         }
     }
 
     /// Starts making a link; the lane comes by [`Inner::arrive`].
     fn connect(self: &Arc<Self>, peer: u32) {
-        let connecting = self.connector.connect(Rank(peer));
+        let connecting = self.family.connect(self.id, self.job_rank(peer));
         let inner = Arc::downgrade(self);
-        self.handle.spawn(async move {
+        self.family.handle.spawn(async move {
             let lane = connecting.await;
             if let Some(inner) = inner.upgrade() {
                 inner.arrive(peer, lane);
@@ -200,12 +280,13 @@ impl Inner {
             }
             let echo = state
                 .last_failure
-                .as_ref()
+                .clone()
+                .or_else(|| self.inward(self.family.last_failure(call)?))
                 .filter(|error| error.culprit_rank().is_some());
             let own = CollectiveError::Aborted {
                 reason: reason.to_owned(),
             };
-            let cause = Cause::of(echo.unwrap_or(&own), Rank(self.me));
+            let cause = Cause::of(echo.as_ref().unwrap_or(&own), Rank(self.me));
             state.call_notice = Some((call, call_notice(self.generation, call, &cause)));
             state.notice_pending = true;
             state.call_failed.get_or_insert(own);
@@ -236,11 +317,11 @@ impl Inner {
             }
             let notice = state.call_notice.as_ref().map(|(_, frame)| frame.clone());
             let arrivals = std::mem::take(&mut state.arrivals);
-            (arrivals, notice, state.operation_notice.clone())
+            (arrivals, notice, state.operation_notices())
         };
         for arrival in arrivals {
             // A link that did not come is made again when it is needed.
-            drop(engine.arrive(arrival, old.as_deref().unwrap_or_default()));
+            drop(engine.arrive(arrival, &old));
         }
         engine.notify_all(&notice.unwrap_or_default());
         for peer in engine.unlinked_neighbours() {
@@ -249,7 +330,7 @@ impl Inner {
     }
 
     /// Makes sure that what a failed operation or call left to be said is said, without an operation to do it.
-    fn attend(self: &Arc<Self>) {
+    pub(crate) fn attend(self: &Arc<Self>) {
         {
             let mut state = self.signals.lock();
             if std::mem::replace(&mut state.attended, true) {
@@ -257,7 +338,8 @@ impl Inner {
             }
         }
         let inner = Arc::clone(self);
-        self.handle
+        self.family
+            .handle
             .spawn(async move { inner.attend_until_done().await });
     }
 
@@ -294,6 +376,51 @@ impl Inner {
             Poll::Pending
         })
         .await;
+        drop(engine);
+        self.listener.freed();
+    }
+}
+
+impl Member for Inner {
+    fn lane(self: Arc<Self>, rank: u32, lane: Box<dyn Lane>) -> Result<(), LaneError> {
+        let Some(member) = self.position(rank).filter(|member| *member != self.me) else {
+            return Err(LaneError::Refused {
+                reason: format!("rank {rank} is not in {}", self.id),
+            });
+        };
+        self.arrive(member, Ok(lane));
+        Ok(())
+    }
+
+    fn begin_call(self: Arc<Self>, call: CallId) {
+        self.signals.begin_call(call);
+    }
+
+    fn abort_call(self: Arc<Self>, call: u64, reason: &str) {
+        Inner::abort_call(&self, call, reason);
+    }
+
+    fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {
+        if let Some(member) = self.position(rank) {
+            self.signals.change(|state| {
+                state
+                    .lost
+                    .entry(member)
+                    .or_insert_with(|| reason.to_owned());
+            });
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.family.leave(self.id);
+        self.listener.end();
+        // Pairs know nothing of each other.
+        self.pairs
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
     }
 }
 
@@ -309,7 +436,7 @@ struct Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if self.over {
+        if self.over || self.numbers == 0 {
             return;
         }
         self.inner.signals.change(|state| {
@@ -318,109 +445,5 @@ impl Drop for Waiting<'_> {
             }
         });
         self.inner.attend();
-    }
-}
-
-/// The right to run operations, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Turn<'a> {
-    inner: &'a Arc<Inner>,
-    engine: MutexGuard<'a, Engine>,
-    started: Instant,
-    deadline: Instant,
-}
-
-impl Turn<'_> {
-    /// Runs one operation.
-    pub(crate) async fn run<A: Alarm>(
-        &mut self,
-        alarm: &mut A,
-        tag: Tag,
-        request: Request,
-        input: &[u8],
-    ) -> Result<(), CollectiveError> {
-        let operation = self.operation(request);
-        self.engine.plan(&operation);
-        self.engine.load(element_size(&operation), input);
-        let connect = |peer| self.inner.connect(peer);
-        let mut run = Run::new(
-            &mut self.engine,
-            &self.inner.signals,
-            &connect,
-            operation,
-            tag,
-            (self.started, self.deadline),
-        );
-        let mut fired = false;
-        poll_fn(|cx| {
-            loop {
-                if let Poll::Ready(result) = run.poll(cx, fired) {
-                    return Poll::Ready(result);
-                }
-                fired = alarm.poll_at(run.wake_at(), cx).is_ready();
-                if !fired {
-                    return Poll::Pending;
-                }
-            }
-        })
-        .await
-    }
-
-    /// Copies the result of the operation that ran last.
-    pub(crate) fn store(&self, request: Request, into: &mut [u8]) {
-        self.engine
-            .store(element_size(&self.operation(request)), into);
-    }
-
-    /// Does not run an operation, and tells the peers why.
-    pub(crate) fn refuse(&mut self, tag: Tag, error: CollectiveError) -> CollectiveError {
-        let cause = Cause::of(&error, Rank(self.inner.me));
-        let notice = self.engine.tell(tag, &cause);
-        self.engine.flush_now();
-        self.inner.signals.failed(tag, &error, notice);
-        error
-    }
-
-    /// Sets how many elements each rank has in a varcount gather. Returns their sum.
-    pub(crate) fn set_offsets(&mut self, counts: impl Iterator<Item = usize>) -> Option<usize> {
-        let offsets = &mut self.engine.offsets;
-        offsets.clear();
-        offsets.push(0);
-        let mut total = 0_usize;
-        for count in counts {
-            total = total.checked_add(count)?;
-            offsets.push(total);
-        }
-        Some(total)
-    }
-
-    fn operation(&self, request: Request) -> Operation {
-        let mut operation = Operation {
-            kind: request.kind,
-            dtype: request.dtype,
-            reduce: request.reduce,
-            root: request.root,
-            count: request.count as u64,
-            algorithm: crate::Algorithm::Local,
-        };
-        let bytes = request.count.saturating_mul(element_size(&operation));
-        let bytes = match request.kind {
-            OperationKind::AllGather | OperationKind::AllGatherCounts => {
-                bytes.saturating_mul(self.inner.world as usize)
-            }
-            _ => bytes,
-        };
-        let tuning = self.inner.signals.lock().tuning;
-        operation.algorithm = choose(&tuning, request.kind, self.inner.world, bytes);
-        operation
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let pending = self.inner.signals.lock().needs_attendant();
-        if pending || self.engine.has_backlog() {
-            self.inner.attend();
-        }
     }
 }

@@ -25,7 +25,7 @@
 //!
 //! # What holds
 //!
-//! * Results have the same bits on every rank, and in every run of one world size and length.
+//! * Results have the same bits on every rank, and in every run of one world layout, length and tuning.
 //! * An operation that fails leaves the caller's buffers as they were (F-2).
 //! * Every wait has a deadline. A rank that dies, fails, leaves or is late ends the operation on all ranks that
 //!   are in it, and is named (F-1). Ranks that are not linked with it hear of it from those that are.
@@ -37,36 +37,53 @@
 //!
 //! | module | what | I/O |
 //! |---|---|---|
-//! | [`schedule`] | which rank sends what to whom, step by step | none |
-//! | [`element`], [`reduce`] | types and kernels | none |
+//! | [`schedule`] | which rank sends what to whom, step by step; what it costs; which algorithm is taken | none |
+//! | [`element`], [`operation`], [`reduce`] | types, operators, kernels | none |
 //! | [`header`], [`cause`] | the frames of the data plane | none |
 //! | [`lane`] | connected links: memory, Unix socket, QUIC | yes |
-//! | [`communicator`] | runs schedules over lanes, with deadlines and failures | through lanes |
-#![forbid(unsafe_code)]
+//! | [`communicator`], [`group`] | operations of all ranks and of groups: run over lanes, with deadlines and failures; handles, names | through lanes |
+//! | [`record`], [`stall`] | what was done, and what waits | none |
+// Instructions that not every processor has are called in `reduce::dispatch`, which allows it to itself.
+#![deny(unsafe_code)]
 
 pub mod cause;
 pub mod communicator;
 pub mod element;
 pub mod error;
+pub mod group;
 pub mod header;
 pub mod lane;
 pub mod operation;
+pub mod record;
 pub mod reduce;
 pub mod schedule;
+pub mod shape;
+pub mod stall;
 
 mod blocking;
 mod engine;
+mod handle;
 mod inner;
 mod link;
+mod listen;
 mod local;
+mod names;
+mod ops;
+mod options;
 mod run;
 mod scratch;
+mod shm;
 mod signals;
 
-pub use communicator::{Acceptor, Communicator, Gathered};
+pub use communicator::{Acceptor, Communicator};
 pub use element::{DType, Element};
 pub use error::CollectiveError;
+pub use group::GroupId;
+pub use handle::{Failure, Handle};
 pub use lane::{Connector, Lane, LaneError, LinkHello};
 pub use local::local_group;
-pub use operation::ReduceOp;
-pub use schedule::{Algorithm, Tuning};
+pub use operation::{Factor, ReduceOp, Unsupported};
+pub use ops::{Gathered, Start};
+pub use options::{Compression, Options};
+pub use schedule::{Algorithm, Layout, Tuning};
+pub use shm::buffer::SharedBuffer;

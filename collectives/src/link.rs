@@ -6,11 +6,14 @@
 
 use std::io::IoSlice;
 use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll, ready};
 
+use crate::cause::Cause;
 use crate::header::{Data, HEADER, Header, MAX_TEXT, SEGMENT};
 use crate::lane::{Lane, LaneError};
-use crate::operation::Tag;
+use crate::operation::{Operation, Tag};
+use crate::record::Moved;
 use crate::scratch::Scratch;
 
 /// What is read ahead: small frames come out of one read.
@@ -73,6 +76,8 @@ impl From<LaneError> for Stop {
 #[derive(Debug, Default)]
 pub(crate) struct Link {
     lane: Option<Box<dyn Lane>>,
+    /// Of the last lane.
+    kind: &'static str,
     /// A task is making the lane.
     pub(crate) connecting: bool,
     /// How the last lane ended, while there is no new one.
@@ -92,6 +97,17 @@ pub(crate) struct Link {
     pub(crate) relinked: bool,
     /// The operation in which the peer said last that its deadline has passed.
     pub(crate) stalled_in: Option<Tag>,
+    /// The operation in which the peer said last that it has no more data.
+    pub(crate) joined_in: Option<Tag>,
+    /// The last operation that the peer is known to have begun.
+    pub(crate) came: Option<(Tag, Operation)>,
+    /// The last operation that the peer gave up before this rank did, and why.
+    pub(crate) gave_up: Option<(Tag, Cause)>,
+    /// What the peer does while this rank waits for it, and in which operation of this rank that was heard.
+    pub(crate) doing: Option<(Tag, String)>,
+    /// Bytes that went out and came in, and how many of them are counted already.
+    moved: Moved,
+    counted: Moved,
 }
 
 impl Link {
@@ -103,12 +119,28 @@ impl Link {
     pub(crate) fn install(&mut self, lane: Box<dyn Lane>) {
         let stage = std::mem::take(&mut self.stage);
         *self = Self {
+            kind: lane.kind(),
             lane: Some(lane),
             inbound: Some(Inbound::Header),
             stage,
             relinked: self.relinked,
+            moved: self.moved,
+            counted: self.counted,
             ..Self::default()
         };
+    }
+
+    /// What moved since this was asked last, and over which kind of lane.
+    pub(crate) fn take_moved(&mut self) -> Option<(&'static str, Moved)> {
+        if self.moved == self.counted {
+            return None;
+        }
+        let news = Moved {
+            sent: self.moved.sent - self.counted.sent,
+            received: self.moved.received - self.counted.received,
+        };
+        self.counted = self.moved;
+        Some((self.kind, news))
     }
 
     /// Drops the lane.
@@ -157,12 +189,39 @@ impl Link {
             self.end("the peer does not read what it is sent".to_owned());
             return;
         }
+        if self.backlog.capacity() == 0 {
+            // How many frames wait at once depends on who is how fast: there is room for some from the beginning.
+            self.backlog.reserve(8 * HEADER);
+        }
         self.backlog.extend_from_slice(frame);
+    }
+
+    /// Sends a frame with a descriptor beside it. Pending if other frames come first.
+    pub(crate) fn poll_offer(
+        &mut self,
+        cx: &mut Context<'_>,
+        frame: &[u8],
+        descriptor: BorrowedFd<'_>,
+    ) -> Poll<Result<(), LaneError>> {
+        ready!(self.poll_backlog(cx))?;
+        if let Some(lane) = &mut self.lane {
+            let sent = ready!(lane.poll_write_with(cx, frame, descriptor))?;
+            self.moved.sent += sent as u64;
+            self.backlog.extend_from_slice(&frame[sent..]);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// The last descriptor that came.
+    pub(crate) fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        self.lane.as_mut()?.take_descriptor()
     }
 
     /// Whether anything waits that no operation will send by itself.
     pub(crate) fn has_backlog(&self) -> bool {
-        self.lane.is_some() && self.write_error.is_none() && !self.backlog.is_empty()
+        let unsent = self.lane.as_ref().is_some_and(|lane| lane.is_unsent());
+        let waits = unsent || self.lane.is_some() && !self.backlog.is_empty();
+        waits && self.write_error.is_none()
     }
 
     /// Whether a data frame is half written.
@@ -205,11 +264,13 @@ impl Link {
         };
         while self.backlog_sent < self.backlog.len() {
             let rest = &self.backlog[self.backlog_sent..];
-            self.backlog_sent += ready!(lane.poll_write(cx, &[IoSlice::new(rest)]))?;
+            let written = ready!(lane.poll_write(cx, &[IoSlice::new(rest)]))?;
+            self.backlog_sent += written;
+            self.moved.sent += written as u64;
         }
         self.backlog.clear();
         self.backlog_sent = 0;
-        Poll::Ready(Ok(()))
+        lane.poll_flush(cx)
     }
 
     fn poll_send(&mut self, cx: &mut Context<'_>, work: &[u8]) -> Poll<Result<(), LaneError>> {
@@ -229,8 +290,10 @@ impl Link {
                 ready!(lane.poll_write(cx, &[IoSlice::new(rest)]))?
             };
             outgoing.sent += written;
+            self.moved.sent += written as u64;
             self.used = true;
         }
+        ready!(lane.poll_flush(cx))?;
         self.outgoing = None;
         Poll::Ready(Ok(()))
     }
@@ -245,6 +308,7 @@ impl Link {
         }
         let mut bytes = [0; HEADER];
         self.buffer.take(&mut bytes);
+        self.moved.received += HEADER as u64;
         Poll::Ready(Header::parse(&bytes).map_err(|error| Stop::Protocol(error.to_string())))
     }
 
@@ -254,10 +318,12 @@ impl Link {
         cx: &mut Context<'_>,
         into: &mut [u8],
     ) -> Poll<Result<usize, Stop>> {
-        match &mut self.lane {
-            Some(lane) => self.buffer.poll_read(lane.as_mut(), cx, into),
-            None => Poll::Pending,
-        }
+        let Some(lane) = &mut self.lane else {
+            return Poll::Pending;
+        };
+        let count = ready!(self.buffer.poll_read(lane.as_mut(), cx, into))?;
+        self.moved.received += count as u64;
+        Poll::Ready(Ok(count))
     }
 
     /// As [`Link::poll_payload`], into the stage.
@@ -266,13 +332,13 @@ impl Link {
         cx: &mut Context<'_>,
         range: Range<usize>,
     ) -> Poll<Result<usize, Stop>> {
-        match &mut self.lane {
-            Some(lane) => {
-                let into = &mut self.stage.bytes_mut()[range];
-                self.buffer.poll_read(lane.as_mut(), cx, into)
-            }
-            None => Poll::Pending,
-        }
+        let Some(lane) = &mut self.lane else {
+            return Poll::Pending;
+        };
+        let into = &mut self.stage.bytes_mut()[range];
+        let count = ready!(self.buffer.poll_read(lane.as_mut(), cx, into))?;
+        self.moved.received += count as u64;
+        Poll::Ready(Ok(count))
     }
 
     /// Reads up to `most` bytes and drops them. Returns how many.
@@ -287,7 +353,9 @@ impl Link {
         if self.buffer.held().is_empty() {
             ready!(self.buffer.poll_fill(lane.as_mut(), cx))?;
         }
-        Poll::Ready(Ok(self.buffer.skip(most)))
+        let count = self.buffer.skip(most);
+        self.moved.received += count as u64;
+        Poll::Ready(Ok(count))
     }
 }
 

@@ -7,6 +7,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::communicator::{Acceptor, Communicator};
 use crate::error::CollectiveError;
+use crate::group::GroupId;
 use crate::lane::{Connecting, Connector, Lane, LaneError, MemoryLane};
 
 /// A group of `world_size` communicators in this process, in rank order, linked by memory lanes: for tests of
@@ -105,6 +106,10 @@ struct MemoryConnector {
 
 impl Connector for MemoryConnector {
     fn connect(&self, peer: Rank) -> Connecting {
+        self.connect_group(peer, GroupId::WORLD)
+    }
+
+    fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
         let acceptor = self
             .hub
             .acceptors
@@ -118,7 +123,7 @@ impl Connector for MemoryConnector {
                 reason: format!("rank {peer} is not in this group"),
             })?;
             let (mine, theirs) = MemoryLane::pair(MemoryLane::CAPACITY);
-            acceptor.accept(rank, Box::new(theirs))?;
+            acceptor.accept_group(group, rank, Box::new(theirs))?;
             let mine: Box<dyn Lane> = Box::new(mine);
             Ok(mine)
         })

@@ -4,113 +4,13 @@ use std::fmt;
 
 use crate::element::DType;
 use crate::schedule::Algorithm;
+use crate::shape::{self, Mark};
 
-/// How [`Communicator::all_reduce`](crate::Communicator::all_reduce) combines the ranks' values.
-///
-/// | | floats | integers |
-/// |---|---|---|
-/// | `Sum`, `Product` | IEEE 754, rounded to nearest after every step | wrap around on overflow |
-/// | `Average` | the sum divided by the world size | the wrapped sum divided by the world size, truncated toward zero (as Horovod) |
-/// | `Min`, `Max` | a NaN on any rank gives NaN | the usual order |
-///
-/// The order in which the ranks' values are combined depends on the algorithm, which depends on world
-/// size and length alone. Every rank gets the same bits, and gets them again in the next run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ReduceOp {
-    /// The sum divided by the world size.
-    Average,
-    /// The sum.
-    Sum,
-    /// The least value. Of `-0.0` and `0.0` it is either, the same on every rank.
-    Min,
-    /// The greatest value. Of `-0.0` and `0.0` it is either, the same on every rank.
-    Max,
-    /// The product.
-    Product,
-}
+mod kind;
+mod operator;
 
-impl ReduceOp {
-    /// All operators.
-    pub const ALL: [Self; 5] = [
-        Self::Average,
-        Self::Sum,
-        Self::Min,
-        Self::Max,
-        Self::Product,
-    ];
-
-    pub(crate) fn code(self) -> u8 {
-        // Codes 0, 1, 3, 4 and 5 are Horovod's; 2 is its Adasum.
-        match self {
-            Self::Average => 0,
-            Self::Sum => 1,
-            Self::Min => 3,
-            Self::Max => 4,
-            Self::Product => 5,
-        }
-    }
-
-    pub(crate) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|op| op.code() == code)
-    }
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Average => "average",
-            Self::Sum => "sum",
-            Self::Min => "min",
-            Self::Max => "max",
-            Self::Product => "product",
-        })
-    }
-}
-
-/// The kinds of operations, as the header of a frame names them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum OperationKind {
-    /// Every rank gets the combination of all ranks' values.
-    AllReduce,
-    /// Every rank gets the root's values.
-    Broadcast,
-    /// Every rank gets all ranks' values, of equal length.
-    AllGather,
-    /// The first half of a gather of different lengths: the lengths.
-    AllGatherCounts,
-    /// The second half: the values.
-    AllGatherVarcount,
-    /// Nobody leaves before all have come.
-    Barrier,
-}
-
-impl OperationKind {
-    const ALL: [Self; 6] = [
-        Self::AllReduce,
-        Self::Broadcast,
-        Self::AllGather,
-        Self::AllGatherCounts,
-        Self::AllGatherVarcount,
-        Self::Barrier,
-    ];
-
-    pub(crate) fn code(self) -> u8 {
-        match self {
-            Self::AllReduce => 1,
-            Self::Broadcast => 2,
-            Self::AllGather => 3,
-            Self::AllGatherCounts => 4,
-            Self::AllGatherVarcount => 5,
-            Self::Barrier => 6,
-        }
-    }
-
-    pub(crate) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.code() == code)
-    }
-}
+pub use kind::OperationKind;
+pub use operator::{Factor, ReduceOp, Unsupported};
 
 /// What one rank asks of all: the same on every rank, or the operation is a mismatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -121,40 +21,219 @@ pub struct Operation {
     pub dtype: Option<DType>,
     /// The operator of a reduction.
     pub reduce: Option<ReduceOp>,
-    /// The rank that has the data, for operations with a root.
+    /// The rank that has the data or gets it, for operations with a root.
     pub root: Option<u32>,
-    /// Elements: of the buffer; for gathers of one rank's share, or of all shares if they differ.
+    /// Elements: of the buffer; for gathers and scatters of one rank's share, or of all shares if they differ; for an
+    /// all-to-all of equal parts of one part. 0 for an all-to-all of different parts: no two ranks have the same sum.
     pub count: u64,
+    /// Of a reduce-scatter the first dimension, which is split; it divides `count`. Of a send the rank that receives.
+    /// 0 for all others.
+    pub rows: u64,
+    /// Whatever else must agree, as [`shape::of`] makes it of dimensions; 0 if there is nothing.
+    pub shape: u64,
+    /// Inputs of a reduction are multiplied with it before they are combined.
+    pub prescale: Factor,
+    /// The result of a reduction is multiplied with it.
+    pub postscale: Factor,
+    /// The type that travels, if it is not `dtype`: compression. The whole operation runs in it.
+    pub wire: Option<DType>,
     /// How it is done.
     pub algorithm: Algorithm,
+    /// Pieces of pipelined algorithms have two to this power bytes; 0 for the others.
+    pub segment: u8,
+}
+
+impl Operation {
+    pub(crate) const BARRIER: Self = Self::new(OperationKind::Barrier, None, 0);
+
+    /// An operation of `count` elements without operator, root, scale and compression.
+    #[must_use]
+    pub const fn new(kind: OperationKind, dtype: Option<DType>, count: u64) -> Self {
+        Self {
+            kind,
+            dtype,
+            reduce: None,
+            root: None,
+            count,
+            rows: 0,
+            shape: 0,
+            prescale: Factor::ONE,
+            postscale: Factor::ONE,
+            wire: None,
+            algorithm: Algorithm::Local,
+            segment: 0,
+        }
+    }
+
+    /// The first half of an operation on different lengths: what carries the lengths themselves, as `u64`. It is told
+    /// apart from others by the operation and the type that it is for.
+    pub(crate) const fn lengths(
+        carrier: OperationKind,
+        of: OperationKind,
+        dtype: DType,
+        count: u64,
+    ) -> Self {
+        Self {
+            shape: Mark::Lengths { of, dtype }.encode(),
+            ..Self::new(carrier, Some(DType::U64), count)
+        }
+    }
+
+    /// What a rank does that has no more data: it waits for the others to say what they do, or that they have none.
+    pub(crate) const JOIN: Self = Self {
+        shape: Mark::Join.encode(),
+        ..Self::new(OperationKind::AllGather, Some(DType::U64), 1)
+    };
+
+    pub(crate) fn is_join(&self) -> bool {
+        self.shape == Self::JOIN.shape
+    }
+
+    /// Whether a rank could be done before all others have begun: then it waits for their word that they ask for the
+    /// same.
+    pub(crate) fn wants_consent(&self) -> bool {
+        matches!(
+            self.kind,
+            OperationKind::Broadcast
+                | OperationKind::Reduce
+                | OperationKind::Gather
+                | OperationKind::GatherVarcount
+                | OperationKind::Scatter
+                | OperationKind::ScatterVarcount
+        )
+    }
+
+    /// The type that its elements have on their way and in the working buffer.
+    #[must_use]
+    pub const fn wire_type(&self) -> Option<DType> {
+        match self.wire {
+            Some(wire) => Some(wire),
+            None => self.dtype,
+        }
+    }
+
+    /// Whether operator, scale factors, type and the type that travels go together in a world of this size, and so many
+    /// elements are possible.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`], which says what is allowed.
+    pub fn check(&self, world: u32) -> Result<(), Unsupported> {
+        // All ranks' values, of up to 8 bytes, and sums of a few such lengths are numbers of bytes.
+        let bytes = self.count.checked_mul(u64::from(world) << 6);
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as u64) {
+            return Err(Unsupported::Size {
+                count: self.count,
+                size: self.dtype.map_or(1, DType::size),
+            });
+        }
+        let (Some(dtype), Some(op)) = (self.dtype, self.reduce) else {
+            return Ok(());
+        };
+        if dtype == DType::Bool && !(self.prescale.is_one() && self.postscale.is_one()) {
+            return Err(Unsupported::Scale { dtype });
+        }
+        if op == ReduceOp::Adasum && self.kind != OperationKind::AllReduce {
+            return Err(Unsupported::Kind {
+                op,
+                kind: self.kind,
+            });
+        }
+        op.check(dtype, world)?;
+        // Compressed values are combined as they travel.
+        self.wire.map_or(Ok(()), |wire| op.check(wire, world))
+    }
+
+    /// Whether it is one that a rank may ask for: all that this rank knows of it came from a peer.
+    pub(crate) fn is_sound(&self, world: u32) -> bool {
+        use OperationKind as K;
+        let has_root = matches!(
+            self.kind,
+            K::Broadcast
+                | K::Reduce
+                | K::Gather
+                | K::GatherVarcount
+                | K::Scatter
+                | K::ScatterVarcount
+                | K::SendReceive
+        );
+        let lengths = matches!(Mark::of(self.shape), Some(Mark::Lengths { .. }));
+        // Of a gather of lengths, the root of the operation that they are for.
+        let root = match self.root {
+            Some(root) => root < world && (has_root || lengths),
+            None => !has_root,
+        };
+        let reduces = matches!(self.kind, K::AllReduce | K::Reduce | K::ReduceScatter);
+        let wire = match self.wire {
+            None => true,
+            Some(DType::F16 | DType::Bf16) => {
+                matches!(self.dtype, Some(DType::F32 | DType::F64))
+            }
+            Some(_) => false,
+        };
+        let rows = self.kind != K::ReduceScatter
+            || self.count.checked_rem(self.rows).unwrap_or(self.count) == 0;
+        let one = !lengths && self.kind != K::AllGatherCounts
+            || self.count == u64::from(if self.kind == K::Broadcast { world } else { 1 });
+        let numbers = !lengths || self.dtype == Some(DType::U64);
+        root && wire
+            && rows
+            && one
+            && numbers
+            && self.reduce.is_some() == reduces
+            && self.dtype.is_some() == (self.kind != K::Barrier)
+            && self.check(world).is_ok()
+    }
 }
 
 /// As a person would say it: `all_reduce(sum) of 10 f32`.
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.kind {
-            OperationKind::AllReduce => "all_reduce",
-            OperationKind::Broadcast => "broadcast",
-            OperationKind::AllGather => "all_gather",
-            OperationKind::AllGatherCounts | OperationKind::AllGatherVarcount => {
-                "all_gather_varcount"
-            }
-            OperationKind::Barrier => return f.write_str("barrier"),
-        })?;
+        if let Some(mark) = Mark::of(self.shape) {
+            return mark.write(self, f);
+        }
+        f.write_str(self.kind.name())?;
+        if self.kind == OperationKind::Barrier {
+            return Ok(());
+        }
         if let Some(reduce) = self.reduce {
             write!(f, "({reduce})")?;
         }
         // The counts of a varcount gather are its own affair: the caller sees the element type.
-        if self.kind != OperationKind::AllGatherCounts {
+        if !matches!(
+            self.kind,
+            OperationKind::AllGatherCounts | OperationKind::AllToAllVarcount
+        ) {
             write!(f, " of {}", self.count)?;
         }
         if let Some(dtype) = self.dtype {
             write!(f, " {dtype}")?;
         }
-        if let Some(root) = self.root {
-            write!(f, " from root {root}")?;
+        if let (OperationKind::SendReceive, Some(from)) = (self.kind, self.root) {
+            return write!(f, " from rank {from} to rank {}", self.rows);
         }
-        Ok(())
+        if self.rows > 0 {
+            write!(f, " in {} rows", self.rows)?;
+        }
+        if let Some(root) = self.root {
+            let way = match self.kind {
+                OperationKind::Reduce | OperationKind::Gather | OperationKind::GatherVarcount => {
+                    "to"
+                }
+                _ => "from",
+            };
+            write!(f, " {way} root {root}")?;
+        }
+        if !self.prescale.is_one() {
+            write!(f, ", prescale {}", self.prescale)?;
+        }
+        if !self.postscale.is_one() {
+            write!(f, ", postscale {}", self.postscale)?;
+        }
+        if let Some(wire) = self.wire {
+            write!(f, ", sent as {wire}")?;
+        }
+        shape::write(self.shape, f)
     }
 }
 
@@ -181,5 +260,204 @@ impl Tag {
 impl fmt::Display for Tag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "operation {} of call {}", self.operation, self.call)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn which_type_allows_which_operator() {
+        use DType as D;
+        use ReduceOp as R;
+        let allowed = |op: R| -> Vec<D> {
+            D::ALL
+                .into_iter()
+                .filter(|dtype| op.check(*dtype, 4).is_ok())
+                .collect()
+        };
+        let integers = [D::U8, D::I8, D::U16, D::I16, D::I32, D::I64, D::U32, D::U64];
+        let floats = [D::F16, D::F32, D::F64, D::Bf16];
+        for dtype in D::ALL {
+            assert_eq!(dtype.is_integer(), integers.contains(&dtype));
+            assert_eq!(dtype.is_float(), floats.contains(&dtype));
+        }
+        for op in [R::Sum, R::Average, R::Product] {
+            assert_eq!(allowed(op).len(), 12, "{op}");
+            assert!(!op.allows(D::Bool));
+        }
+        for op in [R::Min, R::Max] {
+            assert_eq!(allowed(op), D::ALL);
+        }
+        for op in [R::BitAnd, R::BitOr, R::BitXor] {
+            assert!(allowed(op).iter().all(|dtype| !dtype.is_float()));
+            assert_eq!(allowed(op).len(), 9, "{op}");
+        }
+        assert_eq!(allowed(R::Adasum), [D::F16, D::F32, D::F64]);
+    }
+
+    #[test]
+    fn what_is_refused_says_what_is_allowed() {
+        let refused = |op: ReduceOp, dtype, world| op.check(dtype, world).unwrap_err().to_string();
+        assert_eq!(
+            refused(ReduceOp::Sum, DType::Bool, 2),
+            "sum of bool is not defined; bool allows min, max, bit_and, bit_or, bit_xor"
+        );
+        assert_eq!(
+            refused(ReduceOp::BitXor, DType::Bf16, 2),
+            "bit_xor of bf16 is not defined; bf16 allows average, sum, min, max, product"
+        );
+        assert_eq!(
+            refused(ReduceOp::Adasum, DType::F32, 6),
+            "adasum in a world of 6: it needs a power of two of ranks (such as 8); sum and average take any number"
+        );
+        assert!(ReduceOp::Adasum.check(DType::F32, 1).is_ok());
+        let scaled = Operation {
+            reduce: Some(ReduceOp::Max),
+            postscale: Factor::new(2.0),
+            ..Operation::new(OperationKind::AllReduce, Some(DType::Bool), 3)
+        };
+        assert_eq!(
+            scaled.check(2).unwrap_err().to_string(),
+            "a scale factor for bool: only numbers can be scaled; leave it at 1"
+        );
+    }
+
+    #[test]
+    fn an_operation_reads_like_a_call() {
+        let mut operation = Operation {
+            reduce: Some(ReduceOp::Sum),
+            ..Operation::new(OperationKind::AllReduce, Some(DType::F32), 10)
+        };
+        assert_eq!(operation.to_string(), "all_reduce(sum) of 10 f32");
+        operation.prescale = Factor::new(0.5);
+        operation.wire = Some(DType::F16);
+        assert_eq!(
+            operation.to_string(),
+            "all_reduce(sum) of 10 f32, prescale 0.5, sent as f16"
+        );
+        let operation = Operation {
+            reduce: Some(ReduceOp::Max),
+            root: Some(3),
+            ..Operation::new(OperationKind::Reduce, Some(DType::I8), 2)
+        };
+        assert_eq!(operation.to_string(), "reduce(max) of 2 i8 to root 3");
+        let barrier = Operation::new(OperationKind::Barrier, None, 0);
+        assert_eq!(barrier.to_string(), "barrier");
+    }
+
+    #[test]
+    fn what_peers_say_is_looked_at_before_it_is_done() {
+        let all_reduce = Operation {
+            reduce: Some(ReduceOp::Sum),
+            ..Operation::new(OperationKind::AllReduce, Some(DType::F32), 10)
+        };
+        let broadcast = Operation {
+            root: Some(1),
+            ..Operation::new(OperationKind::Broadcast, Some(DType::F32), 10)
+        };
+        let scatter = Operation {
+            kind: OperationKind::ReduceScatter,
+            rows: 5,
+            ..all_reduce
+        };
+        let lengths = Operation {
+            root: Some(0),
+            ..Operation::lengths(
+                OperationKind::AllGather,
+                OperationKind::GatherVarcount,
+                DType::I8,
+                1,
+            )
+        };
+        let counts = Operation::new(OperationKind::AllGatherCounts, Some(DType::I8), 1);
+        for sound in [
+            all_reduce,
+            broadcast,
+            scatter,
+            lengths,
+            counts,
+            Operation::BARRIER,
+        ] {
+            assert!(sound.is_sound(2), "{sound}");
+        }
+        for (what, odd) in [
+            (
+                "no operator",
+                Operation {
+                    reduce: None,
+                    ..all_reduce
+                },
+            ),
+            (
+                "no type",
+                Operation {
+                    dtype: None,
+                    ..all_reduce
+                },
+            ),
+            (
+                "too many",
+                Operation {
+                    count: 1 << 60,
+                    ..all_reduce
+                },
+            ),
+            (
+                "sent as a bool",
+                Operation {
+                    wire: Some(DType::Bool),
+                    ..all_reduce
+                },
+            ),
+            (
+                "a root",
+                Operation {
+                    root: Some(0),
+                    ..all_reduce
+                },
+            ),
+            (
+                "no root",
+                Operation {
+                    root: None,
+                    ..broadcast
+                },
+            ),
+            (
+                "no such root",
+                Operation {
+                    root: Some(2),
+                    ..broadcast
+                },
+            ),
+            (
+                "an operator",
+                Operation {
+                    reduce: Some(ReduceOp::Sum),
+                    ..broadcast
+                },
+            ),
+            ("rows", Operation { rows: 3, ..scatter }),
+            ("no rows", Operation { rows: 0, ..scatter }),
+            (
+                "lengths of another type",
+                Operation {
+                    dtype: Some(DType::U8),
+                    ..lengths
+                },
+            ),
+            (
+                "two lengths",
+                Operation {
+                    count: 2,
+                    ..lengths
+                },
+            ),
+            ("two counts", Operation { count: 2, ..counts }),
+        ] {
+            assert!(!odd.is_sound(2), "{what}: {odd}");
+        }
     }
 }

@@ -7,6 +7,21 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
+    /// As [`Scratch::reserve`], and says whether there is so much memory: the process goes on if there is not. For sizes
+    /// that peers have a say in.
+    pub(crate) fn try_reserve(&mut self, bytes: usize) -> bool {
+        let words = bytes.div_ceil(size_of::<u64>());
+        if self.words.len() < words {
+            self.words = Vec::new();
+            // It is asked for and given back, and then taken as zeros, which the system has at hand.
+            if Vec::<u64>::new().try_reserve_exact(words).is_err() {
+                return false;
+            }
+            self.words = vec![0; words];
+        }
+        true
+    }
+
     /// Makes sure that at least `bytes` bytes are there. Does nothing if they are.
     pub(crate) fn reserve(&mut self, bytes: usize) {
         let words = bytes.div_ceil(size_of::<u64>());
@@ -48,6 +63,9 @@ mod tests {
         let place = scratch.bytes().as_ptr();
         scratch.reserve(3);
         assert_eq!(scratch.bytes().as_ptr(), place);
+        assert!(!scratch.try_reserve(usize::MAX));
+        assert!(scratch.try_reserve(24));
+        assert_eq!(scratch.bytes().len(), 24);
         scratch.release();
         assert!(scratch.bytes().is_empty());
     }

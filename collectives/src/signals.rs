@@ -1,6 +1,6 @@
 //! What comes to a communicator from outside an operation: new lanes, losses, aborts, settings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
@@ -12,10 +12,13 @@ use kolo_transport::wire::GenerationTable;
 use crate::error::CollectiveError;
 use crate::lane::{Lane, LaneError};
 use crate::operation::Tag;
-use crate::schedule::Tuning;
+use crate::schedule::{Layout, Tuning};
 
 /// How long an operation may take, if nothing else is set.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Operations before the last that failed, of which peers are told that are linked late.
+const OLDER: usize = 8;
 
 /// A lane that came or did not come.
 #[derive(Debug)]
@@ -24,7 +27,7 @@ pub(crate) struct Arrival {
     pub(crate) lane: Result<Box<dyn Lane>, LaneError>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Signals {
     state: Mutex<State>,
     /// Operations that wait for their turn: the attendant makes room for them.
@@ -48,19 +51,31 @@ pub(crate) struct State {
     pub(crate) notice_pending: bool,
     /// The same for the last operation that this rank gave up, or at whose deadline it asks its peers.
     pub(crate) operation_notice: Option<Vec<u8>>,
+    /// The same for those before: a peer that is linked late may still be in one of them.
+    older_notices: VecDeque<Vec<u8>>,
     /// A task is there that sends what waits between operations.
     pub(crate) attended: bool,
     pub(crate) arrivals: Vec<Arrival>,
+    /// Whether all ranks are on this host, once that is known.
+    pub(crate) one_host: Option<bool>,
+    /// The frame that says that this rank shares no memory, if it was asked.
+    pub(crate) refusal: Option<Vec<u8>>,
     pub(crate) lost: BTreeMap<u32, String>,
     pub(crate) table: Option<Arc<GenerationTable>>,
     pub(crate) timeout: Duration,
     pub(crate) tuning: Tuning,
+    pub(crate) layout: Arc<Layout>,
+    /// The version of the two above.
+    pub(crate) settings: u64,
+    /// Of a group, its members by their ranks among all.
+    members: Option<Arc<[u32]>>,
     waker: Option<Waker>,
 }
 
-impl Default for State {
-    fn default() -> Self {
+impl State {
+    fn new(world: u32, members: Option<Arc<[u32]>>) -> Self {
         Self {
+            members,
             call: 0,
             next: 0,
             cancelled: Vec::new(),
@@ -69,24 +84,37 @@ impl Default for State {
             call_notice: None,
             notice_pending: false,
             operation_notice: None,
+            older_notices: VecDeque::new(),
             attended: false,
             arrivals: Vec::new(),
+            one_host: None,
+            refusal: None,
             lost: BTreeMap::new(),
             table: None,
             timeout: TIMEOUT,
             tuning: Tuning::default(),
+            layout: Arc::new(Layout::single(world)),
+            settings: 0,
             waker: None,
         }
     }
-}
 
-impl State {
     /// Whom to wake when something changes: who has the engine.
     pub(crate) fn register(&mut self, cx: &Context<'_>) {
         match &mut self.waker {
             Some(waker) => waker.clone_from(cx.waker()),
             none => *none = Some(cx.waker().clone()),
         }
+    }
+
+    /// Whether nothing stands in the way of an operation, and nothing is new.
+    pub(crate) fn is_calm(&self, settings: u64) -> bool {
+        self.settings == settings
+            && self.call_failed.is_none()
+            && self.lost.is_empty()
+            && self.cancelled.is_empty()
+            && self.arrivals.is_empty()
+            && !self.notice_pending
     }
 
     /// The numbers of the next `count` operations, as the tag of the first.
@@ -101,14 +129,28 @@ impl State {
 
     /// What a new link is told first. A peer that is past it takes no notice.
     pub(crate) fn notices(&self) -> Vec<u8> {
-        let mut notices = Vec::new();
+        let mut notices = self.refusal.clone().unwrap_or_default();
         if let Some((_, frame)) = &self.call_notice {
             notices.extend_from_slice(frame);
         }
-        if let Some(frame) = &self.operation_notice {
-            notices.extend_from_slice(frame);
-        }
+        notices.extend_from_slice(&self.operation_notices());
         notices
+    }
+
+    /// Peers that are linked from now on are told this, too.
+    pub(crate) fn put_notice(&mut self, notice: Vec<u8>) {
+        if let Some(older) = self.operation_notice.replace(notice) {
+            if self.older_notices.len() == OLDER {
+                self.older_notices.pop_front();
+            }
+            self.older_notices.push_back(older);
+        }
+    }
+
+    /// Of operations alone, oldest first.
+    pub(crate) fn operation_notices(&self) -> Vec<u8> {
+        let frames = self.older_notices.iter().chain(&self.operation_notice);
+        frames.flatten().copied().collect()
     }
 
     /// Whether there is something to say that no operation will say.
@@ -136,14 +178,77 @@ impl State {
         self.call_failed.clone()
     }
 
+    /// The number of a member among all ranks.
+    pub(crate) fn job_rank(&self, member: u32) -> u32 {
+        match &self.members {
+            Some(members) => members.get(member as usize).copied().unwrap_or(member),
+            None => member,
+        }
+    }
+
     /// The host of a rank, for people.
     pub(crate) fn host_of(&self, rank: u32) -> Option<&str> {
+        let rank = match &self.members {
+            Some(members) => *members.get(rank as usize)?,
+            None => rank,
+        };
         let member = self.table.as_ref()?.members.get(rank as usize)?;
         Some(&member.hostname)
     }
 }
 
 impl Signals {
+    pub(crate) fn new(world: u32, members: Option<Arc<[u32]>>) -> Self {
+        Self {
+            state: Mutex::new(State::new(world, members)),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
+    /// A new group begins with what holds for the one that it is made of. `position` is a rank's number in the new one.
+    pub(crate) fn copy_to(&self, group: &Self, position: impl Fn(u32) -> Option<u32>) {
+        let old = self.lock();
+        let mut new = group.lock();
+        let job_rank = |rank: u32| match &old.members {
+            Some(members) => members[rank as usize],
+            None => rank,
+        };
+        new.call = old.call;
+        new.call_failed = old
+            .call_failed
+            .as_ref()
+            .map(|error| CollectiveError::Aborted {
+                reason: error.to_string(),
+            });
+        new.table.clone_from(&old.table);
+        new.timeout = old.timeout;
+        new.tuning = old.tuning;
+        new.lost = old
+            .lost
+            .iter()
+            .filter_map(|(rank, reason)| Some((position(job_rank(*rank))?, reason.clone())))
+            .collect();
+        let hosts: Vec<u32> = new
+            .members
+            .iter()
+            .flat_map(|members| members.iter())
+            .map(|member| {
+                let old_rank = match &old.members {
+                    Some(members) => members
+                        .iter()
+                        .position(|other| other == member)
+                        .unwrap_or(0) as u32,
+                    None => *member,
+                };
+                old.layout.host_of(old_rank)
+            })
+            .collect();
+        if !hosts.is_empty() {
+            new.layout = Arc::new(Layout::of_hosts(&hosts));
+            new.settings += 1;
+        }
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing that runs under the lock panics half-way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -166,6 +271,16 @@ impl Signals {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
+    /// The next operation has this tag, if its call is the present one, which is returned.
+    pub(crate) fn go_to(&self, tag: Tag) -> bool {
+        let mut state = self.lock();
+        let present = state.call == tag.call;
+        if present {
+            state.next = tag.operation;
+        }
+        present
+    }
+
     /// Counts as waiting until the guard is dropped.
     pub(crate) fn want(&self) -> Wanted<'_> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -176,7 +291,7 @@ impl Signals {
     /// Notes a failure of an operation, and what peers are told of it.
     pub(crate) fn failed(&self, tag: Tag, error: &CollectiveError, notice: Vec<u8>) {
         let mut state = self.lock();
-        state.operation_notice = Some(notice);
+        state.put_notice(notice);
         if state.call == tag.call {
             state.last_failure = Some(error.clone());
         }
@@ -198,6 +313,7 @@ impl Signals {
             state.cancelled.clear();
             state.call_failed = None;
             state.last_failure = None;
+            state.older_notices.clear();
         });
     }
 }

@@ -47,12 +47,53 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn nothing_is_allocated_after_the_first_operation_of_a_size() {
-    let group = Group::new(Kind::Unix, 4);
+    check(Kind::Unix);
+}
+
+#[test]
+fn nothing_is_allocated_in_shared_memory_either() {
+    check(Kind::Shared);
+}
+
+fn check(kind: Kind) {
+    let group = Group::new(kind, 4);
     let counts = group.run(|comm| {
         let mut short = vec![1.0_f32; 100];
         let mut long = vec![1.0_f64; 300_000];
         let mut all = vec![0.0_f32; 400];
+        let (me, world) = (comm.rank().index(), 4);
+        let root = Rank(1);
+        let (mut half, mut part, given) = (vec![1_u16; 64], vec![0_u16; 16], [1_u16; 64]);
+        let mut varied = kolo_collectives::Gathered::default();
+        let mut exchanged = kolo_collectives::Gathered::default();
+        let mut shares = Vec::new();
+        let options = kolo_collectives::Options::new()
+            .prescale(2.0)
+            .shape(&[10, 10]);
+        let scaled = comm.with(options.compression(kolo_collectives::Compression::Bf16));
         let mut round = || {
+            let mut others = [1_i64; 50];
+            scaled.all_reduce(&mut short, ReduceOp::Average).unwrap();
+            comm.all_reduce_grouped(&mut [&mut others[..], &mut [2; 3]], ReduceOp::Sum)
+                .unwrap();
+            comm.reduce(&mut half, ReduceOp::BitOr, root).unwrap();
+            comm.reduce_scatter_into(&half, 4, &mut part, ReduceOp::Max)
+                .unwrap();
+            comm.gather_into(&part, if me == 1 { &mut half } else { &mut [] }, root)
+                .unwrap();
+            comm.scatter_into(&half, &mut part, root).unwrap();
+            comm.all_to_all_into(&given, &mut half).unwrap();
+            comm.all_gather_varcount_into(&short[..me], &mut varied)
+                .unwrap();
+            comm.gather_varcount_into(&short[..me], &mut varied, root)
+                .unwrap();
+            comm.scatter_varcount_into(&half, &[10, 20, 30, 4], &mut shares, root)
+                .unwrap();
+            comm.all_to_all_varcount_into(&half, &[me, 1, 2, 3], &mut exchanged)
+                .unwrap();
+            let (next, before) = (Rank((me as u32 + 1) % world), Rank((me as u32 + 3) % world));
+            comm.send(&part, next).unwrap();
+            comm.receive_into(&mut part, before).unwrap();
             comm.all_reduce(&mut short, ReduceOp::Sum).unwrap();
             comm.all_reduce(&mut long, ReduceOp::Max).unwrap();
             comm.broadcast(&mut long, Rank(2)).unwrap();

@@ -161,7 +161,14 @@ fn a_group_gets_over_anything() {
     for seed in first..=last {
         let mut random = Random(u64::wrapping_mul(seed, 0x9e37_79b9_7f4a_7c15));
         let world = 2 + random.below(5) as u32;
-        let kind = [Kind::Memory, Kind::Unix, Kind::Narrow(5000)][random.below(3) as usize];
+        let kinds = [
+            Kind::Memory,
+            Kind::Unix,
+            Kind::Narrow(5000),
+            Kind::Shared,
+            Kind::Tls,
+        ];
+        let kind = kinds[random.below(5) as usize];
         let group = Group::new(kind, world);
         for call in 0..30 {
             let calm = call % 3 == 2;
@@ -179,7 +186,10 @@ fn a_group_gets_over_anything() {
                                 | CollectiveError::Connect { .. }
                                 | CollectiveError::Deadline { .. }
                         );
-                        assert!(!lost, "seed {seed} call {call} {round:?}: {error}");
+                        assert!(
+                            !lost,
+                            "seed {seed} {kind:?} x{world} call {call} {round:?}: {error}"
+                        );
                     }
                 }
             }

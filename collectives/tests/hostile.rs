@@ -5,71 +5,19 @@
 mod common;
 
 use std::future::poll_fn;
-use std::io::IoSlice;
 use std::sync::Arc;
 
-use common::{GENERATION, JOB, LONG};
+use common::victim::{COUNT, NoConnector, frame, right, runtime, victim, write};
+use common::{GENERATION, JOB};
 use kolo_collectives::cause::Cause;
 use kolo_collectives::header::{Data, HEADER, Header, SEGMENT};
-use kolo_collectives::lane::{Connecting, MemoryLane};
-use kolo_collectives::operation::{Operation, OperationKind, Tag};
+use kolo_collectives::lane::MemoryLane;
+use kolo_collectives::operation::{Factor, Operation, OperationKind, Tag};
 use kolo_collectives::schedule::Algorithm;
-use kolo_collectives::{
-    CollectiveError, Communicator, Connector, DType, Lane, LaneError, ReduceOp,
-};
+use kolo_collectives::{CollectiveError, Communicator, DType, Lane, ReduceOp};
 use kolo_transport::ids::{Generation, JobId, Rank};
 use proptest::prelude::*;
 use tokio::runtime::Runtime;
-
-/// Rank 0 waits for links and makes none.
-#[derive(Debug)]
-struct NoConnector;
-
-impl Connector for NoConnector {
-    fn connect(&self, peer: Rank) -> Connecting {
-        Box::pin(async move {
-            Err(LaneError::Unreachable {
-                reason: format!("there is no way to rank {peer}"),
-            })
-        })
-    }
-}
-
-/// Rank 0 of two, and the other end of its link.
-fn victim(runtime: &Runtime, rank: u32) -> (Communicator, MemoryLane) {
-    let comm = Communicator::new(
-        Rank(rank),
-        2,
-        GENERATION,
-        JOB,
-        Arc::new(NoConnector),
-        runtime.handle().clone(),
-    )
-    .unwrap()
-    .with_timeout(LONG);
-    let (mine, theirs) = MemoryLane::pair(4 << 20);
-    comm.acceptor()
-        .accept(Rank(1 - rank), Box::new(mine))
-        .unwrap();
-    (comm, theirs)
-}
-
-fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .unwrap()
-}
-
-fn write(runtime: &Runtime, lane: &mut MemoryLane, mut bytes: &[u8]) {
-    runtime.block_on(async {
-        while !bytes.is_empty() {
-            let count = poll_fn(|cx| lane.poll_write(cx, &[IoSlice::new(bytes)])).await;
-            bytes = &bytes[count.unwrap()..];
-        }
-    });
-}
 
 /// What rank 0 says before it gives up, read to the end.
 fn read_all(runtime: &Runtime, lane: &mut MemoryLane) -> Vec<u8> {
@@ -86,27 +34,6 @@ fn read_all(runtime: &Runtime, lane: &mut MemoryLane) -> Vec<u8> {
     all
 }
 
-const COUNT: u64 = 100;
-
-/// The right header of the first frame for rank 0's all-reduce of 100 `i32`.
-fn right() -> Data {
-    Data {
-        generation: GENERATION,
-        tag: Tag::default(),
-        operation: Operation {
-            kind: OperationKind::AllReduce,
-            dtype: Some(DType::I32),
-            reduce: Some(ReduceOp::Sum),
-            root: None,
-            count: COUNT,
-            algorithm: Algorithm::Gather,
-        },
-        step: 0,
-        offset: 0,
-        length: 4 * COUNT as u32,
-    }
-}
-
 /// Rank 0's error when rank 1 sends this, and closes the link or not.
 fn error_after(bytes: &[u8], closes: bool) -> CollectiveError {
     let runtime = runtime();
@@ -117,12 +44,6 @@ fn error_after(bytes: &[u8], closes: bool) -> CollectiveError {
     let error = comm.all_reduce(&mut data, ReduceOp::Sum).unwrap_err();
     assert_eq!(data, [7; COUNT as usize]);
     error
-}
-
-fn frame(header: Header, payload: &[u8]) -> Vec<u8> {
-    let mut bytes = header.encode().to_vec();
-    bytes.extend_from_slice(payload);
-    bytes
 }
 
 fn protocol_error(bytes: &[u8], contains: &str) {
@@ -138,7 +59,7 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
     protocol_error(&[b'H'; HEADER], "instead of `kolo`");
     let mut old = Header::Data(right()).encode();
     old[4] = 0;
-    protocol_error(&old, "protocol version 0, this side has 1");
+    protocol_error(&old, "protocol version 0, this side has 2");
     let mut long = right();
     long.length = SEGMENT as u32 + 1;
     protocol_error(&Header::Data(long).encode(), "over the limit of 262144");
@@ -146,6 +67,7 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
         job: JobId(1),
         generation: GENERATION,
         rank: Rank(1),
+        group: 0,
     };
     protocol_error(&hello.encode(), "a hello in the middle");
     let mut stale = right();
@@ -169,6 +91,21 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
         length: 3,
     };
     protocol_error(&frame(notice, b"???"), "a notice that is none");
+    let text = Cause::Lost {
+        rank: Rank(2),
+        reason: "who?".to_owned(),
+        for_good: false,
+    }
+    .encode();
+    let stranger = Header::AbortOperation {
+        generation: GENERATION,
+        tag: Tag::default(),
+        length: text.len() as u32,
+    };
+    protocol_error(
+        &frame(stranger, &text),
+        "a notice about rank 2 of a world of 2",
+    );
 }
 
 #[test]
@@ -252,7 +189,7 @@ fn a_peer_hears_why_this_rank_gave_up() {
 fn text_length(said: &[u8]) -> usize {
     let last = said
         .windows(5)
-        .rposition(|window| window == [b'k', b'o', b'l', b'o', 1])
+        .rposition(|window| window == [b'k', b'o', b'l', b'o', 2])
         .unwrap();
     said.len() - last - HEADER
 }
@@ -276,6 +213,137 @@ fn a_rank_that_can_make_no_link_says_so() {
     );
     assert_eq!(error.culprit_rank(), Some(Rank(0)));
     assert!(error.is_retryable());
+}
+
+/// An operation that a peer may claim to do; most of them make no sense.
+fn any_operation() -> impl Strategy<Value = Operation> {
+    let types = || prop::option::of(prop::sample::select(DType::ALL.to_vec()));
+    let number = || {
+        prop_oneof![
+            0_u64..6,
+            Just(1 << 20),
+            Just(1 << 40),
+            Just(1 << 62),
+            any::<u64>()
+        ]
+    };
+    let marks = [
+        0,
+        // Lengths of several kinds of operations, an object, a join, and what is none of them.
+        7 << 61 | 1 << 16 | 5 << 8 | 7,
+        7 << 61 | 1 << 16 | 10 << 8 | 7,
+        7 << 61 | 1 << 16 | 14 << 8 | 7,
+        7 << 61 | 2 << 16,
+        7 << 61 | 3 << 16,
+        7 << 61 | 9 << 16,
+        1 << 61 | 5,
+    ];
+    (
+        prop::sample::select(OperationKind::ALL.to_vec()),
+        types(),
+        prop::option::of(prop::sample::select(ReduceOp::ALL.to_vec())),
+        prop::option::of(0..3_u32),
+        prop::sample::select(Algorithm::ALL.to_vec()),
+        types(),
+        (any::<u8>(), prop::sample::select(marks.to_vec())),
+        (number(), number(), any::<f64>()),
+    )
+        .prop_map(
+            |(
+                kind,
+                dtype,
+                reduce,
+                root,
+                algorithm,
+                wire,
+                (segment, shape),
+                (count, rows, scale),
+            )| {
+                Operation {
+                    kind,
+                    dtype,
+                    reduce,
+                    root,
+                    count,
+                    rows,
+                    shape,
+                    prescale: Factor::new(scale),
+                    postscale: Factor::ONE,
+                    wire,
+                    algorithm,
+                    segment,
+                }
+            },
+        )
+}
+
+/// What a victim does while its peer misbehaves.
+type Doing = fn(&Communicator) -> Result<(), CollectiveError>;
+
+const DOING: [Doing; 9] = [
+    |comm| comm.all_reduce(&mut [1_i32; COUNT as usize], ReduceOp::Sum),
+    |comm| comm.broadcast(&mut [1_u8; 9], Rank(1)),
+    |comm| comm.all_gather_varcount(&[1_f32; 3]).map(drop),
+    |comm| comm.gather_varcount(&[1_f64; 3], Rank(0)).map(drop),
+    |comm| comm.scatter_varcount(&[0_u8], &[0, 1], Rank(1)).map(drop),
+    |comm| comm.all_to_all_varcount(&[1_u8; 4], &[1, 3]).map(drop),
+    |comm| comm.broadcast_object(Some(5_u8), Rank(1)).map(drop),
+    |comm| comm.join().map(drop),
+    |comm| comm.trace().map(drop),
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::default())]
+
+    /// A rank without data takes part in what its peers say that they do. It looks at what they say first.
+    #[test]
+    fn a_rank_that_joined_follows_nobody_into_nonsense(
+        operation in any_operation(),
+        ask in any::<bool>(),
+        noise in prop::collection::vec(any::<u8>(), 0..40),
+    ) {
+        let runtime = runtime();
+        let (comm, mut lane) = victim(&runtime, 0);
+        let data = Data { operation, length: 0, ..right() };
+        let header = if ask { Header::Ask(data) } else { Header::Data(data) };
+        write(&runtime, &mut lane, &frame(header, &noise));
+        drop(lane);
+        let error = comm.join().unwrap_err();
+        prop_assert!(!matches!(error, CollectiveError::Deadline { .. }), "{}", error);
+    }
+
+    /// Frames of all kinds about all operations, whatever the rank does itself.
+    #[test]
+    fn frames_in_any_order_end_the_operation_and_nothing_else(
+        doing in prop::sample::select(DOING.to_vec()),
+        frames in prop::collection::vec(
+            (any_operation(), 4_u8..11, 0..3_u64, 0_u8..20, any::<bool>()),
+            1..6,
+        ),
+        noise in prop::collection::vec(any::<u8>(), 0..3 * HEADER),
+    ) {
+        let runtime = runtime();
+        let (comm, mut lane) = victim(&runtime, 0);
+        let mut bytes = Vec::new();
+        for (operation, kind, number, length, right_one) in frames {
+            let tag = Tag { call: 0, operation: number };
+            let operation = if right_one { right().operation } else { operation };
+            let mut header = Header::Data(Data { operation, tag, ..right() }).encode();
+            header[5] = kind;
+            let length = if matches!(kind, 7 | 8 | 10) { 0 } else { length };
+            header[52..56].copy_from_slice(&u32::from(length).to_le_bytes());
+            if kind == 10 {
+                header[6] = 1 + length % 5;
+            }
+            bytes.extend_from_slice(&header);
+            bytes.extend(std::iter::repeat_n(length, usize::from(length)));
+        }
+        bytes.extend_from_slice(&noise);
+        write(&runtime, &mut lane, &bytes);
+        drop(lane);
+        let error = doing(&comm).unwrap_err();
+        prop_assert!(!matches!(error, CollectiveError::Deadline { .. }), "{}", error);
+    }
 }
 
 proptest! {

@@ -1,69 +1,43 @@
 //! Every operation, type, operator, world size and length against a plain reference.
 
-#![allow(clippy::cast_possible_wrap, clippy::unwrap_used)]
+#![allow(
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::float_cmp,
+    clippy::unwrap_used
+)]
 
 mod common;
 
+use common::value::{Value, input, number};
 use common::{Group, Kind, run};
-use kolo_collectives::schedule::{Algorithm, Tuning};
-use kolo_collectives::{Communicator, Element, ReduceOp};
+use half::{bf16, f16};
+use kolo_collectives::operation::OperationKind;
+use kolo_collectives::schedule::{Algorithm, Choices, Layout, Model, Shape, Tuning};
+use kolo_collectives::{CollectiveError, Communicator, Compression, DType, Options, ReduceOp};
 use kolo_transport::ids::Rank;
 
 const WORLDS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
 
-/// A small whole number, so that floats are exact and a product of eight fits all types.
-fn number(rank: u32, index: usize) -> i64 {
-    (i64::from(rank) * 31 + index as i64 * 7) % 11 - 5
-}
-
-trait Value: Element {
-    fn from_number(number: i64) -> Self;
-    fn reference(op: ReduceOp, values: impl Iterator<Item = i64>, world: u32) -> Self;
-}
-
-macro_rules! value {
-    ($type:ty) => {
-        impl Value for $type {
-            fn from_number(number: i64) -> Self {
-                number as $type
-            }
-
-            fn reference(op: ReduceOp, values: impl Iterator<Item = i64>, world: u32) -> Self {
-                match op {
-                    ReduceOp::Average => values.sum::<i64>() as $type / world as $type,
-                    ReduceOp::Sum => values.sum::<i64>() as $type,
-                    ReduceOp::Min => values.min().unwrap() as $type,
-                    ReduceOp::Max => values.max().unwrap() as $type,
-                    ReduceOp::Product => values.product::<i64>() as $type,
-                    other => panic!("no reference for {other}"),
-                }
-            }
-        }
-    };
-}
-
-value!(i32);
-value!(i64);
-value!(f32);
-value!(f64);
-
-fn input<T: Value>(rank: u32, length: usize) -> Vec<T> {
-    (0..length)
-        .map(|index| T::from_number(number(rank, index)))
-        .collect()
-}
-
 fn check_type<T: Value>(comm: &Communicator, length: usize) {
     let (me, world) = (comm.rank().0, comm.world_size());
     for op in ReduceOp::ALL {
+        if op == ReduceOp::Adasum || !op.allows(T::DTYPE) {
+            continue;
+        }
         let mut data = input::<T>(me, length);
         comm.all_reduce(&mut data, op).unwrap();
         let expected: Vec<T> = (0..length)
-            .map(|index| T::reference(op, (0..world).map(|rank| number(rank, index)), world))
+            .map(|index| {
+                let numbers: Vec<i64> = (0..world).map(|rank| number(rank, index)).collect();
+                T::reference(op, &numbers)
+            })
             .collect();
         assert_eq!(
-            data, expected,
-            "all_reduce({op}) of {length}, world {world}"
+            data,
+            expected,
+            "all_reduce({op}) of {length} {}, world {world}",
+            T::DTYPE
         );
     }
 
@@ -94,19 +68,35 @@ fn check_all_types(comm: &Communicator, lengths: &[usize]) {
         check_type::<f32>(comm, length);
         check_type::<f64>(comm, length);
     }
+    for &length in lengths.iter().filter(|length| **length < 20) {
+        check_type::<bool>(comm, length);
+        check_type::<i8>(comm, length);
+        check_type::<u8>(comm, length);
+        check_type::<i16>(comm, length);
+        check_type::<u16>(comm, length);
+        check_type::<u32>(comm, length);
+        check_type::<u64>(comm, length);
+        check_type::<f16>(comm, length);
+        check_type::<bf16>(comm, length);
+    }
 }
 
 /// Lengths at which the algorithm changes, with this tuning.
 fn around_switches(tuning: &Tuning, world: u32) -> Vec<usize> {
-    let world = world as usize;
+    let mut choices = Choices::new(*tuning, Shape::even(world, 1));
     let mut lengths = Vec::new();
-    for size in [4, 8] {
-        for switch in [
-            tuning.gather_limit / world / size,
-            tuning.ring_from * world / size,
-            tuning.bruck_limit / world / size,
-        ] {
-            lengths.extend([switch.saturating_sub(1), switch, switch + 1]);
+    for (kind, of_all) in [
+        (OperationKind::AllReduce, 1),
+        (OperationKind::Broadcast, 1),
+        (OperationKind::AllGather, world as usize),
+    ] {
+        for range in choices.ranges(kind, None) {
+            if range.to < 1 << 24 {
+                for size in [4, 8] {
+                    let switch = range.to as usize / of_all / size;
+                    lengths.extend([switch.saturating_sub(1), switch, switch + 1]);
+                }
+            }
         }
     }
     lengths.sort_unstable();
@@ -117,10 +107,8 @@ fn around_switches(tuning: &Tuning, world: u32) -> Vec<usize> {
 fn matrix(kind: Kind) {
     // Low limits, so that all algorithms are met at short lengths.
     let tuning = Tuning {
-        gather_limit: 2 << 10,
-        ring_from: 512,
-        bruck_limit: 4 << 10,
-        force: None,
+        model: Model::default().slowed(40.0),
+        ..Tuning::default()
     };
     for world in WORLDS {
         let group = Group::new(kind, world);
@@ -144,15 +132,15 @@ fn everything_is_right_over_unix_sockets() {
 }
 
 #[test]
+fn everything_is_right_in_shared_memory() {
+    matrix(Kind::Shared);
+}
+
+#[test]
 fn every_algorithm_is_right_at_every_length_and_on_lanes_that_hold_little() {
     for world in WORLDS {
         let group = Group::new(Kind::Narrow(100), world);
-        for force in [
-            Algorithm::Gather,
-            Algorithm::Halving,
-            Algorithm::Ring,
-            Algorithm::Bruck,
-        ] {
+        for force in Algorithm::ALL {
             group.run(|comm| {
                 comm.set_tuning(Tuning {
                     force: Some(force),
@@ -210,7 +198,7 @@ fn long_messages_cross_without_deadlock() {
 fn float_sums_have_the_same_bits_on_every_rank_and_in_every_run() {
     let length = 5000;
     for world in WORLDS {
-        for force in [Algorithm::Gather, Algorithm::Halving, Algorithm::Ring] {
+        for &force in Algorithm::able(OperationKind::AllReduce) {
             let sums = || {
                 let group = Group::new(Kind::Unix, world);
                 group.run(|comm| {
@@ -251,6 +239,9 @@ fn float_sums_have_the_same_bits_on_every_rank_and_in_every_run() {
 fn a_nan_on_one_rank_reaches_all() {
     let group = Group::new(Kind::Memory, 3);
     for op in ReduceOp::ALL {
+        if op == ReduceOp::Adasum || !op.allows(DType::F64) {
+            continue;
+        }
         let results = group.run(|comm| {
             let mut data = [
                 1.0,
@@ -281,6 +272,118 @@ fn averages_of_integers_truncate_toward_zero() {
         data
     });
     assert_eq!(results, vec![[-1, 7, -7, 0]; 4]);
+}
+
+/// Two hosts of different size, as far as algorithms know.
+#[test]
+fn two_levels_are_right_on_uneven_hosts() {
+    for slots in [&[1, 1][..], &[2, 3], &[1, 4, 2], &[4, 4]] {
+        let layout = Layout::of_slots(slots);
+        let group = Group::new(Kind::Narrow(300), layout.world());
+        group.run(|comm| comm.set_layout(layout.clone()).unwrap());
+        for force in Algorithm::ALL {
+            group.run(|comm| {
+                comm.set_tuning(Tuning {
+                    force: Some(force),
+                    ..Tuning::default()
+                });
+                for length in [0, 1, 7, 100] {
+                    check_type::<f32>(comm, length);
+                }
+            });
+        }
+        let other = Layout::single(layout.world() + 1);
+        let error = group.members[0].set_layout(other).unwrap_err();
+        assert!(
+            matches!(error, CollectiveError::Invalid { .. }),
+            "{error:?}"
+        );
+    }
+}
+
+#[test]
+fn adasum_averages_what_is_alike_and_adds_what_is_orthogonal() {
+    for world in [1, 2, 4, 8] {
+        let group = Group::new(Kind::Unix, world);
+        for force in [Algorithm::Doubling, Algorithm::Halving] {
+            let results = group.run(|comm| {
+                comm.set_tuning(Tuning {
+                    force: Some(force),
+                    ..Tuning::default()
+                });
+                let me = comm.rank().index();
+                let mut alike = vec![1.5_f32; 33];
+                comm.all_reduce(&mut alike, ReduceOp::Adasum).unwrap();
+                let mut orthogonal = vec![0.0_f64; 11];
+                orthogonal[me] = 3.0;
+                comm.all_reduce(&mut orthogonal, ReduceOp::Adasum).unwrap();
+                let mut short = vec![f16::ONE; 5];
+                comm.all_reduce(&mut short, ReduceOp::Adasum).unwrap();
+                (alike, orthogonal, short)
+            });
+            for (alike, orthogonal, short) in results {
+                assert_eq!(alike, vec![1.5; 33]);
+                for (index, value) in orthogonal.iter().enumerate() {
+                    let expected = if index < world as usize { 3.0 } else { 0.0 };
+                    assert!((value - expected).abs() < 1e-12, "{orthogonal:?}");
+                }
+                assert_eq!(short, vec![f16::ONE; 5]);
+            }
+        }
+    }
+}
+
+/// What an operator can't do is an error on every rank, and the communicator stays usable.
+#[test]
+fn what_is_not_defined_is_refused_on_every_rank() {
+    for (kind, world) in [
+        (Kind::Memory, 3_u32),
+        (Kind::Unix, 5),
+        (Kind::Shared, 3),
+        (Kind::Shared, 6),
+        (Kind::Memory, 2),
+        (Kind::Shared, 4),
+    ] {
+        let group = Group::new(kind, world);
+        group.run(|comm| {
+            let mut data = [1.0_f32];
+            let error = comm.all_reduce(&mut data, ReduceOp::BitAnd).unwrap_err();
+            assert!(
+                error.to_string().contains("f32 allows average, sum"),
+                "{error}"
+            );
+            if !world.is_power_of_two() {
+                let error = comm.all_reduce(&mut data, ReduceOp::Adasum).unwrap_err();
+                let next = world.next_power_of_two();
+                let says = format!("power of two of ranks (such as {next})");
+                assert!(error.to_string().contains(&says), "{error}");
+                let named = comm.named("a").all_reduce(vec![1.0_f64], ReduceOp::Adasum);
+                let error = named.wait().unwrap_err();
+                assert!(error.to_string().contains(&says), "{error}");
+            }
+            let error = comm
+                .reduce(&mut data, ReduceOp::Adasum, Rank(0))
+                .unwrap_err();
+            assert!(error.to_string().contains("for all_reduce only"), "{error}");
+            // It would be combined as it travels.
+            let short = comm.with(Options::new().compression(Compression::Bf16));
+            let error = short.all_reduce(&mut data, ReduceOp::Adasum).unwrap_err();
+            let says = if world.is_power_of_two() {
+                "sent as bf16: adasum of bf16 is not defined"
+            } else {
+                "power of two"
+            };
+            assert!(error.to_string().contains(says), "{error}");
+            let error = comm.all_reduce(&mut [true], ReduceOp::Sum).unwrap_err();
+            assert!(error.to_string().contains("sum of bool"), "{error}");
+            let scaled = comm.with(Options::new().prescale(2.0));
+            let error = scaled.all_reduce(&mut [true], ReduceOp::Max).unwrap_err();
+            assert!(error.to_string().contains("leave it at 1"), "{error}");
+            assert_eq!(data, [1.0]);
+            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [world as f32]);
+        });
+    }
 }
 
 /// Links are made at first use and only where they are used.

@@ -1,4 +1,4 @@
-//! The same over QUIC, with the certificates of a real authority.
+//! The same over QUIC and over TLS on TCP, with the certificates of a real authority.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,81 +8,50 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::network::{NetworkConnector, member, serve, slot_of};
 use common::{GENERATION, JOB, LONG, hello, run};
-use kolo_collectives::lane::{Connecting, QuicLane, rank_of};
-use kolo_collectives::{
-    CollectiveError, Communicator, Connector, Lane, LaneError, LinkHello, ReduceOp,
+use kolo_collectives::lane::{
+    LaneChoice, NetworkLanes, QuicLane, TlsLane, accept_quic, accept_tls, rank_of,
 };
+use kolo_collectives::{CollectiveError, Communicator, LaneError, LinkHello, ReduceOp};
 use kolo_transport::identity::Role;
-use kolo_transport::ids::{ClusterId, CrossRank, Generation, JobId, LocalRank, NodeId, Rank, Slot};
-use kolo_transport::wire::{GenerationTable, Member};
+use kolo_transport::ids::{ClusterId, Generation, JobId, NodeId, Rank, Slot};
+use kolo_transport::wire::GenerationTable;
 use kolo_transport::{
-    Authority, CloseCode, Endpoint, EndpointConfig, Expect, Identity, TransportRuntime,
+    Authority, CloseCode, Endpoint, EndpointConfig, Expect, Identity, TlsListener, TransportRuntime,
 };
 
-#[derive(Debug)]
-struct QuicConnector {
-    endpoint: Endpoint,
-    table: Arc<GenerationTable>,
-    hello: LinkHello,
-}
-
-impl Connector for QuicConnector {
-    fn connect(&self, peer: Rank) -> Connecting {
-        let (endpoint, hello) = (self.endpoint.clone(), self.hello);
-        let member = self.table.members[peer.index()].clone();
-        Box::pin(async move {
-            let address = member.address.unwrap();
-            let connection = endpoint
-                .connect(address, Expect::worker(hello.job, member.slot))
-                .await
-                .map_err(|error| LaneError::Unreachable {
-                    reason: error.to_string(),
-                })?;
-            let lane = QuicLane::connect(&connection, &hello, peer, LONG).await?;
-            let lane: Box<dyn Lane> = Box::new(lane);
-            Ok(lane)
-        })
-    }
-}
+const CHOICES: [LaneChoice; 3] = [LaneChoice::Quic, LaneChoice::Tls, LaneChoice::Auto];
 
 struct Group {
     members: Vec<Communicator>,
     endpoints: Vec<Endpoint>,
 }
 
-/// Slots are not ranks: rank r is in slot `world - 1 - r`.
-fn slot_of(rank: u32, world: u32) -> Slot {
-    Slot(world - 1 - rank)
-}
-
-fn member(rank: u32, world: u32, address: SocketAddr) -> Member {
-    Member {
-        rank: Rank(rank),
-        local_rank: LocalRank(0),
-        local_size: 1,
-        cross_rank: CrossRank(rank),
-        cross_size: world,
-        slot: slot_of(rank, world),
-        node: NodeId(u64::from(rank)),
-        hostname: format!("host-{rank}"),
-        address: Some(address),
-    }
-}
-
-fn endpoint(authority: &Authority, runtime: &TransportRuntime, slot: Slot) -> Endpoint {
+fn endpoint(
+    authority: &Authority,
+    runtime: &TransportRuntime,
+    slot: Slot,
+) -> (Endpoint, TlsListener) {
     let name = Identity::worker_name(JOB, slot);
     let credentials = authority.issue(Role::Worker, &name).unwrap();
-    Endpoint::bind(runtime, credentials, EndpointConfig::default()).unwrap()
+    // Somebody may have the TCP port.
+    loop {
+        let config = EndpointConfig::default();
+        let endpoint = Endpoint::bind(runtime, credentials.clone(), config).unwrap();
+        if let Ok(listener) = endpoint.listen_tls() {
+            return (endpoint, listener);
+        }
+    }
 }
 
 fn authority() -> Authority {
     Authority::create(ClusterId::random()).unwrap()
 }
 
-fn group(world: u32) -> Group {
+fn group(world: u32, choice: LaneChoice) -> Group {
     let (authority, runtime) = (authority(), TransportRuntime::new(2).unwrap());
-    let endpoints: Vec<Endpoint> = (0..world)
+    let endpoints: Vec<(Endpoint, TlsListener)> = (0..world)
         .map(|rank| endpoint(&authority, &runtime, slot_of(rank, world)))
         .collect();
     let table = Arc::new(GenerationTable {
@@ -91,15 +60,15 @@ fn group(world: u32) -> Group {
         members: endpoints
             .iter()
             .zip(0..)
-            .map(|(endpoint, rank)| member(rank, world, endpoint.local_addr()))
+            .map(|((endpoint, _), rank)| member(rank, world, endpoint.local_addr()))
             .collect(),
     });
     let members: Vec<Communicator> = endpoints
         .iter()
         .zip(0..)
-        .map(|(endpoint, rank)| {
-            let connector = QuicConnector {
-                endpoint: endpoint.clone(),
+        .map(|((endpoint, listener), rank)| {
+            let connector = NetworkConnector {
+                lanes: Arc::new(NetworkLanes::new(endpoint.clone(), choice)),
                 table: Arc::clone(&table),
                 hello: hello(Rank(rank)),
             };
@@ -114,28 +83,24 @@ fn group(world: u32) -> Group {
             .unwrap()
             .with_timeout(LONG);
             comm.set_table(Arc::clone(&table)).unwrap();
-            let (acceptor, own) = (comm.acceptor(), comm.hello());
-            let (endpoint, table) = (endpoint.clone(), Arc::clone(&table));
-            runtime.handle().spawn(async move {
-                while let Some(connection) = endpoint.accept().await {
-                    let peer = rank_of(connection.peer(), &table).unwrap();
-                    let lane = QuicLane::accept(&connection, &own, peer, LONG).await;
-                    // A group that is gone takes no lanes.
-                    if let Ok(lane) = lane {
-                        drop(acceptor.accept(peer, Box::new(lane)));
-                    }
-                }
-            });
+            serve(&runtime, (endpoint, listener), &table, &comm);
             comm
         })
+        .collect();
+    let endpoints = endpoints
+        .into_iter()
+        .map(|(endpoint, _)| endpoint)
         .collect();
     Group { members, endpoints }
 }
 
 #[test]
-fn collectives_are_right_over_quic() {
-    for world in [2_u32, 3, 5] {
-        let group = group(world);
+fn collectives_are_right_over_every_kind_of_lane() {
+    for (world, choice) in [2_u32, 3, 5]
+        .into_iter()
+        .flat_map(|world| CHOICES.map(|choice| (world, choice)))
+    {
+        let group = group(world, choice);
         run(&group.members, |comm| {
             let me = comm.rank().0;
             // The last is several segments and more than a window, both ways at once.
@@ -164,8 +129,8 @@ fn collectives_are_right_over_quic() {
 
 #[test]
 fn a_rank_that_is_done_may_go() {
-    for _ in 0..5 {
-        let Group { members, endpoints } = group(3);
+    for choice in CHOICES.into_iter().cycle().take(9) {
+        let Group { members, endpoints } = group(3, choice);
         std::thread::scope(|scope| {
             for comm in members {
                 scope.spawn(move || {
@@ -179,9 +144,31 @@ fn a_rank_that_is_done_may_go() {
     }
 }
 
+/// More is sent than links hold to a rank that comes later than any link may be silent: it is waited for.
+#[test]
+fn a_rank_that_comes_late_to_a_long_operation_is_not_lost() {
+    std::thread::scope(|scope| {
+        for choice in [LaneChoice::Quic, LaneChoice::Tls] {
+            scope.spawn(move || {
+                let group = group(2, choice);
+                run(&group.members, |comm| {
+                    comm.barrier().unwrap();
+                    if comm.rank() == Rank(1) {
+                        std::thread::sleep(Duration::from_millis(4500));
+                    }
+                    let mut data = vec![1_u8; 24 << 20];
+                    let result = comm.all_reduce(&mut data, ReduceOp::Sum);
+                    assert_eq!(result, Ok(()), "{choice:?}");
+                    assert_eq!(data[data.len() - 1], 2);
+                });
+            });
+        }
+    });
+}
+
 #[test]
 fn a_peer_that_closes_its_endpoint_in_the_middle_is_lost() {
-    let group = group(3);
+    let group = group(3, LaneChoice::Quic);
     run(&group.members, |comm| comm.barrier().unwrap());
     let begun = Instant::now();
     let results = std::thread::scope(|scope| {
@@ -219,26 +206,59 @@ fn a_peer_that_closes_its_endpoint_in_the_middle_is_lost() {
     );
 }
 
+type Met<L> = (Result<L, LaneError>, Result<L, LaneError>);
+
+const LIMIT: Duration = Duration::from_secs(20);
+
 /// One worker connects, the other accepts, with hellos of their own.
-async fn meet(
-    caller: LinkHello,
-    callee: LinkHello,
-) -> (Result<QuicLane, LaneError>, Result<QuicLane, LaneError>) {
+async fn meet(caller: LinkHello, callee: LinkHello) -> Met<QuicLane> {
     let (authority, runtime) = (authority(), TransportRuntime::new(1).unwrap());
-    let one = endpoint(&authority, &runtime, Slot(0));
-    let two = endpoint(&authority, &runtime, Slot(1));
-    let limit = Duration::from_secs(20);
+    let (one, _) = endpoint(&authority, &runtime, Slot(0));
+    let (two, _) = endpoint(&authority, &runtime, Slot(1));
     tokio::join!(
         async {
             let expect = Expect::worker(JOB, Slot(1));
             let connection = one.connect(two.local_addr(), expect).await.unwrap();
-            QuicLane::connect(&connection, &caller, callee.rank, limit).await
+            QuicLane::connect(&connection, &caller, callee.rank, LIMIT).await
         },
         async {
             let connection = two.accept().await.unwrap();
-            QuicLane::accept(&connection, &callee, caller.rank, limit).await
+            QuicLane::accept(&connection, &callee, caller.rank, LIMIT).await
         }
     )
+}
+
+/// As [`meet`], over TLS.
+async fn meet_over_tls(caller: LinkHello, callee: LinkHello) -> Met<TlsLane> {
+    let (authority, runtime) = (authority(), TransportRuntime::new(1).unwrap());
+    let (one, _) = endpoint(&authority, &runtime, Slot(0));
+    let (_two, listener) = endpoint(&authority, &runtime, Slot(1));
+    tokio::join!(
+        async {
+            let expect = Expect::worker(JOB, Slot(1));
+            let link = one
+                .connect_tls(listener.local_addr(), expect)
+                .await
+                .unwrap();
+            TlsLane::open(link, &caller, callee.rank, LIMIT).await
+        },
+        async {
+            let link = listener.accept().await.unwrap();
+            TlsLane::open(link, &callee, caller.rank, LIMIT).await
+        }
+    )
+}
+
+/// What both sides of a link say, over each kind of lane.
+async fn said(caller: LinkHello, callee: LinkHello) -> Vec<Result<(), LaneError>> {
+    let quic = meet(caller, callee).await;
+    let tls = meet_over_tls(caller, callee).await;
+    vec![
+        quic.0.map(drop),
+        quic.1.map(drop),
+        tls.0.map(drop),
+        tls.1.map(drop),
+    ]
 }
 
 #[tokio::test]
@@ -247,16 +267,16 @@ async fn a_stale_generation_is_refused_on_both_sides() {
         generation: Generation(GENERATION.0 - 1),
         ..hello(Rank(1))
     };
-    let (caller, callee) = meet(stale, hello(Rank(0))).await;
-    for side in [caller, callee] {
+    for side in said(stale, hello(Rank(0))).await {
         let error = side.unwrap_err();
         assert!(
             matches!(error, LaneError::StaleGeneration { .. }),
             "{error:?}"
         );
     }
-    let (caller, callee) = meet(hello(Rank(1)), hello(Rank(0))).await;
-    assert!(caller.is_ok() && callee.is_ok());
+    for side in said(hello(Rank(1)), hello(Rank(0))).await {
+        assert!(side.is_ok(), "{side:?}");
+    }
 }
 
 #[tokio::test]
@@ -265,10 +285,102 @@ async fn another_job_is_refused() {
         job: JobId(JOB.0 + 1),
         ..hello(Rank(1))
     };
-    let (caller, callee) = meet(foreign, hello(Rank(0))).await;
-    for side in [caller, callee] {
+    for side in said(foreign, hello(Rank(0))).await {
         let error = side.unwrap_err();
         assert!(matches!(error, LaneError::Refused { .. }), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_member_that_says_no_hello_in_time_gets_no_link() {
+    let (authority, runtime) = (authority(), TransportRuntime::new(1).unwrap());
+    let (one, _) = endpoint(&authority, &runtime, Slot(0));
+    let (_two, listener) = endpoint(&authority, &runtime, Slot(1));
+    let expect = Expect::worker(JOB, Slot(1));
+    let limit = Duration::from_millis(50);
+    let (silent, accepted) = tokio::join!(
+        one.connect_tls(listener.local_addr(), expect.clone()),
+        listener.accept()
+    );
+    let error = TlsLane::open(accepted.unwrap(), &hello(Rank(0)), Rank(1), limit)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, LaneError::Timeout { .. }), "{error}");
+    drop(silent);
+
+    // It ends instead.
+    let (gone, accepted) = tokio::join!(
+        one.connect_tls(listener.local_addr(), expect.clone()),
+        listener.accept()
+    );
+    gone.unwrap().abort();
+    let error = TlsLane::open(accepted.unwrap(), &hello(Rank(0)), Rank(1), LIMIT)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, LaneError::Ended { .. }), "{error}");
+
+    // It says hello, and neither keeps the link nor ends it.
+    let (link, accepted) = tokio::join!(
+        one.connect_tls(listener.local_addr(), expect),
+        listener.accept()
+    );
+    let (own, peer) = (hello(Rank(0)), hello(Rank(1)));
+    let (lane, kept) = tokio::join!(
+        TlsLane::open(link.unwrap(), &peer, Rank(0), LIMIT),
+        accept_tls(accepted.unwrap(), &own, Rank(1), Duration::from_millis(500))
+    );
+    let _held = lane.unwrap();
+    assert!(matches!(kept, Err(LaneError::Timeout { .. })), "{kept:?}");
+}
+
+#[tokio::test]
+async fn what_is_found_to_be_better_is_used_again_and_one_kind_is_enough() {
+    let (authority, runtime) = (authority(), TransportRuntime::new(1).unwrap());
+    for has_tls in [true, false] {
+        let (one, _) = endpoint(&authority, &runtime, Slot(0));
+        let (two, listener) = endpoint(&authority, &runtime, Slot(1));
+        let lanes = NetworkLanes::new(one, LaneChoice::Auto);
+        let address = two.local_addr();
+        let own = hello(Rank(0));
+        let accept = {
+            let two = two.clone();
+            async move {
+                loop {
+                    let Some(connection) = two.accept().await else {
+                        return;
+                    };
+                    tokio::spawn(async move {
+                        if let Ok(Some(kept)) = accept_quic(&connection, &own, Rank(1), LIMIT).await
+                        {
+                            std::future::pending::<()>().await;
+                            drop(kept);
+                        }
+                    });
+                }
+            }
+        };
+        runtime.handle().spawn(accept);
+        if has_tls {
+            runtime.handle().spawn(async move {
+                while let Some(link) = listener.accept().await {
+                    tokio::spawn(async move {
+                        if let Ok(Some(kept)) = accept_tls(link, &own, Rank(1), LIMIT).await {
+                            std::future::pending::<()>().await;
+                            drop(kept);
+                        }
+                    });
+                }
+            });
+        } else {
+            drop(listener);
+        }
+        let target = (Rank(0), Slot(1), address);
+        let first = lanes.connect(&hello(Rank(1)), target, LIMIT).await.unwrap();
+        let second = lanes.connect(&hello(Rank(1)), target, LIMIT).await.unwrap();
+        assert_eq!(first.kind(), second.kind());
+        if !has_tls {
+            assert_eq!(first.kind(), "quic");
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! What user code knows of the worker that it runs in.
 
 use std::fmt;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
-use kolo_collectives::Communicator;
+use kolo_collectives::{CollectiveError, Communicator};
 use kolo_transport::ids::{CallId, CrossRank, Generation, JobId, LocalRank, NodeId, Slot};
 use kolo_transport::wire::Member;
 
@@ -25,6 +25,49 @@ struct Inner {
     member: Member,
     comm: Communicator,
     running: Running,
+    members: Members,
+    local: OnceLock<Communicator>,
+    cross: OnceLock<Communicator>,
+}
+
+/// Where the ranks are: algorithms are chosen by it, so no operation may begin before it is known.
+#[derive(Debug, Default)]
+struct Members {
+    known: OnceLock<()>,
+    lock: Mutex<()>,
+    news: Condvar,
+}
+
+/// The members of a job are told to all its workers before the driver may call them; they are on their way, if anything.
+const MEMBERS: Duration = Duration::from_secs(10);
+
+impl Members {
+    fn wait(&self) {
+        if self.known.get().is_some() {
+            return;
+        }
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = Instant::now() + MEMBERS;
+        while self.known.get().is_none() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                // The first operation says what is wrong.
+                return;
+            }
+            lock = self
+                .news
+                .wait_timeout(lock, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    fn learn(&self) {
+        let lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.known.get_or_init(|| ());
+        drop(lock);
+        self.news.notify_all();
+    }
 }
 
 impl Context {
@@ -35,8 +78,16 @@ impl Context {
                 member,
                 comm,
                 running: Running::default(),
+                members: Members::default(),
+                local: OnceLock::new(),
+                cross: OnceLock::new(),
             }),
         }
+    }
+
+    /// The communicator knows the members, and where they are.
+    pub(crate) fn members_known(&self) {
+        self.inner.members.learn();
     }
 
     /// A context without a worker around it, for tests of functions and executables. Its ranks are those of `comm`, as
@@ -77,7 +128,9 @@ impl Context {
             address: None,
         };
         let job = comm.hello().job;
-        Self::new(member, comm, job)
+        let context = Self::new(member, comm, job);
+        context.members_known();
+        context
     }
 
     /// This worker's number in the job: `0..world_size`.
@@ -136,7 +189,46 @@ impl Context {
     /// which is lost, late or failed; see [`CollectiveError`](kolo_collectives::CollectiveError). All ranks must make
     /// the same operations in the same order, within calls that run on all ranks.
     pub fn comm(&self) -> &Communicator {
+        self.inner.members.wait();
         &self.inner.comm
+    }
+
+    /// The communicator of the ranks on this node, in rank order: the rank there is [`Context::local_rank`]. Made at first
+    /// use; it works at the same time as [`Context::comm`] and others.
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError::Invalid`] if the members of the job are not known yet.
+    ///
+    /// ```
+    /// use kolo::Context;
+    /// use kolo::collectives::{CollectiveError, ReduceOp};
+    ///
+    /// /// The largest sum of a node.
+    /// #[kolo::function]
+    /// fn busiest(ctx: &Context, mine: f64) -> Result<f64, CollectiveError> {
+    ///     let mut data = [mine];
+    ///     ctx.local()?.all_reduce(&mut data, ReduceOp::Sum)?;
+    ///     // Every node has a rank 0, whatever its size.
+    ///     if ctx.local_rank() == 0 {
+    ///         ctx.cross()?.all_reduce(&mut data, ReduceOp::Max)?;
+    ///     }
+    ///     ctx.local()?.broadcast(&mut data, kolo::Rank(0))?;
+    ///     Ok(data[0])
+    /// }
+    /// ```
+    pub fn local(&self) -> Result<&Communicator, CollectiveError> {
+        made_once(&self.inner.local, || self.comm().local())
+    }
+
+    /// The communicator of the ranks that have this rank's [local rank](Context::local_rank) on their nodes: the rank there
+    /// is [`Context::cross_rank`]. Made at first use.
+    ///
+    /// # Errors
+    ///
+    /// As [`Context::local`].
+    pub fn cross(&self) -> Result<&Communicator, CollectiveError> {
+        made_once(&self.inner.cross, || self.comm().cross())
     }
 
     /// Whether nobody wants the result of the call that runs now: its caller cancelled it, or its deadline has
@@ -171,6 +263,23 @@ impl Context {
         }
         ended
     }
+}
+
+/// A group that is made at first use. It counts how often it was made, so it must be once.
+fn made_once(
+    place: &OnceLock<Communicator>,
+    make: impl FnOnce() -> Result<Communicator, CollectiveError>,
+) -> Result<&Communicator, CollectiveError> {
+    static MAKING: Mutex<()> = Mutex::new(());
+    if let Some(made) = place.get() {
+        return Ok(made);
+    }
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(made) = place.get() {
+        return Ok(made);
+    }
+    let made = make()?;
+    Ok(place.get_or_init(|| made))
 }
 
 impl fmt::Debug for Context {

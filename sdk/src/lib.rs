@@ -96,6 +96,7 @@ pub use executable::Executable;
 pub use executor::{Amount, Executor, ExecutorBuilder, ExecutorOn, Output, WorkerExit};
 pub use function::{Argument, Function, IntoArgs};
 pub use kolo_collectives as collectives;
+pub use kolo_collectives::lane::LaneChoice;
 pub use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
 pub use kolo_transport::ids::{ClusterId, Generation, JobId, NodeId, Rank};
 pub use kolo_transport::wire::{

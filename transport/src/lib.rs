@@ -6,11 +6,13 @@
 //! | let a daemon or driver into a cluster | [`JoinToken`], [`TokenBook`], [`JoinHandler`], [`join()`] |
 //! | keep its certificate from ending | [`LiveCredentials`], [`renewal`] |
 //! | talk to another process | [`Endpoint`], [`Connection`], [`Stream`] |
+//! | move much to another process | [`TlsListener`], [`TlsLink`] |
 //! | know this host's network interfaces | [`interfaces`] |
 //! | know what may be said | [`wire`], [`frame`] |
 #![forbid(unsafe_code)]
 
 pub mod authority;
+pub mod bulk;
 pub mod credentials;
 pub mod endpoint;
 mod files;
@@ -32,6 +34,7 @@ pub mod token;
 pub mod wire;
 
 pub use authority::{Authority, Fingerprint};
+pub use bulk::{LinkLost, TlsLink, TlsListener};
 pub use credentials::{CertificateRequest, Credentials};
 pub use endpoint::{BindError, ConnectError, Endpoint, EndpointConfig, Expect};
 pub use frame::{Frame, FrameError, Limits};

@@ -72,7 +72,14 @@ async fn renewed_certificates_are_presented_by_both_sides_and_old_connections_go
     let driver = LiveCredentials::new(authority.issue_for(Role::Driver, &name, LIFE).unwrap());
     // The same without renewal, to show that certificates do end.
     let (stale_head, stale_driver) = (bind(&head.current().into()), bind(&driver.current().into()));
-    let (server, client) = (bind(&head), bind(&driver));
+    let client = bind(&driver);
+    // Another test's client may have the TCP port.
+    let (server, bulk) = loop {
+        let server = bind(&head);
+        if let Ok(bulk) = server.listen_tls() {
+            break (server, bulk);
+        }
+    };
     let (old_client, old_server) = connect(&client, &server).await.unwrap();
     let first = (head.current(), driver.current());
 
@@ -97,6 +104,16 @@ async fn renewed_certificates_are_presented_by_both_sides_and_old_connections_go
     echo(&old_client, &old_server).await;
     let (new_client, new_server) = connect(&client, &server).await.unwrap();
     echo(&new_client, &new_server).await;
+    // Over TCP too, by a listener and a client that are older than the certificates.
+    let (accepted, connected) = within(async {
+        tokio::join!(
+            bulk.accept(),
+            client.connect_tls(bulk.local_addr(), Expect::head())
+        )
+    })
+    .await;
+    assert_eq!(accepted.unwrap().peer(), driver.identity());
+    assert_eq!(connected.unwrap().peer(), head.identity());
     assert!(connect(&client, &stale_head).await.is_none());
     assert!(connect(&stale_driver, &server).await.is_none());
     for task in tasks {

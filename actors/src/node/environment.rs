@@ -92,7 +92,7 @@ pub fn worker(
         put(CUDA_VISIBLE_DEVICES, &place.devices.join(","));
     }
     for (name, value) in &start.user_env {
-        if !name.starts_with(env::RESERVED_PREFIX) {
+        if !env::is_reserved(name) {
             put(name, value);
         }
     }
@@ -167,7 +167,12 @@ mod tests {
         let mut start = testing::start(2);
         start.env = map(&[("A", "job"), ("B", "job"), ("C", "job"), ("RANK", "9")]);
         start.slots[0].env = map(&[("B", "slot"), ("C", "slot"), ("RANK", "0")]);
-        start.user_env = map(&[("C", "user"), ("KOLO_RANK", "7"), ("KOLO_X", "7")]);
+        start.user_env = map(&[
+            ("C", "user"),
+            ("KOLO_RANK", "7"),
+            ("KOLO_X", "7"),
+            ("KOLO_LANE", "tls"),
+        ]);
         let all = build(
             &[
                 ("A", "daemon"),
@@ -197,6 +202,7 @@ mod tests {
             "the daemon's own variables stay its own"
         );
         assert!(!all.contains_key("KOLO_X"));
+        assert_eq!(all["KOLO_LANE"], "tls", "a setting that users have");
     }
 
     #[test]

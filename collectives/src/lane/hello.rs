@@ -9,6 +9,7 @@ use kolo_transport::ids::{Generation, JobId, Rank};
 
 use super::{Lane, LaneError};
 use crate::cause::cut;
+use crate::group::GroupId;
 use crate::header::{HEADER, Header};
 
 /// Who one side of a link is.
@@ -18,14 +19,36 @@ pub struct LinkHello {
     pub job: JobId,
     /// Its generation.
     pub generation: Generation,
-    /// Its rank.
+    /// Its rank among all ranks of the job.
     pub rank: Rank,
+    /// The group that the link is for. Only what the side says counts that makes the link; the other one may not know of
+    /// the group yet and says [`GroupId::WORLD`].
+    pub group: GroupId,
+}
+
+impl LinkHello {
+    /// A hello for a link of the group of all ranks.
+    #[must_use]
+    pub fn new(job: JobId, generation: Generation, rank: Rank) -> Self {
+        Self {
+            job,
+            generation,
+            rank,
+            group: GroupId::WORLD,
+        }
+    }
+
+    /// The same for a link of this group.
+    #[must_use]
+    pub fn of_group(self, group: GroupId) -> Self {
+        Self { group, ..self }
+    }
 }
 
 /// Says hello on a new link and checks the peer's: the same job, the same generation (G-1), another rank, and
 /// the expected one if `peer` is given. Both sides call it; both learn whether the other agrees.
 ///
-/// Returns the peer's rank. Not cancel safe: drop the lane if the future is dropped.
+/// Returns the peer's hello. Not cancel safe: drop the lane if the future is dropped.
 ///
 /// # Errors
 ///
@@ -39,7 +62,7 @@ pub async fn greet<L: Lane + ?Sized>(
     own: &LinkHello,
     peer: Option<Rank>,
     limit: Duration,
-) -> Result<Rank, LaneError> {
+) -> Result<LinkHello, LaneError> {
     tokio::time::timeout(limit, exchange(lane, own, peer))
         .await
         .unwrap_or_else(|_| {
@@ -53,11 +76,12 @@ async fn exchange<L: Lane + ?Sized>(
     lane: &mut L,
     own: &LinkHello,
     peer: Option<Rank>,
-) -> Result<Rank, LaneError> {
+) -> Result<LinkHello, LaneError> {
     let hello = Header::Hello {
         job: own.job,
         generation: own.generation,
         rank: own.rank,
+        group: own.group.0,
     };
     let mut out = hello.encode().to_vec();
     let theirs = match read_header(lane, &mut out).await? {
@@ -65,10 +89,12 @@ async fn exchange<L: Lane + ?Sized>(
             job,
             generation,
             rank,
+            group,
         } => LinkHello {
             job,
             generation,
             rank,
+            group: GroupId(group),
         },
         other => {
             return Err(LaneError::Protocol {
@@ -93,7 +119,7 @@ async fn exchange<L: Lane + ?Sized>(
     let answer = read_answer(lane, &mut out).await;
     write(lane, &mut out).await;
     // What this side saw itself is the better reason.
-    verdict.and(answer).map(|()| theirs.rank)
+    verdict.and(answer).map(|()| theirs)
 }
 
 async fn read_answer<L: Lane + ?Sized>(lane: &mut L, out: &mut Vec<u8>) -> Result<(), LaneError> {
@@ -152,7 +178,8 @@ fn poll_write<L: Lane + ?Sized>(lane: &mut L, cx: &mut Context<'_>, out: &mut Ve
             Err(_) => out.clear(),
         }
     }
-    Poll::Ready(())
+    // An error is seen by the next read.
+    lane.poll_flush(cx).map(|_| ())
 }
 
 async fn write<L: Lane + ?Sized>(lane: &mut L, out: &mut Vec<u8>) {
@@ -201,17 +228,13 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(20);
 
     fn hello(job: u64, generation: u64, rank: u32) -> LinkHello {
-        LinkHello {
-            job: JobId(job),
-            generation: Generation(generation),
-            rank: Rank(rank),
-        }
+        LinkHello::new(JobId(job), Generation(generation), Rank(rank))
     }
 
     async fn meet(
         (a, expects): (LinkHello, Option<u32>),
         (b, also_expects): (LinkHello, Option<u32>),
-    ) -> (Result<Rank, LaneError>, Result<Rank, LaneError>) {
+    ) -> (Result<LinkHello, LaneError>, Result<LinkHello, LaneError>) {
         // A capacity of a few bytes: nothing may depend on a header going out in one write.
         let (mut one, mut two) = MemoryLane::pair(7);
         tokio::join!(
@@ -222,9 +245,11 @@ mod tests {
 
     #[tokio::test]
     async fn two_members_of_a_generation_learn_each_others_rank() {
-        let (one, two) = meet((hello(1, 2, 5), Some(0)), (hello(1, 2, 0), None)).await;
-        assert_eq!(one, Ok(Rank(0)));
-        assert_eq!(two, Ok(Rank(5)));
+        let caller = hello(1, 2, 5).of_group(GroupId(77));
+        let (one, two) = meet((caller, Some(0)), (hello(1, 2, 0), None)).await;
+        assert_eq!(one.unwrap().rank, Rank(0));
+        let two = two.unwrap();
+        assert_eq!((two.rank, two.group), (Rank(5), GroupId(77)));
     }
 
     #[tokio::test]

@@ -6,21 +6,28 @@
 
 mod hello;
 mod memory;
+mod network;
 mod quic;
 mod stream;
+mod tls;
 mod unix;
 
 use std::fmt;
 use std::future::Future;
 use std::io::IoSlice;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use kolo_transport::ids::Rank;
 
+use crate::group::GroupId;
+
 pub use hello::{LinkHello, greet};
 pub use memory::MemoryLane;
+pub use network::{LaneChoice, NetworkLanes, ParseLaneChoiceError, accept_quic, accept_tls};
 pub use quic::{QuicLane, rank_of};
+pub use tls::TlsLane;
 pub use unix::UnixLane;
 
 /// Why a link can't be used (any further).
@@ -68,8 +75,8 @@ pub enum LaneError {
 /// A connected link to one peer.
 ///
 /// Contract: bytes come out at the other end in the order in which they were written, all of them, or the
-/// link ends. What was accepted by [`Lane::poll_write`] needs no further call to be sent. A lane holds a
-/// bounded amount of unread bytes and then returns `Pending` from writes until the peer reads.
+/// link ends. What was accepted by [`Lane::poll_write`] is on its way when [`Lane::poll_flush`] says so, and needs
+/// no further call from then on. A lane holds a bounded amount of unread bytes and then returns `Pending` from writes until the peer reads.
 pub trait Lane: Send + fmt::Debug {
     /// Takes some of the bytes, from the first part on, and says how many (never 0 if there are any).
     ///
@@ -82,6 +89,20 @@ pub trait Lane: Send + fmt::Debug {
         parts: &[IoSlice<'_>],
     ) -> Poll<Result<usize, LaneError>>;
 
+    /// Ready when what was accepted by [`Lane::poll_write`] needs no further call to be sent. Most lanes accept nothing else.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lane::poll_write`].
+    fn poll_flush(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), LaneError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// Whether [`Lane::poll_flush`] has something to do.
+    fn is_unsent(&self) -> bool {
+        false
+    }
+
     /// Fills some of `into`, which is not empty, and says how much. 0 means that the peer has ended the link.
     ///
     /// # Errors
@@ -93,7 +114,28 @@ pub trait Lane: Send + fmt::Debug {
         into: &mut [u8],
     ) -> Poll<Result<usize, LaneError>>;
 
-    /// The kind, for logs: `memory`, `unix`, `quic`.
+    /// As [`Lane::poll_write`] of one part, with a descriptor beside its first byte.
+    ///
+    /// # Errors
+    ///
+    /// [`LaneError::Ended`] as [`Lane::poll_write`]; [`LaneError::Unreachable`] from lanes that can't.
+    fn poll_write_with(
+        &mut self,
+        _cx: &mut Context<'_>,
+        _bytes: &[u8],
+        _descriptor: BorrowedFd<'_>,
+    ) -> Poll<Result<usize, LaneError>> {
+        Poll::Ready(Err(LaneError::Unreachable {
+            reason: format!("a {} link carries no descriptors", self.kind()),
+        }))
+    }
+
+    /// The last descriptor that came beside bytes that were read, if it was not taken yet.
+    fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        None
+    }
+
+    /// The kind, for logs: `memory`, `unix`, `quic`, `tls`.
     fn kind(&self) -> &'static str;
 
     /// Whether the end of this link, which a read has just reported, means that the peer is gone for good. A
@@ -116,4 +158,29 @@ pub trait Connector: Send + Sync + fmt::Debug {
     /// [hello](greet). Runs as a task on the communicator's runtime handle; it must end by itself, with an
     /// error if nothing else. It may be called again for the same peer after a failure.
     fn connect(&self, peer: Rank) -> Connecting;
+
+    /// As [`Connector::connect`], a link of its own for a [group](crate::Communicator::group). Ranks are those of the job
+    /// here too. The hello names the group ([`LinkHello::of_group`]), and the other side hands the lane in by
+    /// [`Acceptor::accept_group`](crate::Acceptor::accept_group).
+    ///
+    /// Without it there are no groups: this method refuses.
+    fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
+        let refused = LaneError::Unreachable {
+            reason: format!(
+                "this connector makes no links for groups, such as {group} with rank {peer}"
+            ),
+        };
+        Box::pin(std::future::ready(Err(refused)))
+    }
+
+    /// Whether all these ranks of the job run on this host, so that they can share memory: then each has a link to each
+    /// other one, and the lowest passes a descriptor over its links. All ranks say the same; where one can't, all do
+    /// without. Asked once for each group, before its first operation; the future runs as a task on the communicator's
+    /// runtime handle. `None` (the default) means no.
+    fn is_one_host(&self, _ranks: &[Rank]) -> Option<OneHost> {
+        None
+    }
 }
+
+/// What [`Connector::is_one_host`] returns.
+pub type OneHost = Pin<Box<dyn Future<Output = bool> + Send>>;

@@ -9,6 +9,7 @@ use kolo_transport::wire::GenerationTable;
 use kolo_transport::{ByteStream, CloseCode, Connection, ConnectionLost, FrameError, Identity};
 
 use super::{Lane, LaneError, LinkHello, greet};
+use crate::group::GroupId;
 
 /// How long a dropped link still tries to deliver what was sent on it.
 const LINGER: Duration = Duration::from_secs(2);
@@ -20,6 +21,8 @@ pub struct QuicLane {
     stream: Option<ByteStream>,
     /// The peer itself ended the link: not the network.
     ended_by_peer: bool,
+    /// What the peer said.
+    group: GroupId,
 }
 
 impl QuicLane {
@@ -72,6 +75,11 @@ impl QuicLane {
         Self::greeted(stream, hello, peer, limit).await
     }
 
+    /// The group that the peer named in its hello: where the link belongs, if the peer made it.
+    pub fn group(&self) -> GroupId {
+        self.group
+    }
+
     async fn greeted(
         stream: ByteStream,
         hello: &LinkHello,
@@ -81,9 +89,13 @@ impl QuicLane {
         let mut lane = Self {
             stream: Some(stream),
             ended_by_peer: false,
+            group: GroupId::WORLD,
         };
         match greet(&mut lane, hello, Some(peer), limit).await {
-            Ok(_) => Ok(lane),
+            Ok(theirs) => {
+                lane.group = theirs.group;
+                Ok(lane)
+            }
             Err(error) => {
                 let code = match &error {
                     LaneError::StaleGeneration { .. } => CloseCode::StaleGeneration,

@@ -1,21 +1,36 @@
 //! A link between two processes of one host.
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use kolo_transport::ids::Rank;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 use super::{Lane, LaneError, LinkHello, greet, stream};
+use crate::group::GroupId;
 
 /// A link over a connected Unix stream socket, such as one end of a socket pair that a node daemon made.
 #[derive(Debug)]
 pub struct UnixLane {
     stream: UnixStream,
+    /// The last descriptor that came.
+    received: Option<OwnedFd>,
+    /// What the peer said.
+    group: GroupId,
 }
+
+/// Descriptors that are taken from one message. What is more is closed by the system.
+const MOST_DESCRIPTORS: usize = 4;
 
 impl UnixLane {
     /// A link over this socket, which is made non-blocking. Says no hello: see [`UnixLane::open`].
@@ -31,6 +46,8 @@ impl UnixLane {
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream: UnixStream::from_std(stream)?,
+            received: None,
+            group: GroupId::WORLD,
         })
     }
 
@@ -55,8 +72,13 @@ impl UnixLane {
         let mut lane = Self::from_std(stream).map_err(|error| LaneError::Unreachable {
             reason: format!("the socket to rank {peer} can't be used: {error}"),
         })?;
-        greet(&mut lane, hello, Some(peer), limit).await?;
+        lane.group = greet(&mut lane, hello, Some(peer), limit).await?.group;
         Ok(lane)
+    }
+
+    /// The group that the peer named in its hello: where the link belongs, if the peer made it.
+    pub fn group(&self) -> GroupId {
+        self.group
     }
 }
 
@@ -74,7 +96,44 @@ impl Lane for UnixLane {
         cx: &mut Context<'_>,
         into: &mut [u8],
     ) -> Poll<Result<usize, LaneError>> {
-        stream::poll_read(Pin::new(&mut self.stream), cx, into)
+        // A plain read would drop descriptors.
+        loop {
+            ready!(self.stream.poll_read_ready(cx)).map_err(|error| ended(&error))?;
+            let received = &mut self.received;
+            let socket = &self.stream;
+            let read = socket.try_io(Interest::READABLE, || {
+                receive(socket.as_fd(), into, received)
+            });
+            match read {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => return Poll::Ready(read.map_err(|error| ended(&error))),
+            }
+        }
+    }
+
+    fn poll_write_with(
+        &mut self,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+        descriptor: BorrowedFd<'_>,
+    ) -> Poll<Result<usize, LaneError>> {
+        loop {
+            ready!(self.stream.poll_write_ready(cx)).map_err(|error| ended(&error))?;
+            let socket = &self.stream;
+            let sent = socket.try_io(Interest::WRITABLE, || {
+                send(socket.as_fd(), bytes, descriptor)
+            });
+            match sent {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                sent => return Poll::Ready(sent.map_err(|error| ended(&error))),
+            }
+        }
+    }
+
+    fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        self.received.take()
     }
 
     fn kind(&self) -> &'static str {
@@ -85,4 +144,49 @@ impl Lane for UnixLane {
     fn end_is_final(&self) -> bool {
         true
     }
+}
+
+fn ended(error: &io::Error) -> LaneError {
+    LaneError::Ended {
+        reason: error.to_string(),
+    }
+}
+
+fn receive(
+    socket: BorrowedFd<'_>,
+    into: &mut [u8],
+    received: &mut Option<OwnedFd>,
+) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let message = rustix::net::recvmsg(
+        socket,
+        &mut [IoSliceMut::new(into)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    for ancillary in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = ancillary {
+            // Those that are not kept are closed here.
+            for descriptor in descriptors {
+                *received = Some(descriptor);
+            }
+        }
+    }
+    Ok(message.bytes)
+}
+
+fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
+    let pushed = control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    debug_assert!(pushed, "there is room for one descriptor");
+    let sent = rustix::net::sendmsg(
+        socket,
+        &[IoSlice::new(bytes)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?;
+    Ok(sent)
 }

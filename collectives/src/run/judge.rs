@@ -3,24 +3,35 @@
 use kolo_transport::ids::{CallId, Generation, Rank};
 
 use super::transfer::segment;
-use super::{Missing, Run};
+use super::{Missing, Mode, Run};
 use crate::cause::Cause;
 use crate::error::CollectiveError;
-use crate::header::{Data, Header};
+use crate::header::{Data, Header, Share};
 use crate::link::Stop;
 use crate::operation::{Operation, Tag};
+use crate::schedule::Algorithm;
 
 /// What to do with a frame whose header has come.
 pub(super) enum Sorted {
     Wait,
     Discard,
     Text,
-    Payload { header: Data, action: usize },
+    Payload {
+        header: Data,
+        action: usize,
+    },
+    /// It is about shared memory.
+    Share(Share),
 }
 
 impl Run<'_> {
     /// Decides what a frame is for.
     pub(super) fn sort(&mut self, peer: u32, header: Header) -> Result<Sorted, CollectiveError> {
+        if let Header::Share { generation, share } = header
+            && generation == self.engine.generation
+        {
+            return Ok(Sorted::Share(share));
+        }
         let Some((generation, tag)) = self.place_of(header) else {
             return Err(self.broken(peer, "a hello in the middle of a link".to_owned()));
         };
@@ -31,7 +42,14 @@ impl Run<'_> {
             );
             return Err(self.broken(peer, reason));
         }
+        if let Header::Ask(data) | Header::Consent(data) | Header::Data(data) = header {
+            self.heard_of(peer, &data);
+        }
         if tag < self.tag {
+            if matches!(header, Header::AbortOperation { .. }) {
+                // It may be that the peer does not come to this one either.
+                return Ok(Sorted::Text);
+            }
             return self
                 .left_over(peer, header)
                 .map_or(Ok(Sorted::Discard), Err);
@@ -53,11 +71,45 @@ impl Run<'_> {
                 Sorted::Wait
             });
         }
-        let Header::Data(data) = header else {
+        let (Header::Data(data) | Header::Ask(data) | Header::Consent(data)) = header else {
             return Ok(Sorted::Text);
         };
-        if data.operation != self.request {
+        if self.learns(data.operation) {
+            // The frame stays where it is: it is for what this rank does now.
+            return Ok(Sorted::Wait);
+        }
+        // What it only asks it may ask while it waits for this rank to share memory.
+        if self.mode == Mode::Form && !matches!(header, Header::Ask(_)) {
+            self.peer_shares_nothing();
+        }
+        if self.mode != Mode::Links && data.operation.is_join() && !self.request.is_join() {
+            // What it says next may be that it can't take part.
+            self.peer_has_joined(peer);
+            return Ok(Sorted::Discard);
+        }
+        if self.mode != Mode::Links {
+            // For that peer all agree already, and it goes on over the links. What it asks for stands in the memory.
+            return Ok(match header {
+                Header::Ask(_) => Sorted::Discard,
+                _ => Sorted::Wait,
+            });
+        }
+        if data.operation.is_join() {
+            self.peer_has_joined(peer);
+            if !self.request.is_join() {
+                return Ok(Sorted::Discard);
+            }
+        } else if data.operation != self.request && !self.is_asked_alike(header) {
             return Err(self.mismatch(peer, &data.operation));
+        }
+        match header {
+            Header::Ask(_) => return Ok(Sorted::Discard),
+            Header::Consent(_) => {
+                self.watch.moved = true;
+                self.hear_consent(data.step);
+                return Ok(Sorted::Discard);
+            }
+            _ => {}
         }
         if self.is_draining(peer) {
             return Ok(Sorted::Discard);
@@ -85,8 +137,13 @@ impl Run<'_> {
     /// The generation and the operation of a frame; `None` if it has none.
     fn place_of(&self, header: Header) -> Option<(Generation, Tag)> {
         match header {
-            Header::Data(data) => Some((data.generation, data.tag)),
-            Header::AbortOperation {
+            Header::Data(data) | Header::Ask(data) | Header::Consent(data) => {
+                Some((data.generation, data.tag))
+            }
+            Header::Doing {
+                generation, tag, ..
+            }
+            | Header::AbortOperation {
                 generation, tag, ..
             } => Some((generation, tag)),
             Header::AbortCall {
@@ -100,7 +157,10 @@ impl Run<'_> {
                 };
                 Some((generation, Tag { call, operation }))
             }
-            Header::Hello { .. } | Header::Welcome | Header::Refusal { .. } => None,
+            Header::Hello { .. }
+            | Header::Welcome
+            | Header::Refusal { .. }
+            | Header::Share { .. } => None,
         }
     }
 
@@ -108,9 +168,13 @@ impl Run<'_> {
     /// else then (two ranks that both think they are the root, say), this is the first chance to see it.
     fn left_over(&mut self, peer: u32, header: Header) -> Option<CollectiveError> {
         let (tag, asked) = self.engine.previous?;
-        let Header::Data(data) = header else {
+        // A question may be from before it was settled how the operation is done.
+        let (Header::Data(data) | Header::Consent(data)) = header else {
             return None;
         };
+        if data.operation.is_join() || asked.is_join() {
+            return None;
+        }
         // A call that has ended is not to trouble the next one.
         if data.tag != tag || tag.call != self.tag.call || data.operation == asked {
             return None;
@@ -121,6 +185,31 @@ impl Run<'_> {
             other: Rank(peer),
             other_asked: data.operation.to_string(),
         })
+    }
+
+    /// Whether a peer asks for the same, and only has not settled yet how it is done.
+    fn is_asked_alike(&self, header: Header) -> bool {
+        let Header::Ask(data) = header else {
+            return false;
+        };
+        let Operation {
+            algorithm, segment, ..
+        } = self.request;
+        data.operation.algorithm == Algorithm::Local
+            && self.request
+                == Operation {
+                    algorithm,
+                    segment,
+                    ..data.operation
+                }
+    }
+
+    /// Where a peer is.
+    fn heard_of(&mut self, peer: u32, data: &Data) {
+        let came = &mut self.engine.links[peer as usize].came;
+        if came.is_none_or(|(tag, _)| tag != data.tag) {
+            *came = Some((data.tag, data.operation));
+        }
     }
 
     fn mismatch(&self, peer: u32, theirs: &Operation) -> CollectiveError {
@@ -146,12 +235,34 @@ impl Run<'_> {
         text: &[u8],
     ) -> Result<(), CollectiveError> {
         // Its header may have come in an earlier operation, which has ended without the text.
-        if self.place_of(header).is_none_or(|(_, tag)| tag != self.tag) {
+        let of = match self.place_of(header) {
+            Some((_, tag)) if tag == self.tag => None,
+            Some((_, tag)) if matches!(header, Header::AbortOperation { .. }) => Some(tag),
+            _ => return Ok(()),
+        };
+        if let Header::Doing { rank, .. } = header {
+            let doing = String::from_utf8_lossy(text).into_owned();
+            self.missing_heard(Some(peer), rank.0, doing);
             return Ok(());
         }
         let Some(cause) = Cause::parse(text) else {
             return Err(self.broken(peer, "a notice that is none".to_owned()));
         };
+        let world = self.engine.world;
+        if let Some(rank) = cause.ranks().into_iter().find(|rank| rank.0 >= world) {
+            let reason = format!("a notice about rank {rank} of a world of {world}");
+            return Err(self.broken(peer, reason));
+        }
+        if let Some((rank, reason)) = cause.gone()
+            && rank.0 != self.engine.me
+        {
+            // Whatever it was needed for.
+            let reason = reason.to_owned();
+            self.signals.lock().lost.entry(rank.0).or_insert(reason);
+        } else if let Some(tag) = of {
+            self.engine.links[peer as usize].gave_up = Some((tag, cause));
+            return Ok(());
+        }
         if let Cause::Stalled { asked } = cause {
             let mine = self.request.to_string();
             if asked != mine {

@@ -3,26 +3,37 @@
 //! No task reads a link between operations or besides the operation: whoever runs it polls all links, so that
 //! a failure is seen on whichever link it comes. What is not for the present step stays in its link.
 
+mod consent;
 mod judge;
+mod share;
+mod stall;
 mod transfer;
 
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use kolo_transport::ids::Rank;
+use kolo_transport::ids::{JobId, Rank};
 
 use crate::cause::Cause;
 use crate::engine::{Engine, call_notice, element_size, next_transfer};
 use crate::error::CollectiveError;
+use crate::group::GroupId;
 use crate::operation::{Operation, Tag};
 use crate::schedule::Action;
 use crate::signals::Signals;
+use crate::stall::Stalls;
+use consent::Consent;
+use stall::Watch;
+
+pub(crate) use share::Mode;
 
 /// After its deadline a rank asks its peers who is still there. It names those that have said nothing after
-/// this time ...
+/// this time (longer if the deadline was far away, so that a loaded host is not taken for a late rank) ...
 const ANSWER: Duration = Duration::from_millis(400);
-/// ... and, if all have answered, waits until this time for somebody else to name one.
-const NAMED: Duration = Duration::from_millis(800);
+const LONGEST_ANSWER: Duration = Duration::from_secs(2);
+const OF_LIMIT: u32 = 30;
+/// ... and, if all have answered, waits for so many times as long for somebody else to name one.
+const NAMED: u32 = 2;
 
 /// The deadline of this rank or of another one has passed.
 #[derive(Debug)]
@@ -42,17 +53,36 @@ enum Missing {
     Unknown,
 }
 
+/// Where an operation runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) signals: &'a Signals,
+    pub(crate) stalls: &'a Stalls,
+    /// Starts making a link.
+    pub(crate) connect: &'a (dyn Fn(u32) + Sync),
+    pub(crate) id: GroupId,
+}
+
 /// One operation. Dropped before its end, it gives up and tells the peers.
+// None of them says anything about another one.
+#[allow(clippy::struct_excessive_bools)]
 pub(crate) struct Run<'a> {
     engine: &'a mut Engine,
     signals: &'a Signals,
+    stalls: &'a Stalls,
     connect: &'a (dyn Fn(u32) + Sync),
+    id: GroupId,
     request: Operation,
     tag: Tag,
     size: usize,
     started: Instant,
     deadline: Instant,
     step: usize,
+    /// The word of the others that they ask for the same, while it is not complete.
+    consent: Option<Consent>,
+    watch: Watch,
+    /// For a rank without data: what the others ask for.
+    learned: Option<Operation>,
     stall: Option<Stall>,
     /// A peer's deadline has passed.
     asked: bool,
@@ -60,14 +90,21 @@ pub(crate) struct Run<'a> {
     /// A peer failed in the call, not only in this operation.
     ends_call: bool,
     finished: bool,
+    mode: Mode,
+    /// A thread waits, and not a task.
+    blocking: bool,
+    /// For an operation in shared memory.
+    input: &'a [u8],
+    /// Until then this rank waits for the word of one that has left the operation.
+    left_at: Option<Instant>,
+    job: JobId,
 }
 
 impl<'a> Run<'a> {
-    /// The engine has the schedule and the input. `connect` starts making a link.
+    /// The engine has the schedule and the input.
     pub(crate) fn new(
         engine: &'a mut Engine,
-        signals: &'a Signals,
-        connect: &'a (dyn Fn(u32) + Sync),
+        place: Place<'a>,
         request: Operation,
         tag: Tag,
         (started, deadline): (Instant, Instant),
@@ -75,10 +112,16 @@ impl<'a> Run<'a> {
         for link in &mut engine.links {
             (link.used, link.relinked) = (false, false);
         }
+        let consent = (request.wants_consent() && engine.world > 1).then(Consent::default);
         let mut run = Self {
             engine,
-            signals,
-            connect,
+            signals: place.signals,
+            stalls: place.stalls,
+            connect: place.connect,
+            id: place.id,
+            watch: Watch::new(started, place.stalls.after()),
+            consent,
+            learned: None,
             request,
             tag,
             size: element_size(&request),
@@ -90,17 +133,60 @@ impl<'a> Run<'a> {
             missing: Missing::Unknown,
             ends_call: false,
             finished: false,
+            mode: Mode::Links,
+            blocking: false,
+            input: &[],
+            left_at: None,
+            job: JobId(0),
         };
         run.enter_step();
+        run.answer_joined();
         run
+    }
+
+    /// Agrees on whether memory is shared.
+    pub(crate) fn forming(mut self, job: JobId) -> Self {
+        (self.mode, self.job, self.consent) = (Mode::Form, job, None);
+        self
+    }
+
+    /// Waits for an operation that has begun in shared memory.
+    pub(crate) fn shared_memory(mut self, blocking: bool, input: &'a [u8]) -> Self {
+        (self.mode, self.blocking, self.input) = (Mode::Shared, blocking, input);
+        // The flags are everybody's word.
+        self.consent = None;
+        self
+    }
+
+    /// Runs an operation in shared memory to its end on this thread, which sleeps in the memory.
+    pub(crate) fn wait(mut self) -> Result<Option<Operation>, CollectiveError> {
+        let waker = self.engine.shared_waker();
+        let mut cx = Context::from_waker(&waker);
+        let mut fired = false;
+        loop {
+            if let Poll::Ready(result) = self.poll(&mut cx, fired) {
+                return result;
+            }
+            let at = self.wake_at();
+            self.engine.sleep_shared(at);
+            fired = Instant::now() >= at;
+        }
     }
 
     /// When to poll again if nothing else happens.
     pub(crate) fn wake_at(&self) -> Instant {
-        match &self.stall {
+        if self.mode == Mode::Shared && self.engine.must_poll() {
+            return self.deadline.min(Instant::now() + Duration::from_millis(1));
+        }
+        let limit = match &self.stall {
             None => self.deadline,
             Some(stall) if stall.answered => stall.named_at,
             Some(stall) => stall.answer_at,
+        };
+        let limit = self.left_at.map_or(limit, |at| limit.min(at));
+        match self.watch.next() {
+            Some(look) => limit.min(look),
+            None => limit,
         }
     }
 
@@ -109,17 +195,25 @@ impl<'a> Run<'a> {
         &mut self,
         cx: &mut Context<'_>,
         fired: bool,
-    ) -> Poll<Result<(), CollectiveError>> {
+    ) -> Poll<Result<Option<Operation>, CollectiveError>> {
         match self.advance(cx, fired) {
             Ok(false) => Poll::Pending,
+            Ok(true) if self.learned.is_some() => {
+                // Not a failure: this rank comes back with what the others ask for.
+                self.finished = true;
+                self.engine.abandon();
+                Poll::Ready(Ok(self.learned))
+            }
             Ok(true) => {
                 self.finished = true;
-                self.engine.previous = Some((self.tag, self.request));
+                if self.mode != Mode::Form {
+                    self.engine.previous = Some((self.tag, self.request));
+                }
                 if self.stall.is_some() {
                     // It ended well after all: peers to come need not hear of it.
                     self.signals.lock().operation_notice = None;
                 }
-                Poll::Ready(Ok(()))
+                Poll::Ready(Ok(None))
             }
             Err(error) => {
                 self.give_up(&error);
@@ -129,12 +223,30 @@ impl<'a> Run<'a> {
     }
 
     fn advance(&mut self, cx: &mut Context<'_>, mut fired: bool) -> Result<bool, CollectiveError> {
+        match self.mode {
+            Mode::Links => {}
+            Mode::Form => {
+                self.look(Instant::now());
+                return self.advance_form(cx);
+            }
+            Mode::Shared => {
+                self.look(Instant::now());
+                return self.advance_shared(cx);
+            }
+        }
         self.take_signals(cx)?;
         loop {
             if self.missing != Missing::No {
                 self.want_links()?;
             }
-            if self.step == self.engine.schedule.len() {
+            self.give_consent();
+            if self.learned.is_some()
+                || self.step == self.engine.schedule.len() && self.consent.is_none()
+            {
+                // This rank's last word may not be with the others yet.
+                if self.engine.has_backlog() {
+                    self.engine.flush_now();
+                }
                 return Ok(true);
             }
             for peer in 0..self.engine.world {
@@ -143,7 +255,13 @@ impl<'a> Run<'a> {
                     self.read(peer, cx)?;
                 }
             }
-            if self.transfers_done() {
+            if self.learned.is_some() {
+                return Ok(true);
+            }
+            if self.consent.as_ref().is_some_and(Consent::can_go_on) {
+                continue;
+            }
+            if self.step < self.engine.schedule.len() && self.transfers_done() {
                 self.do_local_actions();
                 self.step += 1;
                 self.enter_step();
@@ -174,7 +292,8 @@ impl<'a> Run<'a> {
             let link = &self.engine.links[peer as usize];
             let replaces = link.is_up() && link.used;
             match self.engine.arrive(arrival, &notices) {
-                Ok(()) if replaces && self.needs(peer) => {
+                Ok(()) if !replaces => self.tell_newcomer(peer),
+                Ok(()) if self.needs(peer) => {
                     failure = Some(CollectiveError::PeerLost {
                         rank: Rank(peer),
                         reason: "its link was replaced while it was in use".to_owned(),
@@ -198,24 +317,32 @@ impl<'a> Run<'a> {
             engine, connect, ..
         } = self;
         self.missing = Missing::No;
-        let mut lost = None;
-        for peer in engine.schedule.peers_from(self.step) {
+        // A peer that has all that it needs from this step may be gone.
+        let mut gone = Vec::new();
+        let consenting = self
+            .consent
+            .iter()
+            .flat_map(|consent| consent.peers(engine.me, engine.world));
+        for peer in engine.schedule.peers_from(self.step).chain(consenting) {
+            let dials = engine.dials(peer);
             let link = &mut engine.links[peer as usize];
             if link.is_up() {
+                continue;
+            }
+            if !link.connecting && link.ended.as_ref().is_some_and(|ended| ended.is_final) {
+                gone.push(peer);
                 continue;
             }
             self.missing = Missing::Awaited;
             if link.connecting {
                 continue;
             }
-            if link.ended.as_ref().is_some_and(|ended| ended.is_final) {
-                lost.get_or_insert(peer);
-            } else if engine.me > peer {
+            if dials {
                 link.connecting = true;
                 connect(peer);
             }
         }
-        match lost {
+        match gone.into_iter().find(|peer| self.needs(*peer)) {
             Some(peer) => Err(self.lost(peer)),
             None => Ok(()),
         }
@@ -223,15 +350,21 @@ impl<'a> Run<'a> {
 
     /// Whether anything is left to exchange with a peer.
     fn needs(&self, peer: u32) -> bool {
+        match self.mode {
+            Mode::Links => {}
+            Mode::Form => return true,
+            Mode::Shared => return self.engine.lacks(peer),
+        }
         self.awaits(peer) || self.needs_to_send(peer)
     }
 
     /// Whether anything is left to receive from a peer.
     fn awaits(&self, peer: u32) -> bool {
-        self.next(peer, false).is_some()
-            || self.later().any(|action| {
-                matches!(action, Action::Receive { peer: other, .. } | Action::ReceiveReduce { peer: other, .. } if *other == peer)
-            })
+        self.awaits_consent(peer)
+            || self.next(peer, false).is_some()
+            || self
+                .later()
+                .any(|action| action.receive().is_some_and(|(other, _)| other == peer))
     }
 
     fn next(&self, peer: u32, sends: bool) -> Option<usize> {
@@ -249,7 +382,8 @@ impl<'a> Run<'a> {
     }
 
     fn needs_to_send(&self, peer: u32) -> bool {
-        self.next(peer, true).is_some()
+        self.owes_consent(peer)
+            || self.next(peer, true).is_some()
             || self
                 .later()
                 .any(|action| matches!(action, Action::Send { peer: other, .. } if *other == peer))
@@ -257,13 +391,21 @@ impl<'a> Run<'a> {
 
     /// The peers that the present step waits for.
     fn waited_for(&self) -> Vec<Rank> {
+        if self.mode == Mode::Shared {
+            return self.engine.late_in_shared();
+        }
         let step = self.engine.schedule.step(self.step);
         let open = step.iter().zip(&self.engine.progress);
         let mut ranks: Vec<Rank> = open
             .filter(|(_, progress)| !progress.done)
-            .filter_map(|(action, _)| peer_of(*action))
-            .map(Rank)
+            .filter_map(|(action, _)| action.transfer())
+            .map(|(peer, _)| Rank(peer))
             .collect();
+        if ranks.is_empty()
+            && let Some(consent) = &self.consent
+        {
+            ranks.extend(consent.awaited(self.engine.me, self.engine.world).map(Rank));
+        }
         ranks.sort_unstable();
         ranks.dedup();
         ranks
@@ -273,19 +415,22 @@ impl<'a> Run<'a> {
     fn check_time(&mut self, fired: bool) -> Result<bool, CollectiveError> {
         let now = Instant::now();
         let now = if fired { now.max(self.wake_at()) } else { now };
+        let told = self.look(now);
         let Some(stall) = &mut self.stall else {
             if now < self.deadline && !self.asked {
-                return Ok(false);
+                return Ok(told);
             }
             // A peer that this rank waits for may itself wait for the one that is late. So ask first.
+            let limit = self.deadline.saturating_duration_since(self.started);
+            let answer = (limit / OF_LIMIT).clamp(ANSWER, LONGEST_ANSWER);
             self.stall = Some(Stall {
-                answer_at: now + ANSWER,
-                named_at: now + NAMED,
+                answer_at: now + answer,
+                named_at: now + NAMED * answer,
                 answered: false,
             });
             let asked = self.request.to_string();
             let notice = self.engine.tell(self.tag, &Cause::Stalled { asked });
-            self.signals.lock().operation_notice = Some(notice);
+            self.signals.lock().put_notice(notice);
             self.link_neighbours();
             return Ok(true);
         };
@@ -302,16 +447,49 @@ impl<'a> Run<'a> {
         }
         match &self.stall {
             Some(stall) if now >= stall.named_at => Err(self.late(self.waited_for())),
-            _ => Ok(false),
+            _ => Ok(told),
         }
     }
 
-    fn late(&self, late: Vec<Rank>) -> CollectiveError {
+    fn late(&mut self, late: Vec<Rank>) -> CollectiveError {
+        self.report_before_the_end();
+        if let Some(error) = self.why_late(&late) {
+            return error;
+        }
         CollectiveError::Deadline {
             operation: self.request.to_string(),
             waited: Duration::from_millis(self.started.elapsed().as_millis() as u64),
             late,
         }
+    }
+
+    /// A rank that is late gave up an operation before this one, because of another rank: it is not likely to come, and that
+    /// is that rank's fault.
+    fn why_late(&self, late: &[Rank]) -> Option<CollectiveError> {
+        late.iter().find_map(|rank| {
+            let (tag, cause) = self.engine.links[rank.index()].gave_up.as_ref()?;
+            let absent = cause.absent()?;
+            let news = tag.call == self.tag.call && *tag < self.tag;
+            (news && absent != *rank && absent.0 != self.engine.me).then(|| {
+                CollectiveError::PeerLost {
+                    rank: absent,
+                    reason: format!(
+                        "rank {rank} gave up {tag} because of it, and did not come to {}",
+                        self.tag
+                    ),
+                }
+            })
+        })
+    }
+
+    /// Whether an error is the loss of a rank that is gone, and not of its link.
+    fn is_for_good(&self, error: &CollectiveError) -> bool {
+        let CollectiveError::PeerLost { rank, .. } = error else {
+            return false;
+        };
+        let ended = &self.engine.links[rank.index()].ended;
+        ended.as_ref().is_some_and(|ended| ended.is_final)
+            || self.signals.lock().lost.contains_key(&rank.0)
     }
 
     /// Leaves the operation and tells every linked peer why, so that they leave it too.
@@ -320,7 +498,23 @@ impl<'a> Run<'a> {
         self.engine.previous = None;
         tracing::debug!(rank = self.engine.me, operation = %self.request, tag = %self.tag, %error, "gave up");
         self.engine.abandon();
-        let cause = Cause::of(error, Rank(self.engine.me));
+        match self.mode {
+            Mode::Links => {}
+            Mode::Form => self.give_up_form(),
+            Mode::Shared => self.engine.leave_shared(),
+        }
+        let mut cause = Cause::of(error, Rank(self.engine.me));
+        if let Cause::Lost {
+            rank,
+            reason,
+            for_good,
+        } = &mut cause
+            && self.is_for_good(error)
+        {
+            *for_good = true;
+            let mut state = self.signals.lock();
+            state.lost.entry(rank.0).or_insert_with(|| reason.clone());
+        }
         if self.ends_call {
             // This rank takes part in nothing more of the call either; peers may be ahead of this operation.
             let notice = call_notice(self.engine.generation, self.tag.call, &cause);
@@ -354,14 +548,5 @@ impl Drop for Run<'_> {
                 reason: format!("{} was cancelled", self.request),
             });
         }
-    }
-}
-
-fn peer_of(action: Action) -> Option<u32> {
-    match action {
-        Action::Send { peer, .. }
-        | Action::Receive { peer, .. }
-        | Action::ReceiveReduce { peer, .. } => Some(peer),
-        Action::Divide { .. } | Action::Combine { .. } => None,
     }
 }

@@ -4,12 +4,16 @@ use std::task::{Context, Poll};
 
 use super::Run;
 use super::judge::Sorted;
-use crate::engine::{Engine, Progress, next_transfer};
+use crate::engine::{Engine, Progress, finish_of, next_transfer};
 use crate::error::CollectiveError;
 use crate::header::{Data, Header, SEGMENT};
 use crate::link::{Inbound, Stop};
-use crate::reduce;
+use crate::reduce::{self, Dots};
 use crate::schedule::{Action, Span};
+
+/// Most things that are read from one link in a row: a peer that never stops sending holds up neither the other links
+/// nor the deadline.
+const MOST_READS: usize = 1024;
 
 impl Run<'_> {
     pub(super) fn write(&mut self, peer: u32, cx: &mut Context<'_>) {
@@ -54,7 +58,7 @@ impl Run<'_> {
     }
 
     pub(super) fn read(&mut self, peer: u32, cx: &mut Context<'_>) -> Result<(), CollectiveError> {
-        loop {
+        for _ in 0..MOST_READS {
             let link = &mut self.engine.links[peer as usize];
             let Some(inbound) = link.inbound.take() else {
                 return Ok(());
@@ -67,6 +71,11 @@ impl Run<'_> {
                 Inbound::Held(header) => match self.sort(peer, header) {
                     Ok(Sorted::Wait) => (Inbound::Held(header), Poll::Pending),
                     Ok(Sorted::Discard) => (Inbound::Discard(header.length()), Poll::Ready(Ok(()))),
+                    Ok(Sorted::Share(share)) => {
+                        self.engine.links[peer as usize].inbound = Some(Inbound::Header);
+                        self.shared(peer, share);
+                        continue;
+                    }
                     Ok(Sorted::Text) => {
                         let text = Vec::with_capacity(header.length());
                         (Inbound::Text { header, text }, Poll::Ready(Ok(())))
@@ -154,6 +163,9 @@ impl Run<'_> {
                 Poll::Ready(Err(stop)) => return self.stopped(peer, stop),
             }
         }
+        // There may be more. The other links and the clock have their turn first.
+        cx.waker().wake_by_ref();
+        Ok(())
     }
 
     fn reduces(&self, action: usize) -> bool {
@@ -182,11 +194,12 @@ impl Run<'_> {
     }
 
     fn segment_done(&mut self, peer: u32, header: Data, index: usize) {
+        self.watch.moved = true;
         let length = header.length as usize;
         let action = self.engine.schedule.step(self.step)[index];
         let progress = self.engine.progress[index];
         if let (Action::ReceiveReduce { .. }, Some(dtype), Some(op)) =
-            (action, self.request.dtype, self.request.reduce)
+            (action, self.request.wire_type(), self.request.reduce)
         {
             let start = segment(action, progress, self.size).start;
             let into = &mut self.engine.work.bytes_mut()[start..start + length];
@@ -207,7 +220,7 @@ impl Run<'_> {
         progress.clear();
         progress.extend(schedule.step(self.step).iter().map(|action| Progress {
             bytes: 0,
-            done: matches!(action, Action::Combine { .. } | Action::Divide { .. }),
+            done: action.transfer().is_none(),
         }));
     }
 
@@ -218,22 +231,51 @@ impl Run<'_> {
             world,
             ..
         } = &mut *self.engine;
-        let (Some(dtype), Some(op)) = (self.request.dtype, self.request.reduce) else {
-            return;
-        };
+        let finish = finish_of(&self.request, *world);
         let work = work.bytes_mut();
         let size = self.size;
+        let bytes = |span: Span| span.start * size..span.end() * size;
         for action in schedule.step(self.step) {
+            if let Action::Copy { from, into } = *action {
+                work.copy_within(bytes(from), into.start * size);
+            }
+            let (Some(dtype), Some(op)) = (self.request.wire_type(), self.request.reduce) else {
+                continue;
+            };
             match *action {
                 Action::Combine { from, into } => {
                     let (into, from) = disjoint(work, into, from, size);
                     reduce::combine(dtype, op, into, from);
                 }
-                Action::Divide { span } => {
-                    let values = &mut work[span.start * size..span.end() * size];
-                    reduce::divide(dtype, values, *world);
+                Action::Finish { span } => {
+                    if let Some(finish) = &finish {
+                        reduce::finish(dtype, &mut work[bytes(span)], finish);
+                    }
                 }
-                Action::Send { .. } | Action::Receive { .. } | Action::ReceiveReduce { .. } => {}
+                Action::Dots { left, right, into } => {
+                    let dots = reduce::dots(dtype, &work[bytes(left)], &work[bytes(right)]);
+                    work[bytes(into)].copy_from_slice(&dots.to_bytes());
+                }
+                Action::AddDots { from, into } => {
+                    let sum = Dots::from_bytes(&work[bytes(into)])
+                        .plus(Dots::from_bytes(&work[bytes(from)]));
+                    work[bytes(into)].copy_from_slice(&sum.to_bytes());
+                }
+                Action::Blend {
+                    from,
+                    into,
+                    dots,
+                    mirrored,
+                } => {
+                    let dots = Dots::from_bytes(&work[bytes(dots)]);
+                    let dots = if mirrored { dots.mirrored() } else { dots };
+                    let (into, from) = disjoint(work, into, from, size);
+                    reduce::blend(dtype, into, from, &dots);
+                }
+                Action::Send { .. }
+                | Action::Receive { .. }
+                | Action::ReceiveReduce { .. }
+                | Action::Copy { .. } => {}
             }
         }
     }
@@ -255,14 +297,9 @@ fn after(action: Action, progress: Progress, size: usize, bytes: usize) -> Progr
     }
 }
 
+/// Of a transfer.
 fn span_of(action: Action) -> Span {
-    match action {
-        Action::Send { span, .. }
-        | Action::Receive { span, .. }
-        | Action::ReceiveReduce { span, .. }
-        | Action::Divide { span }
-        | Action::Combine { into: span, .. } => span,
-    }
+    action.transfer().map_or(Span::default(), |(_, span)| span)
 }
 
 /// Two spans of one buffer that do not overlap.

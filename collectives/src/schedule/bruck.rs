@@ -1,32 +1,32 @@
 //! By doubling distances, for any world size: after step k every rank has the shares of 2^(k+1) ranks.
 //!
-//! The working buffer holds the shares in the order rank, rank+1, ..., around the circle, so that what is
+//! In gathers the working buffer holds the shares in the order rank, rank+1, ..., around the circle, so that what is
 //! sent is always one stretch from the start.
 
-use super::{Action, Counts, Equal, Group, Output, Schedule, Span};
+use super::{Action, Counts, Equal, Output, Schedule, Span, Team};
 
-fn exchange(out: &mut Schedule, group: Group, counts: impl Counts) {
-    let total = counts.before(group.world);
+fn exchange(out: &mut Schedule, team: Team, counts: impl Counts) {
+    let total = counts.before(team.size);
     // Where the share of the rank at this distance begins in the working buffer.
     let start = |distance: u32| {
-        if distance == group.world {
+        if distance == team.size {
             return total;
         }
-        let owner = group.after(distance);
-        let wrapped = if owner < group.rank { total } else { 0 };
-        counts.before(owner) + wrapped - counts.before(group.rank)
+        let owner = team.after(distance);
+        let wrapped = if owner < team.me { total } else { 0 };
+        counts.before(owner) + wrapped - counts.before(team.me)
     };
     out.buffer = total;
-    out.input = Some(Span::between(0, counts.of(group.rank)));
+    out.input = Some(Span::between(0, counts.of(team.me)));
     let mut have = 1;
-    while have < group.world {
-        let more = have.min(group.world - have);
+    while have < team.size {
+        let more = have.min(team.size - have);
         out.act(Action::Send {
-            peer: group.before(have),
+            peer: team.before(have),
             span: Span::between(0, start(more)),
         });
         out.act(Action::Receive {
-            peer: group.after(have),
+            peer: team.after(have),
             span: Span::between(start(have), start(have + more)),
         });
         out.end_step();
@@ -34,10 +34,10 @@ fn exchange(out: &mut Schedule, group: Group, counts: impl Counts) {
     }
 }
 
-pub(super) fn all_gather(out: &mut Schedule, group: Group, counts: impl Counts) {
-    exchange(out, group, counts);
+pub(super) fn all_gather(out: &mut Schedule, team: Team, counts: impl Counts) {
+    exchange(out, team, counts);
     // The buffer begins with this rank's share; the result begins with rank 0's.
-    let turn = counts.before(group.rank);
+    let turn = counts.before(team.me);
     let total = out.buffer;
     out.outputs.push(Output {
         from: Span::between(0, total - turn),
@@ -50,27 +50,82 @@ pub(super) fn all_gather(out: &mut Schedule, group: Group, counts: impl Counts) 
 }
 
 /// Every rank gets every rank's values and reduces them in rank order.
-pub(super) fn all_reduce(out: &mut Schedule, group: Group, count: usize, divide: bool) {
-    exchange(out, group, Equal(count));
-    out.ends.pop();
+pub(super) fn all_reduce(out: &mut Schedule, team: Team, count: usize, finish: bool) {
+    exchange(out, team, Equal(count));
     let values = |rank: u32| {
-        let distance = (group.world + rank - group.rank) % group.world;
+        let distance = (team.size + rank - team.me) % team.size;
         let start = distance as usize * count;
         Span::between(start, start + count)
     };
     let result = values(0);
-    for rank in 1..group.world {
-        out.act(Action::Combine {
+    for rank in 1..team.size {
+        out.local(Action::Combine {
             from: values(rank),
             into: result,
         });
     }
-    if divide {
-        out.act(Action::Divide { span: result });
+    if finish {
+        out.local(Action::Finish { span: result });
     }
-    out.end_step();
     out.outputs.push(Output {
         from: result,
         to: 0,
     });
+}
+
+/// All-to-all of equal blocks: the block for the rank at distance d travels along the bits of d.
+///
+/// The blocks lie where the input was. Those of a step are packed, so that a step is one message.
+pub(super) fn all_to_all(out: &mut Schedule, team: Team, block: usize) {
+    let ranks = team.size as usize;
+    let total = ranks * block;
+    let half = (ranks / 2 + ranks % 2) * block;
+    let (packed, received) = (total, total + half);
+    out.buffer = total + 2 * half;
+    out.input = Some(Span::between(0, total));
+    // The block for distance d, at first; in the end the one from distance d.
+    let at = |distance: u32| Span {
+        start: team.after(distance) as usize * block,
+        len: block,
+    };
+    let moving = |bit: u32| (1..team.size).filter(move |distance| distance & bit != 0);
+    let slot = |base: usize, index: usize| Span {
+        start: base + index * block,
+        len: block,
+    };
+    let mut bit = 1;
+    while bit < team.size {
+        for (index, distance) in moving(bit).enumerate() {
+            out.local(Action::Copy {
+                from: at(distance),
+                into: slot(packed, index),
+            });
+        }
+        let len = moving(bit).count() * block;
+        out.act(Action::Send {
+            peer: team.after(bit),
+            span: Span { start: packed, len },
+        });
+        out.act(Action::Receive {
+            peer: team.before(bit),
+            span: Span {
+                start: received,
+                len,
+            },
+        });
+        out.end_step();
+        for (index, distance) in moving(bit).enumerate() {
+            out.local(Action::Copy {
+                from: slot(received, index),
+                into: at(distance),
+            });
+        }
+        bit *= 2;
+    }
+    for distance in 0..team.size {
+        out.outputs.push(Output {
+            from: at(distance),
+            to: team.before(distance) as usize * block,
+        });
+    }
 }

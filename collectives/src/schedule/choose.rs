@@ -1,96 +1,334 @@
-//! Which algorithm, by operation, world size and bytes. A function of what all ranks know alike.
+//! Which algorithm, by operation, layout, bytes and what links take. A function of what all ranks know alike.
 
-use super::Algorithm;
-use crate::operation::OperationKind;
+use super::cost::{Model, predict};
+use super::{Algorithm, Shape};
+use crate::operation::{OperationKind, ReduceOp};
 
-/// Where one algorithm hands over to the next. The same on every rank, or operations are a mismatch.
-///
-/// The default fits links that take some ten microseconds for a message and move around a gigabyte a second.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What algorithms are chosen by. The same on every rank, or operations are a mismatch.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Tuning {
-    /// All-reduce: gather all values while all ranks' values together have at most this many bytes.
-    /// Default: 64 KiB.
-    pub gather_limit: usize,
-    /// All-reduce: use the ring when a rank's piece (the whole divided by the world size) has at least this
-    /// many bytes. Default: 64 KiB.
-    pub ring_from: usize,
-    /// All-gather: use Bruck's algorithm while the result has at most this many bytes. Default: 64 KiB.
-    pub bruck_limit: usize,
+    /// What links and processors take. Default: [`Model::default`].
+    pub model: Model,
     /// Use this algorithm for every operation that it can do, whatever the size. Default: none.
     pub force: Option<Algorithm>,
+    /// Cut pipelined transfers into segments of two to this power bytes. Default: none, which is by the model.
+    pub segment: Option<u8>,
 }
 
-impl Default for Tuning {
-    fn default() -> Self {
+/// Sizes for which one algorithm is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// The smallest, in bytes.
+    pub from: u64,
+    /// The largest.
+    pub to: u64,
+    /// The algorithm.
+    pub algorithm: Algorithm,
+}
+
+/// The choices for one world: made when a kind of operation is first asked for, then looked up.
+///
+/// Bytes are as [`predict`] takes them. Those of [`OperationKind::AllToAllVarcount`] count as 0, because no two ranks
+/// know the same.
+///
+/// ```
+/// use kolo_collectives::operation::{OperationKind, ReduceOp};
+/// use kolo_collectives::schedule::{Choices, Shape, Tuning};
+///
+/// let mut choices = Choices::new(Tuning::default(), Shape::even(16, 2));
+/// let (kind, sum) = (OperationKind::AllReduce, Some(ReduceOp::Sum));
+/// for range in choices.ranges(kind, sum) {
+///     assert_eq!(choices.choose(kind, sum, range.from), range.algorithm);
+/// }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Choices {
+    tuning: Tuning,
+    shape: Shape,
+    /// By kind; Adasum has a place of its own, before them.
+    rows: [Vec<Range>; OperationKind::ALL.len() + 1],
+}
+
+/// A difference of less is rounding.
+const NOISE: f64 = 1.0 - 1e-6;
+
+/// From here on nothing changes any more, it is thought.
+const LARGEST: u32 = 38;
+
+impl Choices {
+    /// None is made yet.
+    #[must_use]
+    pub fn new(tuning: Tuning, shape: Shape) -> Self {
         Self {
-            gather_limit: 64 << 10,
-            ring_from: 64 << 10,
-            bruck_limit: 64 << 10,
-            force: None,
+            tuning,
+            shape,
+            rows: std::array::from_fn(|_| Vec::new()),
         }
+    }
+
+    /// What they are made by.
+    #[must_use]
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// What they are made for.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The algorithm for an operation of so many bytes.
+    pub fn choose(&mut self, kind: OperationKind, op: Option<ReduceOp>, bytes: u64) -> Algorithm {
+        if self.shape.world <= 1 {
+            return Algorithm::Local;
+        }
+        let adasum = op == Some(ReduceOp::Adasum);
+        let able = able(kind, adasum);
+        if let Some(forced) = self.tuning.force.filter(|forced| able.contains(forced)) {
+            return forced;
+        }
+        if let [only] = able {
+            return *only;
+        }
+        let bytes = if kind == OperationKind::AllToAllVarcount {
+            0
+        } else {
+            bytes
+        };
+        let rows = self.rows(kind, adasum);
+        let row = rows.partition_point(|row| row.to < bytes);
+        rows[row.min(rows.len() - 1)].algorithm
+    }
+
+    /// The segment of a pipelined algorithm, as two to which power of bytes; 0 for the others.
+    #[must_use]
+    pub fn segment(&self, algorithm: Algorithm, bytes: u64) -> u8 {
+        if algorithm != Algorithm::Chain {
+            return 0;
+        }
+        self.tuning
+            .segment
+            .unwrap_or_else(|| best_segment(&self.tuning.model, self.shape, bytes as f64))
+            .min(40)
+    }
+
+    /// Which algorithm is chosen for which sizes, all in all.
+    pub fn ranges(&mut self, kind: OperationKind, op: Option<ReduceOp>) -> Vec<Range> {
+        let all = |algorithm| {
+            vec![Range {
+                from: 0,
+                to: u64::MAX,
+                algorithm,
+            }]
+        };
+        if self.shape.world <= 1 {
+            return all(Algorithm::Local);
+        }
+        let adasum = op == Some(ReduceOp::Adasum);
+        let able = able(kind, adasum);
+        match (self.tuning.force, able) {
+            (Some(forced), _) if able.contains(&forced) => all(forced),
+            (_, [only]) => all(*only),
+            _ => self.rows(kind, adasum).clone(),
+        }
+    }
+
+    fn rows(&mut self, kind: OperationKind, adasum: bool) -> &Vec<Range> {
+        let index = if adasum { 0 } else { usize::from(kind.code()) };
+        if self.rows[index].is_empty() {
+            self.rows[index] = self.make(kind, adasum);
+        }
+        &self.rows[index]
+    }
+
+    /// The cheapest algorithm for a size. Of equals the first.
+    fn best(&self, kind: OperationKind, adasum: bool, bytes: u64) -> Algorithm {
+        let bytes = bytes as f64;
+        let segment = f64::from(best_segment(&self.tuning.model, self.shape, bytes)).exp2();
+        let cost = |algorithm: Algorithm| {
+            predict(
+                &self.tuning.model,
+                self.shape,
+                kind,
+                algorithm,
+                bytes,
+                segment,
+            )
+            .seconds
+                + if adasum && algorithm == Algorithm::Halving {
+                    // The scalar products travel by themselves: 1 + 2 + ... + log n times.
+                    let class = if self.shape.hosts > 1 {
+                        self.tuning.model.across
+                    } else {
+                        self.tuning.model.inside
+                    };
+                    let levels = f64::from(self.shape.world.ilog2());
+                    levels * (levels + 1.0) / 2.0 * (class.alpha + class.overhead)
+                } else {
+                    0.0
+                }
+        };
+        let mut best: Option<(Algorithm, f64)> = None;
+        for &algorithm in able(kind, adasum) {
+            let cost = cost(algorithm);
+            if best.is_none_or(|(_, least)| cost < least * NOISE) {
+                best = Some((algorithm, cost));
+            }
+        }
+        best.map_or(Algorithm::Ring, |(algorithm, _)| algorithm)
+    }
+
+    fn make(&self, kind: OperationKind, adasum: bool) -> Vec<Range> {
+        let mut rows: Vec<Range> = Vec::new();
+        let mut from = 0;
+        let mut algorithm = self.best(kind, adasum, 0);
+        let mut known = 0;
+        // Two sizes for each power of two; where the choice differs between neighbours, the place is searched.
+        for step in 6..2 * LARGEST {
+            let size = if step % 2 == 0 {
+                1 << (step / 2)
+            } else {
+                3 << (step / 2 - 1)
+            };
+            while self.best(kind, adasum, size) != algorithm {
+                let (mut same, mut other) = (known, size);
+                while other - same > 1 {
+                    let middle = same + (other - same) / 2;
+                    if self.best(kind, adasum, middle) == algorithm {
+                        same = middle;
+                    } else {
+                        other = middle;
+                    }
+                }
+                rows.push(Range {
+                    from,
+                    to: same,
+                    algorithm,
+                });
+                (from, known) = (other, other);
+                algorithm = self.best(kind, adasum, other);
+            }
+            known = size;
+        }
+        rows.push(Range {
+            from,
+            to: u64::MAX,
+            algorithm,
+        });
+        rows
     }
 }
 
-/// Chooses. `bytes` are those of the buffer, or of a gather's result.
-pub(crate) fn choose(tuning: &Tuning, kind: OperationKind, world: u32, bytes: usize) -> Algorithm {
-    if world == 1 {
-        return Algorithm::Local;
+fn able(kind: OperationKind, adasum: bool) -> &'static [Algorithm] {
+    if adasum {
+        Algorithm::ADASUM
+    } else {
+        Algorithm::able(kind)
     }
-    let able: &[Algorithm] = match kind {
-        OperationKind::AllReduce => &[Algorithm::Gather, Algorithm::Halving, Algorithm::Ring],
-        OperationKind::AllGather
-        | OperationKind::AllGatherCounts
-        | OperationKind::AllGatherVarcount => &[Algorithm::Bruck, Algorithm::Ring],
-        OperationKind::Broadcast => &[Algorithm::Binomial],
-        OperationKind::Barrier => &[Algorithm::Dissemination],
+}
+
+/// A chain of n ranks takes n - 2 + S/s steps of alpha + s beta each: least where s^2 = S alpha / ((n - 2) beta).
+fn best_segment(model: &Model, shape: Shape, bytes: f64) -> u8 {
+    let class = if shape.hosts > 1 {
+        model.across
+    } else {
+        model.inside
     };
-    if let Some(forced) = tuning.force.filter(|forced| able.contains(forced)) {
-        return forced;
-    }
-    match kind {
-        OperationKind::AllReduce => {
-            if bytes.saturating_mul(world as usize) <= tuning.gather_limit {
-                Algorithm::Gather
-            } else if bytes / (world as usize) < tuning.ring_from {
-                Algorithm::Halving
-            } else {
-                Algorithm::Ring
-            }
-        }
-        OperationKind::AllGather
-        | OperationKind::AllGatherCounts
-        | OperationKind::AllGatherVarcount => {
-            if bytes <= tuning.bruck_limit {
-                Algorithm::Bruck
-            } else {
-                Algorithm::Ring
-            }
-        }
-        OperationKind::Broadcast => Algorithm::Binomial,
-        OperationKind::Barrier => Algorithm::Dissemination,
-    }
+    let per_byte = (class.beta + model.gamma).max(1e-15);
+    let links = f64::from(shape.world.max(3) - 2);
+    let best = (bytes * (class.alpha + class.overhead) / (links * per_byte)).sqrt();
+    #[allow(clippy::cast_sign_loss)] // it is between 12 and 22
+    let power = best.max(1.0).log2().round().clamp(12.0, 22.0) as u8;
+    power
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const SUM: Option<ReduceOp> = Some(ReduceOp::Sum);
+
     #[test]
-    fn the_choice_follows_size_and_world() {
-        let tuning = Tuning::default();
-        let all_reduce = |world, bytes| choose(&tuning, OperationKind::AllReduce, world, bytes);
-        assert_eq!(all_reduce(1, 1 << 30), Algorithm::Local);
-        assert_eq!(all_reduce(2, 0), Algorithm::Gather);
-        assert_eq!(all_reduce(2, 32 << 10), Algorithm::Gather);
-        assert_eq!(all_reduce(2, (32 << 10) + 4), Algorithm::Halving);
-        assert_eq!(all_reduce(2, 128 << 10), Algorithm::Ring);
-        assert_eq!(all_reduce(64, 1 << 10), Algorithm::Gather);
-        assert_eq!(all_reduce(64, 1 << 20), Algorithm::Halving);
-        assert_eq!(all_reduce(64, 4 << 20), Algorithm::Ring);
-        assert_eq!(all_reduce(64, usize::MAX), Algorithm::Ring);
-        let gather = |bytes| choose(&tuning, OperationKind::AllGather, 8, bytes);
-        assert_eq!(gather(64 << 10), Algorithm::Bruck);
-        assert_eq!(gather((64 << 10) + 1), Algorithm::Ring);
+    fn the_choice_follows_size_and_layout() {
+        let mut one = Choices::new(Tuning::default(), Shape::even(1, 1));
+        assert_eq!(
+            one.choose(OperationKind::AllReduce, SUM, 1 << 30),
+            Algorithm::Local
+        );
+        for (ranks, hosts) in [(2, 1), (5, 1), (8, 1), (8, 2), (64, 8), (64, 64)] {
+            let shape = Shape::even(ranks, hosts);
+            let mut choices = Choices::new(Tuning::default(), shape);
+            let (short, long) = (
+                choices.choose(OperationKind::AllReduce, SUM, 4),
+                choices.choose(OperationKind::AllReduce, SUM, 1 << 32),
+            );
+            let steps = |algorithm| {
+                let kind = OperationKind::AllReduce;
+                predict(&Model::default(), shape, kind, algorithm, 4.0, 1.0).steps
+            };
+            assert!(
+                steps(short) <= steps(Algorithm::Ring).min(steps(Algorithm::Halving)),
+                "{ranks} ranks on {hosts} hosts: {short}"
+            );
+            let bytes = |algorithm| {
+                let kind = OperationKind::AllReduce;
+                let cost = predict(&Model::default(), shape, kind, algorithm, 1e9, 1.0);
+                if hosts > 1 { cost.across } else { cost.inside }
+            };
+            assert!(
+                bytes(long) <= bytes(Algorithm::Ring) * 1.01,
+                "{ranks} {hosts}: {long}"
+            );
+        }
+    }
+
+    #[test]
+    fn ranges_cover_all_sizes_and_say_what_is_chosen() {
+        for (ranks, hosts) in [(2, 1), (7, 1), (24, 3), (65_536, 8192)] {
+            let mut choices = Choices::new(Tuning::default(), Shape::even(ranks, hosts));
+            for kind in OperationKind::ALL {
+                let ranges = choices.ranges(kind, None);
+                assert_eq!(ranges[0].from, 0);
+                assert_eq!(ranges[ranges.len() - 1].to, u64::MAX);
+                for pair in ranges.windows(2) {
+                    assert_eq!(pair[0].to + 1, pair[1].from);
+                    assert_ne!(pair[0].algorithm, pair[1].algorithm);
+                }
+                assert!(ranges.len() < 10, "{kind}: {ranges:?}");
+                if kind == OperationKind::AllToAllVarcount {
+                    continue;
+                }
+                for range in ranges {
+                    for bytes in [range.from, range.to] {
+                        assert_eq!(choices.choose(kind, None, bytes), range.algorithm);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_table_has_the_cheapest_of_all() {
+        for (ranks, hosts) in [(3, 1), (16, 2), (40, 5)] {
+            let shape = Shape::even(ranks, hosts);
+            let mut choices = Choices::new(Tuning::default(), shape);
+            for exponent in 0..34 {
+                let bytes = 5_u64 << exponent;
+                let chosen = choices.choose(OperationKind::AllReduce, SUM, bytes);
+                let cost = |algorithm| {
+                    let kind = OperationKind::AllReduce;
+                    predict(&Model::default(), shape, kind, algorithm, bytes as f64, 1.0).seconds
+                };
+                for &other in Algorithm::able(OperationKind::AllReduce) {
+                    // A choice that changes twice between two sizes of the grid is missed, and costs next to nothing.
+                    assert!(
+                        cost(chosen) <= cost(other) * 1.02,
+                        "{bytes} bytes, {ranks} ranks, {hosts} hosts: {chosen} is dearer than {other}"
+                    );
+                }
+            }
+        }
     }
 
     #[test]
@@ -99,10 +337,29 @@ mod tests {
             force: Some(Algorithm::Ring),
             ..Tuning::default()
         };
-        let chosen = |kind| choose(&tuning, kind, 4, 4);
+        let mut choices = Choices::new(tuning, Shape::even(4, 1));
+        let mut chosen = |kind| choices.choose(kind, None, 4);
         assert_eq!(chosen(OperationKind::AllReduce), Algorithm::Ring);
         assert_eq!(chosen(OperationKind::AllGather), Algorithm::Ring);
         assert_eq!(chosen(OperationKind::Broadcast), Algorithm::Binomial);
         assert_eq!(chosen(OperationKind::Barrier), Algorithm::Dissemination);
+        let adasum = Some(ReduceOp::Adasum);
+        let chosen = choices.choose(OperationKind::AllReduce, adasum, 4);
+        assert!(Algorithm::ADASUM.contains(&chosen), "{chosen}");
+    }
+
+    #[test]
+    fn a_chain_has_more_segments_the_more_there_is_to_send() {
+        let choices = Choices::new(Tuning::default(), Shape::even(16, 1));
+        assert_eq!(choices.segment(Algorithm::Ring, 1 << 30), 0);
+        let segments = |bytes: u64| bytes >> choices.segment(Algorithm::Chain, bytes);
+        assert!(segments(1 << 20) < segments(1 << 24));
+        assert!(segments(1 << 24) < segments(1 << 30));
+        let fixed = Tuning {
+            segment: Some(14),
+            ..Tuning::default()
+        };
+        let choices = Choices::new(fixed, Shape::even(16, 1));
+        assert_eq!(choices.segment(Algorithm::Chain, 1 << 30), 14);
     }
 }

@@ -9,163 +9,72 @@
 //!
 //! For each pair of ranks, the n-th send of one is received by the n-th receive of the other. No step needs
 //! a link to hold data that nobody has asked for yet, so schedules can't deadlock whatever the lanes hold.
-//! Both are checked for every algorithm and every world size up to 64 without a socket.
+//! Both are checked for every algorithm and every world size up to 64, and every layout up to 8 hosts of 8, without a
+//! socket.
 //!
 //! Results have the same bits on every rank, because every element of a result is either computed by one
 //! rank and copied, or computed by every rank from the same inputs in the same order.
 //!
-//! | algorithm | for | steps | bytes that a rank sends | source |
-//! |---|---|---|---|---|
-//! | [`Gather`](Algorithm::Gather) | short all-reduce | log2 n | (n-1) S | all-gather by Bruck et al. 1997, then a local reduction in rank order |
-//! | [`Halving`](Algorithm::Halving) | middle all-reduce | 2 log2 n, +2 if n is no power of two | 2 S (p-1)/p, + S | Rabenseifner 2004 |
-//! | [`Ring`](Algorithm::Ring) | long all-reduce and all-gather | 2 (n-1); n-1 | 2 S (n-1)/n; total less the next rank's share | Patarasuk and Yuan 2009 |
-//! | [`Bruck`](Algorithm::Bruck) | short all-gather | log2 n | (n-1) shares | Bruck et al. 1997 |
-//! | [`Binomial`](Algorithm::Binomial) | broadcast | log2 n | S for each child | |
-//! | [`Dissemination`](Algorithm::Dissemination) | barrier | log2 n | 0 | Hensgen, Finkel and Manber 1988 |
+//! | algorithm | for | steps | bytes that a rank sends |
+//! |---|---|---|---|
+//! | [`Flat`](Algorithm::Flat) | all-reduce | log n | (n-1) S |
+//! | [`Doubling`](Algorithm::Doubling) | all-reduce, Adasum | log n, +2 if n is no power of two | S log p, + S |
+//! | [`Binomial`](Algorithm::Binomial) | all-reduce | 2 log n | S for each child, S |
+//! | | broadcast, scatter | log n | what is for the ranks below |
+//! | | reduce, gather | log n | S; what is of the ranks below |
+//! | [`Halving`](Algorithm::Halving) | all-reduce | 2 log n, +2 | 2 S (p-1)/p, + S |
+//! | | reduce-scatter | log n, +2 | S (p-1)/p, + S |
+//! | | Adasum | log n (log n + 5)/2 | 2 S (n-1)/n |
+//! | [`Ring`](Algorithm::Ring) | all-reduce | 2 (n-1) | 2 S (n-1)/n |
+//! | | reduce-scatter, all-gather | n-1 | S (n-1)/n |
+//! | | reduce | n-1 + log n | up to S (n-1)/n + S/2 |
+//! | [`Bruck`](Algorithm::Bruck) | all-gather | log n | (n-1) shares |
+//! | | all-to-all | log n | S/2 log n |
+//! | [`ScatterGather`](Algorithm::ScatterGather) | broadcast | log n + n-1 | S (n-1)/n, the root twice |
+//! | [`Chain`](Algorithm::Chain) | broadcast, reduce | n-2 + segments | S |
+//! | [`Pairwise`](Algorithm::Pairwise) | all-to-all | n-1 | S (n-1)/n |
+//! | [`Linear`](Algorithm::Linear) | all-to-all, gather, scatter, send | 1 | S (n-1)/n; a share |
+//! | [`TwoLevelRing`](Algorithm::TwoLevelRing) | all-reduce | 2 (h-1) + 2 | across hosts: 2 S/m (h-1)/h for m ranks of a host |
+//! | | all-gather | h-1 + 2 | across hosts: a host's shares / m, h-1 times |
+//! | [`TwoLevelHalving`](Algorithm::TwoLevelHalving) | all-reduce | 2 log h + 2, +2 | as `Halving` of S/m |
+//! | [`TwoLevelDoubling`](Algorithm::TwoLevelDoubling) | all-reduce | log h + 2, +2 | as `Doubling` of S/m |
+//! | [`TwoLevelTree`](Algorithm::TwoLevelTree) | broadcast | log h + log k | S for each child |
+//! | [`Dissemination`](Algorithm::Dissemination) | barrier | log n | 0 |
+//!
+//! n: ranks; p: the power of two up to n; S: bytes of the whole; h: hosts; k: ranks of a host; m: ranks of the host with
+//! the fewest; log: to base 2, rounded up. Sources are in `docs/collectives.md`.
 
+mod action;
+mod adasum;
+mod algorithm;
 mod bruck;
+mod chain;
 mod choose;
+mod cost;
+mod counts;
+mod direct;
+mod doubling;
 mod halving;
+mod layout;
+mod levels;
 mod ring;
 mod tree;
 
+#[cfg(test)]
+mod layout_tests;
 #[cfg(test)]
 mod simulate;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
+pub use action::{Action, Span};
+pub use algorithm::{Algorithm, UnknownAlgorithm};
+pub use choose::{Choices, Range, Tuning};
+pub use cost::{Class, Model, Prediction, predict, time};
+pub use counts::{Counts, Equal, Offsets, Rows};
+pub use layout::{Layout, Shape};
 
-pub use choose::Tuning;
-pub(crate) use choose::choose;
-
-/// A stretch of elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Span {
-    /// First element.
-    pub start: usize,
-    /// Number of elements; may be 0.
-    pub len: usize,
-}
-
-impl Span {
-    /// The elements from `start` to before `end`.
-    #[must_use]
-    pub fn between(start: usize, end: usize) -> Self {
-        Self {
-            start,
-            len: end - start,
-        }
-    }
-
-    /// The first element after it.
-    #[must_use]
-    pub fn end(self) -> usize {
-        self.start + self.len
-    }
-}
-
-/// One thing to do. Spans are in the rank's own working buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Action {
-    /// Send these elements. A transfer of no elements is still sent: it says that the rank is there.
-    Send {
-        /// To whom.
-        peer: u32,
-        /// What.
-        span: Span,
-    },
-    /// Receive elements into their place.
-    Receive {
-        /// From whom.
-        peer: u32,
-        /// Where to.
-        span: Span,
-    },
-    /// Receive elements and combine them: `own = own op received`.
-    ReceiveReduce {
-        /// From whom.
-        peer: u32,
-        /// With which.
-        span: Span,
-    },
-    /// Local: `into = into op from`. The spans have one length and do not overlap.
-    Combine {
-        /// The right operands.
-        from: Span,
-        /// The left operands and the results.
-        into: Span,
-    },
-    /// Local: divide by the world size.
-    Divide {
-        /// What.
-        span: Span,
-    },
-}
-
-/// How an operation is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Algorithm {
-    /// A world of one rank: nothing to exchange.
-    Local,
-    /// All-reduce: gather all, then every rank reduces all in rank order.
-    Gather,
-    /// All-reduce: reduce-scatter by recursive halving, all-gather by doubling.
-    Halving,
-    /// All-reduce or all-gather along a ring.
-    Ring,
-    /// All-gather by doubling distances.
-    Bruck,
-    /// Broadcast along a binomial tree.
-    Binomial,
-    /// Barrier by doubling distances.
-    Dissemination,
-}
-
-impl Algorithm {
-    pub(crate) const ALL: [Self; 7] = [
-        Self::Local,
-        Self::Gather,
-        Self::Halving,
-        Self::Ring,
-        Self::Bruck,
-        Self::Binomial,
-        Self::Dissemination,
-    ];
-
-    pub(crate) fn code(self) -> u8 {
-        match self {
-            Self::Local => 0,
-            Self::Gather => 1,
-            Self::Halving => 2,
-            Self::Ring => 3,
-            Self::Bruck => 4,
-            Self::Binomial => 5,
-            Self::Dissemination => 6,
-        }
-    }
-
-    pub(crate) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|algorithm| algorithm.code() == code)
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Local => "local",
-            Self::Gather => "gather",
-            Self::Halving => "halving",
-            Self::Ring => "ring",
-            Self::Bruck => "bruck",
-            Self::Binomial => "binomial",
-            Self::Dissemination => "dissemination",
-        })
-    }
-}
+use counts::start;
 
 /// Where a stretch of the result goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -192,22 +101,70 @@ pub struct Schedule {
 
 /// What a schedule is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Group {
+pub struct Group<'a> {
     /// The rank whose schedule it is.
     pub rank: u32,
     /// The number of ranks, at least 1.
     pub world: u32,
+    /// Where the ranks are: for algorithms of two levels, which count as others without it.
+    pub layout: Option<&'a Layout>,
 }
 
-impl Group {
-    /// The rank that comes `distance` after this one, around the circle.
-    fn after(self, distance: u32) -> u32 {
-        ((u64::from(self.rank) + u64::from(distance)) % u64::from(self.world)) as u32
+impl<'a> Group<'a> {
+    /// A rank of a world whose layout does not matter.
+    #[must_use]
+    pub const fn new(rank: u32, world: u32) -> Self {
+        Self {
+            rank,
+            world,
+            layout: None,
+        }
     }
 
-    /// The rank that comes `distance` (at most the world size) before this one, around the circle.
+    /// A rank of a world with this layout.
+    #[must_use]
+    pub fn on(rank: u32, layout: &'a Layout) -> Self {
+        Self {
+            rank,
+            world: layout.world(),
+            layout: Some(layout),
+        }
+    }
+
+    fn team(self) -> Team {
+        Team {
+            me: self.rank,
+            size: self.world,
+        }
+    }
+}
+
+/// Ranks that do something together, by their places among themselves.
+#[derive(Debug, Clone, Copy)]
+struct Team {
+    me: u32,
+    size: u32,
+}
+
+impl Team {
+    /// The rank that comes `distance` after this one, around the circle.
+    fn after(self, distance: u32) -> u32 {
+        self.member(self.me, distance)
+    }
+
+    /// The rank that comes `distance` (at most the size) before this one, around the circle.
     fn before(self, distance: u32) -> u32 {
-        self.after(self.world - distance)
+        self.after(self.size - distance)
+    }
+
+    /// The place of this rank, counted from the root.
+    fn place(self, root: u32) -> u32 {
+        self.before(root)
+    }
+
+    /// The rank at a place, counted from the root.
+    fn member(self, root: u32, place: u32) -> u32 {
+        ((u64::from(root) + u64::from(place)) % u64::from(self.size)) as u32
     }
 }
 
@@ -251,16 +208,11 @@ impl Schedule {
         });
         self.actions[start..]
             .iter()
-            .filter_map(|action| match action {
-                Action::Send { peer, .. }
-                | Action::Receive { peer, .. }
-                | Action::ReceiveReduce { peer, .. } => Some(*peer),
-                Action::Combine { .. } | Action::Divide { .. } => None,
-            })
+            .filter_map(|action| action.transfer().map(|(peer, _)| peer))
     }
 
     /// Empties it, and keeps its memory.
-    fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.buffer = 0;
         self.input = None;
         self.outputs.clear();
@@ -278,42 +230,314 @@ impl Schedule {
         }
     }
 
-    /// Makes it the schedule of an all-reduce of `count` elements. `divide` is for the average.
-    ///
-    /// An algorithm that is not one for all-reduce counts as [`Algorithm::Ring`].
-    pub fn all_reduce(&mut self, group: Group, algorithm: Algorithm, count: usize, divide: bool) {
-        self.clear();
-        match algorithm {
-            _ if group.world == 1 => self.whole(count),
-            Algorithm::Gather => bruck::all_reduce(self, group, count, divide),
-            Algorithm::Halving => halving::all_reduce(self, group, count, divide),
-            _ => ring::all_reduce(self, group, count, divide),
+    /// A step of one transfer.
+    fn alone(&mut self, action: Action) {
+        self.act(action);
+        self.end_step();
+    }
+
+    /// Adds a local action to the last step, or makes the first step of it.
+    fn local(&mut self, action: Action) {
+        debug_assert_eq!(self.actions.len(), self.ends.last().copied().unwrap_or(0));
+        self.ends.pop();
+        self.act(action);
+        self.end_step();
+    }
+
+    /// Gives the peers of the actions from `first` on other names.
+    fn rename(&mut self, first: usize, name: impl Fn(u32) -> u32) {
+        for peer in self.actions[first..]
+            .iter_mut()
+            .filter_map(Action::peer_mut)
+        {
+            *peer = name(*peer);
         }
     }
 
-    /// Makes it the schedule of an all-gather: rank i has `counts[i]` elements, and the result has all in
-    /// rank order. Panics if there is not one count for every rank.
+    /// Makes it the schedule of an all-reduce of `count` elements. `finish` says that there is something to do to
+    /// combined values ([`Action::Finish`]).
     ///
-    /// An algorithm that is not one for all-gather counts as [`Algorithm::Ring`].
-    pub fn all_gather(&mut self, group: Group, algorithm: Algorithm, counts: impl Counts) {
+    /// An algorithm that is not [able](Algorithm::able) to counts as [`Algorithm::Ring`], here and below; one of two levels
+    /// without a layout as what it does across hosts.
+    pub fn all_reduce(
+        &mut self,
+        group: Group<'_>,
+        algorithm: Algorithm,
+        count: usize,
+        finish: bool,
+    ) {
+        self.clear();
+        let team = group.team();
+        if group.world == 1 {
+            self.whole(count);
+            if finish {
+                let span = Span::between(0, count);
+                self.local(Action::Finish { span });
+            }
+            return;
+        }
+        if let (true, Some(layout)) = (algorithm.is_two_level(), group.layout) {
+            return levels::all_reduce(self, group.rank, layout, algorithm, count, finish);
+        }
+        match algorithm {
+            Algorithm::Flat => bruck::all_reduce(self, team, count, finish),
+            Algorithm::Halving | Algorithm::TwoLevelHalving => {
+                self.whole(count);
+                halving::all_reduce(self, team, 0, count, finish);
+            }
+            Algorithm::Doubling | Algorithm::TwoLevelDoubling => {
+                self.buffer = 2 * count;
+                self.input = Some(Span::between(0, count));
+                let from = doubling::all_reduce(self, team, 0, count, count, finish);
+                self.outputs.push(Output { from, to: 0 });
+            }
+            Algorithm::Binomial => {
+                self.whole(count);
+                let span = Span::between(0, count);
+                tree::reduce(self, team, 0, span);
+                if finish && group.rank == 0 {
+                    self.local(Action::Finish { span });
+                }
+                tree::broadcast(self, team, 0, span);
+            }
+            _ => {
+                self.whole(count);
+                ring::all_reduce(self, team, 0, count, finish);
+            }
+        }
+    }
+
+    /// Makes it the schedule of an all-reduce by Adasum, of `count` elements of `size` bytes, in a world of a power of
+    /// two of ranks. An algorithm that is not one of [`Algorithm::ADASUM`] counts as [`Algorithm::Halving`].
+    ///
+    /// # Panics
+    ///
+    /// If the world is no power of two, or `size` is not 2, 4 or 8.
+    pub fn adasum(
+        &mut self,
+        group: Group<'_>,
+        algorithm: Algorithm,
+        count: usize,
+        size: usize,
+        finish: bool,
+    ) {
+        assert!(
+            group.world.is_power_of_two() && matches!(size, 2 | 4 | 8),
+            "adasum of floats in a power of two of ranks: ReduceOp::check says so"
+        );
         self.clear();
         match algorithm {
+            Algorithm::Doubling => adasum::doubling(self, group.team(), count, size, finish),
+            _ => adasum::halving(self, group.team(), count, size, finish),
+        }
+    }
+
+    /// Makes it the schedule of a reduction of `count` elements to `root`; the others have no output. A
+    /// [chain](Algorithm::Chain) is cut into segments of so many elements.
+    pub fn reduce(
+        &mut self,
+        group: Group<'_>,
+        algorithm: Algorithm,
+        root: u32,
+        count: usize,
+        segment: usize,
+        finish: bool,
+    ) {
+        self.clear();
+        let team = group.team();
+        let span = Span::between(0, count);
+        self.whole(count);
+        if group.rank != root {
+            self.outputs.clear();
+        }
+        match algorithm {
+            Algorithm::Ring => {
+                // Piece k belongs to place k, counted from the root.
+                let place = Team {
+                    me: team.place(root),
+                    size: team.size,
+                };
+                let bounds = |index: u32| start(count, team.size, index);
+                ring::reduce_scatter(self, place, bounds);
+                self.rename(0, |place| team.member(root, place));
+                if finish && group.world > 1 {
+                    let span = Span::between(bounds(place.me), bounds(place.me + 1));
+                    self.local(Action::Finish { span });
+                }
+                tree::gather_pieces(self, team, root, count);
+                if finish && group.world == 1 {
+                    self.local(Action::Finish { span });
+                }
+                return;
+            }
+            Algorithm::Chain => chain::reduce(self, team, root, count, segment.max(1)),
+            _ => tree::reduce(self, team, root, span),
+        }
+        if finish && group.rank == root {
+            self.local(Action::Finish { span });
+        }
+    }
+
+    /// Makes it the schedule of a reduce-scatter: rank i gets the i-th part, which has `counts.of(i)` elements. See
+    /// [`Rows`] for how Horovod splits a first dimension.
+    pub fn reduce_scatter(
+        &mut self,
+        group: Group<'_>,
+        algorithm: Algorithm,
+        counts: impl Counts,
+        finish: bool,
+    ) {
+        self.clear();
+        let team = group.team();
+        let total = counts.before(group.world);
+        self.buffer = total;
+        self.input = Some(Span::between(0, total));
+        let from = counts.span(group.rank);
+        self.outputs.push(Output { from, to: 0 });
+        match algorithm {
+            Algorithm::Halving if group.world > 1 => {
+                halving::reduce_scatter(self, team, counts, finish);
+            }
+            _ => {
+                let bounds = |index: u32| counts.before(index);
+                ring::reduce_scatter(self, team, bounds);
+                if finish {
+                    self.local(Action::Finish { span: from });
+                }
+            }
+        }
+    }
+
+    /// Makes it the schedule of an all-gather: rank i has `counts.of(i)` elements, and the result has all in
+    /// rank order.
+    pub fn all_gather(&mut self, group: Group<'_>, algorithm: Algorithm, counts: impl Counts) {
+        self.clear();
+        let team = group.team();
+        match (algorithm, group.layout) {
             _ if group.world == 1 => self.whole(counts.of(0)),
-            Algorithm::Bruck => bruck::all_gather(self, group, counts),
-            _ => ring::all_gather(self, group, counts),
+            (Algorithm::TwoLevelRing, Some(layout)) => {
+                levels::all_gather(self, group.rank, layout, counts);
+            }
+            (Algorithm::Bruck, _) => bruck::all_gather(self, team, counts),
+            _ => {
+                let all = Span::between(0, counts.before(group.world));
+                self.buffer = all.len;
+                self.input = Some(counts.span(group.rank));
+                self.outputs.push(Output { from: all, to: 0 });
+                ring::all_gather(self, team, |index| counts.before(index));
+            }
         }
     }
 
-    /// Makes it the schedule of a broadcast of `count` elements from `root`.
-    pub fn broadcast(&mut self, group: Group, root: u32, count: usize) {
+    /// Makes it the schedule of a gather: `root` gets what [`Schedule::all_gather`] gives everybody.
+    pub fn gather(
+        &mut self,
+        group: Group<'_>,
+        algorithm: Algorithm,
+        root: u32,
+        counts: impl Counts,
+    ) {
         self.clear();
-        tree::broadcast(self, group, root, count);
+        match algorithm {
+            Algorithm::Binomial => tree::gather(self, group.team(), root, counts),
+            _ => direct::gather(self, group.team(), root, counts),
+        }
+    }
+
+    /// Makes it the schedule of a scatter: the root has all shares in rank order, rank i gets the i-th.
+    pub fn scatter(
+        &mut self,
+        group: Group<'_>,
+        algorithm: Algorithm,
+        root: u32,
+        counts: impl Counts,
+    ) {
+        self.clear();
+        match algorithm {
+            Algorithm::Binomial => tree::scatter(self, group.team(), root, counts),
+            _ => direct::scatter(self, group.team(), root, counts),
+        }
+    }
+
+    /// Makes it the schedule of a broadcast of `count` elements from `root`. A [chain](Algorithm::Chain) is cut into
+    /// segments of so many elements.
+    pub fn broadcast(
+        &mut self,
+        group: Group<'_>,
+        algorithm: Algorithm,
+        root: u32,
+        count: usize,
+        segment: usize,
+    ) {
+        self.clear();
+        let team = group.team();
+        let span = Span::between(0, count);
+        self.whole(count);
+        if group.rank != root {
+            self.input = None;
+        }
+        match (algorithm, group.layout) {
+            (Algorithm::TwoLevelTree, Some(layout)) => {
+                levels::broadcast(self, group.rank, layout, root, span);
+            }
+            (Algorithm::Chain, _) => chain::broadcast(self, team, root, count, segment.max(1)),
+            (Algorithm::ScatterGather, _) => {
+                tree::scatter_pieces(self, team, root, count);
+                let place = Team {
+                    me: team.place(root),
+                    size: team.size,
+                };
+                let first = self.actions.len();
+                ring::all_gather(self, place, |index| start(count, team.size, index));
+                self.rename(first, |place| team.member(root, place));
+            }
+            _ => tree::broadcast(self, team, root, span),
+        }
+    }
+
+    /// Makes it the schedule of an all-to-all: this rank has `send.of(i)` elements for rank i and gets `receive.of(i)`
+    /// from it, both in rank order. `receive` of one rank is `send` of the other.
+    ///
+    /// [`Algorithm::Bruck`] wants blocks of one length ([`Equal`]).
+    pub fn all_to_all(
+        &mut self,
+        group: Group<'_>,
+        algorithm: Algorithm,
+        send: impl Counts,
+        receive: impl Counts,
+    ) {
+        self.clear();
+        let team = group.team();
+        if let (Algorithm::Bruck, Some(block)) = (algorithm, send.equal()) {
+            bruck::all_to_all(self, team, block);
+        } else {
+            let at_once = algorithm == Algorithm::Linear;
+            direct::all_to_all(self, team, send, receive, at_once);
+        }
     }
 
     /// Makes it the schedule of a barrier.
-    pub fn barrier(&mut self, group: Group) {
+    pub fn barrier(&mut self, group: Group<'_>) {
         self.clear();
-        tree::barrier(self, group);
+        tree::barrier(self, group.team());
+    }
+
+    /// Makes it the schedule of a rank that sends to one other.
+    pub fn send(&mut self, peer: u32, count: usize) {
+        self.clear();
+        let span = Span::between(0, count);
+        self.buffer = count;
+        self.input = Some(span);
+        self.alone(Action::Send { peer, span });
+    }
+
+    /// Makes it the schedule of a rank that receives from one other.
+    pub fn receive(&mut self, peer: u32, count: usize) {
+        self.clear();
+        let span = Span::between(0, count);
+        self.buffer = count;
+        self.outputs.push(Output { from: span, to: 0 });
+        self.alone(Action::Receive { peer, span });
     }
 
     /// Input and output are the same stretch.
@@ -323,50 +547,4 @@ impl Schedule {
         self.input = Some(all);
         self.outputs.push(Output { from: all, to: 0 });
     }
-}
-
-/// How many elements each rank has, in a gather.
-pub trait Counts: Copy {
-    /// Elements of this rank.
-    fn of(self, rank: u32) -> usize;
-
-    /// Elements of the ranks before this one.
-    fn before(self, rank: u32) -> usize;
-}
-
-/// The same on every rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Equal(pub usize);
-
-impl Counts for Equal {
-    fn of(self, _rank: u32) -> usize {
-        self.0
-    }
-
-    fn before(self, rank: u32) -> usize {
-        self.0 * rank as usize
-    }
-}
-
-/// Different: `offsets[i]` elements come before rank i's; one more entry than ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Offsets<'a>(pub &'a [usize]);
-
-impl Counts for Offsets<'_> {
-    fn of(self, rank: u32) -> usize {
-        self.0[rank as usize + 1] - self.0[rank as usize]
-    }
-
-    fn before(self, rank: u32) -> usize {
-        self.0[rank as usize]
-    }
-}
-
-/// Piece `index` of `count` elements cut into `pieces` as evenly as can be.
-fn piece(count: usize, pieces: u32, index: u32) -> Span {
-    // The first `count % pieces` pieces have one element more.
-    let (pieces, index) = (pieces as usize, index as usize);
-    let (least, longer) = (count / pieces, count % pieces);
-    let start = |index: usize| index * least + index.min(longer);
-    Span::between(start(index), start(index + 1))
 }

@@ -14,13 +14,41 @@ pub(super) struct Traffic {
     pub(super) rounds: usize,
 }
 
-/// Runs all schedules. Returns the results, or says what is wrong.
+/// What local actions do.
+#[allow(clippy::type_complexity)] // tests write them as closures
+pub(super) struct Kernels<'a, T> {
+    pub(super) combine: &'a dyn Fn(T, T) -> T,
+    pub(super) finish: &'a dyn Fn(T) -> T,
+    /// Scalar products; how they are added up; left (which becomes the result) and right blended with them.
+    pub(super) dots: &'a dyn Fn(&[T], &[T]) -> [T; 3],
+    pub(super) add: &'a dyn Fn(T, T) -> T,
+    pub(super) blend: &'a dyn Fn(&mut [T], &[T], [T; 3]),
+}
+
+/// Runs all schedules of something else than Adasum.
 pub(super) fn run<T: Copy + Default + Debug>(
     schedules: &[Schedule],
     inputs: &[Vec<T>],
     combine: impl Fn(T, T) -> T,
     divide: impl Fn(T) -> T,
 ) -> Result<(Vec<Vec<T>>, Traffic), String> {
+    let kernels = Kernels {
+        combine: &combine,
+        finish: &divide,
+        dots: &|_, _| unreachable!("not adasum"),
+        add: &|_, _| unreachable!("not adasum"),
+        blend: &|_, _, _| unreachable!("not adasum"),
+    };
+    run_with(schedules, inputs, &kernels)
+}
+
+/// Runs all schedules. Returns the results, or says what is wrong.
+pub(super) fn run_with<T: Copy + Default + Debug>(
+    schedules: &[Schedule],
+    inputs: &[Vec<T>],
+    kernels: &Kernels<'_, T>,
+) -> Result<(Vec<Vec<T>>, Traffic), String> {
+    let combine = kernels.combine;
     let world = schedules.len();
     let mut buffers: Vec<Vec<T>> = schedules
         .iter()
@@ -28,6 +56,9 @@ pub(super) fn run<T: Copy + Default + Debug>(
         .collect();
     for ((buffer, schedule), input) in buffers.iter_mut().zip(schedules).zip(inputs) {
         if let Some(span) = schedule.input {
+            if span.end() > schedule.buffer || span.len != input.len() {
+                return Err(format!("the input of {} goes to {span:?}", input.len()));
+            }
             buffer[span.start..span.end()].copy_from_slice(input);
         }
     }
@@ -63,7 +94,9 @@ pub(super) fn run<T: Copy + Default + Debug>(
                 // The first open receive from this rank, in the receiver's present step.
                 let Some(matching) = (0..step.len()).find(|&place| {
                     !done[receiver][place]
-                        && matches!(step[place], Action::Receive { peer, .. } | Action::ReceiveReduce { peer, .. } if peer as usize == rank)
+                        && step[place]
+                            .receive()
+                            .is_some_and(|(peer, _)| peer as usize == rank)
                 }) else {
                     continue;
                 };
@@ -101,12 +134,12 @@ pub(super) fn run<T: Copy + Default + Debug>(
             let transfers_done = step
                 .iter()
                 .zip(&done[rank])
-                .all(|(action, done)| *done || is_local(action));
+                .all(|(action, done)| *done || action.transfer().is_none());
             if at[rank] >= schedules[rank].len() || !transfers_done {
                 continue;
             }
             for action in step {
-                local(action, &mut buffers[rank], &combine, &divide);
+                local(action, &mut buffers[rank], kernels);
             }
             at[rank] += 1;
             done[rank] = vec![false; schedules[rank].step(at[rank]).len()];
@@ -134,10 +167,6 @@ pub(super) fn run<T: Copy + Default + Debug>(
     Ok((results, traffic))
 }
 
-fn is_local(action: &Action) -> bool {
-    matches!(action, Action::Combine { .. } | Action::Divide { .. })
-}
-
 /// Whether no earlier send of the step to the same peer is open: a link keeps the order.
 fn is_first(step: &[Action], done: &[bool], index: usize) -> bool {
     let Action::Send { peer: mine, .. } = step[index] else {
@@ -155,6 +184,7 @@ fn check_step(rank: usize, index: usize, step: &[Action], buffer: usize) -> Resu
     let mut receives: Vec<Span> = Vec::new();
     let mut local_seen = false;
     for action in step {
+        let bad = || Err(format!("rank {rank} step {index}: bad {action:?}"));
         let (span, peer) = match *action {
             Action::Send { peer, span } => {
                 sends.push(span);
@@ -167,13 +197,37 @@ fn check_step(rank: usize, index: usize, step: &[Action], buffer: usize) -> Resu
                 receives.push(span);
                 (span, Some(peer))
             }
-            Action::Combine { from, into } => {
+            Action::Combine { from, into }
+            | Action::Copy { from, into }
+            | Action::AddDots { from, into } => {
                 if from.len != into.len || overlap(from, into) || from.end() > buffer {
-                    return Err(format!("rank {rank} step {index}: bad {action:?}"));
+                    return bad();
                 }
                 (into, None)
             }
-            Action::Divide { span } => (span, None),
+            Action::Finish { span } => (span, None),
+            Action::Dots { left, right, into } => {
+                if left.len != right.len
+                    || overlap(left, into)
+                    || overlap(right, into)
+                    || left.end().max(right.end()) > buffer
+                {
+                    return bad();
+                }
+                (into, None)
+            }
+            Action::Blend {
+                from, into, dots, ..
+            } => {
+                if from.len != into.len
+                    || overlap(from, into)
+                    || overlap(dots, into)
+                    || from.end().max(dots.end()) > buffer
+                {
+                    return bad();
+                }
+                (into, None)
+            }
         };
         if span.end() > buffer {
             return Err(format!(
@@ -205,24 +259,46 @@ fn overlap(a: Span, b: Span) -> bool {
     a.len > 0 && b.len > 0 && a.start < b.end() && b.start < a.end()
 }
 
-fn local<T: Copy>(
-    action: &Action,
-    buffer: &mut [T],
-    combine: impl Fn(T, T) -> T,
-    divide: impl Fn(T) -> T,
-) {
+fn local<T: Copy>(action: &Action, buffer: &mut [T], kernels: &Kernels<'_, T>) {
+    let copy = |buffer: &[T], span: Span| buffer[span.start..span.end()].to_vec();
     match *action {
         Action::Combine { from, into } => {
             for index in 0..into.len {
                 buffer[into.start + index] =
-                    combine(buffer[into.start + index], buffer[from.start + index]);
+                    (kernels.combine)(buffer[into.start + index], buffer[from.start + index]);
             }
         }
-        Action::Divide { span } => {
+        Action::Finish { span } => {
             for value in &mut buffer[span.start..span.end()] {
-                *value = divide(*value);
+                *value = (kernels.finish)(*value);
             }
         }
-        _ => {}
+        Action::Copy { from, into } => buffer.copy_within(from.start..from.end(), into.start),
+        Action::Dots { left, right, into } => {
+            let dots = (kernels.dots)(&copy(buffer, left), &copy(buffer, right));
+            buffer[into.start..into.end()].copy_from_slice(&dots);
+        }
+        Action::AddDots { from, into } => {
+            for index in 0..into.len {
+                buffer[into.start + index] =
+                    (kernels.add)(buffer[into.start + index], buffer[from.start + index]);
+            }
+        }
+        Action::Blend {
+            from,
+            into,
+            dots,
+            mirrored,
+        } => {
+            let dots = copy(buffer, dots);
+            let dots = if mirrored {
+                [dots[0], dots[2], dots[1]]
+            } else {
+                [dots[0], dots[1], dots[2]]
+            };
+            let from = copy(buffer, from);
+            (kernels.blend)(&mut buffer[into.start..into.end()], &from, dots);
+        }
+        Action::Send { .. } | Action::Receive { .. } | Action::ReceiveReduce { .. } => {}
     }
 }

@@ -1,5 +1,9 @@
 //! Groups for tests, over memory lanes or Unix sockets, with lanes that fail on demand.
-#![allow(dead_code)] // each test file uses its part
+#![allow(dead_code, clippy::float_cmp)] // each test file uses its part
+
+pub(crate) mod network;
+pub(crate) mod value;
+pub(crate) mod victim;
 
 use std::io::IoSlice;
 use std::os::unix::net::UnixStream;
@@ -8,9 +12,16 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use kolo_collectives::lane::{Connecting, MemoryLane, UnixLane};
-use kolo_collectives::{Acceptor, Communicator, Connector, Lane, LaneError, LinkHello};
-use kolo_transport::ids::{Generation, JobId, Rank};
+use kolo_collectives::lane::{Connecting, MemoryLane, OneHost, TlsLane, UnixLane};
+use kolo_collectives::schedule::{Algorithm, Tuning};
+use kolo_collectives::{
+    Acceptor, CollectiveError, Communicator, Connector, GroupId, Lane, LaneError, LinkHello,
+    ReduceOp,
+};
+use kolo_transport::ids::{ClusterId, Generation, JobId, Rank, Slot};
+use kolo_transport::{
+    Authority, Endpoint, EndpointConfig, Expect, Identity, Role, TlsListener, TransportRuntime,
+};
 use tokio::runtime::{Builder, Runtime};
 
 pub(crate) const JOB: JobId = JobId(7);
@@ -24,6 +35,12 @@ pub(crate) enum Kind {
     /// Memory lanes that hold so many bytes.
     Narrow(usize),
     Unix,
+    /// Unix sockets, and the ranks share memory.
+    Shared,
+    /// TLS over TCP, with the certificates of a real authority.
+    Tls,
+    /// As [`Kind::Shared`], but this rank says that they don't.
+    Unshared(u32),
 }
 
 /// What a lane does wrong. Shared with the test.
@@ -122,6 +139,17 @@ impl Lane for FaultyLane {
         written
     }
 
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LaneError>> {
+        match &mut self.inner {
+            Some(inner) => inner.poll_flush(cx),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn is_unsent(&self) -> bool {
+        self.inner.as_ref().is_some_and(|inner| inner.is_unsent())
+    }
+
     fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -153,6 +181,29 @@ struct Hub {
     faults: Mutex<Vec<Option<Arc<Fault>>>>,
     /// Links that were made.
     links: AtomicUsize,
+    /// For [`Kind::Tls`], by rank. One link at a time is accepted.
+    hosts: Vec<(Endpoint, tokio::sync::Mutex<TlsListener>)>,
+}
+
+fn hosts(world: u32) -> Vec<(Endpoint, tokio::sync::Mutex<TlsListener>)> {
+    let authority = Authority::create(ClusterId::random()).unwrap();
+    let runtime = TransportRuntime::new(1).unwrap();
+    let host = |rank| {
+        let name = Identity::worker_name(JOB, Slot(rank));
+        let credentials = authority.issue(Role::Worker, &name).unwrap();
+        Endpoint::bind(&runtime, credentials, EndpointConfig::default()).unwrap()
+    };
+    (0..world)
+        .map(|rank| {
+            // Somebody may have the TCP port.
+            loop {
+                let endpoint = host(rank);
+                if let Ok(listener) = endpoint.listen_tls() {
+                    return (endpoint, tokio::sync::Mutex::new(listener));
+                }
+            }
+        })
+        .collect()
 }
 
 impl Hub {
@@ -175,15 +226,24 @@ struct TestConnector {
 }
 
 pub(crate) fn hello(rank: Rank) -> LinkHello {
-    LinkHello {
-        job: JOB,
-        generation: GENERATION,
-        rank,
-    }
+    LinkHello::new(JOB, GENERATION, rank)
 }
 
 impl Connector for TestConnector {
+    fn is_one_host(&self, _ranks: &[Rank]) -> Option<OneHost> {
+        let shares = match self.hub.kind {
+            Kind::Shared => true,
+            Kind::Unshared(rank) => rank != self.rank.0,
+            _ => return None,
+        };
+        Some(Box::pin(async move { shares }))
+    }
+
     fn connect(&self, peer: Rank) -> Connecting {
+        self.connect_group(peer, GroupId::WORLD)
+    }
+
+    fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
         assert!(peer < self.rank, "only higher ranks make links");
         let (rank, hub) = (self.rank, Arc::clone(&self.hub));
         Box::pin(async move {
@@ -198,17 +258,37 @@ impl Connector for TestConnector {
                     let (mine, theirs) = MemoryLane::pair(capacity);
                     (Box::new(mine), Box::new(theirs))
                 }
-                Kind::Unix => {
+                Kind::Tls => {
+                    let (mine_hello, theirs_hello) = (hello(rank).of_group(group), hello(peer));
+                    let (endpoint, listener) = &hub.hosts[peer.index()];
+                    let listener = listener.lock().await;
+                    let expect = Expect::worker(JOB, Slot(peer.0));
+                    let (mine, theirs) = tokio::join!(
+                        hub.hosts[rank.index()]
+                            .0
+                            .connect_tls(endpoint.local_addr(), expect),
+                        listener.accept()
+                    );
+                    drop(listener);
+                    let (mine, theirs) = tokio::try_join!(
+                        TlsLane::open(mine.unwrap(), &mine_hello, peer, LONG),
+                        TlsLane::open(theirs.unwrap(), &theirs_hello, rank, LONG)
+                    )?;
+                    assert_eq!(theirs.group(), group);
+                    (Box::new(mine), Box::new(theirs))
+                }
+                Kind::Unix | Kind::Shared | Kind::Unshared(_) => {
                     let (mine, theirs) = UnixStream::pair().unwrap();
-                    let (mine_hello, theirs_hello) = (hello(rank), hello(peer));
+                    let (mine_hello, theirs_hello) = (hello(rank).of_group(group), hello(peer));
                     let (mine, theirs) = tokio::try_join!(
                         UnixLane::open(mine, &mine_hello, peer, LONG),
                         UnixLane::open(theirs, &theirs_hello, rank, LONG)
                     )?;
+                    assert_eq!(theirs.group(), group);
                     (Box::new(mine), Box::new(theirs))
                 }
             };
-            acceptor.accept(rank, hub.wrap(peer, theirs))?;
+            acceptor.accept_group(group, rank, hub.wrap(peer, theirs))?;
             Ok(hub.wrap(rank, mine))
         })
     }
@@ -225,6 +305,18 @@ pub(crate) struct Group {
 
 impl Group {
     pub(crate) fn new(kind: Kind, world: u32) -> Self {
+        // The whole suite in shared memory, as far as its lanes pass descriptors: KOLO_TEST_SHARED=1
+        let kind = match kind {
+            Kind::Memory | Kind::Unix if std::env::var_os("KOLO_TEST_SHARED").is_some() => {
+                Kind::Shared
+            }
+            kind => kind,
+        };
+        // And over TLS: KOLO_TEST_TLS=1
+        let kind = match kind {
+            Kind::Memory | Kind::Unix if std::env::var_os("KOLO_TEST_TLS").is_some() => Kind::Tls,
+            kind => kind,
+        };
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -235,6 +327,11 @@ impl Group {
             acceptors: Mutex::new(Vec::new()),
             faults: Mutex::new(vec![None; world as usize]),
             links: AtomicUsize::new(0),
+            hosts: if kind == Kind::Tls {
+                hosts(world)
+            } else {
+                Vec::new()
+            },
         });
         let members: Vec<Communicator> = (0..world)
             .map(|rank| {
@@ -299,4 +396,38 @@ pub(crate) fn run<'a, R: Send>(
             .map(|thread| thread.join().expect("the rank's closure does not panic"))
             .collect()
     })
+}
+
+/// Every other rank's result.
+pub(crate) fn others<R>(results: Vec<R>, rank: u32) -> Vec<R> {
+    results
+        .into_iter()
+        .enumerate()
+        .filter(|(index, _)| *index != rank as usize)
+        .map(|(_, result)| result)
+        .collect()
+}
+
+pub(crate) fn force(group: &Group, algorithm: Algorithm) {
+    for comm in &group.members {
+        comm.set_tuning(Tuning {
+            force: Some(algorithm),
+            ..Tuning::default()
+        });
+    }
+}
+
+pub(crate) fn sum(comm: &Communicator, length: usize) -> Result<(), CollectiveError> {
+    let input: Vec<f64> = (0..length).map(|index| index as f64).collect();
+    let mut data = input.clone();
+    let result = comm.all_reduce(&mut data, ReduceOp::Sum);
+    match &result {
+        Ok(()) => {
+            let world = f64::from(comm.world_size());
+            assert!(data.iter().zip(&input).all(|(a, b)| *a == world * b));
+        }
+        // F-2
+        Err(_) => assert_eq!(data, input, "a failed operation leaves the input as it was"),
+    }
+    result
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::options::{Amount, Options};
+use kolo_collectives::lane::LaneChoice;
+
+use super::options::{Amount, LANE, Options};
 use super::output::Output;
 use super::{Executor, start};
 use crate::cluster::{AbortOnDrop, Cluster};
@@ -71,6 +73,12 @@ impl ExecutorBuilder {
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.options.env.insert(name.into(), value.into());
         self
+    }
+
+    /// How collectives reach workers on other nodes. Default: what `KOLO_LANE` says in the driver's environment (`auto`, `quic` or
+    /// `tls`), or else [`LaneChoice::Auto`], which measures. Both kinds have mutual TLS.
+    pub fn lane(self, lane: LaneChoice) -> Self {
+        self.env(LANE, lane.to_string())
     }
 
     /// Arguments of the workers' program, without its name. Default: none. Workers do not run `main`; a constructor may read
@@ -157,7 +165,10 @@ impl ExecutorBuilder {
     ///
     /// [`StartError`]. What can't be placed now is an error at once and not a wait.
     pub async fn start(self, cluster: &Cluster) -> Result<Executor, StartError> {
-        let (options, output) = (self.options, self.output);
+        let (mut options, output) = (self.options, self.output);
+        if let Ok(lane) = std::env::var(LANE) {
+            options.env.entry(LANE.to_owned()).or_insert(lane);
+        }
         let start =
             cluster
                 .runtime()

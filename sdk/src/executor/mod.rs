@@ -18,6 +18,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 pub use builder::ExecutorBuilder;
+pub(crate) use options::LANE;
 pub use options::{Amount, OptionsError};
 pub use output::Output;
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kolo_collectives::lane::LaneChoice;
 use kolo_transport::frame::Limits;
 use kolo_transport::wire::{
     InterfaceSelection, JobSpec, Milli, Placement, Program, ResourceError, Resources,
@@ -136,6 +137,9 @@ const GRACE: [Duration; 2] = [Duration::ZERO, Duration::from_secs(3600)];
 /// Variables whose names begin so are set by kolo alone.
 const RESERVED: &str = "KOLO_";
 
+/// How workers reach those on other nodes; see [`LaneChoice`].
+pub(crate) const LANE: &str = "KOLO_LANE";
+
 /// An amount of a resource: any number type. What is not allowed is refused by `start`.
 pub trait Amount {
     /// The amount in units.
@@ -223,6 +227,11 @@ impl Options {
                 "its name has `=` or a NUL byte"
             } else if value.contains('\0') {
                 "its value has a NUL byte"
+            } else if name == LANE {
+                if value.parse::<LaneChoice>().is_ok() {
+                    continue;
+                }
+                "it is one of `auto`, `quic` and `tls`"
             } else if name.starts_with(RESERVED) {
                 "names that begin with KOLO_ are kolo's own"
             } else {
@@ -470,6 +479,7 @@ mod tests {
             ("A\0", "x"),
             ("A", "\0"),
             ("KOLO_RANK", "7"),
+            (LANE, "rdma"),
         ] {
             let text = refused(|o| o.env = BTreeMap::from([(name.to_owned(), value.to_owned())]));
             assert!(text.contains("can't be set"), "{text}");
@@ -477,6 +487,7 @@ mod tests {
         assert!(
             spec(|o| o.env = BTreeMap::from([("HOROVOD_X".to_owned(), String::new())])).is_ok()
         );
+        assert!(spec(|o| o.env = BTreeMap::from([(LANE.to_owned(), "tls".to_owned())])).is_ok());
         assert!(refused(|o| o.args = vec!["a".to_owned(), "\0".to_owned()]).contains("argument 1"));
         for bad in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
             assert!(refused(|o| o.start_timeout = bad).starts_with("start_timeout is "));

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use kolo_collectives::{CollectiveError, Communicator, LinkHello};
+use kolo_collectives::{CollectiveError, Communicator, Layout, LinkHello};
 use kolo_transport::endpoint::BindError;
 use kolo_transport::frame::FrameError;
 use kolo_transport::identity::IdentityError;
@@ -278,9 +278,15 @@ impl Conversation {
             }
             ToWorker::Membership(table) => {
                 let table = Arc::new(table);
-                match me.comm.set_table(Arc::clone(&table)) {
+                let nodes: Vec<_> = table.members.iter().map(|member| member.node).collect();
+                let known = me
+                    .comm
+                    .set_table(Arc::clone(&table))
+                    .and_then(|()| me.comm.set_layout(Layout::of_hosts(&nodes)));
+                match known {
                     Ok(()) => {
                         me.table.send_replace(Some(table));
+                        me.context.members_known();
                     }
                     // This worker is of one generation and ends with it.
                     Err(error) => {
@@ -321,11 +327,7 @@ impl Conversation {
         member: Member,
         world_size: u32,
     ) -> Result<(), ControlError> {
-        let own = LinkHello {
-            job,
-            generation,
-            rank: member.rank,
-        };
+        let own = LinkHello::new(job, generation, member.rank);
         let (table, known) = watch::channel(None);
         let links = Arc::new(Links::new(own, Arc::clone(control), known, STEP));
         let connector = Arc::new(LinkConnector(Arc::clone(&links)));

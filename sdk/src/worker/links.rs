@@ -1,22 +1,22 @@
 //! How this worker's communicator reaches the other ranks.
 //!
 //! To a rank on the same node: a socket pair that the node makes on request and hands to both. To a rank on
-//! another node: a QUIC connection between the two workers' endpoints, on which both show the certificates of
-//! their slots. Both are made at first use, by the higher rank of the two.
+//! another node: a connection between the two workers' endpoints, on which both show the certificates of
+//! their slots, over QUIC or over TLS on TCP (see [`NetworkLanes`](kolo_collectives::lane::NetworkLanes)). All are made at first use, by the higher rank of the two.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use kolo_collectives::lane::{Connecting, QuicLane, UnixLane, rank_of};
-use kolo_collectives::{Acceptor, Connector, Lane, LaneError, LinkHello};
+use kolo_collectives::lane::{Connecting, OneHost, UnixLane, accept_quic, accept_tls, rank_of};
+use kolo_collectives::{Acceptor, Connector, GroupId, Lane, LaneError, LinkHello};
 use kolo_transport::ids::{Rank, Slot};
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::{FromWorker, GenerationTable};
-use kolo_transport::{CloseCode, Connection, Endpoint, Expect};
+use kolo_transport::{CloseCode, Connection, Endpoint, TlsLink, TlsListener};
 use tokio::sync::{Semaphore, oneshot, watch};
 
 use super::plane::Plane;
@@ -32,8 +32,8 @@ pub(crate) struct Links {
     table: watch::Receiver<Option<Arc<GenerationTable>>>,
     /// Of the data plane, once it listens.
     plane: OnceLock<Plane>,
-    /// Sockets that were asked for, by rank.
-    asked: Mutex<HashMap<Rank, oneshot::Sender<OwnedFd>>>,
+    /// Sockets that were asked for, by rank: any of them does for any group.
+    asked: Mutex<HashMap<Rank, VecDeque<oneshot::Sender<OwnedFd>>>>,
     /// For every step of making a link.
     limit: Duration,
 }
@@ -55,7 +55,9 @@ impl Links {
         }
     }
 
-    fn asked(&self) -> std::sync::MutexGuard<'_, HashMap<Rank, oneshot::Sender<OwnedFd>>> {
+    fn asked(
+        &self,
+    ) -> std::sync::MutexGuard<'_, HashMap<Rank, VecDeque<oneshot::Sender<OwnedFd>>>> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -80,7 +82,8 @@ impl Links {
         }
     }
 
-    async fn connect(&self, peer: Rank) -> Result<Box<dyn Lane>, LaneError> {
+    async fn connect(&self, peer: Rank, group: GroupId) -> Result<Box<dyn Lane>, LaneError> {
+        let hello = self.own.of_group(group);
         let table = self.table().await?;
         let (Some(mine), Some(theirs)) = (
             table.members.get(self.own.rank.index()),
@@ -91,17 +94,38 @@ impl Links {
             });
         };
         if mine.node == theirs.node {
-            return self.connect_on_node(peer).await;
+            return self.connect_on_node(peer, &hello).await;
         }
         let address = theirs.address.ok_or_else(|| LaneError::Unreachable {
             reason: format!("rank {peer} on {} does not listen", theirs.hostname),
         })?;
-        self.connect_over_network(peer, theirs.slot, address).await
+        self.connect_over_network(&hello, (peer, theirs.slot, address))
+            .await
     }
 
-    async fn connect_on_node(&self, peer: Rank) -> Result<Box<dyn Lane>, LaneError> {
+    /// Whether all these ranks are on this node. All of them know the same table; without one no link is made either.
+    async fn are_on_this_node(&self, ranks: &[Rank]) -> bool {
+        let Ok(table) = self.table().await else {
+            return false;
+        };
+        let node = |rank: &Rank| table.members.get(rank.index()).map(|member| &member.node);
+        let here = node(&self.own.rank);
+        here.is_some() && ranks.iter().all(|rank| node(rank) == here)
+    }
+
+    async fn connect_on_node(
+        &self,
+        peer: Rank,
+        hello: &LinkHello,
+    ) -> Result<Box<dyn Lane>, LaneError> {
         let (give, take) = oneshot::channel();
-        self.asked().insert(peer, give);
+        {
+            let mut asked = self.asked();
+            let waiting = asked.entry(peer).or_default();
+            // Those that were given up are not to have the sockets of others.
+            waiting.retain(|waiting| !waiting.is_closed());
+            waiting.push_back(give);
+        }
         let request = FromWorker::ConnectPeer {
             rank: peer,
             generation: self.own.generation,
@@ -114,47 +138,52 @@ impl Links {
                     reason: format!("the node can't be asked for a socket to rank {peer}: {error}"),
                 })?;
             take.await.map_err(|_| LaneError::Unreachable {
-                reason: format!("another socket to rank {peer} was asked for"),
+                reason: format!("the socket to rank {peer} was lost"),
             })
         })
         .await
         .map_err(|_| LaneError::Timeout {
             reason: format!("the node gave no socket to rank {peer}"),
         })??;
-        let lane = UnixLane::open(UnixStream::from(socket), &self.own, peer, self.limit).await?;
+        let lane = UnixLane::open(UnixStream::from(socket), hello, peer, self.limit).await?;
         Ok(Box::new(lane))
     }
 
     async fn connect_over_network(
         &self,
-        peer: Rank,
-        slot: Slot,
-        address: SocketAddr,
+        hello: &LinkHello,
+        to: (Rank, Slot, SocketAddr),
     ) -> Result<Box<dyn Lane>, LaneError> {
-        let plane = self.plane.get().ok_or_else(|| LaneError::Unreachable {
-            reason: format!("rank {} has no data plane to rank {peer}", self.own.rank),
+        let unreachable = |reason| LaneError::Unreachable { reason };
+        let (peer, slot, address) = to;
+        let plane = self.plane.get().ok_or_else(|| {
+            unreachable(format!(
+                "rank {} has no data plane to rank {peer}",
+                self.own.rank
+            ))
         })?;
-        let unreachable = |error: &dyn std::fmt::Display| LaneError::Unreachable {
-            reason: error.to_string(),
-        };
-        let (endpoint, address) = plane
+        let (door, address) = plane
             .towards(address)
-            .map_err(|error| unreachable(&format!("{address} can't be reached: {error}")))?;
-        let connection = endpoint
-            .connect(address, Expect::worker(self.own.job, slot))
+            .map_err(|error| unreachable(format!("{address} can't be reached: {error}")))?;
+        door.lanes()
+            .connect(hello, (peer, slot, address), self.limit)
             .await
-            .map_err(|error| unreachable(&error))?;
-        let lane = QuicLane::connect(&connection, &self.own, peer, self.limit).await?;
-        Ok(Box::new(lane))
     }
 
     /// A socket came from the node: one that was asked for, or one that a higher rank asked for.
     pub(crate) fn socket(self: &Arc<Self>, peer: Rank, socket: OwnedFd, acceptor: &Acceptor) {
         if peer < self.own.rank {
-            let asked = self.asked().remove(&peer);
-            // Nobody waits for it any more if it is late; then it is closed, and the peer sees that.
-            if asked.is_none_or(|asked| asked.send(socket).is_err()) {
-                tracing::debug!(%peer, "a socket to a rank came too late");
+            let mut asked = self.asked();
+            let mut socket = Some(socket);
+            while let (Some(given), Some(waiting)) = (
+                socket.take(),
+                asked.get_mut(&peer).and_then(VecDeque::pop_front),
+            ) {
+                // One that was given up leaves it to the next.
+                socket = waiting.send(given).err();
+            }
+            if socket.is_some() || asked.get(&peer).is_none_or(VecDeque::is_empty) {
+                asked.remove(&peer);
             }
             return;
         }
@@ -163,7 +192,7 @@ impl Links {
             let socket = UnixStream::from(socket);
             let accepted = UnixLane::open(socket, &links.own, peer, links.limit)
                 .await
-                .and_then(|lane| acceptor.accept(peer, Box::new(lane)));
+                .and_then(|lane| acceptor.accept_group(lane.group(), peer, Box::new(lane)));
             if let Err(error) = accepted {
                 // The peer tries again, or has an error of its own to show.
                 tracing::warn!(%peer, %error, "a link from a rank of this node was not accepted");
@@ -173,26 +202,61 @@ impl Links {
 
     /// Accepts links from other nodes, until the data plane is closed.
     pub(crate) fn listen(self: &Arc<Self>, plane: Plane, acceptor: &Acceptor) {
-        let endpoints: Vec<Endpoint> = plane.endpoints().cloned().collect();
+        let doors: Vec<_> = plane
+            .doors()
+            .map(|door| (door.endpoint().clone(), door.tls().cloned()))
+            .collect();
         if self.plane.set(plane).is_err() {
             return;
         }
-        for endpoint in endpoints {
-            self.accept_at(endpoint, acceptor.clone());
+        let accepting = Arc::new(Semaphore::new(MAX_ACCEPTING));
+        for (endpoint, tls) in doors {
+            self.listen_quic(endpoint, acceptor.clone(), Arc::clone(&accepting));
+            if let Some(tls) = tls {
+                self.listen_tls(tls, acceptor.clone(), Arc::clone(&accepting));
+            }
         }
     }
 
-    fn accept_at(self: &Arc<Self>, endpoint: Endpoint, acceptor: Acceptor) {
+    fn listen_tls(
+        self: &Arc<Self>,
+        tls: TlsListener,
+        acceptor: Acceptor,
+        accepting: Arc<Semaphore>,
+    ) {
         let links = Arc::clone(self);
         tokio::spawn(async move {
-            let accepting = Arc::new(Semaphore::new(MAX_ACCEPTING));
+            while let Some(link) = tls.accept().await {
+                let Ok(permit) = Arc::clone(&accepting).acquire_owned().await else {
+                    return;
+                };
+                let (links, acceptor) = (Arc::clone(&links), acceptor.clone());
+                tokio::spawn(async move {
+                    let peer = link.peer().to_string();
+                    if let Err(error) = links.accept_tls(link, &acceptor).await {
+                        tracing::warn!(peer, %error, "a link from another node was not accepted");
+                    }
+                    drop(permit);
+                });
+            }
+        });
+    }
+
+    fn listen_quic(
+        self: &Arc<Self>,
+        endpoint: Endpoint,
+        acceptor: Acceptor,
+        accepting: Arc<Semaphore>,
+    ) {
+        let links = Arc::clone(self);
+        tokio::spawn(async move {
             while let Some(connection) = endpoint.accept().await {
                 let Ok(permit) = Arc::clone(&accepting).acquire_owned().await else {
                     return;
                 };
                 let (links, acceptor) = (Arc::clone(&links), acceptor.clone());
                 tokio::spawn(async move {
-                    if let Err(error) = links.accept(&connection, &acceptor).await {
+                    if let Err(error) = links.accept_quic(&connection, &acceptor).await {
                         let peer = connection.peer().to_string();
                         tracing::warn!(peer, %error, "a link from another node was not accepted");
                         let code = match &error {
@@ -208,11 +272,27 @@ impl Links {
         });
     }
 
-    async fn accept(&self, connection: &Connection, acceptor: &Acceptor) -> Result<(), LaneError> {
+    async fn accept_quic(
+        &self,
+        connection: &Connection,
+        acceptor: &Acceptor,
+    ) -> Result<(), LaneError> {
         let table = self.table().await?;
         let peer = rank_of(connection.peer(), &table)?;
-        let lane = QuicLane::accept(connection, &self.own, peer, self.limit).await?;
-        acceptor.accept(peer, Box::new(lane))
+        match accept_quic(connection, &self.own, peer, self.limit).await? {
+            Some((lane, group)) => acceptor.accept_group(group, peer, lane),
+            // The peer keeps the other kind.
+            None => Ok(()),
+        }
+    }
+
+    async fn accept_tls(&self, link: TlsLink, acceptor: &Acceptor) -> Result<(), LaneError> {
+        let table = self.table().await?;
+        let peer = rank_of(link.peer(), &table)?;
+        match accept_tls(link, &self.own, peer, self.limit).await? {
+            Some((lane, group)) => acceptor.accept_group(group, peer, lane),
+            None => Ok(()),
+        }
     }
 
     /// Tells the peers on other nodes that this worker goes, for at most `limit`.
@@ -233,7 +313,18 @@ pub(crate) struct LinkConnector(pub(crate) Arc<Links>);
 
 impl Connector for LinkConnector {
     fn connect(&self, peer: Rank) -> Connecting {
+        self.connect_group(peer, GroupId::WORLD)
+    }
+
+    fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
         let links = Arc::clone(&self.0);
-        Box::pin(async move { links.connect(peer).await })
+        Box::pin(async move { links.connect(peer, group).await })
+    }
+
+    fn is_one_host(&self, ranks: &[Rank]) -> Option<OneHost> {
+        let (links, ranks) = (Arc::clone(&self.0), ranks.to_vec());
+        Some(Box::pin(
+            async move { links.are_on_this_node(&ranks).await },
+        ))
     }
 }

@@ -6,12 +6,14 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use kolo_collectives::lane::{LaneChoice, NetworkLanes};
 use kolo_transport::endpoint::BindError;
 use kolo_transport::wire::network::is_link_local;
-use kolo_transport::{CloseCode, interfaces};
+use kolo_transport::{CloseCode, TlsListener, interfaces};
 use kolo_transport::{Credentials, Endpoint, EndpointConfig, LiveCredentials, TransportRuntime};
 
 use super::control::ControlError;
+use crate::executor::LANE;
 
 /// The IP address under which other nodes reach this one, set by the node.
 const NODE_IP: &str = "KOLO_NODE_IP";
@@ -31,11 +33,36 @@ const HEADERS: u16 = 48;
 /// Largest MTU that is made use of: that of networks with jumbo frames.
 const JUMBO: u16 = 9000;
 
-/// One socket.
-#[derive(Debug, Clone)]
-struct Door {
-    endpoint: Endpoint,
+/// How many of the attempts also want TCP's port of the same number. After that there is no TLS on the address.
+const TLS_ATTEMPTS: usize = 16;
+
+/// One address: a UDP socket for QUIC, and beside it a TCP socket with the same port for TLS.
+#[derive(Debug)]
+pub(super) struct Door {
+    lanes: NetworkLanes,
+    tls: Option<TlsListener>,
     interface: Option<String>,
+}
+
+impl Door {
+    /// What makes links through it.
+    pub(super) fn lanes(&self) -> &NetworkLanes {
+        &self.lanes
+    }
+
+    /// The UDP socket.
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        self.lanes.endpoint()
+    }
+
+    /// What takes links of TLS over TCP, if the port was free there.
+    pub(super) fn tls(&self) -> Option<&TlsListener> {
+        self.tls.as_ref()
+    }
+
+    fn ip(&self) -> IpAddr {
+        self.endpoint().local_addr().ip()
+    }
 }
 
 /// The sockets of a worker. There is at least one.
@@ -54,16 +81,13 @@ impl Plane {
         let variable = |name| std::env::var(name).ok();
         let places = places(variable(LISTEN), variable(NODE_IP))?;
         let mtu = variable(MTU).and_then(|mtu| mtu.parse().ok());
+        let choice = lane_choice(variable(LANE));
         let credentials = LiveCredentials::from(credentials);
         let bind = |place: &Place, port| {
             let address = SocketAddr::new(place.ip, port);
             let listen = interfaces::scoped(address, place.interface.as_deref())
                 .map_err(|error| BindError::Socket { address, error })?;
-            let endpoint = Endpoint::bind(runtime, credentials.clone(), config(listen, mtu))?;
-            Ok(Door {
-                endpoint,
-                interface: place.interface.clone(),
-            })
+            Endpoint::bind(runtime, credentials.clone(), config(listen, mtu))
         };
         let (one, more) = places.split_first().ok_or_else(|| ControlError::NodeIp {
             given: String::new(),
@@ -72,61 +96,100 @@ impl Plane {
         loop {
             attempt += 1;
             let first = bind(one, 0)?;
-            let port = first.endpoint.local_addr().port();
-            let others: Result<Vec<Door>, BindError> =
+            let port = first.local_addr().port();
+            let others: Result<Vec<Endpoint>, BindError> =
                 more.iter().map(|place| bind(place, port)).collect();
-            match others {
-                Ok(others) => return Ok(Self { first, others }),
+            let others = match others {
+                Ok(others) => others,
                 Err(BindError::Socket { error, .. })
-                    if error.kind() == ErrorKind::AddrInUse && attempt < ATTEMPTS => {}
+                    if error.kind() == ErrorKind::AddrInUse && attempt < ATTEMPTS =>
+                {
+                    continue;
+                }
                 Err(error) => return Err(error.into()),
+            };
+            let door = |endpoint: Endpoint, place: &Place| {
+                let tls = match endpoint.listen_tls() {
+                    Ok(tls) => Some(tls),
+                    Err(_) if attempt < TLS_ATTEMPTS => return None,
+                    Err(error) => {
+                        tracing::warn!(%error, "this worker takes no links of TLS over TCP");
+                        None
+                    }
+                };
+                Some(Door {
+                    lanes: NetworkLanes::new(endpoint, choice),
+                    tls,
+                    interface: place.interface.clone(),
+                })
+            };
+            let others: Option<Vec<Door>> = others
+                .into_iter()
+                .zip(more)
+                .map(|(endpoint, place)| door(endpoint, place))
+                .collect();
+            if let (Some(first), Some(others)) = (door(first, one), others) {
+                return Ok(Self { first, others });
             }
         }
     }
 
+    /// All addresses; the first is the main one.
+    pub(super) fn doors(&self) -> impl Iterator<Item = &Door> + Clone {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
     /// The socket on the main address.
-    pub(crate) fn first(&self) -> &Endpoint {
-        &self.first.endpoint
+    pub(super) fn first(&self) -> &Endpoint {
+        self.first.endpoint()
     }
 
-    /// All sockets.
-    pub(crate) fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
-        std::iter::once(&self.first)
-            .chain(&self.others)
-            .map(|door| &door.endpoint)
-    }
-
-    /// From which socket to connect to a peer's address, and that address as this host needs it.
-    pub(crate) fn towards(&self, address: SocketAddr) -> std::io::Result<(&Endpoint, SocketAddr)> {
-        let mut doors = std::iter::once(&self.first).chain(&self.others);
+    /// From which address to connect to a peer's, and that one as this host needs it.
+    pub(super) fn towards(&self, address: SocketAddr) -> std::io::Result<(&Door, SocketAddr)> {
+        let mut doors = self.doors();
         if is_link_local(address.ip()) {
             let door = doors
-                .find(|door| is_link_local(door.endpoint.local_addr().ip()))
+                .find(|door| is_link_local(door.ip()))
                 .unwrap_or(&self.first);
             let scoped = interfaces::scoped(address, door.interface.as_deref())?;
-            return Ok((&door.endpoint, scoped));
+            return Ok((door, scoped));
         }
         if self.others.is_empty() {
-            return Ok((&self.first.endpoint, address));
+            return Ok((&self.first, address));
         }
         let source = interfaces::source_towards(address)?;
         let door = doors
             .clone()
-            .find(|door| door.endpoint.local_addr().ip() == source)
-            .or_else(|| doors.find(|door| door.endpoint.local_addr().is_ipv4() == source.is_ipv4()))
+            .find(|door| door.ip() == source)
+            .or_else(|| doors.find(|door| door.ip().is_ipv4() == source.is_ipv4()))
             .unwrap_or(&self.first);
-        Ok((&door.endpoint, address))
+        Ok((door, address))
     }
 
     /// Closes all sockets and waits until the peers know.
     pub(crate) async fn close(&self, reason: &str) {
-        for endpoint in self.endpoints() {
-            endpoint.close(CloseCode::Shutdown, reason);
+        for door in self.doors() {
+            if let Some(tls) = door.tls() {
+                tls.close();
+            }
+            door.endpoint().close(CloseCode::Shutdown, reason);
         }
-        for endpoint in self.endpoints() {
-            endpoint.drained().await;
+        for door in self.doors() {
+            door.endpoint().drained().await;
         }
     }
+}
+
+/// What the job's options say. They were checked before the job began.
+fn lane_choice(given: Option<String>) -> LaneChoice {
+    given
+        .map(|given| given.parse())
+        .transpose()
+        .unwrap_or_else(|error| {
+            tracing::warn!(%error, "{LANE} is not understood");
+            None
+        })
+        .unwrap_or_default()
 }
 
 fn config(listen: SocketAddr, mtu: Option<u32>) -> EndpointConfig {
@@ -201,6 +264,18 @@ mod tests {
         }
         for bad in ["", "eth0", "10.0.0.1,", "10.0.0.1 10.0.0.2"] {
             assert!(read(Some(bad), None).unwrap_err().contains(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_kind_of_lane_leaves_the_choice_to_measurement() {
+        for (given, expected) in [
+            (None, LaneChoice::Auto),
+            (Some("quic"), LaneChoice::Quic),
+            (Some("tls"), LaneChoice::Tls),
+            (Some("rdma"), LaneChoice::Auto),
+        ] {
+            assert_eq!(lane_choice(given.map(str::to_owned)), expected, "{given:?}");
         }
     }
 

@@ -79,6 +79,70 @@ async fn three_nodes_with_one() -> anyhow::Result<()> {
     all_work(3, 1).await
 }
 
+/// Over which lanes the last operation went.
+#[kolo::function]
+fn lanes(ctx: &Context) -> anyhow::Result<String> {
+    ctx.comm().barrier()?;
+    ctx.comm().barrier()?;
+    let records = ctx.comm().records();
+    Ok(records
+        .last()
+        .map_or_else(String::new, |record| record.lanes.to_string()))
+}
+
+/// Workers of one node share memory; workers of two nodes do not, even if these are on one host.
+#[tokio::test]
+async fn workers_of_one_node_share_memory() -> anyhow::Result<()> {
+    for (nodes, slots) in [(1, 3), (2, 1)] {
+        let (cluster, executor) = group(nodes, slots).await?;
+        for lanes in soon(executor.run(lanes, ())).await? {
+            assert_eq!(lanes == "shm", nodes == 1, "{lanes}");
+        }
+        executor.shutdown().await?;
+        cluster.stop().await?;
+    }
+    Ok(())
+}
+
+/// A sum inside each node, then across nodes, then inside again. Returns the members of both groups, too.
+#[kolo::function]
+fn by_levels(ctx: &Context) -> anyhow::Result<(Vec<u32>, Vec<u32>, u64)> {
+    let (local, cross) = (ctx.local()?, ctx.cross()?);
+    anyhow::ensure!(local.rank().index() == ctx.local_rank());
+    anyhow::ensure!(local.world_size() as usize == ctx.local_size());
+    anyhow::ensure!(cross.rank().index() == ctx.cross_rank());
+    anyhow::ensure!(cross.world_size() as usize == ctx.cross_size());
+    let mut data = vec![ctx.rank() as u64 + 1; 10_000];
+    local.reduce(&mut data, ReduceOp::Sum, kolo::Rank(0))?;
+    if ctx.local_rank() == 0 {
+        cross.all_reduce(&mut data, ReduceOp::Sum)?;
+    }
+    local.broadcast(&mut data, kolo::Rank(0))?;
+    anyhow::ensure!(data.iter().all(|value| *value == data[0]));
+    // The same groups again, not new ones.
+    anyhow::ensure!(ctx.local()?.group_id() == local.group_id());
+    let numbers = |members: Vec<kolo::Rank>| members.into_iter().map(|rank| rank.0).collect();
+    Ok((numbers(local.members()), numbers(cross.members()), data[0]))
+}
+
+#[tokio::test]
+async fn local_and_cross_groups_are_those_of_the_nodes() -> anyhow::Result<()> {
+    let (cluster, executor) = group(2, 3).await?;
+    // In a second call, too: groups stay, and calls number their operations anew.
+    for _ in 0..2 {
+        let seen = soon(executor.run(by_levels, ())).await?;
+        for (rank, (local, cross, sum)) in (0..).zip(seen) {
+            let mates: [u32; 3] = if rank < 3 { [0, 1, 2] } else { [3, 4, 5] };
+            assert_eq!(local, mates);
+            assert_eq!(cross, [rank % 3, rank % 3 + 3]);
+            assert_eq!(sum, 21);
+        }
+    }
+    executor.shutdown().await?;
+    cluster.stop().await?;
+    Ok(())
+}
+
 #[kolo::function]
 fn sum_unless(ctx: &Context, rank: usize) -> anyhow::Result<f32> {
     anyhow::ensure!(ctx.rank() != rank, "rank {rank} does not come");

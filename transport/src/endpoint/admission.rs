@@ -166,11 +166,11 @@ impl Admission {
 
 /// How many handshakes go on with the peers of an address.
 #[derive(Debug, Default)]
-struct ByAddress(Mutex<HashMap<IpAddr, usize>>);
+pub(crate) struct ByAddress(Mutex<HashMap<IpAddr, usize>>);
 
 impl ByAddress {
     /// Takes a place for one more handshake.
-    fn enter(all: &Arc<Self>, peer: IpAddr) -> Place {
+    pub(crate) fn enter(all: &Arc<Self>, peer: IpAddr) -> Place {
         let source = source(peer);
         let mut counts = all.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(source).or_default();
@@ -185,11 +185,18 @@ impl ByAddress {
 
 /// One handshake of its address, until it is dropped.
 #[derive(Debug)]
-struct Place {
+pub(crate) struct Place {
     /// Those that there were already.
     others: usize,
     source: IpAddr,
     all: Arc<ByAddress>,
+}
+
+impl Place {
+    /// How many there were already.
+    pub(crate) fn others(&self) -> usize {
+        self.others
+    }
 }
 
 impl Drop for Place {
@@ -230,7 +237,7 @@ impl Drop for CloseOnDrop<'_> {
 
 /// Counts refused peers and logs some, so that a flood of them does not fill the log.
 #[derive(Default)]
-struct Refused(Mutex<RefusedState>);
+pub(crate) struct Refused(Mutex<RefusedState>);
 
 #[derive(Default)]
 struct RefusedState {
@@ -254,7 +261,7 @@ impl RefusedState {
 }
 
 impl Refused {
-    fn log(&self, peer: SocketAddr, reason: &str) {
+    pub(crate) fn log(&self, peer: SocketAddr, reason: &str) {
         let log = self
             .0
             .lock()

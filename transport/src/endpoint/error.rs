@@ -21,6 +21,14 @@ pub enum BindError {
         /// What the operating system said.
         error: std::io::Error,
     },
+    /// The TCP port can't be listened on: another process has it.
+    #[error("TCP address {address} can't be listened on: {error}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// What the operating system said.
+        error: std::io::Error,
+    },
     /// A setting has a value that it can't have.
     #[error("setting `{field}`: {reason}")]
     Config {

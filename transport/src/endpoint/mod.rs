@@ -24,9 +24,11 @@ use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 
+pub(crate) use self::admission::{ByAddress, Place, Refused};
 pub use self::config::EndpointConfig;
 pub use self::error::{BindError, ConnectError};
 use self::peers::Peers;
+use crate::bulk::{self, TlsLink, TlsListener};
 use crate::credentials::Credentials;
 use crate::frame::{FrameReader, Limits};
 use crate::identity::{Identity, Role};
@@ -80,7 +82,7 @@ impl Expect {
         }
     }
 
-    fn matches(&self, peer: &Identity) -> bool {
+    pub(crate) fn matches(&self, peer: &Identity) -> bool {
         self.role == peer.role && self.name.as_ref().is_none_or(|name| *name == peer.name)
     }
 }
@@ -302,6 +304,32 @@ impl Endpoint {
                 Err(ConnectError::Certificate { address, reason })
             }
         }
+    }
+
+    /// Listens for [bulk connections](crate::bulk), on the TCP port with the number of this endpoint's UDP port. Who is let in
+    /// and how long a handshake may take is as for the endpoint.
+    ///
+    /// # Errors
+    ///
+    /// [`BindError::Listen`], for instance because another process has the TCP port: bind another endpoint and try again.
+    pub fn listen_tls(&self) -> Result<TlsListener, BindError> {
+        TlsListener::bind(self, &self.inner.config)
+    }
+
+    /// Makes a [bulk connection](crate::bulk) to the endpoint of a peer that [listens](Endpoint::listen_tls) for them, and checks who
+    /// it is. Takes at most [`EndpointConfig::handshake_timeout`]. Cancel safe.
+    ///
+    /// Whether the peer takes this side's certificate shows when something is read.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`]; [`ConnectError::Address`] if nothing listens there.
+    pub async fn connect_tls(
+        &self,
+        address: SocketAddr,
+        expect: Expect,
+    ) -> Result<TlsLink, ConnectError> {
+        bulk::connect(self, &self.inner.config, address, expect).await
     }
 
     /// Closes all connections, which tells their peers `code` and `reason`, and accepts no more.

@@ -34,6 +34,35 @@ fn sum(ctx: &Context, mine: i64) -> Result<(i64, usize, usize), CollectiveError>
     Ok((data[0], ctx.rank(), ctx.local_rank()))
 }
 
+/// Groups, names and messages from one rank to one other, all at once.
+#[kolo::function]
+fn many_groups(ctx: &Context, _round: usize) -> Result<(Vec<u32>, Vec<u32>, i64), CollectiveError> {
+    let numbers = |members: Vec<Rank>| members.into_iter().map(|rank| rank.0).collect();
+    let (local, cross) = (ctx.local()?, ctx.cross()?);
+    assert_eq!(local.rank().index(), ctx.local_rank());
+    assert_eq!(cross.rank().index(), ctx.cross_rank());
+    let comm = ctx.comm();
+    let name = comm.named("sum").all_reduce(vec![1_i64], ReduceOp::Sum);
+    let mut data = [1_i64];
+    std::thread::scope(|scope| {
+        let crossing = scope.spawn(|| cross.barrier());
+        local.all_reduce(&mut data, ReduceOp::Sum)?;
+        crossing.join().expect("a barrier does not panic")
+    })?;
+    assert_eq!(data[0], i64::try_from(ctx.local_size()).unwrap());
+    let last = Rank(comm.world_size() - 1);
+    match comm.rank() {
+        Rank(0) => comm.send(&[5_u8], last)?,
+        rank if rank == last => assert_eq!(comm.receive::<u8>(Rank(0))?, [5]),
+        _ => {}
+    }
+    Ok((
+        numbers(local.members()),
+        numbers(cross.members()),
+        name.wait()?[0],
+    ))
+}
+
 #[kolo::function]
 fn fails_on(ctx: &Context, rank: usize) -> Result<(), String> {
     if ctx.rank() == rank {
@@ -86,6 +115,21 @@ async fn tell(control: &ControlSocket, message: ToWorker) {
     control.send(&message, &[]).await.unwrap();
 }
 
+/// How many nodes before this rank's have a rank with its place.
+fn cross_rank(nodes: &[u64], rank: usize) -> u32 {
+    let place = nodes[..rank]
+        .iter()
+        .filter(|node| **node == nodes[rank])
+        .count();
+    let mut before: Vec<u64> = Vec::new();
+    for node in nodes.iter().take_while(|node| **node != nodes[rank]) {
+        if !before.contains(node) && nodes.iter().filter(|other| *other == node).count() > place {
+            before.push(*node);
+        }
+    }
+    before.len() as u32
+}
+
 /// A group whose node does what nodes do.
 struct Group {
     workers: Vec<Worker>,
@@ -107,7 +151,7 @@ impl Group {
                 rank: Rank(rank as u32),
                 local_rank: LocalRank(*local_rank),
                 local_size: nodes.iter().filter(|other| *other == node).count() as u32,
-                cross_rank: CrossRank(0),
+                cross_rank: CrossRank(cross_rank(nodes, rank)),
                 cross_size: 1,
                 // Slots are not ranks.
                 slot: Slot(rank as u32 + 10),
@@ -287,6 +331,31 @@ fn ranks_of_two_nodes_reduce_over_connections_with_certificates() {
                 group.sums(),
                 [(46, 0, 0), (46, 1, 1), (46, 2, 0), (46, 3, 1)]
             );
+        }
+        group.stop().await;
+    });
+}
+
+#[test]
+fn groups_have_links_of_their_own_inside_nodes_and_between_them() {
+    runtime().block_on(async {
+        let mut group = Group::start(&[1, 1, 2, 2, 2]).await;
+        group.complete().await;
+        for round in 0..2_usize {
+            let results = group.call(many_groups, (round,));
+            let results: Vec<(Vec<u32>, Vec<u32>, i64)> = results
+                .into_iter()
+                .map(|result| codec::decode(&result.unwrap()).unwrap())
+                .collect();
+            let (one, two) = (vec![0, 1], vec![2, 3, 4]);
+            let expected = [
+                (one.clone(), vec![0, 2], 5),
+                (one, vec![1, 3], 5),
+                (two.clone(), vec![0, 2], 5),
+                (two.clone(), vec![1, 3], 5),
+                (two, vec![4], 5),
+            ];
+            assert_eq!(results, expected);
         }
         group.stop().await;
     });

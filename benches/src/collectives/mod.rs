@@ -1,0 +1,383 @@
+//! Collective operations of kolo beside those of Open MPI and Gloo: all in turn in one run, every result checked.
+//!
+//! Each contestant is a group of processes that stay for the whole run and sleep while it is not their turn. They all speak
+//! one small protocol ([`wire`]), fill and check the same values ([`pattern`]), and stamp when each operation began and
+//! ended on the one clock that all processes of a machine share.
+
+mod ceilings;
+mod group;
+mod hosts;
+mod kolo_group;
+mod launch;
+mod pattern;
+mod peers;
+mod rank;
+mod scratch;
+mod summary;
+mod wire;
+
+use std::io::{IsTerminal as _, Write as _};
+
+use anyhow::Context as _;
+use kolo::collectives::Algorithm;
+
+use crate::report::{self, Format};
+use crate::size;
+use group::{Group, Series};
+use hosts::Hosts;
+use scratch::Scratch;
+use summary::{Entry, Row};
+use wire::{Lane, Run};
+
+pub(crate) use launch::{ENTER, enter};
+pub(crate) use rank::{RANK, rank};
+pub(crate) use wire::Operation;
+
+/// Sizes up to this one are measured without a barrier in front of each operation, which costs more than they do.
+const SMALL: u64 = 64 << 10;
+
+/// What kolo is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Peer {
+    /// Open MPI, on one host only.
+    Openmpi,
+    /// Gloo over TCP, not encrypted.
+    Gloo,
+    /// Nothing: kolo alone.
+    None,
+}
+
+impl Peer {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Openmpi => "openmpi",
+            Self::Gloo => "gloo",
+            Self::None => "none",
+        }
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Ranks, each a process of its own.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=64))]
+    ranks: u32,
+    /// Hosts that the ranks are spread over, the first ranks on the first. Two hosts are two network namespaces of this machine,
+    /// with a pair of interfaces between them; that needs root and `ip`.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+    hosts: u32,
+    /// MTU of the network between two hosts, in bytes.
+    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u16).range(1280..=65_000))]
+    mtu: u16,
+    /// Sizes in bytes, with commas between; K, M and G are powers of 1024. Of the buffer of one rank; of all-gather,
+    /// reduce-scatter and all-to-all of all ranks' shares. A barrier has none.
+    #[arg(long, value_delimiter = ',', default_value = "4,1KiB,64KiB,256KiB,4MiB,32MiB", value_parser = size_of)]
+    sizes: Vec<u64>,
+    /// What to compare with, with commas between.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "openmpi,gloo"
+    )]
+    peers: Vec<Peer>,
+    /// How kolo's bytes travel.
+    #[arg(long, value_enum, default_value_t = Lane::Auto)]
+    lane: Lane,
+    /// kolo reduces the caller's own memory. This is the default.
+    #[arg(long, conflicts_with = "shared")]
+    own: bool,
+    /// kolo reduces memory from `Communicator::buffer`, which the ranks of a host share (all-reduce).
+    #[arg(long)]
+    shared: bool,
+    /// Use this algorithm of kolo's wherever it can do the operation.
+    #[arg(long)]
+    algorithm: Option<Algorithm>,
+    /// Rounds; kolo and its peers take turns in each, and medians over the rounds are printed.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// About how long one contestant's operations of one size take in one round, in seconds.
+    #[arg(long, default_value_t = 0.2, value_parser = seconds)]
+    seconds: f64,
+    /// Also what memory and sockets of this machine can do.
+    #[arg(long)]
+    ceilings: bool,
+    /// How to print.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+fn size_of(text: &str) -> Result<u64, String> {
+    match size::parse(text)? {
+        bytes @ 4..=0x1_0000_0000 => Ok(bytes),
+        bytes => Err(format!("{bytes} bytes; allowed is 4 to 4G")),
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.001..=600.0).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("`{text}`; allowed is 0.001 to 600 seconds")),
+    }
+}
+
+impl Options {
+    fn check(&self, operation: Operation) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            !self.shared || operation == Operation::AllReduce,
+            "--shared is for all-reduce; leave it out for {}",
+            operation.name()
+        );
+        anyhow::ensure!(
+            !self.shared || (self.hosts == 1 && self.lane.shares_memory()),
+            "--shared is for ranks that share memory; use it with --hosts 1 and --lane auto or shm"
+        );
+        anyhow::ensure!(
+            self.lane != Lane::Shm || self.hosts == 1,
+            "--lane shm is for one host: hosts share no memory; use --lane auto for shared memory inside of each"
+        );
+        Ok(())
+    }
+
+    /// The host of each rank.
+    fn host_of(&self) -> Vec<u32> {
+        (0..self.ranks)
+            .map(|rank| rank * self.hosts / self.ranks)
+            .collect()
+    }
+
+    fn sizes(&self, operation: Operation) -> Vec<u64> {
+        match operation {
+            Operation::Barrier => vec![0],
+            _ => self.sizes.clone(),
+        }
+    }
+
+    /// What the figures are of, in words.
+    fn title(&self, operation: Operation) -> String {
+        let hosts = match self.hosts {
+            1 => "one host".to_owned(),
+            _ => format!("two hosts (network namespaces), MTU {}", self.mtu),
+        };
+        let values = match operation {
+            Operation::Barrier => "",
+            Operation::AllReduce | Operation::ReduceScatter => " of f32, sum",
+            _ => " of f32",
+        };
+        let buffers = match (operation, self.shared) {
+            (Operation::Barrier, _) => "",
+            (_, true) => ", shared buffers",
+            (_, false) => ", own buffers",
+        };
+        format!(
+            "{}{values}: {} ranks on {hosts}, lane {}{buffers}, {} rounds of {} s",
+            operation.name(),
+            self.ranks,
+            self.lane.name(),
+            self.rounds,
+            self.seconds
+        )
+    }
+}
+
+/// One of those that are measured.
+struct Contestant {
+    name: &'static str,
+    group: Group,
+    /// Why it is out.
+    failed: Option<String>,
+}
+
+impl Contestant {
+    /// Measures; if that fails the contestant is out.
+    fn measure(&mut self, run: &Run) -> Option<Series> {
+        if self.failed.is_some() {
+            return None;
+        }
+        match self.group.run(run) {
+            Ok(series) => Some(series),
+            Err(error) => {
+                self.failed = Some(format!("{error:#}"));
+                None
+            }
+        }
+    }
+}
+
+/// Says on a terminal what is being done.
+struct Progress(bool);
+
+impl Progress {
+    fn say(&self, text: std::fmt::Arguments<'_>) {
+        if self.0 {
+            // Nothing is lost if it can't be shown.
+            drop(write!(std::io::stderr(), "\r\x1b[K{text}"));
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.say(format_args!(""));
+    }
+}
+
+pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()> {
+    options.check(operation)?;
+    let progress = Progress(std::io::stderr().is_terminal());
+    let load_before = load();
+    let scratch = Scratch::new()?;
+    let hosts = Hosts::new(options.hosts, options.mtu)?;
+    progress.say(format_args!("starting kolo's ranks"));
+    let kolo =
+        kolo_group::start(operation, options, &hosts).context("kolo's ranks did not start")?;
+    let mut contestants = vec![Contestant {
+        name: "kolo",
+        group: kolo,
+        failed: None,
+    }];
+    for peer in &options.peers {
+        if *peer == Peer::None || contestants.iter().any(|known| known.name == peer.name()) {
+            continue;
+        }
+        progress.say(format_args!("starting {}", peer.name()));
+        match peers::start(*peer, operation, &options.host_of(), &hosts, &scratch) {
+            Ok(group) => contestants.push(Contestant {
+                name: peer.name(),
+                group,
+                failed: None,
+            }),
+            Err(error) => {
+                progress.say(format_args!(""));
+                eprintln!("{} is missing: {error:#}", peer.name());
+            }
+        }
+    }
+    let mut rows = Vec::new();
+    for bytes in options.sizes(operation) {
+        rows.push(compare(
+            operation,
+            options,
+            bytes,
+            &mut contestants,
+            &progress,
+        )?);
+    }
+    // A contestant that still waits for its turn may take memory bandwidth, but nothing else.
+    drop(contestants);
+    let ceilings = if options.ceilings {
+        progress.say(format_args!("measuring memory and sockets"));
+        ceilings::measure()?
+    } else {
+        Vec::new()
+    };
+    drop(progress);
+    if options.format == Format::Table {
+        println!("{}", options.title(operation));
+        println!("{}", summary::legend(operation, options.ranks));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        println!(
+            "{cores} cores, load {load_before} before and {} after",
+            load()
+        );
+        summary::table(&rows);
+        if !ceilings.is_empty() {
+            println!();
+            report::print(&ceilings, Format::Table)?;
+        }
+        return Ok(());
+    }
+    let mut figures = summary::figures(operation, &rows);
+    figures.extend(ceilings);
+    report::print(&figures, Format::Json)
+}
+
+/// The system's load average of the last minute.
+fn load() -> String {
+    std::fs::read_to_string("/proc/loadavg")
+        .ok()
+        .and_then(|text| text.split(' ').next().map(str::to_owned))
+        .unwrap_or_else(|| "unknown".to_owned())
+}
+
+/// One size: contestants are tried, then measured in turn, round by round.
+fn compare(
+    operation: Operation,
+    options: &Options,
+    bytes: u64,
+    contestants: &mut [Contestant],
+    progress: &Progress,
+) -> anyhow::Result<Row> {
+    let shown = size::show(bytes);
+    let mut entries = Vec::new();
+    let mut seed = 1;
+    let mut plan = Vec::new();
+    for contestant in contestants.iter_mut() {
+        progress.say(format_args!("{shown}: trying {}", contestant.name));
+        let mut best: Option<(f64, Run)> = None;
+        for variant in 0..contestant.group.variants {
+            let mut run = Run {
+                share: operation.share(bytes, options.ranks),
+                warm: 2,
+                timed: if bytes <= SMALL { 20 } else { 3 },
+                untimed: 1,
+                variant,
+                seed,
+                barrier: operation.wants_barrier() || bytes > SMALL,
+            };
+            seed += run.warm + run.timed;
+            let Some(series) = contestant.measure(&run) else {
+                continue;
+            };
+            let time = series.p50();
+            // The shortest time: the others may be those of a machine that does something else.
+            let shortest = series.times.iter().copied().fold(time, f64::min).max(0.05);
+            #[allow(clippy::cast_sign_loss)] // times are not negative
+            let timed = (options.seconds * 1e6 / shortest)
+                .ceil()
+                .clamp(5.0, 20_000.0) as u32;
+            run.timed = timed;
+            run.warm = (timed / 20).clamp(1, 200);
+            run.untimed = (timed / 2).max(2);
+            if best.as_ref().is_none_or(|(fastest, _)| time < *fastest) {
+                best = Some((time, run));
+            }
+        }
+        plan.push(best.map(|(_, run)| run));
+        entries.push(Entry::new(contestant.name));
+    }
+    for round in 1..=options.rounds {
+        for ((contestant, run), entry) in contestants.iter_mut().zip(&plan).zip(&mut entries) {
+            let Some(run) = run else { continue };
+            progress.say(format_args!(
+                "{shown}: round {round} of {}, {}",
+                options.rounds, contestant.name
+            ));
+            let run = Run { seed, ..*run };
+            seed = (seed + run.warm + run.timed) % (1 << 30);
+            if let Some(series) = contestant.measure(&run) {
+                entry.rounds.push(series);
+            }
+        }
+    }
+    for (contestant, entry) in contestants.iter().zip(&mut entries) {
+        let Some(reason) = &contestant.failed else {
+            continue;
+        };
+        anyhow::ensure!(
+            contestant.name != "kolo",
+            "kolo failed at {shown}: {reason}"
+        );
+        progress.say(format_args!(""));
+        eprintln!("{} has no figures for {shown}: {reason}", contestant.name);
+        entry.rounds.clear();
+    }
+    Ok(Row {
+        bytes,
+        real: operation.bytes(bytes, options.ranks),
+        entries,
+    })
+}
+
+#[cfg(test)]
+mod tests;

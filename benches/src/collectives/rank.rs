@@ -1,0 +1,459 @@
+//! One of kolo's ranks: a process of its own.
+
+use std::collections::HashMap;
+use std::io::{BufRead as _, BufReader, IoSliceMut, Write as _};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use kolo::collectives::lane::{
+    Connecting, NetworkLanes, OneHost, UnixLane, accept_quic, accept_tls, rank_of,
+};
+use kolo::collectives::{
+    Acceptor, Communicator, Connector, Lane, LaneError, Layout, LinkHello, ReduceOp, SharedBuffer,
+};
+use kolo_transport::ids::{CrossRank, Generation, JobId, LocalRank, NodeId, Rank, Slot};
+use kolo_transport::wire::{GenerationTable, Member};
+use kolo_transport::{
+    CertificateRequest, CloseCode, Connection, Credentials, Endpoint, EndpointConfig, TlsLink,
+    TlsListener, TransportRuntime,
+};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use super::launch::enter_host;
+use super::pattern::Part;
+use super::wire::{Answer, Lane as Way, Operation, Run};
+use crate::raw::child::parent;
+
+/// Role of a rank.
+pub(crate) const RANK: &str = "rank";
+/// Socket pairs that one rank can get.
+pub(crate) const MOST_SOCKETS: usize = 64;
+/// For an operation, and for a link to be made.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Links of ranks that never talk to each other wait this long for each other.
+const FOREVER: Duration = Duration::from_secs(24 * 3600);
+const GENERATION: Generation = Generation(1);
+/// Ports that are tried until one is free for UDP and TCP.
+const PORTS: u32 = 16;
+
+/// The first line to a rank: its part.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Setup {
+    pub(crate) rank: u32,
+    pub(crate) host_of: Vec<u32>,
+    pub(crate) operation: Operation,
+    pub(crate) lane: Way,
+    /// Reduce memory of [`Communicator::buffer`].
+    pub(crate) shared: bool,
+    /// A process whose network to enter.
+    pub(crate) host: Option<u32>,
+    /// Where to listen.
+    pub(crate) listen: IpAddr,
+    /// Of the network between hosts, if there is one.
+    pub(crate) mtu: Option<u16>,
+    pub(crate) job: u64,
+    /// The ranks to which sockets came, in their order.
+    pub(crate) sockets: Vec<u32>,
+    pub(crate) algorithm: Option<String>,
+}
+
+/// What a rank asks for: a certificate for its key.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Request {
+    pub(crate) key: Vec<u8>,
+}
+
+/// What it gets.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Admission {
+    pub(crate) certificate: Vec<u8>,
+    pub(crate) authority: Vec<u8>,
+}
+
+/// The role itself.
+pub(crate) fn rank() -> anyhow::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let bench = parent()?;
+    let mut out = bench.try_clone()?;
+    if let Err(error) = serve(&bench) {
+        let text = format!("{error:#}").replace('\n', " ");
+        // The bench may be gone.
+        drop(writeln!(out, "error {text}"));
+    }
+    Ok(())
+}
+
+fn serve(bench: &UnixStream) -> anyhow::Result<()> {
+    let sockets = receive_sockets(bench)?;
+    let mut out = bench.try_clone()?;
+    let mut lines = BufReader::new(bench.try_clone()?).lines();
+    let mut next = || lines.next().transpose();
+    let setup: Setup = serde_json::from_str(&next()?.context("no part")?)?;
+    if let Some(host) = setup.host {
+        // Before there are other threads, which then are there too.
+        enter_host(host)?;
+    }
+    let request = CertificateRequest::generate()?;
+    let key = request.der().to_vec();
+    writeln!(out, "{}", serde_json::to_string(&Request { key })?)?;
+    let admission: Admission = serde_json::from_str(&next()?.context("no certificate")?)?;
+    let credentials = request.finish(&admission.certificate, &admission.authority)?;
+    let runtime = TransportRuntime::new(1)?;
+    let mut config = EndpointConfig {
+        listen: SocketAddr::new(setup.listen, 0),
+        ..EndpointConfig::default()
+    };
+    if let Some(mtu) = setup.mtu {
+        config.mtu_upper_bound = mtu - 48;
+    }
+    let (endpoint, tls) = listen_at(&runtime, &credentials, &config)?;
+    writeln!(out, "{}", serde_json::to_string(&endpoint.local_addr())?)?;
+    let addresses: Vec<SocketAddr> = serde_json::from_str(&next()?.context("no addresses")?)?;
+
+    let sockets = setup.sockets.iter().copied().zip(sockets).collect();
+    let network = (endpoint.clone(), tls);
+    let comm = communicator(&setup, &addresses, &runtime, network, sockets)?;
+    let mut work = Work { comm, setup };
+    writeln!(out, "ready {} 1", work.setup.rank)?;
+    while let Some(line) = next()? {
+        work.series(&line.parse()?)?.send(&mut out)?;
+    }
+    drop(work);
+    endpoint.close(CloseCode::Shutdown, "the run is over");
+    Ok(())
+}
+
+/// Listens for QUIC, and for TLS at the TCP port of the same number, which others may have.
+fn listen_at(
+    runtime: &TransportRuntime,
+    credentials: &Credentials,
+    config: &EndpointConfig,
+) -> anyhow::Result<(Endpoint, TlsListener)> {
+    for _ in 0..PORTS {
+        let endpoint = Endpoint::bind(runtime, credentials.clone(), config.clone())?;
+        if let Ok(tls) = endpoint.listen_tls() {
+            return Ok((endpoint, tls));
+        }
+    }
+    anyhow::bail!("no port was free for both UDP and TCP, of {PORTS} that were tried")
+}
+
+/// The byte and the descriptors with which everything begins.
+fn receive_sockets(bench: &UnixStream) -> anyhow::Result<Vec<UnixStream>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SOCKETS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let received = recvmsg(
+        bench,
+        &mut [IoSliceMut::new(&mut byte)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    anyhow::ensure!(received.bytes == 1, "the bench ended");
+    let sockets: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    Ok(sockets.into_iter().map(UnixStream::from).collect())
+}
+
+fn communicator(
+    setup: &Setup,
+    addresses: &[SocketAddr],
+    runtime: &TransportRuntime,
+    (endpoint, tls): (Endpoint, TlsListener),
+    sockets: HashMap<u32, UnixStream>,
+) -> anyhow::Result<Communicator> {
+    let (rank, job) = (Rank(setup.rank), JobId(setup.job));
+    let table = Arc::new(GenerationTable {
+        job,
+        generation: GENERATION,
+        members: members(&setup.host_of, addresses),
+    });
+    let links = Arc::new(Links {
+        hello: LinkHello::new(job, GENERATION, rank),
+        network: NetworkLanes::new(endpoint.clone(), setup.lane.choice()),
+        shares_memory: setup.lane.shares_memory(),
+        table: Arc::clone(&table),
+        sockets: Mutex::new(HashMap::new()),
+    });
+    let world = setup.host_of.len() as u32;
+    let handle = runtime.handle().clone();
+    let connector = Arc::new(LinkConnector(Arc::clone(&links)));
+    let comm =
+        Communicator::new(rank, world, GENERATION, job, connector, handle)?.with_timeout(LIMIT);
+    comm.set_table(table)?;
+    comm.set_layout(Layout::of_hosts(&setup.host_of))?;
+    if let Some(algorithm) = &setup.algorithm {
+        let mut tuning = comm.tuning();
+        tuning.force = Some(algorithm.parse()?);
+        comm.set_tuning(tuning);
+    }
+    let acceptor = comm.acceptor();
+    for (peer, socket) in sockets {
+        if peer < setup.rank {
+            links.sockets().insert(peer, socket);
+        } else {
+            let (hello, acceptor) = (links.hello, acceptor.clone());
+            runtime.handle().spawn(async move {
+                let lane = UnixLane::open(socket, &hello, Rank(peer), FOREVER).await;
+                report(lane.and_then(|lane| acceptor.accept(Rank(peer), Box::new(lane))));
+            });
+        }
+    }
+    let (also, acceptor_too) = (Arc::clone(&links), acceptor.clone());
+    runtime.handle().spawn(async move {
+        while let Some(link) = tls.accept().await {
+            let (links, acceptor) = (Arc::clone(&also), acceptor_too.clone());
+            tokio::spawn(async move { report(links.accept_tls(link, &acceptor).await) });
+        }
+    });
+    runtime.handle().spawn(async move {
+        while let Some(connection) = endpoint.accept().await {
+            let (links, acceptor) = (Arc::clone(&links), acceptor.clone());
+            tokio::spawn(async move { report(links.accept_quic(&connection, &acceptor).await) });
+        }
+    });
+    Ok(comm)
+}
+
+/// The table of a job whose rank r is in slot r.
+fn members(host_of: &[u32], addresses: &[SocketAddr]) -> Vec<Member> {
+    let on = |host: u32| host_of.iter().filter(move |other| **other == host);
+    let hosts = host_of.iter().max().map_or(0, |last| last + 1);
+    (0_u32..)
+        .zip(host_of.iter().zip(addresses))
+        .map(|(rank, (host, address))| Member {
+            rank: Rank(rank),
+            local_rank: LocalRank(
+                rank - host_of.iter().position(|h| h == host).unwrap_or(0) as u32,
+            ),
+            local_size: on(*host).count() as u32,
+            cross_rank: CrossRank(*host),
+            cross_size: hosts,
+            slot: Slot(rank),
+            node: NodeId(u64::from(*host)),
+            hostname: format!("host-{host}"),
+            address: Some(*address),
+        })
+        .collect()
+}
+
+/// A link that can't be made shows in the operation, too; this says more.
+fn report(made: Result<(), LaneError>) {
+    if let Err(error) = made {
+        eprintln!("a link was not made: {error}");
+    }
+}
+
+#[derive(Debug)]
+struct Links {
+    hello: LinkHello,
+    network: NetworkLanes,
+    shares_memory: bool,
+    table: Arc<GenerationTable>,
+    /// To lower ranks of this host, until they are used.
+    sockets: Mutex<HashMap<u32, UnixStream>>,
+}
+
+impl Links {
+    fn sockets(&self) -> std::sync::MutexGuard<'_, HashMap<u32, UnixStream>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn connect(&self, peer: Rank) -> Result<Box<dyn Lane>, LaneError> {
+        let socket = self.sockets().remove(&peer.0);
+        if let Some(socket) = socket {
+            return Ok(Box::new(
+                UnixLane::open(socket, &self.hello, peer, LIMIT).await?,
+            ));
+        }
+        let member = &self.table.members[peer.index()];
+        let unreachable = |reason: String| LaneError::Unreachable { reason };
+        let address = member
+            .address
+            .ok_or_else(|| unreachable(format!("rank {peer} does not listen")))?;
+        let to = (peer, member.slot, address);
+        Box::pin(self.network.connect(&self.hello, to, LIMIT)).await
+    }
+
+    async fn accept_quic(
+        &self,
+        connection: &Connection,
+        acceptor: &Acceptor,
+    ) -> Result<(), LaneError> {
+        let peer = rank_of(connection.peer(), &self.table)?;
+        match accept_quic(connection, &self.hello, peer, LIMIT).await? {
+            Some((lane, group)) => acceptor.accept_group(group, peer, lane),
+            // The peer keeps the other kind.
+            None => Ok(()),
+        }
+    }
+
+    async fn accept_tls(&self, link: TlsLink, acceptor: &Acceptor) -> Result<(), LaneError> {
+        let peer = rank_of(link.peer(), &self.table)?;
+        match accept_tls(link, &self.hello, peer, LIMIT).await? {
+            Some((lane, group)) => acceptor.accept_group(group, peer, lane),
+            None => Ok(()),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct LinkConnector(Arc<Links>);
+
+impl Connector for LinkConnector {
+    fn connect(&self, peer: Rank) -> Connecting {
+        let links = Arc::clone(&self.0);
+        Box::pin(async move { links.connect(peer).await })
+    }
+
+    fn is_one_host(&self, ranks: &[Rank]) -> Option<OneHost> {
+        let node = |rank: &Rank| {
+            self.0
+                .table
+                .members
+                .get(rank.index())
+                .map(|member| member.node)
+        };
+        let here = node(&self.0.hello.rank);
+        let yes = self.0.shares_memory && ranks.iter().all(|rank| node(rank) == here);
+        Some(Box::pin(std::future::ready(yes)))
+    }
+}
+
+/// The values that this rank gives.
+#[derive(Debug)]
+enum Memory {
+    Own(Vec<f32>),
+    Shared(SharedBuffer<f32>),
+}
+
+impl Memory {
+    fn values(&mut self) -> &mut [f32] {
+        match self {
+            Self::Own(values) => values,
+            Self::Shared(buffer) => buffer,
+        }
+    }
+}
+
+/// The operations of this rank.
+#[derive(Debug)]
+struct Work {
+    comm: Communicator,
+    setup: Setup,
+}
+
+impl Work {
+    fn series(&mut self, run: &Run) -> anyhow::Result<Answer> {
+        let part = Part {
+            operation: self.setup.operation,
+            rank: self.comm.rank().index(),
+            ranks: self.comm.world_size() as usize,
+            share: usize::try_from(run.share)?,
+        };
+        let mut give = if self.setup.shared {
+            let buffer = self.comm.buffer(part.given())?;
+            anyhow::ensure!(buffer.is_shared(), "the ranks of this host share no memory");
+            Memory::Shared(buffer)
+        } else {
+            Memory::Own(vec![0.0; part.given()])
+        };
+        let mut get = vec![0.0_f32; part.gotten()];
+        let mut answer = Answer {
+            stamps: Vec::with_capacity(run.timed as usize),
+            cpu: 0,
+            wrong: 0,
+            lanes: String::new(),
+        };
+        for i in 0..run.warm + run.timed {
+            let round = run.seed + i;
+            part.prepare(give.values(), round);
+            if run.barrier {
+                self.comm.barrier()?;
+            }
+            let begun = clock(ClockId::Monotonic);
+            self.perform(&part, &mut give, &mut get, round)?;
+            let ended = clock(ClockId::Monotonic);
+            if i >= run.warm {
+                answer.stamps.push((begun, ended));
+            }
+            let result = if get.is_empty() {
+                &*give.values()
+            } else {
+                &get
+            };
+            answer.wrong += part.check(result, round);
+        }
+        answer.lanes = self.lanes()?;
+        // The processor's time, with nothing around the operations. Zeros stay zeros.
+        give.values().fill(0.0);
+        self.comm.barrier()?;
+        let spent = clock(ClockId::ProcessCPUTime);
+        for round in 0..run.untimed {
+            self.perform(&part, &mut give, &mut get, round)?;
+        }
+        answer.cpu = u64::try_from(clock(ClockId::ProcessCPUTime) - spent)?;
+        Ok(answer)
+    }
+
+    /// The kinds of lanes of the last operation.
+    fn lanes(&self) -> anyhow::Result<String> {
+        let lanes = self
+            .comm
+            .records()
+            .last()
+            .map(|record| record.lanes.to_string());
+        let lanes = lanes.unwrap_or_default();
+        anyhow::ensure!(
+            self.setup.lane != Way::Shm || lanes.split(',').any(|lane| lane == "shm"),
+            "--lane shm: the ranks share no memory here, their lanes are: {lanes}"
+        );
+        Ok(lanes)
+    }
+
+    /// Does the operation once.
+    fn perform(
+        &self,
+        part: &Part,
+        give: &mut Memory,
+        get: &mut [f32],
+        round: u32,
+    ) -> anyhow::Result<()> {
+        let comm = &self.comm;
+        let give = match give {
+            Memory::Own(values) => values,
+            Memory::Shared(buffer) => return Ok(comm.all_reduce_buffer(buffer, ReduceOp::Sum)?),
+        };
+        match part.operation {
+            Operation::AllReduce => comm.all_reduce(give, ReduceOp::Sum)?,
+            Operation::AllGather => comm.all_gather_into(give, get)?,
+            Operation::Broadcast => comm.broadcast(give, Rank(part.root(round) as u32))?,
+            Operation::ReduceScatter => {
+                comm.reduce_scatter_into(give, part.ranks, get, ReduceOp::Sum)?;
+            }
+            Operation::AllToAll => comm.all_to_all_into(give, get)?,
+            Operation::Barrier => comm.barrier()?,
+        }
+        Ok(())
+    }
+}
+
+/// Nanoseconds of a clock.
+fn clock(id: ClockId) -> i64 {
+    let time = clock_gettime(id);
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
+}

@@ -1,0 +1,246 @@
+//! Parsing, figures and their shape. Runs with real ranks are in `benches/tests`.
+
+use clap::Parser;
+
+use super::summary::figures;
+use super::wire::Answer;
+use super::*;
+
+#[derive(Debug, Parser)]
+struct Args {
+    #[command(flatten)]
+    options: Options,
+}
+
+fn parse(args: &[&str]) -> Result<Options, clap::Error> {
+    let args = std::iter::once("all-reduce").chain(args.iter().copied());
+    Args::try_parse_from(args).map(|args| args.options)
+}
+
+#[test]
+fn options_are_read() {
+    let options = parse(&[]).unwrap();
+    assert_eq!((options.ranks, options.hosts, options.mtu), (2, 1, 1500));
+    assert_eq!(options.sizes[1..3], [1 << 10, 64 << 10]);
+    assert_eq!(options.peers, [Peer::Openmpi, Peer::Gloo]);
+    assert!(!options.shared && !options.ceilings);
+    options.check(Operation::Barrier).unwrap();
+
+    let line = "--ranks 5 --hosts 2 --mtu 9000 --sizes 4,1KiB,4MiB --peers gloo --lane quic --own --format json";
+    let options = parse(&line.split(' ').collect::<Vec<_>>()).unwrap();
+    assert_eq!(options.sizes, [4, 1 << 10, 4 << 20]);
+    assert_eq!(
+        (options.peers.as_slice(), options.lane),
+        (&[Peer::Gloo][..], Lane::Quic)
+    );
+    assert_eq!(options.host_of(), [0, 0, 0, 1, 1]);
+    assert_eq!(options.format, Format::Json);
+    options.check(Operation::AllReduce).unwrap();
+    assert!(
+        options
+            .title(Operation::AllReduce)
+            .contains("two hosts (network namespaces), MTU 9000")
+    );
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    for (args, says) in [
+        (&["--ranks", "1"][..], "2..=64"),
+        (&["--hosts", "3"], "1..=2"),
+        (&["--sizes", "4X"], "is no size"),
+        (&["--sizes", "0"], "allowed is 4 to 4G"),
+        (&["--seconds", "0"], "allowed is 0.001 to 600"),
+        (&["--peers", "nccl"], "possible values: openmpi, gloo, none"),
+        (
+            &["--lane", "rdma"],
+            "possible values: auto, shm, unix, quic, tls",
+        ),
+        (&["--own", "--shared"], "cannot be used with"),
+        (&["--algorithm", "magic"], "no algorithm is called `magic`"),
+    ] {
+        let error = parse(args).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+    let error = parse(&["--shared"])
+        .unwrap()
+        .check(Operation::Barrier)
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("--shared is for all-reduce"),
+        "{error}"
+    );
+    for other in [["--lane", "quic"], ["--hosts", "2"]] {
+        let options = parse(&[&["--shared"], &other[..]].concat()).unwrap();
+        let error = options.check(Operation::AllReduce).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("--shared is for ranks that share memory"),
+            "{error}"
+        );
+    }
+    let options = parse(&["--lane", "shm", "--hosts", "2"]).unwrap();
+    let error = options.check(Operation::AllReduce).unwrap_err();
+    assert!(
+        error.to_string().contains("hosts share no memory"),
+        "{error}"
+    );
+}
+
+#[test]
+fn sizes_are_of_all_shares_where_values_are_shared_out() {
+    assert_eq!(Operation::AllReduce.share(1000, 4), 250);
+    assert_eq!(Operation::AllGather.share(1000, 4), 62);
+    assert_eq!(
+        (
+            Operation::AllGather.bytes(1000, 4),
+            Operation::AllToAll.bytes(4, 4)
+        ),
+        (992, 16)
+    );
+    assert_eq!(
+        (
+            Operation::Broadcast.bytes(7, 4),
+            Operation::Barrier.bytes(7, 4)
+        ),
+        (4, 0)
+    );
+}
+
+#[test]
+fn what_is_said_is_understood() {
+    let run = Run {
+        share: 1 << 33,
+        warm: 1,
+        timed: 20_000,
+        untimed: 3,
+        variant: 2,
+        seed: 99,
+        barrier: true,
+    };
+    let mut line = Vec::new();
+    run.send(&mut line).unwrap();
+    assert_eq!(
+        String::from_utf8(line).unwrap().parse::<Run>().unwrap(),
+        run
+    );
+    for wrong in [
+        "",
+        "walk 1",
+        "run 1 2 3",
+        "run 1 2 3 4 5 x 1",
+        "run 1 2 3 4 5 -6 1",
+    ] {
+        assert!(wrong.parse::<Run>().is_err(), "{wrong}");
+    }
+
+    let answer = Answer {
+        stamps: vec![(1, 2), (i64::MAX - 1, i64::MAX)],
+        cpu: 7,
+        wrong: 3,
+        lanes: "shm,unix".to_owned(),
+    };
+    let mut bytes = Vec::new();
+    answer.send(&mut bytes).unwrap();
+    assert_eq!(Answer::receive(&mut &bytes[..]).unwrap(), answer);
+    for (bytes, says) in [
+        (&b""[..], "a rank ended"),
+        (b"error no memory\n", "no memory"),
+        (b"done 1 2\n", "a rank answered `done 1 2`"),
+        (b"done 1 2 0\nshort", "a rank ended"),
+    ] {
+        let error = Answer::receive(&mut &bytes[..]).unwrap_err();
+        assert_eq!(error.to_string(), says);
+    }
+}
+
+fn answer(stamps: &[(i64, i64)], wrong: u64) -> Answer {
+    Answer {
+        stamps: stamps.to_vec(),
+        cpu: 3000,
+        wrong,
+        lanes: "unix".to_owned(),
+    }
+}
+
+#[test]
+fn a_time_is_from_the_last_begin_to_the_last_end() {
+    let answers = [
+        answer(&[(0, 5000), (6000, 7000)], 0),
+        answer(&[(2000, 4000), (6500, 8500)], 0),
+    ];
+    let series = Series::new(&answers, 2).unwrap();
+    assert_eq!(series.times, [3.0, 2.0]);
+    assert_eq!(series.lanes, "unix");
+    assert!(
+        (series.cpu - 3.0).abs() < 1e-9,
+        "of both ranks, for one operation"
+    );
+
+    let error = Series::new(&[answer(&[(0, 1)], 0), answer(&[(0, 1)], 2)], 1).unwrap_err();
+    assert_eq!(error.to_string(), "2 values of the results were wrong");
+    assert!(Series::new(&[answer(&[(0, 1)], 0), answer(&[], 0)], 1).is_err());
+}
+
+fn entry(name: &'static str, rounds: &[&[f64]]) -> Entry {
+    Entry {
+        name,
+        rounds: rounds
+            .iter()
+            .map(|times| Series {
+                times: times.to_vec(),
+                cpu: 2.0,
+                lanes: String::new(),
+            })
+            .collect(),
+    }
+}
+
+#[test]
+fn figures_are_medians_of_rounds_beside_each_peer() {
+    let rows = [
+        Row {
+            bytes: 4096,
+            real: 4096,
+            entries: vec![
+                entry(
+                    "kolo",
+                    &[&[1.0, 2.0, 3.0], &[10.0, 11.0, 12.0], &[4.0, 4.0, 90.0]],
+                ),
+                entry("openmpi", &[&[8.0]]),
+                entry("gloo", &[]),
+            ],
+        },
+        Row {
+            bytes: 0,
+            real: 0,
+            entries: vec![entry("kolo", &[&[1.0]])],
+        },
+    ];
+    let figures = figures(Operation::AllReduce, &rows);
+    let json: Vec<String> = figures
+        .iter()
+        .map(|figure| serde_json::to_string(figure).unwrap())
+        .collect();
+    assert_eq!(
+        json[0],
+        r#"{"bench":"all-reduce","case":"4096","metric":"p50","unit":"us","value":4.0,"peer":"openmpi","peer_value":8.0,"ratio":0.5}"#
+    );
+    let metrics: Vec<_> = figures
+        .iter()
+        .map(|f| (f.metric, f.value, f.ratio))
+        .collect();
+    assert_eq!(
+        metrics,
+        [
+            ("p50", 4.0, Some(0.5)),
+            ("p99", 90.0, Some(11.25)),
+            ("algbw", 1.024, Some(2.0)),
+            ("cpu", 2.0 / 4.096, Some(1.0)),
+            // A barrier has no bytes, and there is no peer.
+            ("p50", 1.0, None),
+            ("p99", 1.0, None),
+        ]
+    );
+}

@@ -1,0 +1,236 @@
+//! What the bench and the ranks say to each other: lines, and stamps of time behind the answer.
+//!
+//! `benches/peers/rank.h` speaks the same, for the peers.
+
+use std::io::{BufRead, Write};
+use std::str::FromStr;
+
+use anyhow::Context as _;
+use kolo::collectives::lane::LaneChoice;
+use serde::{Deserialize, Serialize};
+
+/// Bytes of one value.
+const VALUE: u64 = 4;
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Operation {
+    AllReduce,
+    AllGather,
+    Broadcast,
+    ReduceScatter,
+    AllToAll,
+    Barrier,
+}
+
+impl Operation {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::AllGather => "all-gather",
+            Self::Broadcast => "broadcast",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::AllToAll => "all-to-all",
+            Self::Barrier => "barrier",
+        }
+    }
+
+    /// Whether sizes are those of all ranks' shares.
+    fn is_shared_out(self) -> bool {
+        matches!(self, Self::AllGather | Self::ReduceScatter | Self::AllToAll)
+    }
+
+    /// Values of one rank's share, or of the whole buffer: at least one.
+    pub(crate) fn share(self, bytes: u64, ranks: u32) -> u64 {
+        match self {
+            Self::Barrier => 0,
+            _ if self.is_shared_out() => (bytes / VALUE / u64::from(ranks)).max(1),
+            _ => (bytes / VALUE).max(1),
+        }
+    }
+
+    /// The bytes that are really used for a size.
+    pub(crate) fn bytes(self, bytes: u64, ranks: u32) -> u64 {
+        let parts = if self.is_shared_out() { ranks } else { 1 };
+        self.share(bytes, ranks) * VALUE * u64::from(parts)
+    }
+
+    /// Whether a rank could run ahead of the others without one.
+    pub(crate) fn wants_barrier(self) -> bool {
+        self == Self::Broadcast
+    }
+}
+
+/// How kolo's bytes travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+pub(crate) enum Lane {
+    /// As kolo chooses: shared memory inside a host, and what is best between hosts.
+    Auto,
+    /// Shared memory.
+    Shm,
+    /// Unix sockets, without shared memory.
+    Unix,
+    /// QUIC, inside a host too.
+    Quic,
+    /// TLS over TCP, inside a host too.
+    Tls,
+}
+
+impl Lane {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Shm => "shm",
+            Self::Unix => "unix",
+            Self::Quic => "quic",
+            Self::Tls => "tls",
+        }
+    }
+
+    /// Whether ranks of one host have Unix sockets to each other.
+    pub(crate) fn has_sockets(self) -> bool {
+        matches!(self, Self::Auto | Self::Shm | Self::Unix)
+    }
+
+    /// Whether they also share memory, if all ranks are on one host.
+    pub(crate) fn shares_memory(self) -> bool {
+        matches!(self, Self::Auto | Self::Shm)
+    }
+
+    /// What links over the network are.
+    pub(crate) fn choice(self) -> LaneChoice {
+        match self {
+            Self::Auto | Self::Shm | Self::Unix => LaneChoice::Auto,
+            Self::Quic => LaneChoice::Quic,
+            Self::Tls => LaneChoice::Tls,
+        }
+    }
+}
+
+/// A series of operations that all ranks of a group do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// Values: see [`Operation::share`].
+    pub(crate) share: u64,
+    /// Operations that are checked but not timed, first.
+    pub(crate) warm: u32,
+    /// Operations that are timed and checked.
+    pub(crate) timed: u32,
+    /// Operations one after the other in the end, for the processor's time alone.
+    pub(crate) untimed: u32,
+    /// Which way of the contestant's.
+    pub(crate) variant: u32,
+    /// The values of the first operation; those of later ones follow from it.
+    pub(crate) seed: u32,
+    /// Whether a barrier that is not timed comes before each operation.
+    pub(crate) barrier: bool,
+}
+
+impl Run {
+    pub(crate) fn send(&self, to: &mut impl Write) -> anyhow::Result<()> {
+        let line = format!(
+            "run {} {} {} {} {} {} {}\n",
+            self.share,
+            self.warm,
+            self.timed,
+            self.untimed,
+            self.variant,
+            self.seed,
+            u8::from(self.barrier)
+        );
+        to.write_all(line.as_bytes())?;
+        Ok(())
+    }
+}
+
+impl FromStr for Run {
+    type Err = anyhow::Error;
+
+    fn from_str(line: &str) -> anyhow::Result<Self> {
+        let mut words = line.split_whitespace();
+        anyhow::ensure!(words.next() == Some("run"), "`{line}` is no run");
+        let mut number = || -> anyhow::Result<u64> {
+            let word = words.next().with_context(|| format!("`{line}` is cut"))?;
+            word.parse().with_context(|| format!("`{word}` in a run"))
+        };
+        Ok(Self {
+            share: number()?,
+            warm: number()?.try_into()?,
+            timed: number()?.try_into()?,
+            untimed: number()?.try_into()?,
+            variant: number()?.try_into()?,
+            seed: number()?.try_into()?,
+            barrier: number()? != 0,
+        })
+    }
+}
+
+/// What one rank answers to a [`Run`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Answer {
+    /// When each timed operation began and ended, in nanoseconds of the monotonic clock.
+    pub(crate) stamps: Vec<(i64, i64)>,
+    /// The processor's time for the untimed operations, in nanoseconds.
+    pub(crate) cpu: u64,
+    /// Values that were not as they must be.
+    pub(crate) wrong: u64,
+    /// Over which kinds of lanes, from kolo's ranks; without spaces.
+    pub(crate) lanes: String,
+}
+
+impl Answer {
+    pub(crate) fn send(&self, to: &mut impl Write) -> anyhow::Result<()> {
+        let mut out = format!(
+            "done {} {} {} {}\n",
+            self.stamps.len(),
+            self.cpu,
+            self.wrong,
+            self.lanes
+        )
+        .into_bytes();
+        for (begun, ended) in &self.stamps {
+            out.extend_from_slice(&begun.to_le_bytes());
+            out.extend_from_slice(&ended.to_le_bytes());
+        }
+        to.write_all(&out)?;
+        Ok(())
+    }
+
+    pub(crate) fn receive(from: &mut impl BufRead) -> anyhow::Result<Self> {
+        let mut line = String::new();
+        anyhow::ensure!(from.read_line(&mut line)? > 0, "a rank ended");
+        if let Some(reason) = line.strip_prefix("error ") {
+            anyhow::bail!("{}", reason.trim_end());
+        }
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (["done", count, cpu, wrong] | ["done", count, cpu, wrong, _]) = words[..] else {
+            anyhow::bail!("a rank answered `{}`", line.trim_end());
+        };
+        let lanes = words.get(4).map(|lanes| (*lanes).to_owned());
+        let count: usize = count.parse().context("the number of operations")?;
+        let mut stamps = Vec::new();
+        let mut bytes = [0; 16];
+        for _ in 0..count {
+            from.read_exact(&mut bytes).context("a rank ended")?;
+            let stamp =
+                |at: usize| i64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
+            stamps.push((stamp(0), stamp(8)));
+        }
+        Ok(Self {
+            stamps,
+            cpu: cpu.parse().context("the processor's time")?,
+            wrong: wrong.parse().context("the number of wrong values")?,
+            lanes: lanes.unwrap_or_default(),
+        })
+    }
+}
+
+/// The first line of a rank: `ready RANK VARIANTS`.
+pub(crate) fn parse_ready(line: &str) -> anyhow::Result<(usize, u32)> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let ["ready", rank, variants] = words[..] else {
+        anyhow::bail!("a rank began with `{}`", line.trim_end());
+    };
+    Ok((rank.parse()?, variants.parse()?))
+}

@@ -1,0 +1,275 @@
+//! Which algorithm is chosen, and what it is expected to cost: no rank is started.
+
+use kolo::collectives::ReduceOp;
+use kolo::collectives::operation::OperationKind;
+use kolo::collectives::schedule::{Algorithm, Choices, Class, Model, Shape, Tuning, predict};
+use serde::Serialize;
+
+use crate::report::Format;
+use crate::size;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Numbers of ranks, with commas between.
+    #[arg(long, value_delimiter = ',', default_value = "2,4,8,16", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    ranks: Vec<u32>,
+    /// Hosts that the ranks are spread over; more hosts than ranks count as one rank each.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    hosts: u32,
+    /// Sizes in bytes, with commas between; K, M and G are powers of 1024. Of the buffer of one rank; of gathers,
+    /// scatters and all-to-all of all shares.
+    #[arg(long, value_delimiter = ',', default_value = "4,1K,64K,256K,1M,4M,32M,128M", value_parser = size::parse)]
+    sizes: Vec<u64>,
+    /// The operation.
+    #[arg(long, default_value = "all_reduce", value_parser = operation)]
+    operation: (OperationKind, Option<ReduceOp>),
+    /// Use this algorithm wherever it can do the operation.
+    #[arg(long)]
+    force: Option<Algorithm>,
+    /// A link inside a host: latency in us, busy time for a message in us, GB/s.
+    #[arg(long, value_name = "LATENCY,BUSY,GBS", value_parser = class)]
+    inside: Option<Class>,
+    /// A host's link to the others: latency in us, busy time for a message in us, GB/s.
+    #[arg(long, value_name = "LATENCY,BUSY,GBS", value_parser = class)]
+    across: Option<Class>,
+    /// GB/s at which values are combined.
+    #[arg(long, value_name = "GBS", value_parser = rate)]
+    combine: Option<f64>,
+    /// List every algorithm, the cheapest first.
+    #[arg(long)]
+    all: bool,
+    /// How to print.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+fn operation(name: &str) -> Result<(OperationKind, Option<ReduceOp>), String> {
+    if name == "adasum" {
+        return Ok((OperationKind::AllReduce, Some(ReduceOp::Adasum)));
+    }
+    let known = OperationKind::ALL
+        .into_iter()
+        .filter(|kind| *kind != OperationKind::AllGatherCounts);
+    known
+        .clone()
+        .find(|kind| kind.name() == name)
+        .map(|kind| (kind, None))
+        .ok_or_else(|| {
+            let names: Vec<&str> = known.map(OperationKind::name).collect();
+            format!(
+                "`{name}` is no operation; there are adasum, {}",
+                names.join(", ")
+            )
+        })
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate > 0.0 && rate.is_finite() => Ok(rate),
+        _ => Err(format!(
+            "`{text}` is no rate; write GB/s, more than 0, such as 1.2"
+        )),
+    }
+}
+
+fn class(text: &str) -> Result<Class, String> {
+    let wrong = || {
+        format!(
+            "`{text}` is no link; write latency in us, busy time for a message in us and GB/s with commas between, such as 30,5,1.2"
+        )
+    };
+    let fields: Vec<&str> = text.split(',').collect();
+    let [latency, busy, gbs] = fields[..] else {
+        return Err(wrong());
+    };
+    let micros = |text: &str| match text.parse::<f64>() {
+        Ok(value) if value >= 0.0 && value.is_finite() => Ok(value * 1e-6),
+        _ => Err(wrong()),
+    };
+    Ok(Class {
+        alpha: micros(latency)?,
+        overhead: micros(busy)?,
+        beta: 1e-9 / rate(gbs).map_err(|_| wrong())?,
+    })
+}
+
+/// One line.
+#[derive(Debug, Serialize)]
+struct Row {
+    bench: &'static str,
+    operation: &'static str,
+    ranks: u32,
+    hosts: u32,
+    bytes: u64,
+    algorithm: &'static str,
+    /// Whether it is the one that is used.
+    chosen: bool,
+    /// Expected, in microseconds.
+    micros: f64,
+    steps: f64,
+    /// Bytes that the busiest rank sends inside its host.
+    inside_bytes: f64,
+    /// Bytes that the busiest host sends to others.
+    across_bytes: f64,
+    /// Only for pipelined algorithms: bytes of a segment.
+    segment: Option<u64>,
+}
+
+fn rows(options: &Options) -> Vec<Row> {
+    let mut model = Model::default();
+    model.inside = options.inside.unwrap_or(model.inside);
+    model.across = options.across.unwrap_or(model.across);
+    model.gamma = options.combine.map_or(model.gamma, |rate| 1e-9 / rate);
+    let tuning = Tuning {
+        model,
+        force: options.force,
+        segment: None,
+    };
+    let (kind, op) = options.operation;
+    let able = if op == Some(ReduceOp::Adasum) {
+        Algorithm::ADASUM
+    } else {
+        Algorithm::able(kind)
+    };
+    let mut rows = Vec::new();
+    for &ranks in &options.ranks {
+        let shape = Shape::even(ranks, options.hosts);
+        let mut choices = Choices::new(tuning, shape);
+        for &bytes in &options.sizes {
+            let chosen = choices.choose(kind, op, bytes);
+            let row = |algorithm: Algorithm| {
+                let segment = Some(choices.segment(algorithm, bytes)).filter(|log| *log > 0);
+                let segment = segment.map(|log| 1_u64 << log);
+                let each = segment.unwrap_or(u64::MAX) as f64;
+                let cost = predict(&model, shape, kind, algorithm, bytes as f64, each);
+                Row {
+                    bench: "plan",
+                    operation: if op.is_some() { "adasum" } else { kind.name() },
+                    ranks,
+                    hosts: shape.hosts,
+                    bytes,
+                    algorithm: algorithm.name(),
+                    chosen: algorithm == chosen,
+                    micros: cost.seconds * 1e6,
+                    steps: cost.steps,
+                    inside_bytes: cost.inside,
+                    across_bytes: cost.across,
+                    segment,
+                }
+            };
+            if options.all && ranks > 1 {
+                let mut all: Vec<Row> = able.iter().copied().map(row).collect();
+                all.sort_by(|a, b| a.micros.total_cmp(&b.micros));
+                rows.append(&mut all);
+            } else {
+                rows.push(row(chosen));
+            }
+        }
+    }
+    rows
+}
+
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    let rows = rows(options);
+    match options.format {
+        Format::Json => {
+            for row in rows {
+                println!("{}", serde_json::to_string(&row)?);
+            }
+        }
+        Format::Table => {
+            println!(
+                "{:<20} {:>7} {:>6} {:>10}  {:<20} {:>12} {:>8} {:>12} {:>12} {:>9}",
+                "OPERATION",
+                "RANKS",
+                "HOSTS",
+                "SIZE",
+                "ALGORITHM",
+                "EXPECTED us",
+                "STEPS",
+                "IN HOST MB",
+                "BETWEEN MB",
+                "SEGMENT"
+            );
+            for row in rows {
+                let mark = if options.all && row.chosen { "*" } else { "" };
+                println!(
+                    "{:<20} {:>7} {:>6} {:>10}  {:<20} {:>12.1} {:>8} {:>12.3} {:>12.3} {:>9}",
+                    row.operation,
+                    row.ranks,
+                    row.hosts,
+                    size::show(row.bytes),
+                    format!("{}{mark}", row.algorithm),
+                    row.micros,
+                    row.steps,
+                    row.inside_bytes / 1e6,
+                    row.across_bytes / 1e6,
+                    row.segment.map_or_else(|| "-".to_owned(), size::show),
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Args {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn rows_of(args: &[&str]) -> Vec<Row> {
+        let args = std::iter::once("plan").chain(args.iter().copied());
+        rows(&Args::try_parse_from(args).unwrap().options)
+    }
+
+    #[test]
+    fn a_table_has_a_row_for_every_number_and_size() {
+        let rows = rows_of(&["--ranks", "1,2,65536", "--hosts", "8", "--sizes", "4,32M"]);
+        assert_eq!(rows.len(), 6);
+        assert!(rows.iter().all(|row| row.chosen));
+        assert_eq!(
+            (rows[0].algorithm, rows[1].hosts, rows[4].hosts),
+            ("local", 1, 8)
+        );
+        assert!(rows[5].micros > rows[4].micros);
+    }
+
+    #[test]
+    fn all_algorithms_are_listed_the_cheapest_first() {
+        let rows = rows_of(&["--ranks", "16", "--hosts", "2", "--sizes", "1M", "--all"]);
+        assert_eq!(rows.len(), Algorithm::able(OperationKind::AllReduce).len());
+        assert!(rows[0].chosen && rows.iter().filter(|row| row.chosen).count() == 1);
+        assert!(rows.windows(2).all(|pair| pair[0].micros <= pair[1].micros));
+        let forced = rows_of(&["--ranks", "16", "--sizes", "4", "--force", "ring"]);
+        assert_eq!(forced[0].algorithm, "ring");
+        let adasum = rows_of(&["--ranks", "8", "--sizes", "4", "--operation", "adasum"]);
+        assert_eq!(adasum[0].operation, "adasum");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (args, says) in [
+            (
+                ["--operation", "sum"],
+                "is no operation; there are adasum, all_reduce",
+            ),
+            (
+                ["--force", "magic"],
+                "no algorithm is called `magic`; there are local, flat",
+            ),
+            (["--across", "1,2"], "is no link"),
+            (["--combine", "0"], "is no rate"),
+            (["--sizes", "4X"], "is no size"),
+        ] {
+            let error = Args::try_parse_from(["plan", args[0], args[1]]).unwrap_err();
+            assert!(error.to_string().contains(says), "{error}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Tiny runs of `kolo-bench` with real ranks, without peers.
+
+#![allow(clippy::unwrap_used)]
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kolo-bench"))
+        .args(arguments)
+        .args(["--rounds", "2", "--seconds", "0.005"])
+        .output()
+        .unwrap()
+}
+
+fn lines(output: &Output) -> Vec<Value> {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+fn figures(arguments: &[&str]) -> Vec<(String, String, f64)> {
+    let mut all = arguments.to_vec();
+    all.extend(["--peers", "none", "--format", "json"]);
+    lines(&bench(&all))
+        .iter()
+        .map(|line| {
+            assert_eq!(line["bench"], arguments[0]);
+            assert!(line["peer"].is_null() && line["ratio"].is_null(), "{line}");
+            let text = |key: &str| line[key].as_str().unwrap().to_owned();
+            (
+                text("case"),
+                text("metric"),
+                line["value"].as_f64().unwrap(),
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn two_ranks_are_measured_and_their_results_are_right() {
+    for operation in [
+        "all-reduce",
+        "all-gather",
+        "broadcast",
+        "reduce-scatter",
+        "all-to-all",
+    ] {
+        let figures = figures(&[operation, "--sizes", "4,300KiB"]);
+        let kinds: Vec<_> = figures
+            .iter()
+            .map(|(case, metric, _)| (case.as_str(), metric.as_str()))
+            .collect();
+        let metrics = ["p50", "p99", "algbw", "cpu"];
+        let expected: Vec<_> = ["4", "307200"]
+            .iter()
+            .flat_map(|case| metrics.map(|metric| (*case, metric)))
+            .collect();
+        assert_eq!(kinds, expected, "{operation}");
+        assert!(
+            figures.iter().all(|(_, _, value)| *value > 0.0),
+            "{figures:?}"
+        );
+    }
+    let barrier = figures(&["barrier", "--ranks", "3"]);
+    assert_eq!(barrier.len(), 2, "{barrier:?}");
+    let forced = figures(&["all-reduce", "--sizes", "1K", "--algorithm", "ring"]);
+    assert_eq!(forced.len(), 4);
+    let quic = figures(&["all-reduce", "--sizes", "64K", "--lane", "quic"]);
+    assert_eq!(quic.len(), 4);
+}
+
+#[test]
+fn a_table_says_what_was_measured() {
+    let output = bench(&[
+        "all-reduce",
+        "--ranks",
+        "3",
+        "--sizes",
+        "1KiB",
+        "--peers",
+        "none",
+    ]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    for part in [
+        "all-reduce of f32, sum: 3 ranks on one host, lane auto, own buffers, 2 rounds",
+        "algbw",
+        "load",
+        "1 KiB      kolo",
+    ] {
+        assert!(text.contains(part), "`{part}` is not in:\n{text}");
+    }
+}
+
+/// A peer that is there is measured in the same run, one that is not is said to be missing.
+#[test]
+fn peers_are_measured_or_missing() {
+    let arguments = [
+        "all-reduce",
+        "--sizes",
+        "64K",
+        "--peers",
+        "openmpi,gloo",
+        "--format",
+        "json",
+    ];
+    let output = bench(&arguments);
+    let lines = lines(&output);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    for peer in ["openmpi", "gloo"] {
+        let of_peer: Vec<&Value> = lines.iter().filter(|line| line["peer"] == peer).collect();
+        if errors.contains(&format!("{peer} is missing: ")) {
+            assert!(of_peer.is_empty(), "{of_peer:?}");
+            continue;
+        }
+        let metrics: Vec<&str> = of_peer
+            .iter()
+            .filter_map(|line| line["metric"].as_str())
+            .collect();
+        assert_eq!(metrics, ["p50", "p99", "algbw", "cpu"], "{errors}");
+        for line in of_peer {
+            let of = |key: &str| line[key].as_f64().unwrap();
+            assert!(
+                (of("value") / of("peer_value") - of("ratio")).abs() < 1e-9,
+                "{line}"
+            );
+        }
+    }
+}
+
+/// Two hosts need rights that not every machine gives: then that is what it says, completely.
+#[test]
+fn two_hosts_work_or_say_what_they_need() {
+    let output = bench(&[
+        "all-reduce",
+        "--hosts",
+        "2",
+        "--mtu",
+        "9000",
+        "--sizes",
+        "64K",
+        "--peers",
+        "none",
+    ]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        assert!(String::from_utf8_lossy(&output.stdout).contains("MTU 9000"));
+    } else {
+        assert!(
+            errors.contains("--hosts 2") && errors.contains("needs"),
+            "{errors}"
+        );
+    }
+}

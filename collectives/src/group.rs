@@ -1,0 +1,304 @@
+//! Groups of ranks, and what all groups of one rank share: the way to the peers, the flight recorder, lanes that came
+//! before the group that they are for.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use kolo_transport::ids::{CallId, Generation, JobId, Rank};
+use tokio::runtime::Handle;
+
+use crate::error::CollectiveError;
+use crate::lane::{Connecting, Connector, Lane, LaneError, OneHost};
+use crate::record::Recorder;
+use crate::stall::Stalls;
+
+/// Lanes that wait for groups that this rank has not made yet. More are refused: of all ranks, and of one rank (at least
+/// [`LEAST_PARKED`]).
+const MAX_PARKED: usize = 4096;
+const LEAST_PARKED: usize = 64;
+
+/// Groups that are known to have been here. Of those before nobody makes a link any more.
+const MAX_GONE: usize = 1 << 16;
+
+/// Which group of a job and a generation: the same number on all its members.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub u64);
+
+impl GroupId {
+    /// The group of all ranks.
+    pub const WORLD: Self = Self(0);
+
+    /// The id of a group that is made out of this one, the n-th of its kind with these members.
+    pub(crate) fn child(self, what: Kind, count: u64, members: &[u32]) -> Self {
+        // FNV-1a, with a last mix: members agree because they hash the same, and 64 bits don't collide by chance.
+        let words = [self.0, what as u64, count]
+            .into_iter()
+            .chain(members.iter().map(|member| u64::from(*member)));
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        for byte in words.flat_map(u64::to_le_bytes) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        hash ^= hash >> 33;
+        Self(hash.max(1))
+    }
+}
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::WORLD {
+            f.write_str("all ranks")
+        } else {
+            write!(f, "group {:08x}", self.0 >> 32)
+        }
+    }
+}
+
+/// What a group is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A user's.
+    Members = 1,
+    /// One rank sends to one other.
+    Pair = 2,
+    /// Links over which names are negotiated.
+    Names = 3,
+    /// Operations whose order was negotiated.
+    Negotiated = 4,
+}
+
+/// Something that has links of its own.
+pub(crate) trait Member: Send + Sync {
+    /// A lane has come; the rank is one of all ranks.
+    fn lane(self: Arc<Self>, rank: u32, lane: Box<dyn Lane>) -> Result<(), LaneError>;
+    /// A user call begins.
+    fn begin_call(self: Arc<Self>, call: CallId);
+    /// This rank failed in a call.
+    fn abort_call(self: Arc<Self>, call: u64, reason: &str);
+    /// A rank (one of all) is lost.
+    fn rank_lost(self: Arc<Self>, rank: u32, reason: &str);
+}
+
+/// What the groups of one rank share.
+pub(crate) struct Family {
+    /// Among all ranks.
+    pub(crate) me: u32,
+    pub(crate) world: u32,
+    pub(crate) generation: Generation,
+    pub(crate) job: JobId,
+    connector: Arc<dyn Connector>,
+    pub(crate) handle: Handle,
+    pub(crate) recorder: Recorder,
+    pub(crate) stalls: Stalls,
+    state: Mutex<State>,
+}
+
+/// A lane that has come, for which group and from which rank.
+type Parked = (GroupId, u32, Box<dyn Lane>);
+
+#[derive(Default)]
+struct State {
+    members: HashMap<GroupId, Weak<dyn Member>>,
+    /// Lanes for groups that are not made yet.
+    parked: Vec<Parked>,
+    /// Groups that were here and are gone, and in which order they went.
+    gone: HashSet<GroupId>,
+    went: VecDeque<GroupId>,
+    /// The last operation that failed, and in which call.
+    failure: Option<(u64, CollectiveError)>,
+}
+
+impl fmt::Debug for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Family")
+            .field("me", &self.me)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Family {
+    pub(crate) fn new(
+        (me, world): (u32, u32),
+        generation: Generation,
+        job: JobId,
+        connector: Arc<dyn Connector>,
+        handle: Handle,
+    ) -> Self {
+        Self {
+            me,
+            world,
+            generation,
+            job,
+            connector,
+            handle,
+            recorder: Recorder::new(world),
+            stalls: Stalls::default(),
+            state: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that runs under the lock panics half-way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks whether these ranks of the job are on this host.
+    pub(crate) fn is_one_host(&self, ranks: &[Rank]) -> Option<OneHost> {
+        self.connector.is_one_host(ranks)
+    }
+
+    /// Starts making a link.
+    pub(crate) fn connect(&self, group: GroupId, peer: u32) -> Connecting {
+        if group == GroupId::WORLD {
+            self.connector.connect(Rank(peer))
+        } else {
+            self.connector.connect_group(Rank(peer), group)
+        }
+    }
+
+    /// A group is here. It gets the lanes that came before it.
+    pub(crate) fn join(&self, id: GroupId, member: &Arc<impl Member + 'static>) {
+        let weak = Arc::downgrade(member);
+        let early: Vec<Parked> = {
+            let mut state = self.lock();
+            state.members.insert(id, weak);
+            state
+                .parked
+                .extract_if(.., |(group, _, _)| *group == id)
+                .collect()
+        };
+        for (_, rank, lane) in early {
+            if let Err(error) = Arc::clone(member).lane(rank, lane) {
+                tracing::debug!(rank, %error, "a lane that came early is of no use");
+            }
+        }
+    }
+
+    /// A group goes.
+    pub(crate) fn leave(&self, id: GroupId) {
+        let mut state = self.lock();
+        state.members.remove(&id);
+        if state.gone.insert(id) {
+            state.went.push_back(id);
+        }
+        if state.went.len() > MAX_GONE
+            && let Some(oldest) = state.went.pop_front()
+        {
+            state.gone.remove(&oldest);
+        }
+    }
+
+    /// A peer has made a lane.
+    pub(crate) fn accept(
+        &self,
+        group: GroupId,
+        rank: Rank,
+        lane: Box<dyn Lane>,
+    ) -> Result<(), LaneError> {
+        if rank.0 >= self.world || rank.0 == self.me {
+            return Err(LaneError::Refused {
+                reason: format!(
+                    "rank {} of a world of {} can't have a link to rank {rank}",
+                    self.me, self.world
+                ),
+            });
+        }
+        let gone = || LaneError::Unreachable {
+            reason: format!("this rank's communicator ({group}) is gone"),
+        };
+        let member = {
+            let mut state = self.lock();
+            match state.members.get(&group) {
+                Some(member) => member.upgrade().ok_or_else(gone)?,
+                None if state.gone.contains(&group) => return Err(gone()),
+                None => return self.park(&mut state, (group, rank.0, lane)),
+            }
+        };
+        member.lane(rank.0, lane)
+    }
+
+    /// Keeps a lane until its group is made.
+    fn park(&self, state: &mut State, lane: Parked) -> Result<(), LaneError> {
+        let (group, rank, _) = lane;
+        let share = (MAX_PARKED / self.world as usize).max(LEAST_PARKED);
+        state
+            .parked
+            .retain(|(other, from, _)| (*other, *from) != (group, rank));
+        let of_rank = state.parked.iter().filter(|(_, from, _)| *from == rank);
+        let (all, mine) = (state.parked.len(), of_rank.count());
+        if all >= MAX_PARKED.max(share) || mine >= share {
+            return Err(LaneError::Refused {
+                reason: format!(
+                    "rank {} has {all} links already that wait for groups which it has not made, {mine} of them from \
+                     rank {rank}",
+                    self.me
+                ),
+            });
+        }
+        state.parked.push(lane);
+        Ok(())
+    }
+
+    fn members(&self) -> Vec<Arc<dyn Member>> {
+        self.lock()
+            .members
+            .values()
+            .filter_map(Weak::upgrade)
+            .collect()
+    }
+
+    pub(crate) fn begin_call(&self, call: CallId) {
+        for member in self.members() {
+            member.begin_call(call);
+        }
+    }
+
+    pub(crate) fn abort_call(&self, call: u64, reason: &str) {
+        for member in self.members() {
+            member.abort_call(call, reason);
+        }
+    }
+
+    pub(crate) fn rank_lost(&self, rank: u32, reason: &str) {
+        for member in self.members() {
+            member.rank_lost(rank, reason);
+        }
+    }
+
+    /// An operation of some group failed. Ranks are those among all.
+    pub(crate) fn failed(&self, call: u64, error: &CollectiveError) {
+        self.lock().failure = Some((call, error.clone()));
+    }
+
+    /// The last failure, if it was in this call.
+    pub(crate) fn last_failure(&self, call: u64) -> Option<CollectiveError> {
+        let state = self.lock();
+        let (of, error) = state.failure.as_ref()?;
+        (*of == call).then(|| error.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_depend_on_everything() {
+        let id = |parent, what, count, members: &[u32]| GroupId(parent).child(what, count, members);
+        let one = id(0, Kind::Members, 1, &[0, 1]);
+        assert_eq!(one, id(0, Kind::Members, 1, &[0, 1]));
+        for other in [
+            id(5, Kind::Members, 1, &[0, 1]),
+            id(0, Kind::Pair, 1, &[0, 1]),
+            id(0, Kind::Members, 2, &[0, 1]),
+            id(0, Kind::Members, 1, &[1, 0]),
+            id(0, Kind::Members, 1, &[0, 1, 2]),
+            GroupId::WORLD,
+        ] {
+            assert_ne!(one, other);
+        }
+        assert_eq!(GroupId::WORLD.to_string(), "all ranks");
+        assert!(one.to_string().starts_with("group "));
+    }
+}

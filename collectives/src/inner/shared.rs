@@ -1,0 +1,385 @@
+//! Operations of ranks that share memory: how they begin, and the short way of those that end at once.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kolo_transport::ids::Rank;
+
+use super::{FOREVER, Inner, Recording, Turn, drive};
+use crate::blocking::Alarm;
+use crate::element::Element;
+use crate::engine::Engine;
+use crate::error::CollectiveError;
+use crate::handle::Progress;
+use crate::operation::{Operation, OperationKind, Tag};
+use crate::record::ShortName;
+use crate::run::{Place, Run};
+use crate::shm::arena::{Arena, Buffers, Outcome};
+use crate::shm::buffer::SharedBuffer;
+use crate::shm::map::MOST_RANKS;
+use crate::shm::setup::Sharing;
+
+/// What an operation is given.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Given<'a> {
+    Input(&'a [u8]),
+    /// Halves of buffers in shared memory.
+    Buffers(Buffers),
+    /// It goes over the links.
+    Nothing,
+}
+
+/// Whether an operation was done in shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shared {
+    Done,
+    Not,
+}
+
+/// How far the short way led.
+#[derive(Debug)]
+pub(crate) enum Quick<'a> {
+    /// To the end: the result can be stored.
+    Done(Turn<'a>),
+    /// It has begun: [`Turn::resume`].
+    Begun(Turn<'a>, Tag),
+    /// It can't be done here, and the others know.
+    Failed(CollectiveError),
+    /// Nowhere: nothing was done.
+    No,
+}
+
+/// Operations of fewer bytes get one look at the clock, at their end.
+const TIMED: usize = 16 << 10;
+
+impl Inner {
+    /// Begins an operation in shared memory, and waits a little for its end, if nothing at all stands in the way: no
+    /// other operation, no news, no failure. Allocates nothing, and hardly looks at the clock.
+    #[inline]
+    pub(crate) fn quick<'a>(
+        self: &'a Arc<Self>,
+        operation: &Operation,
+        name: ShortName,
+        input: &[u8],
+    ) -> Quick<'a> {
+        let suits =
+            |arena: &Arena, offsets: &[usize]| !arena.only_agrees(operation, false, offsets);
+        self.quick_with(operation, name, input, suits, |arena, tag, offsets| {
+            arena.begin(tag, operation, false, offsets, input)
+        })
+    }
+
+    /// As [`Inner::quick`], of buffers in the memory.
+    pub(crate) fn quick_buffers<'a, T: Element>(
+        self: &'a Arc<Self>,
+        operation: &Operation,
+        name: ShortName,
+        buffer: &SharedBuffer<T>,
+    ) -> Quick<'a> {
+        let suits = |arena: &Arena, _: &[usize]| buffer.halves(&arena.map).is_some();
+        self.quick_with(operation, name, &[], suits, |arena, tag, _| {
+            match buffer.halves(&arena.map) {
+                Some(halves) => arena.begin_buffers(tag, operation, halves),
+                None => Ok(Outcome::Pending),
+            }
+        })
+    }
+
+    #[inline]
+    fn quick_with<'a>(
+        self: &'a Arc<Self>,
+        operation: &Operation,
+        name: ShortName,
+        input: &[u8],
+        suits: impl FnOnce(&Arena, &[usize]) -> bool,
+        begin: impl FnOnce(&mut Arena, Tag, &[usize]) -> Result<Outcome, CollectiveError>,
+    ) -> Quick<'a> {
+        if self.progress.get().and_then(Progress::ahead).is_some() {
+            return Quick::No;
+        }
+        let Ok(mut engine) = self.engine.try_lock() else {
+            return Quick::No;
+        };
+        let (settings, forced, hasty) = (engine.settings(), engine.is_forced(), engine.is_hasty);
+        let Engine { shm, offsets, .. } = &mut *engine;
+        let Some(arena) = shm.active() else {
+            return Quick::No;
+        };
+        let valid = operation.check(self.world).is_ok();
+        if forced || !valid || hasty || arena.is_told() || !suits(arena, offsets) {
+            return Quick::No;
+        }
+        let asked = if input.len() < TIMED {
+            self.family.recorder.epoch()
+        } else {
+            Instant::now()
+        };
+        let (tag, timeout) = {
+            let mut state = self.signals.lock();
+            if !state.is_calm(settings) {
+                return Quick::No;
+            }
+            (state.take_numbers(1), state.timeout)
+        };
+        self.listener.disturb();
+        let begun = begin(arena, tag, offsets);
+        let done = begun.is_ok() && matches!(arena.look(input), Ok(Outcome::Ready));
+        let mut turn = Turn {
+            inner: self,
+            engine,
+            operation: *operation,
+            name,
+            asked,
+            started: asked,
+            deadline: asked,
+            timeout: timeout.min(FOREVER),
+            in_packed: false,
+            quick: done,
+        };
+        if let Err(error) = begun {
+            return Quick::Failed(turn.refuse(tag, error));
+        }
+        if done {
+            turn.engine.previous = Some((tag, *operation));
+            let place = (self.id, tag);
+            self.family.recorder.done(place, *operation, name, asked);
+            Quick::Done(turn)
+        } else {
+            turn.renew();
+            Quick::Begun(turn, tag)
+        }
+    }
+}
+
+impl Turn<'_> {
+    /// Waits for the end of an operation that [has begun](Quick::Begun).
+    pub(crate) async fn resume<A: Alarm>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        input: &[u8],
+    ) -> Result<(), CollectiveError> {
+        let operation = self.operation;
+        if self.wait_shared(alarm, tag, operation, input).await? == Shared::Done {
+            return Ok(());
+        }
+        let load = |engine: &mut Engine, operation: &Operation| engine.load(operation, input);
+        self.run_over_links(alarm, tag, operation, load)
+            .await
+            .map(drop)
+    }
+
+    /// As [`Turn::run`], of buffers in shared memory. Returns whether the buffers were used: if not, nothing was done.
+    pub(crate) async fn run_buffers<A: Alarm, T: Element>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        operation: Operation,
+        buffer: &SharedBuffer<T>,
+    ) -> Result<bool, CollectiveError> {
+        if self.engine.shm.is_unsettled() {
+            self.form(alarm, tag, operation).await?;
+        }
+        let forced = self.engine.is_forced();
+        let halves = match self.engine.shm.active().filter(|_| !forced) {
+            Some(arena) => buffer.halves(&arena.map),
+            None => None,
+        };
+        let Some(halves) = halves else {
+            return Ok(false);
+        };
+        let shared = self
+            .share(alarm, tag, operation, Given::Buffers(halves))
+            .await?;
+        Ok(shared == Shared::Done)
+    }
+
+    /// Leaves the operation in shared memory that ran last, whose result needs no copy.
+    pub(crate) fn leave(&mut self) {
+        if let Some(arena) = self.engine.shm.active() {
+            arena.leave();
+        }
+    }
+
+    /// A buffer in shared memory, after an operation of all ranks.
+    pub(crate) fn buffer<T: Element>(
+        &mut self,
+        len: usize,
+    ) -> Result<SharedBuffer<T>, CollectiveError> {
+        match self.engine.shm.active() {
+            Some(arena) if SharedBuffer::<T>::can_be_shared() => arena.buffer(len),
+            _ => Ok(SharedBuffer::private(len)),
+        }
+    }
+
+    /// Whether all ranks share memory; it is settled by the first operation that asks.
+    async fn form<A: Alarm>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        operation: Operation,
+    ) -> Result<(), CollectiveError> {
+        let inner = self.inner;
+        if matches!(self.engine.shm, Sharing::Unknown) {
+            let ranks: Vec<Rank> = (0..inner.world)
+                .map(|rank| Rank(inner.job_rank(rank)))
+                .collect();
+            let few = (2..=MOST_RANKS).contains(&inner.world);
+            let Some(one_host) = few.then(|| inner.family.is_one_host(&ranks)).flatten() else {
+                self.engine.shm = Sharing::Off;
+                return Ok(());
+            };
+            self.engine.shm = Sharing::Asked;
+            let weak = Arc::downgrade(inner);
+            inner.family.handle.spawn(async move {
+                let answer = one_host.await;
+                if let Some(inner) = weak.upgrade() {
+                    inner.signals.change(|state| state.one_host = Some(answer));
+                }
+            });
+        }
+        self.engine.unplan();
+        let connect = |peer| inner.connect(peer);
+        let place = Place {
+            signals: &inner.signals,
+            stalls: &inner.family.stalls,
+            connect: &connect,
+            id: inner.id,
+        };
+        // Whoever asks what this rank does is told of the operation that it waits to begin.
+        let recorder = &inner.family.recorder;
+        let recording = Recording {
+            inner,
+            number: recorder.begin((inner.id, tag), operation, self.name, self.asked),
+        };
+        let times = (self.started, self.deadline);
+        let run = Run::new(&mut self.engine, place, operation, tag, times).forming(inner.job);
+        let result = drive(run, alarm).await;
+        match result {
+            Ok(_) => {
+                recording.forget();
+                Ok(())
+            }
+            Err(error) => {
+                recording.end(&mut self.engine, false);
+                Err(self.failed(tag, error))
+            }
+        }
+    }
+
+    /// Does an operation in shared memory, if there is some and it can be done there.
+    pub(super) async fn share<A: Alarm>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        mut operation: Operation,
+        given: Given<'_>,
+    ) -> Result<Shared, CollectiveError> {
+        let none = operation.kind == OperationKind::SendReceive || self.inner.world == 1;
+        if none || matches!(self.engine.shm, Sharing::Off) {
+            return Ok(Shared::Not);
+        }
+        if let Err(error) = operation.check(self.inner.world) {
+            let reason = format!("{operation}: {error}");
+            return Err(self.refuse(tag, CollectiveError::Invalid { reason }));
+        }
+        if self.engine.shm.is_unsettled() {
+            self.form(alarm, tag, operation).await?;
+        }
+        if self.engine.shm.active().is_none() {
+            return Ok(Shared::Not);
+        }
+        let obstacle = {
+            let state = self.inner.signals.lock();
+            self.engine
+                .settle(state.settings, state.tuning, &state.layout);
+            state.obstacle(tag)
+        };
+        if let Some(error) = obstacle {
+            // What is given here could be all that the others wait for: the operation would end well after an abort.
+            let inner = self.inner;
+            let recorder = &inner.family.recorder;
+            drop(Recording {
+                inner,
+                number: recorder.begin((inner.id, tag), operation, self.name, self.asked),
+            });
+            return Err(self.refuse(tag, error));
+        }
+        let forced = self.engine.is_forced() || matches!(given, Given::Nothing);
+        if self.engine.goes_over_links(&operation, forced) {
+            self.engine.choose(&mut operation);
+        }
+        let input = match given {
+            Given::Input(input) => input,
+            _ => &[],
+        };
+        let Engine { shm, offsets, .. } = &mut *self.engine;
+        let Some(arena) = shm.active() else {
+            return Ok(Shared::Not);
+        };
+        let begun = match given {
+            Given::Buffers(buffers) if !forced => arena.begin_buffers(tag, &operation, buffers),
+            _ => arena.begin(tag, &operation, forced, offsets, input),
+        };
+        match begun {
+            Err(error) => Err(self.refuse(tag, error)),
+            Ok(_) => self.wait_shared(alarm, tag, operation, input).await,
+        }
+    }
+
+    /// Waits for the end of an operation that has begun in shared memory.
+    async fn wait_shared<A: Alarm>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        operation: Operation,
+        input: &[u8],
+    ) -> Result<Shared, CollectiveError> {
+        let inner = self.inner;
+        self.operation = operation;
+        let recording = Recording {
+            inner,
+            number: inner
+                .family
+                .recorder
+                .begin((inner.id, tag), operation, self.name, self.asked),
+        };
+        let waits = alarm.may_sleep() && !self.engine.is_hasty;
+        let looked = match self.engine.shm.active() {
+            Some(arena) if waits => arena.look(input),
+            _ => Ok(Outcome::Pending),
+        };
+        let result = if matches!(looked, Ok(Outcome::Ready | Outcome::Elsewhere)) {
+            self.engine.previous = Some((tag, operation));
+            Ok(())
+        } else {
+            self.engine.unplan();
+            let connect = |peer| inner.connect(peer);
+            let place = Place {
+                signals: &inner.signals,
+                stalls: &inner.family.stalls,
+                connect: &connect,
+                id: inner.id,
+            };
+            let times = (self.started, self.deadline);
+            let blocking = alarm.may_sleep();
+            let run = Run::new(&mut self.engine, place, operation, tag, times)
+                .shared_memory(blocking, input);
+            if blocking {
+                run.wait().map(drop)
+            } else {
+                drive(run, alarm).await.map(drop)
+            }
+        };
+        let elsewhere = result.is_ok() && !self.engine.is_in_shared();
+        if elsewhere {
+            recording.forget();
+            return Ok(Shared::Not);
+        }
+        recording.end_shared(&mut self.engine, result.is_ok());
+        match result {
+            Ok(()) => Ok(Shared::Done),
+            Err(error) => Err(self.failed(tag, error)),
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! The right to run operations, and running them.
+
+use std::borrow::BorrowMut;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::Rank;
+use tokio::sync::MutexGuard;
+
+use super::Inner;
+use super::shared::{Given, Shared};
+use crate::blocking::Alarm;
+use crate::cause::Cause;
+use crate::element::Element;
+use crate::engine::{Engine, element_size};
+use crate::error::CollectiveError;
+use crate::operation::{Operation, Tag};
+use crate::record::{Moved, ShortName};
+use crate::run::{Place, Run};
+
+/// The right to run operations, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn<'a> {
+    pub(super) inner: &'a Arc<Inner>,
+    pub(super) engine: MutexGuard<'a, Engine>,
+    /// What ran last.
+    pub(super) operation: Operation,
+    /// Its name, if it has one.
+    pub(crate) name: ShortName,
+    /// When it was asked for.
+    pub(crate) asked: Instant,
+    pub(super) started: Instant,
+    pub(super) deadline: Instant,
+    pub(super) timeout: Duration,
+    /// The result is in [`Engine::packed`].
+    pub(super) in_packed: bool,
+    /// Nothing went wrong, and nothing is left to be done.
+    pub(super) quick: bool,
+}
+
+impl Turn<'_> {
+    /// Runs one operation, whose algorithm is not chosen yet.
+    pub(crate) async fn run<A: Alarm>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        operation: Operation,
+        input: &[u8],
+    ) -> Result<(), CollectiveError> {
+        if self
+            .share(alarm, tag, operation, Given::Input(input))
+            .await?
+            == Shared::Done
+        {
+            return Ok(());
+        }
+        let load = |engine: &mut Engine, operation: &Operation| engine.load(operation, input);
+        self.run_over_links(alarm, tag, operation, load)
+            .await
+            .map(drop)
+    }
+
+    /// As [`Turn::run`], of an input in several parts.
+    pub(crate) async fn run_parts<'a, A: Alarm, I: Iterator<Item = &'a [u8]>>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        operation: Operation,
+        parts: impl Fn() -> I,
+    ) -> Result<(), CollectiveError> {
+        if self.engine.may_share() {
+            // In one piece, which the result becomes.
+            let mut packed = std::mem::take(&mut self.engine.packed);
+            packed.reserve(parts().map(<[u8]>::len).sum());
+            let mut end = 0;
+            for part in parts() {
+                packed.bytes_mut()[end..end + part.len()].copy_from_slice(part);
+                end += part.len();
+            }
+            let given = Given::Input(&packed.bytes()[..end]);
+            let shared = self.share(alarm, tag, operation, given).await;
+            if let (Ok(Shared::Done), Some(arena)) = (&shared, self.engine.shm.active()) {
+                let length = operation.count as usize * element_size(&operation);
+                arena.store_packed(&mut packed.bytes_mut()[..length]);
+            }
+            self.engine.packed = packed;
+            self.in_packed = shared? == Shared::Done;
+            if self.in_packed {
+                return Ok(());
+            }
+        }
+        let load = |engine: &mut Engine, operation: &Operation| {
+            engine.load_parts(operation, parts());
+        };
+        self.run_over_links(alarm, tag, operation, load)
+            .await
+            .map(drop)
+    }
+
+    /// As [`Turn::run`]; `load` puts the input in its place. Returns what the others ask for, if this is a
+    /// [join](Operation::JOIN) and some have data still: then nothing was done.
+    pub(crate) async fn run_with<A: Alarm>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        operation: Operation,
+        load: impl FnOnce(&mut Engine, &Operation),
+    ) -> Result<Option<Operation>, CollectiveError> {
+        self.share(alarm, tag, operation, Given::Nothing).await?;
+        self.run_over_links(alarm, tag, operation, load).await
+    }
+
+    /// As [`Turn::run_with`], whether memory is shared or not.
+    pub(crate) async fn run_over_links<A: Alarm>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        mut operation: Operation,
+        load: impl FnOnce(&mut Engine, &Operation),
+    ) -> Result<Option<Operation>, CollectiveError> {
+        if let Err(error) = operation.check(self.inner.world) {
+            let reason = format!("{operation}: {error}");
+            return Err(self.refuse(tag, CollectiveError::Invalid { reason }));
+        }
+        {
+            let state = self.inner.signals.lock();
+            self.engine
+                .settle(state.settings, state.tuning, &state.layout);
+        }
+        self.engine.choose(&mut operation);
+        self.operation = operation;
+        if let Err(error) = self.engine.plan(&operation) {
+            return Err(self.refuse(tag, error));
+        }
+        load(&mut self.engine, &operation);
+        let inner = self.inner;
+        let recording = Recording {
+            inner,
+            number: inner
+                .family
+                .recorder
+                .begin((inner.id, tag), operation, self.name, self.asked),
+        };
+        let connect = |peer| inner.connect(peer);
+        let mut run = Run::new(
+            &mut self.engine,
+            Place {
+                signals: &inner.signals,
+                stalls: &inner.family.stalls,
+                connect: &connect,
+                id: inner.id,
+            },
+            operation,
+            tag,
+            (self.started, self.deadline),
+        );
+        let result = drive(&mut run, alarm).await;
+        drop(run);
+        recording.end(&mut self.engine, result.is_ok());
+        result.map_err(|error| self.failed(tag, error))
+    }
+
+    /// The error for the caller. Whoever asks the communicator of all ranks for the last failure hears of it, too.
+    pub(super) fn failed(&self, tag: Tag, error: CollectiveError) -> CollectiveError {
+        let error = self.inner.outward(error);
+        self.inner.family.failed(tag.call, &error);
+        error
+    }
+
+    /// The time limit begins anew.
+    pub(crate) fn renew(&mut self) {
+        self.started = Instant::now();
+        self.deadline = self.started + self.timeout;
+    }
+
+    /// Takes the number of one more operation.
+    pub(crate) fn next_number(&mut self) -> Tag {
+        self.inner.signals.lock().take_numbers(1)
+    }
+
+    /// Whether operations of this call still have a sense.
+    pub(crate) fn call_goes_on(&self, call: u64) -> bool {
+        let state = self.inner.signals.lock();
+        state.call == call && state.call_failed.is_none() && state.lost.is_empty()
+    }
+
+    /// A stretch of the result of the operation that ran last.
+    pub(crate) fn result(&self, from: usize, to: usize) -> &[u8] {
+        if self.in_packed {
+            let size = element_size(&self.operation);
+            return &self.engine.packed.bytes()[from * size..to * size];
+        }
+        self.engine.result(&self.operation, from, to)
+    }
+
+    /// Where the shares begin of the operation that ran last, or of the next one.
+    pub(crate) fn engine(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// Copies the result of the operation that ran last.
+    pub(crate) fn store<T: Element>(&mut self, into: &mut [T]) {
+        let Engine { shm, offsets, .. } = &mut *self.engine;
+        match shm.active().filter(|arena| arena.is_open()) {
+            Some(arena) => arena.store(offsets, into),
+            None => self.engine.store(&self.operation, into),
+        }
+    }
+
+    /// Does not run an operation because the one before it failed, and tells the peers so.
+    pub(crate) fn skip(&mut self, tag: Tag) {
+        let failure = self.inner.signals.lock().last_failure.clone();
+        if let Some(error) = failure {
+            let cause = Cause::of(&error, Rank(self.inner.me));
+            let notice = self.engine.tell(tag, &cause);
+            self.engine.flush_now();
+            self.inner.signals.failed(tag, &error, notice);
+        }
+    }
+
+    /// Does not run an operation, and tells the peers why.
+    pub(crate) fn refuse(&mut self, tag: Tag, error: CollectiveError) -> CollectiveError {
+        let cause = Cause::of(&error, Rank(self.inner.me));
+        let notice = self.engine.tell(tag, &cause);
+        self.engine.flush_now();
+        self.inner.signals.failed(tag, &error, notice);
+        self.failed(tag, error)
+    }
+}
+
+/// Polls a run to its end.
+pub(super) async fn drive<'a, A: Alarm>(
+    mut run: impl BorrowMut<Run<'a>>,
+    alarm: &mut A,
+) -> Result<Option<Operation>, CollectiveError> {
+    let run = run.borrow_mut();
+    let mut fired = false;
+    poll_fn(|cx| {
+        loop {
+            if let Poll::Ready(result) = run.poll(cx, fired) {
+                return Poll::Ready(result);
+            }
+            fired = alarm.poll_at(run.wake_at(), cx).is_ready();
+            if !fired {
+                return Poll::Pending;
+            }
+        }
+    })
+    .await
+}
+
+/// An operation in the flight recorder. One that is dropped has failed.
+pub(super) struct Recording<'a> {
+    pub(super) inner: &'a Arc<Inner>,
+    pub(super) number: u64,
+}
+
+impl Recording<'_> {
+    /// It has ended in shared memory. What was said on the links meanwhile counts, too.
+    pub(super) fn end_shared(self, engine: &mut Engine, well: bool) {
+        let inner = self.inner;
+        let moved = (0..).zip(&mut engine.links).filter_map(|(peer, link)| {
+            let (kind, moved) = link.take_moved()?;
+            Some((kind, inner.job_rank(peer), moved))
+        });
+        let shared = ("shm", inner.job_rank(inner.me), Moved::default());
+        let moved = moved.chain(std::iter::once(shared));
+        inner.family.recorder.end(self.number, well, moved);
+        std::mem::forget(self);
+    }
+
+    /// It goes on elsewhere, and is recorded there.
+    pub(super) fn forget(self) {
+        self.inner.family.recorder.forget(self.number);
+        std::mem::forget(self);
+    }
+
+    pub(super) fn end(self, engine: &mut Engine, well: bool) {
+        let inner = self.inner;
+        let moved = (0..).zip(&mut engine.links).filter_map(|(peer, link)| {
+            let (kind, moved) = link.take_moved()?;
+            Some((kind, inner.job_rank(peer), moved))
+        });
+        inner.family.recorder.end(self.number, well, moved);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        let recorder = &self.inner.family.recorder;
+        recorder.end(self.number, false, std::iter::empty());
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // Of an operation that has no result here.
+        if let Some(arena) = self.engine.shm.active() {
+            arena.leave();
+        }
+        if self.quick {
+            return;
+        }
+        let pending = self.inner.signals.lock().needs_attendant();
+        if pending || self.engine.has_backlog() {
+            self.inner.attend();
+        }
+        self.inner.listener.operation_ended(self.inner);
+    }
+}

@@ -1,0 +1,444 @@
+//! The links of one worker to other hosts: which kind is made, and how the other side takes it.
+//!
+//! There are two kinds: [`QuicLane`] and [`TlsLane`]. Which one is better for a pair of hosts depends on the path, the kernel
+//! and the processors. So who makes a link makes one of each at first, measures both with a few small messages and a few large
+//! ones, keeps the better one and ends the other. What was found holds for all further links to that host.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::io::IoSlice;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::{Rank, Slot};
+use kolo_transport::{Connection, Endpoint, Expect, TlsLink};
+
+use super::{Lane, LaneError, LinkHello, QuicLane, TlsLane};
+use crate::group::GroupId;
+
+/// Round trips of each length that are measured on each lane; the shortest counts. The first ones warm up.
+const SMALL: (usize, u32) = (64, 8);
+const LARGE: (usize, u32) = (512 << 10, 4);
+
+/// Most bytes of one message, and of all, that a peer has echoed.
+const MOST_ECHO: usize = 1 << 20;
+const MOST_ECHOES: usize = 64 << 20;
+
+/// A lane that comes so close to the better one counts as equal, and the TLS lane takes less processor time.
+const EQUAL: f64 = 1.15;
+
+/// Commands of the side that makes a link, each with a length.
+const COMMAND: usize = 5;
+const ECHO: u8 = 1;
+const KEEP: u8 = 2;
+
+/// Which kind of links are made to other hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LaneChoice {
+    /// The one that is found to be better for the pair of hosts.
+    #[default]
+    Auto,
+    /// QUIC.
+    Quic,
+    /// TLS 1.3 over TCP.
+    Tls,
+}
+
+/// A text that is no [`LaneChoice`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no kind of lane; there are `auto`, `quic` and `tls`")]
+pub struct ParseLaneChoiceError(String);
+
+impl FromStr for LaneChoice {
+    type Err = ParseLaneChoiceError;
+
+    fn from_str(text: &str) -> Result<Self, ParseLaneChoiceError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "quic" => Ok(Self::Quic),
+            "tls" => Ok(Self::Tls),
+            other => Err(ParseLaneChoiceError(other.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for LaneChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Auto => "auto",
+            Self::Quic => "quic",
+            Self::Tls => "tls",
+        })
+    }
+}
+
+/// What was measured of a lane.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Measured {
+    small: Duration,
+    large: Duration,
+}
+
+/// Makes links to other hosts, over an endpoint that [accepts](accept_quic) them and whose peers do. Needs a tokio runtime that
+/// has time enabled.
+#[derive(Debug)]
+pub struct NetworkLanes {
+    endpoint: Endpoint,
+    choice: LaneChoice,
+    /// What is better, by host.
+    found: Mutex<HashMap<IpAddr, LaneChoice>>,
+}
+
+impl NetworkLanes {
+    /// Links over this endpoint.
+    #[must_use]
+    pub fn new(endpoint: Endpoint, choice: LaneChoice) -> Self {
+        Self {
+            endpoint,
+            choice,
+            found: Mutex::default(),
+        }
+    }
+
+    /// The endpoint.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    fn found(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, LaneChoice>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a link to the worker in `slot`, which is `peer`, at `address`. Every step takes at most `limit`.
+    ///
+    /// If the choice is left to it and only one kind can be made, for instance because a firewall lets only UDP or only TCP pass,
+    /// it is that one.
+    ///
+    /// # Errors
+    ///
+    /// [`LaneError`].
+    pub async fn connect(
+        &self,
+        own: &LinkHello,
+        (peer, slot, address): (Rank, Slot, SocketAddr),
+        limit: Duration,
+    ) -> Result<Box<dyn Lane>, LaneError> {
+        let expect = Expect::worker(own.job, slot);
+        let known = match self.choice {
+            LaneChoice::Auto => self.found().get(&address.ip()).copied(),
+            forced => Some(forced),
+        };
+        let (quic, tls) = (
+            self.quic(own, peer, expect.clone(), address, limit),
+            self.tls(own, peer, expect, address, limit),
+        );
+        let mut lane = match known {
+            Some(LaneChoice::Quic) => quic.await?,
+            Some(LaneChoice::Tls) => tls.await?,
+            _ => match tokio::join!(quic, tls) {
+                (Ok(quic), Ok(tls)) => self.better(address, quic, tls, limit).await?,
+                (Ok(lane), Err(error)) | (Err(error), Ok(lane)) => {
+                    tracing::info!(%peer, %address, lane = lane.kind(), %error, "only one kind of link can be made to this rank");
+                    lane
+                }
+                (Err(error), Err(_)) => return Err(error),
+            },
+        };
+        timed(limit, command(lane.as_mut(), KEEP, 0)).await?;
+        Ok(lane)
+    }
+
+    async fn quic(
+        &self,
+        own: &LinkHello,
+        peer: Rank,
+        expect: Expect,
+        address: SocketAddr,
+        limit: Duration,
+    ) -> Result<Box<dyn Lane>, LaneError> {
+        let connection = self
+            .endpoint
+            .connect(address, expect)
+            .await
+            .map_err(|error| unreachable(&error))?;
+        Ok(Box::new(
+            QuicLane::connect(&connection, own, peer, limit).await?,
+        ))
+    }
+
+    async fn tls(
+        &self,
+        own: &LinkHello,
+        peer: Rank,
+        expect: Expect,
+        address: SocketAddr,
+        limit: Duration,
+    ) -> Result<Box<dyn Lane>, LaneError> {
+        let link = self
+            .endpoint
+            .connect_tls(address, expect)
+            .await
+            .map_err(|error| unreachable(&error))?;
+        Ok(Box::new(TlsLane::open(link, own, peer, limit).await?))
+    }
+
+    /// Measures both, one after the other.
+    async fn better(
+        &self,
+        address: SocketAddr,
+        mut quic: Box<dyn Lane>,
+        mut tls: Box<dyn Lane>,
+        limit: Duration,
+    ) -> Result<Box<dyn Lane>, LaneError> {
+        let of_tls = timed(limit, measure(tls.as_mut())).await;
+        let of_quic = timed(limit, measure(quic.as_mut())).await;
+        let better = match (&of_quic, &of_tls) {
+            (Ok(of_quic), Ok(of_tls)) => {
+                let better = choose(of_quic, of_tls);
+                tracing::debug!(%address, ?of_quic, ?of_tls, %better, "measured the ways to a host");
+                self.found().insert(address.ip(), better);
+                better
+            }
+            (Err(_), _) => LaneChoice::Tls,
+            (_, Err(_)) => LaneChoice::Quic,
+        };
+        match better {
+            LaneChoice::Quic => of_quic.map(|_| quic),
+            _ => of_tls.map(|_| tls),
+        }
+    }
+}
+
+/// The lane whose times are shorter, small messages and large ones weighing the same. Pure.
+fn choose(quic: &Measured, tls: &Measured) -> LaneChoice {
+    let product = |lane: &Measured| lane.small.as_secs_f64() * lane.large.as_secs_f64();
+    if product(tls) <= product(quic) * EQUAL {
+        LaneChoice::Tls
+    } else {
+        LaneChoice::Quic
+    }
+}
+
+/// Takes a link that [`NetworkLanes::connect`] makes on a QUIC connection that was accepted; `peer` comes from its certificate, see
+/// [`rank_of`](super::rank_of). Returns for which group it is. `None` if the peer has kept another one.
+///
+/// # Errors
+///
+/// [`LaneError`].
+///
+/// # Panics
+///
+/// Outside a tokio runtime that has time enabled.
+pub async fn accept_quic(
+    connection: &Connection,
+    own: &LinkHello,
+    peer: Rank,
+    limit: Duration,
+) -> Result<Option<(Box<dyn Lane>, GroupId)>, LaneError> {
+    let lane = QuicLane::accept(connection, own, peer, limit).await?;
+    let group = lane.group();
+    kept(Box::new(lane), group, limit).await
+}
+
+/// As [`accept_quic`], on a connection of TLS over TCP.
+///
+/// # Errors
+///
+/// [`LaneError`].
+///
+/// # Panics
+///
+/// Outside a tokio runtime that has time enabled.
+pub async fn accept_tls(
+    link: TlsLink,
+    own: &LinkHello,
+    peer: Rank,
+    limit: Duration,
+) -> Result<Option<(Box<dyn Lane>, GroupId)>, LaneError> {
+    let lane = TlsLane::open(link, own, peer, limit).await?;
+    let group = lane.group();
+    kept(Box::new(lane), group, limit).await
+}
+
+/// Echoes what is measured, until the peer keeps the lane or ends it.
+async fn kept(
+    mut lane: Box<dyn Lane>,
+    group: GroupId,
+    limit: Duration,
+) -> Result<Option<(Box<dyn Lane>, GroupId)>, LaneError> {
+    let keeps = timed(limit, async {
+        let mut echoed = 0;
+        let mut bytes = Vec::new();
+        loop {
+            let mut head = [0; COMMAND];
+            if !read(lane.as_mut(), &mut head).await? {
+                return Ok(false);
+            }
+            let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+            match head[0] {
+                KEEP if length == 0 => return Ok(true),
+                ECHO if length <= MOST_ECHO && echoed + length <= MOST_ECHOES => {
+                    echoed += length;
+                    bytes.resize(length, 0);
+                    if !read(lane.as_mut(), &mut bytes).await? {
+                        return Ok(false);
+                    }
+                    write(lane.as_mut(), &[IoSlice::new(&bytes)]).await?;
+                }
+                other => {
+                    return Err(LaneError::Protocol {
+                        reason: format!("a new link has command {other} with length {length}"),
+                    });
+                }
+            }
+        }
+    })
+    .await?;
+    Ok(keeps.then_some((lane, group)))
+}
+
+async fn measure(lane: &mut dyn Lane) -> Result<Measured, LaneError> {
+    let mut bytes = vec![0; LARGE.0];
+    let mut best = [Duration::MAX; 2];
+    for (best, (length, times)) in best.iter_mut().zip([SMALL, LARGE]) {
+        for _ in 0..times {
+            let begun = Instant::now();
+            let mut head = [ECHO; COMMAND];
+            head[1..].copy_from_slice(&(length as u32).to_be_bytes());
+            write(lane, &[IoSlice::new(&head), IoSlice::new(&bytes[..length])]).await?;
+            if !read(lane, &mut bytes[..length]).await? {
+                return Err(LaneError::Ended {
+                    reason: "the peer closed it while it was measured".to_owned(),
+                });
+            }
+            *best = begun.elapsed().min(*best);
+        }
+    }
+    let [small, large] = best;
+    Ok(Measured { small, large })
+}
+
+async fn command(lane: &mut dyn Lane, command: u8, length: u32) -> Result<(), LaneError> {
+    let mut head = [command; COMMAND];
+    head[1..].copy_from_slice(&length.to_be_bytes());
+    write(lane, &[IoSlice::new(&head)]).await
+}
+
+async fn write(lane: &mut dyn Lane, parts: &[IoSlice<'_>]) -> Result<(), LaneError> {
+    for part in parts {
+        let mut rest: &[u8] = part;
+        while !rest.is_empty() {
+            let count = poll_fn(|cx| lane.poll_write(cx, &[IoSlice::new(rest)])).await?;
+            rest = &rest[count..];
+        }
+    }
+    poll_fn(|cx| lane.poll_flush(cx)).await
+}
+
+/// Fills `into`; false if the peer has ended the lane instead.
+async fn read(lane: &mut dyn Lane, into: &mut [u8]) -> Result<bool, LaneError> {
+    let mut got = 0;
+    while got < into.len() {
+        match poll_fn(|cx| lane.poll_read(cx, &mut into[got..])).await? {
+            0 => return Ok(false),
+            count => got += count,
+        }
+    }
+    Ok(true)
+}
+
+async fn timed<T>(
+    limit: Duration,
+    future: impl Future<Output = Result<T, LaneError>>,
+) -> Result<T, LaneError> {
+    tokio::time::timeout(limit, future)
+        .await
+        .unwrap_or_else(|_| {
+            Err(LaneError::Timeout {
+                reason: format!("a new link was not used within {} s", limit.as_secs_f64()),
+            })
+        })
+}
+
+fn unreachable(error: &kolo_transport::ConnectError) -> LaneError {
+    LaneError::Unreachable {
+        reason: error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lane::MemoryLane;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn choices_have_names() {
+        for choice in [LaneChoice::Auto, LaneChoice::Quic, LaneChoice::Tls] {
+            assert_eq!(choice.to_string().parse(), Ok(choice));
+        }
+        let error = "rdma".parse::<LaneChoice>().unwrap_err().to_string();
+        assert!(error.contains("rdma") && error.contains("tls"), "{error}");
+    }
+
+    #[test]
+    fn the_faster_lane_is_chosen_and_tls_if_they_are_alike() {
+        let lane = |small, large| Measured {
+            small: Duration::from_micros(small),
+            large: Duration::from_micros(large),
+        };
+        assert_eq!(choose(&lane(60, 900), &lane(30, 500)), LaneChoice::Tls);
+        assert_eq!(choose(&lane(60, 500), &lane(60, 550)), LaneChoice::Tls);
+        assert_eq!(choose(&lane(30, 500), &lane(60, 500)), LaneChoice::Quic);
+        assert_eq!(choose(&lane(60, 500), &lane(30, 5000)), LaneChoice::Quic);
+    }
+
+    #[tokio::test]
+    async fn a_lane_is_measured_and_then_kept_with_nothing_left_on_it() {
+        let (mut mine, theirs) = MemoryLane::pair(1000);
+        let (measured, kept) = tokio::join!(
+            async {
+                let measured = measure(&mut mine).await.unwrap();
+                command(&mut mine, KEEP, 0).await.unwrap();
+                measured
+            },
+            kept(Box::new(theirs), GroupId(5), LIMIT)
+        );
+        assert!(measured.small <= measured.large);
+        let (mut theirs, group) = kept.unwrap().unwrap();
+        assert_eq!(group, GroupId(5));
+        write(&mut mine, &[IoSlice::new(b"after")]).await.unwrap();
+        let mut bytes = [0; 5];
+        assert!(read(theirs.as_mut(), &mut bytes).await.unwrap());
+        assert_eq!(&bytes, b"after");
+    }
+
+    #[tokio::test]
+    async fn a_lane_that_is_not_kept_is_no_error_and_one_that_breaks_the_rules_is() {
+        let (mine, theirs) = MemoryLane::pair(1000);
+        drop(mine);
+        assert!(
+            kept(Box::new(theirs), GroupId::WORLD, LIMIT)
+                .await
+                .unwrap()
+                .is_none()
+        );
+
+        for bytes in [[9, 0, 0, 0, 0], [ECHO, 0xff, 0, 0, 0], [KEEP, 0, 0, 0, 1]] {
+            let (mut mine, theirs) = MemoryLane::pair(1000);
+            write(&mut mine, &[IoSlice::new(&bytes)]).await.unwrap();
+            let error = kept(Box::new(theirs), GroupId::WORLD, LIMIT)
+                .await
+                .unwrap_err();
+            assert!(matches!(error, LaneError::Protocol { .. }), "{error}");
+        }
+
+        let (_mine, theirs) = MemoryLane::pair(1000);
+        let error = kept(Box::new(theirs), GroupId::WORLD, Duration::from_millis(20)).await;
+        assert!(matches!(error, Err(LaneError::Timeout { .. })));
+    }
+}

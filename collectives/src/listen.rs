@@ -1,0 +1,206 @@
+//! Answers for ranks that wait for this one while it does something else.
+//!
+//! Nobody reads the links between operations. So a rank that is in none for a second looks whether others wait for it
+//! already, and tells them what it does instead. It looks when something comes, and not from time to time: a rank that
+//! nobody waits for costs nothing.
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use kolo_transport::ids::Rank;
+
+use crate::cause::cut;
+use crate::engine::Engine;
+use crate::header::Header;
+use crate::inner::Inner;
+use crate::link::{Inbound, Stop};
+use crate::operation::Tag;
+use crate::shm::setup::Sharing;
+
+/// A rank that is in no operation for so long looks who waits for it.
+const IDLE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+pub(crate) struct Listener {
+    started: AtomicBool,
+    /// Operations that had their turn.
+    turns: AtomicU64,
+    /// It waits for something to come.
+    armed: AtomicBool,
+    ended: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Listener {
+    /// An operation has its turn.
+    pub(crate) fn disturb(&self) {
+        // Either the listener sees this turn, or this sees that it waits: both look after they have written.
+        self.turns.fetch_add(1, Ordering::SeqCst);
+        if self.armed.load(Ordering::SeqCst) && self.armed.swap(false, Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// The links are free again, of whoever was in no operation: the listener looks at them.
+    pub(crate) fn freed(&self) {
+        if self.armed.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// The communicator goes.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        let waker = self
+            .waker
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// An operation has ended. From the first one on, somebody listens.
+    pub(crate) fn operation_ended(self: &Arc<Self>, inner: &Arc<Inner>) {
+        if inner.world == 1 || self.started.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (listener, weak) = (Arc::clone(self), Arc::downgrade(inner));
+        inner
+            .family
+            .handle
+            .spawn(async move { listener.run(weak).await });
+    }
+
+    async fn run(self: Arc<Self>, inner: Weak<Inner>) {
+        let mut turns = u64::MAX;
+        let mut told: Vec<Option<Tag>> = Vec::new();
+        while !self.ended.load(Ordering::Acquire) {
+            let now = self.turns.load(Ordering::Relaxed);
+            if now != turns {
+                turns = now;
+                told.clear();
+                let mut sleep = std::pin::pin!(tokio::time::sleep(IDLE));
+                poll_fn(|cx| {
+                    self.register(cx);
+                    if self.ended.load(Ordering::Acquire) {
+                        return Poll::Ready(());
+                    }
+                    sleep.as_mut().poll(cx)
+                })
+                .await;
+                continue;
+            }
+            poll_fn(|cx| {
+                self.register(cx);
+                self.armed.store(true, Ordering::SeqCst);
+                if self.turns.load(Ordering::SeqCst) != turns || self.ended.load(Ordering::Acquire)
+                {
+                    return Poll::Ready(());
+                }
+                // Neither the communicator nor the right to run operations is kept while this waits.
+                let Some(inner) = inner.upgrade() else {
+                    return Poll::Ready(());
+                };
+                if let Ok(mut engine) = inner.engine.try_lock() {
+                    told.resize(engine.links.len(), None);
+                    answer(&inner, &mut engine, &mut told, cx);
+                    drop(engine);
+                    if inner.signals.lock().needs_attendant() {
+                        inner.attend();
+                    }
+                }
+                Poll::Pending
+            })
+            .await;
+            self.armed.store(false, Ordering::Release);
+        }
+    }
+
+    fn register(&self, cx: &Context<'_>) {
+        let mut waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *waker {
+            Some(waker) => waker.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+    }
+}
+
+/// Reads headers as far as they are there, and answers those who wait in operations that this rank has not begun.
+fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Option<Tag>], cx: &mut Context<'_>) {
+    let (call, next) = {
+        let state = inner.signals.lock();
+        (state.call, state.next)
+    };
+    let next = Tag {
+        call,
+        operation: next,
+    };
+    let generation = engine.generation;
+    let is_settled = matches!(engine.shm, Sharing::Active(_));
+    for (peer, link) in engine.links.iter_mut().enumerate() {
+        loop {
+            let held = match link.inbound.take() {
+                Some(Inbound::Header) => match link.poll_header(cx) {
+                    Poll::Ready(Ok(header)) => {
+                        link.inbound = Some(Inbound::Held(header));
+                        header
+                    }
+                    // The next operation sees the end, too.
+                    Poll::Pending | Poll::Ready(Err(Stop::Ended(_))) => {
+                        link.inbound = Some(Inbound::Header);
+                        break;
+                    }
+                    Poll::Ready(Err(Stop::Protocol(reason))) => {
+                        link.end(reason);
+                        break;
+                    }
+                },
+                Some(Inbound::Held(header)) => {
+                    link.inbound = Some(Inbound::Held(header));
+                    header
+                }
+                other => {
+                    link.inbound = other;
+                    break;
+                }
+            };
+            if matches!(held, Header::Share { .. }) && is_settled {
+                // It is of no use any more.
+                link.inbound = Some(Inbound::Header);
+                continue;
+            }
+            let (Header::Data(data) | Header::Ask(data) | Header::Consent(data)) = held else {
+                break;
+            };
+            if data.tag >= next && told[peer].is_none_or(|tag| tag != data.tag) {
+                told[peer] = Some(data.tag);
+                let text = inner.family.recorder.present();
+                let text = cut(&text);
+                let header = Header::Doing {
+                    generation,
+                    tag: data.tag,
+                    rank: Rank(inner.me),
+                    length: text.len() as u32,
+                };
+                let mut frame = header.encode().to_vec();
+                frame.extend_from_slice(text.as_bytes());
+                link.notify(&frame);
+            }
+            // What was only asked is answered with that. The rest is for the operation.
+            if !matches!(held, Header::Ask(_)) {
+                break;
+            }
+            link.inbound = Some(Inbound::Header);
+        }
+    }
+    engine.flush_now();
+}

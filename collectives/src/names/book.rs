@@ -1,0 +1,460 @@
+//! What rank 0 knows of named operations: who has started which, and what follows from that. Pure: time comes in as
+//! arguments, messages go out as verdicts.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::Rank;
+
+use crate::cause::Cause;
+use crate::element::DType;
+use crate::operation::{Factor, Operation, OperationKind, ReduceOp};
+
+use super::wire::BATCH;
+
+/// So long it waits for those that did not come to say what they do, before it reports them.
+const COLLECT: Duration = Duration::from_millis(300);
+
+/// Batches that are under way on rank 0 at once. While they are, what gets ready waits, and is fused.
+const AHEAD: usize = 2;
+
+/// Most operations that one rank may have asked for. It has no more under way than [`super::MOST`], and what it gave up
+/// itself may not have reached rank 0 yet.
+const ASKED: usize = 2 * super::MOST;
+
+/// A named operation of a call.
+pub(super) type Key = (u64, String);
+
+/// What rank 0 has decided.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Verdict {
+    /// All ranks do these now, as one operation if they are several, which has this number in its call.
+    Run {
+        call: u64,
+        number: u64,
+        names: Vec<String>,
+        operation: Operation,
+    },
+    /// They are given up.
+    Fail {
+        call: u64,
+        names: Vec<String>,
+        cause: Cause,
+    },
+    /// These ranks are asked what they do.
+    Query { ranks: Vec<u32> },
+    /// They wait for long, for these ranks, which do something else.
+    Stalled {
+        call: u64,
+        names: Vec<String>,
+        waited: Duration,
+        missing: Vec<(u32, String)>,
+    },
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// By rank.
+    asked: Vec<Option<Operation>>,
+    since: Instant,
+    deadline: Instant,
+    limit: Duration,
+    stall: Stall,
+    is_ready: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stall {
+    Not,
+    Asked(Instant),
+    Reported,
+}
+
+impl Entry {
+    fn missing(&self, joined: &[bool]) -> Vec<u32> {
+        (0..)
+            .zip(self.asked.iter().zip(joined))
+            .filter(|(_, (asked, joined))| asked.is_none() && !**joined)
+            .map(|(rank, _)| rank)
+            .collect()
+    }
+
+    /// The first operation, and another one that differs.
+    fn judge(&self) -> Result<Option<Operation>, Cause> {
+        let mut asked = (0..)
+            .zip(&self.asked)
+            .filter_map(|(rank, asked)| Some((Rank(rank), (*asked)?)));
+        let Some((rank, first)) = asked.next() else {
+            return Ok(None);
+        };
+        match asked.find(|(_, other)| *other != first) {
+            None => Ok(Some(first)),
+            Some((other, theirs)) => Err(Cause::Mismatch {
+                rank,
+                asked: first.to_string(),
+                other,
+                other_asked: theirs.to_string(),
+            }),
+        }
+    }
+}
+
+/// What operations have in common that can be fused.
+type Likeness = (
+    Option<DType>,
+    Option<ReduceOp>,
+    Option<DType>,
+    Factor,
+    Factor,
+);
+
+fn likeness(operation: &Operation) -> Option<Likeness> {
+    let alike = operation.kind == OperationKind::AllReduce
+        && operation.reduce != Some(ReduceOp::Adasum)
+        // Groups are by themselves.
+        && operation.rows == 0;
+    alike.then_some((
+        operation.dtype,
+        operation.reduce,
+        operation.wire,
+        operation.prescale,
+        operation.postscale,
+    ))
+}
+
+fn bytes(operation: &Operation) -> u64 {
+    let size = operation.dtype.map_or(1, DType::size) as u64;
+    operation.count.saturating_mul(size)
+}
+
+#[derive(Debug)]
+pub(super) struct Book {
+    world: u32,
+    /// Most bytes that are fused.
+    pub(super) threshold: u64,
+    pub(super) stall_after: Duration,
+    entries: HashMap<Key, Entry>,
+    /// Those for which all have asked, in that order.
+    ready: VecDeque<Key>,
+    joined: Vec<bool>,
+    doing: HashMap<u32, String>,
+    /// How many entries each rank has asked for.
+    asked: Vec<usize>,
+    /// The number of the next operation, and of which call.
+    next: (u64, u64),
+    /// Ranks that are gone.
+    lost: Option<Cause>,
+    /// Calls before this one are over.
+    over_before: u64,
+    over: Option<Cause>,
+    running: usize,
+    verdicts: Vec<Verdict>,
+}
+
+impl Book {
+    pub(super) fn new(world: u32, threshold: u64, stall_after: Duration) -> Self {
+        Self {
+            world,
+            threshold,
+            stall_after,
+            entries: HashMap::new(),
+            ready: VecDeque::new(),
+            joined: vec![false; world as usize],
+            doing: HashMap::new(),
+            asked: vec![0; world as usize],
+            next: (0, 0),
+            lost: None,
+            over_before: 0,
+            over: None,
+            running: 0,
+            verdicts: Vec::new(),
+        }
+    }
+
+    /// Whether a rank has asked for more than it can have under way: then it does not keep to the protocol.
+    pub(super) fn is_greedy(&self, rank: u32) -> bool {
+        self.asked
+            .get(rank as usize)
+            .is_some_and(|asked| *asked >= ASKED)
+    }
+
+    /// A rank has started an operation.
+    pub(super) fn ask(
+        &mut self,
+        now: Instant,
+        rank: u32,
+        (call, name): Key,
+        operation: Operation,
+        limit: Duration,
+    ) {
+        if rank >= self.world {
+            return;
+        }
+        let over = self.over.clone().filter(|_| call < self.over_before);
+        if let Some(cause) = self.lost.clone().or(over) {
+            let names = vec![name];
+            self.verdicts.push(Verdict::Fail { call, names, cause });
+            return;
+        }
+        let entry = self
+            .entries
+            .entry((call, name.clone()))
+            .or_insert_with(|| Entry {
+                asked: vec![None; self.world as usize],
+                since: now,
+                deadline: now + limit,
+                limit,
+                stall: Stall::Not,
+                is_ready: false,
+            });
+        entry.deadline = entry.deadline.min(now + limit);
+        if entry.asked[rank as usize].replace(operation).is_none() {
+            self.asked[rank as usize] += 1;
+        }
+        self.check(&(call, name));
+    }
+
+    /// A rank has no more data. When all have said so, all begin anew.
+    pub(super) fn join(&mut self, rank: u32) {
+        let Some(joined) = self.joined.get_mut(rank as usize) else {
+            return;
+        };
+        *joined = true;
+        if self.joined.iter().all(|joined| *joined) {
+            self.joined.fill(false);
+            return;
+        }
+        let mut keys: Vec<(Instant, Key)> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| !entry.is_ready)
+            .map(|(key, entry)| (entry.since, key.clone()))
+            .collect();
+        keys.sort();
+        for (_, key) in keys {
+            self.check(&key);
+        }
+    }
+
+    fn check(&mut self, key: &Key) {
+        let Some(entry) = self.entries.get_mut(key) else {
+            return;
+        };
+        if !entry.is_ready && entry.missing(&self.joined).is_empty() {
+            entry.is_ready = true;
+            self.ready.push_back(key.clone());
+        }
+    }
+
+    /// A rank says what it does.
+    pub(super) fn doing(&mut self, rank: u32, text: String) {
+        self.doing.insert(rank, text);
+    }
+
+    /// A batch has ended on rank 0.
+    pub(super) fn ended(&mut self) {
+        self.running = self.running.saturating_sub(1);
+    }
+
+    /// A rank's link has ended; if it is gone for good nothing can work any more.
+    pub(super) fn lost(&mut self, cause: Cause, for_good: bool) {
+        if for_good && self.lost.is_none() {
+            self.lost = Some(cause.clone());
+        }
+        self.fail_all(u64::MAX, &cause);
+    }
+
+    /// Calls before this one are over on some rank.
+    pub(super) fn over(&mut self, before: u64, cause: Cause) {
+        self.fail_all(before, &cause);
+        if before > self.over_before {
+            self.over_before = before;
+            self.over = Some(cause);
+        }
+    }
+
+    fn fail_all(&mut self, before: u64, cause: &Cause) {
+        let mut failed: HashMap<u64, Vec<String>> = HashMap::new();
+        let keys: Vec<Key> = self
+            .entries
+            .keys()
+            .filter(|(call, _)| *call < before)
+            .cloned()
+            .collect();
+        for key in keys {
+            self.remove(&key);
+            failed.entry(key.0).or_default().push(key.1);
+        }
+        self.ready.retain(|(call, _)| *call >= before);
+        for (call, mut names) in failed {
+            names.sort();
+            let cause = cause.clone();
+            self.verdicts.push(Verdict::Fail { call, names, cause });
+        }
+    }
+
+    fn remove(&mut self, key: &Key) -> Option<Entry> {
+        let entry = self.entries.remove(key)?;
+        for (count, asked) in self.asked.iter_mut().zip(&entry.asked) {
+            *count -= usize::from(asked.is_some());
+        }
+        Some(entry)
+    }
+
+    /// The number of the next operation of a call, which takes `numbers` of them.
+    fn number(&mut self, call: u64, numbers: u64) -> u64 {
+        if self.next.0 != call {
+            self.next = (call, 0);
+        }
+        let number = self.next.1;
+        self.next.1 += numbers;
+        number
+    }
+
+    /// What follows from all that came.
+    pub(super) fn verdicts(&mut self, now: Instant) -> Vec<Verdict> {
+        self.look_at_the_clock(now);
+        while self.running < AHEAD
+            && let Some(key) = self.ready.pop_front()
+        {
+            let Some(entry) = self.remove(&key) else {
+                continue;
+            };
+            let (call, name) = key;
+            match entry.judge() {
+                Err(cause) => {
+                    let names = vec![name];
+                    self.verdicts.push(Verdict::Fail { call, names, cause });
+                }
+                Ok(None) => {}
+                Ok(Some(operation)) => {
+                    let names = self.fuse(call, name, &operation);
+                    self.running += 1;
+                    let number = self.number(call, super::numbers(&operation));
+                    self.verdicts.push(Verdict::Run {
+                        call,
+                        number,
+                        names,
+                        operation,
+                    });
+                }
+            }
+        }
+        std::mem::take(&mut self.verdicts)
+    }
+
+    /// Takes what is ready, is like this operation, and fits. It looks past what does not.
+    fn fuse(&mut self, call: u64, name: String, operation: &Operation) -> Vec<String> {
+        let mut names = vec![name];
+        let Some(like) = likeness(operation) else {
+            return names;
+        };
+        let mut sum = bytes(operation);
+        let mut ready = std::mem::take(&mut self.ready);
+        ready.retain(|key| {
+            if key.0 != call || sum >= self.threshold || names.len() == BATCH {
+                return true;
+            }
+            let Some(Ok(Some(other))) = self.entries.get(key).map(Entry::judge) else {
+                return true;
+            };
+            let with = sum.saturating_add(bytes(&other));
+            if likeness(&other) != Some(like) || with > self.threshold {
+                return true;
+            }
+            sum = with;
+            self.remove(key);
+            names.push(key.1.clone());
+            false
+        });
+        self.ready = ready;
+        names
+    }
+
+    fn look_at_the_clock(&mut self, now: Instant) {
+        let mut late: Vec<(Key, Cause)> = Vec::new();
+        let mut query = Vec::new();
+        let mut stalled: HashMap<(u64, Vec<u32>), (Vec<String>, Duration)> = HashMap::new();
+        for (key, entry) in &mut self.entries {
+            if entry.is_ready {
+                continue;
+            }
+            let waited = now.saturating_duration_since(entry.since);
+            let missing = || entry.missing(&self.joined);
+            if now >= entry.deadline {
+                let cause = Cause::Deadline {
+                    waited: entry.limit,
+                    late: missing().into_iter().map(Rank).collect(),
+                };
+                late.push((key.clone(), cause));
+            }
+            match entry.stall {
+                Stall::Not if waited >= self.stall_after => {
+                    query.extend(missing());
+                    entry.stall = Stall::Asked(now);
+                }
+                Stall::Asked(at) if now >= at + COLLECT => {
+                    let of_call = (key.0, missing());
+                    let (names, longest) = stalled.entry(of_call).or_default();
+                    names.push(key.1.clone());
+                    *longest = waited.max(*longest);
+                    entry.stall = Stall::Reported;
+                }
+                _ => {}
+            }
+        }
+        for (key, cause) in late {
+            self.remove(&key);
+            let (call, name) = key;
+            let names = vec![name];
+            self.verdicts.push(Verdict::Fail { call, names, cause });
+        }
+        if !query.is_empty() {
+            query.sort_unstable();
+            query.dedup();
+            for rank in &query {
+                self.doing.remove(rank);
+            }
+            self.verdicts.push(Verdict::Query { ranks: query });
+        }
+        for ((call, missing), (mut names, waited)) in stalled {
+            names.sort();
+            let missing = missing
+                .into_iter()
+                .map(|rank| {
+                    let doing = self.doing.get(&rank).cloned();
+                    (
+                        rank,
+                        doing.unwrap_or_else(|| "nothing is heard from it".to_owned()),
+                    )
+                })
+                .collect();
+            self.verdicts.push(Verdict::Stalled {
+                call,
+                names,
+                waited,
+                missing,
+            });
+        }
+    }
+
+    /// When to look at the clock again.
+    pub(super) fn next_alarm(&self) -> Option<Instant> {
+        self.entries
+            .values()
+            .filter(|entry| !entry.is_ready)
+            .flat_map(|entry| {
+                let stall = match entry.stall {
+                    Stall::Not => entry.since.checked_add(self.stall_after),
+                    Stall::Asked(at) => Some(at + COLLECT),
+                    Stall::Reported => None,
+                };
+                [Some(entry.deadline), stall]
+            })
+            .flatten()
+            .min()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,213 @@
+//! Of the book.
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+fn sum(count: u64) -> Operation {
+    Operation {
+        reduce: Some(ReduceOp::Sum),
+        ..Operation::new(OperationKind::AllReduce, Some(DType::F32), count)
+    }
+}
+
+fn key(name: &str) -> Key {
+    (0, name.to_owned())
+}
+
+fn book(world: u32) -> (Book, Instant) {
+    (
+        Book::new(world, 100, Duration::from_secs(5)),
+        Instant::now(),
+    )
+}
+
+fn runs(verdicts: Vec<Verdict>) -> Vec<Vec<String>> {
+    verdicts
+        .into_iter()
+        .map(|verdict| match verdict {
+            Verdict::Run { names, .. } => names,
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+#[test]
+fn a_name_runs_when_all_have_asked_in_whatever_order() {
+    let (mut book, now) = book(2);
+    book.ask(now, 0, key("a"), sum(1), LIMIT);
+    book.ask(now, 0, key("b"), sum(100), LIMIT);
+    book.ask(now, 1, key("b"), sum(100), LIMIT);
+    assert_eq!(runs(book.verdicts(now)), [["b"]]);
+    book.ask(now, 1, key("a"), sum(1), LIMIT);
+    assert_eq!(runs(book.verdicts(now)), [["a"]]);
+    assert_eq!(book.next_alarm(), None);
+}
+
+#[test]
+fn what_is_ready_while_others_run_is_fused_up_to_the_threshold() {
+    let (mut book, now) = book(1);
+    let max = Operation {
+        reduce: Some(ReduceOp::Max),
+        ..sum(1)
+    };
+    for name in ["x", "y"] {
+        book.ask(now, 0, key(name), sum(25), LIMIT);
+        assert_eq!(runs(book.verdicts(now)), [[name]]);
+    }
+    for (name, operation) in [
+        ("a", sum(10)),
+        ("m", max),
+        ("b", sum(10)),
+        ("big", sum(10)),
+        ("c", sum(5)),
+    ] {
+        book.ask(now, 0, key(name), operation, LIMIT);
+    }
+    assert_eq!(book.verdicts(now), [], "two are under way");
+    book.ended();
+    assert_eq!(runs(book.verdicts(now)), [["a", "b", "c"]]);
+    book.ended();
+    assert_eq!(runs(book.verdicts(now)), [["m"]]);
+    book.ended();
+    assert_eq!(runs(book.verdicts(now)), [["big"]]);
+}
+
+#[test]
+fn operations_have_numbers_in_their_calls() {
+    let (mut book, now) = book(1);
+    let gather = Operation::new(OperationKind::AllGatherVarcount, Some(DType::F32), 0);
+    let mut numbers = Vec::new();
+    for (call, name, operation) in [
+        (0, "a", sum(1)),
+        (0, "b", gather),
+        (0, "c", sum(1)),
+        (7, "a", sum(1)),
+        (7, "b", sum(1)),
+    ] {
+        book.ask(now, 0, (call, name.to_owned()), operation, LIMIT);
+        for verdict in book.verdicts(now) {
+            if let Verdict::Run { call, number, .. } = verdict {
+                numbers.push((call, number));
+            }
+        }
+        book.ended();
+    }
+    assert_eq!(numbers, [(0, 0), (0, 1), (0, 3), (7, 0), (7, 1)]);
+}
+
+#[test]
+fn a_rank_that_asks_without_end_is_seen() {
+    let (mut book, now) = book(2);
+    for index in 0..ASKED {
+        assert!(!book.is_greedy(1));
+        book.ask(now, 1, key(&index.to_string()), sum(1), LIMIT);
+    }
+    assert!(book.is_greedy(1));
+    assert!(!book.is_greedy(0));
+    book.over(
+        1,
+        Cause::Left {
+            rank: Rank(1),
+            reason: "call 1 has begun".to_owned(),
+        },
+    );
+    assert!(!book.is_greedy(1), "what has ended does not count");
+}
+
+#[test]
+fn ranks_that_disagree_are_named() {
+    let (mut book, now) = book(3);
+    book.ask(now, 0, key("a"), sum(1), LIMIT);
+    book.ask(now, 1, key("a"), sum(1), LIMIT);
+    book.ask(now, 2, key("a"), sum(2), LIMIT);
+    let [Verdict::Fail { names, cause, .. }] = &book.verdicts(now)[..] else {
+        panic!("it fails");
+    };
+    assert_eq!(names, &["a"]);
+    assert_eq!(
+        cause,
+        &Cause::Mismatch {
+            rank: Rank(0),
+            asked: "all_reduce(sum) of 1 f32".to_owned(),
+            other: Rank(2),
+            other_asked: "all_reduce(sum) of 2 f32".to_owned(),
+        }
+    );
+}
+
+#[test]
+fn a_late_rank_is_asked_reported_and_in_the_end_named() {
+    let (mut book, now) = book(3);
+    book.ask(now, 0, key("a"), sum(1), LIMIT);
+    book.ask(now, 2, key("a"), sum(1), LIMIT);
+    let at = |seconds| now + Duration::from_secs(seconds);
+    assert_eq!(book.next_alarm(), Some(at(5)));
+    assert_eq!(book.verdicts(at(4)), []);
+    assert_eq!(book.verdicts(at(5)), [Verdict::Query { ranks: vec![1] }]);
+    book.doing(1, "it sleeps".to_owned());
+    let [Verdict::Stalled { missing, names, .. }] = &book.verdicts(at(6))[..] else {
+        panic!("it is reported");
+    };
+    assert_eq!(missing, &[(1, "it sleeps".to_owned())]);
+    assert_eq!(names, &["a"]);
+    assert_eq!(book.next_alarm(), Some(at(10)));
+    let [Verdict::Fail { cause, .. }] = &book.verdicts(at(10))[..] else {
+        panic!("it fails");
+    };
+    let late = vec![Rank(1)];
+    assert_eq!(
+        cause,
+        &Cause::Deadline {
+            waited: LIMIT,
+            late
+        }
+    );
+    assert_eq!(book.next_alarm(), None);
+}
+
+#[test]
+fn nobody_waits_for_a_rank_that_has_joined() {
+    let (mut book, now) = book(2);
+    book.ask(now, 0, key("a"), sum(1), LIMIT);
+    book.join(1);
+    assert_eq!(runs(book.verdicts(now)), [["a"]]);
+    book.ask(now, 0, key("b"), sum(1), LIMIT);
+    assert_eq!(runs(book.verdicts(now)), [["b"]]);
+    book.ended();
+    // All have joined: from now on all are waited for again.
+    book.join(0);
+    book.ask(now, 0, key("c"), sum(1), LIMIT);
+    assert_eq!(book.verdicts(now), []);
+    book.ask(now, 1, key("c"), sum(1), LIMIT);
+    assert_eq!(runs(book.verdicts(now)), [["c"]]);
+}
+
+#[test]
+fn a_loss_fails_all_and_a_call_that_is_over_its_own() {
+    let (mut book, now) = book(2);
+    book.ask(now, 0, (4, "a".to_owned()), sum(1), LIMIT);
+    book.ask(now, 0, (5, "a".to_owned()), sum(1), LIMIT);
+    let failed = Cause::Failed {
+        rank: Rank(1),
+        reason: "panic".to_owned(),
+    };
+    book.over(5, failed.clone());
+    let fail = |call, cause: &Cause| Verdict::Fail {
+        call,
+        names: vec!["a".to_owned()],
+        cause: cause.clone(),
+    };
+    assert_eq!(book.verdicts(now), [fail(4, &failed)]);
+    book.ask(now, 0, (4, "a".to_owned()), sum(1), LIMIT);
+    assert_eq!(book.verdicts(now), [fail(4, &failed)], "it stays over");
+    let lost = Cause::Lost {
+        rank: Rank(1),
+        reason: "killed".to_owned(),
+        for_good: true,
+    };
+    book.lost(lost.clone(), true);
+    assert_eq!(book.verdicts(now), [fail(5, &lost)]);
+    book.ask(now, 0, (6, "a".to_owned()), sum(1), LIMIT);
+    assert_eq!(book.verdicts(now), [fail(6, &lost)]);
+}

@@ -1,0 +1,478 @@
+//! The links over which named operations are negotiated: from every rank to rank 0.
+
+use std::future::{Future, poll_fn};
+use std::io::IoSlice;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::Rank;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::Sleep;
+
+use super::book::{Book, Verdict};
+use super::wire::{self, BATCH, Down, Inbox, Up};
+use super::{Command, Names, THRESHOLD, until};
+use crate::cause::{Cause, cut};
+use crate::lane::{Lane, LaneError};
+use crate::operation::Operation;
+
+/// Most bytes that are read at once.
+const READ: usize = 16 << 10;
+
+/// Most reads of one link in a row, and most rounds before other tasks have their turn: a rank that never stops talking
+/// holds up nobody.
+const MOST_READS: usize = 16;
+const MOST_ROUNDS: usize = 64;
+
+/// Most bytes that wait for a rank that does not read: four of the longest messages.
+const BACKLOG: usize = 4 * wire::MOST;
+
+/// So long after the deadline of an operation the others wait for rank 0 to say so.
+pub(super) const SILENT: Duration = Duration::from_secs(2);
+
+/// A link, with what is half read and half written.
+#[derive(Debug, Default)]
+struct Line {
+    lane: Option<Box<dyn Lane>>,
+    out: Vec<u8>,
+    sent: usize,
+    inbox: Inbox,
+}
+
+impl Line {
+    /// Writes and reads. What came is in the inbox. Returns whether there may be more to read.
+    fn poll(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Result<bool, (String, bool)> {
+        let Some(lane) = &mut self.lane else {
+            return Ok(false);
+        };
+        if self.out.len() - self.sent > BACKLOG {
+            return Err(("it does not read what it is sent".to_owned(), false));
+        }
+        while self.sent < self.out.len() {
+            match lane.poll_write(cx, &[IoSlice::new(&self.out[self.sent..])]) {
+                Poll::Ready(Ok(count)) => self.sent += count,
+                Poll::Ready(Err(error)) => return Err((error.to_string(), lane.end_is_final())),
+                Poll::Pending => break,
+            }
+        }
+        if self.sent == self.out.len() {
+            self.out.clear();
+            self.sent = 0;
+        }
+        for _ in 0..MOST_READS {
+            match lane.poll_read(cx, buffer) {
+                Poll::Ready(Ok(0)) => {
+                    let ended = "the peer closed its link for names".to_owned();
+                    return Err((ended, lane.end_is_final()));
+                }
+                Poll::Ready(Ok(count)) => self.inbox.push(&buffer[..count]),
+                Poll::Ready(Err(error)) => return Err((error.to_string(), lane.end_is_final())),
+                Poll::Pending => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+}
+
+pub(super) struct Hub {
+    names: Weak<Names>,
+    todo: UnboundedReceiver<Command>,
+    me: u32,
+    /// On rank 0 one for each rank, on the others one.
+    lines: Vec<Line>,
+    connecting: bool,
+    /// Only on rank 0.
+    book: Option<Book>,
+    /// On the others: when to look whether rank 0 is silent for too long.
+    look_at: Option<Instant>,
+    buffer: Vec<u8>,
+}
+
+impl Hub {
+    pub(super) fn new(names: &Arc<Names>, todo: UnboundedReceiver<Command>) -> Self {
+        let book =
+            (names.me == 0).then(|| Book::new(names.world, THRESHOLD, names.family.stalls.after()));
+        let lines = if names.me == 0 { names.world } else { 1 };
+        Self {
+            names: Arc::downgrade(names),
+            todo,
+            me: names.me,
+            lines: (0..lines).map(|_| Line::default()).collect(),
+            connecting: false,
+            book,
+            look_at: None,
+            buffer: vec![0; READ],
+        }
+    }
+
+    /// Runs until the names are gone.
+    pub(super) async fn run(mut self) {
+        let mut sleep = pin!(tokio::time::sleep_until(until(None, Instant::now()).into()));
+        poll_fn(|cx| self.poll(cx, sleep.as_mut())).await;
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>, mut sleep: Pin<&mut Sleep>) -> Poll<()> {
+        for _ in 0..MOST_ROUNDS {
+            let mut commands = Vec::new();
+            let open = loop {
+                match self.todo.poll_recv(cx) {
+                    Poll::Ready(Some(command)) => commands.push(command),
+                    Poll::Ready(None) => break false,
+                    Poll::Pending => break true,
+                }
+            };
+            let Some(names) = self.names.upgrade().filter(|_| open) else {
+                return Poll::Ready(());
+            };
+            let mut busy = !commands.is_empty();
+            for command in commands {
+                self.obey(&names, command);
+            }
+            for index in 0..self.lines.len() {
+                busy |= self.serve(&names, index, cx);
+            }
+            let alarm = self.decide(&names);
+            // What was decided is written at once.
+            if busy {
+                continue;
+            }
+            let at = tokio::time::Instant::from_std(until(alarm, Instant::now()));
+            if alarm.is_some() || sleep.deadline() < at {
+                sleep.as_mut().reset(at);
+            }
+            if sleep.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn obey(&mut self, names: &Arc<Names>, command: Command) {
+        let now = Instant::now();
+        match (command, &mut self.book) {
+            (Command::Arrived { rank, lane }, _) => self.arrived(names, rank, lane),
+            (
+                Command::Ask {
+                    key,
+                    operation,
+                    limit,
+                },
+                Some(book),
+            ) => {
+                book.stall_after = names.family.stalls.after();
+                book.ask(now, 0, key, operation, limit);
+            }
+            (Command::Join, Some(book)) => book.join(0),
+            (Command::Over { before, cause }, Some(book)) => book.over(before, cause),
+            (Command::Lost { rank, reason }, Some(book)) => {
+                let rank = Rank(rank);
+                let for_good = true;
+                book.lost(
+                    Cause::Lost {
+                        rank,
+                        reason,
+                        for_good,
+                    },
+                    for_good,
+                );
+            }
+            (Command::Ended, Some(book)) => book.ended(),
+            (Command::Settings { threshold }, Some(book)) => book.threshold = threshold,
+            (
+                Command::Ask {
+                    key: (call, name),
+                    operation,
+                    limit,
+                },
+                None,
+            ) => {
+                // What is under way now has begun before now.
+                let at = now + limit + SILENT;
+                self.look_at = Some(self.look_at.map_or(at, |look_at| look_at.min(at)));
+                let ask = Up::Ask {
+                    call,
+                    name,
+                    operation: wire::encode_operation(operation),
+                    limit_ms: limit.as_millis().min(u128::from(u64::MAX)) as u64,
+                };
+                self.say(names, &ask);
+            }
+            (Command::Join, None) => self.say(names, &Up::Join),
+            (Command::Over { before, cause }, None) => {
+                let cause = cause.encode();
+                // If nothing was said to rank 0 yet, there is nothing to take back.
+                if self.lines[0].lane.is_some() || self.connecting {
+                    self.say(names, &Up::Over { before, cause });
+                }
+            }
+            (Command::Ended | Command::Lost { .. } | Command::Settings { .. }, None) => {}
+        }
+    }
+
+    /// Tells rank 0 something; makes the link first if there is none.
+    fn say(&mut self, names: &Arc<Names>, message: &Up) {
+        wire::put(&mut self.lines[0].out, message);
+        if self.lines[0].lane.is_some() || self.connecting {
+            return;
+        }
+        self.connecting = true;
+        let connecting = names.family.connect(names.id, names.members[0]);
+        let commands = names.commands.downgrade();
+        names.family.handle.spawn(async move {
+            let lane = connecting.await;
+            if let Some(commands) = commands.upgrade() {
+                drop(commands.send(Command::Arrived { rank: 0, lane }));
+            }
+        });
+    }
+
+    fn arrived(&mut self, names: &Names, rank: u32, lane: Result<Box<dyn Lane>, LaneError>) {
+        let index = if self.me == 0 { rank as usize } else { 0 };
+        if self.me != 0 {
+            self.connecting = false;
+        }
+        let Some(line) = self.lines.get_mut(index) else {
+            return;
+        };
+        match lane {
+            Ok(lane) => {
+                line.inbox.clear();
+                let Some(_old) = line.lane.replace(lane) else {
+                    return;
+                };
+                // What was on its way may be lost.
+                (line.out, line.sent) = (Vec::new(), 0);
+                if let Some(book) = &mut self.book {
+                    let reason = "its link for names was replaced while it was in use".to_owned();
+                    let rank = Rank(rank);
+                    let for_good = false;
+                    book.lost(
+                        Cause::Lost {
+                            rank,
+                            reason,
+                            for_good,
+                        },
+                        for_good,
+                    );
+                }
+            }
+            Err(error) => {
+                *line = Line::default();
+                names.lost(
+                    rank,
+                    &format!("no link for names can be made: {error}"),
+                    false,
+                );
+            }
+        }
+    }
+
+    /// Moves what can be moved on a link. Returns whether messages came.
+    fn serve(&mut self, names: &Arc<Names>, index: usize, cx: &mut Context<'_>) -> bool {
+        let rank = if self.me == 0 { index as u32 } else { 0 };
+        let line = &mut self.lines[index];
+        if line.lane.is_none() {
+            return false;
+        }
+        let polled = line.poll(cx, &mut self.buffer);
+        let mut came = matches!(polled, Ok(true));
+        let mut ended = polled.err();
+        loop {
+            let inbox = &mut self.lines[index].inbox;
+            let taken = if self.me == 0 {
+                inbox.take().and_then(|up| match up {
+                    Some(up) => self.heard(rank, up).map(Some),
+                    None => Ok(None),
+                })
+            } else {
+                let down = inbox.take();
+                down.map(|down| down.map(|down| self.told(names, down)))
+            };
+            match taken {
+                Ok(Some(())) => came = true,
+                Ok(None) => break,
+                Err(reason) => {
+                    ended = Some((reason, false));
+                    break;
+                }
+            }
+        }
+        if let Some((reason, for_good)) = ended {
+            self.lines[index] = Line::default();
+            came = true;
+            match &mut self.book {
+                Some(book) => {
+                    let rank = Rank(rank);
+                    book.lost(
+                        Cause::Lost {
+                            rank,
+                            reason,
+                            for_good,
+                        },
+                        for_good,
+                    );
+                }
+                None => names.lost(rank, &reason, for_good),
+            }
+        }
+        came
+    }
+
+    /// Rank 0 hears of a rank. Fails if it says what it can't mean.
+    fn heard(&mut self, rank: u32, message: Up) -> Result<(), String> {
+        let Some(book) = &mut self.book else {
+            return Ok(());
+        };
+        match message {
+            Up::Ask {
+                call,
+                name,
+                operation,
+                limit_ms,
+            } => {
+                if name.len() > wire::NAME {
+                    return Err(format!("it sent a name of {} bytes", name.len()));
+                }
+                if book.is_greedy(rank) {
+                    return Err("it has asked for more than can be under way".to_owned());
+                }
+                let Some(operation) = wire::decode_operation(&operation) else {
+                    return Err(format!(
+                        "what it asks for by the name of `{name}` is not understood"
+                    ));
+                };
+                let limit = Duration::from_millis(limit_ms).min(super::YEAR);
+                book.ask(Instant::now(), rank, (call, name), operation, limit);
+            }
+            Up::Join => book.join(rank),
+            Up::Over { before, cause } => book.over(before, wire::decode_cause(&cause, rank)),
+            Up::Doing { text } => book.doing(rank, cut(&text).to_owned()),
+        }
+        Ok(())
+    }
+
+    /// A rank hears of rank 0.
+    fn told(&mut self, names: &Arc<Names>, message: Down) {
+        match message {
+            Down::Run {
+                call,
+                number,
+                names: which,
+                operation,
+            } => {
+                // One that is not understood is followed like a barrier, and fails in the check of the others.
+                let operation = wire::decode_operation(&operation).unwrap_or(Operation::BARRIER);
+                names.run((call, number), which, operation);
+            }
+            Down::Fail {
+                call,
+                names: which,
+                cause,
+            } => names.fail(call, which, &wire::decode_cause(&cause, 0)),
+            Down::Query => {
+                let text = names.family.recorder.present();
+                self.say(names, &Up::Doing { text });
+            }
+            Down::Stalled {
+                call,
+                names: which,
+                waited_ms,
+                missing,
+            } => names.stalled(call, which, Duration::from_millis(waited_ms), missing),
+        }
+    }
+
+    /// On rank 0: does and tells what follows from all that came. On the others: gives up what rank 0 does not answer.
+    /// Returns when to look again.
+    fn decide(&mut self, names: &Arc<Names>) -> Option<Instant> {
+        let now = Instant::now();
+        let Some(book) = &mut self.book else {
+            if self.look_at.is_some_and(|at| now >= at) {
+                self.look_at = names.expire(now);
+            }
+            return self.look_at;
+        };
+        let verdicts = book.verdicts(now);
+        let any = !verdicts.is_empty();
+        for verdict in verdicts {
+            self.execute(names, verdict);
+        }
+        // What was put on the links is written when they are polled again, which is now.
+        if any {
+            return Some(now);
+        }
+        self.book.as_ref()?.next_alarm()
+    }
+
+    fn execute(&mut self, names: &Arc<Names>, verdict: Verdict) {
+        match verdict {
+            Verdict::Run {
+                call,
+                number,
+                names: which,
+                operation,
+            } => {
+                self.say_all(&Down::Run {
+                    call,
+                    number,
+                    names: which.clone(),
+                    operation: wire::encode_operation(operation),
+                });
+                names.run((call, number), which, operation);
+            }
+            Verdict::Fail {
+                call,
+                names: which,
+                cause,
+            } => {
+                for some in which.chunks(BATCH) {
+                    self.say_all(&Down::Fail {
+                        call,
+                        names: some.to_vec(),
+                        cause: cause.encode(),
+                    });
+                }
+                names.fail(call, which, &cause);
+            }
+            Verdict::Query { ranks } => {
+                for rank in ranks {
+                    if rank == 0 {
+                        let text = names.family.recorder.present();
+                        if let Some(book) = &mut self.book {
+                            book.doing(0, text);
+                        }
+                    } else if self.lines[rank as usize].lane.is_some() {
+                        wire::put(&mut self.lines[rank as usize].out, &Down::Query);
+                    }
+                }
+            }
+            Verdict::Stalled {
+                call,
+                names: mut which,
+                waited,
+                missing,
+            } => {
+                which.truncate(BATCH);
+                self.say_all(&Down::Stalled {
+                    call,
+                    names: which.clone(),
+                    waited_ms: waited.as_millis() as u64,
+                    missing: missing.clone(),
+                });
+                names.stalled(call, which, waited, missing);
+            }
+        }
+    }
+
+    /// Tells all ranks that are linked; those that are not have asked for nothing.
+    fn say_all(&mut self, message: &Down) {
+        for line in &mut self.lines {
+            if line.lane.is_some() {
+                wire::put(&mut line.out, message);
+            }
+        }
+    }
+}

@@ -1,0 +1,623 @@
+//! Operations that are told apart by name, and that each rank may start in another order.
+//!
+//! Every rank tells rank 0 what it has started, over links of their own. What all ranks have started, rank 0 puts in one
+//! order, which all follow: small all-reduces that are alike become one. Nothing ticks: each message is the answer to
+//! another one, and what gets ready while other operations run is what is fused. The operations themselves run in a group of
+//! their own, beside those without names.
+//!
+//! | part | what |
+//! |---|---|
+//! | [`book`] | what rank 0 knows and decides: pure |
+//! | [`wire`] | the messages: pure |
+//! | [`hub`] | the links |
+//! | this one | starting, and running what was decided |
+
+mod book;
+mod hub;
+mod wire;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::{CallId, Rank};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+use crate::cause::Cause;
+use crate::communicator::Communicator;
+use crate::element::DType;
+use crate::error::CollectiveError;
+use crate::group::{Family, GroupId, Kind, Member};
+use crate::inner::Inner;
+use crate::lane::{Lane, LaneError};
+use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
+use crate::ops::Part;
+use crate::options::Options;
+use crate::record::ShortName;
+use crate::shape::{self, Mark};
+use crate::stall::{Missing, StallReport};
+use book::Key;
+use hub::SILENT;
+
+/// Most bytes that are fused in one operation, if nothing else is set.
+pub(crate) const THRESHOLD: u64 = 128 << 20;
+
+/// Named operations of one rank that wait. More are refused.
+const MOST: usize = 1 << 16;
+
+/// An all-reduce that may be done together with others.
+pub(crate) trait Fusable: Part + Send {
+    /// It has ended.
+    fn end(self: Box<Self>, result: Result<(), CollectiveError>);
+}
+
+impl Part for Box<dyn Fusable> {
+    fn bytes(&self) -> &[u8] {
+        (**self).bytes()
+    }
+
+    fn store(&mut self, wire: Option<DType>, bytes: &[u8]) {
+        (**self).store(wire, bytes);
+    }
+}
+
+/// What is done when it is a name's turn.
+pub(crate) enum Task {
+    Fusable(Box<dyn Fusable>),
+    /// Gets the communicator to do it on, or why it can't be done.
+    Alone(Box<dyn FnOnce(Result<Communicator, CollectiveError>) + Send>),
+}
+
+impl Task {
+    fn fail(self, error: CollectiveError) {
+        match self {
+            Self::Fusable(fusable) => fusable.end(Err(error)),
+            Self::Alone(run) => run(Err(error)),
+        }
+    }
+}
+
+/// What the hub is told.
+enum Command {
+    Ask {
+        key: Key,
+        operation: Operation,
+        limit: Duration,
+    },
+    Join,
+    Over {
+        before: u64,
+        cause: Cause,
+    },
+    Lost {
+        rank: u32,
+        reason: String,
+    },
+    /// A batch has ended here.
+    Ended,
+    Arrived {
+        rank: u32,
+        lane: Result<Box<dyn Lane>, LaneError>,
+    },
+    Settings {
+        threshold: u64,
+    },
+}
+
+/// The named operations of one rank in one group.
+pub(crate) struct Names {
+    pub(crate) id: GroupId,
+    me: u32,
+    world: u32,
+    members: Vec<u32>,
+    family: Arc<Family>,
+    /// Where they run.
+    data: Arc<Inner>,
+    commands: UnboundedSender<Command>,
+    state: Mutex<State>,
+}
+
+/// An operation that waits for its turn.
+struct Pending {
+    options: Options,
+    operation: Operation,
+    task: Task,
+    /// When rank 0 must have said something about it, and the limit that it was given.
+    until: Instant,
+    limit: Duration,
+}
+
+#[derive(Default)]
+struct State {
+    pending: HashMap<Key, Pending>,
+    call: u64,
+    /// Nothing works any more, or not in this call.
+    lost: Option<CollectiveError>,
+    over: Option<(u64, CollectiveError)>,
+    joined: bool,
+    /// All have joined; the next start begins anew.
+    all_joined: bool,
+}
+
+impl fmt::Debug for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Names")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Names {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that runs under the lock panics half-way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For this rank of a group. `parent` is that group.
+    fn start(parent: &Inner) -> Arc<Self> {
+        let members: Vec<u32> = (0..parent.world)
+            .map(|rank| parent.job_rank(rank))
+            .collect();
+        let id = parent.id.child(Kind::Names, 0, &members);
+        let data_id = parent.id.child(Kind::Negotiated, 0, &members);
+        let (commands, todo) = unbounded_channel();
+        let names = Arc::new(Self {
+            id,
+            me: parent.me,
+            world: parent.world,
+            family: Arc::clone(&parent.family),
+            data: parent.group(data_id, members.clone(), parent.me),
+            members,
+            commands,
+            state: Mutex::new(State {
+                call: parent.signals.lock().call,
+                ..State::default()
+            }),
+        });
+        names.family.join(id, &names);
+        let hub = hub::Hub::new(&names, todo);
+        parent.family.handle.spawn(hub.run());
+        names
+    }
+
+    fn tell(&self, command: Command) {
+        // The hub lives as long as this does.
+        if self.commands.send(command).is_err() {
+            tracing::debug!("named operations have ended");
+        }
+    }
+
+    /// Starts an operation.
+    pub(crate) fn submit(
+        &self,
+        name: &str,
+        (options, operation): (Options, Operation),
+        limit: Duration,
+        task: Task,
+    ) {
+        let limit = limit.min(YEAR);
+        let refused = if name.len() > wire::NAME {
+            Some(CollectiveError::Invalid {
+                reason: format!(
+                    "the name of an operation has {} bytes: it may have up to {}",
+                    name.len(),
+                    wire::NAME
+                ),
+            })
+        } else {
+            let mut state = self.lock();
+            if std::mem::take(&mut state.all_joined) {
+                state.joined = false;
+            }
+            let key = (state.call, name.to_owned());
+            let over = state.over.as_ref().filter(|(call, _)| *call >= key.0);
+            let pending = state.pending.len();
+            if let Some(error) = state.lost.clone().or(over.map(|(_, error)| error.clone())) {
+                Some(error)
+            } else if state.pending.contains_key(&key) {
+                Some(CollectiveError::Invalid {
+                    reason: format!(
+                        "an operation named `{name}` is under way on this rank already: wait for it, or give this one \
+                         another name"
+                    ),
+                })
+            } else if pending >= MOST {
+                Some(CollectiveError::Invalid {
+                    reason: format!(
+                        "{pending} named operations are under way on this rank: wait for some"
+                    ),
+                })
+            } else {
+                let pending = Pending {
+                    options,
+                    operation,
+                    task,
+                    until: Instant::now() + limit + SILENT,
+                    limit,
+                };
+                state.pending.insert(key.clone(), pending);
+                drop(state);
+                self.tell(Command::Ask {
+                    key,
+                    operation,
+                    limit,
+                });
+                return;
+            }
+        };
+        if let Some(error) = refused {
+            task.fail(error);
+        }
+    }
+
+    /// This rank has no more data.
+    pub(crate) fn join(&self) {
+        self.lock().joined = true;
+        self.tell(Command::Join);
+    }
+
+    /// All ranks have joined.
+    pub(crate) fn joined_all(&self) {
+        self.lock().all_joined = true;
+    }
+
+    pub(crate) fn set_timeout(&self, timeout: Duration) {
+        self.data.signals.lock().timeout = timeout;
+    }
+
+    pub(crate) fn set_threshold(&self, threshold: u64) {
+        self.tell(Command::Settings { threshold });
+    }
+
+    fn outward(&self, cause: Cause, call: u64, name: &str) -> CollectiveError {
+        cause
+            .into_error(CallId(call), name)
+            .with_ranks(|rank| Rank(self.members.get(rank.index()).copied().unwrap_or(rank.0)))
+    }
+
+    /// Rank 0 has given names up.
+    fn fail(&self, call: u64, names: Vec<String>, cause: &Cause) {
+        for name in names {
+            let task = self.lock().pending.remove(&(call, name.clone()));
+            let Some(pending) = task else {
+                continue;
+            };
+            let what = format!("{} named `{name}`", pending.operation);
+            let error = self.outward(cause.clone(), call, &what);
+            self.family.failed(call, &error);
+            pending.task.fail(error);
+        }
+    }
+
+    /// All that wait are given up on this rank.
+    fn fail_all(&self, before: u64, error: &CollectiveError) {
+        let failed: Vec<Task> = {
+            let mut state = self.lock();
+            let keys: Vec<Key> = state
+                .pending
+                .keys()
+                .filter(|(call, _)| *call < before)
+                .cloned()
+                .collect();
+            keys.iter()
+                .filter_map(|key| state.pending.remove(key))
+                .map(|pending| pending.task)
+                .collect()
+        };
+        for task in failed {
+            task.fail(error.clone());
+        }
+    }
+
+    /// Gives up what rank 0 has said nothing about for too long. Returns when to look again.
+    fn expire(&self, now: Instant) -> Option<Instant> {
+        let (silent, next) = {
+            let mut state = self.lock();
+            let silent: Vec<(Key, Pending)> = state
+                .pending
+                .extract_if(|_, pending| now >= pending.until)
+                .collect();
+            (
+                silent,
+                state.pending.values().map(|pending| pending.until).min(),
+            )
+        };
+        for ((call, name), pending) in silent {
+            let error = CollectiveError::Deadline {
+                operation: format!("{} named `{name}`", pending.operation),
+                waited: pending.limit,
+                late: vec![Rank(self.members[0])],
+            };
+            self.family.failed(call, &error);
+            pending.task.fail(error);
+        }
+        next
+    }
+
+    /// The links have ended: to rank 0, or, on rank 0, to some rank.
+    fn lost(&self, rank: u32, reason: &str, for_good: bool) {
+        let error = CollectiveError::PeerLost {
+            rank: Rank(self.members.get(rank as usize).copied().unwrap_or(rank)),
+            reason: reason.to_owned(),
+        };
+        if for_good {
+            self.lock().lost.get_or_insert_with(|| error.clone());
+        }
+        self.fail_all(u64::MAX, &error);
+    }
+
+    /// Rank 0 says that it is the turn of these, as the operation with this number of the call.
+    fn run(self: &Arc<Self>, (call, number): (u64, u64), names: Vec<String>, operation: Operation) {
+        let mut tasks = Vec::new();
+        let joined = {
+            let mut state = self.lock();
+            for name in &names {
+                if let Some(task) = state.pending.remove(&(call, name.clone())) {
+                    tasks.push(task);
+                }
+            }
+            state.joined
+        };
+        let whole = tasks.len() == names.len();
+        let end = Ended(self.commands.clone());
+        let comm = Communicator::of(Arc::clone(&self.data));
+        let own = comm.clone();
+        let job = Box::new(move || {
+            let tag = Tag {
+                call,
+                operation: number,
+            };
+            // All count alike, whatever came of those before.
+            let in_call = comm.inner.signals.go_to(tag);
+            if in_call && whole {
+                perform(&comm, tasks, &names);
+            } else if in_call && joined && tasks.is_empty() {
+                follow(&comm, operation);
+            } else {
+                // They were given up here in the meantime: the others hear that now.
+                let reason = format!("{} was given up", names.join(", "));
+                comm.give_up(tag, numbers(&operation), &reason);
+                for pending in tasks {
+                    pending.task.fail(CollectiveError::Aborted {
+                        reason: reason.clone(),
+                    });
+                }
+            }
+            drop(end);
+        });
+        let started = own.progress().and_then(|progress| {
+            // This may be the only thread that reads the links.
+            progress
+                .try_start(job)
+                .map_err(|_| CollectiveError::Invalid {
+                    reason: "rank 0 has more run than it can have under way".to_owned(),
+                })
+        });
+        if let Err(error) = started {
+            self.lost(self.me, &error.to_string(), true);
+        }
+    }
+
+    /// Rank 0 says that these wait for long.
+    fn stalled(
+        &self,
+        call: u64,
+        names: Vec<String>,
+        waited: Duration,
+        missing: Vec<(u32, String)>,
+    ) {
+        let what: Vec<String> = {
+            let state = self.lock();
+            let started = |name: &String| {
+                let pending = state.pending.get(&(call, name.clone()))?;
+                Some(format!("{} named `{name}`", pending.operation))
+            };
+            names.iter().filter_map(started).collect()
+        };
+        if what.is_empty() {
+            return;
+        }
+        let job_rank = |rank: u32| Rank(self.members.get(rank as usize).copied().unwrap_or(rank));
+        let missing = missing
+            .into_iter()
+            .map(|(rank, doing)| Missing {
+                rank: job_rank(rank),
+                doing,
+            })
+            .collect();
+        let more = what.len().saturating_sub(6);
+        let mut operation = what[..what.len().min(6)].join(", ");
+        if more > 0 {
+            operation = format!("{operation} and {more} more");
+        }
+        self.family.stalls.report(StallReport {
+            operation,
+            group: self.id,
+            tag: Tag { call, operation: 0 },
+            waited,
+            missing,
+        });
+    }
+}
+
+/// Tells the hub that a batch has ended, however it did.
+struct Ended(UnboundedSender<Command>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if self.0.send(Command::Ended).is_err() {
+            tracing::debug!("named operations have ended");
+        }
+    }
+}
+
+/// Does what is one's own.
+fn perform(comm: &Communicator, tasks: Vec<Pending>, names: &[String]) {
+    let short = match names {
+        [one] => ShortName::new(one),
+        [first, ..] => ShortName::new(&format!("{first} +{}", names.len() - 1)),
+        [] => ShortName::default(),
+    };
+    let mut parts = Vec::new();
+    let mut request: Option<Operation> = None;
+    let mut asked = None;
+    for pending in tasks {
+        let options = pending.options;
+        match pending.task {
+            Task::Alone(run) => {
+                run(Ok(comm.with(options.called(short, options.asked))));
+            }
+            Task::Fusable(part) => {
+                request.get_or_insert(pending.operation);
+                asked = asked.or(options.asked);
+                parts.push(part);
+            }
+        }
+    }
+    let Some(mut request) = request else {
+        return;
+    };
+    let size = request.dtype.map_or(1, DType::size);
+    let lengths: Vec<usize> = parts.iter().map(|part| part.bytes().len() / size).collect();
+    request.count = lengths.iter().sum::<usize>() as u64;
+    request.shape = if lengths.len() > 1 {
+        shape::of(&lengths)
+    } else {
+        request.shape
+    };
+    let options = Options::new().called(short, asked);
+    let result = comm.with(options).all_reduce_parts(request, &mut parts);
+    for part in parts {
+        part.end(result.clone());
+    }
+}
+
+/// Takes part in what the others do.
+fn follow(comm: &Communicator, operation: Operation) {
+    for _ in 0..numbers(&operation) {
+        if let Err(error) = comm.follow_one() {
+            // It failed on all, and the rest of it is not done.
+            tracing::debug!(%error, "an operation failed that this rank only took part in");
+            return;
+        }
+    }
+}
+
+/// How many numbers an operation takes.
+fn numbers(operation: &Operation) -> u64 {
+    if operation.reduce == Some(ReduceOp::Adasum) {
+        // One for each buffer of several.
+        return operation.rows.max(1);
+    }
+    let two = matches!(
+        operation.kind,
+        OperationKind::AllGatherVarcount
+            | OperationKind::GatherVarcount
+            | OperationKind::ScatterVarcount
+            | OperationKind::AllToAllVarcount
+    ) || Mark::of(operation.shape) == Some(Mark::Object);
+    if two { 2 } else { 1 }
+}
+
+impl Member for Names {
+    fn lane(self: Arc<Self>, rank: u32, lane: Box<dyn Lane>) -> Result<(), LaneError> {
+        let position = self.members.iter().position(|member| *member == rank);
+        match position {
+            Some(position) if self.me == 0 && position != 0 => {
+                self.tell(Command::Arrived {
+                    rank: position as u32,
+                    lane: Ok(lane),
+                });
+                Ok(())
+            }
+            _ => Err(LaneError::Refused {
+                reason: format!(
+                    "rank {rank} has no link for names to rank {}",
+                    self.members[self.me as usize]
+                ),
+            }),
+        }
+    }
+
+    fn begin_call(self: Arc<Self>, call: CallId) {
+        let old = {
+            let mut state = self.lock();
+            state.over = None;
+            std::mem::replace(&mut state.call, call.0)
+        };
+        if old == call.0 {
+            return;
+        }
+        let reason = format!("call {call} has begun");
+        let error = CollectiveError::Aborted {
+            reason: reason.clone(),
+        };
+        self.fail_all(call.0, &error);
+        self.tell(Command::Over {
+            before: call.0,
+            cause: Cause::Left {
+                rank: Rank(self.me),
+                reason,
+            },
+        });
+    }
+
+    fn abort_call(self: Arc<Self>, call: u64, reason: &str) {
+        let own = CollectiveError::Aborted {
+            reason: reason.to_owned(),
+        };
+        {
+            let mut state = self.lock();
+            if state.call != call || state.over.is_some() {
+                return;
+            }
+            state.over = Some((call, own.clone()));
+        }
+        self.fail_all(call + 1, &own);
+        self.tell(Command::Over {
+            before: call + 1,
+            cause: Cause::Failed {
+                rank: Rank(self.me),
+                reason: reason.to_owned(),
+            },
+        });
+    }
+
+    fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {
+        let Some(position) = self.members.iter().position(|member| *member == rank) else {
+            return;
+        };
+        self.lost(position as u32, reason, true);
+        self.tell(Command::Lost {
+            rank: position as u32,
+            reason: reason.to_owned(),
+        });
+    }
+}
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        self.family.leave(self.id);
+    }
+}
+
+impl Communicator {
+    /// What runs named operations; made at first use.
+    pub(crate) fn names(&self) -> Arc<Names> {
+        Arc::clone(self.inner.names.get_or_init(|| Names::start(&self.inner)))
+    }
+
+    /// Small [named](Communicator::named) all-reduces that are ready at the same time and are alike (type, operator,
+    /// factors, compression) are done as one, up to so many bytes (128 MiB at first); 0 is never. Rank 0's counts.
+    pub fn set_fusion_threshold(&self, bytes: u64) {
+        self.names().set_threshold(bytes);
+    }
+}
+
+/// A timer that never fires is a year long.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+fn until(at: Option<Instant>, now: Instant) -> Instant {
+    at.unwrap_or(now + YEAR)
+}

@@ -1,0 +1,220 @@
+//! The messages about named operations. No I/O.
+
+use serde::{Deserialize, Serialize};
+
+use crate::cause::Cause;
+use crate::header::{Data, HEADER, Header};
+use crate::operation::{Operation, Tag};
+use kolo_transport::ids::Generation;
+
+/// Longest message, in bytes: a batch of the longest names fits.
+pub(super) const MOST: usize = 16 << 20;
+
+/// Longest name, in bytes.
+pub(super) const NAME: usize = 1024;
+
+/// Most names in one message.
+pub(super) const BATCH: usize = 4096;
+
+/// From a rank to rank 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Up {
+    /// It has started an operation.
+    Ask {
+        call: u64,
+        name: String,
+        operation: Vec<u8>,
+        limit_ms: u64,
+    },
+    /// It has no more data.
+    Join,
+    /// Calls before this one are over there.
+    Over { before: u64, cause: Vec<u8> },
+    /// What it does.
+    Doing { text: String },
+}
+
+/// From rank 0 to a rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Down {
+    /// Do these now, as the operations of the call from this number on.
+    Run {
+        call: u64,
+        number: u64,
+        names: Vec<String>,
+        operation: Vec<u8>,
+    },
+    /// They are given up.
+    Fail {
+        call: u64,
+        names: Vec<String>,
+        cause: Vec<u8>,
+    },
+    /// What do you do?
+    Query,
+    /// They wait for long.
+    Stalled {
+        call: u64,
+        names: Vec<String>,
+        waited_ms: u64,
+        missing: Vec<(u32, String)>,
+    },
+}
+
+pub(super) fn encode_operation(operation: Operation) -> Vec<u8> {
+    let data = Data {
+        generation: Generation(0),
+        tag: Tag::default(),
+        operation,
+        step: 0,
+        offset: 0,
+        length: 0,
+    };
+    Header::Ask(data).encode().to_vec()
+}
+
+pub(super) fn decode_operation(bytes: &[u8]) -> Option<Operation> {
+    let bytes: &[u8; HEADER] = bytes.try_into().ok()?;
+    match Header::parse(bytes).ok()? {
+        Header::Ask(data) => Some(data.operation),
+        _ => None,
+    }
+}
+
+/// A cause that is none is still a failure.
+pub(super) fn decode_cause(bytes: &[u8], rank: u32) -> Cause {
+    Cause::parse(bytes).unwrap_or_else(|| Cause::Protocol {
+        rank: kolo_transport::ids::Rank(rank),
+        reason: "it sent a cause that is none".to_owned(),
+    })
+}
+
+/// Puts a message behind others.
+pub(super) fn put<M: Serialize>(out: &mut Vec<u8>, message: &M) {
+    let start = out.len();
+    out.extend_from_slice(&[0; 4]);
+    if let Err(error) = rmp_serde::encode::write(out, message) {
+        // Numbers, texts and lists of them can always be serialised.
+        tracing::error!(%error, "a message about named operations can't be serialised");
+        out.truncate(start);
+        return;
+    }
+    let length = (out.len() - start - 4) as u32;
+    out[start..start + 4].copy_from_slice(&length.to_le_bytes());
+}
+
+/// Bytes that came, and are messages when they are complete.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Inbox {
+    /// More came.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        if self.start > 0 {
+            // What is left is the beginning of one message.
+            self.bytes.drain(..self.start);
+            self.start = 0;
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Takes the first message, if it is complete.
+    ///
+    /// Fails if there is none that this version understands.
+    pub(super) fn take<M: for<'a> Deserialize<'a>>(&mut self) -> Result<Option<M>, String> {
+        let Some((length, rest)) = self.bytes[self.start..].split_first_chunk::<4>() else {
+            return Ok(None);
+        };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > MOST {
+            return Err(format!(
+                "a message of {length} bytes is over the limit of {MOST}"
+            ));
+        }
+        let Some(message) = rest.get(..length) else {
+            return Ok(None);
+        };
+        let message = rmp_serde::from_slice(message).map_err(|error| error.to_string())?;
+        self.start += 4 + length;
+        Ok(Some(message))
+    }
+
+    /// Forgets what came.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn messages_come_one_by_one_and_bad_ones_are_seen() {
+        let messages = [
+            Up::Join,
+            Up::Ask {
+                call: 3,
+                name: "w".to_owned(),
+                operation: encode_operation(Operation::BARRIER),
+                limit_ms: 5,
+            },
+        ];
+        let mut bytes = Vec::new();
+        for message in &messages {
+            put(&mut bytes, message);
+        }
+        let last = bytes.pop().unwrap();
+        let mut inbox = Inbox::default();
+        inbox.push(&bytes);
+        assert_eq!(inbox.take(), Ok(Some(Up::Join)));
+        assert_eq!(inbox.take::<Up>(), Ok(None));
+        inbox.push(&[last]);
+        let Ok(Some(Up::Ask { operation, .. })) = inbox.take() else {
+            panic!("it is complete");
+        };
+        assert_eq!(decode_operation(&operation), Some(Operation::BARRIER));
+        assert_eq!(inbox.take::<Up>(), Ok(None));
+        inbox.push(&[255; 9]);
+        assert!(inbox.take::<Up>().unwrap_err().contains("limit"));
+        inbox.clear();
+        inbox.push(&[1, 0, 0, 0, 5]);
+        assert!(inbox.take::<Up>().is_err());
+    }
+
+    #[test]
+    fn the_longest_batch_fits_a_message() {
+        let names = vec!["n".repeat(NAME); BATCH];
+        let mut bytes = Vec::new();
+        let run = Down::Run {
+            call: u64::MAX,
+            number: u64::MAX,
+            names,
+            operation: encode_operation(Operation::BARRIER),
+        };
+        put(&mut bytes, &run);
+        assert!(bytes.len() < MOST, "{}", bytes.len());
+        let mut inbox = Inbox::default();
+        inbox.push(&bytes);
+        assert_eq!(inbox.take(), Ok(Some(run)));
+    }
+
+    proptest! {
+        #[test]
+        fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let mut inbox = Inbox::default();
+            inbox.push(&bytes);
+            drop(inbox.take::<Up>());
+            inbox.clear();
+            inbox.push(&bytes);
+            drop(inbox.take::<Down>());
+            prop_assert!(decode_operation(&bytes).is_none());
+            decode_cause(&bytes, 1);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Which operations there are.
+
+use std::fmt;
+
+/// The kinds of operations, as the header of a frame names them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OperationKind {
+    /// Every rank gets the combination of all ranks' values.
+    AllReduce,
+    /// Every rank gets the root's values.
+    Broadcast,
+    /// Every rank gets all ranks' values, of equal length.
+    AllGather,
+    /// The first half of an operation on different lengths: the lengths.
+    AllGatherCounts,
+    /// Every rank gets all ranks' values, of different lengths.
+    AllGatherVarcount,
+    /// Nobody leaves before all have come.
+    Barrier,
+    /// The root gets the combination of all ranks' values.
+    Reduce,
+    /// Every rank gets its part of the combination of all ranks' values.
+    ReduceScatter,
+    /// The root gets all ranks' values, of equal length.
+    Gather,
+    /// The root gets all ranks' values, of different lengths.
+    GatherVarcount,
+    /// Every rank gets its part, of equal length, of the root's values.
+    Scatter,
+    /// Every rank gets its part, of different length, of the root's values.
+    ScatterVarcount,
+    /// Every rank gets from each other one the part that is for it; parts have equal length.
+    AllToAll,
+    /// Every rank gets from each other one the part that is for it; parts have different lengths.
+    AllToAllVarcount,
+    /// One rank's values go to one other rank: from the root to the rank in [`Operation::rows`](super::Operation::rows).
+    SendReceive,
+}
+
+impl OperationKind {
+    /// All kinds.
+    pub const ALL: [Self; 15] = [
+        Self::AllReduce,
+        Self::Broadcast,
+        Self::AllGather,
+        Self::AllGatherCounts,
+        Self::AllGatherVarcount,
+        Self::Barrier,
+        Self::Reduce,
+        Self::ReduceScatter,
+        Self::Gather,
+        Self::GatherVarcount,
+        Self::Scatter,
+        Self::ScatterVarcount,
+        Self::AllToAll,
+        Self::AllToAllVarcount,
+        Self::SendReceive,
+    ];
+
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::AllReduce => 1,
+            Self::Broadcast => 2,
+            Self::AllGather => 3,
+            Self::AllGatherCounts => 4,
+            Self::AllGatherVarcount => 5,
+            Self::Barrier => 6,
+            Self::Reduce => 7,
+            Self::ReduceScatter => 8,
+            Self::Gather => 9,
+            Self::GatherVarcount => 10,
+            Self::Scatter => 11,
+            Self::ScatterVarcount => 12,
+            Self::AllToAll => 13,
+            Self::AllToAllVarcount => 14,
+            Self::SendReceive => 15,
+        }
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.code() == code)
+    }
+
+    /// Its name in the API.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::Broadcast => "broadcast",
+            Self::AllGather => "all_gather",
+            Self::AllGatherCounts | Self::AllGatherVarcount => "all_gather_varcount",
+            Self::Barrier => "barrier",
+            Self::Reduce => "reduce",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Gather => "gather",
+            Self::GatherVarcount => "gather_varcount",
+            Self::Scatter => "scatter",
+            Self::ScatterVarcount => "scatter_varcount",
+            Self::AllToAll => "all_to_all",
+            Self::AllToAllVarcount => "all_to_all_varcount",
+            Self::SendReceive => "send",
+        }
+    }
+}
+
+impl fmt::Display for OperationKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}

@@ -1,0 +1,111 @@
+//! Broadcast.
+
+use std::pin::pin;
+use std::time::Instant;
+
+use kolo_transport::ids::Rank;
+
+use crate::blocking::{Alarm, SleepAlarm};
+use crate::communicator::Communicator;
+use crate::element::{self, Element};
+use crate::error::CollectiveError;
+use crate::inner::Quick;
+use crate::operation::{Operation, OperationKind};
+
+impl Communicator {
+    /// Copies the root's values to every rank. All ranks give the same length and root.
+    ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// # use kolo_transport::ids::Rank;
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let mut data = if comm.rank() == Rank(1) { [7, 8] } else { [0, 0] };
+    ///             comm.broadcast(&mut data, Rank(1)).unwrap();
+    ///             assert_eq!(data, [7, 8]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`]; `data` is as it was.
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: Rank) -> Result<(), CollectiveError> {
+        let request = Operation {
+            root: Some(root.0),
+            ..self.request::<T>(OperationKind::Broadcast, data.len())
+        };
+        let stores = root.0 != self.inner.me || request.wire.is_some();
+        let quick = if root.0 < self.inner.world {
+            let input = element::bytes_of(data);
+            self.inner.quick(&request, self.options.name, input)
+        } else {
+            Quick::No
+        };
+        match quick {
+            Quick::Done(mut turn) => {
+                if stores {
+                    turn.store(data);
+                }
+                Ok(())
+            }
+            Quick::Begun(mut turn, tag) => Self::blocking(async |alarm, _| {
+                turn.resume(alarm, tag, element::bytes_of(data)).await?;
+                if stores {
+                    turn.store(data);
+                }
+                Ok(())
+            }),
+            Quick::Failed(error) => Err(error),
+            Quick::No => {
+                Self::blocking(async |alarm, started| self.spread(alarm, started, data, root).await)
+            }
+        }
+    }
+
+    /// As [`Communicator::broadcast`]. Cancels the operation on all ranks if it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::broadcast`].
+    pub async fn broadcast_async<T: Element>(
+        &self,
+        data: &mut [T],
+        root: Rank,
+    ) -> Result<(), CollectiveError> {
+        let started = Instant::now();
+        let sleep = pin!(self.inner.sleep());
+        self.spread(&mut SleepAlarm(sleep), started, data, root)
+            .await
+    }
+
+    async fn spread<A: Alarm, T: Element>(
+        &self,
+        alarm: &mut A,
+        started: Instant,
+        data: &mut [T],
+        root: Rank,
+    ) -> Result<(), CollectiveError> {
+        let kind = OperationKind::Broadcast;
+        let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+        let root = match self.check_root(kind, root) {
+            Ok(root) => root,
+            Err(error) => return Err(turn.refuse(tag, error)),
+        };
+        let request = Operation {
+            root: Some(root),
+            ..self.request::<T>(kind, data.len())
+        };
+        turn.run(alarm, tag, request, element::bytes_of(data))
+            .await?;
+        // The root's own values, too, if the others get them rounded.
+        if root != self.inner.me || request.wire.is_some() {
+            turn.store(data);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,302 @@
+//! All-to-all, and one rank to one other.
+
+use std::sync::PoisonError;
+
+use kolo_transport::ids::Rank;
+
+use super::{fits, too_many, wrong_buffer};
+use crate::communicator::Communicator;
+use crate::element::{self, Element};
+use crate::error::CollectiveError;
+use crate::group::Kind;
+use crate::operation::{Operation, OperationKind};
+use crate::ops::Gathered;
+
+impl Communicator {
+    /// Every rank sends part i of its values to rank i, and gets one part from each, in rank order. All parts have the
+    /// same length: that of `data` divided by the world size.
+    ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let me = comm.rank().0;
+    ///             let mine = comm.all_to_all(&[10 * me, 10 * me + 1]).unwrap();
+    ///             assert_eq!(mine, [me, 10 + me]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`], of which [`CollectiveError::Invalid`] if the length is no multiple of the world size.
+    pub fn all_to_all<T: Element>(&self, data: &[T]) -> Result<Vec<T>, CollectiveError> {
+        let mut received = vec![T::default(); data.len()];
+        self.all_to_all_into(data, &mut received)?;
+        Ok(received)
+    }
+
+    /// As [`Communicator::all_to_all`], into a buffer of the same length as `data`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_to_all`], and [`CollectiveError::Invalid`] for a buffer of another length; it is as it was.
+    pub fn all_to_all_into<T: Element>(
+        &self,
+        data: &[T],
+        received: &mut [T],
+    ) -> Result<(), CollectiveError> {
+        Self::blocking(async |alarm, started| {
+            let (kind, world) = (OperationKind::AllToAll, self.world());
+            let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+            if !data.len().is_multiple_of(world) {
+                let reason = format!(
+                    "{kind} of {} elements: they are not a whole number for each of {world} ranks; give splits to \
+                     all_to_all_varcount",
+                    data.len()
+                );
+                return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
+            }
+            if data.len() != received.len() {
+                let what = format_args!("{kind} of {} elements", data.len());
+                let error = wrong_buffer(what, received.len(), data.len());
+                return Err(turn.refuse(tag, error));
+            }
+            let request = self.request::<T>(kind, data.len() / world);
+            turn.run(alarm, tag, request, element::bytes_of(data))
+                .await?;
+            turn.store(received);
+            Ok(())
+        })
+    }
+
+    /// As [`Communicator::all_to_all`], with parts of different lengths: `splits` says how many elements of `data` go to
+    /// each rank, in rank order. What their sum leaves over stays here. Returns what came, and how many elements came
+    /// from each rank.
+    ///
+    /// It is two operations: one for the lengths, one for the values.
+    ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             // One element to rank 0, two to rank 1.
+    ///             let got = comm.all_to_all_varcount(&['a' as u8, 98, 99], &[1, 2]).unwrap();
+    ///             assert_eq!(got.counts, [1 + comm.rank().index(); 2]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`], of which [`CollectiveError::Invalid`] if there is not one split for each rank, or they are
+    /// more than `data` in all.
+    pub fn all_to_all_varcount<T: Element>(
+        &self,
+        data: &[T],
+        splits: &[usize],
+    ) -> Result<Gathered<T>, CollectiveError> {
+        let mut received = Gathered::default();
+        self.all_to_all_varcount_into(data, splits, &mut received)?;
+        Ok(received)
+    }
+
+    /// As [`Communicator::all_to_all_varcount`], into what an earlier one returned: memory is used again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_to_all_varcount`]; `received` is as it was.
+    pub fn all_to_all_varcount_into<T: Element>(
+        &self,
+        data: &[T],
+        splits: &[usize],
+        received: &mut Gathered<T>,
+    ) -> Result<(), CollectiveError> {
+        Self::blocking(async |alarm, started| {
+            let (kind, world) = (OperationKind::AllToAllVarcount, self.world());
+            let (mut turn, tag) = self.turn(alarm, started, kind, 2).await?;
+            if splits.len() != world {
+                let what = format_args!("the splits of {kind} on {world} ranks");
+                return Err(turn.refuse(tag, wrong_buffer(what, splits.len(), world)));
+            }
+            let sent = turn.engine().set_sent_offsets(splits.iter().copied());
+            let Some(sent) = sent.filter(|sent| *sent <= data.len()) else {
+                let reason = format!(
+                    "{kind} with splits {splits:?} of {} elements: they are more than there are",
+                    data.len()
+                );
+                return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
+            };
+            let request = Operation::lengths(OperationKind::AllToAll, kind, T::DTYPE, 1);
+            let mut lengths = std::mem::take(&mut turn.engine().lengths);
+            lengths.clear();
+            lengths.extend(splits.iter().map(|split| *split as u64));
+            turn.run(alarm, tag, request, bytemuck::cast_slice(&lengths))
+                .await?;
+            turn.store(&mut lengths);
+            let counts = lengths.iter().map(|length| *length as usize);
+            let Some(total) = turn
+                .engine()
+                .set_offsets(counts)
+                .filter(|total| fits::<T>(*total))
+            else {
+                return Err(turn.refuse(tag.after(), too_many::<T>(&lengths)));
+            };
+            let values = self.request::<T>(kind, 0);
+            let input = element::bytes_of(&data[..sent]);
+            turn.run(alarm, tag.after(), values, input).await?;
+            received.prepare(&lengths, total);
+            turn.store(&mut received.values);
+            turn.engine().lengths = lengths;
+            Ok(())
+        })
+    }
+
+    /// Sends values to one other rank, which [receives](Communicator::receive) them. The other ranks take no part.
+    ///
+    /// It returns when the values are on their way, or at the latest when the other rank has taken them: two ranks that
+    /// both send first, and much, wait for each other until the deadline. Then start one of the sends
+    /// ([`Start::send`](crate::Start::send)). What one rank sends to another comes in order.
+    ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// # use kolo_transport::ids::Rank;
+    /// let group = local_group(3)?;
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| group[0].send(&[1.5_f64, 2.5], Rank(2)).unwrap());
+    ///     scope.spawn(|| assert_eq!(group[2].receive::<f64>(Rank(0)).unwrap(), [1.5, 2.5]));
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`], of which [`CollectiveError::Invalid`] if `to` is this rank or none of the group.
+    pub fn send<T: Element>(&self, data: &[T], to: Rank) -> Result<(), CollectiveError> {
+        let pair = self.pair(self.rank(), to)?;
+        Self::blocking(async |alarm, started| {
+            let kind = OperationKind::SendReceive;
+            let (mut turn, tag) = pair.turn(alarm, started, kind, 2).await?;
+            let length = pair.directed(Operation::lengths(kind, kind, T::DTYPE, 1), true);
+            let own = [data.len() as u64];
+            turn.run(alarm, tag, length, bytemuck::cast_slice(&own))
+                .await?;
+            let values = pair.directed(pair.request::<T>(kind, data.len()), true);
+            turn.run(alarm, tag.after(), values, element::bytes_of(data))
+                .await
+        })
+    }
+
+    /// Receives what one other rank [sends](Communicator::send).
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`], of which [`CollectiveError::Invalid`] if `from` is this rank or none of the group.
+    pub fn receive<T: Element>(&self, from: Rank) -> Result<Vec<T>, CollectiveError> {
+        let mut data = Vec::new();
+        self.receive_from(from, |wanted| {
+            // The other rank says how many: this one's memory may not hold them.
+            if data.try_reserve_exact(wanted).is_err() {
+                return Err(too_many::<T>(&[wanted as u64]));
+            }
+            data.resize(wanted, T::default());
+            Ok(&mut data[..])
+        })?;
+        Ok(data)
+    }
+
+    /// As [`Communicator::receive`], into a buffer of as many elements as the other rank sends.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::receive`], and [`CollectiveError::Invalid`] if it sends another number (it fails, too); the
+    /// buffer is as it was.
+    pub fn receive_into<T: Element>(
+        &self,
+        data: &mut [T],
+        from: Rank,
+    ) -> Result<(), CollectiveError> {
+        self.receive_from(from, |wanted| {
+            if data.len() != wanted {
+                let what = format_args!("rank {from} sends {wanted} {}, to be received", T::DTYPE);
+                return Err(wrong_buffer(what, data.len(), wanted));
+            }
+            Ok(data)
+        })
+    }
+
+    fn receive_from<'a, T: Element>(
+        &self,
+        from: Rank,
+        room: impl FnOnce(usize) -> Result<&'a mut [T], CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        let pair = self.pair(from, self.rank())?;
+        Self::blocking(async |alarm, started| {
+            let kind = OperationKind::SendReceive;
+            let (mut turn, tag) = pair.turn(alarm, started, kind, 2).await?;
+            let length = pair.directed(Operation::lengths(kind, kind, T::DTYPE, 1), false);
+            if let Err(error) = turn.run(alarm, tag, length, &[]).await {
+                // The sender may be past the length already.
+                turn.skip(tag.after());
+                return Err(error);
+            }
+            let mut wanted = [0_u64];
+            turn.store(&mut wanted);
+            let room = if fits::<T>(wanted[0] as usize) {
+                room(wanted[0] as usize)
+            } else {
+                Err(too_many::<T>(&wanted))
+            };
+            let room = match room {
+                Ok(room) => room,
+                Err(error) => return Err(turn.refuse(tag.after(), error)),
+            };
+            let values = pair.directed(pair.request::<T>(kind, room.len()), false);
+            turn.run(alarm, tag.after(), values, &[]).await?;
+            turn.store(room);
+            Ok(())
+        })
+    }
+
+    /// The two ranks as a group of their own, for this direction.
+    pub(super) fn pair(&self, from: Rank, to: Rank) -> Result<Self, CollectiveError> {
+        let (inner, world) = (&self.inner, self.inner.world);
+        if from == to || from.0 >= world || to.0 >= world {
+            let reason = format!(
+                "rank {from} can't send to rank {to}: one rank sends to another one, of ranks 0 to {}",
+                world - 1
+            );
+            return Err(CollectiveError::Invalid { reason });
+        }
+        let mut pairs = inner.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        let pair = pairs.entry((from.0, to.0)).or_insert_with(|| {
+            let members = vec![inner.job_rank(from.0), inner.job_rank(to.0)];
+            let id = inner.id.child(Kind::Pair, 0, &members);
+            inner.group(id, members, u32::from(from != self.rank()))
+        });
+        let timeout = inner.signals.lock().timeout;
+        pair.signals.lock().timeout = timeout;
+        Ok(Self {
+            inner: std::sync::Arc::clone(pair),
+            options: self.options,
+        })
+    }
+
+    /// From the first member of a pair to the second; this rank is one of them.
+    fn directed(&self, operation: Operation, sends: bool) -> Operation {
+        debug_assert_eq!(sends, self.inner.me == 0);
+        Operation {
+            root: Some(0),
+            rows: 1,
+            ..operation
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Gathers, on every rank and on one.
+
+use std::pin::pin;
+use std::time::Instant;
+
+use kolo_transport::ids::Rank;
+
+use super::{fits, too_many, wrong_buffer};
+use crate::blocking::{Alarm, SleepAlarm};
+use crate::communicator::Communicator;
+use crate::element::{self, Element};
+use crate::error::CollectiveError;
+use crate::inner::Quick;
+use crate::operation::{Operation, OperationKind};
+
+/// What operations return whose parts have different lengths.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Gathered<T> {
+    /// The elements that came from all ranks, in rank order.
+    pub values: Vec<T>,
+    /// How many of them came from each rank.
+    pub counts: Vec<usize>,
+}
+
+impl<T> Gathered<T> {
+    /// The elements of one rank. Panics if there is no such rank.
+    pub fn of(&self, rank: Rank) -> &[T] {
+        let start: usize = self.counts[..rank.index()].iter().sum();
+        &self.values[start..start + self.counts[rank.index()]]
+    }
+}
+
+impl<T: Element> Gathered<T> {
+    /// Makes room. Nothing is allocated if it had as much before.
+    pub(super) fn prepare(&mut self, counts: &[u64], total: usize) {
+        self.counts.clear();
+        self.counts
+            .extend(counts.iter().map(|count| *count as usize));
+        self.values.clear();
+        self.values.resize(total, T::default());
+    }
+}
+
+impl Communicator {
+    /// Gathers the ranks' values on every rank, in rank order. All ranks give the same length.
+    ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let mine = [comm.rank().0; 2];
+    ///             assert_eq!(comm.all_gather(&mine), Ok(vec![0, 0, 1, 1]));
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`].
+    pub fn all_gather<T: Element>(&self, data: &[T]) -> Result<Vec<T>, CollectiveError> {
+        let mut all = self.room_for_all(data);
+        self.all_gather_into(data, &mut all)?;
+        Ok(all)
+    }
+
+    /// As [`Communicator::all_gather`]. Cancels the operation on all ranks if it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_gather`].
+    pub async fn all_gather_async<T: Element>(
+        &self,
+        data: &[T],
+    ) -> Result<Vec<T>, CollectiveError> {
+        let mut all = self.room_for_all(data);
+        let started = Instant::now();
+        let sleep = pin!(self.inner.sleep());
+        self.gather_all(&mut SleepAlarm(sleep), started, data, &mut all)
+            .await?;
+        Ok(all)
+    }
+
+    /// As [`Communicator::all_gather`], into a buffer of the world size times the length of `data`.
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`], of which [`CollectiveError::Invalid`] for a buffer of another length (the peers
+    /// fail too); `all` is as it was.
+    pub fn all_gather_into<T: Element>(
+        &self,
+        data: &[T],
+        all: &mut [T],
+    ) -> Result<(), CollectiveError> {
+        let request = self.request::<T>(OperationKind::AllGather, data.len());
+        let quick = if Some(all.len()) == data.len().checked_mul(self.world()) {
+            let input = element::bytes_of(data);
+            self.inner.quick(&request, self.options.name, input)
+        } else {
+            Quick::No
+        };
+        match quick {
+            Quick::Done(mut turn) => {
+                turn.store(all);
+                Ok(())
+            }
+            Quick::Begun(mut turn, tag) => Self::blocking(async |alarm, _| {
+                turn.resume(alarm, tag, element::bytes_of(data)).await?;
+                turn.store(all);
+                Ok(())
+            }),
+            Quick::Failed(error) => Err(error),
+            Quick::No => Self::blocking(async |alarm, started| {
+                self.gather_all(alarm, started, data, all).await
+            }),
+        }
+    }
+
+    /// Gathers the ranks' values on every rank, in rank order. Each rank may give another length, 0 included.
+    ///
+    /// It is two operations: one for the lengths, one for the values.
+    ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// # use kolo_transport::ids::Rank;
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let mine = vec![1.5; comm.rank().index()];
+    ///             let gathered = comm.all_gather_varcount(&mine).unwrap();
+    ///             assert_eq!(gathered.counts, [0, 1]);
+    ///             assert_eq!(gathered.of(Rank(1)), [1.5]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`].
+    pub fn all_gather_varcount<T: Element>(
+        &self,
+        data: &[T],
+    ) -> Result<Gathered<T>, CollectiveError> {
+        let mut all = Gathered::default();
+        self.all_gather_varcount_into(data, &mut all)?;
+        Ok(all)
+    }
+
+    /// As [`Communicator::all_gather_varcount`]. Cancels the operation on all ranks if it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_gather_varcount`].
+    pub async fn all_gather_varcount_async<T: Element>(
+        &self,
+        data: &[T],
+    ) -> Result<Gathered<T>, CollectiveError> {
+        let started = Instant::now();
+        let sleep = pin!(self.inner.sleep());
+        let mut all = Gathered::default();
+        let kind = OperationKind::AllGatherVarcount;
+        self.gather_varcount_on(
+            &mut SleepAlarm(sleep),
+            started,
+            data,
+            &mut all,
+            (kind, None),
+        )
+        .await?;
+        Ok(all)
+    }
+
+    /// As [`Communicator::all_gather_varcount`], into what an earlier one returned: memory is used again.
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`]; `all` is as it was.
+    pub fn all_gather_varcount_into<T: Element>(
+        &self,
+        data: &[T],
+        all: &mut Gathered<T>,
+    ) -> Result<(), CollectiveError> {
+        let kind = OperationKind::AllGatherVarcount;
+        Self::blocking(async |alarm, started| {
+            self.gather_varcount_on(alarm, started, data, all, (kind, None))
+                .await
+        })
+    }
+
+    /// Gathers the ranks' values on the root, in rank order; the others get `None`. All ranks give the same length.
+    ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// # use kolo_transport::ids::Rank;
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let all = comm.gather(&[comm.rank().0], Rank(0)).unwrap();
+    ///             assert_eq!(all, (comm.rank() == Rank(0)).then_some(vec![0, 1]));
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`].
+    pub fn gather<T: Element>(
+        &self,
+        data: &[T],
+        root: Rank,
+    ) -> Result<Option<Vec<T>>, CollectiveError> {
+        if root != self.rank() {
+            self.gather_into(data, &mut [], root)?;
+            return Ok(None);
+        }
+        let mut all = self.room_for_all(data);
+        self.gather_into(data, &mut all, root)?;
+        Ok(Some(all))
+    }
+
+    /// As [`Communicator::gather`], into a buffer that has the world size times the length of `data` on the root. On the
+    /// others it may be empty, and stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::gather`], and [`CollectiveError::Invalid`] for a buffer of another length; it is as it was.
+    pub fn gather_into<T: Element>(
+        &self,
+        data: &[T],
+        all: &mut [T],
+        root: Rank,
+    ) -> Result<(), CollectiveError> {
+        Self::blocking(async |alarm, started| {
+            let kind = OperationKind::Gather;
+            let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+            let root = match self.check_root(kind, root) {
+                Ok(root) => root,
+                Err(error) => return Err(turn.refuse(tag, error)),
+            };
+            let request = Operation {
+                root: Some(root),
+                ..self.request::<T>(kind, data.len())
+            };
+            let wanted = data.len().saturating_mul(self.world());
+            if root == self.inner.me && all.len() != wanted {
+                let error = wrong_buffer(format_args!("{request}"), all.len(), wanted);
+                return Err(turn.refuse(tag, error));
+            }
+            turn.run(alarm, tag, request, element::bytes_of(data))
+                .await?;
+            if root == self.inner.me {
+                turn.store(all);
+            }
+            Ok(())
+        })
+    }
+
+    /// As [`Communicator::gather`], where each rank may give another length. It is two operations.
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`].
+    pub fn gather_varcount<T: Element>(
+        &self,
+        data: &[T],
+        root: Rank,
+    ) -> Result<Option<Gathered<T>>, CollectiveError> {
+        let mut all = Gathered::default();
+        self.gather_varcount_into(data, &mut all, root)?;
+        Ok((root == self.rank()).then_some(all))
+    }
+
+    /// As [`Communicator::gather_varcount`], into what an earlier one returned: memory is used again. On ranks that are
+    /// not the root it stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`]; `all` is as it was.
+    pub fn gather_varcount_into<T: Element>(
+        &self,
+        data: &[T],
+        all: &mut Gathered<T>,
+        root: Rank,
+    ) -> Result<(), CollectiveError> {
+        let kind = OperationKind::GatherVarcount;
+        Self::blocking(async |alarm, started| {
+            self.gather_varcount_on(alarm, started, data, all, (kind, Some(root)))
+                .await
+        })
+    }
+
+    fn room_for_all<T: Element>(&self, data: &[T]) -> Vec<T> {
+        vec![T::default(); data.len() * self.world()]
+    }
+
+    async fn gather_all<A: Alarm, T: Element>(
+        &self,
+        alarm: &mut A,
+        started: Instant,
+        data: &[T],
+        all: &mut [T],
+    ) -> Result<(), CollectiveError> {
+        let kind = OperationKind::AllGather;
+        let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+        let request = self.request::<T>(kind, data.len());
+        if Some(all.len()) != data.len().checked_mul(self.world()) {
+            let what = format_args!(
+                "all_gather of {} elements on each of {} ranks",
+                data.len(),
+                self.world()
+            );
+            let error = wrong_buffer(what, all.len(), data.len().saturating_mul(self.world()));
+            return Err(turn.refuse(tag, error));
+        }
+        turn.run(alarm, tag, request, element::bytes_of(data))
+            .await?;
+        turn.store(all);
+        Ok(())
+    }
+
+    async fn gather_varcount_on<A: Alarm, T: Element>(
+        &self,
+        alarm: &mut A,
+        started: Instant,
+        data: &[T],
+        all: &mut Gathered<T>,
+        (kind, root): (OperationKind, Option<Rank>),
+    ) -> Result<(), CollectiveError> {
+        // Both numbers at once: a rank that fails in the first half skips the second.
+        let (mut turn, tag) = self.turn(alarm, started, kind, 2).await?;
+        let root = match root.map(|root| self.check_root(kind, root)).transpose() {
+            Ok(root) => root,
+            Err(error) => return Err(turn.refuse(tag, error)),
+        };
+        let lengths = self
+            .lengths::<_, T>(alarm, &mut turn, tag, (kind, root), data.len())
+            .await?;
+        let counts = lengths.iter().map(|length| *length as usize);
+        let Some(total) = turn
+            .engine()
+            .set_offsets(counts)
+            .filter(|total| fits::<T>(*total))
+        else {
+            return Err(turn.refuse(tag.after(), too_many::<T>(&lengths)));
+        };
+        let values = Operation {
+            root,
+            ..self.request::<T>(kind, total)
+        };
+        turn.run(alarm, tag.after(), values, element::bytes_of(data))
+            .await?;
+        if root.is_none_or(|root| root == self.inner.me) {
+            all.prepare(&lengths, total);
+            turn.store(&mut all.values);
+        }
+        turn.engine().lengths = lengths;
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! Ranks that run out of data.
+
+use kolo_transport::ids::Rank;
+
+use crate::blocking::Alarm;
+use crate::communicator::Communicator;
+use crate::engine::Engine;
+use crate::error::CollectiveError;
+use crate::inner::Turn;
+use crate::operation::{Operation, OperationKind, Tag};
+use crate::shape::Mark;
+
+/// What came of a number that a rank without data took part in.
+pub(crate) enum Followed {
+    /// All ranks are out of data. Who said so last.
+    AllJoined(Rank),
+    /// Another operation, with what this rank may give to it.
+    Done,
+}
+
+impl Communicator {
+    /// This rank has no more data: it takes part in what the others do, until all have called `join`. Returns the rank
+    /// that called it last (the one that had done most operations; of several the highest).
+    ///
+    /// | the others do | this rank gives |
+    /// |---|---|
+    /// | all-reduce, reduce, reduce-scatter | the neutral element of the operator; an average still divides by the world size |
+    /// | gathers with counts, also of objects | nothing: a count of 0 |
+    /// | broadcast, also of objects, barrier | what a rank that is not the root gives |
+    /// | all others, and those with this rank as root | it refuses: the operation fails on all ranks, and they may go on |
+    ///
+    /// In [named](Communicator::named) operations it takes part as well.
+    ///
+    /// ```
+    /// # use kolo_collectives::{ReduceOp, local_group};
+    /// # use kolo_transport::ids::Rank;
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             // Rank 1 has a batch more than rank 0.
+    ///             for _ in 0..=comm.rank().0 {
+    ///                 comm.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap();
+    ///             }
+    ///             assert_eq!(comm.join(), Ok(Rank(1)));
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`] if this rank can't go on: another one is lost or late (each of the others' operations has the
+    /// [time limit](Communicator::timeout) anew), or the call was aborted. Operations that only fail are the others'
+    /// affair.
+    pub fn join(&self) -> Result<Rank, CollectiveError> {
+        let names = self.names();
+        names.join();
+        let last = self.join_in_order();
+        if last.is_ok() {
+            names.joined_all();
+        }
+        last
+    }
+
+    fn join_in_order(&self) -> Result<Rank, CollectiveError> {
+        Self::blocking(async |alarm, started| {
+            let kind = OperationKind::AllGather;
+            let (mut turn, mut tag) = self.turn(alarm, started, kind, 1).await?;
+            let first = tag;
+            loop {
+                match self.follow(alarm, &mut turn, tag, first.operation).await {
+                    Ok(Followed::AllJoined(last)) => return Ok(last),
+                    Ok(Followed::Done)
+                    | Err(
+                        CollectiveError::Mismatch { .. }
+                        | CollectiveError::Invalid { .. }
+                        | CollectiveError::PeerFailed { .. }
+                        | CollectiveError::PeerLeft { .. },
+                    ) if turn.call_goes_on(first.call) => {}
+                    Ok(Followed::Done) => {
+                        return Err(CollectiveError::Aborted {
+                            reason: format!("join: call {} has ended", first.call),
+                        });
+                    }
+                    Err(error) => return Err(error),
+                }
+                turn.renew();
+                tag = turn.next_number();
+            }
+        })
+    }
+
+    /// Takes part in the next operation, whichever it is.
+    pub(crate) fn follow_one(&self) -> Result<(), CollectiveError> {
+        Self::blocking(async |alarm, started| {
+            let (mut turn, tag) = self
+                .turn(alarm, started, OperationKind::AllGather, 1)
+                .await?;
+            self.follow(alarm, &mut turn, tag, tag.operation)
+                .await
+                .map(drop)
+        })
+    }
+
+    /// Does not take part in so many operations, of which this is the first, and tells the others.
+    pub(crate) fn give_up(&self, mut tag: Tag, numbers: u64, reason: &str) {
+        let given_up: Result<(), CollectiveError> = Self::blocking(async |alarm, started| {
+            let (mut turn, _) = self.turn(alarm, started, OperationKind::Barrier, 0).await?;
+            for _ in 0..numbers {
+                let reason = reason.to_owned();
+                turn.refuse(tag, CollectiveError::Aborted { reason });
+                tag = tag.after();
+            }
+            Ok(())
+        });
+        if let Err(error) = given_up {
+            tracing::debug!(%error, "an operation was given up, and nobody could be told");
+        }
+    }
+
+    /// Takes part in one operation, whichever it is. `since` is the number at which this rank ran out of data.
+    pub(crate) async fn follow<A: Alarm>(
+        &self,
+        alarm: &mut A,
+        turn: &mut Turn<'_>,
+        tag: Tag,
+        since: u64,
+    ) -> Result<Followed, CollectiveError> {
+        let me = self.inner.me;
+        let stamp = [since.min(u64::from(u32::MAX)) << 32 | u64::from(me)];
+        let load = |engine: &mut Engine, operation: &Operation| {
+            engine.load(operation, bytemuck::cast_slice(&stamp));
+        };
+        let learned = turn.run_with(alarm, tag, Operation::JOIN, load).await?;
+        let Some(asked) = learned else {
+            let mut stamps = vec![0_u64; self.world()];
+            turn.store(&mut stamps);
+            let last = stamps.into_iter().max().unwrap_or(0);
+            return Ok(Followed::AllJoined(Rank(last as u32)));
+        };
+        if !asked.is_sound(self.inner.world) {
+            let reason = format!("{asked}: it is asked for by a peer, and nobody can do that");
+            return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
+        }
+        let is_root = asked.root == Some(me);
+        let possible = match asked.kind {
+            OperationKind::AllReduce
+            | OperationKind::ReduceScatter
+            | OperationKind::Barrier
+            | OperationKind::AllGatherCounts => true,
+            OperationKind::Reduce
+            | OperationKind::Broadcast
+            | OperationKind::AllGatherVarcount
+            | OperationKind::GatherVarcount => !is_root,
+            // The lengths of a gather.
+            OperationKind::AllGather => {
+                matches!(Mark::of(asked.shape), Some(Mark::Lengths { .. })) && !is_root
+            }
+            _ => false,
+        };
+        if !possible {
+            let reason = format!("{asked} is not possible: rank {me} has joined and has no data");
+            return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
+        }
+        let varcount = matches!(
+            asked.kind,
+            OperationKind::AllGatherVarcount | OperationKind::GatherVarcount
+        );
+        if varcount && !turn.engine().is_share_empty(asked.count) {
+            let reason = format!("{asked}: its lengths are not those that rank {me} heard of");
+            return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
+        }
+        // That not all have data is known to all by now, so it goes over the links.
+        turn.run_over_links(alarm, tag, asked, Engine::load_neutral)
+            .await?;
+        let is_lengths = matches!(
+            asked.kind,
+            OperationKind::AllGatherCounts | OperationKind::AllGather
+        );
+        if is_lengths {
+            let mut lengths = vec![0_u64; self.world()];
+            turn.store(&mut lengths);
+            let counts = lengths.iter().map(|length| *length as usize);
+            turn.engine().set_offsets(counts);
+        }
+        Ok(Followed::Done)
+    }
+}

@@ -1,0 +1,195 @@
+//! The operations of a communicator.
+
+mod broadcast;
+mod buffer;
+mod exchange;
+mod gather;
+mod join;
+mod object;
+mod reduce;
+mod scatter;
+mod split;
+mod start;
+mod trace;
+
+use std::cell::Cell;
+use std::time::Instant;
+
+use kolo_transport::ids::Rank;
+
+use crate::blocking::{Alarm, ParkAlarm, block_on};
+use crate::communicator::Communicator;
+use crate::element::Element;
+use crate::error::CollectiveError;
+use crate::inner::{Quick, Turn};
+use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
+
+pub use gather::Gathered;
+pub(crate) use reduce::Part;
+pub use start::Start;
+
+impl Communicator {
+    fn blocking<R>(operation: impl AsyncFnOnce(&mut ParkAlarm<'_>, Instant) -> R) -> R {
+        let started = Instant::now();
+        let alarm = Cell::new(None);
+        block_on(&alarm, |mut alarm| async move {
+            operation(&mut alarm, started).await
+        })
+    }
+
+    /// Waits for this operation's turn.
+    async fn turn<A: Alarm>(
+        &self,
+        alarm: &mut A,
+        started: Instant,
+        kind: OperationKind,
+        numbers: u64,
+    ) -> Result<(Turn<'_>, Tag), CollectiveError> {
+        let (mut turn, tag) = self
+            .inner
+            .turn(alarm, started, kind.name(), numbers)
+            .await?;
+        turn.name = self.options.name;
+        turn.asked = self.options.asked.unwrap_or(started);
+        Ok((turn, tag))
+    }
+
+    fn world(&self) -> usize {
+        self.inner.world as usize
+    }
+
+    fn request<T: Element>(&self, kind: OperationKind, count: usize) -> Operation {
+        let mut operation = Operation::new(kind, Some(T::DTYPE), count as u64);
+        self.options.apply(&mut operation);
+        operation
+    }
+
+    fn reduction<T: Element>(&self, kind: OperationKind, count: usize, op: ReduceOp) -> Operation {
+        let mut operation = Operation {
+            reduce: Some(op),
+            ..Operation::new(kind, Some(T::DTYPE), count as u64)
+        };
+        self.options.apply(&mut operation);
+        operation
+    }
+
+    /// A root that is there, or why not.
+    fn check_root(&self, kind: OperationKind, root: Rank) -> Result<u32, CollectiveError> {
+        let world = self.inner.world;
+        if root.0 < world {
+            return Ok(root.0);
+        }
+        let way = match kind {
+            OperationKind::Broadcast | OperationKind::Scatter | OperationKind::ScatterVarcount => {
+                "from"
+            }
+            _ => "to",
+        };
+        Err(CollectiveError::Invalid {
+            reason: format!(
+                "{kind} {way} root {root}: a world of {world} has ranks 0 to {}",
+                world - 1
+            ),
+        })
+    }
+
+    /// Returns when all ranks have come.
+    ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(|| comm.barrier());
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`].
+    pub fn barrier(&self) -> Result<(), CollectiveError> {
+        match self
+            .inner
+            .quick(&Operation::BARRIER, self.options.name, &[])
+        {
+            Quick::Done(_) => Ok(()),
+            Quick::Begun(mut turn, tag) => {
+                Self::blocking(async |alarm, _| turn.resume(alarm, tag, &[]).await)
+            }
+            Quick::Failed(error) => Err(error),
+            Quick::No => Self::blocking(async |alarm, started| self.meet(alarm, started).await),
+        }
+    }
+
+    /// As [`Communicator::barrier`]. Cancels the operation on all ranks if it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::barrier`].
+    pub async fn barrier_async(&self) -> Result<(), CollectiveError> {
+        let started = Instant::now();
+        let sleep = std::pin::pin!(self.inner.sleep());
+        self.meet(&mut crate::blocking::SleepAlarm(sleep), started)
+            .await
+    }
+
+    async fn meet<A: Alarm>(&self, alarm: &mut A, started: Instant) -> Result<(), CollectiveError> {
+        let (mut turn, tag) = self.turn(alarm, started, OperationKind::Barrier, 1).await?;
+        turn.run(alarm, tag, Operation::BARRIER, &[]).await
+    }
+
+    /// Lengths of all ranks, gathered for an operation on different lengths. `root` is that of the operation.
+    async fn lengths<A: Alarm, T: Element>(
+        &self,
+        alarm: &mut A,
+        turn: &mut Turn<'_>,
+        tag: Tag,
+        (kind, root): (OperationKind, Option<u32>),
+        own: usize,
+    ) -> Result<Vec<u64>, CollectiveError> {
+        let request = match kind {
+            OperationKind::AllGatherVarcount => Operation {
+                shape: self.options.mark(),
+                ..Operation::new(OperationKind::AllGatherCounts, Some(T::DTYPE), 1)
+            },
+            _ => Operation {
+                root,
+                ..Operation::lengths(OperationKind::AllGather, kind, T::DTYPE, 1)
+            },
+        };
+        let own = own as u64;
+        turn.run(alarm, tag, request, bytemuck::bytes_of(&own))
+            .await?;
+        let mut all = std::mem::take(&mut turn.engine().lengths);
+        all.clear();
+        all.resize(self.world(), 0);
+        turn.store(&mut all);
+        // Whatever a peer made of it in the meantime: the rest is computed from what is really given.
+        all[self.inner.me as usize] = own;
+        Ok(all)
+    }
+}
+
+/// Whether so many elements are possible, and sums of a few such lengths.
+fn fits<T>(total: usize) -> bool {
+    let bytes = total.checked_mul(size_of::<T>());
+    bytes.is_some_and(|bytes| bytes <= isize::MAX as usize >> 3)
+}
+
+/// So many elements of so many bytes: more than there is memory for.
+fn too_many<T>(lengths: &[u64]) -> CollectiveError {
+    CollectiveError::Invalid {
+        reason: format!(
+            "{lengths:?} elements of {} bytes do not fit memory",
+            size_of::<T>()
+        ),
+    }
+}
+
+fn wrong_buffer(what: std::fmt::Arguments<'_>, given: usize, wanted: usize) -> CollectiveError {
+    CollectiveError::Invalid {
+        reason: format!("{what} into a buffer of {given} elements: it must have {wanted}"),
+    }
+}

@@ -1,0 +1,384 @@
+//! All-reduce, reduce, reduce-scatter.
+
+use std::ops::Range;
+use std::pin::pin;
+use std::time::Instant;
+
+use kolo_transport::ids::Rank;
+
+use super::wrong_buffer;
+use crate::blocking::{Alarm, SleepAlarm};
+use crate::communicator::Communicator;
+use crate::element::{self, DType, Element};
+use crate::error::CollectiveError;
+use crate::inner::Quick;
+use crate::operation::{Operation, OperationKind, ReduceOp};
+use crate::schedule::{Counts, Rows};
+use crate::shape;
+
+/// A buffer of some type, among others that are reduced together.
+pub(crate) trait Part {
+    /// Its elements.
+    fn bytes(&self) -> &[u8];
+    /// Takes the result, which travelled in another type if one is given.
+    fn store(&mut self, wire: Option<DType>, bytes: &[u8]);
+}
+
+impl<T: Element> Part for &mut [T] {
+    fn bytes(&self) -> &[u8] {
+        element::bytes_of(self)
+    }
+
+    fn store(&mut self, wire: Option<DType>, bytes: &[u8]) {
+        element::store(self, wire, bytes);
+    }
+}
+
+impl<T: Element> Part for Vec<T> {
+    fn bytes(&self) -> &[u8] {
+        element::bytes_of(self)
+    }
+
+    fn store(&mut self, wire: Option<DType>, bytes: &[u8]) {
+        element::store(self, wire, bytes);
+    }
+}
+
+impl Communicator {
+    /// Combines the ranks' values, element by element; every rank gets the result in `data`. All ranks give
+    /// the same length. [`ReduceOp`] says what operators do.
+    ///
+    /// ```
+    /// # use kolo_collectives::{ReduceOp, local_group};
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let mut data = [comm.rank().0 as i32, 5];
+    ///             assert_eq!(comm.all_reduce(&mut data, ReduceOp::Sum), Ok(()));
+    ///             assert_eq!(data, [1, 10]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`]; `data` is as it was.
+    pub fn all_reduce<T: Element>(
+        &self,
+        data: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), CollectiveError> {
+        let request = self.reduction::<T>(OperationKind::AllReduce, data.len(), op);
+        match self
+            .inner
+            .quick(&request, self.options.name, element::bytes_of(data))
+        {
+            Quick::Done(mut turn) => {
+                turn.store(data);
+                Ok(())
+            }
+            Quick::Begun(mut turn, tag) => Self::blocking(async |alarm, _| {
+                turn.resume(alarm, tag, element::bytes_of(data)).await?;
+                turn.store(data);
+                Ok(())
+            }),
+            Quick::Failed(error) => Err(error),
+            Quick::No => Self::blocking(async |alarm, started| {
+                self.reduce_all(alarm, started, data, op).await
+            }),
+        }
+    }
+
+    /// As [`Communicator::all_reduce`]. Cancels the operation on all ranks if it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce`].
+    pub async fn all_reduce_async<T: Element>(
+        &self,
+        data: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), CollectiveError> {
+        let started = Instant::now();
+        let sleep = pin!(self.inner.sleep());
+        self.reduce_all(&mut SleepAlarm(sleep), started, data, op)
+            .await
+    }
+
+    /// As [`Communicator::all_reduce`], into another buffer of the same length.
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`], of which [`CollectiveError::Invalid`] for a buffer of another length (the peers
+    /// fail too); `result` is as it was.
+    pub fn all_reduce_into<T: Element>(
+        &self,
+        data: &[T],
+        result: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), CollectiveError> {
+        Self::blocking(async |alarm, started| {
+            let kind = OperationKind::AllReduce;
+            let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+            let request = self.reduction::<T>(kind, data.len(), op);
+            if data.len() != result.len() {
+                let error = wrong_buffer(format_args!("{request}"), result.len(), data.len());
+                return Err(turn.refuse(tag, error));
+            }
+            turn.run(alarm, tag, request, element::bytes_of(data))
+                .await?;
+            turn.store(result);
+            Ok(())
+        })
+    }
+
+    /// As [`Communicator::all_reduce`], of several buffers in one operation: all succeed or none. The ranks give as many
+    /// buffers, of the same lengths. It takes the time of one operation on all elements. (With [`ReduceOp::Adasum`], which
+    /// looks at each buffer as a whole, it is one operation for each.)
+    ///
+    /// ```
+    /// # use kolo_collectives::{ReduceOp, local_group};
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let (mut weights, mut bias) = ([1.0_f32; 6], [2.0_f32; 2]);
+    ///             comm.all_reduce_grouped(&mut [&mut weights, &mut bias], ReduceOp::Sum).unwrap();
+    ///             assert_eq!((weights, bias), ([2.0; 6], [4.0; 2]));
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`]; all buffers are as they were (with Adasum, those before the one that failed are done).
+    pub fn all_reduce_grouped<T: Element>(
+        &self,
+        buffers: &mut [&mut [T]],
+        op: ReduceOp,
+    ) -> Result<(), CollectiveError> {
+        if op == ReduceOp::Adasum {
+            return buffers
+                .iter_mut()
+                .try_for_each(|buffer| self.all_reduce(buffer, op));
+        }
+        let request = self.grouped::<T>(buffers.iter().map(|buffer| buffer.len()), op);
+        self.all_reduce_parts(request, buffers)
+    }
+
+    /// The operation for several buffers together.
+    pub(crate) fn grouped<T: Element>(
+        &self,
+        lengths: impl Iterator<Item = usize> + Clone,
+        op: ReduceOp,
+    ) -> Operation {
+        let sum = lengths.clone().sum();
+        let mut request = self.reduction::<T>(OperationKind::AllReduce, sum, op);
+        request.shape = shape::of_each(lengths);
+        request
+    }
+
+    pub(crate) fn all_reduce_parts<P: Part>(
+        &self,
+        request: Operation,
+        parts: &mut [P],
+    ) -> Result<(), CollectiveError> {
+        Self::blocking(async |alarm, started| {
+            let (mut turn, tag) = self.turn(alarm, started, request.kind, 1).await?;
+            turn.run_parts(alarm, tag, request, || parts.iter().map(P::bytes))
+                .await?;
+            let size = request.dtype.map_or(1, DType::size);
+            let mut at = 0;
+            for part in parts {
+                let end = at + part.bytes().len() / size;
+                part.store(request.wire, turn.result(at, end));
+                at = end;
+            }
+            Ok(())
+        })
+    }
+
+    /// Combines the ranks' values; the root gets the result in `data`. On the others `data` stays as it is.
+    ///
+    /// ```
+    /// # use kolo_collectives::{ReduceOp, local_group};
+    /// # use kolo_transport::ids::Rank;
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let mut data = [3_u64];
+    ///             comm.reduce(&mut data, ReduceOp::Product, Rank(1)).unwrap();
+    ///             assert_eq!(data, if comm.rank() == Rank(1) { [9] } else { [3] });
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`]; `data` is as it was. [`ReduceOp::Adasum`] is not defined here.
+    pub fn reduce<T: Element>(
+        &self,
+        data: &mut [T],
+        op: ReduceOp,
+        root: Rank,
+    ) -> Result<(), CollectiveError> {
+        Self::blocking(async |alarm, started| {
+            let kind = OperationKind::Reduce;
+            let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+            let root = match self.check_root(kind, root) {
+                Ok(root) => root,
+                Err(error) => return Err(turn.refuse(tag, error)),
+            };
+            let request = Operation {
+                root: Some(root),
+                ..self.reduction::<T>(kind, data.len(), op)
+            };
+            turn.run(alarm, tag, request, element::bytes_of(data))
+                .await?;
+            if root == self.inner.me {
+                turn.store(data);
+            }
+            Ok(())
+        })
+    }
+
+    /// Combines the ranks' values; every rank gets its part of the result.
+    ///
+    /// `rows` is the first dimension of `data`, the same on all ranks; it is split as evenly as can be: the first
+    /// `rows % world_size` ranks get one row more ([`Communicator::rows_of`]).
+    ///
+    /// ```
+    /// # use kolo_collectives::{ReduceOp, local_group};
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             // Three rows of two: rank 0 gets two of them, rank 1 the last one.
+    ///             let mine = comm.reduce_scatter(&[1, 2, 3, 4, 5, 6], 3, ReduceOp::Sum).unwrap();
+    ///             assert_eq!(mine, if comm.rank().0 == 0 { vec![2, 4, 6, 8] } else { vec![10, 12] });
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`], of which [`CollectiveError::Invalid`] if `data` is not a whole number of `rows`.
+    /// [`ReduceOp::Adasum`] is not defined here.
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        data: &[T],
+        rows: usize,
+        op: ReduceOp,
+    ) -> Result<Vec<T>, CollectiveError> {
+        let mut part = Vec::new();
+        self.scatter_reduced(data, rows, op, |length| {
+            part.resize(length, T::default());
+            Ok(&mut part[..])
+        })?;
+        Ok(part)
+    }
+
+    /// As [`Communicator::reduce_scatter`], into a buffer of as many elements as this rank's rows have.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::reduce_scatter`], and [`CollectiveError::Invalid`] for a buffer of another length; it is as it
+    /// was.
+    pub fn reduce_scatter_into<T: Element>(
+        &self,
+        data: &[T],
+        rows: usize,
+        part: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), CollectiveError> {
+        self.scatter_reduced(data, rows, op, |length| {
+            if part.len() == length {
+                return Ok(part);
+            }
+            let rank = self.inner.me;
+            let what = format_args!("reduce_scatter of {rows} rows on rank {rank}");
+            Err(wrong_buffer(what, part.len(), length))
+        })
+    }
+
+    fn scatter_reduced<'a, T: Element>(
+        &self,
+        data: &[T],
+        rows: usize,
+        op: ReduceOp,
+        room: impl FnOnce(usize) -> Result<&'a mut [T], CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        Self::blocking(async |alarm, started| {
+            let kind = OperationKind::ReduceScatter;
+            let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+            if (rows == 0 && !data.is_empty()) || (rows > 0 && !data.len().is_multiple_of(rows)) {
+                let reason = format!(
+                    "reduce_scatter of {} elements in {rows} rows: all rows have as many elements",
+                    data.len()
+                );
+                return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
+            }
+            let width = data.len().checked_div(rows).unwrap_or(0);
+            let room = match room(self.rows_of(rows, self.rank()).len() * width) {
+                Ok(room) => room,
+                Err(error) => return Err(turn.refuse(tag, error)),
+            };
+            let request = Operation {
+                rows: rows as u64,
+                ..self.reduction::<T>(kind, data.len(), op)
+            };
+            turn.run(alarm, tag, request, element::bytes_of(data))
+                .await?;
+            turn.store(room);
+            Ok(())
+        })
+    }
+
+    /// The rows that a rank of this group gets of a [`Communicator::reduce_scatter`]. Panics if there is no such rank.
+    ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// # use kolo_transport::ids::Rank;
+    /// let group = local_group(3)?;
+    /// assert_eq!(group[0].rows_of(5, Rank(0)), 0..2);
+    /// assert_eq!(group[0].rows_of(5, Rank(2)), 4..5);
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    pub fn rows_of(&self, rows: usize, rank: Rank) -> Range<usize> {
+        let world = self.inner.world;
+        assert!(rank.0 < world, "a world of {world} has no rank {rank}");
+        let split = Rows {
+            rows,
+            width: 1,
+            world,
+        };
+        let start = split.before(rank.0);
+        start..start + split.of(rank.0)
+    }
+
+    async fn reduce_all<A: Alarm, T: Element>(
+        &self,
+        alarm: &mut A,
+        started: Instant,
+        data: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), CollectiveError> {
+        let kind = OperationKind::AllReduce;
+        let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+        let request = self.reduction::<T>(kind, data.len(), op);
+        turn.run(alarm, tag, request, element::bytes_of(data))
+            .await?;
+        turn.store(data);
+        Ok(())
+    }
+}

@@ -1,0 +1,432 @@
+//! Operations that are started now and waited for later.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kolo_transport::ids::Rank;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::communicator::Communicator;
+use crate::element::{self, DType, Element};
+use crate::error::CollectiveError;
+use crate::handle::{Ended, Failure, Handle, Progress, Promise};
+use crate::names::{Fusable, Task};
+use crate::operation::{Operation, OperationKind, ReduceOp};
+use crate::ops::{Gathered, Part};
+use crate::shape::Mark;
+
+/// Starts operations that run by themselves: see [`Communicator::start`] and [`Communicator::named`].
+///
+/// Each method takes the data, and its [`Handle`] gives the result; what they do is said at the methods of
+/// [`Communicator`] with the same names.
+#[derive(Debug, Clone)]
+#[must_use = "it starts nothing by itself"]
+pub struct Start {
+    comm: Communicator,
+    name: Option<String>,
+}
+
+/// An all-reduce that may be fused with others.
+struct Reduced<T> {
+    data: Vec<T>,
+    promise: Promise<Vec<T>>,
+}
+
+impl<T: Element> Part for Reduced<T> {
+    fn bytes(&self) -> &[u8] {
+        element::bytes_of(&self.data)
+    }
+
+    fn store(&mut self, wire: Option<DType>, bytes: &[u8]) {
+        element::store(&mut self.data, wire, bytes);
+    }
+}
+
+impl<T: Element> Fusable for Reduced<T> {
+    fn end(self: Box<Self>, result: Result<(), CollectiveError>) {
+        self.promise.keep(in_place(self.data, result));
+    }
+}
+
+/// A buffer that holds the result, or is as it was.
+fn in_place<R>(data: R, result: Result<(), CollectiveError>) -> Ended<R> {
+    match result {
+        Ok(()) => Ok(data),
+        Err(error) => Err(Failure {
+            error,
+            input: Some(data),
+        }),
+    }
+}
+
+type Access = Result<Communicator, CollectiveError>;
+
+impl Communicator {
+    /// Starts operations without waiting for them: `comm.start().all_reduce(data, op)` returns a [`Handle`]. They run one
+    /// after the other, in the order in which they were started, on a thread that this communicator makes at first use;
+    /// an operation that is called in another form comes after those that were started before it.
+    pub fn start(&self) -> Start {
+        Start {
+            comm: self.clone(),
+            name: None,
+        }
+    }
+
+    /// As [`Communicator::start`], for one operation, told apart from others by its name and not by its order: ranks may
+    /// start named operations in different orders, and beside those without names. An operation runs when all ranks have
+    /// started it. Two with one name can't be under way at once.
+    ///
+    /// Small all-reduces that are ready at the same time are done as one
+    /// ([`Communicator::set_fusion_threshold`]). Ranks that ask for different things by one name all get
+    /// [`CollectiveError::Mismatch`]. The [time limit](Communicator::timeout) counts twice: until all have started it, and
+    /// for the operation itself.
+    ///
+    /// ```
+    /// # use kolo_collectives::{ReduceOp, local_group};
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             // Each rank in its own order.
+    ///             let mut names = ["weights", "bias"];
+    ///             names.rotate_left(comm.rank().index());
+    ///             let handles = names.map(|name| {
+    ///                 comm.named(name).all_reduce(vec![name.len() as f32], ReduceOp::Sum)
+    ///             });
+    ///             for (name, handle) in names.iter().zip(handles) {
+    ///                 assert_eq!(handle.wait().unwrap(), [2.0 * name.len() as f32]);
+    ///             }
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    pub fn named(&self, name: impl Into<String>) -> Start {
+        Start {
+            comm: self.clone(),
+            name: Some(name.into()),
+        }
+    }
+
+    /// The thread that runs what is started.
+    pub(crate) fn progress(&self) -> Result<&Progress, CollectiveError> {
+        if let Some(progress) = self.inner.progress.get() {
+            return Ok(progress);
+        }
+        let name = format!("kolo-comm-{}", self.inner.me);
+        let made = Progress::new(name).map_err(|error| CollectiveError::Invalid {
+            reason: format!("no thread for operations that are started: {error}"),
+        })?;
+        // Another thread may have been faster; then this one's ends by itself.
+        Ok(self.inner.progress.get_or_init(|| made))
+    }
+}
+
+impl Start {
+    /// Runs a job, which gets the communicator to do it on, or why it can't be done. `operation` is what the ranks must
+    /// agree on by name.
+    fn submit<R: Send + 'static>(
+        &self,
+        operation: Operation,
+        job: impl FnOnce(Access) -> Ended<R> + Send + 'static,
+    ) -> Handle<R> {
+        let (handle, promise) = Handle::new();
+        let comm = self.comm.clone();
+        if self.name.is_some() {
+            // The communicator stays until its operations have ended.
+            let task = Task::Alone(Box::new(move |access| {
+                promise.keep(job(access));
+                drop(comm);
+            }));
+            self.submit_named(operation, task);
+            return handle;
+        }
+        match self.comm.progress() {
+            Ok(progress) => progress.start(Box::new(move || promise.keep(job(Ok(comm))))),
+            Err(error) => promise.keep(job(Err(error))),
+        }
+        handle
+    }
+
+    fn submit_named(&self, operation: Operation, task: Task) {
+        let name = self.name.as_deref().unwrap_or_default();
+        let timeout = self.comm.timeout();
+        let names = self.comm.names();
+        names.set_timeout(timeout);
+        let options = self.comm.options;
+        let options = options.called(options.name, Some(Instant::now()));
+        names.submit(name, (options, operation), timeout, task);
+    }
+
+    /// An operation as it is negotiated.
+    fn operation<T: Element>(&self, kind: OperationKind, count: usize) -> Operation {
+        let mut operation = Operation::new(kind, Some(T::DTYPE), count as u64);
+        self.comm.options.apply(&mut operation);
+        operation
+    }
+
+    fn reduction<T: Element>(&self, kind: OperationKind, count: usize, op: ReduceOp) -> Operation {
+        let mut operation = Operation {
+            reduce: Some(op),
+            ..Operation::new(kind, Some(T::DTYPE), count as u64)
+        };
+        self.comm.options.apply(&mut operation);
+        operation
+    }
+
+    /// See [`Communicator::all_reduce`].
+    pub fn all_reduce<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Handle<Vec<T>> {
+        let operation = self.reduction::<T>(OperationKind::AllReduce, data.len(), op);
+        if self.name.is_some() && op != ReduceOp::Adasum {
+            let (handle, promise) = Handle::new();
+            match operation.check(self.comm.inner.world) {
+                Ok(()) => {
+                    let task = Task::Fusable(Box::new(Reduced { data, promise }));
+                    self.submit_named(operation, task);
+                }
+                Err(error) => {
+                    let reason = format!("{operation}: {error}");
+                    promise.keep(in_place(data, Err(CollectiveError::Invalid { reason })));
+                }
+            }
+            return handle;
+        }
+        self.submit(operation, move |access| {
+            let result = access.and_then(|comm| comm.all_reduce(&mut data, op));
+            in_place(data, result)
+        })
+    }
+
+    /// See [`Communicator::all_reduce_grouped`].
+    pub fn all_reduce_grouped<T: Element>(
+        &self,
+        mut buffers: Vec<Vec<T>>,
+        op: ReduceOp,
+    ) -> Handle<Vec<Vec<T>>> {
+        let lengths = buffers.iter().map(Vec::len);
+        let operation = Operation {
+            // Not to be fused with others.
+            rows: buffers.len().max(1) as u64,
+            ..self.comm.grouped::<T>(lengths, op)
+        };
+        self.submit(operation, move |access| {
+            let result = access.and_then(|comm| {
+                let mut parts: Vec<&mut [T]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+                comm.all_reduce_grouped(&mut parts, op)
+            });
+            in_place(buffers, result)
+        })
+    }
+
+    /// See [`Communicator::reduce`].
+    pub fn reduce<T: Element>(&self, mut data: Vec<T>, op: ReduceOp, root: Rank) -> Handle<Vec<T>> {
+        let operation = Operation {
+            root: Some(root.0),
+            ..self.reduction::<T>(OperationKind::Reduce, data.len(), op)
+        };
+        self.submit(operation, move |access| {
+            let result = access.and_then(|comm| comm.reduce(&mut data, op, root));
+            in_place(data, result)
+        })
+    }
+
+    /// See [`Communicator::reduce_scatter`].
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        data: Vec<T>,
+        rows: usize,
+        op: ReduceOp,
+    ) -> Handle<Vec<T>> {
+        let operation = Operation {
+            rows: rows as u64,
+            ..self.reduction::<T>(OperationKind::ReduceScatter, data.len(), op)
+        };
+        self.submit(operation, move |access| {
+            Ok(access.and_then(|comm| comm.reduce_scatter(&data, rows, op))?)
+        })
+    }
+
+    /// See [`Communicator::broadcast`].
+    pub fn broadcast<T: Element>(&self, mut data: Vec<T>, root: Rank) -> Handle<Vec<T>> {
+        let operation = Operation {
+            root: Some(root.0),
+            ..self.operation::<T>(OperationKind::Broadcast, data.len())
+        };
+        self.submit(operation, move |access| {
+            let result = access.and_then(|comm| comm.broadcast(&mut data, root));
+            in_place(data, result)
+        })
+    }
+
+    /// See [`Communicator::all_gather`].
+    pub fn all_gather<T: Element>(&self, data: Vec<T>) -> Handle<Vec<T>> {
+        let operation = self.operation::<T>(OperationKind::AllGather, data.len());
+        self.submit(operation, move |access| {
+            Ok(access.and_then(|comm| comm.all_gather(&data))?)
+        })
+    }
+
+    /// See [`Communicator::all_gather_varcount`].
+    pub fn all_gather_varcount<T: Element>(&self, data: Vec<T>) -> Handle<Gathered<T>> {
+        let operation = self.operation::<T>(OperationKind::AllGatherVarcount, 0);
+        self.submit(operation, move |access| {
+            Ok(access.and_then(|comm| comm.all_gather_varcount(&data))?)
+        })
+    }
+
+    /// See [`Communicator::gather`].
+    pub fn gather<T: Element>(&self, data: Vec<T>, root: Rank) -> Handle<Option<Vec<T>>> {
+        let operation = Operation {
+            root: Some(root.0),
+            ..self.operation::<T>(OperationKind::Gather, data.len())
+        };
+        self.submit(operation, move |access| {
+            Ok(access.and_then(|comm| comm.gather(&data, root))?)
+        })
+    }
+
+    /// See [`Communicator::gather_varcount`].
+    pub fn gather_varcount<T: Element>(
+        &self,
+        data: Vec<T>,
+        root: Rank,
+    ) -> Handle<Option<Gathered<T>>> {
+        let operation = Operation {
+            root: Some(root.0),
+            ..self.operation::<T>(OperationKind::GatherVarcount, 0)
+        };
+        self.submit(operation, move |access| {
+            Ok(access.and_then(|comm| comm.gather_varcount(&data, root))?)
+        })
+    }
+
+    /// See [`Communicator::scatter`].
+    pub fn scatter<T: Element>(&self, data: Vec<T>, length: usize, root: Rank) -> Handle<Vec<T>> {
+        let operation = Operation {
+            root: Some(root.0),
+            ..self.operation::<T>(OperationKind::Scatter, length)
+        };
+        self.submit(operation, move |access| {
+            Ok(access.and_then(|comm| comm.scatter(&data, length, root))?)
+        })
+    }
+
+    /// See [`Communicator::scatter_varcount`].
+    pub fn scatter_varcount<T: Element>(
+        &self,
+        data: Vec<T>,
+        counts: Vec<usize>,
+        root: Rank,
+    ) -> Handle<Vec<T>> {
+        let operation = Operation {
+            root: Some(root.0),
+            ..self.operation::<T>(OperationKind::ScatterVarcount, 0)
+        };
+        self.submit(operation, move |access| {
+            Ok(access.and_then(|comm| comm.scatter_varcount(&data, &counts, root))?)
+        })
+    }
+
+    /// See [`Communicator::all_to_all`].
+    pub fn all_to_all<T: Element>(&self, data: Vec<T>) -> Handle<Vec<T>> {
+        let operation = self.operation::<T>(OperationKind::AllToAll, data.len());
+        self.submit(operation, move |access| {
+            Ok(access.and_then(|comm| comm.all_to_all(&data))?)
+        })
+    }
+
+    /// See [`Communicator::all_to_all_varcount`].
+    pub fn all_to_all_varcount<T: Element>(
+        &self,
+        data: Vec<T>,
+        splits: Vec<usize>,
+    ) -> Handle<Gathered<T>> {
+        let operation = self.operation::<T>(OperationKind::AllToAllVarcount, 0);
+        self.submit(operation, move |access| {
+            Ok(access.and_then(|comm| comm.all_to_all_varcount(&data, &splits))?)
+        })
+    }
+
+    /// See [`Communicator::barrier`].
+    pub fn barrier(&self) -> Handle<()> {
+        self.submit(Operation::BARRIER, move |access| {
+            Ok(access.and_then(|comm| comm.barrier())?)
+        })
+    }
+
+    /// See [`Communicator::broadcast_object`].
+    pub fn broadcast_object<T: Serialize + DeserializeOwned + Send + 'static>(
+        &self,
+        value: Option<T>,
+        root: Rank,
+    ) -> Handle<T> {
+        let operation = Operation {
+            root: Some(root.0),
+            shape: Mark::Object.encode(),
+            ..Operation::new(OperationKind::Broadcast, Some(DType::U8), 0)
+        };
+        self.submit(operation, move |access| {
+            Ok(access.and_then(|comm| comm.broadcast_object(value, root))?)
+        })
+    }
+
+    /// See [`Communicator::all_gather_object`].
+    pub fn all_gather_object<T: Serialize + DeserializeOwned + Send + 'static>(
+        &self,
+        value: T,
+    ) -> Handle<Vec<T>> {
+        let operation = Operation {
+            shape: Mark::Object.encode(),
+            ..Operation::new(OperationKind::AllGatherVarcount, Some(DType::U8), 0)
+        };
+        self.submit(operation, move |access| {
+            Ok(access.and_then(|comm| comm.all_gather_object(&value))?)
+        })
+    }
+
+    /// See [`Communicator::send`]. Its order counts among what this rank sends to that one, whatever the name; what else
+    /// is started does not wait for it.
+    pub fn send<T: Element>(&self, data: Vec<T>, to: Rank) -> Handle<Vec<T>> {
+        let comm = self.comm.clone();
+        self.between((self.comm.rank(), to), move |error| {
+            let result = match error {
+                Some(error) => Err(error),
+                None => comm.send(&data, to),
+            };
+            in_place(data, result)
+        })
+    }
+
+    /// See [`Communicator::receive`]. Its order counts among what this rank receives from that one.
+    pub fn receive<T: Element>(&self, from: Rank) -> Handle<Vec<T>> {
+        let comm = self.comm.clone();
+        self.between((from, self.comm.rank()), move |error| match error {
+            Some(error) => Err(error.into()),
+            None => Ok(comm.receive(from)?),
+        })
+    }
+
+    /// On the thread of two ranks.
+    fn between<R: Send + 'static>(
+        &self,
+        (from, to): (Rank, Rank),
+        job: impl FnOnce(Option<CollectiveError>) -> Ended<R> + Send + 'static,
+    ) -> Handle<R> {
+        let (handle, promise) = Handle::new();
+        let pair = self.comm.pair(from, to);
+        let progress = pair.as_ref().map_err(Clone::clone).and_then(|pair| {
+            pair.progress()?;
+            Ok(Arc::clone(&pair.inner))
+        });
+        match progress {
+            Ok(inner) => {
+                if let Some(progress) = inner.progress.get() {
+                    progress.start(Box::new(move || promise.keep(job(None))));
+                }
+            }
+            Err(error) => promise.keep(job(Some(error))),
+        }
+        handle
+    }
+}

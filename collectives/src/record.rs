@@ -1,0 +1,535 @@
+//! The flight recorder: what this rank did last, and how much it moved. Nothing is allocated after the first operation.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::Rank;
+
+use crate::group::GroupId;
+use crate::operation::{Operation, OperationKind, Tag};
+
+/// Operations that the recorder keeps.
+pub const KEPT: usize = 4096;
+
+/// Bytes of a name that are kept.
+const NAME: usize = 47;
+
+/// A name that is kept without allocation. Longer ones are cut at the front: names differ at their ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ShortName {
+    bytes: [u8; NAME],
+    length: u8,
+}
+
+impl ShortName {
+    /// This name, or its end.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        let mut start = name.len().saturating_sub(NAME);
+        while !name.is_char_boundary(start) {
+            start += 1;
+        }
+        let kept = &name.as_bytes()[start..];
+        let mut bytes = [0; NAME];
+        bytes[..kept.len()].copy_from_slice(kept);
+        Self {
+            bytes,
+            length: kept.len() as u8,
+        }
+    }
+
+    /// The name; empty if there is none.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..usize::from(self.length)]).unwrap_or_default()
+    }
+}
+
+impl Default for ShortName {
+    fn default() -> Self {
+        Self::new("")
+    }
+}
+
+impl fmt::Debug for ShortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
+}
+
+/// Kinds of [lanes](crate::lane::Lane) that an operation used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Lanes(u8);
+
+/// What lanes call themselves; others are the last.
+const LANES: [&str; 7] = ["memory", "unix", "quic", "shm", "tls", "ring", "other"];
+
+impl Lanes {
+    /// Adds a kind.
+    pub fn insert(&mut self, kind: &str) {
+        self.0 |= 1 << place(kind);
+    }
+
+    /// Their names.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        LANES
+            .iter()
+            .enumerate()
+            .filter(move |(index, _)| self.0 & 1 << index != 0)
+            .map(|(_, name)| *name)
+    }
+}
+
+fn place(kind: &str) -> usize {
+    LANES
+        .iter()
+        .position(|name| *name == kind)
+        .unwrap_or(LANES.len() - 1)
+}
+
+/// Commas between them: `memory,quic`; `none` if there is none.
+impl fmt::Display for Lanes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 {
+            return f.write_str("none");
+        }
+        for (index, name) in self.names().enumerate() {
+            if index > 0 {
+                f.write_str(",")?;
+            }
+            f.write_str(name)?;
+        }
+        Ok(())
+    }
+}
+
+/// How an operation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// Not yet.
+    Running,
+    /// Well.
+    Done,
+    /// Not well.
+    Failed,
+}
+
+/// One operation of this rank. Times count from when the rank's first communicator was made.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Record {
+    /// Counts this rank's operations, in all its groups, from 0.
+    pub number: u64,
+    /// In which group.
+    pub group: GroupId,
+    /// Which operation of which call.
+    pub tag: Tag,
+    /// What was asked for, and by which algorithm it was done.
+    pub operation: Operation,
+    /// Its name, if it has one.
+    pub name: ShortName,
+    /// When it was asked for.
+    pub asked: Duration,
+    /// When it had its turn.
+    pub started: Duration,
+    /// When it ended; [`Duration::ZERO`] while it has not.
+    pub ended: Duration,
+    /// How.
+    pub outcome: Outcome,
+    /// Over which lanes.
+    pub lanes: Lanes,
+    /// Bytes that went out over them, headers included.
+    pub sent: u64,
+    /// Bytes that came in over them.
+    pub received: u64,
+}
+
+impl Record {
+    /// Bytes of the buffer that was asked for: elements times their size.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let size = self.operation.dtype.map_or(0, crate::DType::size) as u64;
+        self.operation.count.saturating_mul(size)
+    }
+}
+
+/// How often, how much and how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct OperationCount {
+    /// Operations that ended well.
+    pub done: u64,
+    /// Operations that failed.
+    pub failed: u64,
+    /// Bytes of the buffers of those that ended well.
+    pub bytes: u64,
+    /// Time that all took, from their turns on.
+    pub time: Duration,
+}
+
+/// What moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Moved {
+    /// Bytes that went out, headers included.
+    pub sent: u64,
+    /// Bytes that came in.
+    pub received: u64,
+}
+
+impl Moved {
+    fn add(&mut self, other: Self) {
+        self.sent += other.sent;
+        self.received += other.received;
+    }
+}
+
+/// Counters of one rank, of all its groups, since its first communicator was made. They only grow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// By kind of operation; those that did not happen are left out.
+    pub operations: Vec<(OperationKind, OperationCount)>,
+    /// By kind of lane; those that moved nothing are left out.
+    pub lanes: Vec<(&'static str, Moved)>,
+    /// By peer, of all ranks of the job; those with which nothing was exchanged are left out.
+    pub peers: Vec<(Rank, Moved)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    epoch: Instant,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    ring: Vec<Record>,
+    next: u64,
+    operations: [OperationCount; OperationKind::ALL.len() + 1],
+    lanes: [Moved; LANES.len()],
+    peers: Vec<Moved>,
+}
+
+impl State {
+    fn keep(&mut self, record: Record) {
+        if self.ring.len() < KEPT {
+            if self.ring.is_empty() {
+                self.ring.reserve_exact(KEPT);
+            }
+            self.ring.push(record);
+        } else {
+            let place = record.number as usize % KEPT;
+            self.ring[place] = record;
+        }
+    }
+}
+
+impl Recorder {
+    pub(crate) fn new(world: u32) -> Self {
+        Self {
+            epoch: Instant::now(),
+            state: Mutex::new(State {
+                ring: Vec::new(),
+                next: 0,
+                operations: [OperationCount::default(); OperationKind::ALL.len() + 1],
+                lanes: [Moved::default(); LANES.len()],
+                peers: vec![Moved::default(); world as usize],
+            }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that runs under the lock panics half-way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time of an instant on this rank's clock.
+    pub(crate) fn clock(&self, at: Instant) -> Duration {
+        at.saturating_duration_since(self.epoch)
+    }
+
+    /// An operation has its turn. Returns its number.
+    pub(crate) fn begin(
+        &self,
+        (group, tag): (GroupId, Tag),
+        operation: Operation,
+        name: ShortName,
+        asked: Instant,
+    ) -> u64 {
+        let (asked, started) = (self.clock(asked), self.clock(Instant::now()));
+        let mut state = self.lock();
+        let number = state.next;
+        state.next += 1;
+        let record = Record {
+            number,
+            group,
+            tag,
+            operation,
+            name,
+            asked,
+            started,
+            ended: Duration::ZERO,
+            outcome: Outcome::Running,
+            lanes: Lanes::default(),
+            sent: 0,
+            received: 0,
+        };
+        state.keep(record);
+        number
+    }
+
+    /// Where times begin.
+    pub(crate) fn epoch(&self) -> Instant {
+        self.epoch
+    }
+
+    /// An operation in shared memory that is done already. If it was `asked` for at the epoch it took no time to speak of.
+    pub(crate) fn done(
+        &self,
+        (group, tag): (GroupId, Tag),
+        operation: Operation,
+        name: ShortName,
+        asked: Instant,
+    ) {
+        let ended = self.clock(Instant::now());
+        let asked = match self.clock(asked) {
+            Duration::ZERO => ended,
+            asked => asked,
+        };
+        let mut lanes = Lanes::default();
+        lanes.insert("shm");
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let number = state.next;
+        state.next += 1;
+        let record = Record {
+            number,
+            group,
+            tag,
+            operation,
+            name,
+            asked,
+            started: asked,
+            ended,
+            outcome: Outcome::Done,
+            lanes,
+            sent: 0,
+            received: 0,
+        };
+        let count = &mut state.operations[usize::from(operation.kind.code())];
+        count.done += 1;
+        count.bytes += record.bytes();
+        count.time += ended.saturating_sub(asked);
+        state.keep(record);
+    }
+
+    /// An operation that was begun is none: another takes its place.
+    pub(crate) fn forget(&self, number: u64) {
+        let now = self.clock(Instant::now());
+        let mut state = self.lock();
+        if state.next == number + 1 {
+            state.next = number;
+            if (number as usize) < KEPT {
+                state.ring.truncate(number as usize);
+                return;
+            }
+        }
+        // Others have begun since, or an old one was overwritten.
+        if let Some(record) = state
+            .ring
+            .get_mut(number as usize % KEPT)
+            .filter(|record| record.number == number)
+        {
+            record.outcome = Outcome::Done;
+            record.ended = now;
+        }
+    }
+
+    /// It has ended. `moved` are the kinds of lanes, the peers by their ranks in the job, and what moved.
+    pub(crate) fn end(
+        &self,
+        number: u64,
+        well: bool,
+        moved: impl Iterator<Item = (&'static str, u32, Moved)>,
+    ) {
+        let now = self.clock(Instant::now());
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let (mut lanes, mut all) = (Lanes::default(), Moved::default());
+        for (kind, peer, moved) in moved {
+            lanes.insert(kind);
+            all.add(moved);
+            state.lanes[place(kind)].add(moved);
+            if let Some(peer) = state.peers.get_mut(peer as usize) {
+                peer.add(moved);
+            }
+        }
+        // It may have been overwritten, if thousands ran beside it.
+        let Some(record) = state
+            .ring
+            .get_mut(number as usize % KEPT)
+            .filter(|record| record.number == number)
+        else {
+            return;
+        };
+        record.ended = now;
+        record.outcome = if well { Outcome::Done } else { Outcome::Failed };
+        record.lanes = lanes;
+        (record.sent, record.received) = (all.sent, all.received);
+        let (bytes, time) = (record.bytes(), now.saturating_sub(record.started));
+        let count = &mut state.operations[usize::from(record.operation.kind.code())];
+        if well {
+            count.done += 1;
+            count.bytes += bytes;
+        } else {
+            count.failed += 1;
+        }
+        count.time += time;
+    }
+
+    /// The last operations, oldest first.
+    pub(crate) fn records(&self) -> Vec<Record> {
+        let state = self.lock();
+        let mut records = state.ring.clone();
+        drop(state);
+        records.sort_unstable_by_key(|record| record.number);
+        records
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        let state = self.lock();
+        let kinds = OperationKind::ALL
+            .into_iter()
+            .map(|kind| (kind, state.operations[usize::from(kind.code())]));
+        Counters {
+            operations: kinds
+                .filter(|(_, count)| *count != OperationCount::default())
+                .collect(),
+            lanes: LANES
+                .into_iter()
+                .zip(state.lanes)
+                .filter(|(_, moved)| *moved != Moved::default())
+                .collect(),
+            peers: (0..)
+                .map(Rank)
+                .zip(state.peers.iter().copied())
+                .filter(|(_, moved)| *moved != Moved::default())
+                .collect(),
+        }
+    }
+
+    /// What this rank does, in words, for ranks that wait for it in a group where it does nothing.
+    pub(crate) fn present(&self) -> String {
+        let now = self.clock(Instant::now());
+        let state = self.lock();
+        let running = state
+            .ring
+            .iter()
+            .filter(|record| record.outcome == Outcome::Running)
+            .max_by_key(|record| record.number);
+        let last = state.ring.iter().max_by_key(|record| record.number);
+        let seconds = |since: Duration| now.saturating_sub(since).as_secs_f64();
+        match (running, last) {
+            (Some(record), _) => format!(
+                "it is in {} ({}, {}) since {:.1} s",
+                record.operation,
+                record.tag,
+                record.group,
+                seconds(record.started)
+            ),
+            (None, Some(record)) => format!(
+                "it is in no operation; its last was {} ({}, {}), which ended {:.1} s ago",
+                record.operation,
+                record.tag,
+                record.group,
+                seconds(record.ended)
+            ),
+            (None, None) => "it has done no operation yet".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+
+    fn barrier(recorder: &Recorder) -> u64 {
+        let key = (GroupId::WORLD, Tag::default());
+        recorder.begin(
+            key,
+            Operation::BARRIER,
+            ShortName::default(),
+            Instant::now(),
+        )
+    }
+
+    #[test]
+    fn the_last_operations_are_kept_in_order() {
+        let recorder = Recorder::new(2);
+        assert_eq!(recorder.present(), "it has done no operation yet");
+        for _ in 0..KEPT + 10 {
+            let number = barrier(&recorder);
+            recorder.end(number, true, std::iter::empty());
+        }
+        let records = recorder.records();
+        assert_eq!(records.len(), KEPT);
+        assert!(
+            records
+                .windows(2)
+                .all(|pair| pair[0].number + 1 == pair[1].number)
+        );
+        assert_eq!(records[0].number, 10);
+        assert!(
+            recorder
+                .present()
+                .starts_with("it is in no operation; its last was barrier")
+        );
+        barrier(&recorder);
+        assert!(recorder.present().starts_with("it is in barrier"));
+    }
+
+    #[test]
+    fn counters_add_up() {
+        let recorder = Recorder::new(3);
+        let moved = |sent, received| Moved { sent, received };
+        let operation = Operation::new(OperationKind::Broadcast, Some(DType::F32), 10);
+        for well in [true, false, true] {
+            let key = (GroupId(9), Tag::default());
+            let number = recorder.begin(key, operation, ShortName::new("w"), Instant::now());
+            let lanes = [("unix", 1, moved(5, 6)), ("new", 2, moved(1, 0))];
+            recorder.end(number, well, lanes.into_iter());
+        }
+        let counters = recorder.counters();
+        let [(OperationKind::Broadcast, count)] = counters.operations[..] else {
+            panic!("{counters:?}");
+        };
+        assert_eq!((count.done, count.failed, count.bytes), (2, 1, 80));
+        assert_eq!(
+            counters.lanes,
+            [("unix", moved(15, 18)), ("other", moved(3, 0))]
+        );
+        assert_eq!(
+            counters.peers,
+            [(Rank(1), moved(15, 18)), (Rank(2), moved(3, 0))]
+        );
+        let record = recorder.records()[0];
+        assert_eq!(record.lanes.to_string(), "unix,other");
+        assert_eq!((record.sent, record.received, record.bytes()), (6, 6, 40));
+        assert_eq!(record.name.as_str(), "w");
+        assert!(record.ended >= record.started && record.started >= record.asked);
+    }
+
+    #[test]
+    fn long_names_keep_their_ends() {
+        let name = format!("ü{}end", "x".repeat(60));
+        let short = ShortName::new(&name);
+        assert_eq!(short.as_str().len(), NAME);
+        assert!(short.as_str().ends_with("xend"));
+        let exact = ShortName::new(&format!("ü{}", "y".repeat(46)));
+        assert_eq!(exact.as_str(), "y".repeat(46));
+    }
+}

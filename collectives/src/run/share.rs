@@ -1,0 +1,278 @@
+//! Operations of ranks that share memory, and how they come to share it: see [`crate::shm`].
+//!
+//! The links are read meanwhile: on them come the notices of ranks that give up, and the end of those that die.
+
+use std::task::Context;
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::Rank;
+
+use super::Run;
+use crate::error::CollectiveError;
+use crate::header::{Header, Share};
+use crate::shm::arena::Outcome;
+use crate::shm::setup::Sharing;
+
+/// So long the word of a rank that has left an operation may take to come.
+const WORD: Duration = Duration::from_millis(200);
+
+/// What a run does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// An operation by its schedule, over the links.
+    Links,
+    /// Agrees on whether memory is shared.
+    Form,
+    /// An operation in shared memory, which has begun there.
+    Shared,
+}
+
+impl Run<'_> {
+    /// Agrees with all ranks on whether memory is shared. Returns whether that is settled.
+    pub(super) fn advance_form(&mut self, cx: &mut Context<'_>) -> Result<bool, CollectiveError> {
+        self.take_signals(cx)?;
+        let asked = {
+            let mut state = self.signals.lock();
+            state.register(cx);
+            state.one_host
+        };
+        if matches!(self.engine.shm, Sharing::Asked) {
+            match asked {
+                Some(true) => self.engine.form(self.job),
+                Some(false) => self.engine.shm = Sharing::Off,
+                None => return self.form_in_time().map(|()| false),
+            }
+        }
+        let complete = self.link_all()?;
+        for peer in self.others() {
+            if self.engine.links[peer as usize].is_up() {
+                self.serve(peer, cx);
+                self.write(peer, cx);
+                self.read(peer, cx)?;
+            }
+        }
+        let Some(forming) = self.engine.shm.forming() else {
+            return Ok(true);
+        };
+        if forming.is_refused() {
+            forming.refuse();
+        } else if complete && forming.attach() {
+            self.engine.say(Share::Settled);
+        }
+        if !self
+            .engine
+            .shm
+            .forming()
+            .is_some_and(|forming| forming.is_settled())
+        {
+            return self.form_in_time().map(|()| false);
+        }
+        if self.engine.shm.settle() {
+            // What is in the links is read by the first operation.
+            self.engine.flush_now();
+        } else {
+            self.refuse_for_ever();
+        }
+        Ok(true)
+    }
+
+    fn form_in_time(&mut self) -> Result<(), CollectiveError> {
+        if Instant::now() < self.deadline {
+            return Ok(());
+        }
+        let me = self.engine.me;
+        // Without a link to a rank nobody attaches: it is late, and not all that wait for it.
+        let links = (0..).zip(&self.engine.links);
+        let unlinked: Vec<u32> = links
+            .filter(|(rank, link)| *rank != me && !link.is_up())
+            .map(|(rank, _)| rank)
+            .collect();
+        let late = match self.engine.shm.forming().filter(|_| unlinked.is_empty()) {
+            Some(forming) => forming.missing(),
+            None => unlinked,
+        };
+        let late: Vec<u32> = late.into_iter().filter(|rank| *rank != me).collect();
+        // One that has asked what this rank asks for is here, and itself waits for another one.
+        let is_here = |rank: &u32| {
+            let came = self.engine.links[*rank as usize].came;
+            came.is_some_and(|(tag, _)| tag == self.tag)
+        };
+        let mut absent: Vec<u32> = late.iter().copied().filter(|rank| !is_here(rank)).collect();
+        if absent.is_empty() {
+            absent = late;
+        }
+        let late = absent.into_iter().map(Rank).collect();
+        Err(self.late(late))
+    }
+
+    /// There will be no shared memory, and this rank says so to whoever asks.
+    fn refuse_for_ever(&mut self) {
+        let frame = self.engine.say(Share::Refuse);
+        self.engine.flush_now();
+        self.signals.lock().refusal = Some(frame);
+    }
+
+    /// The operation ends. What was done so far for sharing memory is where the next one goes on.
+    pub(super) fn give_up_form(&mut self) {
+        if matches!(self.engine.shm, Sharing::Asked) {
+            self.engine.shm = Sharing::Unknown;
+        }
+        let Some(forming) = self.engine.shm.forming() else {
+            return;
+        };
+        if forming.is_refused() {
+            forming.refuse();
+            if !self.engine.shm.settle() {
+                self.refuse_for_ever();
+            }
+        }
+    }
+
+    fn others(&self) -> impl Iterator<Item = u32> + use<> {
+        let me = self.engine.me;
+        (0..self.engine.world).filter(move |peer| *peer != me)
+    }
+
+    /// Starts making all links that are this rank's to make. Returns whether all are there.
+    fn link_all(&mut self) -> Result<bool, CollectiveError> {
+        let mut complete = true;
+        for peer in self.others() {
+            let link = &self.engine.links[peer as usize];
+            if link.is_up() {
+                continue;
+            }
+            complete = false;
+            if link.ended.as_ref().is_some_and(|ended| ended.is_final) {
+                return Err(self.lost(peer));
+            }
+            if !link.connecting && self.engine.dials(peer) {
+                self.engine.links[peer as usize].connecting = true;
+                (self.connect)(peer);
+            }
+        }
+        Ok(complete)
+    }
+
+    /// Asks rank 0 for the memory, or passes it on.
+    fn serve(&mut self, peer: u32, cx: &mut Context<'_>) {
+        let (me, generation) = (self.engine.me, self.engine.generation);
+        let Sharing::Forming(forming) = &mut self.engine.shm else {
+            return;
+        };
+        let link = &mut self.engine.links[peer as usize];
+        if forming.served[peer as usize] || (me != 0 && peer != 0) {
+            return;
+        }
+        let header = |share| Header::Share { generation, share };
+        if me != 0 {
+            link.notify(&header(Share::Ask).encode());
+            forming.served[peer as usize] = true;
+        } else if let Some(descriptor) = forming.descriptor() {
+            match link.poll_offer(cx, &header(Share::Offer).encode(), descriptor) {
+                std::task::Poll::Pending => {}
+                std::task::Poll::Ready(Ok(())) => forming.served[peer as usize] = true,
+                std::task::Poll::Ready(Err(error)) => {
+                    tracing::info!(peer, %error, "a link carries no shared memory");
+                    forming.refuse();
+                }
+            }
+        }
+    }
+
+    /// A peer says something about shared memory.
+    pub(super) fn shared(&mut self, peer: u32, share: Share) {
+        let link = &mut self.engine.links[peer as usize];
+        let descriptor = (share == Share::Offer)
+            .then(|| link.take_descriptor())
+            .flatten();
+        match &mut self.engine.shm {
+            Sharing::Forming(forming) => match share {
+                Share::Offer if peer == 0 => forming.offered(descriptor),
+                Share::Refuse => forming.refuse(),
+                Share::Ask | Share::Offer | Share::Attached | Share::Settled => {}
+            },
+            Sharing::Off if matches!(share, Share::Offer | Share::Ask) => {
+                let generation = self.engine.generation;
+                let header = Header::Share {
+                    generation,
+                    share: Share::Refuse,
+                };
+                link.notify(&header.encode());
+            }
+            _ => {}
+        }
+    }
+
+    /// A peer does the operation over the links already: it shares no memory.
+    pub(super) fn peer_shares_nothing(&mut self) {
+        if let Sharing::Forming(forming) = &mut self.engine.shm {
+            forming.refuse();
+        }
+    }
+
+    /// An operation in shared memory, as far as it goes without waiting. `input` is what it began with.
+    pub(super) fn advance_shared(&mut self, cx: &mut Context<'_>) -> Result<bool, CollectiveError> {
+        let blocking = self.blocking;
+        if let Some(arena) = self.engine.shm.active() {
+            arena.listen(blocking, cx);
+        }
+        // After that: a signal that comes now ends the sleep.
+        self.take_signals(cx)?;
+        // The second time round tells what a peer said before it went on.
+        let mut observed = Ok(());
+        for _ in 0..2 {
+            if let Some(arena) = self.engine.shm.active() {
+                arena.listen_to_links();
+            }
+            for peer in self.others() {
+                if self.engine.links[peer as usize].is_up() {
+                    self.write(peer, cx);
+                    self.read(peer, cx)?;
+                }
+            }
+            let Some(arena) = self.engine.shm.active() else {
+                return Ok(true);
+            };
+            if arena.advance(self.input)? != Outcome::Pending {
+                arena.ignore();
+                self.engine.is_hasty = false;
+                return Ok(true);
+            }
+            observed = arena.observe();
+            if observed.is_ok() {
+                break;
+            }
+        }
+        if observed.is_ok() {
+            self.left_at = None;
+        }
+        if let Err(error) = observed {
+            // Who leaves says why on its link. Flags are faster than that.
+            let is_left = matches!(error, CollectiveError::PeerLeft { .. });
+            let at = *self.left_at.get_or_insert_with(|| Instant::now() + WORD);
+            if !is_left || Instant::now() >= at {
+                return Err(error);
+            }
+        }
+        for peer in self.others() {
+            if !self.engine.links[peer as usize].is_up() && self.needs(peer) {
+                return Err(self.lost(peer));
+            }
+        }
+        let Some(arena) = self.engine.shm.active() else {
+            return Ok(true);
+        };
+        let outcome = arena.advance(self.input)?;
+        if outcome != Outcome::Pending {
+            arena.ignore();
+            // All have come, as was just observed, and not with the same: some have no data.
+            self.engine.is_hasty = outcome == Outcome::Elsewhere;
+            return Ok(true);
+        }
+        if Instant::now() >= self.deadline {
+            let late = arena.late();
+            return Err(self.late(late));
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,228 @@
+//! What a rank does while it waits for long: it says what it asks for, so that those who ask for something else hear of it,
+//! and it tells people who did not come.
+
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::Rank;
+
+use super::{Mode, Run};
+use crate::cause::cut;
+use crate::header::Header;
+use crate::stall::{Missing, StallReport};
+
+/// A rank that waits for so long and hears nothing says what it asks for.
+const SAY: Duration = Duration::from_millis(100);
+
+/// So long it collects what others know of those that did not come.
+const COLLECT: Duration = Duration::from_millis(300);
+
+/// What is to be done when.
+#[derive(Debug)]
+pub(super) struct Watch {
+    say_at: Option<Instant>,
+    said: bool,
+    /// Something came since the last look.
+    pub(super) moved: bool,
+    collect_at: Option<Instant>,
+    report_at: Option<Instant>,
+    /// The ranks that are known to be missing, and what they do.
+    missing: Vec<(u32, String)>,
+}
+
+impl Watch {
+    pub(super) fn new(started: Instant, after: Duration) -> Self {
+        Self {
+            say_at: Some(started + SAY),
+            said: false,
+            moved: false,
+            collect_at: started.checked_add(after),
+            report_at: None,
+            missing: Vec::new(),
+        }
+    }
+
+    /// When to look next.
+    pub(super) fn next(&self) -> Option<Instant> {
+        [self.say_at, self.collect_at, self.report_at]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+}
+
+impl Run<'_> {
+    /// Looks whether it is time to say or report something. Returns whether there is something to write.
+    pub(super) fn look(&mut self, now: Instant) -> bool {
+        let mut told = false;
+        if self.watch.say_at.is_some_and(|at| now >= at) {
+            if std::mem::take(&mut self.watch.moved) {
+                self.watch.say_at = Some(now + SAY);
+            } else {
+                self.watch.say_at = None;
+                self.watch.said = true;
+                let frame = self.ask_frame();
+                for link in &mut self.engine.links {
+                    link.notify(&frame);
+                }
+                told = true;
+            }
+        }
+        if self.watch.collect_at.is_some_and(|at| now >= at) {
+            self.watch.collect_at = None;
+            self.watch.report_at = Some(now + COLLECT);
+            for rank in self.silent() {
+                let doing = self.doing_of(rank.0);
+                self.missing_heard(None, rank.0, doing);
+            }
+            told = true;
+        }
+        if self.watch.report_at.is_some_and(|at| now >= at) {
+            self.watch.report_at = None;
+            self.report();
+        }
+        told
+    }
+
+    /// The deadline comes before the report is due, or at the same time: it is made now.
+    pub(super) fn report_before_the_end(&mut self) {
+        let due = self.stalls.after() <= self.started.elapsed();
+        if due && (self.watch.collect_at.take().is_some() || self.watch.report_at.take().is_some())
+        {
+            for rank in self.silent() {
+                let doing = self.doing_of(rank.0);
+                if !self.watch.missing.iter().any(|(known, _)| *known == rank.0) {
+                    self.watch.missing.push((rank.0, doing));
+                }
+            }
+            self.report();
+        }
+    }
+
+    /// Those that this rank waits for and that are not known to be here.
+    fn silent(&mut self) -> Vec<Rank> {
+        let mut silent = self.absent();
+        if self.mode == Mode::Shared {
+            return silent;
+        }
+        silent.retain(|rank| {
+            let came = self.engine.links[rank.index()].came;
+            came.is_none_or(|(tag, _)| tag != self.tag)
+        });
+        silent
+    }
+
+    /// Those that this rank waits for.
+    fn absent(&mut self) -> Vec<Rank> {
+        let me = self.engine.me;
+        match self.mode {
+            Mode::Links => self.waited_for(),
+            Mode::Shared => self
+                .engine
+                .shm
+                .active()
+                .map_or(Vec::new(), |arena| arena.late()),
+            // Nobody goes on before all share memory, or know that they don't.
+            Mode::Form => match self.engine.shm.forming() {
+                Some(forming) => forming.missing().into_iter().collect(),
+                None => (0..self.engine.world).collect::<Vec<u32>>(),
+            }
+            .into_iter()
+            .filter(|rank| *rank != me)
+            .map(Rank)
+            .collect(),
+        }
+    }
+
+    fn doing_of(&self, peer: u32) -> String {
+        let link = &self.engine.links[peer as usize];
+        match &link.doing {
+            Some((tag, doing)) if *tag == self.tag => doing.clone(),
+            _ if !link.is_up() => "there is no link to it".to_owned(),
+            _ => match link.came {
+                Some((tag, asked)) if tag > self.tag => format!("it is in {asked} ({tag})"),
+                Some((tag, asked)) => {
+                    format!("nothing was heard from it since {asked} ({tag})")
+                }
+                None => "nothing was heard from it".to_owned(),
+            },
+        }
+    }
+
+    fn report(&mut self) {
+        let signals = self.signals;
+        let job_rank = |rank: u32| Rank(signals.lock().job_rank(rank));
+        let mut missing: Vec<Missing> = self
+            .watch
+            .missing
+            .iter()
+            .map(|(rank, doing)| Missing {
+                rank: job_rank(*rank),
+                doing: doing.clone(),
+            })
+            .collect();
+        if missing.is_empty() {
+            // All have come, and something else holds them up.
+            missing.extend(self.absent().into_iter().map(|rank| Missing {
+                rank: job_rank(rank.0),
+                doing: "it is in the operation, too".to_owned(),
+            }));
+        }
+        missing.sort_unstable_by_key(|missing| missing.rank);
+        self.stalls.report(StallReport {
+            operation: self.request.to_string(),
+            group: self.id,
+            tag: self.tag,
+            waited: self.started.elapsed(),
+            missing,
+        });
+    }
+
+    /// Somebody knows what a rank does. It is passed on once, so that it reaches those that wait for others that wait.
+    pub(super) fn missing_heard(&mut self, from: Option<u32>, rank: u32, doing: String) {
+        if rank >= self.engine.world || rank == self.engine.me {
+            return;
+        }
+        if from == Some(rank) {
+            // It is not in the operation, and says so itself.
+            self.engine.links[rank as usize].doing = Some((self.tag, doing.clone()));
+        }
+        let known = self
+            .watch
+            .missing
+            .iter_mut()
+            .find(|(known, _)| *known == rank);
+        match known {
+            // What it says itself is better than what others think.
+            Some((_, text)) => {
+                if from == Some(rank) {
+                    *text = doing;
+                }
+                return;
+            }
+            None if from == Some(rank) && self.watch.collect_at.is_some() => return,
+            None => self.watch.missing.push((rank, doing.clone())),
+        }
+        let text = cut(&doing);
+        let header = Header::Doing {
+            generation: self.engine.generation,
+            tag: self.tag,
+            rank: Rank(rank),
+            length: text.len() as u32,
+        };
+        let mut frame = header.encode().to_vec();
+        frame.extend_from_slice(text.as_bytes());
+        for (peer, link) in (0..).zip(&mut self.engine.links) {
+            if Some(peer) != from && peer != rank {
+                link.notify(&frame);
+            }
+        }
+    }
+
+    /// A link has come while this rank waits.
+    pub(super) fn tell_newcomer(&mut self, peer: u32) {
+        if self.watch.said {
+            let frame = self.ask_frame();
+            self.engine.links[peer as usize].notify(&frame);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The algorithms by name.
+
+use std::fmt;
+
+use crate::operation::OperationKind;
+
+/// How an operation is done. The table is at [`schedule`](crate::schedule).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// A world of one rank: nothing to exchange.
+    Local,
+    /// All-reduce: gather all, then every rank reduces all in rank order.
+    Flat,
+    /// Reduce-scatter by recursive halving; for all-reduce then all-gather by doubling.
+    Halving,
+    /// Along a ring.
+    Ring,
+    /// By doubling distances around the circle of ranks.
+    Bruck,
+    /// Along binomial trees.
+    Binomial,
+    /// Barrier by doubling distances.
+    Dissemination,
+    /// All-reduce by exchange of everything with partners at doubling distances.
+    Doubling,
+    /// Along a chain, in segments.
+    Chain,
+    /// Broadcast: scatter along a tree, all-gather along a ring.
+    ScatterGather,
+    /// Every pair of ranks by itself, all at once.
+    Linear,
+    /// Every pair of ranks by itself, one after the other.
+    Pairwise,
+    /// Inside the hosts, along a ring of hosts, inside the hosts.
+    TwoLevelRing,
+    /// Inside the hosts, by halving and doubling across them, inside the hosts.
+    TwoLevelHalving,
+    /// Inside the hosts, by doubling across them, inside the hosts.
+    TwoLevelDoubling,
+    /// Broadcast along a tree of hosts, then along trees in them.
+    TwoLevelTree,
+}
+
+impl Algorithm {
+    /// All algorithms, by their codes on the wire.
+    pub const ALL: [Self; 16] = [
+        Self::Local,
+        Self::Flat,
+        Self::Halving,
+        Self::Ring,
+        Self::Bruck,
+        Self::Binomial,
+        Self::Dissemination,
+        Self::Doubling,
+        Self::Chain,
+        Self::ScatterGather,
+        Self::Linear,
+        Self::Pairwise,
+        Self::TwoLevelRing,
+        Self::TwoLevelHalving,
+        Self::TwoLevelDoubling,
+        Self::TwoLevelTree,
+    ];
+
+    /// The algorithms for a kind of operation, in a world of more than one rank; the last resort comes first. Those of
+    /// two levels want a [`Layout`](super::Layout).
+    #[must_use]
+    pub const fn able(kind: OperationKind) -> &'static [Self] {
+        use OperationKind as Kind;
+        match kind {
+            Kind::AllReduce => &[
+                Self::Ring,
+                Self::Flat,
+                Self::Binomial,
+                Self::Doubling,
+                Self::Halving,
+                Self::TwoLevelRing,
+                Self::TwoLevelHalving,
+                Self::TwoLevelDoubling,
+            ],
+            Kind::Reduce => &[Self::Binomial, Self::Chain, Self::Ring],
+            Kind::ReduceScatter => &[Self::Ring, Self::Halving],
+            Kind::AllGather | Kind::AllGatherCounts | Kind::AllGatherVarcount => {
+                &[Self::Ring, Self::Bruck, Self::TwoLevelRing]
+            }
+            Kind::Gather | Kind::GatherVarcount | Kind::Scatter | Kind::ScatterVarcount => {
+                &[Self::Linear, Self::Binomial]
+            }
+            Kind::Broadcast => &[
+                Self::Binomial,
+                Self::ScatterGather,
+                Self::Chain,
+                Self::TwoLevelTree,
+            ],
+            Kind::AllToAll => &[Self::Pairwise, Self::Linear, Self::Bruck],
+            Kind::AllToAllVarcount => &[Self::Pairwise, Self::Linear],
+            Kind::Barrier => &[Self::Dissemination],
+            Kind::SendReceive => &[Self::Linear],
+        }
+    }
+
+    /// The algorithms for Adasum.
+    pub const ADASUM: &'static [Self] = &[Self::Doubling, Self::Halving];
+
+    /// Whether it works inside hosts and across them.
+    #[must_use]
+    pub const fn is_two_level(self) -> bool {
+        matches!(
+            self,
+            Self::TwoLevelRing
+                | Self::TwoLevelHalving
+                | Self::TwoLevelDoubling
+                | Self::TwoLevelTree
+        )
+    }
+
+    pub(crate) fn code(self) -> u8 {
+        self as u8
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+
+    /// Its name, as settings and tables have it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Flat => "flat",
+            Self::Halving => "halving",
+            Self::Ring => "ring",
+            Self::Bruck => "bruck",
+            Self::Binomial => "binomial",
+            Self::Dissemination => "dissemination",
+            Self::Doubling => "doubling",
+            Self::Chain => "chain",
+            Self::ScatterGather => "scatter-gather",
+            Self::Linear => "linear",
+            Self::Pairwise => "pairwise",
+            Self::TwoLevelRing => "two-level-ring",
+            Self::TwoLevelHalving => "two-level-halving",
+            Self::TwoLevelDoubling => "two-level-doubling",
+            Self::TwoLevelTree => "two-level-tree",
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// No algorithm has this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no algorithm is called `{given}`; there are {}", Algorithm::ALL.map(Algorithm::name).join(", "))]
+pub struct UnknownAlgorithm {
+    /// What was given.
+    pub given: String,
+}
+
+impl std::str::FromStr for Algorithm {
+    type Err = UnknownAlgorithm;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .into_iter()
+            .find(|algorithm| algorithm.name() == name)
+            .ok_or_else(|| UnknownAlgorithm {
+                given: name.to_owned(),
+            })
+    }
+}

@@ -1,0 +1,479 @@
+//! Operations in the memory that all ranks of a group map.
+//!
+//! In every operation each rank gives its data (a copy, in memory that it alone writes), sets its flag, and waits for the
+//! flags of all. That all flags are the same word says that all ask for the same. From there on there are two ways:
+//!
+//! * *flat*: every rank combines, or copies, what it needs from where the others gave it. One flag.
+//! * *slices*, for long reductions: each rank combines its slice of all inputs into its own data, sets a second flag, and
+//!   waits for those of all; then everyone copies all slices.
+//!
+//! The caller's buffer is written in the end, when nothing is waited for any more: an operation that fails leaves it
+//! as it was (F-2).
+
+mod combine;
+mod store;
+mod watch;
+mod way;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Waker};
+use std::time::Instant;
+
+use super::buffer::{Heap, SharedBuffer};
+use super::map::{Map, Place};
+use super::rules;
+use super::ticket::{digest, parity, ticket, write_record};
+use super::wait::{Bell, Patience, Porter, ring};
+use crate::element::Element;
+use crate::error::CollectiveError;
+use crate::operation::{Operation, Tag};
+use crate::scratch::Scratch;
+pub(crate) use way::Buffers;
+use way::{Way, is_given_as_it_is};
+
+/// Bytes that are combined at once, of all ranks together: they stay in the first cache.
+const BLOCK: usize = 16 << 10;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Somebody still reads what this rank gave before.
+    Held,
+    /// This rank's data are given; others' are waited for.
+    Given,
+    /// This rank's slice is done; others' are waited for.
+    Sliced,
+    /// Nothing is waited for.
+    Ready,
+    /// A rank asks for something else that goes with this: see [`Operation::is_join`].
+    Elsewhere,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    tag: Tag,
+    ticket: u64,
+    operation: Operation,
+    way: Way,
+    stage: Stage,
+    /// That this rank gives.
+    bytes: usize,
+}
+
+/// When some place was used last.
+#[derive(Debug, Clone, Copy)]
+struct Used {
+    index: u64,
+    ticket: u64,
+    parity: usize,
+}
+
+/// How far an operation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Pending,
+    /// The result can be stored.
+    Ready,
+    /// All agree; it goes on over the links.
+    Elsewhere,
+}
+
+/// One rank's part of the memory.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    pub(crate) map: Arc<Map>,
+    me: usize,
+    world: usize,
+    bell: Arc<Bell>,
+    pub(crate) waker: Waker,
+    porter: Porter,
+    heard: u32,
+    patience: Patience,
+    open: Option<Open>,
+    /// The last operation that was entered.
+    last: Option<Tag>,
+    /// How many were entered.
+    index: u64,
+    /// The last one in which all ranks were seen: they have left all before.
+    synced: u64,
+    fronts: [Option<Used>; 2],
+    area: Option<Used>,
+    buffers: Option<Used>,
+    recorded: [Option<Operation>; 2],
+    /// Of the last two different operations.
+    digested: [Option<(Operation, u64)>; 2],
+    blocks: Scratch,
+    populated: usize,
+    told: u64,
+    heap: Heap,
+}
+
+impl Arena {
+    pub(crate) fn new(map: Arc<Map>, me: u32) -> Self {
+        let (me, world) = (me as usize, map.world());
+        let bell = Bell::new(Arc::clone(&map), me);
+        Self {
+            me,
+            world,
+            waker: Waker::from(Arc::clone(&bell)),
+            porter: Porter::new(Arc::clone(&bell)),
+            bell,
+            heard: 0,
+            patience: Patience::of(world),
+            open: None,
+            last: None,
+            index: 0,
+            synced: 0,
+            fronts: [None; 2],
+            area: None,
+            buffers: None,
+            recorded: [None; 2],
+            digested: [None; 2],
+            blocks: Scratch::default(),
+            populated: 0,
+            told: 0,
+            heap: Heap::new(Arc::clone(&map), me),
+            map,
+        }
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.me;
+        (0..self.world).filter(move |rank| *rank != me)
+    }
+
+    /// Whether a peer put a notice on the link to this rank since the last [`Arena::listen_to_links`].
+    #[inline]
+    pub(crate) fn is_told(&self) -> bool {
+        self.map.told(self.me).load(Ordering::Relaxed) != self.told
+    }
+
+    /// All links are about to be read.
+    pub(crate) fn listen_to_links(&mut self) {
+        self.told = self.map.told(self.me).load(Ordering::SeqCst);
+    }
+
+    /// There are notices on the links to all others.
+    pub(crate) fn tell(&self) {
+        for rank in self.others() {
+            self.map.told(rank).fetch_add(1, Ordering::SeqCst);
+            ring(&self.map, rank);
+        }
+    }
+
+    /// Whether this rank is in an operation.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    #[inline]
+    fn digest(&mut self, operation: &Operation) -> u64 {
+        for known in self.digested.iter().flatten() {
+            if known.0 == *operation {
+                return known.1;
+            }
+        }
+        let digest = digest(operation);
+        self.digested = [Some((*operation, digest)), self.digested[0]];
+        digest
+    }
+
+    /// Begins an operation, unless it is begun. `forced`: it is to go over the links. `offsets` are those of operations on
+    /// different lengths.
+    ///
+    /// Fails if the system has not so much memory, or the operation does not come after the last one. Then the operation
+    /// is over here.
+    pub(crate) fn begin(
+        &mut self,
+        tag: Tag,
+        operation: &Operation,
+        forced: bool,
+        offsets: &[usize],
+        input: &[u8],
+    ) -> Result<Outcome, CollectiveError> {
+        let (way, bytes) = self.plan(operation, forced, offsets);
+        self.enter(tag, operation, way, bytes)?;
+        self.advance(input).inspect_err(|_| self.leave())
+    }
+
+    /// Begins an all-reduce of buffers in the memory. As [`Arena::begin`]; also fails if a peer's buffer is nowhere.
+    pub(crate) fn begin_buffers(
+        &mut self,
+        tag: Tag,
+        operation: &Operation,
+        buffers: Buffers,
+    ) -> Result<Outcome, CollectiveError> {
+        self.enter(tag, operation, Way::Buffers(buffers), 0)?;
+        self.advance(&[]).inspect_err(|_| self.leave())
+    }
+
+    /// Memory for the caller's own data. After an operation of all ranks.
+    pub(crate) fn buffer<T: Element>(
+        &mut self,
+        len: usize,
+    ) -> Result<SharedBuffer<T>, CollectiveError> {
+        self.reclaim();
+        self.heap.buffer(len)
+    }
+
+    /// Buffers that were dropped after an operation failed are free when nobody can be in it any more. Nobody is in an
+    /// earlier one: this rank has waited for that.
+    fn reclaim(&self) {
+        if self.holder(self.buffers).is_none() {
+            self.heap.reclaim();
+        }
+    }
+
+    fn enter(
+        &mut self,
+        tag: Tag,
+        operation: &Operation,
+        way: Way,
+        bytes: usize,
+    ) -> Result<(), CollectiveError> {
+        self.leave();
+        if let Some(last) = self.last.filter(|last| tag <= *last) {
+            // Its flag would be an old one, which all ranks seem to have set already.
+            return Err(CollectiveError::Invalid {
+                reason: format!("{tag} does not come after {last}: calls come in growing order"),
+            });
+        }
+        if Self::place(way, 0, bytes) == Place::Area && bytes > self.populated {
+            self.map
+                .populate(self.me, Place::Area, 0, bytes)
+                .map_err(|error| CollectiveError::Invalid {
+                    reason: format!(
+                        "{operation} takes {bytes} bytes of shared memory, which the system does not give ({error}): \
+                         give less at a time, or the host more memory"
+                    ),
+                })?;
+            self.populated = bytes;
+        }
+        let ticket = ticket(tag, self.digest(operation));
+        self.last = Some(tag);
+        self.index += 1;
+        self.open = Some(Open {
+            tag,
+            ticket,
+            operation: *operation,
+            way,
+            stage: Stage::Held,
+            bytes,
+        });
+        Ok(())
+    }
+
+    /// A rank that may still read what was given at that time.
+    fn holder(&self, used: Option<Used>) -> Option<usize> {
+        let used = used.filter(|used| used.index >= self.synced)?;
+        self.others().find(|rank| {
+            let flag = self.map.front(*rank, used.parity);
+            rules::holds(flag, self.map.done(*rank, used.parity), used.ticket)
+        })
+    }
+
+    /// Whether what this operation gives can't be given yet.
+    fn is_held(&self, open: &Open) -> bool {
+        let parity = parity(open.tag);
+        let before = match open.way {
+            Way::Buffers(_) => self.buffers,
+            way if Self::place(way, parity, open.bytes) == Place::Area => self.area,
+            _ => None,
+        };
+        self.holder(self.fronts[parity])
+            .or_else(|| self.holder(before))
+            .is_some()
+    }
+
+    /// Goes on as far as it can without waiting. `input` is that of the beginning.
+    #[inline]
+    pub(crate) fn advance(&mut self, input: &[u8]) -> Result<Outcome, CollectiveError> {
+        let Some(mut open) = self.open else {
+            return Ok(Outcome::Ready);
+        };
+        if open.stage == Stage::Held {
+            if self.is_held(&open) {
+                return Ok(Outcome::Pending);
+            }
+            self.give(&open, input);
+            open.stage = Stage::Given;
+            self.open = Some(open);
+        }
+        if open.stage == Stage::Given {
+            if !self.all_have_given(&open) {
+                return Ok(Outcome::Pending);
+            }
+            self.synced = self.index;
+            open.stage = match open.way {
+                Way::Agree => Stage::Elsewhere,
+                Way::Flat => Stage::Ready,
+                Way::Slices => {
+                    self.combine_slice(&open, input);
+                    Stage::Sliced
+                }
+                Way::Buffers(own) => {
+                    self.combine_buffers(&open, own)?;
+                    Stage::Sliced
+                }
+            };
+            self.open = Some(open);
+            if open.stage == Stage::Sliced {
+                self.map.second(self.me).swap(open.ticket, Ordering::SeqCst);
+                self.ring_all();
+            }
+        }
+        if open.stage == Stage::Sliced {
+            let all = self
+                .others()
+                .all(|rank| self.map.second(rank).load(Ordering::SeqCst) == open.ticket);
+            if !all {
+                return Ok(Outcome::Pending);
+            }
+            open.stage = Stage::Ready;
+            self.open = Some(open);
+        }
+        if open.stage == Stage::Elsewhere {
+            self.leave();
+            return Ok(Outcome::Elsewhere);
+        }
+        Ok(Outcome::Ready)
+    }
+
+    fn give(&mut self, open: &Open, input: &[u8]) {
+        let (parity, bytes) = (parity(open.tag), open.bytes);
+        let used = Used {
+            index: self.index,
+            ticket: open.ticket,
+            parity,
+        };
+        let operation = &open.operation;
+        match open.way {
+            Way::Agree => {}
+            Way::Buffers(Buffers { input, output }) => {
+                self.buffers = Some(used);
+                let mut words = [0; 16];
+                words[..8].copy_from_slice(&(input as u64).to_le_bytes());
+                words[8..].copy_from_slice(&(output as u64).to_le_bytes());
+                self.map.write(self.me, Place::Inline(parity), 0, &words);
+            }
+            way => {
+                let place = Self::place(way, parity, bytes);
+                if place == Place::Area {
+                    self.area = Some(used);
+                }
+                if way == Way::Slices && is_given_as_it_is(operation) {
+                    // Nobody else needs this rank's own slice.
+                    let own = self.slice(self.me, bytes);
+                    self.map.write(self.me, place, 0, &input[..own.start]);
+                    self.map
+                        .write(self.me, place, own.end, &input[own.end..bytes]);
+                } else if is_given_as_it_is(operation) {
+                    self.map.write(self.me, place, 0, &input[..bytes]);
+                } else {
+                    self.give_converted(operation, place, bytes, input);
+                }
+            }
+        }
+        self.fronts[parity] = Some(used);
+        let known = self.recorded[parity] == Some(*operation);
+        write_record(&self.map, self.me, open.tag, operation, !known);
+        self.recorded[parity] = Some(*operation);
+        rules::give(self.map.front(self.me, parity), open.ticket);
+        self.ring_all();
+    }
+
+    fn ring_all(&self) {
+        for rank in self.others() {
+            ring(&self.map, rank);
+        }
+    }
+
+    #[inline]
+    fn all_have_given(&self, open: &Open) -> bool {
+        let parity = parity(open.tag);
+        self.others()
+            .all(|rank| rules::has_given(self.map.front(rank, parity), open.ticket))
+    }
+
+    /// Waits a little, as long as it is cheaper than to sleep.
+    #[inline]
+    pub(crate) fn look(&mut self, input: &[u8]) -> Result<Outcome, CollectiveError> {
+        loop {
+            let outcome = self.advance(input)?;
+            if outcome != Outcome::Pending || !self.linger() {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    /// Waits a little for what is awaited. Returns whether it came.
+    pub(crate) fn linger(&self) -> bool {
+        let patience = &self.patience;
+        let Some(open) = self.open else { return true };
+        match open.stage {
+            Stage::Given => patience.look(|| self.all_have_given(&open)),
+            Stage::Sliced => patience.look(|| {
+                self.others()
+                    .all(|rank| self.map.second(rank).load(Ordering::SeqCst) == open.ticket)
+            }),
+            _ => patience.look(|| !self.is_held(&open)),
+        }
+    }
+
+    /// From here on, news wake who waits: this thread in [`Arena::sleep`], or the task.
+    pub(crate) fn listen(&mut self, blocking: bool, cx: &Context<'_>) {
+        if blocking {
+            self.heard = self.bell.listen();
+        } else if let Err(error) = self.porter.listen(cx.waker()) {
+            // The task looks again now and then.
+            tracing::warn!(%error, "no thread to wait for shared memory");
+        }
+    }
+
+    pub(crate) fn ignore(&self) {
+        self.bell.ignore();
+    }
+
+    pub(crate) fn sleep(&self, until: Instant) {
+        self.bell.wait(self.heard, until);
+    }
+
+    /// Whether nobody rings when what is waited for comes: it has to be looked for.
+    pub(crate) fn must_poll(&self) -> bool {
+        self.open.is_some_and(|open| open.stage == Stage::Held)
+    }
+
+    /// Leaves the operation: this rank touches others' data no more. One that has not ended is given up by that.
+    pub(crate) fn leave(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        let parity = parity(open.tag);
+        match open.stage {
+            // Flag and `done` are still those of the operation before.
+            Stage::Held => return,
+            Stage::Given | Stage::Sliced => {
+                rules::give_up(self.map.front(self.me, parity), open.ticket);
+            }
+            // The others may still see the flag, and end well, too.
+            Stage::Ready | Stage::Elsewhere => {}
+        }
+        rules::leave(self.map.done(self.me, parity), open.ticket);
+        // The next operation writes the other line: nobody reads that any more, and this rank gets it back meanwhile.
+        self.map.expect_write(self.me, 1 - parity);
+    }
+
+    /// Gives the memory of long operations back.
+    pub(crate) fn release(&mut self) {
+        if self.open.is_none() && self.populated > 0 && self.holder(self.area).is_none() {
+            self.map.release(self.me, Place::Area, 0, self.populated);
+            self.populated = 0;
+        }
+        self.reclaim();
+        self.blocks.release();
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

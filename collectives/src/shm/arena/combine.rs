@@ -1,0 +1,159 @@
+//! Reductions over what all ranks gave, block by block.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use kolo_transport::ids::Rank;
+
+use super::super::buffer::is_inside;
+use super::super::map::{MOST_RANKS, Map, Place};
+use super::super::ticket::parity;
+use super::store::streams_from;
+use super::way::{Buffers, is_given_as_it_is};
+use super::{Arena, BLOCK, Open};
+use crate::engine::finish_of;
+use crate::error::CollectiveError;
+use crate::operation::Operation;
+use crate::reduce::{self, Store};
+
+impl Arena {
+    pub(super) fn give_converted(
+        &mut self,
+        operation: &Operation,
+        place: Place,
+        bytes: usize,
+        input: &[u8],
+    ) {
+        let Some(dtype) = operation.dtype else { return };
+        let wire = operation.wire.unwrap_or(dtype);
+        self.blocks.reserve(BLOCK);
+        for at in (0..bytes).step_by(BLOCK) {
+            let count = BLOCK.min(bytes - at);
+            let block = &mut self.blocks.bytes_mut()[..count];
+            let (from, many) = (
+                at / wire.size() * dtype.size(),
+                count / wire.size() * dtype.size(),
+            );
+            let from = &input[from..from + many];
+            if wire == dtype {
+                block.copy_from_slice(from);
+            } else {
+                reduce::convert(wire, block, dtype, from);
+            }
+            if operation.reduce.is_some() {
+                reduce::scale(wire, block, operation.prescale);
+            }
+            self.map.write(self.me, place, at, block);
+        }
+    }
+
+    pub(super) fn combine_slice(&mut self, open: &Open, input: &[u8]) {
+        let range = self.slice(self.me, Self::length(&open.operation));
+        let map = Arc::clone(&self.map);
+        let me = self.me;
+        let own = is_given_as_it_is(&open.operation).then_some(input);
+        self.combine(
+            &open.operation,
+            |_| Place::Area,
+            own,
+            range,
+            |at, block| {
+                map.write(me, Place::Area, at, block);
+            },
+        );
+    }
+
+    pub(super) fn combine_buffers(
+        &mut self,
+        open: &Open,
+        own: Buffers,
+    ) -> Result<(), CollectiveError> {
+        let length = Self::length(&open.operation);
+        let parity = parity(open.tag);
+        let mut places = [(0, 0); MOST_RANKS as usize];
+        for (rank, place) in places.iter_mut().enumerate().take(self.world) {
+            let word = |index| self.map.inline(rank, parity, index).load(Ordering::Relaxed);
+            // The own ones are not looked up where others could have changed them: they say where this rank has no slice.
+            let (input, output) = if rank == self.me {
+                (own.input, own.output)
+            } else {
+                (word(0) as usize, word(1) as usize)
+            };
+            if !is_inside(input, length) || !is_inside(output, length) {
+                return Err(CollectiveError::Protocol {
+                    rank: Rank(rank as u32),
+                    reason: format!(
+                        "its buffer of {length} bytes at {input} and {output} is not in the shared memory"
+                    ),
+                });
+            }
+            *place = (input, output);
+        }
+        let range = self.slice(self.me, length);
+        let map = Arc::clone(&self.map);
+        let world = self.world;
+        let streaming = length >= streams_from();
+        let input = |rank: usize| Place::Heap(places[rank].0);
+        self.combine(&open.operation, input, None, range, |at, block| {
+            for (rank, place) in places.iter().enumerate().take(world) {
+                if streaming {
+                    map.write_streaming(rank, Place::Heap(place.1), at, block);
+                } else {
+                    map.write(rank, Place::Heap(place.1), at, block);
+                }
+            }
+        });
+        Map::fence();
+        Ok(())
+    }
+
+    /// Combines a range of all ranks' data, block by block, in rank order, and finishes it. `own` are this rank's data, if
+    /// they are not in their place.
+    pub(super) fn combine(
+        &mut self,
+        operation: &Operation,
+        place: impl Fn(usize) -> Place,
+        own: Option<&[u8]>,
+        range: std::ops::Range<usize>,
+        mut put: impl FnMut(usize, &[u8]),
+    ) {
+        let (Some(dtype), Some(op), Some(finish)) = (
+            operation.wire_type(),
+            operation.reduce,
+            finish_of(operation, self.world as u32),
+        ) else {
+            return;
+        };
+        let world = self.world;
+        let each = (BLOCK / world).max(512) / 64 * 64;
+        self.blocks.reserve((world + 1) * each);
+        let (result, inputs) = self.blocks.bytes_mut().split_at_mut(each);
+        let me = self.me;
+        for at in range.clone().step_by(each) {
+            let length = each.min(range.end - at);
+            for (rank, block) in inputs.chunks_mut(each).enumerate().take(world) {
+                if own.is_none() || rank != me {
+                    self.map.read(rank, place(rank), at, &mut block[..length]);
+                }
+            }
+            let part = |rank: usize| match own {
+                Some(own) if rank == me => &own[at..at + length],
+                _ => &inputs[rank * each..rank * each + length],
+            };
+            let result = &mut result[..length];
+            if world == 2 {
+                reduce::combine_into(dtype, op, result, part(0), part(1));
+                if !finish.is_nothing() {
+                    reduce::finish(dtype, result, &finish);
+                }
+            } else {
+                let mut parts: [&[u8]; MOST_RANKS as usize] = [&[]; MOST_RANKS as usize];
+                for (rank, place) in parts.iter_mut().enumerate().take(world) {
+                    *place = part(rank);
+                }
+                reduce::combine_many(dtype, op, result, &parts[..world], &finish, Store::Cached);
+            }
+            put(at, result);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! How an operation is done, and where its data are.
+
+use super::super::map::{AREA, INLINE, Place, SLOT};
+use super::Arena;
+use crate::engine::element_size;
+use crate::operation::{Operation, OperationKind, ReduceOp};
+
+/// Reductions whose inputs have more bytes than this, all ranks' together, are done in slices.
+const FLAT: usize = 96 << 10;
+
+/// How an operation is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Nothing but agreement: the operation itself goes over the links.
+    Agree,
+    Flat,
+    Slices,
+    /// Slices, of buffers that are in the memory: see [`super::buffer`].
+    Buffers(Buffers),
+}
+
+/// The two halves of a buffer, as places in the heap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Buffers {
+    pub(crate) input: usize,
+    pub(crate) output: usize,
+}
+
+impl Arena {
+    /// How an operation is done, and how many bytes this rank gives.
+    #[inline]
+    pub(super) fn plan(
+        &self,
+        operation: &Operation,
+        forced: bool,
+        offsets: &[usize],
+    ) -> (Way, usize) {
+        let agree = (Way::Agree, 0);
+        if forced || operation.is_join() || operation.reduce == Some(ReduceOp::Adasum) {
+            return agree;
+        }
+        let size = element_size(operation);
+        let Some(bytes) = usize::try_from(operation.count)
+            .ok()
+            .and_then(|count| count.checked_mul(size))
+            .filter(|bytes| *bytes <= AREA / self.world)
+        else {
+            return agree;
+        };
+        let is_root = operation.root == Some(self.me as u32);
+        let only_root = |bytes| if is_root { bytes } else { 0 };
+        match operation.kind {
+            OperationKind::AllReduce | OperationKind::Reduce if bytes * self.world > FLAT => {
+                (Way::Slices, bytes)
+            }
+            OperationKind::AllReduce
+            | OperationKind::Reduce
+            | OperationKind::ReduceScatter
+            | OperationKind::AllGather
+            | OperationKind::AllGatherCounts
+            | OperationKind::Gather
+            | OperationKind::Barrier => (Way::Flat, bytes),
+            OperationKind::Broadcast => (Way::Flat, only_root(bytes)),
+            OperationKind::Scatter => (Way::Flat, only_root(bytes * self.world)),
+            OperationKind::AllToAll => (Way::Flat, bytes * self.world),
+            OperationKind::AllGatherVarcount | OperationKind::GatherVarcount => {
+                match offsets.get(self.me..self.me + 2) {
+                    Some(&[start, end]) => (Way::Flat, (end - start) * size),
+                    _ => agree,
+                }
+            }
+            _ => agree,
+        }
+    }
+
+    /// Whether it is not done here, but over the links when all have agreed.
+    pub(crate) fn only_agrees(
+        &self,
+        operation: &Operation,
+        forced: bool,
+        offsets: &[usize],
+    ) -> bool {
+        self.plan(operation, forced, offsets).0 == Way::Agree
+    }
+
+    /// Where so many bytes of an operation are.
+    #[inline]
+    pub(super) fn place(way: Way, parity: usize, bytes: usize) -> Place {
+        if way == Way::Slices || bytes > SLOT {
+            Place::Area
+        } else if bytes <= INLINE {
+            Place::Inline(parity)
+        } else {
+            Place::Slot(parity)
+        }
+    }
+
+    /// The part of a reduction that a rank combines, in bytes.
+    #[inline]
+    pub(super) fn slice(&self, rank: usize, length: usize) -> std::ops::Range<usize> {
+        let each = length.div_ceil(self.world).next_multiple_of(64);
+        (rank * each).min(length)..((rank + 1) * each).min(length)
+    }
+
+    #[inline]
+    pub(super) fn length(operation: &Operation) -> usize {
+        operation.count as usize * element_size(operation)
+    }
+}
+
+/// Whether what others see is what the caller gave.
+#[inline]
+pub(super) fn is_given_as_it_is(operation: &Operation) -> bool {
+    operation.wire.is_none() && operation.prescale.is_one()
+}

@@ -1,0 +1,522 @@
+//! What a rank makes of descriptors, flags and data that are not right, and of peers that give up.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use kolo_transport::ids::{Generation, JobId};
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use super::arena::{Arena, Buffers, Outcome};
+use super::map::{INLINE, Map, Owner, Place, SLOT};
+use super::{rules, ticket};
+use crate::operation::{Operation, OperationKind, Tag};
+use crate::{CollectiveError, DType, ReduceOp};
+
+const OWNER: Owner = Owner {
+    job: JobId(5),
+    generation: Generation(2),
+    world: 2,
+};
+
+fn why(owner: Owner, descriptor: impl AsFd) -> String {
+    Map::open(descriptor.as_fd(), owner)
+        .unwrap_err()
+        .to_string()
+}
+
+#[test]
+fn what_is_not_the_groups_memory_is_refused() {
+    let (_map, descriptor) = Map::create(OWNER).unwrap();
+    Map::open(descriptor.as_fd(), OWNER).unwrap();
+    let other = |change: fn(&mut Owner)| {
+        let mut owner = OWNER;
+        change(&mut owner);
+        why(owner, &descriptor)
+    };
+    assert!(other(|owner| owner.job = JobId(6)).contains("of another job"));
+    assert!(other(|owner| owner.generation = Generation(1)).contains("of another generation"));
+    assert!(other(|owner| owner.world = 3).contains("another length"));
+    assert!(other(|owner| owner.world = 65).contains("more ranks"));
+
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    assert!(why(OWNER, &file).contains("no memory file"));
+    let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
+    assert!(why(OWNER, &socket).contains("no memory file"));
+    let memory = |seals: SealFlags| {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = rustix::fs::memfd_create("kolo-test", flags).unwrap();
+        rustix::fs::ftruncate(&memory, 4096).unwrap();
+        rustix::fs::fcntl_add_seals(&memory, seals).unwrap();
+        memory
+    };
+    assert!(why(OWNER, memory(SealFlags::GROW)).contains("not sealed"));
+    let sealed = memory(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
+    assert!(why(OWNER, sealed).contains("another length"));
+    // As long as it should be, and empty.
+    let length = rustix::fs::fstat(&descriptor).unwrap().st_size;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let empty = rustix::fs::memfd_create("kolo-test", flags).unwrap();
+    rustix::fs::ftruncate(&empty, length.cast_unsigned()).unwrap();
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&empty, seals).unwrap();
+    assert!(why(OWNER, empty).contains("another magic word"));
+    // Nobody can make it shorter.
+    assert!(rustix::fs::ftruncate(&descriptor, 0).is_err());
+}
+
+#[test]
+#[should_panic(expected = "are not in a place")]
+fn nothing_outside_a_place_is_touched() {
+    let (map, _descriptor) = Map::create(OWNER).unwrap();
+    map.read(1, Place::Slot(0), SLOT - 3, &mut [0; 4]);
+}
+
+fn pair() -> (Arena, Arena) {
+    let (map, descriptor) = Map::create(OWNER).unwrap();
+    let other = Map::open(descriptor.as_fd(), OWNER).unwrap();
+    (Arena::new(Arc::new(map), 0), Arena::new(Arc::new(other), 1))
+}
+
+/// As many ranks as an array has.
+fn ranks<const N: usize>() -> [Arena; N] {
+    let owner = Owner {
+        world: N as u32,
+        ..OWNER
+    };
+    let (_map, descriptor) = Map::create(owner).unwrap();
+    std::array::from_fn(|rank| {
+        let map = Map::open(descriptor.as_fd(), owner).unwrap();
+        Arena::new(Arc::new(map), rank as u32)
+    })
+}
+
+fn number(operation: u64) -> Tag {
+    Tag { call: 0, operation }
+}
+
+fn sum(count: u64) -> Operation {
+    Operation {
+        reduce: Some(ReduceOp::Sum),
+        ..Operation::new(OperationKind::AllReduce, Some(DType::U8), count)
+    }
+}
+
+const TAG: Tag = Tag {
+    call: 0,
+    operation: 0,
+};
+
+/// A peer that says that its buffer is elsewhere is named, and nothing is read there.
+#[test]
+fn buffers_outside_the_memory_are_a_broken_protocol() {
+    for wrong in [u64::MAX, u64::MAX - 63, 1, super::map::HEAP as u64 + 64] {
+        let (mut one, other) = pair();
+        let buffer = one.buffer::<u8>(100).unwrap();
+        let halves = buffer.halves(&one.map).unwrap();
+        let begun = one.begin_buffers(TAG, &sum(100), halves).unwrap();
+        assert_eq!(begun, Outcome::Pending);
+        let map = Arc::clone(&other.map);
+        map.write(1, Place::Inline(0), 0, &[wrong.to_le_bytes(); 2].concat());
+        let ticket = ticket::ticket(TAG, ticket::digest(&sum(100)));
+        rules::give(map.front(1, 0), ticket);
+        let error = one.advance(&[]).unwrap_err();
+        assert!(matches!(error, CollectiveError::Protocol { .. }), "{error}");
+        assert_eq!(error.culprit_rank().unwrap().0, 1);
+    }
+}
+
+/// Noise in a peer's flags, records and data makes errors or wrong sums, never anything worse.
+#[test]
+fn noise_of_a_peer_does_no_harm() {
+    let (mut one, other) = pair();
+    let map = Arc::clone(&other.map);
+    let mut random = 88_172_645_463_325_252_u64;
+    let mut next = || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    for number in 0..300 {
+        let tag = Tag {
+            call: 0,
+            operation: number,
+        };
+        let request = sum([8, 2000, 400_000][number as usize % 3]);
+        let input = vec![1; request.count as usize];
+        for parity in 0..2 {
+            for index in 0..super::map::RECORD_WORDS {
+                map.record(1, parity, index).store(next(), Ordering::SeqCst);
+            }
+            map.front(1, parity).store(next(), Ordering::SeqCst);
+        }
+        map.write(1, Place::Slot(0), 0, &next().to_le_bytes());
+        let mut result = input.clone();
+        let begun = one.begin(tag, &request, false, &[], &input).unwrap();
+        assert_eq!(begun, Outcome::Pending);
+        assert!(one.observe().is_ok());
+        assert!(one.lacks(1) && one.late().len() == 1);
+        if number % 2 == 0 {
+            let ticket = ticket::ticket(tag, ticket::digest(&request));
+            rules::give(map.front(1, ticket::parity(tag)), ticket);
+            map.second(1).store(ticket, Ordering::SeqCst);
+            assert_eq!(one.advance(&input), Ok(Outcome::Ready));
+            one.store(&[], &mut result);
+        } else {
+            one.leave();
+            assert_eq!(result, input);
+        }
+    }
+}
+
+/// Steps of two ranks in any order, each of which may give up: who ends well has the right sum.
+#[test]
+fn who_ends_well_has_the_right_sum() {
+    let mut random = 362_436_069_u64;
+    let mut next = move |limit: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % limit
+    };
+    for _ in 0..30 {
+        let (one, other) = pair();
+        let mut ranks = [one, other];
+        // Where each is: the number of its operation, and whether it is in it.
+        let mut at = [(0_u64, false); 2];
+        let mut inputs = [Vec::new(), Vec::new()];
+        for _ in 0..400 {
+            let me = next(2) as usize;
+            let (number, inside) = at[me];
+            // Nobody is further ahead than one that has failed can be.
+            if number > at[1 - me].0 + 3 {
+                continue;
+            }
+            let request = sum([5, 300, 300_000][number as usize % 3]);
+            let tag = Tag {
+                call: 0,
+                operation: number,
+            };
+            let outcome = if inside {
+                ranks[me].advance(&inputs[me])
+            } else {
+                let value = (number * 3 + me as u64) as u8;
+                inputs[me] = vec![value; request.count as usize];
+                at[me].1 = true;
+                ranks[me].begin(tag, &request, false, &[], &inputs[me])
+            };
+            match outcome.unwrap() {
+                Outcome::Ready => {
+                    let mut result = inputs[me].clone();
+                    ranks[me].store(&[], &mut result);
+                    let expected = (number * 6 + 1) as u8;
+                    assert_eq!(result, vec![expected; result.len()], "operation {number}");
+                    at[me] = (number + 1, false);
+                }
+                Outcome::Pending if next(8) == 0 => {
+                    ranks[me].leave();
+                    at[me] = (number + 1, false);
+                }
+                Outcome::Pending => {}
+                Outcome::Elsewhere => panic!("nobody has joined"),
+            }
+        }
+    }
+}
+
+/// Two ranks wait for a third that is slow, and give up before they have given anything. That must not look to either as if the
+/// other one were still in the operation before.
+#[test]
+fn who_gives_up_before_giving_holds_nobody() {
+    let request = sum(300);
+    let input = vec![1; 300];
+    let mut result = vec![0_u8; 300];
+    let [mut one, mut other, mut slow] = ranks::<3>();
+    for rank in [&mut one, &mut other, &mut slow] {
+        rank.begin(number(0), &request, false, &[], &input).unwrap();
+    }
+    for rank in [&mut one, &mut other] {
+        assert_eq!(rank.advance(&input), Ok(Outcome::Ready));
+        rank.store(&[], &mut result);
+        assert_eq!(result, [3; 300]);
+    }
+    // The slow one has not copied anything yet.
+    assert_eq!(slow.advance(&input), Ok(Outcome::Ready));
+    for operation in 1..3 {
+        for rank in [&mut one, &mut other] {
+            let begun = rank.begin(number(operation), &request, false, &[], &input);
+            assert_eq!(begun, Ok(Outcome::Pending));
+            assert_eq!(rank.must_poll(), operation == 2);
+        }
+        one.leave();
+        other.leave();
+    }
+    slow.store(&[], &mut result);
+    assert_eq!(result, [3; 300]);
+    for operation in 1..4 {
+        let begun = slow.begin(number(operation), &request, false, &[], &input);
+        assert_eq!(begun, Ok(Outcome::Pending));
+        slow.leave();
+    }
+    for rank in [&mut one, &mut other, &mut slow] {
+        let begun = rank.begin(number(4), &request, false, &[], &input);
+        assert!(begun.is_ok() && !rank.must_poll(), "{:?}", rank.late());
+    }
+    for rank in [&mut one, &mut other, &mut slow] {
+        assert_eq!(rank.advance(&input), Ok(Outcome::Ready));
+    }
+}
+
+/// However an operation is left that has not ended: those that come later find no data.
+#[test]
+fn what_is_left_half_way_is_given_up() {
+    let (mut one, mut other) = pair();
+    for (operation, count) in [(0, 3), (1, 300), (2, 300_000)] {
+        let (request, input) = (sum(count), vec![1; count as usize]);
+        one.begin(number(operation), &request, false, &[], &input)
+            .unwrap();
+        one.leave();
+        let begun = other.begin(number(operation), &request, false, &[], &input);
+        assert_eq!(begun, Ok(Outcome::Pending));
+        assert_eq!(other.late().len(), 1);
+        other.leave();
+    }
+}
+
+/// An old flag would count as one that all have set.
+#[test]
+fn numbers_of_operations_only_grow() {
+    let (mut one, _other) = pair();
+    let tag = |call, operation| Tag { call, operation };
+    let mut begin = |tag| {
+        let begun = one.begin(tag, &sum(3), false, &[], &[1; 3]);
+        one.leave();
+        begun
+    };
+    assert_eq!(begin(tag(4, 7)), Ok(Outcome::Pending));
+    assert_eq!(begin(tag(5, 0)), Ok(Outcome::Pending));
+    for old in [tag(5, 0), tag(4, 8), tag(0, 0)] {
+        let error = begin(old).unwrap_err().to_string();
+        assert!(error.contains("growing order"), "{error}");
+    }
+    assert_eq!(begin(tag(5, 1)), Ok(Outcome::Pending));
+}
+
+/// The places of two buffers, and what is in them.
+fn halves(arena: &Arena, buffer: &super::buffer::SharedBuffer<u8>) -> Buffers {
+    buffer.halves(&arena.map).unwrap()
+}
+
+/// The rank's own words in the memory are for others: it writes where its own buffer is, whatever stands there.
+#[test]
+fn a_peer_can_not_send_a_rank_to_another_buffer_of_its_own() {
+    let (mut one, mut other) = pair();
+    let (mut buffer, mut bystander) = (
+        one.buffer::<u8>(100).unwrap(),
+        one.buffer::<u8>(100).unwrap(),
+    );
+    buffer.fill(1);
+    bystander.fill(9);
+    let mut theirs = other.buffer::<u8>(100).unwrap();
+    theirs.fill(2);
+    let (own, wrong) = (halves(&one, &buffer), halves(&one, &bystander));
+    one.begin_buffers(TAG, &sum(100), own).unwrap();
+    let words = [
+        (wrong.input as u64).to_le_bytes(),
+        (wrong.input as u64).to_le_bytes(),
+    ];
+    other.map.write(0, Place::Inline(0), 0, &words.concat());
+    let place = halves(&other, &theirs);
+    other.begin_buffers(TAG, &sum(100), place).unwrap();
+    assert_eq!(one.advance(&[]), Ok(Outcome::Ready));
+    one.leave();
+    buffer.turn();
+    // The first slice of the two is this rank's.
+    assert_eq!(buffer[..64], [3; 64]);
+}
+
+/// Also by an error at the first look, before anything is waited for.
+#[test]
+fn a_failed_operation_of_buffers_is_given_up() {
+    let (mut one, mut other) = pair();
+    let buffer = one.buffer::<u8>(100).unwrap();
+    let ticket = ticket::ticket(TAG, ticket::digest(&sum(100)));
+    let wrong = [7_u64.to_le_bytes(); 2].concat();
+    other.map.write(1, Place::Inline(0), 0, &wrong);
+    rules::give(other.map.front(1, 0), ticket);
+    let place = halves(&one, &buffer);
+    let error = one.begin_buffers(TAG, &sum(100), place).unwrap_err();
+    assert!(matches!(error, CollectiveError::Protocol { .. }), "{error}");
+    assert!(!one.is_open());
+    assert!(rules::is_gone(other.map.front(0, 0), ticket));
+    assert!(other.begin_buffers(number(1), &sum(100), place).is_ok());
+}
+
+/// A buffer of an operation that failed here is not used again while a peer may write it, and is when none can.
+#[test]
+fn what_late_peers_write_is_nobody_elses() {
+    let (mut one, mut other) = pair();
+    let mut buffer = one.buffer::<u8>(5000).unwrap();
+    let theirs = other.buffer::<u8>(5000).unwrap();
+    let (own, place) = (halves(&one, &buffer), halves(&other, &theirs));
+    buffer.taint();
+    one.begin_buffers(TAG, &sum(5000), own).unwrap();
+    // It is in the middle of it: it has combined its slice, and waits.
+    let begun = other.begin_buffers(TAG, &sum(5000), place).unwrap();
+    assert_eq!(begun, Outcome::Pending);
+    one.leave();
+    drop(buffer);
+    let next = one.buffer::<u8>(5000).unwrap();
+    assert_ne!(halves(&one, &next), own);
+    // What it writes now is in nobody's memory.
+    let late = vec![77; 5000];
+    other.map.write(0, Place::Heap(own.output), 0, &late);
+    other.map.write(0, Place::Heap(own.input), 0, &late);
+    assert!(next.iter().all(|value| *value == 0));
+    other.leave();
+    let again = one.buffer::<u8>(5000).unwrap();
+    assert_eq!(halves(&one, &again), own);
+    assert!(again.iter().all(|value| *value == 0));
+}
+
+/// Not every byte is a `bool`.
+#[test]
+fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
+    let kinds = [
+        (OperationKind::AllReduce, Some(ReduceOp::Max)),
+        (OperationKind::AllReduce, Some(ReduceOp::BitXor)),
+        (OperationKind::AllGather, None),
+        (OperationKind::Broadcast, None),
+        (OperationKind::AllToAll, None),
+    ];
+    let mut operation = 0;
+    let (mut one, other) = pair();
+    for (kind, reduce) in kinds {
+        for count in [1, 7, 56, 57, 1000, 300_000] {
+            let request = Operation {
+                reduce,
+                root: (kind == OperationKind::Broadcast).then_some(1),
+                ..Operation::new(kind, Some(DType::Bool), count as u64)
+            };
+            let tag = number(operation);
+            operation += 1;
+            let given = match kind {
+                OperationKind::AllToAll => 2 * count,
+                _ => count,
+            };
+            let (parity, noise) = (ticket::parity(tag), vec![0xfe; given]);
+            let ticket = ticket::ticket(tag, ticket::digest(&request));
+            let in_slices = reduce.is_some() && count > 100_000;
+            let place = if in_slices || given > SLOT {
+                Place::Area
+            } else if given > INLINE {
+                Place::Slot(parity)
+            } else {
+                Place::Inline(parity)
+            };
+            other.map.write(1, place, 0, &noise);
+            rules::give(other.map.front(1, parity), ticket);
+            rules::give(other.map.second(1), ticket);
+            let input = vec![1; given];
+            let begun = one.begin(tag, &request, false, &[], &input);
+            assert_eq!(begun, Ok(Outcome::Ready), "{request}");
+            let mut result = match kind {
+                OperationKind::AllGather | OperationKind::AllToAll => vec![false; 2 * count],
+                _ => vec![false; count],
+            };
+            one.store(&[], &mut result);
+            let bytes = crate::element::bytes_of(&result);
+            assert!(bytes.iter().all(|byte| *byte < 2), "{request}");
+            // The last byte of slices is the peer's work.
+            let last = in_slices || reduce != Some(ReduceOp::BitXor);
+            assert_eq!(bytes[bytes.len() - 1], u8::from(last), "{request}");
+        }
+    }
+}
+
+/// Ranks that run for themselves, any of which may give up at any time: who ends well has the right sum.
+#[test]
+fn threads_that_give_up_at_any_moment_never_spoil_a_sum() {
+    const ROUNDS: u64 = 200;
+    /// Who panics is not waited for.
+    struct Failed<'a>(&'a AtomicBool);
+    impl Drop for Failed<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_or(std::thread::panicking(), Ordering::SeqCst);
+        }
+    }
+    let (arrived, failed) = (AtomicU64::new(0), AtomicBool::new(false));
+    let ended = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for (me, mut arena) in (0..).zip(ranks::<3>()) {
+            let (arrived, failed, ended) = (&arrived, &failed, &ended);
+            scope.spawn(move || {
+                let _failed = Failed(failed);
+                let mut random = 0x9e37_79b9_7f4a_7c15_u64 ^ (me << 17);
+                let mut next = move |limit: u64| {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    random % limit
+                };
+                let mut buffer = arena.buffer::<u8>(200_000).unwrap();
+                for round in 0..ROUNDS {
+                    if round % 10 == 0 {
+                        arrived.fetch_add(1, Ordering::SeqCst);
+                        let all = 3 * (round / 10 + 1);
+                        while arrived.load(Ordering::SeqCst) < all {
+                            assert!(!failed.load(Ordering::SeqCst), "another thread failed");
+                            std::thread::yield_now();
+                        }
+                    }
+                    let tag = number(round);
+                    let value = (round * 5 + me) as u8;
+                    let expected = (round * 15 + 3) as u8;
+                    let patience = match next(3) {
+                        0 => 1 + next(50),
+                        _ => 5000,
+                    };
+                    let length = [5, 300, 20_000, 200_000, 200_000][round as usize / 4 % 5];
+                    let mut input = vec![value; length];
+                    let in_buffer = round / 4 % 5 == 4;
+                    let begun = if in_buffer {
+                        buffer.fill(value);
+                        buffer.taint();
+                        let place = halves(&arena, &buffer);
+                        arena.begin_buffers(tag, &sum(length as u64), place)
+                    } else {
+                        arena.begin(tag, &sum(length as u64), false, &[], &input)
+                    };
+                    let mut outcome = begun.unwrap();
+                    for _ in 0..patience {
+                        if outcome != Outcome::Pending {
+                            break;
+                        }
+                        std::thread::yield_now();
+                        outcome = arena.advance(&input).unwrap();
+                    }
+                    if outcome == Outcome::Pending {
+                        arena.leave();
+                        assert!(!in_buffer || buffer.iter().all(|byte| *byte == value));
+                        continue;
+                    }
+                    ended.fetch_add(1, Ordering::SeqCst);
+                    if in_buffer {
+                        arena.leave();
+                        buffer.turn();
+                        assert!(buffer.iter().all(|byte| *byte == expected), "{tag}");
+                    } else {
+                        if next(3) == 0 {
+                            // The others may want to give the next data meanwhile.
+                            std::thread::sleep(std::time::Duration::from_micros(next(1500)));
+                        }
+                        arena.store(&[], &mut input);
+                        assert!(input.iter().all(|byte| *byte == expected), "{tag}");
+                    }
+                }
+            });
+        }
+    });
+    assert!(ended.into_inner() > 20);
+}

@@ -1,0 +1,247 @@
+//! Waiting for peers of the same host: spin, then give the processor away, then sleep on a futex.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Wake, Waker};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::thread::futex;
+
+use super::map::Map;
+use super::rules;
+
+/// How long to look before sleeping. A wake-up costs about 50 us where processors halt when idle, so that a wait that is
+/// expected to be short is better not slept through. But who spins takes the processor from who is waited for, if there
+/// are more ranks than processors, or the system has put two ranks on one.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    /// Looks without a pause between them, a few nanoseconds each: a pause takes as long as news from another processor.
+    eager: AtomicU32,
+    /// Looks with a pause between them.
+    spins: AtomicU32,
+    /// There may be a processor for each rank.
+    may_spin: bool,
+}
+
+const MOST_EAGER: u32 = 2000;
+const MOST_SPINS: u32 = 4000;
+const LEAST: u32 = 32;
+/// Looks that give the processor away.
+const YIELDS: u32 = 2000;
+/// Who comes as soon as it gets the processor was waiting for it.
+const AT_ONCE: u32 = 4;
+
+impl Patience {
+    /// For so many ranks on this host.
+    pub(crate) fn of(ranks: usize) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let may_spin = ranks <= processors;
+        let (eager, spins) = if may_spin {
+            (MOST_EAGER, MOST_SPINS)
+        } else {
+            (0, 0)
+        };
+        Self {
+            eager: AtomicU32::new(eager),
+            spins: AtomicU32::new(spins),
+            may_spin,
+        }
+    }
+
+    /// Returns whether it came to be while this thread was looking.
+    #[inline]
+    pub(crate) fn look(&self, mut is_there: impl FnMut() -> bool) -> bool {
+        for _ in 0..self.eager.load(Ordering::Relaxed) {
+            if is_there() {
+                return true;
+            }
+        }
+        self.look_longer(is_there)
+    }
+
+    #[cold]
+    fn look_longer(&self, mut is_there: impl FnMut() -> bool) -> bool {
+        let change = |word: &AtomicU32, to: u32, most: u32| {
+            word.store(to.clamp(LEAST, most), Ordering::Relaxed);
+        };
+        let (eager, spins) = (
+            self.eager.load(Ordering::Relaxed),
+            self.spins.load(Ordering::Relaxed),
+        );
+        for _ in 0..spins {
+            if is_there() {
+                // It runs beside this thread: it is worth while.
+                change(&self.eager, eager * 2, MOST_EAGER);
+                change(&self.spins, spins * 2, MOST_SPINS);
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        for yields in 0..YIELDS {
+            if is_there() {
+                if self.may_spin {
+                    change(&self.spins, spins / 2, MOST_SPINS);
+                    if yields <= AT_ONCE {
+                        change(&self.eager, eager / 2, MOST_EAGER);
+                    }
+                }
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        is_there()
+    }
+}
+
+/// Tells ranks that sleep that there is something new.
+pub(crate) fn ring(map: &Map, rank: usize) {
+    let bell = map.bell(rank);
+    rules::ring(map.sleeping(rank), bell, || wake(bell));
+}
+
+fn ring_anyway(bell: &AtomicU32) {
+    rules::ring_anyway(bell, || wake(bell));
+}
+
+fn wake(bell: &AtomicU32) {
+    // It can't fail on memory that is mapped.
+    let woken = futex::wake(bell, futex::Flags::empty(), i32::MAX.cast_unsigned());
+    debug_assert!(woken.is_ok(), "{woken:?}");
+}
+
+/// Whatever is lost (a faulty peer may write the bell), it is looked again after this time.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Sleeps until the bell has another value than `seen`, or for so long.
+fn sleep(bell: &AtomicU32, seen: u32, left: Duration) {
+    let timeout = futex::Timespec {
+        tv_sec: left.as_secs().cast_signed(),
+        tv_nsec: left.subsec_nanos().into(),
+    };
+    match futex::wait(bell, futex::Flags::empty(), seen, Some(&timeout)) {
+        Ok(()) => {}
+        // Too late, interrupted, or another value: all the same to who looks again.
+        Err(error) => tracing::trace!(%error, "a sleep on shared memory ended"),
+    }
+}
+
+/// The bell of one rank, as something that wakes a thread that waits in [`Bell::wait`], or a task that left its waker.
+pub(crate) struct Bell {
+    map: Arc<Map>,
+    rank: usize,
+    waiting: Mutex<Option<Waker>>,
+    stop: AtomicBool,
+}
+
+impl std::fmt::Debug for Bell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bell")
+            .field("rank", &self.rank)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        ring_anyway(self.map.bell(self.rank));
+    }
+}
+
+impl Bell {
+    pub(crate) fn new(map: Arc<Map>, rank: usize) -> Arc<Self> {
+        Arc::new(Self {
+            map,
+            rank,
+            waiting: Mutex::new(None),
+            stop: AtomicBool::new(false),
+        })
+    }
+
+    /// From here on, who has news rings. Returns what to wait on, after a look at what there is.
+    pub(crate) fn listen(&self) -> u32 {
+        rules::listen(self.map.sleeping(self.rank), self.map.bell(self.rank)) as u32
+    }
+
+    /// Nobody need ring any more.
+    pub(crate) fn ignore(&self) {
+        rules::ignore(self.map.sleeping(self.rank));
+    }
+
+    /// Sleeps until it rings after [`Bell::listen`], until `at`, or a little less.
+    pub(crate) fn wait(&self, seen: u32, at: Instant) {
+        let left = at.saturating_duration_since(Instant::now()).min(LONGEST);
+        sleep(self.map.bell(self.rank), seen, left);
+    }
+
+    fn set_waiting(&self, waker: Option<&Waker>) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&mut *waiting, waker) {
+            (Some(old), Some(new)) => old.clone_from(new),
+            (waiting, new) => *waiting = new.cloned(),
+        }
+    }
+}
+
+/// Tasks look by themselves again at their deadlines, so that the thread that waits for them need not look often.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// A thread that waits for the bell in the name of tasks, which can't.
+#[derive(Debug)]
+pub(crate) struct Porter {
+    bell: Arc<Bell>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Porter {
+    pub(crate) fn new(bell: Arc<Bell>) -> Self {
+        Self { bell, thread: None }
+    }
+
+    /// Wakes this task when the bell rings. Call it before the last look at what there is.
+    pub(crate) fn listen(&mut self, waker: &Waker) -> std::io::Result<()> {
+        if self.thread.is_none() {
+            let bell = Arc::clone(&self.bell);
+            let thread = std::thread::Builder::new()
+                .name("kolo-bell".to_owned())
+                // It runs the executor's code that wakes tasks.
+                .stack_size(256 << 10)
+                .spawn(move || {
+                    while !bell.stop.load(Ordering::SeqCst) {
+                        let seen = bell.map.bell(bell.rank).load(Ordering::SeqCst);
+                        let waker = bell
+                            .waiting
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .take();
+                        if let Some(waker) = waker {
+                            waker.wake();
+                        }
+                        if !bell.stop.load(Ordering::SeqCst) {
+                            sleep(bell.map.bell(bell.rank), seen, IDLE);
+                        }
+                    }
+                })?;
+            self.thread = Some(thread);
+        }
+        self.bell.set_waiting(Some(waker));
+        self.bell.listen();
+        Ok(())
+    }
+}
+
+impl Drop for Porter {
+    fn drop(&mut self) {
+        self.bell.stop.store(true, Ordering::SeqCst);
+        self.bell.set_waiting(None);
+        if let Some(thread) = self.thread.take() {
+            ring_anyway(self.bell.map.bell(self.bell.rank));
+            // It ends by itself; if it is on its way to sleep, the bell has another value than it saw.
+            drop(thread);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! A rank whose peer does not keep to the protocol.
+
+use std::future::poll_fn;
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use kolo_collectives::header::{Data, Header};
+use kolo_collectives::lane::{Connecting, MemoryLane};
+use kolo_collectives::operation::{Operation, OperationKind, Tag};
+use kolo_collectives::schedule::Algorithm;
+use kolo_collectives::{Communicator, Connector, DType, Lane, LaneError, ReduceOp};
+use kolo_transport::ids::Rank;
+use tokio::runtime::Runtime;
+
+use super::{GENERATION, JOB, LONG};
+
+/// Rank 0 waits for links and makes none.
+#[derive(Debug)]
+pub(crate) struct NoConnector;
+
+impl Connector for NoConnector {
+    fn connect(&self, peer: Rank) -> Connecting {
+        Box::pin(async move {
+            Err(LaneError::Unreachable {
+                reason: format!("there is no way to rank {peer}"),
+            })
+        })
+    }
+}
+
+/// Rank 0 of two, and the other end of its link.
+pub(crate) fn victim(runtime: &Runtime, rank: u32) -> (Communicator, MemoryLane) {
+    let comm = Communicator::new(
+        Rank(rank),
+        2,
+        GENERATION,
+        JOB,
+        Arc::new(NoConnector),
+        runtime.handle().clone(),
+    )
+    .unwrap()
+    .with_timeout(LONG);
+    let (mine, theirs) = MemoryLane::pair(4 << 20);
+    comm.acceptor()
+        .accept(Rank(1 - rank), Box::new(mine))
+        .unwrap();
+    (comm, theirs)
+}
+
+pub(crate) fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+pub(crate) fn write(runtime: &Runtime, lane: &mut MemoryLane, mut bytes: &[u8]) {
+    runtime.block_on(async {
+        while !bytes.is_empty() {
+            let count = poll_fn(|cx| lane.poll_write(cx, &[IoSlice::new(bytes)])).await;
+            bytes = &bytes[count.unwrap()..];
+        }
+    });
+}
+
+pub(crate) const COUNT: u64 = 100;
+
+/// The right header of the first frame for rank 0's all-reduce of 100 `i32`.
+pub(crate) fn right() -> Data {
+    Data {
+        generation: GENERATION,
+        tag: Tag::default(),
+        operation: Operation {
+            reduce: Some(ReduceOp::Sum),
+            algorithm: Algorithm::Flat,
+            ..Operation::new(OperationKind::AllReduce, Some(DType::I32), COUNT)
+        },
+        step: 0,
+        offset: 0,
+        length: 4 * COUNT as u32,
+    }
+}
+
+pub(crate) fn frame(header: Header, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = header.encode().to_vec();
+    bytes.extend_from_slice(payload);
+    bytes
+}

@@ -1,0 +1,210 @@
+//! The flight recorder, counters, stall reports, traces.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::{Group, Kind, run};
+use kolo_collectives::operation::OperationKind;
+use kolo_collectives::record::Outcome;
+use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
+use kolo_transport::ids::Rank;
+
+#[test]
+fn the_recorder_says_what_was_done_how_and_when() {
+    let group = Group::new(Kind::Unix, 3);
+    group.run(|comm| {
+        let mut data = vec![1.0_f32; 1000];
+        comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        comm.barrier().unwrap();
+        let length = 1 + comm.rank().index() / 2;
+        comm.all_reduce(&mut vec![0_u8; length], ReduceOp::Max)
+            .unwrap_err();
+        comm.named("w")
+            .all_reduce(vec![1_u8], ReduceOp::Sum)
+            .wait()
+            .unwrap();
+        let records = comm.records();
+        let texts: Vec<String> = records
+            .iter()
+            .map(|record| record.operation.to_string())
+            .collect();
+        assert_eq!(texts[..2], ["all_reduce(sum) of 1000 f32", "barrier"]);
+        let first = &records[0];
+        assert_eq!((first.bytes(), first.outcome), (4000, Outcome::Done));
+        assert!(first.sent > 0 && first.received > 0, "{first:?}");
+        assert!(
+            first.lanes.to_string().starts_with("unix"),
+            "{}",
+            first.lanes
+        );
+        assert_eq!(records[2].outcome, Outcome::Failed);
+        assert_eq!(records[3].name.as_str(), "w");
+        for record in &records {
+            assert!(record.asked <= record.started && record.started <= record.ended);
+        }
+        let counters = comm.counters();
+        let (_, counted) = counters
+            .operations
+            .iter()
+            .find(|(kind, _)| *kind == OperationKind::AllReduce)
+            .unwrap();
+        assert_eq!((counted.done, counted.failed, counted.bytes), (2, 1, 4001));
+        let sent: u64 = counters.peers.iter().map(|(_, moved)| moved.sent).sum();
+        let over_lanes: u64 = counters.lanes.iter().map(|(_, moved)| moved.sent).sum();
+        assert_eq!(sent, over_lanes);
+        assert!(counters.peers.iter().all(|(rank, _)| *rank != comm.rank()));
+    });
+}
+
+/// What does an operation wait for? The report says who, and what that rank does instead.
+#[test]
+fn a_stall_names_who_did_not_come_and_what_it_does() {
+    let group = Group::new(Kind::Unix, 4);
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    for comm in &group.members {
+        comm.set_stall_after(Duration::from_millis(1500));
+        let (heard, rank) = (Arc::clone(&heard), comm.rank());
+        comm.on_stall(move |report| heard.lock().unwrap().push((rank, report.to_string())));
+    }
+    group.run(|comm| comm.all_gather(&[1_u8]).map(drop).unwrap());
+    std::thread::scope(|scope| {
+        for comm in &group.members {
+            scope.spawn(move || {
+                if comm.rank() == Rank(2) {
+                    // It is busy with something else.
+                    std::thread::sleep(Duration::from_millis(2600));
+                }
+                comm.all_reduce(&mut [1_u32; 5], ReduceOp::Sum).unwrap();
+            });
+        }
+    });
+    let heard = heard.lock().unwrap();
+    let mut ranks: Vec<Rank> = heard.iter().map(|(rank, _)| *rank).collect();
+    ranks.sort();
+    assert_eq!(ranks, [Rank(0), Rank(1), Rank(3)], "{heard:?}");
+    for (_, text) in &*heard {
+        assert!(
+            text.starts_with(
+                "all_reduce(sum) of 5 u32 (operation 1 of call 0, all ranks) has waited 1."
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains("for rank 2: it is in no operation; its last was all_gather of 1 u8"),
+            "{text}"
+        );
+    }
+    let stalls = group.members[0].stalls();
+    assert_eq!(stalls.len(), 1);
+    assert_eq!(stalls[0].missing[0].rank, Rank(2));
+    assert!(group.members[2].stalls().is_empty());
+}
+
+/// A rank that waits in an operation of another group is not missing without a trace.
+#[test]
+fn a_stall_tells_of_other_groups() {
+    let group = Group::new(Kind::Unix, 3);
+    let comms: Vec<(Communicator, Option<Communicator>)> = group.run(|comm| {
+        comm.barrier().unwrap();
+        comm.set_stall_after(Duration::from_millis(1500));
+        comm.set_timeout(Duration::from_millis(2500));
+        (comm.clone(), comm.group(&[Rank(1), Rank(2)]).unwrap())
+    });
+    // Ranks 0 and 2 are in a barrier of all, rank 1 in one of the other group: nobody can go on.
+    let results = run(group.members.iter(), |comm| {
+        let me = comm.rank().index();
+        match (&comms[me].1, me) {
+            (Some(pair), 1) => pair.barrier(),
+            _ => comm.barrier(),
+        }
+    });
+    for result in results {
+        assert!(
+            matches!(result, Err(CollectiveError::Deadline { .. })),
+            "{result:?}"
+        );
+    }
+    let text = group.members[0].stalls()[0].to_string();
+    assert!(
+        text.contains("for rank 1: it is in barrier (operation 0 of call 0, group "),
+        "{text}"
+    );
+    let text = group.members[1].stalls()[0].to_string();
+    assert!(text.contains("for rank 2: "), "{text}");
+}
+
+/// Both wait for the other, and for different things: they find out long before the deadline.
+#[test]
+fn ranks_that_wait_for_different_things_find_out_soon() {
+    let group = Group::new(Kind::Unix, 2);
+    let begun = std::time::Instant::now();
+    let results = group.run(|comm| {
+        let other = Rank(1 - comm.rank().0);
+        comm.broadcast(&mut [0_u8; 3], other)
+    });
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    for result in results {
+        let error = result.unwrap_err();
+        assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("from root 0") && text.contains("from root 1"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_trace_has_all_ranks_on_one_clock() {
+    let group = Group::new(Kind::Unix, 3);
+    // The ranks' clocks begin at different times.
+    let traces = group.run(|comm| {
+        let part = comm.group(&[Rank(0), Rank(1)]).unwrap();
+        comm.barrier().unwrap();
+        if let Some(part) = part {
+            part.named("grad\"1")
+                .all_reduce(vec![1_u8], ReduceOp::Sum)
+                .wait()
+                .unwrap();
+        }
+        // All leave it at about the same time.
+        comm.barrier().unwrap();
+        comm.trace().unwrap()
+    });
+    assert!(traces[1].is_none() && traces[2].is_none());
+    let trace: serde_json::Value = serde_json::from_str(traces[0].as_ref().unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let named = |name: &str| -> Vec<&serde_json::Value> {
+        events
+            .iter()
+            .filter(|event| event["name"] == name)
+            .collect()
+    };
+    assert_eq!(named("process_name").len(), 3);
+    let barriers = named("barrier");
+    assert_eq!(barriers.len(), 6);
+    // Of each barrier, nobody leaves before all have come: on one clock their spans overlap.
+    for number in [0, 1] {
+        let spans: Vec<(f64, f64)> = barriers
+            .iter()
+            .filter(|event| event["args"]["number"] == number)
+            .map(|event| {
+                let start = event["ts"].as_f64().unwrap();
+                (start, start + event["dur"].as_f64().unwrap())
+            })
+            .collect();
+        assert_eq!(spans.len(), 3);
+        let latest = spans.iter().map(|span| span.0).fold(f64::MIN, f64::max);
+        let first = spans.iter().map(|span| span.1).fold(f64::MAX, f64::min);
+        assert!(latest <= first + 2000.0, "{spans:?}");
+    }
+    let grads = named("all_reduce.grad\"1");
+    assert_eq!(grads.len(), 2);
+    assert_eq!(grads[0]["args"]["bytes"], 1);
+    assert_eq!(grads[0]["args"]["ok"], true);
+    assert!(!named("NEGOTIATE_ALL_REDUCE").is_empty());
+}

@@ -1,0 +1,316 @@
+//! Ranks that ask for different things.
+
+#![allow(
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::float_cmp,
+    clippy::unwrap_used
+)]
+
+mod common;
+
+use std::time::Instant;
+
+use common::{Group, Kind, LONG, others, sum};
+use kolo_collectives::schedule::{Algorithm, Tuning};
+use kolo_collectives::{CollectiveError, Communicator, Compression, Options, ReduceOp};
+use kolo_transport::ids::Rank;
+
+type Body = fn(&Communicator) -> Result<(), CollectiveError>;
+
+fn reduction(comm: &Communicator, options: Options) -> Result<(), CollectiveError> {
+    comm.with(options)
+        .all_reduce(&mut [1_f32; 4], ReduceOp::Sum)
+}
+
+/// What most ranks do, what one does, and how both read.
+const CASES: [(Body, Body, &str, &str); 20] = [
+    (
+        |comm| comm.barrier(),
+        |comm| comm.all_reduce(&mut [1_f32], ReduceOp::Sum),
+        "barrier",
+        "all_reduce(sum) of 1 f32",
+    ),
+    (
+        |comm| comm.all_reduce(&mut [1_f32; 4], ReduceOp::Sum),
+        |comm| comm.all_reduce(&mut [1_f32; 5], ReduceOp::Sum),
+        "all_reduce(sum) of 4 f32",
+        "all_reduce(sum) of 5 f32",
+    ),
+    (
+        |comm| comm.all_reduce(&mut [1_f32; 4], ReduceOp::Sum),
+        |comm| comm.all_reduce(&mut [1_f32; 4], ReduceOp::Max),
+        "all_reduce(sum) of 4 f32",
+        "all_reduce(max) of 4 f32",
+    ),
+    (
+        |comm| comm.all_reduce(&mut [1_i32; 4], ReduceOp::Sum),
+        |comm| comm.all_reduce(&mut [1_f32; 4], ReduceOp::Sum),
+        "all_reduce(sum) of 4 i32",
+        "all_reduce(sum) of 4 f32",
+    ),
+    // The lengths of one are beyond what goes another way.
+    (
+        |comm| comm.all_reduce(&mut [1_u8; 4], ReduceOp::Sum),
+        |comm| comm.all_reduce(&mut vec![1_u8; 4 << 20], ReduceOp::Sum),
+        "all_reduce(sum) of 4 u8",
+        "all_reduce(sum) of 4194304 u8",
+    ),
+    (
+        |comm| reduction(comm, Options::new()),
+        |comm| reduction(comm, Options::new().prescale(0.5)),
+        "all_reduce(sum) of 4 f32",
+        "all_reduce(sum) of 4 f32, prescale 0.5",
+    ),
+    (
+        |comm| reduction(comm, Options::new()),
+        |comm| reduction(comm, Options::new().postscale(2.0)),
+        "all_reduce(sum) of 4 f32",
+        "all_reduce(sum) of 4 f32, postscale 2",
+    ),
+    (
+        |comm| reduction(comm, Options::new().compression(Compression::F16)),
+        |comm| reduction(comm, Options::new().compression(Compression::Bf16)),
+        "sent as f16",
+        "sent as bf16",
+    ),
+    (
+        |comm| reduction(comm, Options::new().shape(&[4, 1])),
+        |comm| reduction(comm, Options::new().shape(&[2, 2])),
+        "shape [4, 1]",
+        "shape [2, 2]",
+    ),
+    (
+        |comm| comm.all_reduce_grouped(&mut [&mut [1_u8; 3], &mut [1; 2]], ReduceOp::Sum),
+        |comm| comm.all_reduce_grouped(&mut [&mut [1_u8; 2], &mut [1; 3]], ReduceOp::Sum),
+        "shape [3, 2]",
+        "shape [2, 3]",
+    ),
+    (
+        |comm| comm.broadcast(&mut [1_f64; 4], Rank(1)),
+        |comm| comm.broadcast(&mut [1_f64; 4], Rank(0)),
+        "broadcast of 4 f64 from root 1",
+        "broadcast of 4 f64 from root 0",
+    ),
+    (
+        |comm| comm.reduce(&mut [1_u16; 4], ReduceOp::Sum, Rank(0)),
+        |comm| comm.reduce(&mut [1_u16; 4], ReduceOp::Sum, Rank(1)),
+        "reduce(sum) of 4 u16 to root 0",
+        "reduce(sum) of 4 u16 to root 1",
+    ),
+    (
+        |comm| comm.reduce(&mut [1_u16; 4], ReduceOp::Min, Rank(0)),
+        |comm| comm.reduce(&mut [1_u16; 4], ReduceOp::BitXor, Rank(0)),
+        "reduce(min) of 4 u16 to root 0",
+        "reduce(bit_xor) of 4 u16 to root 0",
+    ),
+    (
+        |comm| {
+            comm.reduce_scatter(&[1_u64; 12], 12, ReduceOp::Sum)
+                .map(drop)
+        },
+        |comm| {
+            comm.reduce_scatter(&[1_u64; 12], 6, ReduceOp::Sum)
+                .map(drop)
+        },
+        "reduce_scatter(sum) of 12 u64 in 12 rows",
+        "reduce_scatter(sum) of 12 u64 in 6 rows",
+    ),
+    (
+        |comm| comm.all_gather(&[1_i64; 2]).map(drop),
+        |comm| comm.all_gather(&[1_i64; 3]).map(drop),
+        "all_gather of 2 i64",
+        "all_gather of 3 i64",
+    ),
+    (
+        |comm| comm.all_gather_varcount(&[1_i64; 2]).map(drop),
+        |comm| comm.all_gather_varcount(&[1_f32; 2]).map(drop),
+        "all_gather_varcount i64",
+        "all_gather_varcount f32",
+    ),
+    (
+        |comm| comm.gather(&[1_i64; 2], Rank(0)).map(drop),
+        |comm| comm.gather(&[1_i64; 2], Rank(1)).map(drop),
+        "gather of 2 i64 to root 0",
+        "gather of 2 i64 to root 1",
+    ),
+    (
+        |comm| comm.gather_varcount(&[true], Rank(0)).map(drop),
+        |comm| comm.gather_varcount(&[1_u8], Rank(0)).map(drop),
+        "gather_varcount bool to root 0",
+        "gather_varcount u8 to root 0",
+    ),
+    (
+        |comm| {
+            comm.all_to_all(&vec![1_u8; comm.world_size() as usize])
+                .map(drop)
+        },
+        |comm| {
+            comm.all_to_all(&vec![1_i8; comm.world_size() as usize])
+                .map(drop)
+        },
+        "all_to_all of 1 u8",
+        "all_to_all of 1 i8",
+    ),
+    (
+        |comm| comm.broadcast_object(Some(5), Rank(0)).map(drop),
+        |comm| comm.all_gather_object(&5).map(drop),
+        "broadcast_object from root 0",
+        "all_gather_object",
+    ),
+];
+
+/// On every rank, whoever it is that asks for something else, long before the deadline, whether there are links already or
+/// not; and the communicator stays usable.
+fn check(kind: Kind) {
+    for world in [2, 3, 4, 7] {
+        let warm = Group::new(kind, world);
+        warm.run(|comm| sum(comm, 10).unwrap());
+        for odd in [0, world - 1, world / 2] {
+            for (most, one, most_ask, one_asks) in &CASES {
+                let cold = Group::new(kind, world);
+                for group in [&warm, &cold] {
+                    let begun = Instant::now();
+                    let results = group.run(|comm| {
+                        if comm.rank() == Rank(odd) {
+                            one(comm)
+                        } else {
+                            most(comm)
+                        }
+                    });
+                    let place = format!("{kind:?} world {world} odd {odd} {most_ask}");
+                    assert!(begun.elapsed() < LONG / 2, "{place}: by the deadline");
+                    for result in results {
+                        let error = result.expect_err(&place);
+                        let text = error.to_string();
+                        assert!(
+                            matches!(error, CollectiveError::Mismatch { .. })
+                                && text.contains(most_ask)
+                                && text.contains(one_asks)
+                                && text.contains(&format!("rank {odd}")),
+                            "{place}: {text}"
+                        );
+                        assert_eq!(error.culprit_rank(), None);
+                    }
+                    group.run(|comm| sum(comm, 100).unwrap());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_disagree_all_hear_who_asked_for_what() {
+    check(Kind::Memory);
+}
+
+#[test]
+fn ranks_that_disagree_over_unix_sockets_all_hear_who_asked_for_what() {
+    check(Kind::Unix);
+}
+
+#[test]
+fn ranks_that_disagree_in_shared_memory_all_hear_who_asked_for_what() {
+    check(Kind::Shared);
+}
+
+#[test]
+fn different_tuning_is_a_mismatch_too() {
+    let group = Group::new(Kind::Memory, 2);
+    let tuning = Tuning {
+        force: Some(Algorithm::Ring),
+        ..Tuning::default()
+    };
+    group.members[1].set_tuning(tuning);
+    for result in group.run(|comm| sum(comm, 8)) {
+        let text = result.unwrap_err().to_string();
+        assert!(
+            text.contains("of 8 f64 by the flat algorithm")
+                && text.contains("by the ring algorithm"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn arguments_that_cannot_be_right_fail_here_and_are_told_to_the_others() {
+    let group = Group::new(Kind::Unix, 3);
+    group.run(|comm| comm.barrier().unwrap());
+    let results = group.run(|comm| {
+        let root = if comm.rank() == Rank(1) { 3 } else { 2 };
+        comm.broadcast(&mut [1_i32; 3], Rank(root))
+    });
+    assert_eq!(
+        results[1],
+        Err(CollectiveError::Invalid {
+            reason: "broadcast from root 3: a world of 3 has ranks 0 to 2".to_owned()
+        })
+    );
+    // Rank 0 gets its data from rank 2 by way of rank 1, or not at all; rank 2 has what it needs.
+    for result in [&results[0], &results[2]] {
+        if let Err(error) = result {
+            assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
+        }
+    }
+    let results = group.run(|comm| {
+        let room = if comm.rank() == Rank(1) { 5 } else { 6 };
+        comm.all_gather_into(&[1_i32; 2], &mut vec![0; room])
+    });
+    assert!(matches!(&results[1], Err(CollectiveError::Invalid { .. })));
+    for result in others(results, 1) {
+        assert_eq!(result.unwrap_err().culprit_rank(), Some(Rank(1)));
+    }
+    group.run(|comm| sum(comm, 100).unwrap());
+}
+
+/// Roots that differ, or operations in which some rank has nothing to wait for: all ranks get the error, though each could be
+/// done without the others.
+#[test]
+fn ranks_that_disagree_all_hear_who_asked_for_what_even_if_they_only_send() {
+    type Body = fn(&Communicator) -> Result<(), CollectiveError>;
+    let bodies: [(&str, Body); 6] = [
+        ("broadcast", |comm| {
+            comm.broadcast(&mut [1_u8; 3], comm.rank())
+        }),
+        ("broadcast", |comm| {
+            let root = u32::from(comm.rank() == Rank(3));
+            comm.broadcast(&mut [1_u8; 3], Rank(root))
+        }),
+        ("reduce", |comm| {
+            let root = Rank(comm.rank().0 / 2);
+            comm.reduce(&mut [1_u8; 3], ReduceOp::Sum, root)
+        }),
+        ("gather", |comm| {
+            let length = if comm.rank() == Rank(2) { 4 } else { 3 };
+            comm.gather(&vec![0_u8; length], Rank(0)).map(drop)
+        }),
+        ("scatter", |comm| {
+            let length = if comm.rank() == Rank(3) { 2 } else { 3 };
+            let data = vec![0_i64; length * comm.world_size() as usize];
+            comm.scatter(&data, length, Rank(0)).map(drop)
+        }),
+        ("broadcast", |comm| {
+            if comm.rank() == Rank(0) {
+                comm.broadcast(&mut [1_u8; 3], Rank(0))
+            } else {
+                comm.reduce(&mut [1_u8; 3], ReduceOp::Sum, Rank(0))
+            }
+        }),
+    ];
+    for world in [2, 4, 5] {
+        let group = Group::new(Kind::Unix, world);
+        for (name, body) in &bodies {
+            let results = group.run(body);
+            if world == 2 && results.iter().all(Result::is_ok) {
+                // The two ranks agree here.
+                continue;
+            }
+            for result in results {
+                let error = result.unwrap_err();
+                assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
+                assert!(error.to_string().contains(name), "{error}");
+            }
+            group.run(|comm| comm.barrier().unwrap());
+        }
+    }
+}

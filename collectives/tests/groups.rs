@@ -1,0 +1,338 @@
+//! Groups of some of the ranks: made, split, at work at once, in calls, and when ranks fail or are lost.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Fault, Group, Kind, LONG, run};
+use kolo_collectives::schedule::Layout;
+use kolo_collectives::{CollectiveError, Communicator, GroupId, ReduceOp};
+use kolo_transport::ids::{CallId, Rank};
+
+fn ranks(numbers: &[u32]) -> Vec<Rank> {
+    numbers.iter().copied().map(Rank).collect()
+}
+
+#[test]
+fn a_group_has_its_own_ranks_in_the_order_given() {
+    let group = Group::new(Kind::Unix, 5);
+    group.run(|comm| {
+        let Some(some) = comm.group(&ranks(&[4, 0, 3])).unwrap() else {
+            assert!([Rank(1), Rank(2)].contains(&comm.rank()));
+            return;
+        };
+        assert_eq!(some.members(), ranks(&[4, 0, 3]));
+        assert_eq!(some.world_size(), 3);
+        assert_eq!(some.rank_of(comm.rank()), Some(some.rank()));
+        assert_eq!(some.rank_of(Rank(1)), None);
+        assert_ne!(some.group_id(), GroupId::WORLD);
+        assert_eq!(some.all_gather(&[comm.rank().0]).unwrap(), [4, 0, 3]);
+        let mut data = [comm.rank().0];
+        some.broadcast(&mut data, Rank(2)).unwrap();
+        assert_eq!(data, [3]);
+        // A group of a group, and one to one.
+        if let Some(two) = some.group(&ranks(&[2, 0])).unwrap() {
+            assert_eq!(two.members(), ranks(&[3, 4]));
+            assert_eq!(two.all_gather(&[comm.rank().0]).unwrap(), [3, 4]);
+        }
+        match some.rank() {
+            Rank(0) => some.send(&[9_u8], Rank(1)).unwrap(),
+            Rank(1) => assert_eq!(some.receive::<u8>(Rank(0)).unwrap(), [9]),
+            _ => {}
+        }
+    });
+    for (given, text) in [
+        (&[][..], "a group of no ranks"),
+        (&[0, 1, 0], "names rank 0 twice"),
+        (&[0, 5], "names rank 5: there are ranks 0 to 4"),
+    ] {
+        let error = group.members[0].group(&ranks(given)).unwrap_err();
+        assert!(error.to_string().contains(text), "{error}");
+    }
+}
+
+#[test]
+fn a_split_orders_by_key_and_leaves_out_who_has_no_color() {
+    let group = Group::new(Kind::Memory, 6);
+    group.run(|comm| {
+        let me = comm.rank().0;
+        let color = (me != 5).then_some(me % 2);
+        let Some(part) = comm.split(color, -i64::from(me)).unwrap() else {
+            assert_eq!(me, 5);
+            return;
+        };
+        let expected = if me % 2 == 0 {
+            ranks(&[4, 2, 0])
+        } else {
+            ranks(&[3, 1])
+        };
+        assert_eq!(part.members(), expected);
+        let mut sum = [me];
+        part.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        assert_eq!(sum, [if me % 2 == 0 { 6 } else { 4 }]);
+    });
+}
+
+#[test]
+fn local_and_cross_follow_the_layout() {
+    let group = Group::new(Kind::Memory, 5);
+    group.run(|comm| {
+        comm.set_layout(Layout::of_hosts(&["a", "b", "a", "b", "a"]))
+            .unwrap();
+        let (local, cross) = (comm.local().unwrap(), comm.cross().unwrap());
+        let me = comm.rank().0;
+        let mates = if me % 2 == 0 {
+            ranks(&[0, 2, 4])
+        } else {
+            ranks(&[1, 3])
+        };
+        assert_eq!(local.members(), mates);
+        assert_eq!(local.layout().hosts(), 1);
+        let same = [&[0, 1][..], &[0, 1], &[2, 3], &[2, 3], &[4]][me as usize];
+        assert_eq!(cross.members(), ranks(same));
+        assert_eq!(cross.layout().hosts(), same.len() as u32);
+        // Sum over a host, then over hosts.
+        let mut data = [1_u32];
+        local.reduce(&mut data, ReduceOp::Sum, Rank(0)).unwrap();
+        if local.rank() == Rank(0) {
+            cross.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        }
+        local.broadcast(&mut data, Rank(0)).unwrap();
+        assert_eq!(data, [5]);
+    });
+}
+
+/// A number that all ranks draw alike.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+/// Every rank is in several groups, each worked on by a thread of its own, in a random order of operations that is the same
+/// on all members.
+#[test]
+fn random_schedules_of_several_groups_at_once() {
+    let world = 5;
+    for (kind, seed) in [(Kind::Memory, 1), (Kind::Unix, 2), (Kind::Narrow(50), 3)] {
+        let group = Group::new(kind, world);
+        let mut draw = Draw(seed);
+        let sets: Vec<Vec<Rank>> = (0..6)
+            .map(|_| {
+                let mut set: Vec<u32> = (0..world).filter(|_| draw.below(3) > 0).collect();
+                if set.is_empty() {
+                    set = vec![0, world - 1];
+                }
+                let shift = draw.below(set.len() as u64) as usize;
+                set.rotate_left(shift);
+                ranks(&set)
+            })
+            .collect();
+        group.run(|comm| {
+            let groups: Vec<Option<Communicator>> =
+                sets.iter().map(|set| comm.group(set).unwrap()).collect();
+            std::thread::scope(|scope| {
+                for (index, group) in groups.iter().enumerate() {
+                    let Some(group) = group else { continue };
+                    scope.spawn(move || work(group, seed * 100 + index as u64, 40));
+                }
+                scope.spawn(|| work(comm, seed * 100 + 77, 40));
+            });
+        });
+    }
+}
+
+fn work(comm: &Communicator, seed: u64, rounds: usize) {
+    let mut draw = Draw(seed);
+    let (me, world) = (comm.rank().index(), comm.world_size() as usize);
+    for _ in 0..rounds {
+        let length = draw.below(50) as usize * draw.below(50) as usize;
+        let root = draw.below(world as u64) as u32;
+        let ones = vec![1_u32; length];
+        match draw.below(8) {
+            0 => {
+                let mut data = ones;
+                comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                assert_eq!(data, vec![world as u32; length]);
+            }
+            1 => {
+                let mut data = vec![me as u32; length];
+                comm.broadcast(&mut data, Rank(root)).unwrap();
+                assert_eq!(data, vec![root; length]);
+            }
+            2 => assert_eq!(comm.all_gather(&ones).unwrap().len(), length * world),
+            3 => {
+                let got = comm
+                    .gather_varcount(&vec![0_u8; me * 10], Rank(root))
+                    .unwrap();
+                assert_eq!(got.is_some(), me == root as usize);
+            }
+            4 => {
+                let got = comm.reduce_scatter(&ones, length, ReduceOp::Max).unwrap();
+                assert_eq!(got.len(), comm.rows_of(length, comm.rank()).len());
+            }
+            5 => {
+                let data = vec![me as u16; world * 7];
+                let got = comm.all_to_all(&data).unwrap();
+                assert!((0..world).all(|rank| got[rank * 7] == rank as u16));
+            }
+            6 => {
+                let handle = comm.start().all_reduce(ones, ReduceOp::Min);
+                assert_eq!(handle.wait().unwrap(), vec![1; length]);
+            }
+            _ => comm.barrier().unwrap(),
+        }
+    }
+}
+
+#[test]
+fn groups_made_again_are_new_ones_and_those_that_go_leave_nothing_behind() {
+    let group = Group::new(Kind::Unix, 3);
+    group.run(|comm| {
+        let mut ids = Vec::new();
+        for round in 0..20_u32 {
+            let all = comm.group(&ranks(&[0, 1, 2])).unwrap().unwrap();
+            ids.push(all.group_id());
+            let mut data = [round + comm.rank().0];
+            all.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [3 * round + 3]);
+            // It goes at the end of the round, at another time on each rank.
+            all.barrier().unwrap();
+        }
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), 20);
+    });
+}
+
+#[test]
+fn errors_of_a_group_name_ranks_of_the_job() {
+    let group = Group::new(Kind::Unix, 4);
+    let fault = Fault::kill();
+    group.set_fault(1, &fault);
+    let results = group.run(|comm| {
+        let some = comm.group(&ranks(&[3, 1, 2])).unwrap()?;
+        some.barrier().unwrap();
+        Some((some.clone(), some))
+    });
+    let members: Vec<Communicator> = results
+        .into_iter()
+        .flatten()
+        .map(|(member, _)| member)
+        .collect();
+    // Ranks that disagree.
+    let disagree = run(&members, |comm| {
+        let length = if comm.members()[comm.rank().index()] == Rank(2) {
+            2
+        } else {
+            1
+        };
+        comm.all_reduce(&mut vec![0_u8; length], ReduceOp::Sum)
+    });
+    for result in disagree {
+        let Err(CollectiveError::Mismatch {
+            rank,
+            other,
+            asked,
+            other_asked,
+        }) = result
+        else {
+            panic!("{result:?}");
+        };
+        let two = if asked.contains("of 2 u8") {
+            rank
+        } else {
+            other
+        };
+        assert_eq!(two, Rank(2), "{asked}, {other_asked}");
+        assert!([rank, other].iter().all(|rank| *rank != Rank(0)));
+    }
+    // A lost rank.
+    fault.arm(0);
+    let begun = Instant::now();
+    let results = run(&members, |comm| {
+        (comm.members()[comm.rank().index()], comm.barrier())
+    });
+    assert!(begun.elapsed() < LONG / 2);
+    for (rank, result) in results {
+        let error = result.unwrap_err();
+        if rank != Rank(1) {
+            assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
+        }
+    }
+    // Whoever asks the communicator of all ranks hears of it.
+    let error = group.members[3].last_failure().unwrap();
+    assert_eq!(error.culprit_rank(), Some(Rank(1)));
+}
+
+#[test]
+fn calls_and_losses_reach_all_groups() {
+    let group = Group::new(Kind::Unix, 3);
+    let pairs: Vec<Communicator> = group
+        .run(|comm| {
+            let pair = comm.group(&ranks(&[0, 1])).unwrap()?;
+            pair.barrier().unwrap();
+            Some(pair)
+        })
+        .into_iter()
+        .flatten()
+        .collect();
+    for comm in &group.members {
+        comm.begin_call(CallId(1));
+    }
+    run(&pairs, |comm| comm.barrier().unwrap());
+    // Rank 1 fails in the call; rank 0 waits for it in the group.
+    let result = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| pairs[0].barrier());
+        group.members[1].abort_call(CallId(1), "user code panicked");
+        waiting.join().unwrap()
+    });
+    let error = result.unwrap_err();
+    let CollectiveError::PeerFailed {
+        rank: Rank(1),
+        reason,
+        ..
+    } = &error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!(reason, "user code panicked");
+    for comm in &group.members {
+        comm.begin_call(CallId(2));
+    }
+    run(&pairs, |comm| comm.barrier().unwrap());
+    // The control plane says that rank 1 is lost.
+    group.members[0].rank_lost(Rank(1), "its host is gone");
+    let error = pairs[0].barrier().unwrap_err();
+    assert_eq!(error.culprit_rank(), Some(Rank(1)));
+    // Rank 2 is not in the group: nothing changes there.
+    group.members[1].rank_lost(Rank(2), "killed");
+    pairs[1].set_timeout(Duration::from_millis(50));
+    let error = pairs[1].barrier().unwrap_err();
+    assert!(!error.to_string().contains("killed"), "{error}");
+}
+
+/// One rank makes the group late: the lanes that came for it before are kept.
+#[test]
+fn a_rank_that_makes_the_group_late_gets_the_links_that_came_before() {
+    let group = Group::new(Kind::Unix, 3);
+    std::thread::scope(|scope| {
+        for rank in [2, 1, 0] {
+            let comm = &group.members[rank];
+            scope.spawn(move || {
+                // The higher ranks make the links.
+                std::thread::sleep(Duration::from_millis(100 * (2 - rank as u64)));
+                let all = comm.group(&ranks(&[0, 1, 2])).unwrap().unwrap();
+                all.all_gather(&[1_u8; 1000]).unwrap();
+            });
+        }
+    });
+}

@@ -1,0 +1,232 @@
+//! Ranks that run out of data.
+
+#![allow(clippy::unwrap_used, clippy::float_cmp)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::value::{Value, input, number};
+use common::{Group, Kind};
+use half::{bf16, f16};
+use kolo_collectives::schedule::{Algorithm, Tuning};
+use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
+use kolo_transport::ids::Rank;
+
+/// The neutral element of every operator, for every type, by every algorithm: the others see nothing of a rank that joined.
+fn reduce_without<T: Value>(comm: &Communicator, gone: &[u32], length: usize) {
+    let (me, world) = (comm.rank().0, comm.world_size());
+    for op in ReduceOp::ALL {
+        if matches!(op, ReduceOp::Adasum | ReduceOp::Average) || !op.allows(T::DTYPE) {
+            continue;
+        }
+        let expected: Vec<T> = (0..length)
+            .map(|index| {
+                let numbers: Vec<i64> = (0..world)
+                    .filter(|rank| !gone.contains(rank))
+                    .map(|rank| number(rank, index))
+                    .collect();
+                T::reference(op, &numbers)
+            })
+            .collect();
+        let mut data = input::<T>(me, length);
+        comm.all_reduce(&mut data, op).unwrap();
+        assert_eq!(data, expected, "all_reduce({op}) of {}", T::DTYPE);
+        let part = comm
+            .reduce_scatter(&input::<T>(me, length), length, op)
+            .unwrap();
+        assert_eq!(part, expected[comm.rows_of(length, comm.rank())]);
+        let root = Rank((0..world).find(|rank| !gone.contains(rank)).unwrap());
+        let mut data = input::<T>(me, length);
+        comm.reduce(&mut data, op, root).unwrap();
+        if comm.rank() == root {
+            assert_eq!(data, expected, "reduce({op}) of {}", T::DTYPE);
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_joined_gives_what_changes_nothing() {
+    for (kind, world) in [2, 3, 4, 5, 8]
+        .into_iter()
+        .flat_map(|world| [(Kind::Memory, world), (Kind::Shared, world)])
+    {
+        for gone in [&[0][..], &[1], &[1, 2, 3]] {
+            if gone.iter().any(|rank| *rank >= world - 1) {
+                continue;
+            }
+            let group = Group::new(kind, world);
+            let last = group.run(|comm| {
+                if !gone.contains(&comm.rank().0) {
+                    for length in [1, 7] {
+                        reduce_without::<bool>(comm, gone, length);
+                        reduce_without::<u8>(comm, gone, length);
+                        reduce_without::<i8>(comm, gone, length);
+                        reduce_without::<u16>(comm, gone, length);
+                        reduce_without::<i16>(comm, gone, length);
+                        reduce_without::<u32>(comm, gone, length);
+                        reduce_without::<i32>(comm, gone, length);
+                        reduce_without::<u64>(comm, gone, length);
+                        reduce_without::<i64>(comm, gone, length);
+                        reduce_without::<f16>(comm, gone, length);
+                        reduce_without::<bf16>(comm, gone, length);
+                        reduce_without::<f32>(comm, gone, length);
+                        reduce_without::<f64>(comm, gone, length);
+                    }
+                }
+                comm.join().unwrap()
+            });
+            assert_eq!(last, vec![Rank(world - 1); world as usize]);
+        }
+    }
+}
+
+#[test]
+fn by_every_algorithm_and_on_lanes_that_hold_little() {
+    for force in Algorithm::ALL {
+        let group = Group::new(Kind::Narrow(100), 6);
+        group.run(|comm| {
+            comm.set_tuning(Tuning {
+                force: Some(force),
+                ..Tuning::default()
+            });
+            if comm.rank().0 % 3 != 1 {
+                reduce_without::<f32>(comm, &[1, 4], 50);
+                let root = Rank(3);
+                let mut data = [comm.rank().0];
+                comm.broadcast(&mut data, root).unwrap();
+                assert_eq!(data, [3]);
+                comm.barrier().unwrap();
+                let got = comm.all_gather_varcount(&[comm.rank().0]).unwrap();
+                assert_eq!(got.counts, [1, 0, 1, 1, 0, 1]);
+                assert_eq!(got.values, [0, 2, 3, 5]);
+                let got = comm.gather_varcount(&[comm.rank().0], root).unwrap();
+                assert_eq!(
+                    got.map(|got| got.values),
+                    (comm.rank() == root).then(|| vec![0, 2, 3, 5])
+                );
+                let got: String = comm
+                    .broadcast_object((comm.rank() == root).then(|| "x".repeat(500)), root)
+                    .unwrap();
+                assert_eq!(got.len(), 500);
+            }
+            comm.join().unwrap()
+        });
+    }
+}
+
+/// The rank that had most to do is the last one, and averages divide by the whole world.
+#[test]
+fn uneven_epochs_end_together_again_and_again() {
+    for kind in [Kind::Unix, Kind::Shared] {
+        let group = Group::new(kind, 4);
+        group.run(uneven_epochs);
+    }
+}
+
+fn uneven_epochs(comm: &Communicator) {
+    for epoch in 0..5_u32 {
+        let batches = (comm.rank().0 * 7 + epoch * 3) % 5;
+        for batch in 0..batches {
+            let mut data = [1.0_f64; 3];
+            comm.all_reduce(&mut data, ReduceOp::Average).unwrap();
+            let with_data = (0..4)
+                .filter(|rank| (rank * 7 + epoch * 3) % 5 > batch)
+                .count();
+            assert_eq!(
+                data,
+                [with_data as f64 / 4.0; 3],
+                "epoch {epoch}, batch {batch}"
+            );
+        }
+        let last = comm.join().unwrap();
+        let expected = (0..4)
+            .max_by_key(|rank| ((rank * 7 + epoch * 3) % 5, *rank))
+            .unwrap();
+        assert_eq!(last, Rank(expected), "epoch {epoch}");
+    }
+}
+
+/// What Adasum makes of vectors and of nothing are the vectors.
+#[test]
+fn adasum_without_a_rank_is_that_of_the_others() {
+    let group = Group::new(Kind::Unix, 4);
+    group.run(|comm| {
+        let me = comm.rank().index();
+        if me != 2 {
+            let mut orthogonal = [0.0_f64; 4];
+            orthogonal[me] = 3.0;
+            comm.all_reduce(&mut orthogonal, ReduceOp::Adasum).unwrap();
+            assert_eq!(orthogonal, [3.0, 3.0, 0.0, 3.0]);
+            let mut alike = [1.5_f32; 7];
+            comm.all_reduce(&mut alike, ReduceOp::Adasum).unwrap();
+            assert_eq!(alike, [1.5; 7]);
+        }
+        comm.join().unwrap();
+    });
+}
+
+#[test]
+fn what_a_rank_without_data_can_not_do_fails_on_the_others_and_they_go_on() {
+    type Body = fn(&Communicator) -> Result<(), CollectiveError>;
+    let impossible: [Body; 6] = [
+        |comm| comm.all_gather(&[1_u8]).map(drop),
+        |comm| comm.all_to_all(&[1_u8; 3]).map(drop),
+        |comm| comm.gather(&[1_u8], Rank(0)).map(drop),
+        |comm| comm.scatter(&[1_u8; 3], 1, Rank(0)).map(drop),
+        |comm| comm.broadcast(&mut [1_u8], Rank(1)),
+        |comm| comm.reduce(&mut [1_u8], ReduceOp::Sum, Rank(1)),
+    ];
+    let group = Group::new(Kind::Unix, 3);
+    group.run(|comm| {
+        if comm.rank() != Rank(1) {
+            for body in impossible {
+                let error = body(comm).unwrap_err();
+                let CollectiveError::PeerFailed {
+                    rank: Rank(1),
+                    reason,
+                    ..
+                } = &error
+                else {
+                    panic!("{error}");
+                };
+                assert!(
+                    reason.contains("rank 1 has joined and has no data"),
+                    "{reason}"
+                );
+                let mut data = [1_u32];
+                comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                assert_eq!(data, [2]);
+            }
+        }
+        comm.join().unwrap()
+    });
+}
+
+#[test]
+fn ranks_that_disagree_beside_one_that_joined_hear_of_it() {
+    let group = Group::new(Kind::Memory, 4);
+    group.run(|comm| {
+        let me = comm.rank().0;
+        if me != 2 {
+            let error = comm
+                .all_reduce(&mut vec![0_u8; 1 + me as usize % 2], ReduceOp::Sum)
+                .unwrap_err();
+            assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
+            let mut data = [1_u8];
+            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [3]);
+        }
+        comm.join().unwrap()
+    });
+}
+
+#[test]
+fn a_join_that_others_do_not_follow_ends_by_the_time_limit() {
+    let group = Group::new(Kind::Unix, 3);
+    group.run(|comm| comm.barrier().unwrap());
+    group.set_timeout(Duration::from_millis(200));
+    let error = group.members[1].join().unwrap_err();
+    assert!(matches!(error, CollectiveError::Deadline { .. }), "{error}");
+    assert!(error.to_string().contains("join"), "{error}");
+}

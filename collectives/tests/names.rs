@@ -1,0 +1,443 @@
+//! Named operations: started in another order on each rank, fused, disagreed about, late, lost.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Fault, Group, Kind, LONG, run};
+use kolo_collectives::operation::OperationKind;
+use kolo_collectives::{CollectiveError, Communicator, Handle, ReduceOp};
+use kolo_transport::ids::{CallId, Rank};
+
+#[test]
+fn names_may_come_in_any_order_beside_operations_without_names() {
+    for world in [1, 2, 3, 5] {
+        let group = Group::new(Kind::Unix, world);
+        group.run(|comm| {
+            let me = comm.rank().index();
+            for round in 0..10_usize {
+                let count = 17;
+                let handles: Vec<(usize, Handle<Vec<f64>>)> = (0..count)
+                    .map(|index| {
+                        // Another order on each rank, and in each round.
+                        let name = (index * (1 + me) * 3 + round) % count;
+                        let data = vec![name as f64; name];
+                        (
+                            name,
+                            comm.named(format!("grad.{name}"))
+                                .all_reduce(data, ReduceOp::Sum),
+                        )
+                    })
+                    .collect();
+                let mut data = [1_u32];
+                comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                assert_eq!(data, [world]);
+                for (name, handle) in handles {
+                    let expected = vec![name as f64 * f64::from(world); name];
+                    assert_eq!(handle.wait().unwrap(), expected);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn every_kind_of_operation_can_have_a_name() {
+    let group = Group::new(Kind::Memory, 3);
+    group.run(|comm| {
+        let me = comm.rank().index();
+        let root = Rank(2);
+        let is_root = comm.rank() == root;
+        let name = |name: &str| comm.named(name);
+        let late = (me == 1).then(|| name("sum").all_reduce(vec![1_i32; 4], ReduceOp::Sum));
+        let reduced = name("reduce").reduce(vec![1_u8], ReduceOp::Sum, root);
+        let scattered = name("reduce_scatter").reduce_scatter(vec![1_u32; 4], 4, ReduceOp::Sum);
+        let gathered = name("gather").all_gather(vec![me as u8]);
+        let varied = name("varied").all_gather_varcount(vec![me as u8; me]);
+        let at_root = name("at root").gather(vec![me as u8], root);
+        let exchanged = name("exchange").all_to_all_varcount(vec![me as u8; 3], vec![2, 0, 1]);
+        let object = name("object").broadcast_object(is_root.then_some(5), root);
+        let objects = name("objects").all_gather_object(me);
+        let met = name("barrier").barrier();
+        let grouped = name("group").all_reduce_grouped(vec![vec![1_u8], vec![2]], ReduceOp::Sum);
+        let adasum = name("one").broadcast(vec![me as f32], root);
+        let sum = late.unwrap_or_else(|| name("sum").all_reduce(vec![1_i32; 4], ReduceOp::Sum));
+        assert_eq!(sum.wait().unwrap(), [3; 4]);
+        assert_eq!(reduced.wait().unwrap(), [if is_root { 3 } else { 1 }]);
+        assert_eq!(
+            scattered.wait().unwrap(),
+            vec![3; if me == 0 { 2 } else { 1 }]
+        );
+        assert_eq!(gathered.wait().unwrap(), [0, 1, 2]);
+        assert_eq!(varied.wait().unwrap().counts, [0, 1, 2]);
+        assert_eq!(at_root.wait().unwrap(), is_root.then(|| vec![0, 1, 2]));
+        assert_eq!(exchanged.wait().unwrap().counts, [[2, 0, 1][me]; 3]);
+        assert_eq!(object.wait().unwrap(), 5);
+        assert_eq!(objects.wait().unwrap(), [0, 1, 2]);
+        met.wait().unwrap();
+        assert_eq!(grouped.wait().unwrap(), [[3], [6]]);
+        assert_eq!(adasum.wait().unwrap(), [2.0]);
+    });
+}
+
+/// While the first two run, the rest gets ready; then it is few operations. With a threshold of 0 it is one for each.
+#[test]
+fn small_ones_are_fused() {
+    for (threshold, fused) in [(1 << 20, true), (0, false)] {
+        let group = Group::new(Kind::Unix, 2);
+        let count = 200;
+        let done = group.run(|comm| {
+            comm.set_fusion_threshold(threshold);
+            let handles: Vec<Handle<Vec<u32>>> = (0..count)
+                .map(|index| {
+                    comm.named(format!("t{index}"))
+                        .all_reduce(vec![index; 10], ReduceOp::Sum)
+                })
+                .collect();
+            for (index, handle) in (0..).zip(handles) {
+                assert_eq!(handle.wait().unwrap(), vec![2 * index; 10]);
+            }
+            comm.counters()
+                .operations
+                .into_iter()
+                .find(|(kind, _)| *kind == OperationKind::AllReduce)
+                .unwrap()
+                .1
+        });
+        for counted in done {
+            assert_eq!(counted.bytes, 8000);
+            if fused {
+                assert!(counted.done < u64::from(count), "{counted:?}");
+            } else {
+                assert_eq!(counted.done, u64::from(count));
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_disagree_about_a_name_all_hear_of_it_and_others_go_on() {
+    let group = Group::new(Kind::Unix, 3);
+    group.run(|comm| {
+        let me = comm.rank().index();
+        let wrong = comm
+            .named("w")
+            .all_reduce(vec![0.0_f32; 2 + me / 2], ReduceOp::Sum);
+        let right = comm.named("b").all_reduce(vec![1_u8], ReduceOp::Sum);
+        let failure = wrong.wait_or_reclaim().unwrap_err();
+        let CollectiveError::Mismatch {
+            rank,
+            asked,
+            other,
+            other_asked,
+        } = &failure.error
+        else {
+            panic!("{failure:?}");
+        };
+        assert_eq!((*rank, *other), (Rank(0), Rank(2)));
+        assert_eq!(asked, "all_reduce(sum) of 2 f32");
+        assert_eq!(other_asked, "all_reduce(sum) of 3 f32");
+        assert_eq!(failure.input, Some(vec![0.0; 2 + me / 2]));
+        assert_eq!(right.wait().unwrap(), [3]);
+        // The name is free again.
+        let again = comm.named("w").all_reduce(vec![1.0_f32], ReduceOp::Max);
+        assert_eq!(again.wait().unwrap(), [1.0]);
+    });
+}
+
+#[test]
+fn a_name_that_is_under_way_cannot_be_used_twice() {
+    let group = Group::new(Kind::Memory, 2);
+    let comm = &group.members[0];
+    let first = comm.named("a").all_reduce(vec![1], ReduceOp::Sum);
+    let error = comm
+        .named("a")
+        .all_reduce(vec![1], ReduceOp::Sum)
+        .wait()
+        .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("`a` is under way on this rank already"),
+        "{error}"
+    );
+    let other = group.members[1]
+        .named("a")
+        .all_reduce(vec![1], ReduceOp::Sum);
+    assert_eq!((first.wait(), other.wait()), (Ok(vec![2]), Ok(vec![2])));
+}
+
+#[test]
+fn a_rank_that_does_not_start_is_reported_and_named_at_the_deadline() {
+    let group = Group::new(Kind::Unix, 3);
+    for comm in &group.members {
+        comm.set_stall_after(Duration::from_millis(100));
+        comm.set_timeout(Duration::from_millis(900));
+    }
+    // All have links: then the late one can be asked what it does.
+    group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+    let results = run(&group.members[1..], |comm| {
+        let sum = comm.named("w").all_reduce(vec![1], ReduceOp::Sum);
+        let max = comm.named("v").all_reduce(vec![1], ReduceOp::Max);
+        let errors = (sum.wait().unwrap_err(), max.wait().unwrap_err());
+        (errors, comm.stalls())
+    });
+    for ((error, _), stalls) in results {
+        let CollectiveError::Deadline {
+            late, operation, ..
+        } = &error
+        else {
+            panic!("{error}");
+        };
+        assert_eq!(late, &[Rank(0)]);
+        assert_eq!(operation, "all_reduce(sum) of 1 i32 named `w`");
+        let text: Vec<String> = stalls.iter().map(ToString::to_string).collect();
+        let text = text.join("\n");
+        assert!(
+            text.contains("named `v`") && text.contains("named `w`"),
+            "{text}"
+        );
+        assert!(
+            text.contains("for rank 0: it is in no operation; its last was barrier"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_lost_rank_ends_all_named_operations() {
+    for dies in [0, 2] {
+        let group = Group::new(Kind::Unix, 3);
+        let fault = Fault::kill();
+        group.set_fault(dies, &fault);
+        group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+        let waiting: Vec<_> = group
+            .members
+            .iter()
+            .filter(|comm| comm.rank() != Rank(dies))
+            .map(|comm| comm.named("w").all_reduce(vec![1_u8], ReduceOp::Sum))
+            .collect();
+        let begun = Instant::now();
+        fault.arm(0);
+        // It is seen when it writes or reads next.
+        drop(
+            group.members[dies as usize]
+                .named("x")
+                .all_reduce(vec![1_u8], ReduceOp::Sum),
+        );
+        for handle in waiting {
+            let error = handle.wait().unwrap_err();
+            assert_eq!(error.culprit_rank(), Some(Rank(dies)), "{error}");
+        }
+        assert!(begun.elapsed() < LONG / 2);
+    }
+}
+
+#[test]
+fn named_operations_end_with_the_call_that_they_are_of() {
+    let group = Group::new(Kind::Unix, 2);
+    for comm in &group.members {
+        comm.begin_call(CallId(1));
+    }
+    group.run(|comm| comm.named("a").barrier().wait().unwrap());
+    let waiting = group.members[0]
+        .named("b")
+        .all_reduce(vec![1], ReduceOp::Sum);
+    group.members[1].abort_call(CallId(1), "user code panicked");
+    let error = waiting.wait().unwrap_err();
+    let CollectiveError::PeerFailed {
+        rank: Rank(1),
+        reason,
+        ..
+    } = &error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!(reason, "user code panicked");
+    for comm in &group.members {
+        comm.begin_call(CallId(2));
+    }
+    let waiting = group.members[1]
+        .named("b")
+        .all_reduce(vec![1], ReduceOp::Sum);
+    group.members[0].begin_call(CallId(3));
+    let error = waiting.wait().unwrap_err();
+    assert!(
+        matches!(error, CollectiveError::PeerLeft { rank: Rank(0), .. }),
+        "{error}"
+    );
+    group.members[1].begin_call(CallId(3));
+    group.run(|comm| comm.named("b").barrier().wait().unwrap());
+}
+
+#[test]
+fn a_rank_that_joined_takes_part_in_named_operations() {
+    let group = Group::new(Kind::Unix, 3);
+    group.run(|comm| {
+        for epoch in 0..3 {
+            let me = comm.rank().0;
+            let batches = (me + epoch) % 3;
+            for batch in 0..batches {
+                let with_data = (0..3).filter(|rank| (rank + epoch) % 3 > batch).count() as u32;
+                let sum = comm.named("sum").all_reduce(vec![1_u32], ReduceOp::Sum);
+                let least = comm.named("min").all_reduce(vec![5_i8], ReduceOp::Min);
+                let all = comm.named("all").all_gather_varcount(vec![me]);
+                assert_eq!(sum.wait().unwrap(), [with_data]);
+                assert_eq!(least.wait().unwrap(), [5]);
+                assert_eq!(all.wait().unwrap().values.len(), with_data as usize);
+            }
+            comm.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn idle_names_cost_nothing_and_go_with_their_communicator() {
+    let group = Group::new(Kind::Unix, 2);
+    group.run(|comm| comm.named("a").barrier().wait().unwrap());
+    let waiting = group.members[0]
+        .named("b")
+        .all_reduce(vec![1], ReduceOp::Sum);
+    let mut group = group;
+    drop(group.members.pop());
+    let error = waiting.wait().unwrap_err();
+    assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
+}
+
+/// The deadline is rank 0's affair. If rank 0 stands still, the others see to it themselves.
+#[test]
+fn a_rank_0_that_stands_still_is_named_by_those_that_wait() {
+    let group = Group::new(Kind::Memory, 3);
+    let fault = Fault::freeze();
+    group.set_fault(0, &fault);
+    group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+    group.set_timeout(Duration::from_millis(300));
+    fault.arm(0);
+    let begun = Instant::now();
+    for result in run(&group.members[1..], |comm| {
+        let one = comm.named("w").all_reduce(vec![1], ReduceOp::Sum);
+        let other = comm.named("v").barrier();
+        (one.wait_or_reclaim(), other.wait())
+    }) {
+        let failure = result.0.unwrap_err();
+        assert!(
+            matches!(failure.error, CollectiveError::Deadline { .. }),
+            "{failure:?}"
+        );
+        assert_eq!(failure.error.culprit_rank(), Some(Rank(0)));
+        assert_eq!(failure.input, Some(vec![1]));
+        assert_eq!(result.1.unwrap_err().culprit_rank(), Some(Rank(0)));
+    }
+    assert!(begun.elapsed() < LONG / 2);
+}
+
+/// Links break while operations are negotiated and while they run. Whatever came of those, the ranks count alike afterwards.
+#[test]
+fn links_that_broke_in_the_middle_are_made_again_and_names_go_on() {
+    for seed in 0..2 {
+        let group = Group::new(Kind::Memory, 3);
+        let fault = Fault::cut();
+        for rank in 0..3 {
+            group.set_fault(rank, &fault);
+        }
+        group.set_timeout(Duration::from_millis(700));
+        let round = |comm: &Communicator| {
+            let handles: Vec<Handle<Vec<u32>>> = (0..4)
+                .map(|index| {
+                    comm.named(format!("t{index}"))
+                        .all_reduce(vec![1; 100], ReduceOp::Sum)
+                })
+                .collect();
+            let all = comm.named("all").all_gather_varcount(vec![7_u8]);
+            let mut well = true;
+            for handle in handles {
+                match handle.wait() {
+                    Ok(sum) => assert_eq!(sum, [3; 100]),
+                    Err(_) => well = false,
+                }
+            }
+            well & all.wait().is_ok()
+        };
+        for budget in [0, 30, 150, 400, 900, 2000, 3500, 6000] {
+            let budget = budget + seed * 57;
+            assert_eq!(group.run(round), [true; 3]);
+            fault.arm(budget);
+            group.run(round);
+            fault.disarm();
+            // Who only reads may not have seen yet that a link broke.
+            let mut attempts = 0;
+            while group.run(round) != [true; 3] {
+                attempts += 1;
+                assert!(
+                    attempts < 5,
+                    "cut after {budget} bytes: they do not find together"
+                );
+            }
+        }
+    }
+}
+
+/// Operations that take several numbers, beside others, one after the other.
+#[test]
+fn operations_in_several_parts_keep_their_place() {
+    let group = Group::new(Kind::Unix, 2);
+    group.run(|comm| {
+        for round in 0..5 {
+            let buffers = vec![vec![2.0_f32; 3]; 3];
+            let adasum = comm
+                .named("adasum")
+                .all_reduce_grouped(buffers.clone(), ReduceOp::Adasum);
+            let object = comm.named("object").all_gather_object(round);
+            let sum = comm.named("sum").all_reduce(vec![1], ReduceOp::Sum);
+            assert_eq!(adasum.wait().unwrap(), buffers);
+            assert_eq!(object.wait().unwrap(), [round; 2]);
+            assert_eq!(sum.wait().unwrap(), [2]);
+        }
+    });
+}
+
+#[test]
+fn a_name_that_is_too_long_is_refused() {
+    let group = Group::new(Kind::Memory, 2);
+    let comm = &group.members[0];
+    let error = comm.named("n".repeat(1025)).barrier().wait().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the name of an operation has 1025 bytes: it may have up to 1024"
+    );
+    group.run(|comm| comm.named("n".repeat(1024)).barrier().wait().unwrap());
+}
+
+/// A rank that goes on to its next call without waiting for its handles leaves the others, and not out of step.
+#[test]
+fn a_rank_that_leaves_a_call_early_is_in_step_in_the_next() {
+    let group = Group::new(Kind::Unix, 2);
+    for round in 0..30 {
+        group.run(|comm| {
+            comm.begin_call(CallId(2 * round));
+            let early = u64::from(comm.rank().0) == round % 2;
+            for index in 0..4 {
+                let handle = comm
+                    .named(format!("t{index}"))
+                    .all_reduce(vec![1; 50], ReduceOp::Sum);
+                if early {
+                    continue;
+                }
+                match handle.wait() {
+                    Ok(sum) => assert_eq!(sum, [2; 50]),
+                    Err(error) => assert!(
+                        !matches!(error, CollectiveError::Mismatch { .. }),
+                        "{error}"
+                    ),
+                }
+            }
+        });
+        group.run(|comm| {
+            comm.begin_call(CallId(2 * round + 1));
+            let sum = comm.named("t0").all_reduce(vec![5; 50], ReduceOp::Sum);
+            assert_eq!(sum.wait(), Ok(vec![10; 50]));
+        });
+    }
+}

@@ -1,0 +1,239 @@
+//! The rules of the flags in shared memory, explored in every order in which two ranks can run.
+//!
+//! The functions are those that the communicator uses: their file is a part of this test. The words and the data are loom's.
+//! The model has the orders that the rules ask for: flags are read and written in one total order.
+
+#![allow(clippy::unwrap_used)]
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+
+#[allow(dead_code, unreachable_pub)]
+#[path = "../src/shm/rules.rs"]
+mod rules;
+
+use rules::{
+    Word, attach, give, give_up, has_given, holds, ignore, leave, listen, ring, ring_anyway,
+};
+
+/// A flag. Loom knows one total order for fences alone.
+struct Flag(AtomicU64);
+
+impl Flag {
+    fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+impl Word for Flag {
+    fn get(&self) -> u64 {
+        fence(Ordering::SeqCst);
+        self.0.load(Ordering::Acquire)
+    }
+
+    fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+
+    fn put(&self, value: u64) {
+        self.0.store(value, Ordering::Release);
+    }
+
+    fn advance(&self) {
+        fence(Ordering::SeqCst);
+        self.0.fetch_add(1, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+    }
+}
+
+struct Memory {
+    flags: [Flag; 2],
+    done: [Flag; 2],
+    /// Of rank 0. Loom finds reads beside writes.
+    data: UnsafeCell<u64>,
+}
+
+impl Memory {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            flags: [Flag::new(), Flag::new()],
+            done: [Flag::new(), Flag::new()],
+            data: UnsafeCell::new(0),
+        })
+    }
+
+    fn write(&self, value: u64) {
+        // SAFETY: loom ends the test if anybody reads or writes at the same time.
+        self.data.with_mut(|data| unsafe { *data = value });
+    }
+
+    fn read(&self) -> u64 {
+        // SAFETY: as above.
+        self.data.with(|data| unsafe { *data })
+    }
+}
+
+const FIRST: u64 = 2;
+const SECOND: u64 = 6;
+
+/// Rank 0 gives data and gives up at once. It writes others only when rank 1 can't read the first any more.
+#[test]
+fn data_of_an_operation_that_was_given_up_stay_while_somebody_reads_them() {
+    loom::model(|| {
+        let memory = Memory::new();
+        let theirs = Arc::clone(&memory);
+        let peer = thread::spawn(move || {
+            give(&theirs.flags[1], FIRST);
+            if has_given(&theirs.flags[0], FIRST) {
+                assert_eq!(theirs.read(), 1);
+            }
+            leave(&theirs.done[1], FIRST);
+        });
+        memory.write(1);
+        give(&memory.flags[0], FIRST);
+        give_up(&memory.flags[0], FIRST);
+        if !holds(&memory.flags[1], &memory.done[1], FIRST) {
+            memory.write(2);
+        }
+        peer.join().unwrap();
+    });
+}
+
+/// An operation ends well on rank 0, which then wants to give the same place again.
+#[test]
+fn data_of_an_operation_that_went_well_stay_until_all_have_left_it() {
+    loom::model(|| {
+        let memory = Memory::new();
+        let theirs = Arc::clone(&memory);
+        let peer = thread::spawn(move || {
+            give(&theirs.flags[1], FIRST);
+            while !has_given(&theirs.flags[0], FIRST) {
+                thread::yield_now();
+            }
+            assert_eq!(theirs.read(), 1);
+            leave(&theirs.done[1], FIRST);
+        });
+        memory.write(1);
+        give(&memory.flags[0], FIRST);
+        while !has_given(&memory.flags[1], FIRST) {
+            thread::yield_now();
+        }
+        leave(&memory.done[0], FIRST);
+        while holds(&memory.flags[1], &memory.done[1], FIRST) {
+            thread::yield_now();
+        }
+        memory.write(2);
+        give(&memory.flags[0], SECOND);
+        peer.join().unwrap();
+    });
+}
+
+/// Without the mark, the model finds what goes wrong: it is not blind.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_the_mark_somebody_reads_what_is_written() {
+    loom::model(|| {
+        let memory = Memory::new();
+        let theirs = Arc::clone(&memory);
+        let peer = thread::spawn(move || {
+            give(&theirs.flags[1], FIRST);
+            if has_given(&theirs.flags[0], FIRST) {
+                theirs.read();
+            }
+            leave(&theirs.done[1], FIRST);
+        });
+        memory.write(1);
+        give(&memory.flags[0], FIRST);
+        if !holds(&memory.flags[1], &memory.done[1], FIRST) {
+            memory.write(2);
+        }
+        peer.join().unwrap();
+    });
+}
+
+/// What the system does for who sleeps: it looks at the bell and falls asleep in one step.
+struct Futex {
+    sleeping: Flag,
+    bell: Flag,
+    lock: Mutex<()>,
+    woken: Condvar,
+}
+
+impl Futex {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            sleeping: Flag::new(),
+            bell: Flag::new(),
+            lock: Mutex::new(()),
+            woken: Condvar::new(),
+        })
+    }
+
+    fn wait(&self, seen: u64) {
+        let guard = self.lock.lock().unwrap();
+        if self.bell.get() == seen {
+            drop(self.woken.wait(guard).unwrap());
+        }
+    }
+
+    fn wake(&self) {
+        let _guard = self.lock.lock().unwrap();
+        self.woken.notify_all();
+    }
+}
+
+/// Rank 0 sleeps until rank 1 has given its data. `tell` gives them and wakes it.
+fn sleep_until_told(tell: fn(&Memory, &Futex)) {
+    loom::model(move || {
+        let (memory, futex) = (Memory::new(), Futex::new());
+        let (theirs, bell) = (Arc::clone(&memory), Arc::clone(&futex));
+        let peer = thread::spawn(move || tell(&theirs, &bell));
+        loop {
+            let seen = listen(&futex.sleeping, &futex.bell);
+            if has_given(&memory.flags[1], FIRST) {
+                break;
+            }
+            futex.wait(seen);
+        }
+        ignore(&futex.sleeping);
+        peer.join().unwrap();
+    });
+}
+
+/// A bell: who is about to sleep says so before the last look, who has news looks for sleepers after it gave them.
+#[test]
+fn no_news_are_slept_through() {
+    sleep_until_told(|memory, futex| {
+        give(&memory.flags[1], FIRST);
+        ring(&futex.sleeping, &futex.bell, || futex.wake());
+    });
+}
+
+/// Who looks for sleepers first is not noticed: the model finds it.
+#[test]
+#[should_panic(expected = "deadlock")]
+fn news_after_the_look_for_sleepers_are_slept_through() {
+    sleep_until_told(|memory, futex| {
+        let sleeps = futex.sleeping.get() != 0;
+        give(&memory.flags[1], FIRST);
+        if sleeps {
+            ring_anyway(&futex.bell, || futex.wake());
+        }
+    });
+}
+
+/// All ranks attach, and nobody tells anybody: at least one finds that it was the last.
+#[test]
+fn whoever_attaches_last_sees_all() {
+    loom::model(|| {
+        let memory = Memory::new();
+        let theirs = Arc::clone(&memory);
+        let peer = thread::spawn(move || attach(&theirs.flags[1], &theirs.flags));
+        let mine = attach(&memory.flags[0], &memory.flags);
+        let other = peer.join().unwrap();
+        assert!(mine || other);
+    });
+}
