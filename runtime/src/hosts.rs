@@ -156,6 +156,19 @@ pub enum HostsError {
 ///
 /// [`HostsError`] with the number of the entry.
 pub fn parse_hosts(text: &str) -> Result<Vec<HostSlots>, HostsError> {
+    parse_entries(text, None)
+}
+
+/// Like [`parse_hosts`], where the slots don't matter: `a,root@b,[fd00::2]:1`. A host without slots has one.
+///
+/// # Errors
+///
+/// [`HostsError`] with the number of the entry.
+pub fn parse_host_names(text: &str) -> Result<Vec<HostSlots>, HostsError> {
+    parse_entries(text, Some("1"))
+}
+
+fn parse_entries(text: &str, default: Option<&str>) -> Result<Vec<HostSlots>, HostsError> {
     if text.trim().is_empty() {
         return Err(HostsError::Empty(Place::Entry(1)));
     }
@@ -175,6 +188,7 @@ pub fn parse_hosts(text: &str) -> Result<Vec<HostSlots>, HostsError> {
         let (host, slots) = entry
             .rsplit_once(':')
             .filter(|(host, _)| !host.contains('[') || host.ends_with(']'))
+            .or_else(|| default.map(|slots| (entry, slots)))
             .ok_or_else(|| wrong("has no number of slots".to_owned()))?;
         let host = parse_host(host, slots).map_err(wrong)?;
         hosts.add(place, host)?;
@@ -353,6 +367,16 @@ mod tests {
                 host(None, "fe80::1%eth0", 1)
             ]
         );
+    }
+
+    #[test]
+    fn hosts_need_no_slots_where_slots_do_not_matter() {
+        let expected = parse_hosts("a:1,me@b:1,[fd00::2]:1,c:4").unwrap();
+        let read = parse_host_names("a, me@b,[fd00::2],c:4").unwrap();
+        assert_eq!(read, expected);
+        for wrong in ["", "a,", "a:x", "a b", "-oProxyCommand=x"] {
+            assert!(parse_host_names(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

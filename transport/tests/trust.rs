@@ -70,6 +70,7 @@ async fn members_of_another_cluster_are_refused_by_both_sides() {
     );
     assert!(!error.is_retryable());
     assert!(error.to_string().contains(&head.local_addr().to_string()));
+    assert!(error.to_string().contains("log in again"), "{error}");
 
     // A client that does not care who it talks to is refused by the server.
     let mut careless = tls::client_config(there.driver(1), &[ALPN]).unwrap();

@@ -16,7 +16,7 @@ use super::error::CliError;
 use super::host_args::{HostArgs, SshArgs};
 use super::output::{Cell, Output, Tone};
 use super::up::eprintln_or_ignore;
-use super::up_head::stop_head;
+use super::up_head::{heads_dir, stop_head, sweep};
 use crate::hosts::HostSlots;
 use crate::ssh::state::{Launch, SshRecord};
 use crate::ssh::{Ending, HostError, SshOptions, take_down};
@@ -73,7 +73,11 @@ pub(super) async fn run(
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<u8, CliError> {
-    let given = options.hosts.read()?;
+    let given = options.hosts.read_names()?;
+    // What launches have left that were killed.
+    if let Ok(heads) = heads_dir() {
+        sweep(&heads);
+    }
     let launches = Launch::all().map_err(CliError::Hosts)?;
     let head = connect.config().head;
     let launch = choose(&launches, head.as_deref(), given.is_some())?;

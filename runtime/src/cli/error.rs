@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use kolo_transport::endpoint::{BindError, ConnectError};
 use kolo_transport::frame::FrameError;
 use kolo_transport::identity::IdentityError;
+use kolo_transport::ids::JobId;
 use kolo_transport::join::JoinError;
 use kolo_transport::session::{CloseCode, ConnectionLost, RequestError};
 use kolo_transport::wire::{Refusal, RefusalKind};
@@ -60,6 +61,17 @@ pub enum CliError {
     Request {
         /// Which daemon.
         what: String,
+        /// What happened.
+        error: RequestError,
+    },
+    /// The connection broke over which a job lives: the head is gone, or has put this driver out.
+    #[error(
+        "the connection to the head has ended ({error}), and {job} ends with it: its nodes end the workers as soon as the head is \
+         back, and else after their --orphan-timeout (60 s by default)"
+    )]
+    JobLost {
+        /// The job.
+        job: JobId,
         /// What happened.
         error: RequestError,
     },
@@ -141,17 +153,8 @@ impl CliError {
             Self::NoSuchJob(_) => NO_JOB,
             Self::Connect { error, .. } => of_connect(error),
             Self::Nodes { code, .. } => *code,
-            Self::Request {
-                error: RequestError::Lost(lost),
-                ..
-            } => of_loss(lost),
-            Self::Unreachable { .. }
-            | Self::Up(UpError::Hosts { .. })
-            | Self::Request {
-                error:
-                    RequestError::Deadline { .. } | RequestError::Frame(FrameError::TimedOut { .. }),
-                ..
-            } => UNREACHABLE,
+            Self::Request { error, .. } | Self::JobLost { error, .. } => of_request(error),
+            Self::Unreachable { .. } | Self::Up(UpError::Hosts { .. }) => UNREACHABLE,
             Self::NoCredentials(_) | Self::Credentials(_) => CREDENTIALS,
             Self::Join(error) => match error {
                 JoinError::Connect(error) => of_connect(error),
@@ -183,6 +186,16 @@ impl CliError {
             what: what.into(),
             error: error.into(),
         }
+    }
+}
+
+fn of_request(error: &RequestError) -> u8 {
+    match error {
+        RequestError::Lost(lost) => of_loss(lost),
+        RequestError::Deadline { .. } | RequestError::Frame(FrameError::TimedOut { .. }) => {
+            UNREACHABLE
+        }
+        _ => FAILURE,
     }
 }
 
@@ -257,6 +270,13 @@ mod tests {
                 4,
             ),
             (CliError::lost("the head", ConnectionLost::TimedOut), 4),
+            (
+                CliError::JobLost {
+                    job: JobId(1),
+                    error: ConnectionLost::TimedOut.into(),
+                },
+                4,
+            ),
             (
                 CliError::stream("the head", FrameError::Truncated { got: 3 }),
                 1,

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::args::seconds;
 use super::error::CliError;
-use crate::hosts::{HostSlots, parse_hostfile, parse_hosts};
+use crate::hosts::{HostSlots, HostsError, parse_host_names, parse_hostfile, parse_hosts};
 use crate::ssh::SshOptions;
 use crate::ssh::state::SshRecord;
 
@@ -37,8 +37,24 @@ impl HostArgs {
     ///
     /// [`CliError::Usage`] with the entry or line that is wrong.
     pub(super) fn read(&self) -> Result<Option<Vec<HostSlots>>, CliError> {
+        self.read_by(parse_hosts)
+    }
+
+    /// The hosts, where their slots don't matter: `--hosts` may leave them out.
+    ///
+    /// # Errors
+    ///
+    /// As [`HostArgs::read`].
+    pub(super) fn read_names(&self) -> Result<Option<Vec<HostSlots>>, CliError> {
+        self.read_by(parse_host_names)
+    }
+
+    fn read_by(
+        &self,
+        entries: fn(&str) -> Result<Vec<HostSlots>, HostsError>,
+    ) -> Result<Option<Vec<HostSlots>>, CliError> {
         if let Some(text) = &self.hosts {
-            return parse_hosts(text)
+            return entries(text)
                 .map(Some)
                 .map_err(|error| CliError::Usage(format!("--hosts: {error}")));
         }

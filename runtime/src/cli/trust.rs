@@ -263,7 +263,7 @@ pub(super) async fn revoke(
     out: &mut Output<'_>,
 ) -> Result<(), CliError> {
     let client = Client::connect(&connect.config()).await?;
-    let (role, name) = find(&client, options).await?;
+    let Found { role, name, seen } = find(&client, options).await?;
     let request = if options.undo {
         HeadRequest::Reinstate {
             role,
@@ -289,6 +289,7 @@ pub(super) async fn revoke(
             "revoked": !options.undo,
             "nodes_told": told,
             "nodes_late": late,
+            "seen": seen,
         }));
     }
     let done = if options.undo {
@@ -306,11 +307,25 @@ pub(super) async fn revoke(
                 late.join(", ")
             )
         }
-    ))
+    ))?;
+    if !seen {
+        // A driver that has started no job is known by its certificate alone.
+        out.line(&format!(
+            "the head has seen no {role} of this name: look whether the id is right"
+        ))?;
+    }
+    Ok(())
+}
+
+struct Found {
+    role: Role,
+    name: String,
+    /// Whether the head knows it, or knew it when it was revoked.
+    seen: bool,
 }
 
 /// The member that is meant: a whole id, or the start of one that the head has seen.
-async fn find(client: &Client, options: &Revoke) -> Result<(Role, String), CliError> {
+async fn find(client: &Client, options: &Revoke) -> Result<Found, CliError> {
     let text = options.member.trim();
     let role = if text.starts_with("node-") {
         Role::Node
@@ -322,9 +337,6 @@ async fn find(client: &Client, options: &Revoke) -> Result<(Role, String), CliEr
         )));
     };
     let whole = role.to_string().len() + 1 + 16;
-    if text.len() >= whole {
-        return Ok((role, text.to_owned()));
-    }
     let cluster = client.cluster().await?;
     let mut known: BTreeSet<String> = if options.undo {
         names(&cluster.revoked)
@@ -338,10 +350,21 @@ async fn find(client: &Client, options: &Revoke) -> Result<(Role, String), CliEr
         known.extend(jobs.iter().map(|job| job.owner.to_string()));
         known
     };
+    if text.len() >= whole {
+        return Ok(Found {
+            role,
+            name: text.to_owned(),
+            seen: known.contains(text) || names(&cluster.revoked).contains(text),
+        });
+    }
     known.retain(|name| name.starts_with(text));
     let mut known = known.into_iter();
     match (known.next(), known.next()) {
-        (Some(one), None) => Ok((role, one)),
+        (Some(one), None) => Ok(Found {
+            role,
+            name: one,
+            seen: true,
+        }),
         (None, _) => Err(CliError::Usage(format!(
             "the head has seen no {role} whose id begins with `{text}`; give the whole id"
         ))),

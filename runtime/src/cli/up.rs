@@ -508,7 +508,9 @@ async fn detached(
     out: &mut Output<'_>,
 ) -> Result<u8, CliError> {
     let mut signals = Signals::watch()?;
-    let state = heads_dir()?.join(format!("detached-{:016x}", DriverId::random().0));
+    let heads = heads_dir()?;
+    sweep(&heads);
+    let state = heads.join(format!("detached-{:016x}", DriverId::random().0));
     let (pid, line, held) = start_head(options.head_listen, &state)?;
     let undo = |error: CliError| {
         stop_head(pid);

@@ -37,7 +37,7 @@ pub enum HeadError {
     },
     /// A file of the state folder is damaged. Restore it; without `tokens.json` all tokens must be made again, without
     /// `authority.pem` the cluster is lost.
-    #[error("{path} is damaged: {reason}", path = path.display())]
+    #[error("{path} is damaged: {reason}; restore it from a backup", path = path.display())]
     Damaged {
         /// The file.
         path: PathBuf,

@@ -163,6 +163,7 @@ fn a_revoked_node_is_out_and_stays_out_until_it_is_let_in_again() {
     let said = site.json(&["revoke", out, "--reason", "stolen"]);
     let begin = Instant::now();
     assert_eq!(said["nodes_late"].as_array().unwrap().len(), 0, "{said}");
+    assert_eq!(said["seen"], true);
     assert_eq!(bad.end().code(), Some(3));
     assert!(begin.elapsed() < AT_ONCE * 5, "{:?}", begin.elapsed());
     bad.says("has revoked this node");
@@ -179,6 +180,10 @@ fn a_revoked_node_is_out_and_stays_out_until_it_is_let_in_again() {
     // Also after a crash of the head (D-1).
     site.restart_head();
     assert_eq!(site.json(&["status"])["revoked"], shown["revoked"]);
+    // It may be a driver that has only logged in, or a slip of the pen.
+    let said = site.operator(&["revoke", "node-0000000000000001"]);
+    assert!(said.contains("has seen no node of this name"), "{said}");
+    site.operator(&["revoke", "node-0000000000000001", "--undo"]);
     let mut again = site.node("bad", &[]);
     assert_eq!(again.end().code(), Some(3), "{}", again.printed.text());
     assert!(

@@ -158,7 +158,7 @@ impl ConnectError {
                 Some(NO_APPLICATION_PROTOCOL) => Self::Version { address },
                 Some(alert) if is_about_certificate(alert) => Self::Certificate {
                     address,
-                    reason: failure.reason.clone(),
+                    reason: explained(&failure.reason),
                 },
                 _ => Self::lost(address, error),
             },
@@ -208,6 +208,18 @@ impl ConnectError {
 }
 
 const NO_APPLICATION_PROTOCOL: u8 = 120;
+
+/// What rustls says of a peer's certificate, and what to do about an authority that is not this side's.
+fn explained(reason: &str) -> String {
+    if reason.contains("UnknownIssuer") {
+        format!(
+            "{reason}: the authority of another cluster has signed its certificate; check the address, or, if the cluster \
+             was made anew, log in again with a token of it, and let nodes join again without their old folder `identity`"
+        )
+    } else {
+        reason.to_owned()
+    }
+}
 
 /// The TLS alert behind a QUIC error code.
 fn alert(code: TransportErrorCode) -> Option<u8> {

@@ -85,6 +85,17 @@ pub(crate) struct Request {
     pub(crate) without: Vec<Rank>,
 }
 
+/// The stream broke on which the head tells of the job.
+fn head_lost(job: Option<JobId>, error: FrameError) -> CliError {
+    match job {
+        Some(job) => CliError::JobLost {
+            job,
+            error: error.into(),
+        },
+        None => CliError::stream("the head", error),
+    }
+}
+
 /// Runs a job to its end.
 ///
 /// # Errors
@@ -97,7 +108,6 @@ pub(crate) async fn run(
     mut trouble: oneshot::Receiver<WriteError>,
     signals: &mut Signals,
 ) -> Result<Outcome, CliError> {
-    let head = |error: FrameError| CliError::stream("the head", error);
     let stream = link.head.open(Limits::CONTROL).await;
     let Stream { mut send, mut recv } = stream.map_err(|lost| CliError::lost("the head", lost))?;
     let grace = request.grace;
@@ -131,8 +141,8 @@ pub(crate) async fn run(
             event = recv.next::<JobEvent>() => {
                 let event = match event {
                     Ok(Some(frame)) => frame.head,
-                    Ok(None) => return Err(head(FrameError::Truncated { got: 0 })),
-                    Err(error) => return Err(head(error)),
+                    Ok(None) => return Err(head_lost(outcome.job, FrameError::Truncated { got: 0 })),
+                    Err(error) => return Err(head_lost(outcome.job, error)),
                 };
                 match event {
                     JobEvent::Placed { job, nodes } => {
@@ -183,7 +193,7 @@ pub(crate) async fn run(
                     deadline = Some(tokio::time::Instant::now() + KILL);
                     SubmitFrame::Kill
                 };
-                send.send(&frame, &[]).await.map_err(head)?;
+                send.send(&frame, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
             }
             error = &mut trouble, if !heard_trouble => {
                 heard_trouble = true;
@@ -196,7 +206,7 @@ pub(crate) async fn run(
                 if !std::mem::replace(&mut ending, true) {
                     deadline = Some(ended_by(grace));
                 }
-                send.send(&SubmitFrame::Stop, &[]).await.map_err(head)?;
+                send.send(&SubmitFrame::Stop, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
             }
             Some(taken) = outputs.join_next(), if !outputs.is_empty() => {
                 let error = match taken {
@@ -213,7 +223,7 @@ pub(crate) async fn run(
                 if !std::mem::replace(&mut ending, true) {
                     deadline = Some(ended_by(grace));
                 }
-                send.send(&SubmitFrame::Stop, &[]).await.map_err(head)?;
+                send.send(&SubmitFrame::Stop, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
             }
             () = until(deadline) => {
                 if !ending && !healthy {
