@@ -138,7 +138,7 @@ fn ranks_that_disagree_about_a_name_all_hear_of_it_and_others_go_on() {
         };
         assert_eq!((*rank, *other), (Rank(0), Rank(2)));
         assert_eq!(asked, "all_reduce(sum) of 2 f32 named `w`");
-        assert_eq!(other_asked, "all_reduce(sum) of 3 f32 named `w`");
+        assert_eq!(other_asked, "all_reduce(sum) of 3 f32");
         assert_eq!(failure.input, Some(vec![0.0; 2 + me / 2]));
         assert_eq!(right.wait().unwrap(), [3]);
         // The name is free again.
