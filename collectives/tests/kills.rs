@@ -553,7 +553,7 @@ fn alone() -> MutexGuard<'static, ()> {
 
 fn check(lanes: Lanes) {
     let _alone = alone();
-    // As many as the issue asks for: KOLO_TEST_KILLS=200.
+    // A thorough run has 200.
     let kills = std::env::var("KOLO_TEST_KILLS")
         .ok()
         .and_then(|kills| kills.parse().ok())

@@ -373,35 +373,35 @@ async fn one_address_has_only_so_many_handshakes_and_gets_them_back() {
     still_serves(&cluster, &listener).await;
 }
 
-#[tokio::test]
-async fn what_is_changed_on_the_way_is_noticed() {
-    let cluster = Cluster::new();
-    let (_endpoint, listener) = server(&cluster);
+/// Both ends of a link, with somebody in between who changes what the client sends. Messages of the handshake, which are
+/// shorter, pass as they are.
+async fn spoilt(
+    cluster: &Cluster,
+    listener: &TlsListener,
+    spoil: fn(&mut Vec<u8>),
+) -> (TlsLink, TlsLink) {
     let target = listener.local_addr();
-    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
-    let through = proxy.local_addr().unwrap();
+    let between = TcpListener::bind("127.0.0.1:0").unwrap();
+    let through = between.local_addr().unwrap();
     std::thread::spawn(move || {
-        let (mut client, _) = proxy.accept().unwrap();
+        let (mut client, _) = between.accept().unwrap();
         let mut server = TcpStream::connect(target).unwrap();
         let (mut back_from, mut back_to) =
             (server.try_clone().unwrap(), client.try_clone().unwrap());
         std::thread::spawn(move || std::io::copy(&mut back_from, &mut back_to));
         let mut bytes = vec![0; 100_000];
-        loop {
-            let count = client.read(&mut bytes).unwrap_or(0);
-            if count == 0 {
-                return;
-            }
-            // The handshake's messages are shorter.
+        // Until the client ends: what the server says of what came is not for an end.
+        while let Ok(count @ 1..) = client.read(&mut bytes) {
+            let mut piece = bytes[..count].to_vec();
             if count > 8000 {
-                bytes[count / 2] ^= 1;
+                spoil(&mut piece);
             }
-            if server.write_all(&bytes[..count]).is_err() {
+            if server.write_all(&piece).is_err() {
                 return;
             }
         }
     });
-    let client = cluster.bind(worker(&cluster, 1));
+    let client = cluster.bind(worker(cluster, 1));
     let (accepted, connected) = within(async {
         tokio::join!(
             listener.accept(),
@@ -409,7 +409,18 @@ async fn what_is_changed_on_the_way_is_noticed() {
         )
     })
     .await;
-    let (mut server, mut client) = (accepted.unwrap(), connected.unwrap());
+    (accepted.unwrap(), connected.unwrap())
+}
+
+#[tokio::test]
+async fn what_is_changed_on_the_way_is_noticed() {
+    let cluster = Cluster::new();
+    let (_endpoint, listener) = server(&cluster);
+    let spoil = |piece: &mut Vec<u8>| {
+        let middle = piece.len() / 2;
+        piece[middle] ^= 1;
+    };
+    let (mut server, mut client) = spoilt(&cluster, &listener, spoil).await;
     write(&mut client, &pattern(40_000)).await.unwrap();
     let error = read_all(&mut server).await.unwrap_err();
     assert!(matches!(error, LinkLost::Tampered { .. }), "{error}");
@@ -419,41 +430,8 @@ async fn what_is_changed_on_the_way_is_noticed() {
 async fn a_record_that_is_too_long_behind_a_good_one_ends_the_link() {
     let cluster = Cluster::new();
     let (_endpoint, listener) = server(&cluster);
-    let target = listener.local_addr();
-    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
-    let through = proxy.local_addr().unwrap();
-    std::thread::spawn(move || {
-        let (mut client, _) = proxy.accept().unwrap();
-        let mut server = TcpStream::connect(target).unwrap();
-        let (mut back_from, mut back_to) =
-            (server.try_clone().unwrap(), client.try_clone().unwrap());
-        std::thread::spawn(move || std::io::copy(&mut back_from, &mut back_to));
-        let mut bytes = vec![0; 100_000];
-        loop {
-            let count = client.read(&mut bytes).unwrap_or(0);
-            if count == 0 {
-                return;
-            }
-            // The handshake's messages are shorter.
-            if count > 8000 {
-                bytes[count..count + 5].copy_from_slice(&[23, 3, 3, 0xff, 0xff]);
-                server.write_all(&bytes[..count + 5]).unwrap();
-                // The link is held open: what was said counts, not an end.
-                std::thread::sleep(Duration::from_secs(2));
-                return;
-            }
-            server.write_all(&bytes[..count]).unwrap();
-        }
-    });
-    let client = cluster.bind(worker(&cluster, 1));
-    let (accepted, connected) = within(async {
-        tokio::join!(
-            listener.accept(),
-            client.connect_tls(through, Expect::worker(JOB, Slot(0)))
-        )
-    })
-    .await;
-    let (mut server, mut client) = (accepted.unwrap(), connected.unwrap());
+    let spoil = |piece: &mut Vec<u8>| piece.extend([23, 3, 3, 0xff, 0xff]);
+    let (mut server, mut client) = spoilt(&cluster, &listener, spoil).await;
     write(&mut client, &pattern(9000)).await.unwrap();
     let mut read = Vec::new();
     let mut piece = vec![0; 100_003];
