@@ -183,7 +183,7 @@ pub fn defaults(local_size: u32) -> &'static [(&'static str, &'static str)] {
 }
 
 /// Variables of kolo's own that users may give: settings of the worker's side.
-const SETTINGS: [&str; 1] = ["KOLO_LANE"];
+const SETTINGS: [&str; 2] = ["KOLO_LANE", "KOLO_RINGS"];
 
 /// Whether users can't give a variable of this name.
 #[must_use]

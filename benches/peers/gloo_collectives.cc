@@ -8,10 +8,13 @@
 #include <gloo/alltoall.h>
 #include <gloo/barrier.h>
 #include <gloo/broadcast.h>
+#include <gloo/gather.h>
 #include <gloo/math.h>
+#include <gloo/reduce.h>
 #include <gloo/reduce_scatter.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/file_store.h>
+#include <gloo/scatter.h>
 #include <gloo/transport/tcp/device.h>
 
 #include <exception>
@@ -21,6 +24,9 @@
 #include "rank.h"
 
 enum { RING, BCUBE, HALVING_DOUBLING, RING_CHUNKED, VARIANTS };
+
+// Messages of pairs; Gloo's own operations use others.
+enum { PAIR = 0x77 };
 
 static std::shared_ptr<gloo::rendezvous::Context> context;
 static std::function<void(struct job *)> once;
@@ -70,6 +76,53 @@ static float *begin(struct job *job) {
       once = [options](struct job *now) {
         options->setRoot(now->root);
         gloo::broadcast(*options);
+      };
+      break;
+    }
+    case REDUCE: {
+      auto options = std::make_shared<gloo::ReduceOptions>(context);
+      options->setReduceFunction(add);
+      options->setOutput(job->get, share);
+      once = [options](struct job *now) {
+        options->setRoot(now->root);
+        gloo::reduce(*options);
+      };
+      break;
+    }
+    case GATHER: {
+      auto options = std::make_shared<gloo::GatherOptions>(context);
+      options->setInput(job->give, share);
+      options->setOutput(job->get, share * job->ranks);
+      once = [options](struct job *now) {
+        options->setRoot(now->root);
+        gloo::gather(*options);
+      };
+      break;
+    }
+    case SCATTER: {
+      auto options = std::make_shared<gloo::ScatterOptions>(context);
+      std::vector<float *> parts;
+      for (int rank = 0; rank < job->ranks; rank++) parts.push_back(job->give + rank * share);
+      options->setInputs(parts, share);
+      options->setOutput(job->get, share);
+      once = [options](struct job *now) {
+        options->setRoot(now->root);
+        gloo::scatter(*options);
+      };
+      break;
+    }
+    case SEND_RECEIVE: {
+      std::shared_ptr<gloo::transport::UnboundBuffer> give =
+          context->createUnboundBuffer(job->give, share * sizeof(float));
+      std::shared_ptr<gloo::transport::UnboundBuffer> get =
+          context->createUnboundBuffer(job->get, share * sizeof(float));
+      once = [give, get](struct job *now) {
+        // What is to be received is said before, as Gloo's own operations do.
+        get->recv(partner(now), PAIR);
+        if (now->rank > partner(now)) get->waitRecv();
+        give->send(partner(now), PAIR);
+        give->waitSend();
+        if (now->rank < partner(now)) get->waitRecv();
       };
       break;
     }

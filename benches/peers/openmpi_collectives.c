@@ -10,11 +10,21 @@ static void finish(struct job *job) { (void)job; }
 
 /* MPI's default error handler ends all ranks. */
 static void perform(struct job *job) {
-  int share = (int)job->share;
+  int share = (int)job->share, is_root = job->rank == job->root;
   switch (job->operation) {
     case ALL_REDUCE: MPI_Allreduce(MPI_IN_PLACE, job->get, share, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); break;
     case ALL_GATHER: MPI_Allgather(job->give, share, MPI_FLOAT, job->get, share, MPI_FLOAT, MPI_COMM_WORLD); break;
     case BROADCAST: MPI_Bcast(job->get, share, MPI_FLOAT, job->root, MPI_COMM_WORLD); break;
+    case REDUCE:
+      MPI_Reduce(is_root ? MPI_IN_PLACE : job->get, is_root ? job->get : NULL, share, MPI_FLOAT, MPI_SUM, job->root, MPI_COMM_WORLD);
+      break;
+    case GATHER: MPI_Gather(job->give, share, MPI_FLOAT, job->get, share, MPI_FLOAT, job->root, MPI_COMM_WORLD); break;
+    case SCATTER: MPI_Scatter(job->give, share, MPI_FLOAT, job->get, share, MPI_FLOAT, job->root, MPI_COMM_WORLD); break;
+    case SEND_RECEIVE:
+      if (job->rank < partner(job)) MPI_Send(job->give, share, MPI_FLOAT, partner(job), 0, MPI_COMM_WORLD);
+      MPI_Recv(job->get, share, MPI_FLOAT, partner(job), 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+      if (job->rank > partner(job)) MPI_Send(job->give, share, MPI_FLOAT, partner(job), 0, MPI_COMM_WORLD);
+      break;
     case REDUCE_SCATTER: MPI_Reduce_scatter_block(job->give, job->get, share, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); break;
     case ALL_TO_ALL: MPI_Alltoall(job->give, share, MPI_FLOAT, job->get, share, MPI_FLOAT, MPI_COMM_WORLD); break;
     default: MPI_Barrier(MPI_COMM_WORLD);

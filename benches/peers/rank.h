@@ -21,17 +21,29 @@
 #include <time.h>
 #include <unistd.h>
 
-enum operation { ALL_REDUCE, ALL_GATHER, BROADCAST, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, OPERATIONS };
+enum operation {
+  ALL_REDUCE,
+  ALL_GATHER,
+  BROADCAST,
+  REDUCE,
+  GATHER,
+  SCATTER,
+  REDUCE_SCATTER,
+  ALL_TO_ALL,
+  SEND_RECEIVE,
+  BARRIER,
+  OPERATIONS
+};
 
-static const char *const operation_names[OPERATIONS] = {"all-reduce",     "all-gather", "broadcast",
-                                                        "reduce-scatter", "all-to-all", "barrier"};
+static const char *const operation_names[OPERATIONS] = {
+    "all-reduce", "all-gather", "broadcast", "reduce", "gather", "scatter", "reduce-scatter", "all-to-all", "send-receive", "barrier"};
 
 /* One series of operations. `give` is where this rank's values are, `get` where results come; they are the same memory
- * for all_reduce and broadcast. */
+ * for all_reduce, reduce and broadcast. */
 struct job {
   enum operation operation;
   int rank, ranks;
-  size_t share; /* elements: of the whole buffer for all_reduce and broadcast, else of one rank's part */
+  size_t share; /* elements: of the whole buffer if all is combined or goes to one place, else of one rank's part */
   int variant;
   int root;
   float *give, *get;
@@ -68,18 +80,22 @@ static uint64_t differ(const float *values, size_t first, size_t count, uint32_t
 }
 
 static size_t given(const struct job *job) {
-  int parts = job->operation == REDUCE_SCATTER || job->operation == ALL_TO_ALL;
+  int parts = job->operation == REDUCE_SCATTER || job->operation == ALL_TO_ALL || job->operation == SCATTER;
   return parts ? job->share * job->ranks : job->share;
 }
 
 static size_t gotten(const struct job *job) {
-  int parts = job->operation == ALL_GATHER || job->operation == ALL_TO_ALL;
+  int parts = job->operation == ALL_GATHER || job->operation == ALL_TO_ALL || job->operation == GATHER;
   return parts ? job->share * job->ranks : job->share;
 }
 
+/* The other rank of a pair, which sends after it has received if it is the higher one. */
+static int partner(const struct job *job) { return job->rank ^ 1; }
+
 static void prepare(struct job *job, uint32_t round) {
   job->root = (int)(round % (uint32_t)job->ranks);
-  if (job->operation == BROADCAST && job->rank != job->root) return;
+  int of_root = job->operation == BROADCAST || job->operation == SCATTER;
+  if (of_root && job->rank != job->root) return;
   if (job->operation != BARRIER) fill(job->give, 0, given(job), job->rank, round);
 }
 
@@ -90,8 +106,14 @@ static uint64_t check(const struct job *job, uint32_t round) {
   for (int rank = 0; rank < job->ranks; rank++) sum += offset_of(rank, round);
   switch (job->operation) {
     case ALL_REDUCE: return differ(job->get, 0, share, job->ranks, sum);
+    case REDUCE: return job->rank == job->root ? differ(job->get, 0, share, job->ranks, sum) : 0;
     case REDUCE_SCATTER: return differ(job->get, job->rank * share, share, job->ranks, sum);
     case BROADCAST: return differ(job->get, 0, share, 1, offset_of(job->root, round));
+    case SCATTER: return differ(job->get, job->rank * share, share, 1, offset_of(job->root, round));
+    case SEND_RECEIVE: return differ(job->get, 0, share, 1, offset_of(partner(job), round));
+    case GATHER:
+      if (job->rank != job->root) return 0;
+      /* fall through */
     case ALL_GATHER:
       for (int rank = 0; rank < job->ranks; rank++)
         wrong += differ(job->get + rank * share, 0, share, 1, offset_of(rank, round));
@@ -116,7 +138,7 @@ static float *memory_of(size_t elements) {
 
 static void run(struct job *job, unsigned warm, unsigned timed, unsigned untimed, uint32_t seed, int barrier,
                 FILE *bench) {
-  int in_place = job->operation == ALL_REDUCE || job->operation == BROADCAST;
+  int in_place = job->operation == ALL_REDUCE || job->operation == REDUCE || job->operation == BROADCAST;
   job->give = memory_of(given(job));
   job->get = in_place ? job->give : memory_of(gotten(job));
   float *own = job->get;

@@ -4,9 +4,9 @@
 mod call;
 mod collectives;
 mod interfaces;
+mod kernels;
 mod plan;
 mod raw;
-mod reduce;
 mod report;
 mod run;
 mod size;
@@ -49,8 +49,8 @@ enum Bench {
     #[command(after_help = "Example:\n  kolo-bench spawn --rounds 11")]
     Spawn(Options),
     /// Kernels of reductions: bytes of result a second, beside plain loops and copies.
-    #[command(after_help = "Example:\n  kolo-bench reduce --sizes 64K,32M")]
-    Reduce(ReduceOptions),
+    #[command(after_help = "Example:\n  kolo-bench kernels --sizes 64K,32M")]
+    Kernels(KernelOptions),
     /// Which algorithm collectives choose for which size and layout, and what it is expected to cost. Starts nothing.
     #[command(
         after_help = "Examples:\n  kolo-bench plan --ranks 8,16 --hosts 2 --sizes 4,64K,32M\n  kolo-bench plan --ranks 65536 --hosts 8192 --sizes 1G --all --format json"
@@ -67,19 +67,31 @@ enum Bench {
     /// All ranks get one rank's values, beside Open MPI and Gloo. Each rank is the root in its turn.
     #[command(after_help = "Example:\n  kolo-bench broadcast --ranks 4 --sizes 1KiB,4MiB")]
     Broadcast(collectives::Options),
+    /// One rank gets the sum of all ranks' values, beside Open MPI and Gloo. Each rank is the root in its turn.
+    #[command(after_help = "Example:\n  kolo-bench reduce --ranks 4 --sizes 1KiB,4MiB")]
+    Reduce(collectives::Options),
+    /// One rank gets all ranks' values, beside Open MPI and Gloo. Each rank is the root in its turn.
+    #[command(after_help = "Example:\n  kolo-bench gather --ranks 4 --sizes 1KiB,4MiB")]
+    Gather(collectives::Options),
+    /// Each rank gets its share of one rank's values, beside Open MPI and Gloo. Each rank is the root in its turn.
+    #[command(after_help = "Example:\n  kolo-bench scatter --ranks 4 --sizes 1KiB,4MiB")]
+    Scatter(collectives::Options),
     /// Each rank gets its share of the sum of all ranks' values, beside Open MPI and Gloo.
     #[command(after_help = "Example:\n  kolo-bench reduce-scatter --ranks 4 --sizes 1KiB,4MiB")]
     ReduceScatter(collectives::Options),
     /// Each rank gets its share of each rank's values, beside Open MPI and Gloo.
     #[command(after_help = "Example:\n  kolo-bench all-to-all --ranks 4 --sizes 1KiB,4MiB")]
     AllToAll(collectives::Options),
+    /// Ranks in pairs: one sends, and when the other has received, it sends as much back; beside Open MPI and Gloo.
+    #[command(after_help = "Example:\n  kolo-bench send-receive --ranks 2 --sizes 4,1KiB,4MiB")]
+    SendReceive(collectives::Options),
     /// Ranks wait for each other, beside Open MPI and Gloo.
     #[command(after_help = "Example:\n  kolo-bench barrier --ranks 4")]
     Barrier(collectives::Options),
 }
 
 #[derive(Debug, clap::Args)]
-struct ReduceOptions {
+struct KernelOptions {
     /// Sizes in bytes, with commas between; K, M and G are powers of 1024. At least 8.
     #[arg(long, value_delimiter = ',', default_value = "4K,256K,32M", value_parser = size::parse)]
     sizes: Vec<u64>,
@@ -137,19 +149,23 @@ fn main() -> anyhow::Result<()> {
         Bench::AllReduce(options) => return collectives::run(Operation::AllReduce, &options),
         Bench::AllGather(options) => return collectives::run(Operation::AllGather, &options),
         Bench::Broadcast(options) => return collectives::run(Operation::Broadcast, &options),
+        Bench::Reduce(options) => return collectives::run(Operation::Reduce, &options),
+        Bench::Gather(options) => return collectives::run(Operation::Gather, &options),
+        Bench::Scatter(options) => return collectives::run(Operation::Scatter, &options),
         Bench::ReduceScatter(options) => {
             return collectives::run(Operation::ReduceScatter, &options);
         }
         Bench::AllToAll(options) => return collectives::run(Operation::AllToAll, &options),
+        Bench::SendReceive(options) => return collectives::run(Operation::SendReceive, &options),
         Bench::Barrier(options) => return collectives::run(Operation::Barrier, &options),
-        Bench::Reduce(options) => {
+        Bench::Kernels(options) => {
             for size in &options.sizes {
                 anyhow::ensure!(
                     (8..=1 << 33).contains(size),
                     "--sizes has {size}; allowed is 8 to 8G"
                 );
             }
-            (reduce::run(&options.sizes), options.format)
+            (kernels::run(&options.sizes), options.format)
         }
         Bench::Interfaces(options) => (interfaces::run(options.rounds)?, options.format),
         Bench::Run(options) => (run::run(options.rounds)?, options.format),

@@ -1,11 +1,13 @@
 //! Which algorithm is chosen, and what it is expected to cost: no rank is started.
 
+use std::io::{self, Write};
+
 use kolo::collectives::ReduceOp;
 use kolo::collectives::operation::OperationKind;
 use kolo::collectives::schedule::{Algorithm, Choices, Class, Model, Shape, Tuning, predict};
 use serde::Serialize;
 
-use crate::report::Format;
+use crate::report::{self, Format};
 use crate::size;
 
 #[derive(Debug, clap::Args)]
@@ -171,43 +173,44 @@ fn rows(options: &Options) -> Vec<Row> {
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let rows = rows(options);
-    match options.format {
-        Format::Json => {
-            for row in rows {
-                println!("{}", serde_json::to_string(&row)?);
-            }
-        }
-        Format::Table => {
-            println!(
-                "{:<20} {:>7} {:>6} {:>10}  {:<20} {:>12} {:>8} {:>12} {:>12} {:>9}",
-                "OPERATION",
-                "RANKS",
-                "HOSTS",
-                "SIZE",
-                "ALGORITHM",
-                "EXPECTED us",
-                "STEPS",
-                "IN HOST MB",
-                "BETWEEN MB",
-                "SEGMENT"
-            );
-            for row in rows {
-                let mark = if options.all && row.chosen { "*" } else { "" };
-                println!(
-                    "{:<20} {:>7} {:>6} {:>10}  {:<20} {:>12.1} {:>8} {:>12.3} {:>12.3} {:>9}",
-                    row.operation,
-                    row.ranks,
-                    row.hosts,
-                    size::show(row.bytes),
-                    format!("{}{mark}", row.algorithm),
-                    row.micros,
-                    row.steps,
-                    row.inside_bytes / 1e6,
-                    row.across_bytes / 1e6,
-                    row.segment.map_or_else(|| "-".to_owned(), size::show),
-                );
-            }
-        }
+    report::show(|out| match options.format {
+        Format::Json => report::json(out, &rows),
+        Format::Table => table(out, &rows, options.all),
+    })
+}
+
+/// For people. The chosen ones are marked where there are others.
+fn table(out: &mut dyn Write, rows: &[Row], all: bool) -> io::Result<()> {
+    writeln!(
+        out,
+        "{:<20} {:>7} {:>6} {:>10}  {:<20} {:>12} {:>8} {:>12} {:>12} {:>9}",
+        "OPERATION",
+        "RANKS",
+        "HOSTS",
+        "SIZE",
+        "ALGORITHM",
+        "EXPECTED us",
+        "STEPS",
+        "IN HOST MB",
+        "BETWEEN MB",
+        "SEGMENT"
+    )?;
+    for row in rows {
+        let mark = if all && row.chosen { "*" } else { "" };
+        writeln!(
+            out,
+            "{:<20} {:>7} {:>6} {:>10}  {:<20} {:>12.1} {:>8} {:>12.3} {:>12.3} {:>9}",
+            row.operation,
+            row.ranks,
+            row.hosts,
+            size::show(row.bytes),
+            format!("{}{mark}", row.algorithm),
+            row.micros,
+            row.steps,
+            row.inside_bytes / 1e6,
+            row.across_bytes / 1e6,
+            row.segment.map_or_else(|| "-".to_owned(), size::show),
+        )?;
     }
     Ok(())
 }

@@ -1,5 +1,8 @@
 //! Figures, as a table for people or one JSON object a line for programs.
 
+use std::io::{self, BufWriter, Write};
+
+use anyhow::Context as _;
 use serde::Serialize;
 
 /// One measured figure, beside a peer's from the same run where there is one.
@@ -63,34 +66,57 @@ pub(crate) enum Format {
     Json,
 }
 
+/// Writes to the standard output. Who reads it may have enough and go (`| head`): that is no error.
+pub(crate) fn show(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    finish(write(&mut out).and_then(|()| out.flush()))
+}
+
+fn finish(written: io::Result<()>) -> anyhow::Result<()> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("the figures can't be written"),
+    }
+}
+
 /// Prints the figures.
 pub(crate) fn print(figures: &[Figure], format: Format) -> anyhow::Result<()> {
-    match format {
-        Format::Json => {
-            for figure in figures {
-                println!("{}", serde_json::to_string(figure)?);
-            }
-        }
-        Format::Table => {
-            println!(
-                "{:<6} {:<26} {:<7} {:>12} {:<8} {:<22} {:>12} {:>7}",
-                "BENCH", "CASE", "METRIC", "KOLO", "UNIT", "PEER", "PEER'S", "RATIO"
-            );
-            for f in figures {
-                println!(
-                    "{:<6} {:<26} {:<7} {:>12} {:<8} {:<22} {:>12} {:>7}",
-                    f.bench,
-                    f.case,
-                    f.metric,
-                    number(f.value),
-                    f.unit,
-                    f.peer.unwrap_or("-"),
-                    f.peer_value.map_or_else(|| "-".to_owned(), number),
-                    f.ratio
-                        .map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
-                );
-            }
-        }
+    show(|out| match format {
+        Format::Json => json(out, figures),
+        Format::Table => table(out, figures),
+    })
+}
+
+/// One object a line.
+pub(crate) fn json(out: &mut dyn Write, rows: &[impl Serialize]) -> io::Result<()> {
+    for row in rows {
+        serde_json::to_writer(&mut *out, row)?;
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// For people.
+pub(crate) fn table(out: &mut dyn Write, figures: &[Figure]) -> io::Result<()> {
+    writeln!(
+        out,
+        "{:<6} {:<26} {:<7} {:>12} {:<8} {:<22} {:>12} {:>7}",
+        "BENCH", "CASE", "METRIC", "KOLO", "UNIT", "PEER", "PEER'S", "RATIO"
+    )?;
+    for f in figures {
+        writeln!(
+            out,
+            "{:<6} {:<26} {:<7} {:>12} {:<8} {:<22} {:>12} {:>7}",
+            f.bench,
+            f.case,
+            f.metric,
+            number(f.value),
+            f.unit,
+            f.peer.unwrap_or("-"),
+            f.peer_value.map_or_else(|| "-".to_owned(), number),
+            f.ratio
+                .map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
+        )?;
     }
     Ok(())
 }
@@ -100,5 +126,17 @@ fn number(value: f64) -> String {
         format!("{value:.0}")
     } else {
         format!("{value:.2}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_that_has_enough_is_no_error() {
+        finish(Err(io::ErrorKind::BrokenPipe.into())).unwrap();
+        let error = finish(Err(io::ErrorKind::StorageFull.into())).unwrap_err();
+        assert!(error.to_string().contains("can't be written"), "{error:#}");
     }
 }

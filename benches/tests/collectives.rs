@@ -47,15 +47,19 @@ fn two_ranks_are_measured_and_their_results_are_right() {
         "all-reduce",
         "all-gather",
         "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
         "reduce-scatter",
         "all-to-all",
+        "send-receive",
     ] {
         let figures = figures(&[operation, "--sizes", "4,300KiB"]);
         let kinds: Vec<_> = figures
             .iter()
             .map(|(case, metric, _)| (case.as_str(), metric.as_str()))
             .collect();
-        let metrics = ["p50", "p99", "algbw", "cpu"];
+        let metrics = ["p50", "p99", "algbw", "cpu", "cpu-each"];
         let expected: Vec<_> = ["4", "307200"]
             .iter()
             .flat_map(|case| metrics.map(|metric| (*case, metric)))
@@ -67,11 +71,11 @@ fn two_ranks_are_measured_and_their_results_are_right() {
         );
     }
     let barrier = figures(&["barrier", "--ranks", "3"]);
-    assert_eq!(barrier.len(), 2, "{barrier:?}");
+    assert_eq!(barrier.len(), 3, "{barrier:?}");
     let forced = figures(&["all-reduce", "--sizes", "1K", "--algorithm", "ring"]);
-    assert_eq!(forced.len(), 4);
+    assert_eq!(forced.len(), 5);
     let quic = figures(&["all-reduce", "--sizes", "64K", "--lane", "quic"]);
-    assert_eq!(quic.len(), 4);
+    assert_eq!(quic.len(), 5);
 }
 
 #[test]
@@ -99,8 +103,14 @@ fn a_table_says_what_was_measured() {
 /// A peer that is there is measured in the same run, one that is not is said to be missing.
 #[test]
 fn peers_are_measured_or_missing() {
+    for operation in ["all-reduce", "reduce", "gather", "scatter", "send-receive"] {
+        peers_of(operation);
+    }
+}
+
+fn peers_of(operation: &str) {
     let arguments = [
-        "all-reduce",
+        operation,
         "--sizes",
         "64K",
         "--peers",
@@ -121,7 +131,8 @@ fn peers_are_measured_or_missing() {
             .iter()
             .filter_map(|line| line["metric"].as_str())
             .collect();
-        assert_eq!(metrics, ["p50", "p99", "algbw", "cpu"], "{errors}");
+        let expected = ["p50", "p99", "algbw", "cpu", "cpu-each"];
+        assert_eq!(metrics, expected, "{operation}: {errors}");
         for line in of_peer {
             let of = |key: &str| line[key].as_f64().unwrap();
             assert!(
@@ -154,5 +165,22 @@ fn two_hosts_work_or_say_what_they_need() {
             errors.contains("--hosts 2") && errors.contains("needs"),
             "{errors}"
         );
+    }
+}
+
+/// As `kolo-bench plan | head` does.
+#[test]
+fn a_reader_that_goes_ends_it_quietly() {
+    for format in ["table", "json"] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_kolo-bench"))
+            .args(["plan", "--format", format])
+            .stdout(writer)
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {errors}", output.status);
+        assert_eq!(errors, "");
     }
 }

@@ -14,6 +14,7 @@ use crate::inner::Inner;
 use crate::lane::{Connector, Lane, LaneError, LinkHello};
 use crate::operation::Tag;
 use crate::options::Options;
+use crate::peers::Leaving;
 use crate::record::{Counters, Record};
 use crate::schedule::{Layout, Tuning};
 use crate::stall::StallReport;
@@ -50,6 +51,8 @@ use crate::stall::StallReport;
 pub struct Communicator {
     pub(crate) inner: Arc<Inner>,
     pub(crate) options: Options,
+    /// Goes after the last of them; tasks of the runtime may have what is in `inner` for a while longer.
+    pub(crate) leaving: Option<Arc<Leaving>>,
 }
 
 /// Where lanes that peers made are handed in. Does not keep the communicator alive.
@@ -143,6 +146,7 @@ impl Communicator {
         Self {
             inner,
             options: Options::default(),
+            leaving: None,
         }
     }
 
@@ -152,6 +156,7 @@ impl Communicator {
         Self {
             inner: Arc::clone(&self.inner),
             options,
+            leaving: self.leaving.clone(),
         }
     }
 

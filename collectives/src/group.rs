@@ -9,7 +9,7 @@ use kolo_transport::ids::{CallId, Generation, JobId, Rank};
 use tokio::runtime::Handle;
 
 use crate::error::CollectiveError;
-use crate::lane::{Connecting, Connector, Lane, LaneError, OneHost};
+use crate::lane::{Connecting, Connector, Gone, Lane, LaneError, OneHost};
 use crate::record::Recorder;
 use crate::stall::Stalls;
 
@@ -66,6 +66,8 @@ pub(crate) enum Kind {
     Names = 3,
     /// Operations whose order was negotiated.
     Negotiated = 4,
+    /// Two ranks measure the way between them.
+    Measured = 5,
 }
 
 /// Something that has links of its own.
@@ -105,6 +107,8 @@ struct State {
     /// Groups that were here and are gone, and in which order they went.
     gone: HashSet<GroupId>,
     went: VecDeque<GroupId>,
+    /// Ranks that have had a link to this one.
+    met: HashSet<u32>,
     /// The last operation that failed, and in which call.
     failure: Option<(u64, CollectiveError)>,
 }
@@ -155,6 +159,17 @@ impl Family {
         } else {
             self.connector.connect_group(Rank(peer), group)
         }
+    }
+
+    /// A rank has a link to this one, in some group.
+    pub(crate) fn meet(&self, rank: u32) {
+        self.lock().met.insert(rank);
+    }
+
+    /// Whether a rank is gone, if that can be found out.
+    pub(crate) fn is_gone(&self, rank: u32) -> Option<Gone> {
+        let met = self.lock().met.contains(&rank);
+        self.connector.is_gone(Rank(rank), met)
     }
 
     /// A group is here. It gets the lanes that came before it.

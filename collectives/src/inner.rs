@@ -27,6 +27,7 @@ use crate::signals::{Arrival, Signals};
 
 mod shared;
 mod turn;
+mod watch;
 
 pub(crate) use shared::Quick;
 pub(crate) use turn::Turn;
@@ -43,7 +44,6 @@ pub(crate) struct Inner {
     pub(crate) id: GroupId,
     /// The members by their ranks among all; `None` if these are all.
     pub(crate) members: Option<Arc<[u32]>>,
-    pub(crate) family: Arc<Family>,
     pub(crate) signals: Signals,
     /// Fair: operations get it in the order in which they asked.
     pub(crate) engine: Mutex<Engine>,
@@ -56,6 +56,8 @@ pub(crate) struct Inner {
     made: std::sync::Mutex<HashMap<GroupId, u64>>,
     /// For what one rank sends to one other, by sender and receiver.
     pub(crate) pairs: std::sync::Mutex<HashMap<(u32, u32), Arc<Inner>>>,
+    /// Dropped last: with the connector the runtime may end, which delivers what is in dropped lanes.
+    pub(crate) family: Arc<Family>,
 }
 
 impl fmt::Debug for Inner {
@@ -147,7 +149,7 @@ impl Inner {
     }
 
     /// The other way round, if all the ranks that it names are members.
-    fn inward(&self, error: CollectiveError) -> Option<CollectiveError> {
+    pub(crate) fn inward(&self, error: CollectiveError) -> Option<CollectiveError> {
         let strangers = std::cell::Cell::new(false);
         let error = error.with_ranks(|rank| {
             Rank(self.position(rank.0).unwrap_or_else(|| {
@@ -260,6 +262,9 @@ impl Inner {
 
     /// A lane has come, or will not.
     pub(crate) fn arrive(self: &Arc<Self>, rank: u32, lane: Result<Box<dyn Lane>, LaneError>) {
+        if lane.is_ok() {
+            self.family.meet(self.job_rank(rank));
+        }
         let failed = self.signals.change(|state| {
             state.arrivals.retain(|arrival| arrival.rank != rank);
             state.arrivals.push(Arrival { rank, lane });

@@ -1,8 +1,21 @@
 //! Collective operations for a group of ranks: schedules, reductions, lanes and the communicator.
 //!
-//! The crate stands on its own: a rank, a world size and a way to reach the peers are enough. Start with
-//! [`Communicator`]; [`local_group`] makes a whole group inside one process, for tests; [`Connector`] has an example of
-//! ranks that are processes of one host. Who uses it beside kolo needs tokio, whose runtime drives the links.
+//! The crate stands on its own: a rank, a world size and where the peers are is enough. [`peers`] makes a [`Communicator`]
+//! of that, for the processes of one host and for several hosts; whatever other ways there are to the peers, a
+//! [`Connector`] takes.
+//!
+//! ```no_run
+//! use kolo_collectives::{Rank, ReduceOp, peers};
+//!
+//! # let (rank, world) = (0, 1);
+//! // Every process of this host does this, with a rank of its own.
+//! let comm = peers::Local::in_folder("/tmp/sums").join(Rank(rank), world)?;
+//! let mut gradient = vec![1.0_f32; 1000];
+//! comm.all_reduce(&mut gradient, ReduceOp::Average)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`local_group`] makes a whole group inside one process, for tests:
 //!
 //! ```
 //! use kolo_collectives::{ReduceOp, local_group};
@@ -41,7 +54,8 @@
 //! | [`schedule`] | which rank sends what to whom, step by step; what it costs; which algorithm is taken | none |
 //! | [`element`], [`operation`], [`reduce`] | types, operators, kernels | none |
 //! | [`header`], [`cause`] | the frames of the data plane | none |
-//! | [`lane`] | connected links: memory, Unix socket, QUIC | yes |
+//! | [`lane`] | connected links: memory, Unix socket, QUIC, TLS over TCP | yes |
+//! | [`peers`] | ready-made ways to the peers | yes |
 //! | [`communicator`], [`group`] | operations of all ranks and of groups: run over lanes, with deadlines and failures; handles, names | through lanes |
 //! | [`record`], [`stall`] | what was done, and what waits | none |
 // Instructions that not every processor has are called in `reduce::dispatch`, which allows it to itself.
@@ -55,6 +69,7 @@ pub mod group;
 pub mod header;
 pub mod lane;
 pub mod operation;
+pub mod peers;
 pub mod record;
 pub mod reduce;
 pub mod schedule;
@@ -86,7 +101,7 @@ pub use local::local_group;
 pub use operation::{Factor, ReduceOp, Unsupported};
 pub use ops::{Gathered, Start};
 pub use options::{Compression, Options};
-pub use schedule::{Algorithm, Layout, Tuning};
+pub use schedule::{Algorithm, Calibration, Layout, Tuning};
 pub use shm::buffer::SharedBuffer;
 
 // What the arguments are made of, so that nobody needs another crate for them.

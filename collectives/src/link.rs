@@ -115,6 +115,11 @@ impl Link {
         self.lane.is_some()
     }
 
+    /// Whether nothing here would show that the peer is gone.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.lane.as_ref().is_none_or(|lane| lane.ends_late())
+    }
+
     /// Takes a new lane. What was under way on an old one is forgotten.
     pub(crate) fn install(&mut self, lane: Box<dyn Lane>) {
         let stage = std::mem::take(&mut self.stage);

@@ -80,6 +80,8 @@ pub(crate) enum Mark {
     Object,
     /// No more data.
     Join,
+    /// Links are measured.
+    Calibrate,
 }
 
 impl Mark {
@@ -90,6 +92,7 @@ impl Mark {
             }
             Self::Object => MARK | 2 << 16,
             Self::Join => MARK | 3 << 16,
+            Self::Calibrate => MARK | 4 << 16,
         }
     }
 
@@ -104,6 +107,7 @@ impl Mark {
             }),
             2 => Some(Self::Object),
             3 => Some(Self::Join),
+            4 => Some(Self::Calibrate),
             _ => None,
         }
     }
@@ -111,6 +115,7 @@ impl Mark {
     pub(crate) fn write(self, operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Join => return f.write_str("join"),
+            Self::Calibrate => return f.write_str("calibrate"),
             Self::Object => {
                 let name = match operation.kind {
                     OperationKind::Broadcast => "broadcast_object",
@@ -175,6 +180,7 @@ mod tests {
         for mark in [
             Mark::Object,
             Mark::Join,
+            Mark::Calibrate,
             Mark::Lengths {
                 of: OperationKind::ScatterVarcount,
                 dtype: DType::Bf16,

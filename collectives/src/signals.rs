@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use kolo_transport::ids::{CallId, Rank};
 use kolo_transport::wire::GenerationTable;
+use tokio::task::AbortHandle;
 
 use crate::error::CollectiveError;
 use crate::lane::{Lane, LaneError};
@@ -64,12 +65,16 @@ pub(crate) struct State {
     pub(crate) table: Option<Arc<GenerationTable>>,
     pub(crate) timeout: Duration,
     pub(crate) tuning: Tuning,
+    /// In its place while the ranks agree on another one.
+    pub(crate) agreeing: Option<Tuning>,
     pub(crate) layout: Arc<Layout>,
-    /// The version of the two above.
+    /// The version of the three above.
     pub(crate) settings: u64,
     /// Of a group, its members by their ranks among all.
     members: Option<Arc<[u32]>>,
     waker: Option<Waker>,
+    /// The peers of which is asked whether they are gone, and who asks.
+    watched: BTreeMap<u32, AbortHandle>,
 }
 
 impl State {
@@ -93,9 +98,23 @@ impl State {
             table: None,
             timeout: TIMEOUT,
             tuning: Tuning::default(),
+            agreeing: None,
             layout: Arc::new(Layout::single(world)),
             settings: 0,
             waker: None,
+            watched: BTreeMap::new(),
+        }
+    }
+
+    /// From now on a task asks whether a peer is gone, if none does so yet.
+    pub(crate) fn watch(&mut self, peer: u32, ask: impl FnOnce() -> AbortHandle) {
+        self.watched.entry(peer).or_insert_with(ask);
+    }
+
+    /// Nobody is waited for any more.
+    pub(crate) fn unwatch(&mut self) {
+        while let Some((_, task)) = self.watched.pop_first() {
+            task.abort();
         }
     }
 
@@ -115,6 +134,11 @@ impl State {
             && self.cancelled.is_empty()
             && self.arrivals.is_empty()
             && !self.notice_pending
+    }
+
+    /// What algorithms are chosen by at this moment.
+    pub(crate) fn tuning_now(&self) -> Tuning {
+        self.agreeing.unwrap_or(self.tuning)
     }
 
     /// The numbers of the next `count` operations, as the tag of the first.

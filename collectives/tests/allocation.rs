@@ -51,6 +51,11 @@ fn nothing_is_allocated_after_the_first_operation_of_a_size() {
 }
 
 #[test]
+fn nothing_is_allocated_over_rings_either() {
+    check(Kind::Ring);
+}
+
+#[test]
 fn nothing_is_allocated_in_shared_memory_either() {
     check(Kind::Shared);
 }

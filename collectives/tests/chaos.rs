@@ -167,8 +167,9 @@ fn a_group_gets_over_anything() {
             Kind::Narrow(5000),
             Kind::Shared,
             Kind::Tls,
+            Kind::Ring,
         ];
-        let kind = kinds[random.below(5) as usize];
+        let kind = kinds[random.below(6) as usize];
         let group = Group::new(kind, world);
         for call in 0..30 {
             let calm = call % 3 == 2;

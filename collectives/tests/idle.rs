@@ -26,7 +26,13 @@ fn cpu_ticks() -> u64 {
 
 #[test]
 fn what_waits_costs_no_cpu() {
-    let group = Group::new(Kind::Unix, 4);
+    for kind in [Kind::Unix, Kind::Ring] {
+        check(kind);
+    }
+}
+
+fn check(kind: Kind) {
+    let group = Group::new(kind, 4);
     group.run(|comm| {
         comm.named("a")
             .all_reduce(vec![1_u8], ReduceOp::Sum)

@@ -132,6 +132,11 @@ fn everything_is_right_over_unix_sockets() {
 }
 
 #[test]
+fn everything_is_right_over_rings() {
+    matrix(Kind::Ring);
+}
+
+#[test]
 fn everything_is_right_in_shared_memory() {
     matrix(Kind::Shared);
 }
@@ -162,6 +167,8 @@ fn long_messages_cross_without_deadlock() {
         (Kind::Memory, 3),
         (Kind::Unix, 4),
         (Kind::Memory, 5),
+        (Kind::Ring, 2),
+        (Kind::Ring, 4),
     ] {
         let group = Group::new(kind, world);
         let tuning = Tuning::default();

@@ -460,3 +460,26 @@ async fn a_listener_that_is_closed_lets_nobody_in() {
     drop(client);
     assert_eq!(read_all(&mut server).await.unwrap(), b"after");
 }
+
+/// Only who has neither socket any more is gone, and asking is no trouble to who is there.
+#[tokio::test]
+async fn a_peer_that_is_gone_is_refused_by_its_host_and_one_that_is_there_is_not() {
+    let cluster = Cluster::new();
+    let (peer, listener) = server(&cluster);
+    let address = peer.local_addr();
+    let own = cluster.bind(worker(&cluster, 1));
+    assert!(!within(own.is_refused(address)).await, "it is there");
+    drop(listener);
+    assert!(!within(own.is_refused(address)).await, "it has QUIC");
+    let connection = within(own.connect(address, Expect::worker(JOB, Slot(0))))
+        .await
+        .unwrap();
+    drop((connection, peer));
+    // Sockets close in the background.
+    while !within(own.is_refused(address)).await {}
+    // From all interfaces, too.
+    let anywhere = cluster.bind_with(worker(&cluster, 1), |config| {
+        config.listen = ([0, 0, 0, 0], 0).into();
+    });
+    assert!(within(anywhere.is_refused(address)).await);
+}

@@ -36,7 +36,7 @@ pub(crate) fn start(
     let host_of = options.host_of();
     let job = JobId::random();
     let authority = Authority::create(ClusterId::random())?;
-    let mut sockets = sockets(&host_of, options)?;
+    let mut sockets = sockets(&host_of, options, operation)?;
     let mut processes = Processes::default();
     let mut links = Vec::new();
     for (rank, host) in host_of.iter().enumerate() {
@@ -93,15 +93,24 @@ pub(crate) fn start(
     Group::ready(links, processes, None)
 }
 
-/// For each rank its ends of the socket pairs to others of its host, with their ranks.
-fn sockets(host_of: &[u32], options: &Options) -> anyhow::Result<Vec<Vec<(u32, OwnedFd)>>> {
+/// For each rank its ends of the socket pairs to others of its host, with their ranks. What one rank sends to one other has
+/// links of its own, one each way: ranks that do that have more sockets.
+fn sockets(
+    host_of: &[u32],
+    options: &Options,
+    operation: Operation,
+) -> anyhow::Result<Vec<Vec<(u32, OwnedFd)>>> {
     let mut all: Vec<Vec<(u32, OwnedFd)>> = host_of.iter().map(|_| Vec::new()).collect();
     if !options.lane.has_sockets() {
         return Ok(all);
     }
     for high in 1..host_of.len() {
         for low in 0..high {
-            if host_of[high] == host_of[low] {
+            if host_of[high] != host_of[low] {
+                continue;
+            }
+            let talk = operation == Operation::SendReceive && high == low ^ 1;
+            for _ in 0..if talk { 3 } else { 1 } {
                 let (one, two) = UnixStream::pair().context("a pair of sockets")?;
                 all[high].push((low as u32, one.into()));
                 all[low].push((high as u32, two.into()));

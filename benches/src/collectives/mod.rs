@@ -69,8 +69,8 @@ pub(crate) struct Options {
     /// MTU of the network between two hosts, in bytes.
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u16).range(1280..=65_000))]
     mtu: u16,
-    /// Sizes in bytes, with commas between; K, M and G are powers of 1024. Of the buffer of one rank; of all-gather,
-    /// reduce-scatter and all-to-all of all ranks' shares. A barrier has none.
+    /// Sizes in bytes, with commas between; K, M and G are powers of 1024. Of the buffer of one rank; of gathers,
+    /// scatters and all-to-all of all ranks' shares; of send-receive of one message. A barrier has none.
     #[arg(long, value_delimiter = ',', default_value = "4,1KiB,64KiB,256KiB,4MiB,32MiB", value_parser = size_of)]
     sizes: Vec<u64>,
     /// What to compare with, with commas between.
@@ -133,6 +133,11 @@ impl Options {
             "--shared is for ranks that share memory; use it with --hosts 1 and --lane auto or shm"
         );
         anyhow::ensure!(
+            operation != Operation::SendReceive || self.ranks.is_multiple_of(2),
+            "--ranks is {}; send-receive has ranks in pairs, so use an even number",
+            self.ranks
+        );
+        anyhow::ensure!(
             self.lane != Lane::Shm || self.hosts == 1,
             "--lane shm is for one host: hosts share no memory; use --lane auto for shared memory inside of each"
         );
@@ -161,7 +166,7 @@ impl Options {
         };
         let values = match operation {
             Operation::Barrier => "",
-            Operation::AllReduce | Operation::ReduceScatter => " of f32, sum",
+            Operation::AllReduce | Operation::Reduce | Operation::ReduceScatter => " of f32, sum",
             _ => " of f32",
         };
         let buffers = match (operation, self.shared) {
@@ -272,24 +277,27 @@ pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()>
         Vec::new()
     };
     drop(progress);
-    if options.format == Format::Table {
-        println!("{}", options.title(operation));
-        println!("{}", summary::legend(operation, options.ranks));
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        println!(
-            "{cores} cores, load {load_before} before and {} after",
-            load()
-        );
-        summary::table(&rows);
-        if !ceilings.is_empty() {
-            println!();
-            report::print(&ceilings, Format::Table)?;
-        }
-        return Ok(());
+    if options.format == Format::Json {
+        let mut figures = summary::figures(operation, &rows);
+        figures.extend(ceilings);
+        return report::print(&figures, Format::Json);
     }
-    let mut figures = summary::figures(operation, &rows);
-    figures.extend(ceilings);
-    report::print(&figures, Format::Json)
+    report::show(|out| {
+        writeln!(out, "{}", options.title(operation))?;
+        writeln!(out, "{}", summary::legend(operation, options.ranks))?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let load_after = load();
+        writeln!(
+            out,
+            "{cores} cores, load {load_before} before and {load_after} after"
+        )?;
+        summary::table(out, &rows)?;
+        if ceilings.is_empty() {
+            return Ok(());
+        }
+        writeln!(out)?;
+        report::table(out, &ceilings)
+    })
 }
 
 /// The system's load average of the last minute.
@@ -332,13 +340,16 @@ fn compare(
             let time = series.p50();
             // The shortest time: the others may be those of a machine that does something else.
             let shortest = series.times.iter().copied().fold(time, f64::min).max(0.05);
+            let fit = (options.seconds * 1e6 / shortest).ceil();
             #[allow(clippy::cast_sign_loss)] // times are not negative
-            let timed = (options.seconds * 1e6 / shortest)
-                .ceil()
-                .clamp(5.0, 20_000.0) as u32;
+            let (timed, untimed) = (
+                fit.clamp(5.0, 20_000.0) as u32,
+                // Enough of the shortest ones, too, that how the ranks begin and end makes no difference.
+                (fit / 2.0).clamp(2.0, 1e6) as u32,
+            );
             run.timed = timed;
             run.warm = (timed / 20).clamp(1, 200);
-            run.untimed = (timed / 2).max(2);
+            run.untimed = untimed;
             if best.as_ref().is_none_or(|(fastest, _)| time < *fastest) {
                 best = Some((time, run));
             }

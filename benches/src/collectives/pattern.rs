@@ -43,7 +43,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// The root of broadcasts goes round.
+    /// The root goes round.
     pub(crate) fn root(&self, round: u32) -> usize {
         round as usize % self.ranks
     }
@@ -51,7 +51,9 @@ impl Part {
     /// Values that this rank gives.
     pub(crate) fn given(&self) -> usize {
         match self.operation {
-            Operation::ReduceScatter | Operation::AllToAll => self.share * self.ranks,
+            Operation::Scatter | Operation::ReduceScatter | Operation::AllToAll => {
+                self.share * self.ranks
+            }
             _ => self.share,
         }
     }
@@ -59,19 +61,31 @@ impl Part {
     /// Values that this rank gets in memory of their own; 0 if they come where it gave its own.
     pub(crate) fn gotten(&self) -> usize {
         match self.operation {
-            Operation::AllGather | Operation::AllToAll => self.share * self.ranks,
-            Operation::ReduceScatter => self.share,
+            Operation::AllGather | Operation::Gather | Operation::AllToAll => {
+                self.share * self.ranks
+            }
+            Operation::Scatter | Operation::ReduceScatter | Operation::SendReceive => self.share,
             _ => 0,
         }
     }
 
+    pub(crate) fn is_root(&self, round: u32) -> bool {
+        self.root(round) == self.rank
+    }
+
+    /// The other rank of a pair, which sends after it has received if it is the higher one.
+    pub(crate) fn partner(&self) -> usize {
+        self.rank ^ 1
+    }
+
     pub(crate) fn prepare(&self, give: &mut [f32], round: u32) {
-        if self.operation != Operation::Broadcast || self.root(round) == self.rank {
+        let of_root = matches!(self.operation, Operation::Broadcast | Operation::Scatter);
+        if !of_root || self.is_root(round) {
             fill(give, self.rank, round);
         }
     }
 
-    /// The number of wrong values in a result.
+    /// The number of wrong values in a result. Only the root has one of a reduce or gather.
     pub(crate) fn check(&self, get: &[f32], round: u32) -> u64 {
         let times = self.ranks as u32;
         let sum = || (0..self.ranks).map(|rank| offset_of(rank, round)).sum();
@@ -82,10 +96,16 @@ impl Part {
                 .sum()
         };
         match self.operation {
-            Operation::AllReduce => differ(get, 0, times, sum()),
+            Operation::Reduce | Operation::Gather if !self.is_root(round) => 0,
+            Operation::AllReduce | Operation::Reduce => differ(get, 0, times, sum()),
             Operation::ReduceScatter => differ(get, self.rank * self.share, times, sum()),
             Operation::Broadcast => differ(get, 0, 1, offset_of(self.root(round), round)),
-            Operation::AllGather => by_rank(0),
+            Operation::Scatter => {
+                let offset = offset_of(self.root(round), round);
+                differ(get, self.rank * self.share, 1, offset)
+            }
+            Operation::SendReceive => differ(get, 0, 1, offset_of(self.partner(), round)),
+            Operation::AllGather | Operation::Gather => by_rank(0),
             Operation::AllToAll => by_rank(self.rank * self.share),
             Operation::Barrier => 0,
         }
@@ -111,10 +131,12 @@ mod tests {
         parts
             .iter()
             .map(|part| match operation {
-                Operation::AllReduce => sum.clone(),
+                Operation::AllReduce | Operation::Reduce => sum.clone(),
                 Operation::ReduceScatter => sum[rank_of(part)..][..share].to_vec(),
                 Operation::Broadcast => gives[part.root(round)].clone(),
-                Operation::AllGather => gives.concat(),
+                Operation::Scatter => gives[part.root(round)][rank_of(part)..][..share].to_vec(),
+                Operation::SendReceive => gives[part.partner()].clone(),
+                Operation::AllGather | Operation::Gather => gives.concat(),
                 Operation::AllToAll => gives
                     .iter()
                     .flat_map(|give| give[rank_of(part)..][..share].to_vec())
@@ -128,12 +150,19 @@ mod tests {
     fn right_results_pass_and_wrong_or_old_ones_do_not() {
         for operation in [
             Operation::AllReduce,
+            Operation::Reduce,
             Operation::ReduceScatter,
             Operation::Broadcast,
+            Operation::Scatter,
             Operation::AllGather,
+            Operation::Gather,
             Operation::AllToAll,
+            Operation::SendReceive,
         ] {
             for (ranks, share) in [(2, 1), (3, 7), (8, 2049)] {
+                if operation == Operation::SendReceive && ranks == 3 {
+                    continue;
+                }
                 let parts: Vec<Part> = (0..ranks)
                     .map(|rank| Part {
                         operation,
@@ -154,15 +183,26 @@ mod tests {
                 let results = reference(operation, &parts, &gives, round);
                 for (part, result) in parts.iter().zip(results) {
                     assert_eq!(part.check(&result, round), 0, "{part:?}");
-                    let all = result.len() as u64;
+                    let counts = |round| match operation {
+                        Operation::Reduce | Operation::Gather => part.is_root(round),
+                        _ => true,
+                    };
                     assert_eq!(
                         part.check(&result, round + 1),
-                        all,
+                        if counts(round + 1) {
+                            result.len() as u64
+                        } else {
+                            0
+                        },
                         "{part:?}: an old result"
                     );
                     let mut spoilt = result;
                     spoilt[share / 2] += 1.0;
-                    assert_eq!(part.check(&spoilt, round), 1, "{part:?}: one wrong value");
+                    assert_eq!(
+                        part.check(&spoilt, round),
+                        u64::from(counts(round)),
+                        "{part:?}: one wrong value"
+                    );
                 }
             }
         }

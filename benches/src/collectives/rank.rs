@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use kolo::collectives::lane::{
-    Connecting, NetworkLanes, OneHost, UnixLane, accept_quic, accept_tls, rank_of,
+    Connecting, Gone, NetworkLanes, OneHost, UnixLane, accept_quic, accept_tls, rank_of,
 };
 use kolo::collectives::{
-    Acceptor, Communicator, Connector, Lane, LaneError, Layout, LinkHello, ReduceOp, SharedBuffer,
+    Acceptor, Communicator, Connector, GroupId, Lane, LaneError, Layout, LinkHello, ReduceOp,
+    SharedBuffer,
 };
 use kolo_transport::ids::{CrossRank, Generation, JobId, LocalRank, NodeId, Rank, Slot};
 use kolo_transport::wire::{GenerationTable, Member};
@@ -35,7 +36,7 @@ use crate::raw::child::parent;
 /// Role of a rank.
 pub(crate) const RANK: &str = "rank";
 /// Socket pairs that one rank can get.
-pub(crate) const MOST_SOCKETS: usize = 64;
+pub(crate) const MOST_SOCKETS: usize = 66;
 /// For an operation, and for a link to be made.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Links of ranks that never talk to each other wait this long for each other.
@@ -118,7 +119,7 @@ fn serve(bench: &UnixStream) -> anyhow::Result<()> {
     writeln!(out, "{}", serde_json::to_string(&endpoint.local_addr())?)?;
     let addresses: Vec<SocketAddr> = serde_json::from_str(&next()?.context("no addresses")?)?;
 
-    let sockets = setup.sockets.iter().copied().zip(sockets).collect();
+    let sockets = setup.sockets.clone().into_iter().zip(sockets);
     let network = (endpoint.clone(), tls);
     let comm = communicator(&setup, &addresses, &runtime, network, sockets)?;
     let mut work = Work { comm, setup };
@@ -174,7 +175,7 @@ fn communicator(
     addresses: &[SocketAddr],
     runtime: &TransportRuntime,
     (endpoint, tls): (Endpoint, TlsListener),
-    sockets: HashMap<u32, UnixStream>,
+    sockets: impl Iterator<Item = (u32, UnixStream)>,
 ) -> anyhow::Result<Communicator> {
     let (rank, job) = (Rank(setup.rank), JobId(setup.job));
     let table = Arc::new(GenerationTable {
@@ -185,7 +186,7 @@ fn communicator(
     let links = Arc::new(Links {
         hello: LinkHello::new(job, GENERATION, rank),
         network: NetworkLanes::new(endpoint.clone(), setup.lane.choice()),
-        shares_memory: setup.lane.shares_memory(),
+        way: setup.lane,
         table: Arc::clone(&table),
         sockets: Mutex::new(HashMap::new()),
     });
@@ -204,12 +205,15 @@ fn communicator(
     let acceptor = comm.acceptor();
     for (peer, socket) in sockets {
         if peer < setup.rank {
-            links.sockets().insert(peer, socket);
+            links.sockets().entry(peer).or_default().push(socket);
         } else {
-            let (hello, acceptor) = (links.hello, acceptor.clone());
+            let (links, acceptor) = (Arc::clone(&links), acceptor.clone());
+            let peer = Rank(peer);
             runtime.handle().spawn(async move {
-                let lane = UnixLane::open(socket, &hello, Rank(peer), FOREVER).await;
-                report(lane.and_then(|lane| acceptor.accept(Rank(peer), Box::new(lane))));
+                let lane = links.inside(socket, &links.hello, peer, FOREVER).await;
+                report(
+                    lane.and_then(|lane| acceptor.accept_group(lane.group(), peer, Box::new(lane))),
+                );
             });
         }
     }
@@ -262,23 +266,41 @@ fn report(made: Result<(), LaneError>) {
 struct Links {
     hello: LinkHello,
     network: NetworkLanes,
-    shares_memory: bool,
+    way: Way,
     table: Arc<GenerationTable>,
     /// To lower ranks of this host, until they are used.
-    sockets: Mutex<HashMap<u32, UnixStream>>,
+    sockets: Mutex<HashMap<u32, Vec<UnixStream>>>,
 }
 
 impl Links {
-    fn sockets(&self) -> std::sync::MutexGuard<'_, HashMap<u32, UnixStream>> {
+    fn sockets(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Vec<UnixStream>>> {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn connect(&self, peer: Rank) -> Result<Box<dyn Lane>, LaneError> {
-        let socket = self.sockets().remove(&peer.0);
+    /// A link inside this host.
+    async fn inside(
+        &self,
+        socket: UnixStream,
+        hello: &LinkHello,
+        peer: Rank,
+        limit: Duration,
+    ) -> Result<UnixLane, LaneError> {
+        let lane = UnixLane::from_std(socket).map_err(|error| LaneError::Unreachable {
+            reason: error.to_string(),
+        })?;
+        let lane = match self.way {
+            Way::Unix => lane.without_rings(),
+            _ => lane,
+        };
+        lane.greeted(hello, peer, limit).await
+    }
+
+    async fn connect(&self, peer: Rank, group: GroupId) -> Result<Box<dyn Lane>, LaneError> {
+        let hello = self.hello.of_group(group);
+        let socket = self.sockets().get_mut(&peer.0).and_then(Vec::pop);
         if let Some(socket) = socket {
-            return Ok(Box::new(
-                UnixLane::open(socket, &self.hello, peer, LIMIT).await?,
-            ));
+            let lane = self.inside(socket, &hello, peer, LIMIT).await?;
+            return Ok(Box::new(lane));
         }
         let member = &self.table.members[peer.index()];
         let unreachable = |reason: String| LaneError::Unreachable { reason };
@@ -286,7 +308,7 @@ impl Links {
             .address
             .ok_or_else(|| unreachable(format!("rank {peer} does not listen")))?;
         let to = (peer, member.slot, address);
-        Box::pin(self.network.connect(&self.hello, to, LIMIT)).await
+        Box::pin(self.network.connect(&hello, to, LIMIT)).await
     }
 
     async fn accept_quic(
@@ -316,8 +338,20 @@ struct LinkConnector(Arc<Links>);
 
 impl Connector for LinkConnector {
     fn connect(&self, peer: Rank) -> Connecting {
+        self.connect_group(peer, GroupId::WORLD)
+    }
+
+    fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
         let links = Arc::clone(&self.0);
-        Box::pin(async move { links.connect(peer).await })
+        Box::pin(async move { links.connect(peer, group).await })
+    }
+
+    fn is_gone(&self, peer: Rank, _met: bool) -> Option<Gone> {
+        let links = Arc::clone(&self.0);
+        let address = links.table.members.get(peer.index())?.address?;
+        Some(Box::pin(
+            async move { links.network.is_gone(address).await },
+        ))
     }
 
     fn is_one_host(&self, ranks: &[Rank]) -> Option<OneHost> {
@@ -329,7 +363,7 @@ impl Connector for LinkConnector {
                 .map(|member| member.node)
         };
         let here = node(&self.0.hello.rank);
-        let yes = self.0.shares_memory && ranks.iter().all(|rank| node(rank) == here);
+        let yes = self.0.way.shares_memory() && ranks.iter().all(|rank| node(rank) == here);
         Some(Box::pin(std::future::ready(yes)))
     }
 }
@@ -434,6 +468,7 @@ impl Work {
         round: u32,
     ) -> anyhow::Result<()> {
         let comm = &self.comm;
+        let root = Rank(part.root(round) as u32);
         let give = match give {
             Memory::Own(values) => values,
             Memory::Shared(buffer) => return Ok(comm.all_reduce_buffer(buffer, ReduceOp::Sum)?),
@@ -441,11 +476,24 @@ impl Work {
         match part.operation {
             Operation::AllReduce => comm.all_reduce(give, ReduceOp::Sum)?,
             Operation::AllGather => comm.all_gather_into(give, get)?,
-            Operation::Broadcast => comm.broadcast(give, Rank(part.root(round) as u32))?,
+            Operation::Broadcast => comm.broadcast(give, root)?,
+            Operation::Reduce => comm.reduce(give, ReduceOp::Sum, root)?,
+            Operation::Gather => comm.gather_into(give, get, root)?,
+            Operation::Scatter => comm.scatter_into(give, get, root)?,
             Operation::ReduceScatter => {
                 comm.reduce_scatter_into(give, part.ranks, get, ReduceOp::Sum)?;
             }
             Operation::AllToAll => comm.all_to_all_into(give, get)?,
+            Operation::SendReceive => {
+                let partner = Rank(part.partner() as u32);
+                if comm.rank() < partner {
+                    comm.send(give, partner)?;
+                    comm.receive_into(get, partner)?;
+                } else {
+                    comm.receive_into(get, partner)?;
+                    comm.send(give, partner)?;
+                }
+            }
             Operation::Barrier => comm.barrier()?,
         }
         Ok(())

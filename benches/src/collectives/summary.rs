@@ -1,5 +1,7 @@
 //! From times of single operations to figures.
 
+use std::io::{self, Write};
+
 use crate::report::Figure;
 use crate::size;
 use crate::stats::{Times, median};
@@ -38,7 +40,8 @@ impl Entry {
             p50,
             p99: all.quantile(0.99),
             rate: (bytes > 0).then(|| bytes as f64 / p50 / 1e3),
-            cpu: (bytes > 0).then(|| cpu / bytes as f64 * 1e3),
+            cpu,
+            cpu_rate: (bytes > 0).then(|| cpu / bytes as f64 * 1e3),
             operations: all.len(),
         })
     }
@@ -53,8 +56,10 @@ pub(crate) struct Measured {
     pub(crate) p99: f64,
     /// GB/s: size over p50.
     pub(crate) rate: Option<f64>,
-    /// Seconds of processors of all ranks for 1 GB of size.
-    pub(crate) cpu: Option<f64>,
+    /// Processor time of all ranks for one operation, in microseconds.
+    pub(crate) cpu: f64,
+    /// The same for 1 GB of size, in seconds.
+    pub(crate) cpu_rate: Option<f64>,
     /// Operations that were timed.
     pub(crate) operations: usize,
 }
@@ -114,7 +119,8 @@ pub(crate) fn figures(operation: Operation, rows: &[Row]) -> Vec<Figure> {
         add("p50", "us", |measured| Some(measured.p50));
         add("p99", "us", |measured| Some(measured.p99));
         add("algbw", "GB/s", |measured| measured.rate);
-        add("cpu", "s/GB", |measured| measured.cpu);
+        add("cpu", "s/GB", |measured| measured.cpu_rate);
+        add("cpu-each", "us", |measured| Some(measured.cpu));
     }
     figures
 }
@@ -128,22 +134,27 @@ pub(crate) fn legend(operation: Operation, ranks: u32) -> String {
     let bus = match operation {
         Operation::Barrier => return format!("{times}\n{ratios}"),
         Operation::AllReduce => 2.0 * (ranks - 1.0) / ranks,
-        Operation::Broadcast => 1.0,
-        Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll => {
-            (ranks - 1.0) / ranks
-        }
+        Operation::Broadcast | Operation::Reduce => 1.0,
+        // There and back.
+        Operation::SendReceive => 2.0,
+        Operation::AllGather
+        | Operation::Gather
+        | Operation::Scatter
+        | Operation::ReduceScatter
+        | Operation::AllToAll => (ranks - 1.0) / ranks,
     };
     format!(
-        "{times}\nGB/s is algbw, size / p50 (busbw is {bus:.2} times as much). CPU s/GB is of all ranks together, for 1 GB of size.\n{ratios}"
+        "{times}\nGB/s is algbw, size / p50 (busbw is {bus:.2} times as much). CPU is of all ranks together, for one operation and for 1 GB of size.\n{ratios}"
     )
 }
 
 /// For people.
-pub(crate) fn table(rows: &[Row]) {
-    println!(
-        "{:<10} {:<8} {:>11} {:>11} {:>8} {:>9} {:>8}  RATIO",
-        "SIZE", "WHO", "P50 us", "P99 us", "GB/s", "CPU s/GB", "TIMED"
-    );
+pub(crate) fn table(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
+    writeln!(
+        out,
+        "{:<10} {:<8} {:>11} {:>11} {:>8} {:>11} {:>9} {:>8}  RATIO",
+        "SIZE", "WHO", "P50 us", "P99 us", "GB/s", "CPU us", "CPU s/GB", "TIMED"
+    )?;
     for row in rows {
         let kolo = row
             .entries
@@ -171,15 +182,17 @@ pub(crate) fn table(rows: &[Row]) {
                 _ => String::new(),
             };
             let line = format!(
-                "{shown:<10} {:<8} {:>11.2} {:>11.2} {:>8} {:>9} {:>8}  {ratio}",
+                "{shown:<10} {:<8} {:>11.2} {:>11.2} {:>8} {:>11.2} {:>9} {:>8}  {ratio}",
                 entry.name,
                 measured.p50,
                 measured.p99,
                 or_dash(measured.rate),
-                or_dash(measured.cpu),
+                measured.cpu,
+                or_dash(measured.cpu_rate),
                 measured.operations,
             );
-            println!("{}", line.trim_end());
+            writeln!(out, "{}", line.trim_end())?;
         }
     }
+    Ok(())
 }

@@ -70,6 +70,11 @@ fn what_is_wrong_is_said() {
         error.to_string().contains("--shared is for all-reduce"),
         "{error}"
     );
+    let error = parse(&["--ranks", "3"])
+        .unwrap()
+        .check(Operation::SendReceive)
+        .unwrap_err();
+    assert!(error.to_string().contains("use an even number"), "{error}");
     for other in [["--lane", "quic"], ["--hosts", "2"]] {
         let options = parse(&[&["--shared"], &other[..]].concat()).unwrap();
         let error = options.check(Operation::AllReduce).unwrap_err();
@@ -95,13 +100,13 @@ fn sizes_are_of_all_shares_where_values_are_shared_out() {
     assert_eq!(
         (
             Operation::AllGather.bytes(1000, 4),
-            Operation::AllToAll.bytes(4, 4)
+            Operation::Scatter.bytes(4, 4)
         ),
         (992, 16)
     );
     assert_eq!(
         (
-            Operation::Broadcast.bytes(7, 4),
+            Operation::SendReceive.bytes(7, 4),
             Operation::Barrier.bytes(7, 4)
         ),
         (4, 0)
@@ -238,9 +243,11 @@ fn figures_are_medians_of_rounds_beside_each_peer() {
             ("p99", 90.0, Some(11.25)),
             ("algbw", 1.024, Some(2.0)),
             ("cpu", 2.0 / 4.096, Some(1.0)),
+            ("cpu-each", 2.0, Some(1.0)),
             // A barrier has no bytes, and there is no peer.
             ("p50", 1.0, None),
             ("p99", 1.0, None),
+            ("cpu-each", 2.0, None),
         ]
     );
 }

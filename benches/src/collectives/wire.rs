@@ -18,8 +18,13 @@ pub(crate) enum Operation {
     AllReduce,
     AllGather,
     Broadcast,
+    Reduce,
+    Gather,
+    Scatter,
     ReduceScatter,
     AllToAll,
+    /// Ranks in pairs, there and back.
+    SendReceive,
     Barrier,
 }
 
@@ -30,15 +35,22 @@ impl Operation {
             Self::AllReduce => "all-reduce",
             Self::AllGather => "all-gather",
             Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
             Self::ReduceScatter => "reduce-scatter",
             Self::AllToAll => "all-to-all",
+            Self::SendReceive => "send-receive",
             Self::Barrier => "barrier",
         }
     }
 
     /// Whether sizes are those of all ranks' shares.
     fn is_shared_out(self) -> bool {
-        matches!(self, Self::AllGather | Self::ReduceScatter | Self::AllToAll)
+        matches!(
+            self,
+            Self::AllGather | Self::Gather | Self::Scatter | Self::ReduceScatter | Self::AllToAll
+        )
     }
 
     /// Values of one rank's share, or of the whole buffer: at least one.
@@ -58,7 +70,10 @@ impl Operation {
 
     /// Whether a rank could run ahead of the others without one.
     pub(crate) fn wants_barrier(self) -> bool {
-        self == Self::Broadcast
+        matches!(
+            self,
+            Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter
+        )
     }
 }
 

@@ -244,6 +244,7 @@ impl Turn<'_> {
             signals: &inner.signals,
             stalls: &inner.family.stalls,
             connect: &connect,
+            watch: &|_| (),
             id: inner.id,
         };
         // Whoever asks what this rank does is told of the operation that it waits to begin.
@@ -292,7 +293,7 @@ impl Turn<'_> {
         let obstacle = {
             let state = self.inner.signals.lock();
             self.engine
-                .settle(state.settings, state.tuning, &state.layout);
+                .settle(state.settings, state.tuning_now(), &state.layout);
             state.obstacle(tag)
         };
         if let Some(error) = obstacle {
@@ -359,6 +360,7 @@ impl Turn<'_> {
                 signals: &inner.signals,
                 stalls: &inner.family.stalls,
                 connect: &connect,
+                watch: &|_| (),
                 id: inner.id,
             };
             let times = (self.started, self.deadline);

@@ -127,7 +127,7 @@ impl Turn<'_> {
         {
             let state = self.inner.signals.lock();
             self.engine
-                .settle(state.settings, state.tuning, &state.layout);
+                .settle(state.settings, state.tuning_now(), &state.layout);
         }
         self.engine.choose(&mut operation);
         self.operation = operation;
@@ -144,12 +144,14 @@ impl Turn<'_> {
                 .begin((inner.id, tag), operation, self.name, self.asked),
         };
         let connect = |peer| inner.connect(peer);
+        let watch = |peer| inner.watch(peer);
         let mut run = Run::new(
             &mut self.engine,
             Place {
                 signals: &inner.signals,
                 stalls: &inner.family.stalls,
                 connect: &connect,
+                watch: &watch,
                 id: inner.id,
             },
             operation,

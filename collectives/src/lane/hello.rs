@@ -119,7 +119,10 @@ async fn exchange<L: Lane + ?Sized>(
     let answer = read_answer(lane, &mut out).await;
     write(lane, &mut out).await;
     // What this side saw itself is the better reason.
-    verdict.and(answer).map(|()| theirs)
+    verdict.and(answer)?;
+    let first = own.rank < theirs.rank;
+    poll_fn(|cx| lane.poll_settle(cx, first)).await?;
+    Ok(theirs)
 }
 
 async fn read_answer<L: Lane + ?Sized>(lane: &mut L, out: &mut Vec<u8>) -> Result<(), LaneError> {

@@ -4,10 +4,14 @@
 //! so that one thread can drive many lanes and both directions without a task or an allocation for each
 //! message, and so that two ranks which send to each other at once can't block each other.
 
+mod bell;
+mod door;
 mod hello;
 mod memory;
 mod network;
+mod passing;
 mod quic;
+mod ring;
 mod stream;
 mod tls;
 mod unix;
@@ -23,6 +27,8 @@ use kolo_transport::ids::Rank;
 
 use crate::group::GroupId;
 
+pub use door::Door;
+pub(crate) use door::Links;
 pub use hello::{LinkHello, greet};
 pub use memory::MemoryLane;
 pub use network::{LaneChoice, NetworkLanes, ParseLaneChoiceError, accept_quic, accept_tls};
@@ -114,6 +120,16 @@ pub trait Lane: Send + fmt::Debug {
         into: &mut [u8],
     ) -> Poll<Result<usize, LaneError>>;
 
+    /// Called by [`greet`] when both sides have agreed to the link, before anything else is sent: a lane that has several ways to
+    /// move bytes comes to one with the peer here. `first` on one of the two sides. Most lanes have one way.
+    ///
+    /// # Errors
+    ///
+    /// [`LaneError`], if the link can't be used.
+    fn poll_settle(&mut self, _cx: &mut Context<'_>, _first: bool) -> Poll<Result<(), LaneError>> {
+        Poll::Ready(Ok(()))
+    }
+
     /// As [`Lane::poll_write`] of one part, with a descriptor beside its first byte.
     ///
     /// # Errors
@@ -135,12 +151,17 @@ pub trait Lane: Send + fmt::Debug {
         None
     }
 
-    /// The kind, for logs: `memory`, `unix`, `quic`, `tls`.
+    /// The kind, for logs: `memory`, `unix`, `ring`, `quic`, `tls`.
     fn kind(&self) -> &'static str;
 
     /// Whether the end of this link, which a read has just reported, means that the peer is gone for good. A
     /// link through a network may break while both sides live, and may be made again.
     fn end_is_final(&self) -> bool {
+        false
+    }
+
+    /// Whether it takes long until a link shows that the peer's process is gone: no system ends it in the peer's place.
+    fn ends_late(&self) -> bool {
         false
     }
 }
@@ -154,106 +175,62 @@ pub type Connecting = Pin<Box<dyn Future<Output = Result<Box<dyn Lane>, LaneErro
 /// its connector, at first use. The **lower** rank gets its end by [`Acceptor::accept`](crate::Acceptor::accept),
 /// from whoever listens there.
 ///
-/// Who the peer is must be known before a lane is handed in. A Unix socket that only this user can reach, as here, says
-/// enough; between hosts use [`NetworkLanes`], whose peers have certificates.
+/// Who the peer is must be known before a lane is handed in: on one host a socket that only this user can reach says enough,
+/// between hosts there are certificates.
 ///
-/// The ranks of one host, with a socket for each in one folder. (They run in one process here; nothing changes if each
-/// calls `join` in its own.)
+/// Ready-made are those of [`peers`](crate::peers): for the ranks of one host, which share memory, and for ranks on several
+/// hosts. A program that has other ways to its ranks writes its own. What it takes is this (over sockets that both sides
+/// have from somewhere, such as a common parent):
 ///
 /// ```
-/// use std::path::{Path, PathBuf};
-/// use std::sync::Arc;
+/// use std::collections::HashMap;
+/// use std::os::unix::net::UnixStream;
+/// use std::sync::{Arc, Mutex};
 /// use std::time::Duration;
 ///
-/// use kolo_collectives::lane::{Connecting, OneHost, UnixLane, greet};
-/// use kolo_collectives::{
-///     Communicator, Connector, Generation, GroupId, JobId, Lane, LaneError, LinkHello, Rank, ReduceOp,
-/// };
-/// use tokio::net::{UnixListener, UnixStream};
+/// use kolo_collectives::lane::{Connecting, UnixLane};
+/// use kolo_collectives::{Communicator, Connector, Generation, JobId, Lane, LaneError, LinkHello, Rank, ReduceOp};
 ///
 /// const LIMIT: Duration = Duration::from_secs(20);
 ///
 /// #[derive(Debug)]
-/// struct Folder {
-///     folder: PathBuf,
-///     hello: LinkHello,
+/// struct Sockets {
+///     own: LinkHello,
+///     to_lower: Mutex<HashMap<Rank, UnixStream>>,
 /// }
 ///
-/// impl Connector for Folder {
+/// impl Connector for Sockets {
 ///     fn connect(&self, peer: Rank) -> Connecting {
-///         self.connect_group(peer, GroupId::WORLD)
-///     }
-///
-///     fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
-///         let (path, hello) = (self.folder.join(peer.to_string()), self.hello.of_group(group));
+///         let (own, socket) = (self.own, self.to_lower.lock().unwrap().remove(&peer));
 ///         Box::pin(async move {
-///             let unreachable = |error: std::io::Error| LaneError::Unreachable {
-///                 reason: format!("{}: {error}", path.display()),
-///             };
-///             // The peer may not listen yet.
-///             let until = tokio::time::Instant::now() + LIMIT;
-///             let stream = loop {
-///                 match UnixStream::connect(&path).await {
-///                     Ok(stream) => break stream.into_std().map_err(unreachable)?,
-///                     Err(error) if tokio::time::Instant::now() > until => return Err(unreachable(error)),
-///                     Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-///                 }
-///             };
-///             let lane: Box<dyn Lane> = Box::new(UnixLane::open(stream, &hello, peer, LIMIT).await?);
-///             Ok(lane)
+///             let unreachable = || LaneError::Unreachable { reason: format!("no socket to rank {peer} is left") };
+///             let lane = UnixLane::open(socket.ok_or_else(unreachable)?, &own, peer, LIMIT).await?;
+///             Ok(Box::new(lane) as Box<dyn Lane>)
 ///         })
 ///     }
-///
-///     fn is_one_host(&self, _: &[Rank]) -> Option<OneHost> {
-///         Some(Box::pin(async { true })) // they meet in shared memory
-///     }
 /// }
 ///
-/// /// `handle` is of a runtime with I/O and time, which has a thread of its own.
-/// fn join(folder: &Path, rank: u32, world: u32, handle: &tokio::runtime::Handle) -> std::io::Result<Communicator> {
-///     // The same on all ranks; another generation for the next group in this folder.
-///     let (job, generation) = (JobId(1), Generation(1));
-///     let hello = LinkHello::new(job, generation, Rank(rank));
-///     let connector = Folder { folder: folder.to_owned(), hello };
-///     let comm = Communicator::new(Rank(rank), world, generation, job, Arc::new(connector), handle.clone())
-///         .map_err(std::io::Error::other)?;
-///     let _entered = handle.enter();
-///     let listener = UnixListener::bind(folder.join(rank.to_string()))?;
-///     let acceptor = comm.acceptor(); // does not keep the communicator
-///     tokio::spawn(async move {
-///         while let Ok((stream, _)) = listener.accept().await {
-///             let acceptor = acceptor.clone();
-///             tokio::spawn(async move {
-///                 let mut lane = UnixLane::from_std(stream.into_std().ok()?).ok()?;
-///                 // Which rank it is, and for which group, it says itself.
-///                 let peer = greet(&mut lane, &hello, None, LIMIT).await.ok()?;
-///                 acceptor.accept_group(peer.group, peer.rank, Box::new(lane)).ok()
-///             });
-///         }
-///     });
-///     Ok(comm)
-/// }
-///
-/// let folder = std::env::temp_dir().join(format!("kolo-connector-{}", std::process::id()));
-/// std::fs::create_dir(&folder)?;
 /// let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+/// let (mine, theirs) = UnixStream::pair()?;
+/// let comm = |rank, to_lower| {
+///     let (job, generation, rank) = (JobId(1), Generation(1), Rank(rank));
+///     let to_lower = Mutex::new(HashMap::from_iter(to_lower));
+///     let connector = Arc::new(Sockets { own: LinkHello::new(job, generation, rank), to_lower });
+///     Communicator::new(rank, 2, generation, job, connector, runtime.handle().clone())
+/// };
+/// let (zero, one) = (comm(0, None)?, comm(1, Some((Rank(0), theirs)))?);
+/// // The lower rank gets its end from whoever has it.
+/// let (own, acceptor) = (zero.hello(), zero.acceptor());
+/// runtime.spawn(async move {
+///     let lane = UnixLane::open(mine, &own, Rank(1), LIMIT).await?;
+///     acceptor.accept_group(lane.group(), Rank(1), Box::new(lane))
+/// });
 /// std::thread::scope(|scope| {
-///     for rank in 0..3 {
-///         let (folder, handle) = (&folder, runtime.handle());
-///         scope.spawn(move || {
-///             let comm = join(folder, rank, 3, handle).unwrap();
-///             let mut data = [rank as f32];
-///             comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-///             assert_eq!(data, [3.0]);
-///             let ends = comm.group(&[Rank(0), Rank(2)]).unwrap();
-///             if let Some(ends) = ends {
-///                 assert_eq!(ends.all_gather(&[rank]).unwrap(), [0, 2]);
-///             }
-///         });
+///     for comm in [&zero, &one] {
+///         scope.spawn(|| assert_eq!(comm.all_gather(&[comm.rank().0]), Ok(vec![0, 1])));
 ///     }
 /// });
-/// std::fs::remove_dir_all(&folder)?;
-/// # Ok::<(), std::io::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Connector: Send + Sync + fmt::Debug {
     /// Makes a link to `peer`, whose rank is lower than this one's. The returned lane has said
@@ -276,6 +253,17 @@ pub trait Connector: Send + Sync + fmt::Debug {
         Box::pin(std::future::ready(Err(refused)))
     }
 
+    /// Whether `peer` is gone for good, and why, if that is certain. It is asked again and again while an operation waits for
+    /// this rank, hears nothing, and no link would say so: there is none, or one that [ends late](Lane::ends_late). A rank
+    /// that is gone counts as lost. The future runs as a task on the communicator's runtime handle and ends by itself,
+    /// within a second or so. A rank that may only not have begun is not gone; `met` says that it has had a link to this one.
+    ///
+    /// `None` (the default) means that this can't be found out: links, deadlines and
+    /// [`Communicator::rank_lost`](crate::Communicator::rank_lost) have to do.
+    fn is_gone(&self, _peer: Rank, _met: bool) -> Option<Gone> {
+        None
+    }
+
     /// Whether all these ranks of the job run on this host, so that they can share memory: then each has a link to each
     /// other one, and the lowest passes a descriptor over its links. All ranks say the same; where one can't, all do
     /// without. Asked once for each group, before its first operation; the future runs as a task on the communicator's
@@ -284,6 +272,9 @@ pub trait Connector: Send + Sync + fmt::Debug {
         None
     }
 }
+
+/// What [`Connector::is_gone`] returns.
+pub type Gone = Pin<Box<dyn Future<Output = Option<String>> + Send>>;
 
 /// What [`Connector::is_one_host`] returns.
 pub type OneHost = Pin<Box<dyn Future<Output = bool> + Send>>;

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{Rank, Slot};
-use kolo_transport::{Connection, Endpoint, Expect, TlsLink};
+use kolo_transport::{ConnectError, Connection, Endpoint, Expect, TlsLink};
 
 use super::{Lane, LaneError, LinkHello, QuicLane, TlsLane};
 use crate::group::GroupId;
@@ -29,6 +29,14 @@ const MOST_ECHOES: usize = 64 << 20;
 
 /// A lane that comes so close to the better one counts as equal, and the TLS lane takes less processor time.
 const EQUAL: f64 = 1.15;
+
+/// After an attempt to make a link that failed for a reason that may pass the next one is made so much later, and then after
+/// twice as long.
+const PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Who has not answered for so long may be gone.
+const SILENCE: Duration = Duration::from_millis(200);
 
 /// Commands of the side that makes a link, each with a length.
 const COMMAND: usize = 5;
@@ -82,6 +90,40 @@ struct Measured {
     large: Duration,
 }
 
+/// Why an attempt to make a link came to nothing.
+#[derive(Debug)]
+struct Failed {
+    error: LaneError,
+    /// Another attempt may work.
+    may_pass: bool,
+}
+
+impl From<LaneError> for Failed {
+    fn from(error: LaneError) -> Self {
+        Self {
+            error,
+            may_pass: false,
+        }
+    }
+}
+
+impl From<ConnectError> for Failed {
+    fn from(error: ConnectError) -> Self {
+        let reason = error.to_string();
+        Self {
+            may_pass: error.is_retryable(),
+            error: match error {
+                // Somebody is there, and it is not the peer or does not want this side.
+                ConnectError::Certificate { .. }
+                | ConnectError::WrongPeer { .. }
+                | ConnectError::Rejected { .. }
+                | ConnectError::Version { .. } => LaneError::Refused { reason },
+                _ => LaneError::Unreachable { reason },
+            },
+        }
+    }
+}
+
 /// Makes links to other hosts, over an endpoint that [accepts](accept_quic) them and whose peers do. Needs a tokio runtime that
 /// has time enabled.
 #[derive(Debug)]
@@ -114,6 +156,9 @@ impl NetworkLanes {
 
     /// Makes a link to the worker in `slot`, which is `peer`, at `address`. Every step takes at most `limit`.
     ///
+    /// What may be better in a moment (no route to the host, nobody who answers in time, a peer that is busy) is tried again until
+    /// `limit` has passed. A peer that is [gone](NetworkLanes::is_gone), or not there yet, is not waited for.
+    ///
     /// If the choice is left to it and only one kind can be made, for instance because a firewall lets only UDP or only TCP pass,
     /// it is that one.
     ///
@@ -126,6 +171,43 @@ impl NetworkLanes {
         (peer, slot, address): (Rank, Slot, SocketAddr),
         limit: Duration,
     ) -> Result<Box<dyn Lane>, LaneError> {
+        let trying = Box::pin(async {
+            let begun = Instant::now();
+            let mut pause = PAUSE;
+            loop {
+                match self.attempt(own, (peer, slot, address), limit).await {
+                    Ok(lane) => return Ok(lane),
+                    Err(failed) if failed.may_pass && begun.elapsed() < limit => {
+                        tracing::debug!(%peer, %address, error = %failed.error, "a link is tried again");
+                    }
+                    Err(failed) => return Err(failed.error),
+                }
+                tokio::time::sleep(pause).await;
+                pause = (2 * pause).min(LONGEST_PAUSE);
+            }
+        });
+        tokio::select! {
+            biased;
+            made = trying => made,
+            reason = self.until_gone(address) => Err(LaneError::Unreachable { reason }),
+        }
+    }
+
+    async fn until_gone(&self, address: SocketAddr) -> String {
+        loop {
+            tokio::time::sleep(SILENCE).await;
+            if let Some(reason) = self.is_gone(address).await {
+                return reason;
+            }
+        }
+    }
+
+    async fn attempt(
+        &self,
+        own: &LinkHello,
+        (peer, slot, address): (Rank, Slot, SocketAddr),
+        limit: Duration,
+    ) -> Result<Box<dyn Lane>, Failed> {
         let expect = Expect::worker(own.job, slot);
         let known = match self.choice {
             LaneChoice::Auto => self.found().get(&address.ip()).copied(),
@@ -133,22 +215,43 @@ impl NetworkLanes {
         };
         let (quic, tls) = (
             self.quic(own, peer, expect.clone(), address, limit),
-            self.tls(own, peer, expect, address, limit),
+            self.tls(own, peer, expect.clone(), address, limit),
         );
         let mut lane = match known {
             Some(LaneChoice::Quic) => quic.await?,
             Some(LaneChoice::Tls) => tls.await?,
             _ => match tokio::join!(quic, tls) {
                 (Ok(quic), Ok(tls)) => self.better(address, quic, tls, limit).await?,
-                (Ok(lane), Err(error)) | (Err(error), Ok(lane)) => {
-                    tracing::info!(%peer, %address, lane = lane.kind(), %error, "only one kind of link can be made to this rank");
-                    lane
+                (Ok(quic), Err(_)) => {
+                    // The peer may only have begun to listen after TCP was tried.
+                    match self.tls(own, peer, expect, address, limit).await {
+                        Ok(tls) => self.better(address, quic, tls, limit).await?,
+                        Err(failed) => only(peer, address, quic, &failed.error),
+                    }
                 }
-                (Err(error), Err(_)) => return Err(error),
+                (Err(failed), Ok(tls)) => only(peer, address, tls, &failed.error),
+                (Err(quic), Err(tls)) => {
+                    let may_pass = quic.may_pass || tls.may_pass;
+                    let error = match tls.error {
+                        refused @ LaneError::Refused { .. } => refused,
+                        _ => quic.error,
+                    };
+                    return Err(Failed { error, may_pass });
+                }
             },
         };
         timed(limit, command(lane.as_mut(), KEEP, 0)).await?;
         Ok(lane)
+    }
+
+    /// Why the worker at `address` is gone for good, if that is certain: its host says that nothing listens there, neither for
+    /// QUIC nor for TLS ([`Endpoint::is_refused`]). For [`Connector::is_gone`](crate::Connector::is_gone) where a worker
+    /// listens before the others hear of its address.
+    ///
+    /// `None` if the worker is there, and if nobody says anything, because the network is down, say.
+    pub async fn is_gone(&self, address: SocketAddr) -> Option<String> {
+        let gone = self.endpoint.is_refused(address).await;
+        gone.then(|| format!("nothing listens at {address} any more: its process is gone"))
     }
 
     async fn quic(
@@ -158,12 +261,8 @@ impl NetworkLanes {
         expect: Expect,
         address: SocketAddr,
         limit: Duration,
-    ) -> Result<Box<dyn Lane>, LaneError> {
-        let connection = self
-            .endpoint
-            .connect(address, expect)
-            .await
-            .map_err(|error| unreachable(&error))?;
+    ) -> Result<Box<dyn Lane>, Failed> {
+        let connection = self.endpoint.connect(address, expect).await?;
         Ok(Box::new(
             QuicLane::connect(&connection, own, peer, limit).await?,
         ))
@@ -176,12 +275,8 @@ impl NetworkLanes {
         expect: Expect,
         address: SocketAddr,
         limit: Duration,
-    ) -> Result<Box<dyn Lane>, LaneError> {
-        let link = self
-            .endpoint
-            .connect_tls(address, expect)
-            .await
-            .map_err(|error| unreachable(&error))?;
+    ) -> Result<Box<dyn Lane>, Failed> {
+        let link = self.endpoint.connect_tls(address, expect).await?;
         Ok(Box::new(TlsLane::open(link, own, peer, limit).await?))
     }
 
@@ -210,6 +305,12 @@ impl NetworkLanes {
             _ => of_tls.map(|_| tls),
         }
     }
+}
+
+fn only(peer: Rank, address: SocketAddr, lane: Box<dyn Lane>, error: &LaneError) -> Box<dyn Lane> {
+    let kind = lane.kind();
+    tracing::info!(%peer, %address, lane = kind, %error, "only one kind of link can be made to this rank");
+    lane
 }
 
 /// The lane whose times are shorter, small messages and large ones weighing the same. Pure.
@@ -361,12 +462,6 @@ async fn timed<T>(
                 reason: format!("a new link was not used within {} s", limit.as_secs_f64()),
             })
         })
-}
-
-fn unreachable(error: &kolo_transport::ConnectError) -> LaneError {
-    LaneError::Unreachable {
-        reason: error.to_string(),
-    }
 }
 
 #[cfg(test)]

@@ -209,4 +209,8 @@ impl Lane for QuicLane {
     fn end_is_final(&self) -> bool {
         self.ended_by_peer
     }
+
+    fn ends_late(&self) -> bool {
+        true
+    }
 }

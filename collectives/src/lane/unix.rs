@@ -1,7 +1,6 @@
 //! A link between two processes of one host.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::pin::Pin;
@@ -9,17 +8,22 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use kolo_transport::ids::Rank;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
-use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use super::{Lane, LaneError, LinkHello, greet, stream};
+use super::ring::RingEnd;
+use super::{Lane, LaneError, LinkHello, greet, passing, stream};
 use crate::group::GroupId;
+use crate::shm::rings::{Direction, Rings};
+
+/// What the two sides say about rings, in one byte each.
+const RINGS: u8 = b'r';
+const SOCKET: u8 = b's';
 
 /// A link over a connected Unix stream socket, such as one end of a socket pair that a node daemon made.
+///
+/// The side with the lower rank makes two rings of bytes in shared memory, one for each direction, and passes the memory over
+/// the socket while both [greet] each other. From then on the data goes through the rings, and the socket only wakes who
+/// sleeps. If one side makes none, can't map it, or [does without](UnixLane::without_rings), the socket carries all.
 #[derive(Debug)]
 pub struct UnixLane {
     stream: UnixStream,
@@ -27,10 +31,22 @@ pub struct UnixLane {
     received: Option<OwnedFd>,
     /// What the peer said.
     group: GroupId,
+    way: Way,
 }
 
-/// Descriptors that are taken from one message. What is more is closed by the system.
-const MOST_DESCRIPTORS: usize = 4;
+/// How the data go.
+#[derive(Debug)]
+enum Way {
+    /// Over the socket. `may` be changed when the sides greet each other.
+    Socket {
+        may: bool,
+    },
+    /// These are offered, with this descriptor until it is sent.
+    Offered(Rings, Option<OwnedFd>),
+    /// The answer to an offer is to be sent; what was offered is used if that was possible.
+    Answering(Option<Rings>),
+    Rings(Box<RingEnd>),
+}
 
 impl UnixLane {
     /// A link over this socket, which is made non-blocking. Says no hello: see [`UnixLane::open`].
@@ -48,6 +64,7 @@ impl UnixLane {
             stream: UnixStream::from_std(stream)?,
             received: None,
             group: GroupId::WORLD,
+            way: Way::Socket { may: true },
         })
     }
 
@@ -69,26 +86,158 @@ impl UnixLane {
         peer: Rank,
         limit: Duration,
     ) -> Result<Self, LaneError> {
-        let mut lane = Self::from_std(stream).map_err(|error| LaneError::Unreachable {
+        let lane = Self::from_std(stream).map_err(|error| LaneError::Unreachable {
             reason: format!("the socket to rank {peer} can't be used: {error}"),
         })?;
-        lane.group = greet(&mut lane, hello, Some(peer), limit).await?.group;
-        Ok(lane)
+        lane.greeted(hello, peer, limit).await
+    }
+
+    /// The same after both sides have said [hello](greet): the second half of [`UnixLane::open`].
+    ///
+    /// # Errors
+    ///
+    /// As [`UnixLane::open`].
+    ///
+    /// # Panics
+    ///
+    /// As [`UnixLane::open`].
+    pub async fn greeted(
+        mut self,
+        hello: &LinkHello,
+        peer: Rank,
+        limit: Duration,
+    ) -> Result<Self, LaneError> {
+        self.group = greet(&mut self, hello, Some(peer), limit).await?.group;
+        Ok(self)
+    }
+
+    /// The same, with all bytes on the socket. To be called before the sides greet each other; it is enough if one side does.
+    #[must_use]
+    pub fn without_rings(self) -> Self {
+        let way = match self.way {
+            Way::Socket { .. } => Way::Socket { may: false },
+            way => way,
+        };
+        Self { way, ..self }
     }
 
     /// The group that the peer named in its hello: where the link belongs, if the peer made it.
     pub fn group(&self) -> GroupId {
         self.group
     }
+
+    /// Makes rings, if there may be some.
+    fn offer(&mut self, may: bool) {
+        if !may {
+            self.way = Way::Answering(None);
+            return;
+        }
+        self.way = match Rings::create() {
+            Ok((rings, descriptor)) => Way::Offered(rings, Some(descriptor)),
+            Err(error) => {
+                tracing::info!(%error, "a link inside this host has no rings");
+                Way::Answering(None)
+            }
+        };
+    }
+
+    /// Maps what the peer offers.
+    fn take(&mut self, may: bool, said: u8) -> Result<(), LaneError> {
+        let descriptor = self.received.take();
+        self.way = match (said, descriptor) {
+            (SOCKET, _) => Way::Socket { may: false },
+            (RINGS, descriptor) => {
+                let rings = match descriptor.filter(|_| may) {
+                    Some(descriptor) => match Rings::open(descriptor.as_fd()) {
+                        Ok(rings) => Some(rings),
+                        Err(error) => {
+                            tracing::info!(%error, "a link inside this host has no rings");
+                            None
+                        }
+                    },
+                    None => None,
+                };
+                Way::Answering(rings)
+            }
+            (other, _) => return Err(strange(other)),
+        };
+        Ok(())
+    }
+
+    /// Reads one byte.
+    fn poll_byte(&mut self, cx: &mut Context<'_>) -> Poll<Result<u8, LaneError>> {
+        let mut byte = [0];
+        let read = passing::poll_receive(&self.stream, cx, &mut byte, &mut self.received);
+        match ready!(read) {
+            Ok(0) => Poll::Ready(Err(LaneError::Ended {
+                reason: "the peer closed it before it said how data go".to_owned(),
+            })),
+            Ok(_) => Poll::Ready(Ok(byte[0])),
+            Err(error) => Poll::Ready(Err(ended(&error))),
+        }
+    }
 }
 
 impl Lane for UnixLane {
+    fn poll_settle(&mut self, cx: &mut Context<'_>, first: bool) -> Poll<Result<(), LaneError>> {
+        loop {
+            match &mut self.way {
+                Way::Socket { may } if first => {
+                    let may = *may;
+                    self.offer(may);
+                }
+                Way::Socket { may } => {
+                    let may = *may;
+                    let said = ready!(self.poll_byte(cx))?;
+                    self.take(may, said)?;
+                    if matches!(self.way, Way::Socket { .. }) {
+                        return Poll::Ready(Ok(()));
+                    }
+                }
+                Way::Offered(_, descriptor @ Some(_)) => {
+                    if let Some(fd) = descriptor {
+                        let sent = passing::poll_send(&self.stream, cx, &[RINGS], fd.as_fd());
+                        ready!(sent).map_err(|error| ended(&error))?;
+                    }
+                    *descriptor = None;
+                }
+                Way::Offered(..) => {
+                    let answer = ready!(self.poll_byte(cx))?;
+                    let way = std::mem::replace(&mut self.way, Way::Socket { may: false });
+                    match (answer, way) {
+                        (RINGS, Way::Offered(rings, _)) => {
+                            let end = RingEnd::new(rings, Direction::Out);
+                            self.way = Way::Rings(Box::new(end));
+                        }
+                        (SOCKET, _) => {}
+                        (other, _) => return Poll::Ready(Err(strange(other))),
+                    }
+                    return Poll::Ready(Ok(()));
+                }
+                Way::Answering(rings) => {
+                    let said = [if rings.is_some() { RINGS } else { SOCKET }];
+                    let parts = [IoSlice::new(&said)];
+                    ready!(stream::poll_write(Pin::new(&mut self.stream), cx, &parts))?;
+                    self.way = match rings.take() {
+                        Some(rings) => Way::Rings(Box::new(RingEnd::new(rings, Direction::Back))),
+                        None => Way::Socket { may: false },
+                    };
+                    return Poll::Ready(Ok(()));
+                }
+                Way::Rings(_) => return Poll::Ready(Ok(())),
+            }
+        }
+    }
+
     fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<Result<usize, LaneError>> {
-        stream::poll_write(Pin::new(&mut self.stream), cx, parts)
+        match &mut self.way {
+            Way::Rings(rings) => rings.poll_write((&self.stream, &mut self.received), cx, parts),
+            _ => stream::poll_write(Pin::new(&mut self.stream), cx, parts),
+        }
     }
 
     fn poll_read(
@@ -96,19 +245,10 @@ impl Lane for UnixLane {
         cx: &mut Context<'_>,
         into: &mut [u8],
     ) -> Poll<Result<usize, LaneError>> {
-        // A plain read would drop descriptors.
-        loop {
-            ready!(self.stream.poll_read_ready(cx)).map_err(|error| ended(&error))?;
-            let received = &mut self.received;
-            let socket = &self.stream;
-            let read = socket.try_io(Interest::READABLE, || {
-                receive(socket.as_fd(), into, received)
-            });
-            match read {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                read => return Poll::Ready(read.map_err(|error| ended(&error))),
-            }
+        match &mut self.way {
+            Way::Rings(rings) => rings.poll_read((&self.stream, &mut self.received), cx, into),
+            _ => passing::poll_receive(&self.stream, cx, into, &mut self.received)
+                .map_err(|error| ended(&error)),
         }
     }
 
@@ -118,29 +258,31 @@ impl Lane for UnixLane {
         bytes: &[u8],
         descriptor: BorrowedFd<'_>,
     ) -> Poll<Result<usize, LaneError>> {
-        loop {
-            ready!(self.stream.poll_write_ready(cx)).map_err(|error| ended(&error))?;
-            let socket = &self.stream;
-            let sent = socket.try_io(Interest::WRITABLE, || {
-                send(socket.as_fd(), bytes, descriptor)
-            });
-            match sent {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                sent => return Poll::Ready(sent.map_err(|error| ended(&error))),
+        match &mut self.way {
+            Way::Rings(rings) => {
+                let link = (&self.stream, &mut self.received);
+                rings.poll_write_with(link, cx, bytes, descriptor)
             }
+            _ => passing::poll_send(&self.stream, cx, bytes, descriptor)
+                .map_err(|error| ended(&error)),
         }
     }
 
     fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        if let (None, Way::Rings(rings)) = (&self.received, &mut self.way) {
+            // Its bytes were in the ring after it was on the socket.
+            rings.look(&self.stream, &mut self.received);
+        }
         self.received.take()
     }
 
     fn kind(&self) -> &'static str {
-        "unix"
+        match self.way {
+            Way::Rings(_) => "ring",
+            _ => "unix",
+        }
     }
 
-    // The other end is closed when the peer's process is gone, or its communicator.
     fn end_is_final(&self) -> bool {
         true
     }
@@ -152,41 +294,8 @@ fn ended(error: &io::Error) -> LaneError {
     }
 }
 
-fn receive(
-    socket: BorrowedFd<'_>,
-    into: &mut [u8],
-    received: &mut Option<OwnedFd>,
-) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let message = rustix::net::recvmsg(
-        socket,
-        &mut [IoSliceMut::new(into)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
-    for ancillary in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(descriptors) = ancillary {
-            // Those that are not kept are closed here.
-            for descriptor in descriptors {
-                *received = Some(descriptor);
-            }
-        }
+fn strange(said: u8) -> LaneError {
+    LaneError::Protocol {
+        reason: format!("a side says how data go by `r` or `s`, not by {said}"),
     }
-    Ok(message.bytes)
-}
-
-fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: BorrowedFd<'_>) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [descriptor];
-    let pushed = control.push(SendAncillaryMessage::ScmRights(&descriptors));
-    debug_assert!(pushed, "there is room for one descriptor");
-    let sent = rustix::net::sendmsg(
-        socket,
-        &[IoSlice::new(bytes)],
-        &mut control,
-        SendFlags::NOSIGNAL,
-    )?;
-    Ok(sent)
 }

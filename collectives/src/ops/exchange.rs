@@ -287,6 +287,7 @@ impl Communicator {
         Ok(Self {
             inner: std::sync::Arc::clone(pair),
             options: self.options,
+            leaving: self.leaving.clone(),
         })
     }
 

@@ -2,6 +2,7 @@
 
 mod broadcast;
 mod buffer;
+mod calibrate;
 mod exchange;
 mod gather;
 mod join;

@@ -49,7 +49,7 @@ impl Consent {
     }
 
     /// Those that still wait for this rank.
-    fn owed(&self, me: u32, world: u32) -> impl Iterator<Item = u32> + use<> {
+    pub(super) fn owed(&self, me: u32, world: u32) -> impl Iterator<Item = u32> + use<> {
         self.rounds(world)
             .skip(usize::from(self.given))
             .map(move |round| after(me, round, world))

@@ -105,7 +105,7 @@ impl Run<'_> {
         match header {
             Header::Ask(_) => return Ok(Sorted::Discard),
             Header::Consent(_) => {
-                self.watch.moved = true;
+                self.stir();
                 self.hear_consent(data.step);
                 return Ok(Sorted::Discard);
             }
@@ -261,6 +261,7 @@ impl Run<'_> {
             self.signals.lock().lost.entry(rank.0).or_insert(reason);
         } else if let Some(tag) = of {
             self.engine.links[peer as usize].gave_up = Some((tag, cause));
+            self.questions.stir();
             return Ok(());
         }
         if let Cause::Stalled { asked } = cause {
@@ -295,6 +296,7 @@ impl Run<'_> {
                     // It broke before this operation. Nothing is missing if a new one is made.
                     link.relinked = true;
                     self.missing = Missing::Unknown;
+                    self.questions.stir();
                     Ok(())
                 } else if !self.needs(peer) {
                     // A peer that has all that it needs from this operation may go.

@@ -4,6 +4,7 @@
 //! a failure is seen on whichever link it comes. What is not for the present step stays in its link.
 
 mod consent;
+mod gone;
 mod judge;
 mod share;
 mod stall;
@@ -23,6 +24,7 @@ use crate::schedule::Action;
 use crate::signals::Signals;
 use crate::stall::Stalls;
 use consent::Consent;
+use gone::Questions;
 use stall::Watch;
 
 pub(crate) use share::Mode;
@@ -60,6 +62,8 @@ pub(crate) struct Place<'a> {
     pub(crate) stalls: &'a Stalls,
     /// Starts making a link.
     pub(crate) connect: &'a (dyn Fn(u32) + Sync),
+    /// Begins to ask whether a peer is gone.
+    pub(crate) watch: &'a (dyn Fn(u32) + Sync),
     pub(crate) id: GroupId,
 }
 
@@ -71,6 +75,7 @@ pub(crate) struct Run<'a> {
     signals: &'a Signals,
     stalls: &'a Stalls,
     connect: &'a (dyn Fn(u32) + Sync),
+    ask_whether_gone: &'a (dyn Fn(u32) + Sync),
     id: GroupId,
     request: Operation,
     tag: Tag,
@@ -81,6 +86,7 @@ pub(crate) struct Run<'a> {
     /// The word of the others that they ask for the same, while it is not complete.
     consent: Option<Consent>,
     watch: Watch,
+    questions: Questions,
     /// For a rank without data: what the others ask for.
     learned: Option<Operation>,
     stall: Option<Stall>,
@@ -118,8 +124,10 @@ impl<'a> Run<'a> {
             signals: place.signals,
             stalls: place.stalls,
             connect: place.connect,
+            ask_whether_gone: place.watch,
             id: place.id,
             watch: Watch::new(started, place.stalls.after()),
+            questions: Questions::new(started),
             consent,
             learned: None,
             request,
@@ -184,10 +192,16 @@ impl<'a> Run<'a> {
             Some(stall) => stall.answer_at,
         };
         let limit = self.left_at.map_or(limit, |at| limit.min(at));
-        match self.watch.next() {
-            Some(look) => limit.min(look),
-            None => limit,
-        }
+        [self.watch.next(), self.questions.next()]
+            .into_iter()
+            .flatten()
+            .fold(limit, Instant::min)
+    }
+
+    /// Something has come.
+    fn stir(&mut self) {
+        self.watch.moved = true;
+        self.questions.stir();
     }
 
     /// Goes on as far as it can. `fired` says that the time of [`Run::wake_at`] has come.
@@ -285,6 +299,7 @@ impl<'a> Run<'a> {
             }
             (std::mem::take(&mut state.arrivals), state.notices())
         };
+        self.questions.stir();
         // All are taken in before any of them ends the operation.
         let mut failure = None;
         for arrival in arrivals {
@@ -404,7 +419,10 @@ impl<'a> Run<'a> {
         if ranks.is_empty()
             && let Some(consent) = &self.consent
         {
-            ranks.extend(consent.awaited(self.engine.me, self.engine.world).map(Rank));
+            let (me, world) = (self.engine.me, self.engine.world);
+            let unlinked = |peer: &u32| !self.engine.links[*peer as usize].is_up();
+            let owed = consent.owed(me, world).filter(unlinked);
+            ranks.extend(consent.awaited(me, world).chain(owed).map(Rank));
         }
         ranks.sort_unstable();
         ranks.dedup();
@@ -467,19 +485,23 @@ impl<'a> Run<'a> {
     /// is that rank's fault.
     fn why_late(&self, late: &[Rank]) -> Option<CollectiveError> {
         late.iter().find_map(|rank| {
-            let (tag, cause) = self.engine.links[rank.index()].gave_up.as_ref()?;
-            let absent = cause.absent()?;
-            let news = tag.call == self.tag.call && *tag < self.tag;
-            (news && absent != *rank && absent.0 != self.engine.me).then(|| {
-                CollectiveError::PeerLost {
-                    rank: absent,
-                    reason: format!(
-                        "rank {rank} gave up {tag} because of it, and did not come to {}",
-                        self.tag
-                    ),
-                }
+            let (tag, _) = self.engine.links[rank.index()].gave_up.as_ref()?;
+            Some(CollectiveError::PeerLost {
+                rank: self.culprit_of(*rank)?,
+                reason: format!(
+                    "rank {rank} gave up {tag} because of it, and did not come to {}",
+                    self.tag
+                ),
             })
         })
+    }
+
+    /// Because of which other rank that is not there a peer gave up an operation of this call before this one.
+    fn culprit_of(&self, peer: Rank) -> Option<Rank> {
+        let (tag, cause) = self.engine.links[peer.index()].gave_up.as_ref()?;
+        let absent = cause.absent()?;
+        let news = tag.call == self.tag.call && *tag < self.tag;
+        (news && absent != peer && absent.0 != self.engine.me).then_some(absent)
     }
 
     /// Whether an error is the loss of a rank that is gone, and not of its link.
@@ -543,6 +565,7 @@ impl<'a> Run<'a> {
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
+        self.end_questions();
         if !self.finished {
             self.give_up(&CollectiveError::Aborted {
                 reason: format!("{} was cancelled", self.request),

@@ -67,6 +67,7 @@ impl Run<'_> {
                 told = true;
             }
         }
+        self.look_who_is_gone(now);
         if self.watch.collect_at.is_some_and(|at| now >= at) {
             self.watch.collect_at = None;
             self.watch.report_at = Some(now + COLLECT);

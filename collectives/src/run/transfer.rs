@@ -194,7 +194,7 @@ impl Run<'_> {
     }
 
     fn segment_done(&mut self, peer: u32, header: Data, index: usize) {
-        self.watch.moved = true;
+        self.stir();
         let length = header.length as usize;
         let action = self.engine.schedule.step(self.step)[index];
         let progress = self.engine.progress[index];

@@ -7,7 +7,8 @@ use crate::operation::{OperationKind, ReduceOp};
 /// What algorithms are chosen by. The same on every rank, or operations are a mismatch.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Tuning {
-    /// What links and processors take. Default: [`Model::default`].
+    /// What links and processors take; [`Communicator::calibrate`](crate::Communicator::calibrate) measures it. Default:
+    /// [`Model::default`].
     pub model: Model,
     /// Use this algorithm for every operation that it can do, whatever the size. Default: none.
     pub force: Option<Algorithm>,

@@ -48,6 +48,7 @@ mod action;
 mod adasum;
 mod algorithm;
 mod bruck;
+pub(crate) mod calibrate;
 mod chain;
 mod choose;
 mod cost;
@@ -69,6 +70,7 @@ mod tests;
 
 pub use action::{Action, Span};
 pub use algorithm::{Algorithm, UnknownAlgorithm};
+pub use calibrate::Calibration;
 pub use choose::{Choices, Range, Tuning};
 pub use cost::{Class, Model, Prediction, predict, time};
 pub use counts::{Counts, Equal, Offsets, Rows};

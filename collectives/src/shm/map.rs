@@ -5,17 +5,17 @@
 //! [copied](super::copy) in and out, after the place was checked against the layout, which is computed from the world size
 //! alone and never read from the memory.
 
-use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use kolo_transport::ids::{Generation, JobId};
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::Advice;
 
 use super::copy;
+pub(crate) use super::region::MapError;
+use super::region::Region;
 
 /// Most ranks that share an arena: each of them has a link to each other one.
 pub(crate) const MOST_RANKS: u32 = 64;
@@ -62,21 +62,6 @@ pub(crate) enum Place {
     Heap(usize),
 }
 
-/// Why there is no shared memory.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum MapError {
-    #[error("the system gives no shared memory: {0}")]
-    System(#[from] io::Error),
-    #[error("what was passed is not this group's shared memory: {0}")]
-    Foreign(&'static str),
-}
-
-impl From<rustix::io::Errno> for MapError {
-    fn from(error: rustix::io::Errno) -> Self {
-        Self::System(error.into())
-    }
-}
-
 /// Whose memory it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owner {
@@ -85,24 +70,11 @@ pub(crate) struct Owner {
     pub(crate) world: u32,
 }
 
-/// One mapping of the shared memory.
+/// One mapping of the shared memory. It is touched through atomics and raw copies alone.
+#[derive(Debug)]
 pub(crate) struct Map {
-    base: NonNull<u8>,
+    region: Region,
     world: usize,
-}
-
-// SAFETY: the mapping is memory that any thread may use at any time: it is touched through atomics and raw copies alone,
-// and stays mapped as long as the value lives.
-unsafe impl Send for Map {}
-// SAFETY: as above; no method needs `&mut self`.
-unsafe impl Sync for Map {}
-
-impl fmt::Debug for Map {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Map")
-            .field("world", &self.world)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Bytes that a rank has behind the flags.
@@ -121,21 +93,8 @@ impl Map {
         if owner.world > MOST_RANKS {
             return Err(MapError::Foreign("there are more ranks than share memory"));
         }
-        let length = total(world) as u64;
-        // A file that is longer than the process may have is not refused but a signal.
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
-        if limit.is_some_and(|limit| limit < length) {
-            return Err(MapError::Foreign(
-                "the limit of file sizes (RLIMIT_FSIZE) is too low",
-            ));
-        }
-        let fd = rustix::fs::memfd_create(
-            "kolo-arena",
-            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-        )?;
-        rustix::fs::ftruncate(&fd, length)?;
-        rustix::fs::fcntl_add_seals(&fd, SEALS)?;
-        let map = Self::whole(fd.as_fd(), world)?;
+        let (region, fd) = Region::create("kolo-arena", total(world))?;
+        let map = Self { region, world };
         let head = [
             MAGIC,
             VERSION,
@@ -155,16 +114,8 @@ impl Map {
         if owner.world > MOST_RANKS {
             return Err(MapError::Foreign("there are more ranks than share memory"));
         }
-        // Only memory of this kind has seals. Without them it could become shorter, and reading it deadly.
-        let seals = rustix::fs::fcntl_get_seals(fd)
-            .map_err(|_| MapError::Foreign("it is no memory file"))?;
-        if !seals.contains(SEALS) {
-            return Err(MapError::Foreign("its length is not sealed"));
-        }
-        if rustix::fs::fstat(fd)?.st_size != total(world) as i64 {
-            return Err(MapError::Foreign("it has another length"));
-        }
-        let map = Self::whole(fd, world)?;
+        let region = Region::open(fd, total(world))?;
+        let map = Self { region, world };
         let head = [
             (MAGIC, "it has another magic word"),
             (VERSION, "it is of another version"),
@@ -180,39 +131,6 @@ impl Map {
         Ok(map)
     }
 
-    fn whole(fd: BorrowedFd<'_>, world: usize) -> Result<Self, MapError> {
-        let length = total(world);
-        // SAFETY: the address is the system's choice, so that no memory of this process is replaced. The file is as long
-        // as the mapping and sealed against becoming shorter.
-        let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                fd,
-                0,
-            )?
-        };
-        let base =
-            NonNull::new(base.cast::<u8>()).ok_or(MapError::Foreign("it is at address 0"))?;
-        let map = Self { base, world };
-        // A child that a program forks is no rank: it does not get the memory, and does not keep it.
-        for advice in [
-            Advice::LinuxDontFork,
-            Advice::LinuxDontDump,
-            Advice::LinuxHugepage,
-        ] {
-            // Not every system has them, and nothing depends on them.
-            // SAFETY: the range is the mapping; none of them changes what it holds for this process.
-            let advised = unsafe { rustix::mm::madvise(base.as_ptr().cast(), length, advice) };
-            if let Err(error) = advised {
-                tracing::trace!(%error, ?advice, "advice on shared memory was not taken");
-            }
-        }
-        Ok(map)
-    }
-
     pub(crate) fn world(&self) -> usize {
         self.world
     }
@@ -222,7 +140,7 @@ impl Map {
         assert!(at + 8 <= HEADER + self.world * CONTROL && at.is_multiple_of(8));
         // SAFETY: the byte is inside the mapping, which is aligned to a page and lives as long as `self`. All of the flags are
         // only touched as atomics of 8 or 4 bytes, of which no two of different size overlap.
-        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) }
+        unsafe { AtomicU64::from_ptr(self.region.base().as_ptr().add(at).cast()) }
     }
 
     fn of(&self, rank: usize, at: usize) -> &AtomicU64 {
@@ -283,7 +201,15 @@ impl Map {
     fn half(&self, rank: usize, at: usize) -> &AtomicU32 {
         assert!(rank < self.world);
         // SAFETY: as in `word`; `at` is BELL or BELL + 4, where no atomic of 8 bytes is.
-        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(HEADER + rank * CONTROL + at).cast()) }
+        unsafe {
+            AtomicU32::from_ptr(
+                self.region
+                    .base()
+                    .as_ptr()
+                    .add(HEADER + rank * CONTROL + at)
+                    .cast(),
+            )
+        }
     }
 
     /// What a rank sleeps on.
@@ -317,7 +243,7 @@ impl Map {
         );
         let at = HEADER + self.world * CONTROL + rank * share() + start + at;
         // SAFETY: it was checked above that the range is in the place, and places are inside the mapping.
-        unsafe { self.base.add(at) }
+        unsafe { self.region.base().add(at) }
     }
 
     /// Copies data of a rank.
@@ -402,23 +328,9 @@ impl Map {
         at: usize,
         length: usize,
     ) -> io::Result<()> {
-        const PAGE: usize = 4096;
         let begin = self.data(rank, place, at, length).as_ptr();
-        let slack = begin.addr() % PAGE;
-        // SAFETY: the range is inside the mapping: it begins at most a page before data that are inside and behind the first
-        // page. Populating changes nothing that is there.
-        let populated = unsafe {
-            rustix::mm::madvise(
-                begin.sub(slack).cast(),
-                length + slack,
-                Advice::LinuxPopulateWrite,
-            )
-        };
-        match populated {
-            // Before Linux 5.14 there is no such thing; pages come when they are touched.
-            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        let base = self.region.base().as_ptr();
+        self.region.populate(begin.addr() - base.addr(), length)
     }
 
     /// Gives the pages of a range of own data back. Returns whether it reads as zeros now.
@@ -436,17 +348,5 @@ impl Map {
     /// The address of a buffer of this rank, for [`super::buffer`].
     pub(crate) fn heap(&self, rank: usize, start: usize, length: usize) -> NonNull<u8> {
         self.data(rank, Place::Heap(start), 0, length)
-    }
-}
-
-const SEALS: SealFlags = SealFlags::SHRINK
-    .union(SealFlags::GROW)
-    .union(SealFlags::SEAL);
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: the range is the mapping that `map` made, and nothing refers to it any more: all references borrow `self`.
-        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), total(self.world)) };
-        debug_assert!(unmapped.is_ok());
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! | part | what |
 //! |---|---|
+//! | [`region`] | a memory file, mapped |
 //! | [`map`] | the memory itself, and the only ways to touch it |
 //! | [`copy`] | copies of what others may write meanwhile |
 //! | [`rules`] | who may write what, when: pure |
@@ -11,6 +12,8 @@
 //! | [`setup`] | how all ranks agree to use it |
 //! | [`buffer`] | the caller's own data in it |
 //! | [`parts`] | where there is room for them |
+//! | [`ring`] | the rules of a ring of bytes: pure |
+//! | [`rings`] | the memory of one link ([`crate::lane`]) |
 //!
 //! Nothing here has a name in the file system, and nothing holds a lock in the memory: a rank that is killed at any
 //! instruction leaves a flag that is never set, and the end of its links tells the others.
@@ -22,7 +25,10 @@ pub(crate) mod buffer;
 mod copy;
 pub(crate) mod map;
 mod parts;
-mod rules;
+mod region;
+pub(crate) mod ring;
+pub(crate) mod rings;
+pub(crate) mod rules;
 pub(crate) mod setup;
 mod ticket;
 mod wait;

@@ -35,7 +35,9 @@ pub(crate) enum Kind {
     /// Memory lanes that hold so many bytes.
     Narrow(usize),
     Unix,
-    /// Unix sockets, and the ranks share memory.
+    /// Rings in shared memory, beside Unix sockets.
+    Ring,
+    /// As [`Kind::Ring`], and the ranks share memory.
     Shared,
     /// TLS over TCP, with the certificates of a real authority.
     Tls,
@@ -277,14 +279,22 @@ impl Connector for TestConnector {
                     assert_eq!(theirs.group(), group);
                     (Box::new(mine), Box::new(theirs))
                 }
-                Kind::Unix | Kind::Shared | Kind::Unshared(_) => {
+                Kind::Unix | Kind::Ring | Kind::Shared | Kind::Unshared(_) => {
                     let (mine, theirs) = UnixStream::pair().unwrap();
                     let (mine_hello, theirs_hello) = (hello(rank).of_group(group), hello(peer));
+                    let open = |socket| {
+                        let lane = UnixLane::from_std(socket).unwrap();
+                        match hub.kind {
+                            Kind::Unix => lane.without_rings(),
+                            _ => lane,
+                        }
+                    };
                     let (mine, theirs) = tokio::try_join!(
-                        UnixLane::open(mine, &mine_hello, peer, LONG),
-                        UnixLane::open(theirs, &theirs_hello, rank, LONG)
+                        open(mine).greeted(&mine_hello, peer, LONG),
+                        open(theirs).greeted(&theirs_hello, rank, LONG)
                     )?;
                     assert_eq!(theirs.group(), group);
+                    assert_eq!(theirs.kind() == "ring", hub.kind != Kind::Unix);
                     (Box::new(mine), Box::new(theirs))
                 }
             };
@@ -310,6 +320,11 @@ impl Group {
             Kind::Memory | Kind::Unix if std::env::var_os("KOLO_TEST_SHARED").is_some() => {
                 Kind::Shared
             }
+            kind => kind,
+        };
+        // In rings between each two: KOLO_TEST_RING=1
+        let kind = match kind {
+            Kind::Memory | Kind::Unix if std::env::var_os("KOLO_TEST_RING").is_some() => Kind::Ring,
             kind => kind,
         };
         // And over TLS: KOLO_TEST_TLS=1

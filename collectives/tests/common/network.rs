@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use kolo_collectives::lane::{Connecting, NetworkLanes, accept_quic, accept_tls, rank_of};
+use kolo_collectives::lane::{Connecting, Gone, NetworkLanes, accept_quic, accept_tls, rank_of};
 use kolo_collectives::{Communicator, Connector, GroupId, LinkHello};
 use kolo_transport::ids::{CrossRank, LocalRank, NodeId, Rank, Slot};
 use kolo_transport::wire::{GenerationTable, Member};
@@ -30,6 +30,12 @@ impl Connector for NetworkConnector {
             let target = (peer, member.slot, member.address.unwrap());
             lanes.connect(&hello, target, LONG).await
         })
+    }
+
+    fn is_gone(&self, peer: Rank, _met: bool) -> Option<Gone> {
+        let lanes = Arc::clone(&self.lanes);
+        let address = self.table.members[peer.index()].address?;
+        Some(Box::pin(async move { lanes.is_gone(address).await }))
     }
 }
 

@@ -69,6 +69,8 @@ pub fn run(
             let code = u8::try_from(error.exit_code()).unwrap_or(error::USAGE);
             return match error.print() {
                 Ok(()) => code,
+                // Whoever read it has enough.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => code,
                 Err(_) => error::FAILURE,
             };
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kolo_collectives::lane::LaneChoice;
 
-use super::options::{Amount, LANE, Options};
+use super::options::{Amount, LANE, Options, RINGS};
 use super::output::Output;
 use super::{Executor, start};
 use crate::cluster::{AbortOnDrop, Cluster};
@@ -77,6 +77,9 @@ impl ExecutorBuilder {
 
     /// How collectives reach workers on other nodes. Default: what `KOLO_LANE` says in the driver's environment (`auto`, `quic` or
     /// `tls`), or else [`LaneChoice::Auto`], which measures. Both kinds have mutual TLS.
+    ///
+    /// Workers of one node use rings in shared memory between them; the variable `KOLO_RINGS=off`, in the driver's environment or by
+    /// [`env`](Self::env), leaves them their Unix sockets.
     pub fn lane(self, lane: LaneChoice) -> Self {
         self.env(LANE, lane.to_string())
     }
@@ -166,8 +169,10 @@ impl ExecutorBuilder {
     /// [`StartError`]. What can't be placed now is an error at once and not a wait.
     pub async fn start(self, cluster: &Cluster) -> Result<Executor, StartError> {
         let (mut options, output) = (self.options, self.output);
-        if let Ok(lane) = std::env::var(LANE) {
-            options.env.entry(LANE.to_owned()).or_insert(lane);
+        for name in [LANE, RINGS] {
+            if let Ok(value) = std::env::var(name) {
+                options.env.entry(name.to_owned()).or_insert(value);
+            }
         }
         let start =
             cluster

@@ -18,8 +18,8 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 pub use builder::ExecutorBuilder;
-pub(crate) use options::LANE;
 pub use options::{Amount, OptionsError};
+pub(crate) use options::{LANE, RINGS};
 pub use output::Output;
 
 use crate::call::{All, Call, Create, Group, One, RankCall, Ranks, Scope};

@@ -139,6 +139,8 @@ const RESERVED: &str = "KOLO_";
 
 /// How workers reach those on other nodes; see [`LaneChoice`].
 pub(crate) const LANE: &str = "KOLO_LANE";
+/// Whether links between workers of one node have rings in shared memory: `on`, the default, or `off`.
+pub(crate) const RINGS: &str = "KOLO_RINGS";
 
 /// An amount of a resource: any number type. What is not allowed is refused by `start`.
 pub trait Amount {
@@ -232,6 +234,11 @@ impl Options {
                     continue;
                 }
                 "it is one of `auto`, `quic` and `tls`"
+            } else if name == RINGS {
+                if ["on", "off"].contains(&value.as_str()) {
+                    continue;
+                }
+                "it is `on` or `off`"
             } else if name.starts_with(RESERVED) {
                 "names that begin with KOLO_ are kolo's own"
             } else {
@@ -480,6 +487,7 @@ mod tests {
             ("A", "\0"),
             ("KOLO_RANK", "7"),
             (LANE, "rdma"),
+            (RINGS, "maybe"),
         ] {
             let text = refused(|o| o.env = BTreeMap::from([(name.to_owned(), value.to_owned())]));
             assert!(text.contains("can't be set"), "{text}");
@@ -488,6 +496,7 @@ mod tests {
             spec(|o| o.env = BTreeMap::from([("HOROVOD_X".to_owned(), String::new())])).is_ok()
         );
         assert!(spec(|o| o.env = BTreeMap::from([(LANE.to_owned(), "tls".to_owned())])).is_ok());
+        assert!(spec(|o| o.env = BTreeMap::from([(RINGS.to_owned(), "off".to_owned())])).is_ok());
         assert!(refused(|o| o.args = vec!["a".to_owned(), "\0".to_owned()]).contains("argument 1"));
         for bad in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
             assert!(refused(|o| o.start_timeout = bad).starts_with("start_timeout is "));

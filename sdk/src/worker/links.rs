@@ -11,18 +11,15 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use kolo_collectives::lane::{Connecting, OneHost, UnixLane, accept_quic, accept_tls, rank_of};
+use kolo_collectives::lane::{Connecting, Door, Gone, OneHost, UnixLane, rank_of};
 use kolo_collectives::{Acceptor, Connector, GroupId, Lane, LaneError, LinkHello};
 use kolo_transport::ids::{Rank, Slot};
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::{FromWorker, GenerationTable};
-use kolo_transport::{CloseCode, Connection, Endpoint, TlsLink, TlsListener};
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
 use super::plane::Plane;
-
-/// Links that are being accepted at once. More wait.
-const MAX_ACCEPTING: usize = 64;
+use crate::executor::RINGS;
 
 /// The ends that this worker has of links to other ranks.
 #[derive(Debug)]
@@ -36,6 +33,8 @@ pub(crate) struct Links {
     asked: Mutex<HashMap<Rank, VecDeque<oneshot::Sender<OwnedFd>>>>,
     /// For every step of making a link.
     limit: Duration,
+    /// Links inside the node have rings in shared memory.
+    rings: bool,
 }
 
 impl Links {
@@ -52,6 +51,7 @@ impl Links {
             plane: OnceLock::new(),
             asked: Mutex::default(),
             limit,
+            rings: !std::env::var(RINGS).is_ok_and(|value| value == "off"),
         }
     }
 
@@ -113,6 +113,20 @@ impl Links {
         here.is_some() && ranks.iter().all(|rank| node(rank) == here)
     }
 
+    /// Whether a rank of another node is gone. The table has no address before its worker listens there.
+    async fn is_gone(&self, peer: Rank) -> Option<String> {
+        let table = self.table.borrow().clone()?;
+        let (mine, theirs) = (
+            table.members.get(self.own.rank.index())?,
+            table.members.get(peer.index())?,
+        );
+        if mine.node == theirs.node {
+            return None;
+        }
+        let (door, address) = self.plane.get()?.towards(theirs.address?).ok()?;
+        door.lanes().is_gone(address).await
+    }
+
     async fn connect_on_node(
         &self,
         peer: Rank,
@@ -145,8 +159,27 @@ impl Links {
         .map_err(|_| LaneError::Timeout {
             reason: format!("the node gave no socket to rank {peer}"),
         })??;
-        let lane = UnixLane::open(UnixStream::from(socket), hello, peer, self.limit).await?;
-        Ok(Box::new(lane))
+        Ok(Box::new(self.inside(socket, hello, peer).await?))
+    }
+
+    /// A link inside the node, over one of its sockets.
+    async fn inside(
+        &self,
+        socket: OwnedFd,
+        hello: &LinkHello,
+        peer: Rank,
+    ) -> Result<UnixLane, LaneError> {
+        let lane = UnixLane::from_std(UnixStream::from(socket)).map_err(|error| {
+            LaneError::Unreachable {
+                reason: format!("the socket to rank {peer} can't be used: {error}"),
+            }
+        })?;
+        let lane = if self.rings {
+            lane
+        } else {
+            lane.without_rings()
+        };
+        lane.greeted(hello, peer, self.limit).await
     }
 
     async fn connect_over_network(
@@ -188,8 +221,8 @@ impl Links {
         }
         let (links, acceptor) = (Arc::clone(self), acceptor.clone());
         tokio::spawn(async move {
-            let socket = UnixStream::from(socket);
-            let accepted = UnixLane::open(socket, &links.own, peer, links.limit)
+            let accepted = links
+                .inside(socket, &links.own, peer)
                 .await
                 .and_then(|lane| acceptor.accept_group(lane.group(), peer, Box::new(lane)));
             if let Err(error) = accepted {
@@ -201,96 +234,20 @@ impl Links {
 
     /// Accepts links from other nodes, until the data plane is closed.
     pub(crate) fn listen(self: &Arc<Self>, plane: Plane, acceptor: &Acceptor) {
-        let doors: Vec<_> = plane
-            .doors()
-            .map(|door| (door.endpoint().clone(), door.tls().cloned()))
-            .collect();
+        let doors: Vec<Door> = plane.doors().cloned().collect();
         if self.plane.set(plane).is_err() {
             return;
         }
-        let accepting = Arc::new(Semaphore::new(MAX_ACCEPTING));
-        for (endpoint, tls) in doors {
-            self.listen_quic(endpoint, acceptor.clone(), Arc::clone(&accepting));
-            if let Some(tls) = tls {
-                self.listen_tls(tls, acceptor.clone(), Arc::clone(&accepting));
-            }
-        }
-    }
-
-    fn listen_tls(
-        self: &Arc<Self>,
-        tls: TlsListener,
-        acceptor: Acceptor,
-        accepting: Arc<Semaphore>,
-    ) {
-        let links = Arc::clone(self);
-        tokio::spawn(async move {
-            while let Some(link) = tls.accept().await {
-                let Ok(permit) = Arc::clone(&accepting).acquire_owned().await else {
-                    return;
+        for door in doors {
+            let (links, acceptor) = (Arc::clone(self), acceptor.clone());
+            tokio::spawn(async move {
+                let (own, limit) = (links.own, links.limit);
+                let rank_of = move |peer| {
+                    let links = Arc::clone(&links);
+                    async move { rank_of(&peer, links.table().await?.as_ref()) }
                 };
-                let (links, acceptor) = (Arc::clone(&links), acceptor.clone());
-                tokio::spawn(async move {
-                    let peer = link.peer().to_string();
-                    if let Err(error) = links.accept_tls(link, &acceptor).await {
-                        tracing::warn!(peer, %error, "a link from another node was not accepted");
-                    }
-                    drop(permit);
-                });
-            }
-        });
-    }
-
-    fn listen_quic(
-        self: &Arc<Self>,
-        endpoint: Endpoint,
-        acceptor: Acceptor,
-        accepting: Arc<Semaphore>,
-    ) {
-        let links = Arc::clone(self);
-        tokio::spawn(async move {
-            while let Some(connection) = endpoint.accept().await {
-                let Ok(permit) = Arc::clone(&accepting).acquire_owned().await else {
-                    return;
-                };
-                let (links, acceptor) = (Arc::clone(&links), acceptor.clone());
-                tokio::spawn(async move {
-                    if let Err(error) = links.accept_quic(&connection, &acceptor).await {
-                        let peer = connection.peer().to_string();
-                        tracing::warn!(peer, %error, "a link from another node was not accepted");
-                        let code = match &error {
-                            LaneError::StaleGeneration { .. } => CloseCode::StaleGeneration,
-                            LaneError::Refused { .. } => CloseCode::Forbidden,
-                            _ => CloseCode::Protocol,
-                        };
-                        connection.close(code, &error.to_string());
-                    }
-                    drop(permit);
-                });
-            }
-        });
-    }
-
-    async fn accept_quic(
-        &self,
-        connection: &Connection,
-        acceptor: &Acceptor,
-    ) -> Result<(), LaneError> {
-        let table = self.table().await?;
-        let peer = rank_of(connection.peer(), &table)?;
-        match accept_quic(connection, &self.own, peer, self.limit).await? {
-            Some((lane, group)) => acceptor.accept_group(group, peer, lane),
-            // The peer keeps the other kind.
-            None => Ok(()),
-        }
-    }
-
-    async fn accept_tls(&self, link: TlsLink, acceptor: &Acceptor) -> Result<(), LaneError> {
-        let table = self.table().await?;
-        let peer = rank_of(link.peer(), &table)?;
-        match accept_tls(link, &self.own, peer, self.limit).await? {
-            Some((lane, group)) => acceptor.accept_group(group, peer, lane),
-            None => Ok(()),
+                door.serve(own, acceptor, limit, rank_of).await;
+            });
         }
     }
 
@@ -318,6 +275,11 @@ impl Connector for LinkConnector {
     fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
         let links = Arc::clone(&self.0);
         Box::pin(async move { links.connect(peer, group).await })
+    }
+
+    fn is_gone(&self, peer: Rank, _met: bool) -> Option<Gone> {
+        let links = Arc::clone(&self.0);
+        Some(Box::pin(async move { links.is_gone(peer).await }))
     }
 
     fn is_one_host(&self, ranks: &[Rank]) -> Option<OneHost> {

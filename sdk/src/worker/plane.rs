@@ -3,14 +3,14 @@
 //! Mostly that is one address. Where different pairs of nodes use different interfaces, there is a socket on each of this
 //! node's, all with the same port, so that a peer needs to know no more than the address that it reaches.
 
-use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use kolo_collectives::lane::{LaneChoice, NetworkLanes};
+use kolo_collectives::lane::{Door, LaneChoice};
 use kolo_transport::endpoint::BindError;
 use kolo_transport::wire::network::is_link_local;
-use kolo_transport::{CloseCode, TlsListener, interfaces};
-use kolo_transport::{Credentials, Endpoint, EndpointConfig, LiveCredentials, TransportRuntime};
+use kolo_transport::{
+    CloseCode, Credentials, Endpoint, EndpointConfig, TransportRuntime, interfaces,
+};
 
 use super::control::ControlError;
 use crate::executor::LANE;
@@ -24,52 +24,30 @@ const LISTEN: &str = "KOLO_LISTEN";
 /// The smallest MTU of the interfaces that connect the job's nodes.
 const MTU: &str = "KOLO_MTU";
 
-/// Attempts to find a port that is free on all addresses.
-const ATTEMPTS: usize = 64;
-
 /// What IPv6 and UDP add to a payload, in bytes.
 const HEADERS: u16 = 48;
 
 /// Largest MTU that is made use of: that of networks with jumbo frames.
 const JUMBO: u16 = 9000;
 
-/// How many of the attempts also want TCP's port of the same number. After that there is no TLS on the address.
-const TLS_ATTEMPTS: usize = 16;
-
-/// One address: a UDP socket for QUIC, and beside it a TCP socket with the same port for TLS.
-#[derive(Debug)]
-pub(super) struct Door {
-    lanes: NetworkLanes,
-    tls: Option<TlsListener>,
-    interface: Option<String>,
-}
-
-impl Door {
-    /// What makes links through it.
-    pub(super) fn lanes(&self) -> &NetworkLanes {
-        &self.lanes
-    }
-
-    /// The UDP socket.
-    pub(super) fn endpoint(&self) -> &Endpoint {
-        self.lanes.endpoint()
-    }
-
-    /// What takes links of TLS over TCP, if the port was free there.
-    pub(super) fn tls(&self) -> Option<&TlsListener> {
-        self.tls.as_ref()
-    }
-
-    fn ip(&self) -> IpAddr {
-        self.endpoint().local_addr().ip()
-    }
-}
-
 /// The sockets of a worker. There is at least one.
 #[derive(Debug)]
 pub(crate) struct Plane {
-    first: Door,
-    others: Vec<Door>,
+    first: Place,
+    others: Vec<Place>,
+}
+
+/// A door, and the interface that it is on if that was named.
+#[derive(Debug)]
+struct Place {
+    door: Door,
+    interface: Option<String>,
+}
+
+impl Place {
+    fn ip(&self) -> IpAddr {
+        self.door.address().ip()
+    }
 }
 
 impl Plane {
@@ -79,100 +57,74 @@ impl Plane {
         credentials: Credentials,
     ) -> Result<Self, ControlError> {
         let variable = |name| std::env::var(name).ok();
-        let places = places(variable(LISTEN), variable(NODE_IP))?;
+        let addresses = addresses(variable(LISTEN), variable(NODE_IP))?;
         let mtu = variable(MTU).and_then(|mtu| mtu.parse().ok());
         let choice = lane_choice(variable(LANE));
-        let credentials = LiveCredentials::from(credentials);
-        let bind = |place: &Place, port| {
-            let address = SocketAddr::new(place.ip, port);
-            let listen = interfaces::scoped(address, place.interface.as_deref())
-                .map_err(|error| BindError::Socket { address, error })?;
-            Endpoint::bind(runtime, credentials.clone(), config(listen, mtu))
-        };
-        let (one, more) = places.split_first().ok_or_else(|| ControlError::NodeIp {
-            given: String::new(),
-        })?;
-        let mut attempt = 0;
-        loop {
-            attempt += 1;
-            let first = bind(one, 0)?;
-            let port = first.local_addr().port();
-            let others: Result<Vec<Endpoint>, BindError> =
-                more.iter().map(|place| bind(place, port)).collect();
-            let others = match others {
-                Ok(others) => others,
-                Err(BindError::Socket { error, .. })
-                    if error.kind() == ErrorKind::AddrInUse && attempt < ATTEMPTS =>
-                {
-                    continue;
-                }
-                Err(error) => return Err(error.into()),
-            };
-            let door = |endpoint: Endpoint, place: &Place| {
-                let tls = match endpoint.listen_tls() {
-                    Ok(tls) => Some(tls),
-                    Err(_) if attempt < TLS_ATTEMPTS => return None,
-                    Err(error) => {
-                        tracing::warn!(%error, "this worker takes no links of TLS over TCP");
-                        None
-                    }
-                };
-                Some(Door {
-                    lanes: NetworkLanes::new(endpoint, choice),
-                    tls,
-                    interface: place.interface.clone(),
-                })
-            };
-            let others: Option<Vec<Door>> = others
-                .into_iter()
-                .zip(more)
-                .map(|(endpoint, place)| door(endpoint, place))
-                .collect();
-            if let (Some(first), Some(others)) = (door(first, one), others) {
-                return Ok(Self { first, others });
-            }
+        let settings: Vec<EndpointConfig> = addresses
+            .iter()
+            .map(|given| {
+                let address = SocketAddr::new(given.ip, 0);
+                let listen = interfaces::scoped(address, given.interface.as_deref())
+                    .map_err(|error| BindError::Socket { address, error })?;
+                Ok(config(listen, mtu))
+            })
+            .collect::<Result<_, BindError>>()?;
+        let doors = Door::open_all(runtime, credentials, &settings, choice)?;
+        let mut places = doors.into_iter().zip(addresses).map(|(door, given)| Place {
+            door,
+            interface: given.interface,
+        });
+        match places.next() {
+            Some(first) => Ok(Self {
+                first,
+                others: places.collect(),
+            }),
+            None => Err(ControlError::NodeIp {
+                given: String::new(),
+            }),
         }
     }
 
-    /// All addresses; the first is the main one.
-    pub(super) fn doors(&self) -> impl Iterator<Item = &Door> + Clone {
+    fn places(&self) -> impl Iterator<Item = &Place> + Clone {
         std::iter::once(&self.first).chain(&self.others)
+    }
+
+    /// All addresses; the first is the main one.
+    pub(super) fn doors(&self) -> impl Iterator<Item = &Door> {
+        self.places().map(|place| &place.door)
     }
 
     /// The socket on the main address.
     pub(super) fn first(&self) -> &Endpoint {
-        self.first.endpoint()
+        self.first.door.endpoint()
     }
 
     /// From which address to connect to a peer's, and that one as this host needs it.
     pub(super) fn towards(&self, address: SocketAddr) -> std::io::Result<(&Door, SocketAddr)> {
-        let mut doors = self.doors();
+        let mut places = self.places();
         if is_link_local(address.ip()) {
-            let door = doors
-                .find(|door| is_link_local(door.ip()))
+            let place = places
+                .find(|place| is_link_local(place.ip()))
                 .unwrap_or(&self.first);
-            let scoped = interfaces::scoped(address, door.interface.as_deref())?;
-            return Ok((door, scoped));
+            let scoped = interfaces::scoped(address, place.interface.as_deref())?;
+            return Ok((&place.door, scoped));
         }
         if self.others.is_empty() {
-            return Ok((&self.first, address));
+            return Ok((&self.first.door, address));
         }
         let source = interfaces::source_towards(address)?;
-        let door = doors
+        let place = places
             .clone()
-            .find(|door| door.ip() == source)
-            .or_else(|| doors.find(|door| door.ip().is_ipv4() == source.is_ipv4()))
+            .find(|place| place.ip() == source)
+            .or_else(|| places.find(|place| place.ip().is_ipv4() == source.is_ipv4()))
             .unwrap_or(&self.first);
-        Ok((door, address))
+        Ok((&place.door, address))
     }
 
     /// Closes all sockets and waits until the peers know.
     pub(crate) async fn close(&self, reason: &str) {
         for door in self.doors() {
-            if let Some(tls) = door.tls() {
-                tls.close();
-            }
-            door.endpoint().close(CloseCode::Shutdown, reason);
+            door.close(CloseCode::Shutdown, reason);
         }
         for door in self.doors() {
             door.endpoint().drained().await;
@@ -206,14 +158,17 @@ fn config(listen: SocketAddr, mtu: Option<u32>) -> EndpointConfig {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Place {
+struct Address {
     ip: IpAddr,
     interface: Option<String>,
 }
 
-fn places(listen: Option<String>, node_ip: Option<String>) -> Result<Vec<Place>, ControlError> {
+fn addresses(
+    listen: Option<String>,
+    node_ip: Option<String>,
+) -> Result<Vec<Address>, ControlError> {
     let Some(given) = listen.or(node_ip) else {
-        return Ok(vec![Place {
+        return Ok(vec![Address {
             ip: Ipv4Addr::LOCALHOST.into(),
             interface: None,
         }]);
@@ -228,7 +183,7 @@ fn places(listen: Option<String>, node_ip: Option<String>) -> Result<Vec<Place>,
             let ip = ip.parse().map_err(|_| ControlError::NodeIp {
                 given: given.clone(),
             })?;
-            Ok(Place { ip, interface })
+            Ok(Address { ip, interface })
         })
         .collect()
 }
@@ -240,11 +195,11 @@ mod tests {
     #[test]
     fn places_are_read_as_they_are_written() {
         let read = |listen: Option<&str>, ip: Option<&str>| {
-            places(listen.map(str::to_owned), ip.map(str::to_owned))
-                .map(|places| format!("{places:?}"))
+            addresses(listen.map(str::to_owned), ip.map(str::to_owned))
+                .map(|addresses| format!("{addresses:?}"))
                 .map_err(|error| error.to_string())
         };
-        let place = |ip: &str, interface: Option<&str>| Place {
+        let place = |ip: &str, interface: Option<&str>| Address {
             ip: ip.parse().unwrap(),
             interface: interface.map(str::to_owned),
         };

@@ -10,8 +10,10 @@
 mod handshake;
 mod link;
 mod listener;
+mod probe;
 mod records;
 
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -24,6 +26,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use self::handshake::{HandshakeError, shake};
 pub use self::link::{LinkLost, TlsLink};
 pub use self::listener::TlsListener;
+pub(crate) use self::probe::is_refused;
 use self::records::Records;
 use crate::endpoint::{ConnectError, Endpoint, EndpointConfig, Expect};
 use crate::identity::Identity;
@@ -56,12 +59,10 @@ async fn open(
     address: SocketAddr,
     expect: Expect,
 ) -> Result<TlsLink, ConnectError> {
-    let refuse = |error: std::io::Error| ConnectError::Address {
-        address,
-        reason: format!("{error} (TCP)"),
-    };
-    let mut tcp = dial(endpoint.local_addr(), address).await.map_err(refuse)?;
-    prepare(&tcp, config).map_err(refuse)?;
+    let mut tcp = dial(endpoint.local_addr(), address)
+        .await
+        .map_err(|error| not_dialed(address, &error))?;
+    prepare(&tcp, config).map_err(|error| unreachable(address, &error))?;
     let failed = |reason: String| ConnectError::Lost {
         address,
         lost: ConnectionLost::Failed { reason },
@@ -98,25 +99,29 @@ async fn open(
     ))
 }
 
-async fn dial(mut own: SocketAddr, address: SocketAddr) -> std::io::Result<TcpStream> {
+async fn dial(own: SocketAddr, address: SocketAddr) -> io::Result<TcpStream> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
-    // From the interface that the endpoint is on.
-    if !own.ip().is_unspecified() && own.is_ipv4() == address.is_ipv4() {
-        // With the scope of a link-local address.
-        own.set_port(0);
-        socket.bind(own)?;
+    if let Some(from) = from_where(own, address) {
+        socket.bind(from)?;
     }
     socket.connect(address).await
+}
+
+/// The interface that the endpoint is on, for a socket to a peer; `None` if it is on all.
+fn from_where(mut own: SocketAddr, peer: SocketAddr) -> Option<SocketAddr> {
+    // With the scope of a link-local address.
+    own.set_port(0);
+    (!own.ip().is_unspecified() && own.is_ipv4() == peer.is_ipv4()).then_some(own)
 }
 
 /// A peer that is gone without a word while nothing is on its way to it is noticed as over QUIC: after the idle timeout.
 ///
 /// `TCP_USER_TIMEOUT` would notice it with bytes on their way, too. But it also ends connections to peers that are there and
 /// only do not read yet: a worker that comes to an operation later than the others, say.
-fn prepare(tcp: &TcpStream, config: &EndpointConfig) -> std::io::Result<()> {
+fn prepare(tcp: &TcpStream, config: &EndpointConfig) -> io::Result<()> {
     tcp.set_nodelay(true)?;
     // The kernel counts in seconds here, and in milliseconds there.
     let second = std::time::Duration::from_secs(1);
@@ -148,6 +153,24 @@ fn peer_of(state: &CommonState, own: &Identity) -> Result<Identity, String> {
     }
 }
 
+/// A refusal holds; other things may be better in a moment.
+fn not_dialed(address: SocketAddr, error: &io::Error) -> ConnectError {
+    match error.kind() {
+        ErrorKind::ConnectionRefused | ErrorKind::InvalidInput => ConnectError::Address {
+            address,
+            reason: format!("{error} (TCP)"),
+        },
+        _ => unreachable(address, error),
+    }
+}
+
+fn unreachable(address: SocketAddr, error: &io::Error) -> ConnectError {
+    ConnectError::Unreachable {
+        address,
+        reason: format!("{error} (TCP)"),
+    }
+}
+
 fn not_connected(address: SocketAddr, error: HandshakeError) -> ConnectError {
     use AlertDescription as Alert;
     let reason = error.to_string();
@@ -166,6 +189,8 @@ fn not_connected(address: SocketAddr, error: HandshakeError) -> ConnectError {
             | Alert::DecryptError
             | Alert::CertificateRequired,
         )) => ConnectError::Rejected { address, reason },
+        // Such as one that has too many handshakes at once.
+        HandshakeError::Io(error) => unreachable(address, &error),
         HandshakeError::Tls(
             rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented,
         ) => ConnectError::Certificate { address, reason },

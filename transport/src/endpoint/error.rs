@@ -61,6 +61,15 @@ pub enum ConnectError {
         /// Why.
         reason: String,
     },
+    /// The network has no way to the peer at the moment, or the peer ended the connection before it said anything. Try again; if
+    /// that does not help, check routes and firewalls.
+    #[error("{address} can't be reached: {reason}")]
+    Unreachable {
+        /// The peer's address.
+        address: SocketAddr,
+        /// What the operating system said.
+        reason: String,
+    },
     /// This endpoint is closed.
     #[error("this endpoint is closed")]
     ClosedHere,
@@ -121,7 +130,7 @@ impl ConnectError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::TimedOut { .. } | Self::Busy { .. } => true,
+            Self::TimedOut { .. } | Self::Unreachable { .. } | Self::Busy { .. } => true,
             Self::Lost { lost, .. } => lost.is_retryable(),
             _ => false,
         }

@@ -43,7 +43,7 @@ fn bytes_of(words: &mut [u64]) -> &mut [u8] {
 pub(crate) fn run(sizes: &[u64]) -> Vec<Figure> {
     let mut figures = Vec::new();
     let best = Level::detected();
-    let figure = |case: String, value: f64| Figure::new("reduce", case, "rate", "GB/s", value);
+    let figure = |case: String, value: f64| Figure::new("kernels", case, "rate", "GB/s", value);
     for &size in sizes {
         let bytes = size as usize / 8 * 8;
         let shown = size::show(size);

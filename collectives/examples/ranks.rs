@@ -1,0 +1,102 @@
+//! Processes that add up their numbers: a whole program with collectives, and nothing else.
+//!
+//! ```console
+//! $ cargo run -p kolo-collectives --example ranks -- --world 4
+//! ```
+//!
+//! starts four of itself. Or start each one by hand, in any order:
+//!
+//! ```console
+//! $ ranks --rank 0 --world 2 --folder /tmp/sums & ranks --rank 1 --world 2 --folder /tmp/sums
+//! ```
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use kolo_collectives::{Rank, ReduceOp, peers};
+
+type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
+
+#[derive(Default)]
+struct Arguments {
+    rank: Option<u32>,
+    world: Option<u32>,
+    folder: Option<PathBuf>,
+}
+
+fn main() -> Result<ExitCode> {
+    let given = arguments()?;
+    let world = given.world.unwrap_or(2);
+    match (given.rank, given.folder) {
+        (Some(rank), Some(folder)) => work(rank, world, &folder).map(|()| ExitCode::SUCCESS),
+        (None, None) => start(world),
+        _ => Err("give both --rank and --folder, or none of them".into()),
+    }
+}
+
+/// What each rank does.
+fn work(rank: u32, world: u32, folder: &Path) -> Result {
+    let comm = peers::Local::in_folder(folder).join(Rank(rank), world)?;
+
+    // What links take here: algorithms are chosen by that from now on. All ranks find the same.
+    let found = comm.calibrate()?;
+    if rank == 0 {
+        println!("{found}");
+    }
+
+    let mut gradient = vec![rank as f32; 1 << 20];
+    comm.all_reduce(&mut gradient, ReduceOp::Average)?;
+    let begun = Instant::now();
+    comm.all_reduce(&mut gradient, ReduceOp::Average)?;
+    let took = begun.elapsed();
+
+    // Every second rank, in a group of their own.
+    if let Some(half) = comm.split(Some(rank % 2), 0)? {
+        let members = half.all_gather(&[rank])?;
+        println!(
+            "rank {rank} of {world}: the average of 4 MiB is {} after {took:?}; with {members:?}",
+            gradient[0]
+        );
+    }
+    Ok(())
+}
+
+/// Starts all ranks and waits for them.
+fn start(world: u32) -> Result<ExitCode> {
+    let folder = std::env::temp_dir().join(format!("kolo-ranks-{}", std::process::id()));
+    let program = std::env::current_exe()?;
+    let ranks = (0..world).map(|rank| {
+        Command::new(&program)
+            .args(["--rank", &rank.to_string(), "--world", &world.to_string()])
+            .arg("--folder")
+            .arg(&folder)
+            .spawn()
+    });
+    let ranks: Vec<_> = ranks.collect::<std::io::Result<_>>()?;
+    let mut code = ExitCode::SUCCESS;
+    for mut rank in ranks {
+        if !rank.wait()?.success() {
+            code = ExitCode::FAILURE;
+        }
+    }
+    // Each has taken its socket away.
+    std::fs::remove_dir(&folder)?;
+    Ok(code)
+}
+
+fn arguments() -> Result<Arguments> {
+    let mut found = Arguments::default();
+    let mut given = std::env::args().skip(1);
+    while let Some(name) = given.next() {
+        let value = given.next().ok_or_else(|| format!("{name} has no value"))?;
+        match name.as_str() {
+            "--rank" => found.rank = Some(value.parse()?),
+            "--world" => found.world = Some(value.parse()?),
+            "--folder" => found.folder = Some(value.into()),
+            _ => return Err(format!("{name}: there are --rank, --world and --folder").into()),
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,43 @@
+//! Whether a rank that is waited for is gone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Inner;
+
+/// After each question that brought no certainty the next one waits twice as long.
+const FIRST: Duration = Duration::from_millis(50);
+const LONGEST: Duration = Duration::from_secs(1);
+
+impl Inner {
+    /// Asks the [connector](crate::Connector::is_gone) again and again whether a peer is gone, until it is, or until this
+    /// rank [no longer waits](crate::signals::State::unwatch) for it. Then it counts as lost, in all groups.
+    pub(super) fn watch(self: &Arc<Self>, peer: u32) {
+        let rank = self.job_rank(peer);
+        let Some(mut asking) = self.family.is_gone(rank) else {
+            return;
+        };
+        let weak = Arc::downgrade(self);
+        let questions = async move {
+            let mut pause = FIRST;
+            loop {
+                let gone = asking.await;
+                let Some(inner) = weak.upgrade() else { return };
+                if let Some(reason) = gone {
+                    tracing::debug!(rank, %reason, "a rank that is waited for is gone");
+                    inner.family.rank_lost(rank, &reason);
+                    return;
+                }
+                drop(inner);
+                tokio::time::sleep(pause).await;
+                pause = (2 * pause).min(LONGEST);
+                let next = weak.upgrade().and_then(|inner| inner.family.is_gone(rank));
+                let Some(next) = next else { return };
+                asking = next;
+            }
+        };
+        self.signals
+            .lock()
+            .watch(peer, || self.family.handle.spawn(questions).abort_handle());
+    }
+}

@@ -1,0 +1,176 @@
+//! The socket beside a ring: it wakes, passes descriptors, and tells by its end that the peer is gone.
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker, ready};
+
+use rustix::net::SendFlags;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+use super::passing;
+
+/// What waits for the peer: the reading or the writing of this side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Read,
+    Write,
+}
+
+/// What came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum News {
+    /// Somebody rang.
+    Rung,
+    /// The peer is gone. What it gave before may be there.
+    Gone,
+}
+
+/// Both sides of a lane wait for one thing, that bytes come on the socket, perhaps in two tasks.
+#[derive(Debug, Default)]
+struct Waiting(Mutex<[Option<Waker>; 2]>);
+
+impl Waiting {
+    fn set(&self, side: Side, waker: &Waker) {
+        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut slots[side as usize] {
+            Some(old) => old.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+    }
+
+    fn wake_one(&self, side: Side) {
+        let waker = self.0.lock().unwrap_or_else(PoisonError::into_inner)[side as usize].take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl Wake for Waiting {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let [read, write] = {
+            let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            [slots[0].take(), slots[1].take()]
+        };
+        if let (Some(read), Some(write)) = (&read, &write)
+            && read.will_wake(write)
+        {
+            read.wake_by_ref();
+            return;
+        }
+        for waker in [read, write].into_iter().flatten() {
+            waker.wake();
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Bell {
+    waiting: Arc<Waiting>,
+    /// Wakes all that wait.
+    waker: Waker,
+    is_gone: bool,
+}
+
+impl Bell {
+    pub(super) fn new() -> Self {
+        let waiting = Arc::new(Waiting::default());
+        Self {
+            waker: Waker::from(Arc::clone(&waiting)),
+            waiting,
+            is_gone: false,
+        }
+    }
+
+    /// The peer is gone.
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
+    /// Wakes the peer, which sleeps or is about to.
+    pub(super) fn ring(&mut self, socket: &UnixStream) {
+        loop {
+            match rustix::net::send(socket, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                // If the socket is full, the peer has not read all of it, and is woken by what is there.
+                Ok(_) | Err(rustix::io::Errno::AGAIN) => return,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    tracing::trace!(%error, "the peer of a ring can't be woken");
+                    self.is_gone = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Ready when something came. Who waits on the other side has to be [woken](Bell::wake) then, if it was for that.
+    pub(super) fn poll(
+        &mut self,
+        socket: &UnixStream,
+        side: Side,
+        received: &mut Option<OwnedFd>,
+        cx: &Context<'_>,
+    ) -> Poll<News> {
+        self.waiting.set(side, cx.waker());
+        loop {
+            if ready!(socket.poll_read_ready(&mut Context::from_waker(&self.waker))).is_err() {
+                return Poll::Ready(self.gone());
+            }
+            let news = Cell::new(None);
+            // If everything was read, the socket is waited for from here on.
+            let read = socket.try_io(Interest::READABLE, || {
+                let (drained, came) = drain(socket.as_fd(), received)?;
+                news.set(Some(came));
+                if drained {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                Ok(())
+            });
+            match (news.get(), read) {
+                (Some(News::Rung), _) => return Poll::Ready(News::Rung),
+                (None, Err(error)) if passing::is_passing(&error) => {}
+                _ => return Poll::Ready(self.gone()),
+            }
+        }
+    }
+
+    fn gone(&mut self) -> News {
+        self.is_gone = true;
+        News::Gone
+    }
+
+    /// Reads what is there now.
+    pub(super) fn look(
+        &mut self,
+        socket: &UnixStream,
+        received: &mut Option<OwnedFd>,
+    ) -> Option<News> {
+        match drain(socket.as_fd(), received) {
+            Ok((_, News::Rung)) => Some(News::Rung),
+            Err(error) if passing::is_passing(&error) => None,
+            Ok((_, News::Gone)) | Err(_) => Some(self.gone()),
+        }
+    }
+
+    /// Wakes who waits on this side.
+    pub(super) fn wake(&self, side: Side) {
+        self.waiting.wake_one(side);
+    }
+}
+
+/// Returns whether nothing is left.
+fn drain(socket: BorrowedFd<'_>, received: &mut Option<OwnedFd>) -> io::Result<(bool, News)> {
+    let mut bytes = [0; 64];
+    let read = passing::receive(socket, &mut bytes, received)?;
+    if read.count == 0 {
+        return Ok((false, News::Gone));
+    }
+    Ok((read.count < bytes.len() && !read.had_descriptor, News::Rung))
+}

@@ -1,0 +1,252 @@
+//! Where links from other hosts come in: on the addresses that connect the hosts, and on no others.
+
+use std::future::Future;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kolo_transport::endpoint::BindError;
+use kolo_transport::ids::Rank;
+use kolo_transport::{
+    CloseCode, Connection, Endpoint, EndpointConfig, Identity, LiveCredentials, TlsLink,
+    TlsListener, TransportRuntime,
+};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use super::{LaneChoice, LaneError, LinkHello, NetworkLanes, accept_quic, accept_tls};
+use crate::communicator::Acceptor;
+
+/// Attempts to find a port that is free on all addresses.
+const ATTEMPTS: usize = 64;
+
+/// How many of the attempts also want TCP's port of the same number. After that there is no TLS on the address.
+const TLS_ATTEMPTS: usize = 16;
+
+/// Links of one kind that a door is accepting at once. More wait.
+const MOST_ACCEPTING: usize = 64;
+
+/// One address: a UDP socket for QUIC, and beside it a TCP socket with the same port for TLS. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Door {
+    lanes: Arc<NetworkLanes>,
+    tls: Option<TlsListener>,
+}
+
+impl Door {
+    /// Listens on an address for each of the settings, on all with one port: a peer needs to know no more than the address
+    /// that it reaches. If the first has port 0, the system chooses one; the ports of the others don't count.
+    ///
+    /// A port that another process has on one of the addresses, or on TCP, is not taken: others are tried. If TCP
+    /// is always taken, there is QUIC alone, which is logged as a warning.
+    ///
+    /// # Errors
+    ///
+    /// [`BindError`]; for a port that was given also [`BindError::Listen`], unless the choice is [`LaneChoice::Quic`].
+    pub fn open_all(
+        runtime: &TransportRuntime,
+        credentials: impl Into<LiveCredentials>,
+        settings: &[EndpointConfig],
+        choice: LaneChoice,
+    ) -> Result<Vec<Self>, BindError> {
+        let credentials = credentials.into();
+        let Some((first, others)) = settings.split_first() else {
+            return Ok(Vec::new());
+        };
+        let is_given = first.listen.port() != 0;
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let first = Endpoint::bind(runtime, credentials.clone(), first.clone())?;
+            let port = first.local_addr().port();
+            let bind = |settings: &EndpointConfig| {
+                let mut settings = settings.clone();
+                settings.listen.set_port(port);
+                Endpoint::bind(runtime, credentials.clone(), settings)
+            };
+            let others = match others.iter().map(bind).collect::<Result<Vec<_>, _>>() {
+                Ok(others) => others,
+                Err(BindError::Socket { error, .. })
+                    if !is_given && error.kind() == ErrorKind::AddrInUse && attempt < ATTEMPTS =>
+                {
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let mut taken = None;
+            let doors = std::iter::once(first)
+                .chain(others)
+                .map(|endpoint| Self {
+                    tls: endpoint
+                        .listen_tls()
+                        .map_err(|error| taken = Some(error))
+                        .ok(),
+                    lanes: Arc::new(NetworkLanes::new(endpoint, choice)),
+                })
+                .collect();
+            match taken {
+                Some(error) if is_given && choice != LaneChoice::Quic => return Err(error),
+                Some(_) if !is_given && attempt < TLS_ATTEMPTS => {}
+                Some(error) => {
+                    tracing::warn!(%error, "no links of TLS over TCP are taken here");
+                    return Ok(doors);
+                }
+                None => return Ok(doors),
+            }
+        }
+    }
+
+    /// What makes links through it.
+    pub fn lanes(&self) -> &NetworkLanes {
+        &self.lanes
+    }
+
+    /// The UDP socket.
+    pub fn endpoint(&self) -> &Endpoint {
+        self.lanes.endpoint()
+    }
+
+    /// What takes links of TLS over TCP, if the port was free there.
+    pub fn tls(&self) -> Option<&TlsListener> {
+        self.tls.as_ref()
+    }
+
+    /// Where peers find it.
+    pub fn address(&self) -> SocketAddr {
+        self.endpoint().local_addr()
+    }
+
+    /// Takes links and hands them in, until the door is closed. `rank_of` says which rank it is that has shown a certificate, or
+    /// refuses it; see [`rank_of`](super::rank_of). Every step of a link takes at most `limit`. What is not accepted is
+    /// logged as a warning.
+    ///
+    /// Dropping the future ends it, and with it the links that are not accepted yet.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime that has I/O and time enabled.
+    pub async fn serve<F, R>(&self, own: LinkHello, acceptor: Acceptor, limit: Duration, rank_of: F)
+    where
+        F: Fn(Identity) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<Rank, LaneError>> + Send,
+    {
+        let reception = Reception {
+            own,
+            acceptor,
+            limit,
+            rank_of,
+        };
+        tokio::join!(self.serve_quic(&reception), self.serve_tls(&reception));
+    }
+
+    async fn serve_quic<F, R>(&self, reception: &Reception<F>)
+    where
+        F: Fn(Identity) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<Rank, LaneError>> + Send,
+    {
+        let mut links = Links::new();
+        while let Some(connection) = self.endpoint().accept().await {
+            let reception = reception.clone();
+            let link = async move {
+                if let Err(error) = reception.quic(&connection).await {
+                    let peer = connection.peer().to_string();
+                    tracing::warn!(peer, %error, "a link from another host was not accepted");
+                    let code = match &error {
+                        LaneError::StaleGeneration { .. } => CloseCode::StaleGeneration,
+                        LaneError::Refused { .. } => CloseCode::Forbidden,
+                        _ => CloseCode::Protocol,
+                    };
+                    connection.close(code, &error.to_string());
+                }
+            };
+            links.begin(link).await;
+        }
+    }
+
+    async fn serve_tls<F, R>(&self, reception: &Reception<F>)
+    where
+        F: Fn(Identity) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<Rank, LaneError>> + Send,
+    {
+        let Some(listener) = &self.tls else {
+            return;
+        };
+        let mut links = Links::new();
+        while let Some(link) = listener.accept().await {
+            let reception = reception.clone();
+            let link = async move {
+                let peer = link.peer().to_string();
+                if let Err(error) = reception.tls(link).await {
+                    tracing::warn!(peer, %error, "a link from another host was not accepted");
+                }
+            };
+            links.begin(link).await;
+        }
+    }
+
+    /// Takes no more links, and ends those over QUIC, whose peers are told why. See [`Endpoint::drained`].
+    pub fn close(&self, code: CloseCode, reason: &str) {
+        if let Some(tls) = &self.tls {
+            tls.close();
+        }
+        self.endpoint().close(code, reason);
+    }
+}
+
+/// What a door does with who comes.
+#[derive(Clone)]
+struct Reception<F> {
+    own: LinkHello,
+    acceptor: Acceptor,
+    limit: Duration,
+    rank_of: F,
+}
+
+impl<F, R> Reception<F>
+where
+    F: Fn(Identity) -> R,
+    R: Future<Output = Result<Rank, LaneError>>,
+{
+    async fn quic(&self, connection: &Connection) -> Result<(), LaneError> {
+        let peer = (self.rank_of)(connection.peer().clone()).await?;
+        match accept_quic(connection, &self.own, peer, self.limit).await? {
+            Some((lane, group)) => self.acceptor.accept_group(group, peer, lane),
+            // The peer keeps the other kind.
+            None => Ok(()),
+        }
+    }
+
+    async fn tls(&self, link: TlsLink) -> Result<(), LaneError> {
+        let peer = (self.rank_of)(link.peer().clone()).await?;
+        match accept_tls(link, &self.own, peer, self.limit).await? {
+            Some((lane, group)) => self.acceptor.accept_group(group, peer, lane),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Links that are being accepted: so many, and no longer than whoever accepts them.
+pub(crate) struct Links {
+    tasks: JoinSet<()>,
+    free: Arc<Semaphore>,
+}
+
+impl Links {
+    pub(crate) fn new() -> Self {
+        Self {
+            tasks: JoinSet::new(),
+            free: Arc::new(Semaphore::new(MOST_ACCEPTING)),
+        }
+    }
+
+    /// Waits while there are too many.
+    pub(crate) async fn begin(&mut self, link: impl Future<Output = ()> + Send + 'static) {
+        while self.tasks.try_join_next().is_some() {}
+        let permit = Arc::clone(&self.free).acquire_owned().await;
+        self.tasks.spawn(async move {
+            link.await;
+            drop(permit);
+        });
+    }
+}

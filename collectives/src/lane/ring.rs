@@ -1,0 +1,255 @@
+//! One end of a link over rings in shared memory, beside a Unix socket.
+//!
+//! All bytes of the link go through the rings. The socket carries a byte when the other side sleeps, and descriptors. By its
+//! end a side knows that the other is gone, by whatever death: then it reads what is left in the ring, and ends.
+
+use std::io::IoSlice;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::task::{Context, Poll, ready};
+
+use tokio::net::UnixStream;
+
+use super::bell::{Bell, Side};
+use super::{LaneError, passing};
+use crate::shm::ring::{Broken, Reader, Writer};
+use crate::shm::rings::{Direction, Rings, SIZE};
+
+/// Most bytes that are written before the reader hears of them, or read before the writer has their room: so that both work
+/// at once.
+const PIECE: usize = 64 << 10;
+
+#[derive(Debug)]
+pub(super) struct RingEnd {
+    rings: Rings,
+    /// Where this side writes.
+    out: Direction,
+    writer: Writer,
+    reader: Reader,
+    bell: Bell,
+    /// Bytes of the ring that this side writes for which there are pages.
+    populated: usize,
+    /// The peer breaks the rules.
+    broken: Option<Broken>,
+}
+
+impl RingEnd {
+    pub(super) fn new(rings: Rings, out: Direction) -> Self {
+        Self {
+            rings,
+            out,
+            writer: Writer::new(SIZE),
+            reader: Reader::new(SIZE),
+            bell: Bell::new(),
+            populated: 0,
+            broken: None,
+        }
+    }
+
+    pub(super) fn poll_write(
+        &mut self,
+        link: (&UnixStream, &mut Option<OwnedFd>),
+        cx: &Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<Result<usize, LaneError>> {
+        let (socket, received) = link;
+        if parts.iter().all(|part| part.is_empty()) {
+            return Poll::Ready(Ok(0));
+        }
+        ready!(self.poll_room(socket, received, cx))?;
+        Poll::Ready(self.write(socket, parts))
+    }
+
+    /// As [`RingEnd::poll_write`], with a descriptor, which is on the socket when its bytes are in the ring.
+    pub(super) fn poll_write_with(
+        &mut self,
+        link: (&UnixStream, &mut Option<OwnedFd>),
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+        descriptor: BorrowedFd<'_>,
+    ) -> Poll<Result<usize, LaneError>> {
+        let (socket, received) = link;
+        // With room for some bytes, the descriptor is sent once.
+        ready!(self.poll_room(socket, received, cx))?;
+        match ready!(passing::poll_send(socket, cx, &[0], descriptor)) {
+            Ok(_) => Poll::Ready(self.write(socket, &[IoSlice::new(bytes)])),
+            Err(error) => Poll::Ready(Err(LaneError::Ended {
+                reason: error.to_string(),
+            })),
+        }
+    }
+
+    pub(super) fn poll_read(
+        &mut self,
+        link: (&UnixStream, &mut Option<OwnedFd>),
+        cx: &Context<'_>,
+        into: &mut [u8],
+    ) -> Poll<Result<usize, LaneError>> {
+        let (socket, received) = link;
+        loop {
+            // Before the look: what the peer gave before it went is seen after this.
+            let is_gone = self.bell.is_gone();
+            if self.held()? > 0 {
+                self.reader.wake(&self.rings.words(self.out.other()));
+                return Poll::Ready(self.read(socket, into));
+            }
+            if is_gone {
+                return Poll::Ready(Ok(0));
+            }
+            self.reader.sleep(&self.rings.words(self.out.other()));
+            if self.held()? == 0 {
+                ready!(self.poll_bell(socket, Side::Read, received, cx));
+            }
+        }
+    }
+
+    /// Reads what is on the socket, for a descriptor may be there.
+    pub(super) fn look(&mut self, socket: &UnixStream, received: &mut Option<OwnedFd>) {
+        if self.bell.look(socket, received).is_some() {
+            self.wake_rung(Side::Read);
+            self.wake_rung(Side::Write);
+        }
+    }
+
+    fn held(&mut self) -> Result<usize, LaneError> {
+        let held = self.reader.held(&self.rings.words(self.out.other()));
+        self.checked(held)
+    }
+
+    fn room(&mut self) -> Result<usize, LaneError> {
+        let room = self.writer.room(&self.rings.words(self.out));
+        self.checked(room)
+    }
+
+    fn checked(&mut self, count: Result<usize, Broken>) -> Result<usize, LaneError> {
+        if let Err(broken) = count {
+            self.broken = self.broken.or(Some(broken));
+        }
+        match self.broken {
+            Some(broken) => Err(LaneError::Protocol {
+                reason: format!("the counts of the ring are wrong: {broken}"),
+            }),
+            None => Ok(count.unwrap_or(0)),
+        }
+    }
+
+    /// Ready when there is room for some bytes.
+    fn poll_room(
+        &mut self,
+        socket: &UnixStream,
+        received: &mut Option<OwnedFd>,
+        cx: &Context<'_>,
+    ) -> Poll<Result<(), LaneError>> {
+        loop {
+            if self.bell.is_gone() {
+                return Poll::Ready(Err(closed()));
+            }
+            if self.room()? > 0 {
+                self.writer.wake(&self.rings.words(self.out));
+                return Poll::Ready(Ok(()));
+            }
+            self.writer.sleep(&self.rings.words(self.out));
+            if self.room()? == 0 {
+                ready!(self.poll_bell(socket, Side::Write, received, cx));
+            }
+        }
+    }
+
+    /// Writes as much as there is room for, at least a byte.
+    fn write(&mut self, socket: &UnixStream, parts: &[IoSlice<'_>]) -> Result<usize, LaneError> {
+        let (mut given, mut written, mut room) = (0, 0, self.room()?);
+        self.writer.rewind(&self.rings.words(self.out));
+        for part in parts {
+            let mut rest: &[u8] = part;
+            while !rest.is_empty() {
+                if written == PIECE || written == room {
+                    self.give(socket, written);
+                    given += std::mem::take(&mut written);
+                    room = self.room()?;
+                    if room == 0 {
+                        return Ok(given);
+                    }
+                }
+                let most = rest.len().min(room - written).min(PIECE - written);
+                let spot = self.writer.spot(written, most);
+                self.populated = self
+                    .rings
+                    .populate(self.out, spot, self.populated)
+                    .map_err(|error| LaneError::Ended {
+                        reason: format!("the system has no memory for the ring: {error}"),
+                    })?;
+                self.rings.write(self.out, spot, rest);
+                written += spot.length;
+                rest = &rest[spot.length..];
+            }
+        }
+        self.give(socket, written);
+        if self.bell.is_gone() {
+            return Err(closed());
+        }
+        Ok(given + written)
+    }
+
+    fn give(&mut self, socket: &UnixStream, count: usize) {
+        if self.writer.give(&self.rings.words(self.out), count) {
+            self.bell.ring(socket);
+        }
+    }
+
+    /// Reads as much as there is, at least a byte.
+    fn read(&mut self, socket: &UnixStream, into: &mut [u8]) -> Result<usize, LaneError> {
+        let from = self.out.other();
+        let mut done = 0;
+        while done < into.len() {
+            let held = match self.held() {
+                Ok(0) => break,
+                Ok(held) => held,
+                // The next read says so.
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            };
+            let spot = self.reader.spot(held.min(into.len() - done).min(PIECE));
+            self.rings.read(from, spot, &mut into[done..]);
+            done += spot.length;
+            if self.reader.give_back(&self.rings.words(from), spot.length) {
+                self.bell.ring(socket);
+            }
+        }
+        Ok(done)
+    }
+
+    /// Ready when the peer has rung or is gone.
+    fn poll_bell(
+        &mut self,
+        socket: &UnixStream,
+        side: Side,
+        received: &mut Option<OwnedFd>,
+        cx: &Context<'_>,
+    ) -> Poll<()> {
+        let _news = ready!(self.bell.poll(socket, side, received, cx));
+        // It may have been for the other side, which does not hear of it any more.
+        self.wake_rung(match side {
+            Side::Read => Side::Write,
+            Side::Write => Side::Read,
+        });
+        Poll::Ready(())
+    }
+
+    fn wake_rung(&self, side: Side) {
+        let was_rung = match side {
+            Side::Read => self.reader.was_rung(&self.rings.words(self.out.other())),
+            Side::Write => self.writer.was_rung(&self.rings.words(self.out)),
+        };
+        if was_rung || self.bell.is_gone() {
+            self.bell.wake(side);
+        }
+    }
+}
+
+fn closed() -> LaneError {
+    LaneError::Ended {
+        reason: "the peer closed it".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+//! Links to workers that are gone, and to workers that can't be reached for a moment.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::{GENERATION, JOB, LONG, hello};
+use kolo_collectives::lane::{Connecting, Gone, LaneChoice, NetworkLanes, accept_tls};
+use kolo_collectives::{CollectiveError, Communicator, Connector, LaneError, Rank};
+use kolo_transport::identity::Role;
+use kolo_transport::ids::{ClusterId, Slot};
+use kolo_transport::{
+    Authority, Endpoint, EndpointConfig, Identity, TlsListener, TransportRuntime,
+};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+
+fn endpoint(
+    authority: &Authority,
+    runtime: &TransportRuntime,
+    slot: u32,
+) -> (Endpoint, TlsListener) {
+    let name = Identity::worker_name(JOB, Slot(slot));
+    let credentials = authority.issue(Role::Worker, &name).unwrap();
+    // Somebody may have the TCP port.
+    loop {
+        let config = EndpointConfig::default();
+        let endpoint = Endpoint::bind(runtime, credentials.clone(), config).unwrap();
+        if let Ok(listener) = endpoint.listen_tls() {
+            return (endpoint, listener);
+        }
+    }
+}
+
+fn authority() -> Authority {
+    Authority::create(ClusterId::random()).unwrap()
+}
+
+/// Neither a handshake's time limit nor one's own has to pass.
+#[tokio::test]
+async fn a_worker_that_is_gone_is_not_waited_for() {
+    let (authority, runtime) = (authority(), TransportRuntime::new(1).unwrap());
+    for choice in [LaneChoice::Quic, LaneChoice::Tls, LaneChoice::Auto] {
+        let (one, _) = endpoint(&authority, &runtime, 1);
+        let (other, listener) = endpoint(&authority, &runtime, 0);
+        let address = other.local_addr();
+        let lanes = NetworkLanes::new(one, choice);
+        assert_eq!(lanes.is_gone(address).await, None, "it is there");
+        drop((other, listener));
+        let begun = Instant::now();
+        let to = (Rank(0), Slot(0), address);
+        let error = lanes.connect(&hello(Rank(1)), to, LONG).await.unwrap_err();
+        assert!(matches!(error, LaneError::Unreachable { .. }), "{error}");
+        assert!(
+            begun.elapsed() < Duration::from_secs(4),
+            "{choice}: {error}"
+        );
+        let reason = lanes.is_gone(address).await.unwrap();
+        assert!(reason.contains(&address.to_string()), "{reason}");
+    }
+}
+
+/// Passes connections on, but for the first ones, which it ends at once.
+async fn moody(to: SocketAddr, refused: usize) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, count) = (
+        listener.local_addr().unwrap(),
+        Arc::new(AtomicUsize::new(0)),
+    );
+    let counted = Arc::clone(&count);
+    tokio::spawn(async move {
+        while let Ok((mut from, _)) = listener.accept().await {
+            if counted.fetch_add(1, Ordering::SeqCst) >= refused {
+                tokio::spawn(async move {
+                    let mut to = TcpStream::connect(to).await.unwrap();
+                    // It ends as the two sides want.
+                    drop(copy_bidirectional(&mut from, &mut to).await);
+                });
+            }
+        }
+    });
+    (address, count)
+}
+
+#[tokio::test]
+async fn a_link_that_fails_for_a_moment_is_tried_again_until_the_limit() {
+    let (authority, runtime) = (authority(), TransportRuntime::new(1).unwrap());
+    let (one, _) = endpoint(&authority, &runtime, 1);
+    let (_other, listener) = endpoint(&authority, &runtime, 0);
+    let (proxy, count) = moody(listener.local_addr(), 3).await;
+    let lanes = NetworkLanes::new(one, LaneChoice::Tls);
+    let own = hello(Rank(1));
+    let (made, accepted) = tokio::join!(
+        lanes.connect(&own, (Rank(0), Slot(0), proxy), LONG),
+        async {
+            let link = listener.accept().await.unwrap();
+            accept_tls(link, &hello(Rank(0)), Rank(1), LONG).await
+        }
+    );
+    assert_eq!(made.unwrap().kind(), "tls");
+    assert!(accepted.unwrap().is_some());
+    // It was asked whether anybody is there, too.
+    assert!(count.load(Ordering::SeqCst) >= 4);
+
+    let (proxy, count) = moody(listener.local_addr(), usize::MAX).await;
+    let limit = Duration::from_millis(300);
+    let begun = Instant::now();
+    let error = lanes
+        .connect(&own, (Rank(0), Slot(0), proxy), limit)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, LaneError::Unreachable { .. }), "{error}");
+    assert!(begun.elapsed() >= limit && begun.elapsed() < LONG / 2);
+    assert!(count.load(Ordering::SeqCst) > 2);
+}
+
+/// Makes no links, and knows after some time that rank 1 is gone.
+#[derive(Debug)]
+struct Knowing {
+    asked: AtomicUsize,
+    /// What it was told of having had a link to that rank.
+    met: Mutex<Vec<bool>>,
+    after: usize,
+}
+
+impl Connector for Knowing {
+    fn connect(&self, _peer: Rank) -> Connecting {
+        Box::pin(std::future::pending())
+    }
+
+    fn is_gone(&self, peer: Rank, met: bool) -> Option<Gone> {
+        self.met.lock().unwrap().push(met);
+        let gone = peer == Rank(1) && self.asked.fetch_add(1, Ordering::SeqCst) >= self.after;
+        Some(Box::pin(async move {
+            gone.then(|| "it was seen to go".to_owned())
+        }))
+    }
+}
+
+#[test]
+fn a_rank_that_is_waited_for_and_is_gone_is_lost_for_good() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let connector = Arc::new(Knowing {
+        asked: AtomicUsize::new(0),
+        met: Mutex::default(),
+        after: 2,
+    });
+    let known: Arc<dyn Connector> = Arc::clone(&connector) as _;
+    let comm = Communicator::new(Rank(0), 2, GENERATION, JOB, known, runtime.handle().clone())
+        .unwrap()
+        .with_timeout(LONG);
+    let begun = Instant::now();
+    let mut data = [1_u8];
+    for _ in 0..2 {
+        let error = comm.broadcast(&mut data, Rank(1)).unwrap_err();
+        let CollectiveError::PeerLost { rank, reason } = error else {
+            panic!("{error}");
+        };
+        assert_eq!((rank, reason.as_str()), (Rank(1), "it was seen to go"));
+    }
+    assert!(begun.elapsed() < LONG / 2);
+    assert_eq!(connector.asked.load(Ordering::SeqCst), 3);
+    assert_eq!(*connector.met.lock().unwrap(), [false; 3]);
+}
+
+/// Nobody is asked of after an operation that has ended.
+#[test]
+fn questions_end_with_the_operation() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let connector = Arc::new(Knowing {
+        asked: AtomicUsize::new(0),
+        met: Mutex::default(),
+        after: usize::MAX,
+    });
+    let known: Arc<dyn Connector> = Arc::clone(&connector) as _;
+    let comm = Communicator::new(Rank(0), 2, GENERATION, JOB, known, runtime.handle().clone())
+        .unwrap()
+        .with_timeout(Duration::from_millis(500));
+    let error = comm.barrier().unwrap_err();
+    assert!(matches!(error, CollectiveError::Deadline { .. }), "{error}");
+    // One may be on its way.
+    std::thread::sleep(Duration::from_millis(100));
+    let asked = connector.asked.load(Ordering::SeqCst);
+    assert!(asked > 1, "{asked}");
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(connector.asked.load(Ordering::SeqCst), asked);
+}

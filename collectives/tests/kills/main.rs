@@ -1,0 +1,278 @@
+//! Ranks in processes of their own, of which one is killed (`kill -9`) at any moment, over every kind of lane. The test's own
+//! process is one of the survivors, again and again: what a loss leaves behind would add up in it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    clippy::float_cmp
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod process;
+mod rank;
+mod usage;
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use common::network::{NetworkConnector, member, serve, slot_of};
+use common::{GENERATION, JOB, LONG, hello};
+use kolo_collectives::lane::{Connecting, LaneChoice, NetworkLanes, OneHost, UnixLane};
+use kolo_collectives::{CollectiveError, Communicator, Connector, Lane, LaneError, ReduceOp};
+use kolo_transport::ids::{ClusterId, Rank};
+use kolo_transport::wire::GenerationTable;
+use kolo_transport::{
+    Authority, Credentials, Endpoint, EndpointConfig, Identity, Role, TlsListener, TransportRuntime,
+};
+use process::{Certified, Process, start};
+use rank::{Seat, Way, endpoint, sit, work};
+use tokio::runtime::Runtime;
+use usage::{fds, resident, settled, threads, warm};
+
+/// What ranks take at most to end when their time is up: they ask each other first.
+const ANSWERS: Duration = Duration::from_secs(3);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lanes {
+    Shared,
+    Unix,
+    Quic,
+    Tls,
+}
+
+impl Lanes {
+    const ALL: [Self; 4] = [Self::Shared, Self::Unix, Self::Quic, Self::Tls];
+
+    fn is_network(self) -> bool {
+        matches!(self, Self::Quic | Self::Tls)
+    }
+
+    /// Longer than it takes to see that a process is gone. In shared memory all ranks have links to all; over the network a
+    /// rank asks the peer's host. On Unix sockets a rank may wait for a link that the one that is gone would make, and this has to
+    /// pass: only the control plane, which is not here, could tell it more.
+    fn limit(self) -> Duration {
+        Duration::from_secs(if self == Self::Unix { 4 } else { 8 })
+    }
+}
+
+fn input() -> String {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    line
+}
+
+/// One rank, in a process of its own. It works until a rank is lost, and says which.
+#[test]
+fn child() {
+    let Ok(given) = std::env::var("KOLO_TEST_CHILD") else {
+        return;
+    };
+    let mut given = given.split(',');
+    let mut next = || given.next().unwrap();
+    let lanes = Lanes::ALL[next().parse::<usize>().unwrap()];
+    let mut number = || next().parse::<u64>().unwrap();
+    let (rank, world, seed) = (number() as u32, number() as u32, number());
+    warm();
+    let before;
+    let (way, addresses) = if lanes.is_network() {
+        let credentials = Credentials::load(Path::new(next())).unwrap();
+        before = (fds(), threads());
+        let (endpoint, listener) = endpoint(&credentials);
+        println!("\nkolo: {}", endpoint.local_addr());
+        let addresses = input()
+            .split_whitespace()
+            .map(|address| address.parse().unwrap())
+            .collect();
+        (Way::Network(endpoint, listener), addresses)
+    } else {
+        let sockets: HashMap<u32, UnixStream> = (0..world)
+            .filter(|peer| *peer != rank)
+            .map(|peer| {
+                let fd = next().parse::<RawFd>().unwrap();
+                // SAFETY: the parent made this descriptor for this process, and names it once.
+                let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+                (peer, UnixStream::from(socket))
+            })
+            .collect();
+        // The sockets go, too.
+        before = (fds() - sockets.len(), threads());
+        println!();
+        (Way::Sockets(sockets), Vec::new())
+    };
+    let seat = sit(rank, world, lanes, way, &addresses);
+    println!("kolo: begun");
+    let (error, operations) = work(&seat.comm, seed, || println!("kolo: ready"));
+    let lost = error.culprit_rank().map_or(-1, |rank| i64::from(rank.0));
+    println!("kolo: lost {lost} after {operations}: {error}");
+    // The others see this one's end only when all have said what they saw.
+    input();
+    drop(seat);
+    settled(before);
+    println!("kolo: clean");
+    std::process::exit(0);
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Kill {
+    lanes: Lanes,
+    world: u32,
+    victim: u32,
+    /// This process's rank.
+    own: u32,
+    /// The victim may not have come so far that the others have a link to it.
+    early: bool,
+    moment: Duration,
+    seed: u64,
+}
+
+/// Returns how long it took until all knew.
+fn kill_one(kill: &Kill, certified: Option<&Certified>) -> Duration {
+    let (mut processes, seat) = start(kill, certified);
+    let took = watch_it(kill, &mut processes, &seat);
+    end_all(processes, kill);
+    took
+}
+
+fn watch_it(kill: &Kill, processes: &mut HashMap<u32, Process>, seat: &Seat) -> Duration {
+    let Kill { victim, own, .. } = *kill;
+    std::thread::scope(|scope| {
+        let comm = &seat.comm;
+        let working = scope.spawn(move || work(comm, kill.seed, || ()));
+        for process in processes.values_mut() {
+            assert_eq!(process.line(), "begun", "{kill:?}");
+            if !kill.early {
+                assert_eq!(process.line(), "ready", "{kill:?}");
+            }
+        }
+        std::thread::sleep(kill.moment);
+        processes.get_mut(&victim).unwrap().child.kill().unwrap();
+        let begun = Instant::now();
+        let mut reports = Vec::new();
+        for (rank, process) in processes.iter_mut().filter(|(rank, _)| **rank != victim) {
+            let mut said = process.line();
+            if said == "ready" {
+                said = process.line();
+            }
+            reports.push((*rank, said));
+        }
+        let (error, operations) = working.join().unwrap();
+        let lost = error.culprit_rank().map_or(-1, |rank| i64::from(rank.0));
+        reports.push((own, format!("lost {lost} after {operations}: {error}")));
+        let right = format!("lost {victim} after");
+        assert!(
+            reports.iter().all(|(_, said)| said.starts_with(&right)),
+            "{kill:?}: {reports:#?}"
+        );
+        let took = begun.elapsed();
+        let limit = kill.lanes.limit();
+        assert!(took < limit + ANSWERS, "{kill:?}: {took:?}");
+        // Not even by the deadline, but for who had no link yet.
+        let may_be_late = match kill.lanes {
+            Lanes::Shared => operations == 0,
+            Lanes::Unix => true,
+            Lanes::Quic | Lanes::Tls => false,
+        };
+        assert!(
+            took < limit || may_be_late,
+            "{kill:?}: {took:?}, {reports:#?}"
+        );
+        took
+    })
+}
+
+/// The ranks that are left end and leave nothing.
+fn end_all(mut processes: HashMap<u32, Process>, kill: &Kill) {
+    let victim = kill.victim;
+    for (rank, process) in &mut processes {
+        process.tell("enough");
+        if *rank != victim {
+            assert_eq!(process.line(), "clean", "{kill:?}, rank {rank}");
+        }
+        let status = process.child.wait().unwrap();
+        assert_eq!(status.success(), *rank != victim, "{kill:?}, rank {rank}");
+    }
+}
+
+/// One after the other: descriptors and threads are counted.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn check(lanes: Lanes) {
+    let _alone = alone();
+    // A thorough run has 200.
+    let kills = std::env::var("KOLO_TEST_KILLS")
+        .ok()
+        .and_then(|kills| kills.parse().ok())
+        .unwrap_or(if lanes.is_network() { 8_u64 } else { 25 });
+    let certified = lanes.is_network().then(|| Certified::new(lanes));
+    let mut random = u64::from(std::process::id()) | 1;
+    warm();
+    let before = (fds(), threads());
+    let (mut memory, mut longest) = (0, Duration::ZERO);
+    for number in 0..kills {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let world = 2 + (number % 3) as u32;
+        let victim = (random >> 20) as u32 % world;
+        let early = number % 4 == 0;
+        let moment = Duration::from_micros((random >> 30) % 60_000);
+        let kill = Kill {
+            lanes,
+            world,
+            victim,
+            own: (victim + 1 + (random >> 50) as u32 % (world - 1)) % world,
+            early,
+            moment: if early { moment / 8 } else { moment },
+            seed: random >> 8,
+        };
+        longest = longest.max(kill_one(&kill, certified.as_ref()));
+        settled(before);
+        if number == 20 {
+            memory = resident();
+        }
+    }
+    println!("{lanes:?}: {kills} kills, all knew within {longest:?}");
+    if memory > 0 {
+        let grown = resident().saturating_sub(memory);
+        println!("{lanes:?}: {grown} bytes more after {kills} kills");
+        // 100 KiB for each at most, and what the allocator keeps.
+        let most = (16 << 20) + (kills << 10) * 100;
+        assert!(
+            grown < most,
+            "{lanes:?}: {grown} bytes more after {kills} kills"
+        );
+    }
+}
+
+#[test]
+fn a_rank_in_shared_memory_that_is_killed_is_named_and_leaves_nothing() {
+    check(Lanes::Shared);
+}
+
+#[test]
+fn a_rank_on_unix_sockets_that_is_killed_is_named_and_leaves_nothing() {
+    check(Lanes::Unix);
+}
+
+#[test]
+fn a_rank_on_quic_that_is_killed_is_named_and_leaves_nothing() {
+    check(Lanes::Quic);
+}
+
+#[test]
+fn a_rank_on_tls_that_is_killed_is_named_and_leaves_nothing() {
+    check(Lanes::Tls);
+}

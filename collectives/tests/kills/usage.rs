@@ -1,0 +1,38 @@
+//! What a process has: descriptors, threads, memory.
+
+use super::*;
+
+pub(crate) fn fds() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// What a process makes once, with its first runtime.
+pub(crate) fn warm() {
+    drop(Runtime::new().unwrap());
+}
+
+pub(crate) fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+/// Of this process, in bytes.
+pub(crate) fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+/// Waits until there are no more descriptors and threads than before: runtimes end in the background.
+pub(crate) fn settled(before: (usize, usize)) {
+    let begun = Instant::now();
+    while fds() > before.0 || threads() > before.1 {
+        let left = (fds(), threads());
+        assert!(
+            begun.elapsed() < LONG / 2,
+            "descriptors and threads: {before:?} before, {left:?} after"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(!maps.contains("kolo-arena"), "shared memory is left");
+}

@@ -1,0 +1,256 @@
+//! Factors, compression, shapes, objects and handles.
+
+use super::*;
+
+#[test]
+fn factors_are_applied_before_and_after() {
+    for world in [1, 2, 3, 8] {
+        let group = Group::new(Kind::Memory, world);
+        group.run(|comm| {
+            let scaled = comm.with(Options::new().prescale(2.0).postscale(0.5));
+            let me = f64::from(comm.rank().0 + 1);
+            let sum: f64 = (1..=world).map(f64::from).sum();
+            let mut data = [me; 5];
+            scaled.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [sum; 5]);
+            let mut data = [me; 5];
+            comm.with(Options::new().prescale(4.0))
+                .reduce(&mut data, ReduceOp::Max, Rank(0))
+                .unwrap();
+            let expected = if comm.rank() == Rank(0) {
+                4.0 * f64::from(world)
+            } else {
+                me
+            };
+            assert_eq!(data, [expected; 5]);
+            let part = comm
+                .with(Options::new().postscale(3.0))
+                .reduce_scatter(&[1.0_f32; 8], 8, ReduceOp::Average)
+                .unwrap();
+            assert!(part.iter().all(|value| (value - 3.0).abs() < 1e-6));
+            // Integers are truncated toward zero, after each factor.
+            let mut data = [-3_i32, 5, 7];
+            comm.with(Options::new().prescale(0.5))
+                .all_reduce(&mut data, ReduceOp::Sum)
+                .unwrap();
+            let world = world as i32;
+            assert_eq!(data, [-world, 2 * world, 3 * world]);
+        });
+    }
+}
+
+#[test]
+fn compressed_values_are_the_same_on_all_ranks_and_close() {
+    let group = Group::new(Kind::Unix, 3);
+    for (compression, error) in [(Compression::F16, 1e-3), (Compression::Bf16, 8e-3)] {
+        let results = group.run(|comm| {
+            let short = comm.with(Options::new().compression(compression));
+            let me = comm.rank().0;
+            let values: Vec<f32> = (0..50)
+                .map(|index| (index as f32).mul_add(0.37, me as f32 + 0.1))
+                .collect();
+            let mut sum = values.clone();
+            short.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            let mut root = values.clone();
+            short.broadcast(&mut root, Rank(1)).unwrap();
+            let all = short.all_gather(&values).unwrap();
+            let mut whole = [f64::from(me) + 0.1; 3];
+            short.all_reduce(&mut whole, ReduceOp::Max).unwrap();
+            // What is no float travels as it is.
+            let mut integers = [1 << 20, 3];
+            short.all_reduce(&mut integers, ReduceOp::Sum).unwrap();
+            assert_eq!(integers, [3 << 20, 9]);
+            let bits: Vec<u32> = sum
+                .iter()
+                .chain(&root)
+                .chain(&all)
+                .map(|value| value.to_bits())
+                .collect();
+            for (index, value) in sum.iter().enumerate() {
+                let exact = 3.0 * (index as f32).mul_add(0.37, 0.1) + 3.0;
+                assert!(
+                    (value - exact).abs() <= exact * 4.0 * error,
+                    "{value} {exact}"
+                );
+            }
+            assert!((whole[0] - 2.1).abs() < 2.1 * f64::from(error));
+            bits
+        });
+        assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
+    }
+}
+
+#[test]
+fn shapes_are_agreed_on() {
+    let group = Group::new(Kind::Memory, 2);
+    let results = group.run(|comm| {
+        let shape = if comm.rank() == Rank(0) {
+            [2, 3]
+        } else {
+            [3, 2]
+        };
+        let shaped = comm.with(Options::new().shape(&shape));
+        let mut data = [1.0_f32; 6];
+        let error = shaped.all_reduce(&mut data, ReduceOp::Sum).unwrap_err();
+        assert_eq!(data, [1.0; 6]);
+        let shaped = comm.with(Options::new().shape(&[2, 3]));
+        shaped.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        error.to_string()
+    });
+    for error in results {
+        assert!(
+            error.contains("shape [2, 3]") && error.contains("shape [3, 2]"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn objects_of_any_type_reach_all_ranks() {
+    let group = Group::new(Kind::Unix, 3);
+    group.run(|comm| {
+        let me = comm.rank().0;
+        let mine = (me == 2).then(|| vec![Some("x".repeat(100_000)), None]);
+        let got: Vec<Option<String>> = comm.broadcast_object(mine, Rank(2)).unwrap();
+        assert_eq!(got, [Some("x".repeat(100_000)), None]);
+        let all = comm.all_gather_object(&vec![me; me as usize]).unwrap();
+        assert_eq!(all, [vec![], vec![1], vec![2, 2]]);
+    });
+    let results = group.run(|comm| comm.broadcast_object::<u32>(None, Rank(0)));
+    for result in results {
+        let error = result.unwrap_err().to_string();
+        assert!(
+            error.contains("rank 0 is the root and gave no value"),
+            "{error}"
+        );
+    }
+    // What one takes for a number is none.
+    let results = group.run(|comm| {
+        if comm.rank() == Rank(0) {
+            comm.broadcast_object(Some("seven".to_owned()), Rank(0))
+                .map(drop)
+        } else {
+            comm.broadcast_object::<u64>(None, Rank(0)).map(drop)
+        }
+    });
+    assert!(results[0].is_ok());
+    for result in &results[1..] {
+        let error = result.as_ref().unwrap_err().to_string();
+        assert!(error.contains("what rank 0 gave is no u64"), "{error}");
+    }
+    // An object and what looks like one are not the same.
+    let results = group.run(|comm| {
+        if comm.rank() == Rank(0) {
+            comm.all_gather_object(&1_u8).map(drop)
+        } else {
+            comm.all_gather_varcount(&[1_u8]).map(drop)
+        }
+    });
+    for result in results {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("all_gather_object"), "{error}");
+    }
+}
+
+#[test]
+fn handles_run_in_order_beside_blocking_operations() {
+    let group = Group::new(Kind::Unix, 3);
+    group.run(|comm| {
+        let me = comm.rank().index();
+        let start = comm.start();
+        for round in 0..20_usize {
+            let sums: Vec<_> = (0..5)
+                .map(|index| start.all_reduce(vec![(me + index) as i64; round], ReduceOp::Sum))
+                .collect();
+            // Comes after the five, on every rank.
+            let mut last = [me as u8];
+            comm.broadcast(&mut last, Rank(round as u32 % 3)).unwrap();
+            assert_eq!(usize::from(last[0]), round % 3);
+            assert!(
+                sums.iter().all(kolo_collectives::Handle::poll),
+                "they are done"
+            );
+            for (index, sum) in sums.into_iter().enumerate() {
+                assert_eq!(sum.wait().unwrap(), vec![3 + 3 * index as i64; round]);
+            }
+        }
+        // Every kind of them.
+        let root = Rank(1);
+        let is_root = comm.rank() == root;
+        let reduced = start.reduce(vec![1_u32], ReduceOp::Sum, root);
+        let scattered = start.reduce_scatter(vec![1_u32; 3], 3, ReduceOp::Sum);
+        let gathered = start.all_gather(vec![me as u16]);
+        let varied = start.all_gather_varcount(vec![1_i8; me]);
+        let at_root = start.gather(vec![me as u16], root);
+        let varied_at_root = start.gather_varcount(vec![me as u16; me], root);
+        let data = if is_root { vec![1_u8, 2, 3] } else { vec![] };
+        let counts = if is_root { vec![0, 1, 2] } else { vec![] };
+        let part = start.scatter(data.clone(), 1, root);
+        let varied_part = start.scatter_varcount(data, counts, root);
+        let spread = start.broadcast(vec![me as f64], root);
+        let exchanged = start.all_to_all(vec![me as u32; 3]);
+        let varied_exchanged = start.all_to_all_varcount(vec![me as u32; 3], vec![1, 0, 2]);
+        let met = start.barrier();
+        let object = start.broadcast_object(is_root.then(|| "it".to_owned()), root);
+        let objects = start.all_gather_object(me);
+        let grouped = start.all_reduce_grouped(vec![vec![1_i32], vec![2; 2]], ReduceOp::Product);
+        assert_eq!(grouped.wait().unwrap(), [vec![1], vec![8; 2]]);
+        assert_eq!(reduced.wait().unwrap(), [if is_root { 3 } else { 1 }]);
+        assert_eq!(scattered.wait().unwrap(), [3]);
+        assert_eq!(gathered.wait().unwrap(), [0, 1, 2]);
+        assert_eq!(varied.wait().unwrap().counts, [0, 1, 2]);
+        assert_eq!(at_root.wait().unwrap(), is_root.then(|| vec![0, 1, 2]));
+        assert_eq!(varied_at_root.wait().unwrap().is_some(), is_root);
+        assert_eq!(part.wait().unwrap(), [me as u8 + 1]);
+        assert_eq!(varied_part.wait().unwrap().len(), me);
+        assert_eq!(spread.wait().unwrap(), [1.0]);
+        assert_eq!(exchanged.wait().unwrap(), [0, 1, 2]);
+        assert_eq!(varied_exchanged.wait().unwrap().counts, [[1, 0, 2][me]; 3]);
+        met.wait().unwrap();
+        assert_eq!(object.wait().unwrap(), "it");
+        assert_eq!(objects.wait().unwrap(), [0, 1, 2]);
+    });
+}
+
+#[tokio::test]
+async fn handles_are_futures() {
+    let group = kolo_collectives::local_group(2).unwrap();
+    let handles: Vec<_> = group
+        .iter()
+        .map(|comm| comm.start().all_reduce(vec![2.0_f32], ReduceOp::Product))
+        .collect();
+    for handle in handles {
+        assert_eq!(handle.await.unwrap(), [4.0]);
+    }
+}
+
+#[test]
+fn a_dropped_handle_goes_on_and_a_failed_one_gives_its_input_back() {
+    let group = Group::new(Kind::Memory, 2);
+    group.run(|comm| {
+        drop(comm.start().all_reduce(vec![1], ReduceOp::Sum));
+        let mut data = [1];
+        comm.all_reduce(&mut data, ReduceOp::Max).unwrap();
+        let length = 1 + comm.rank().index();
+        let failure = comm
+            .start()
+            .all_reduce(vec![7_u8; length], ReduceOp::Sum)
+            .wait_or_reclaim()
+            .unwrap_err();
+        assert!(
+            matches!(failure.error, CollectiveError::Mismatch { .. }),
+            "{failure:?}"
+        );
+        assert_eq!(failure.input, Some(vec![7; length]));
+    });
+    // The last clone may go while handles are under way.
+    let handles: Vec<_> = group
+        .members
+        .iter()
+        .map(|comm| comm.start().all_reduce(vec![1_i64; 100_000], ReduceOp::Sum))
+        .collect();
+    drop(group.members);
+    for handle in handles {
+        assert_eq!(handle.wait().unwrap(), vec![2; 100_000]);
+    }
+}

@@ -1,0 +1,151 @@
+//! The names of all kinds of messages.
+
+use super::*;
+
+/// Names all variants of an enum. Does not compile when one is added: add an example below, then its name here.
+macro_rules! variants {
+    ($kind:ident { $($variant:ident),* $(,)? }) => {{
+        fn all_are_named(message: &$kind) {
+            match message { $($kind::$variant { .. } => {})* }
+        }
+        let _: fn(&$kind) = all_are_named;
+        [$(concat!(stringify!($kind), "::", stringify!($variant))),*]
+    }};
+}
+
+pub(crate) fn required() -> BTreeSet<&'static str> {
+    let mut names = BTreeSet::from([
+        "JoinRequest",
+        "Welcome",
+        "Beat",
+        "LogBatch",
+        "WorkerCall",
+        "WorkerResult",
+    ]);
+    names.extend(variants!(JoinReply { Joined, Refused }));
+    names.extend(variants!(HeadRequest {
+        Register,
+        Heartbeats,
+        Events,
+        SignWorker,
+        Submit,
+        Cluster,
+        Jobs,
+        Job,
+        Stop,
+        Renew,
+        Drain,
+        CreateToken,
+        Tokens,
+        RevokeToken,
+        Revoke,
+        Reinstate,
+        Network,
+        Interfaces
+    }));
+    names.extend(variants!(SubmitFrame {
+        ProgramReady,
+        Stop,
+        Kill,
+        Done
+    }));
+    names.extend(variants!(NodeEvent {
+        WorkerReady,
+        WorkerExited,
+        JobGone
+    }));
+    names.extend(variants!(HeadReply {
+        Done,
+        Registered,
+        Signed,
+        Cluster,
+        Jobs,
+        Job,
+        Renewed,
+        Token,
+        Tokens,
+        Revoked,
+        Interfaces,
+        Refused
+    }));
+    names.extend(variants!(JobEvent {
+        Placed,
+        Healthy,
+        RankLost,
+        Ended
+    }));
+    names.extend(variants!(NodeRequest {
+        Revocations,
+        Reserve,
+        Release,
+        Start,
+        Membership,
+        RankLost,
+        Stop,
+        Kill,
+        HasProgram,
+        PutProgram,
+        Attach,
+        Logs,
+        Output,
+        Probe,
+        Echo
+    }));
+    names.extend(variants!(NodeReply {
+        Done,
+        Reserved,
+        Started,
+        HasProgram,
+        Attached,
+        Logs,
+        Output,
+        Probed,
+        Echo,
+        Refused
+    }));
+    names.extend(variants!(CallOp {
+        Function,
+        Create,
+        Method,
+        Drop
+    }));
+    names.extend(variants!(CallFrame { Call, Cancel }));
+    names.extend(variants!(CallReply { Result, Lost }));
+    names.extend(variants!(ToWorker {
+        Welcome,
+        Certificate,
+        Membership,
+        RankLost,
+        Peer,
+        Cancel,
+        Stop
+    }));
+    names.extend(variants!(FromWorker {
+        Hello,
+        Sign,
+        Ready,
+        ConnectPeer
+    }));
+    names.extend(variants!(Placement { Pack, Spread }));
+    names.extend(variants!(Exit {
+        Code,
+        Signal,
+        Unknown
+    }));
+    names.extend(
+        variants!(JobState {
+            Pending,
+            Placing,
+            Probing,
+            Starting,
+            Healthy,
+            Recovering,
+            Succeeded,
+            Failed,
+            Stopped
+        })
+        .map(|_| "JobState"),
+    );
+    names.extend(variants!(Outcome { Returned, Failed }));
+    names
+}
