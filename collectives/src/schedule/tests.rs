@@ -119,8 +119,9 @@ fn all_reduce_is_right_for_every_world_size() {
         for algorithm in REDUCERS {
             for (index, count) in lengths(world).into_iter().enumerate() {
                 let finish = index % 2 == world as usize % 2;
+                let segment = if index % 3 == 0 { 3 } else { count.max(1) };
                 let all = of_world(world, |schedule, group| {
-                    schedule.all_reduce(group, algorithm, count, finish);
+                    schedule.all_reduce(group, algorithm, count, segment, finish);
                 });
                 let (results, _) = sum(&all, &inputs(world, count));
                 let expected = sums(world, count, finish);
@@ -138,7 +139,7 @@ fn float_sums_have_the_same_bits_on_every_rank_nan_included() {
         for algorithm in REDUCERS {
             let count = 3 * world as usize + 1;
             let all = of_world(world, |schedule, group| {
-                schedule.all_reduce(group, algorithm, count, false);
+                schedule.all_reduce(group, algorithm, count, world as usize, false);
             });
             // Terms of very different size: another order gives other bits. A NaN here and there.
             let inputs: Vec<Vec<f32>> = (0..world)
@@ -172,7 +173,7 @@ fn every_rank_combines_in_one_order() {
         for algorithm in REDUCERS {
             let count = world as usize + 1;
             let all = of_world(world, |schedule, group| {
-                schedule.all_reduce(group, algorithm, count, false);
+                schedule.all_reduce(group, algorithm, count, count / 2 + 1, false);
             });
             assert!(same_order(&all, count), "{algorithm} {world}");
         }
@@ -579,7 +580,7 @@ fn ranks_send_as_many_bytes_as_theory_says() {
         let inputs = vec![vec![1; count]; n];
         let traffic = |algorithm| {
             let all = of_world(world, |schedule, group| {
-                schedule.all_reduce(group, algorithm, count, false);
+                schedule.all_reduce(group, algorithm, count, count, false);
             });
             (sum(&all, &inputs).1.sent, all)
         };
@@ -625,7 +626,7 @@ fn ranks_send_as_many_bytes_as_theory_says() {
 #[test]
 fn the_first_step_of_a_pair_is_found_by_its_peers() {
     let mut schedule = Schedule::default();
-    schedule.all_reduce(Group::new(1, 4), Algorithm::Ring, 8, true);
+    schedule.all_reduce(Group::new(1, 4), Algorithm::Ring, 8, 8, true);
     assert_eq!(schedule.peers_from(0).count(), 12);
     assert_eq!(schedule.peers_from(5).collect::<Vec<_>>(), [2, 0]);
     assert_eq!(schedule.peers_from(6).count(), 0);
@@ -675,16 +676,48 @@ fn the_simulator_sees_what_is_wrong() {
     assert!(error(&[&[outside]], &[]).contains("outside"));
 }
 
+#[test]
+fn a_ring_in_segments_reduces_one_while_it_gathers_the_other() {
+    for world in 2..=9_u32 {
+        let (rounds, segment) = (world as usize - 1, 3 * world as usize);
+        for segments in 1..5 {
+            let count = segments * segment - 1;
+            let all = of_world(world, |schedule, group| {
+                schedule.all_reduce(group, Algorithm::Ring, count, segment, true);
+            });
+            for schedule in &all {
+                assert_eq!(schedule.len(), (segments + 1) * rounds);
+                assert!(schedule.is_in_place(count));
+                // Nothing that is worked on at once lies farther apart than two segments.
+                for step in schedule.steps() {
+                    let starts = step
+                        .iter()
+                        .filter_map(Action::transfer)
+                        .map(|(_, span)| span.start);
+                    let ends = step
+                        .iter()
+                        .filter_map(Action::transfer)
+                        .map(|(_, span)| span.end());
+                    assert!(ends.max().unwrap() - starts.min().unwrap() <= 2 * segment);
+                }
+            }
+            let (_, traffic) = sum(&all, &inputs(world, count));
+            assert_eq!(traffic.sent.iter().sum::<usize>(), 2 * rounds * count);
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn any_reduction_of_any_length_is_right(
         world in WORLDS,
         count in 0_usize..700,
         algorithm in prop::sample::select(REDUCERS.to_vec()),
+        segment in 1_usize..200,
         seed in any::<u32>(),
     ) {
         let all = of_world(world, |schedule, group| {
-            schedule.all_reduce(group, algorithm, count, false);
+            schedule.all_reduce(group, algorithm, count, segment, false);
         });
         let inputs: Vec<Vec<i64>> = (0..world)
             .map(|rank| (0..count).map(|i| i64::from(seed ^ rank) * (i as i64 + 1)).collect())
