@@ -140,7 +140,7 @@ fn rows(options: &Options) -> Vec<Row> {
         for &bytes in &options.sizes {
             let chosen = choices.choose(kind, op, bytes);
             let row = |algorithm: Algorithm| {
-                let segment = Some(choices.segment(algorithm, bytes)).filter(|log| *log > 0);
+                let segment = Some(choices.segment(kind, algorithm, bytes)).filter(|log| *log > 0);
                 let segment = segment.map(|log| 1_u64 << log);
                 let each = segment.unwrap_or(u64::MAX) as f64;
                 let cost = predict(&model, shape, kind, algorithm, bytes as f64, each);

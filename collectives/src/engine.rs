@@ -193,6 +193,13 @@ impl Engine {
         }
     }
 
+    /// As [`Engine::abandon`], one that works in the caller's buffer.
+    pub(crate) fn abandon_with(&mut self, work: &[u8]) {
+        for link in &mut self.links {
+            link.abandon(work);
+        }
+    }
+
     /// Writes what waits on the links.
     pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut done = Poll::Ready(());

@@ -7,6 +7,7 @@
 //! | keep its certificate from ending | [`LiveCredentials`], [`renewal`] |
 //! | talk to another process | [`Endpoint`], [`Connection`], [`Stream`] |
 //! | move much to another process | [`TlsListener`], [`TlsLink`] |
+//! | block a thread on sockets of a runtime | [`direct`] |
 //! | know this host's network interfaces | [`interfaces`] |
 //! | know what may be said | [`wire`], [`frame`] |
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@
 pub mod authority;
 pub mod bulk;
 pub mod credentials;
+pub mod direct;
 pub mod endpoint;
 mod files;
 mod folder;

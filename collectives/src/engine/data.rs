@@ -50,7 +50,9 @@ impl Engine {
             return;
         }
         operation.algorithm = self.choices.choose(operation.kind, operation.reduce, bytes);
-        operation.segment = self.choices.segment(operation.algorithm, bytes);
+        operation.segment = self
+            .choices
+            .segment(operation.kind, operation.algorithm, bytes);
     }
 
     /// Makes the schedule of an operation, unless it is the last one's, and the room that it needs.
@@ -94,12 +96,17 @@ impl Engine {
         let root = operation.root.unwrap_or(0);
         let finish = finish_of(operation, self.world).is_some_and(|finish| !finish.is_nothing());
         let size = element_size(operation);
-        let segment = (1_usize << operation.segment) / size;
+        let segment = match operation.segment {
+            0 => count.max(1),
+            power => ((1_usize << power) / size).max(1),
+        };
         match operation.kind {
             OperationKind::AllReduce if operation.reduce == Some(ReduceOp::Adasum) => {
                 schedule.adasum(group, algorithm, count, size, finish);
             }
-            OperationKind::AllReduce => schedule.all_reduce(group, algorithm, count, finish),
+            OperationKind::AllReduce => {
+                schedule.all_reduce(group, algorithm, count, segment, finish);
+            }
             OperationKind::Reduce => {
                 schedule.reduce(group, algorithm, root, count, segment, finish);
             }

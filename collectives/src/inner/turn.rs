@@ -13,12 +13,12 @@ use super::Inner;
 use super::shared::{Given, Shared};
 use crate::blocking::Alarm;
 use crate::cause::Cause;
-use crate::element::Element;
+use crate::element::{self, DType, Element};
 use crate::engine::{Engine, element_size};
 use crate::error::CollectiveError;
 use crate::operation::{Operation, Tag};
 use crate::record::{Moved, ShortName};
-use crate::run::{Place, Run};
+use crate::run::{InPlace, Place, Run};
 
 /// The right to run operations, until it is dropped.
 #[derive(Debug)]
@@ -60,6 +60,30 @@ impl Turn<'_> {
         self.run_over_links(alarm, tag, operation, load)
             .await
             .map(drop)
+    }
+
+    /// As [`Turn::run`], of a buffer that is to hold the result. Without `stores` it stays as it is.
+    pub(crate) async fn run_in_place<A: Alarm, T: Element>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        operation: Operation,
+        data: &mut [T],
+        stores: bool,
+    ) -> Result<(), CollectiveError> {
+        let given = Given::Input(element::bytes_of(data));
+        if self.share(alarm, tag, operation, given).await? == Shared::Not {
+            let done = self
+                .run_over_links_in_place(alarm, tag, operation, data)
+                .await?;
+            if done {
+                return Ok(());
+            }
+        }
+        if stores {
+            self.store(data);
+        }
+        Ok(())
     }
 
     /// As [`Turn::run`], of an input in several parts.
@@ -120,6 +144,38 @@ impl Turn<'_> {
         mut operation: Operation,
         load: impl FnOnce(&mut Engine, &Operation),
     ) -> Result<Option<Operation>, CollectiveError> {
+        self.plan(tag, &mut operation)?;
+        load(&mut self.engine, &operation);
+        self.run_planned(alarm, tag, operation, None).await
+    }
+
+    /// Returns whether `data` holds the result; if not, it has to be [stored](Turn::store).
+    async fn run_over_links_in_place<A: Alarm, T: Element>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        mut operation: Operation,
+        data: &mut [T],
+    ) -> Result<bool, CollectiveError> {
+        self.plan(tag, &mut operation)?;
+        let schedule = &self.engine.schedule;
+        let suits = self.inner.world > 1
+            && operation.wire.is_none()
+            && T::DTYPE != DType::Bool
+            && schedule.is_in_place(data.len());
+        let place = if suits {
+            let writes = schedule.is_writing();
+            element::bytes_of_mut(data).map(|data| InPlace::new(data, writes))
+        } else {
+            self.engine.load(&operation, element::bytes_of(data));
+            None
+        };
+        self.run_planned(alarm, tag, operation, place).await?;
+        Ok(suits)
+    }
+
+    /// Chooses how to do an operation, and gets ready for it.
+    fn plan(&mut self, tag: Tag, operation: &mut Operation) -> Result<(), CollectiveError> {
         if let Err(error) = operation.check(self.inner.world) {
             let reason = format!("{operation}: {error}");
             return Err(self.refuse(tag, CollectiveError::Invalid { reason }));
@@ -129,12 +185,20 @@ impl Turn<'_> {
             self.engine
                 .settle(state.settings, state.tuning_now(), &state.layout);
         }
-        self.engine.choose(&mut operation);
-        self.operation = operation;
-        if let Err(error) = self.engine.plan(&operation) {
-            return Err(self.refuse(tag, error));
-        }
-        load(&mut self.engine, &operation);
+        self.engine.choose(operation);
+        self.operation = *operation;
+        self.engine
+            .plan(operation)
+            .map_err(|error| self.refuse(tag, error))
+    }
+
+    async fn run_planned<A: Alarm>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        operation: Operation,
+        place: Option<InPlace<'_>>,
+    ) -> Result<Option<Operation>, CollectiveError> {
         let inner = self.inner;
         let recording = Recording {
             inner,
@@ -158,6 +222,9 @@ impl Turn<'_> {
             tag,
             (self.started, self.deadline),
         );
+        if let Some(place) = place {
+            run = run.in_place(place);
+        }
         let result = drive(&mut run, alarm).await;
         drop(run);
         recording.end(&mut self.engine, result.is_ok());

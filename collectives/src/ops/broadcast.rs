@@ -100,12 +100,8 @@ impl Communicator {
             root: Some(root),
             ..self.request::<T>(kind, data.len())
         };
-        turn.run(alarm, tag, request, element::bytes_of(data))
-            .await?;
         // The root's own values, too, if the others get them rounded.
-        if root != self.inner.me || request.wire.is_some() {
-            turn.store(data);
-        }
-        Ok(())
+        let stores = root != self.inner.me || request.wire.is_some();
+        turn.run_in_place(alarm, tag, request, data, stores).await
     }
 }

@@ -376,9 +376,6 @@ impl Communicator {
         let kind = OperationKind::AllReduce;
         let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
         let request = self.reduction::<T>(kind, data.len(), op);
-        turn.run(alarm, tag, request, element::bytes_of(data))
-            .await?;
-        turn.store(data);
-        Ok(())
+        turn.run_in_place(alarm, tag, request, data, true).await
     }
 }

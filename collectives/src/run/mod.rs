@@ -6,6 +6,7 @@
 mod consent;
 mod gone;
 mod judge;
+mod place;
 mod share;
 mod stall;
 mod transfer;
@@ -27,6 +28,7 @@ use consent::Consent;
 use gone::Questions;
 use stall::Watch;
 
+pub(crate) use place::InPlace;
 pub(crate) use share::Mode;
 
 /// After its deadline a rank asks its peers who is still there. It names those that have said nothing after
@@ -101,6 +103,8 @@ pub(crate) struct Run<'a> {
     blocking: bool,
     /// For an operation in shared memory.
     input: &'a [u8],
+    /// Where it works, if not in the engine's own buffer.
+    in_place: Option<InPlace<'a>>,
     /// Until then this rank waits for the word of one that has left the operation.
     left_at: Option<Instant>,
     job: JobId,
@@ -144,12 +148,20 @@ impl<'a> Run<'a> {
             mode: Mode::Links,
             blocking: false,
             input: &[],
+            in_place: None,
             left_at: None,
             job: JobId(0),
         };
         run.enter_step();
         run.answer_joined();
         run
+    }
+
+    /// Works in the caller's buffer, which holds the input.
+    pub(crate) fn in_place(mut self, place: InPlace<'a>) -> Self {
+        self.in_place = Some(place);
+        self.keep();
+        self
     }
 
     /// Agrees on whether memory is shared.
@@ -519,7 +531,13 @@ impl<'a> Run<'a> {
         self.finished = true;
         self.engine.previous = None;
         tracing::debug!(rank = self.engine.me, operation = %self.request, tag = %self.tag, %error, "gave up");
-        self.engine.abandon();
+        match &mut self.in_place {
+            None => self.engine.abandon(),
+            Some(place) => {
+                self.engine.abandon_with(place.bytes());
+                place.restore(&self.engine.work);
+            }
+        }
         match self.mode {
             Mode::Links => {}
             Mode::Form => self.give_up_form(),

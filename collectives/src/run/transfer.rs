@@ -25,6 +25,10 @@ impl Run<'_> {
             generation,
             ..
         } = &mut *self.engine;
+        let work = match &self.in_place {
+            None => work.bytes(),
+            Some(place) => place.bytes(),
+        };
         let link = &mut links[peer as usize];
         let step = schedule.step(self.step);
         while link.write_error.is_none() {
@@ -43,7 +47,7 @@ impl Run<'_> {
                 });
                 link.send(&header, segment.start..segment.end());
             }
-            match link.poll_write(cx, work.bytes()) {
+            match link.poll_write(cx, work) {
                 Poll::Pending | Poll::Ready(Ok(false)) => return,
                 Poll::Ready(Ok(true)) => {
                     if let Some((index, segment)) = send {
@@ -189,8 +193,12 @@ impl Run<'_> {
         }
         let place = self.engine.schedule.step(self.step)[action];
         let start = segment(place, self.engine.progress[action], self.size).start;
-        let into = &mut self.engine.work.bytes_mut()[start + got..start + length];
-        self.engine.links[peer as usize].poll_payload(cx, into)
+        let Engine { links, work, .. } = &mut *self.engine;
+        let work = match &mut self.in_place {
+            None => work.bytes_mut(),
+            Some(place) => place.bytes_mut(),
+        };
+        links[peer as usize].poll_payload(cx, &mut work[start + got..start + length])
     }
 
     fn segment_done(&mut self, peer: u32, header: Data, index: usize) {
@@ -202,9 +210,13 @@ impl Run<'_> {
             (action, self.request.wire_type(), self.request.reduce)
         {
             let start = segment(action, progress, self.size).start;
-            let into = &mut self.engine.work.bytes_mut()[start..start + length];
-            let from = &self.engine.links[peer as usize].stage.bytes()[..length];
-            reduce::combine(dtype, op, into, from);
+            let Engine { links, work, .. } = &mut *self.engine;
+            let work = match &mut self.in_place {
+                None => work.bytes_mut(),
+                Some(place) => place.bytes_mut(),
+            };
+            let from = &links[peer as usize].stage.bytes()[..length];
+            reduce::combine(dtype, op, &mut work[start..start + length], from);
         }
         self.engine.progress[index] = after(action, progress, self.size, length);
     }
@@ -222,6 +234,15 @@ impl Run<'_> {
             bytes: 0,
             done: action.transfer().is_none(),
         }));
+        self.keep();
+    }
+
+    /// Keeps what the present step may overwrite in the caller's buffer.
+    pub(super) fn keep(&mut self) {
+        if let Some(place) = &mut self.in_place {
+            let Engine { schedule, work, .. } = &mut *self.engine;
+            place.keep(work, schedule.step(self.step), self.size, &self.request);
+        }
     }
 
     pub(super) fn do_local_actions(&mut self) {
@@ -232,7 +253,10 @@ impl Run<'_> {
             ..
         } = &mut *self.engine;
         let finish = finish_of(&self.request, *world);
-        let work = work.bytes_mut();
+        let work = match &mut self.in_place {
+            None => work.bytes_mut(),
+            Some(place) => place.bytes_mut(),
+        };
         let size = self.size;
         let bytes = |span: Span| span.start * size..span.end() * size;
         for action in schedule.step(self.step) {

@@ -120,6 +120,23 @@ impl Action {
             .filter(|_| !matches!(self, Self::Send { .. }))
     }
 
+    /// Where what it touches ends.
+    pub(crate) fn end(&self) -> usize {
+        match *self {
+            Self::Send { span, .. }
+            | Self::Receive { span, .. }
+            | Self::ReceiveReduce { span, .. }
+            | Self::Finish { span } => span.end(),
+            Self::Combine { from, into }
+            | Self::Copy { from, into }
+            | Self::AddDots { from, into } => from.end().max(into.end()),
+            Self::Dots { left, right, into } => left.end().max(right.end()).max(into.end()),
+            Self::Blend {
+                from, into, dots, ..
+            } => from.end().max(into.end()).max(dots.end()),
+        }
+    }
+
     pub(super) fn peer_mut(&mut self) -> Option<&mut u32> {
         match self {
             Self::Send { peer, .. }

@@ -53,6 +53,10 @@ pub struct Choices {
 /// A difference of less is rounding.
 const NOISE: f64 = 1.0 - 1e-6;
 
+/// The least segment of a ring, and the least message in it.
+const RING_SEGMENT: u64 = 1 << 20;
+const RING_MESSAGE: u64 = 256 << 10;
+
 /// From here on nothing changes any more, it is thought.
 const LARGEST: u32 = 38;
 
@@ -102,16 +106,27 @@ impl Choices {
         rows[row.min(rows.len() - 1)].algorithm
     }
 
-    /// The segment of a pipelined algorithm, as two to which power of bytes; 0 for the others.
+    /// The segment of an operation of so many bytes that is pipelined, as two to which power of bytes; 0 for the others.
     #[must_use]
-    pub fn segment(&self, algorithm: Algorithm, bytes: u64) -> u8 {
-        if algorithm != Algorithm::Chain {
-            return 0;
-        }
-        self.tuning
-            .segment
-            .unwrap_or_else(|| best_segment(&self.tuning.model, self.shape, bytes as f64))
-            .min(40)
+    pub fn segment(&self, kind: OperationKind, algorithm: Algorithm, bytes: u64) -> u8 {
+        let power = match (kind, algorithm) {
+            (_, Algorithm::Chain) => self
+                .tuning
+                .segment
+                .unwrap_or_else(|| best_segment(&self.tuning.model, self.shape, bytes as f64)),
+            (OperationKind::AllReduce, Algorithm::Ring) => {
+                let power = self
+                    .tuning
+                    .segment
+                    .unwrap_or_else(|| ring_segment(self.shape));
+                if bytes >> power.min(40) < 2 {
+                    return 0;
+                }
+                power
+            }
+            _ => return 0,
+        };
+        power.clamp(3, 40)
     }
 
     /// Which algorithm is chosen for which sizes, all in all.
@@ -227,6 +242,15 @@ fn able(kind: OperationKind, adasum: bool) -> &'static [Algorithm] {
     } else {
         Algorithm::able(kind)
     }
+}
+
+/// What the ranks of a ring work on at once, two segments, fits the second-level cache of most processors, but their
+/// messages stay long beside what a message costs.
+fn ring_segment(shape: Shape) -> u8 {
+    let messages = u64::from(shape.world) * RING_MESSAGE;
+    #[allow(clippy::cast_possible_truncation)] // it is below 64
+    let power = messages.max(RING_SEGMENT).next_power_of_two().ilog2() as u8;
+    power
 }
 
 /// A chain of n ranks takes n - 2 + S/s steps of alpha + s beta each: least where s^2 = S alpha / ((n - 2) beta).
@@ -352,8 +376,13 @@ mod tests {
     #[test]
     fn a_chain_has_more_segments_the_more_there_is_to_send() {
         let choices = Choices::new(Tuning::default(), Shape::even(16, 1));
-        assert_eq!(choices.segment(Algorithm::Ring, 1 << 30), 0);
-        let segments = |bytes: u64| bytes >> choices.segment(Algorithm::Chain, bytes);
+        assert_eq!(
+            choices.segment(OperationKind::AllReduce, Algorithm::Halving, 1 << 30),
+            0
+        );
+        let segments = |bytes: u64| {
+            bytes >> choices.segment(OperationKind::Broadcast, Algorithm::Chain, bytes)
+        };
         assert!(segments(1 << 20) < segments(1 << 24));
         assert!(segments(1 << 24) < segments(1 << 30));
         let fixed = Tuning {
@@ -361,6 +390,9 @@ mod tests {
             ..Tuning::default()
         };
         let choices = Choices::new(fixed, Shape::even(16, 1));
-        assert_eq!(choices.segment(Algorithm::Chain, 1 << 30), 14);
+        assert_eq!(
+            choices.segment(OperationKind::Broadcast, Algorithm::Chain, 1 << 30),
+            14
+        );
     }
 }

@@ -18,7 +18,7 @@ fn check(layout: &Layout, count: usize) {
     let world = layout.world();
     for algorithm in REDUCERS {
         let all = schedules(layout, |schedule, group| {
-            schedule.all_reduce(group, algorithm, count, true);
+            schedule.all_reduce(group, algorithm, count, count.max(1), true);
         });
         let (results, traffic) = sum(&all, &inputs(world, count));
         for result in results {
@@ -168,7 +168,7 @@ fn the_formula_agrees_with_the_schedules() {
                     let segment = 4096;
                     let all = schedules(&layout, |schedule, group| match kind {
                         OperationKind::AllReduce => {
-                            schedule.all_reduce(group, algorithm, total, false);
+                            schedule.all_reduce(group, algorithm, total, total, false);
                         }
                         OperationKind::Reduce => {
                             schedule.reduce(group, algorithm, 0, total, segment, false);
@@ -257,7 +257,7 @@ fn two_ranks_cost_what_the_model_says() {
     let layout = Layout::of_slots(&[1, 1]);
     let bytes = 1_000_000;
     let all = schedules(&layout, |schedule, group| {
-        schedule.all_reduce(group, Algorithm::Ring, bytes, false);
+        schedule.all_reduce(group, Algorithm::Ring, bytes, bytes, false);
     });
     let run = time(&model, &layout, &all, 1);
     let half = bytes as f64 / 2.0;

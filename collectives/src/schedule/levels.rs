@@ -133,7 +133,7 @@ pub(super) fn all_reduce(
                 Algorithm::TwoLevelHalving => {
                     halving::all_reduce(out, team, mine.start, mine.len, finish);
                 }
-                _ => ring::all_reduce(out, team, mine.start, mine.len, finish),
+                _ => ring::all_reduce(out, team, mine.start, mine.len, mine.len.max(1), finish),
             }
             home.name_ranks(out, first);
         }

@@ -25,7 +25,7 @@
 //! | [`Halving`](Algorithm::Halving) | all-reduce | 2 log n, +2 | 2 S (p-1)/p, + S |
 //! | | reduce-scatter | log n, +2 | S (p-1)/p, + S |
 //! | | Adasum | log n (log n + 5)/2 | 2 S (n-1)/n |
-//! | [`Ring`](Algorithm::Ring) | all-reduce | 2 (n-1) | 2 S (n-1)/n |
+//! | [`Ring`](Algorithm::Ring) | all-reduce | (segments + 1) (n-1) | 2 S (n-1)/n |
 //! | | reduce-scatter, all-gather | n-1 | S (n-1)/n |
 //! | | reduce | n-1 + log n | up to S (n-1)/n + S/2 |
 //! | [`Bruck`](Algorithm::Bruck) | all-gather | log n | (n-1) shares |
@@ -200,6 +200,24 @@ impl Schedule {
         self.ends.is_empty()
     }
 
+    /// Whether it can work in a buffer of `count` elements that holds the input and shall hold the result.
+    #[must_use]
+    pub fn is_in_place(&self, count: usize) -> bool {
+        let all = Span::between(0, count);
+        let result = Output { from: all, to: 0 };
+        self.buffer == count
+            && self.input.is_none_or(|input| input == all)
+            && self.outputs == [result]
+    }
+
+    /// Whether it changes anything in its buffer.
+    #[must_use]
+    pub fn is_writing(&self) -> bool {
+        self.actions
+            .iter()
+            .any(|action| !matches!(action, Action::Send { .. }))
+    }
+
     /// The peers of the steps from `step` on; a peer comes once for every transfer.
     pub fn peers_from(&self, step: usize) -> impl Iterator<Item = u32> + '_ {
         let start = step.checked_sub(1).map_or(0, |previous| {
@@ -257,7 +275,7 @@ impl Schedule {
     }
 
     /// Makes it the schedule of an all-reduce of `count` elements. `finish` says that there is something to do to
-    /// combined values ([`Action::Finish`]).
+    /// combined values ([`Action::Finish`]). A ring of more than `segment` elements is pipelined.
     ///
     /// An algorithm that is not [able](Algorithm::able) to counts as [`Algorithm::Ring`], here and below; one of two levels
     /// without a layout as what it does across hosts.
@@ -266,6 +284,7 @@ impl Schedule {
         group: Group<'_>,
         algorithm: Algorithm,
         count: usize,
+        segment: usize,
         finish: bool,
     ) {
         self.clear();
@@ -304,7 +323,7 @@ impl Schedule {
             }
             _ => {
                 self.whole(count);
-                ring::all_reduce(self, team, 0, count, finish);
+                ring::all_reduce(self, team, 0, count, segment, finish);
             }
         }
     }

@@ -129,7 +129,7 @@ fn ranks_send_as_many_bytes_as_theory_says() {
         let inputs = vec![vec![1; count]; n];
         let traffic = |algorithm| {
             let all = of_world(world, |schedule, group| {
-                schedule.all_reduce(group, algorithm, count, false);
+                schedule.all_reduce(group, algorithm, count, count, false);
             });
             (sum(&all, &inputs).1.sent, all)
         };
@@ -175,7 +175,7 @@ fn ranks_send_as_many_bytes_as_theory_says() {
 #[test]
 fn the_first_step_of_a_pair_is_found_by_its_peers() {
     let mut schedule = Schedule::default();
-    schedule.all_reduce(Group::new(1, 4), Algorithm::Ring, 8, true);
+    schedule.all_reduce(Group::new(1, 4), Algorithm::Ring, 8, 8, true);
     assert_eq!(schedule.peers_from(0).count(), 12);
     assert_eq!(schedule.peers_from(5).collect::<Vec<_>>(), [2, 0]);
     assert_eq!(schedule.peers_from(6).count(), 0);
@@ -231,10 +231,11 @@ proptest! {
         world in WORLDS,
         count in 0_usize..700,
         algorithm in prop::sample::select(REDUCERS.to_vec()),
+        segment in 1_usize..200,
         seed in any::<u32>(),
     ) {
         let all = of_world(world, |schedule, group| {
-            schedule.all_reduce(group, algorithm, count, false);
+            schedule.all_reduce(group, algorithm, count, segment, false);
         });
         let inputs: Vec<Vec<i64>> = (0..world)
             .map(|rank| (0..count).map(|i| i64::from(seed ^ rank) * (i as i64 + 1)).collect())

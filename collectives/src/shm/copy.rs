@@ -93,6 +93,25 @@ pub(super) unsafe fn stream_lines<const FAR: bool>(from: *const u8, into: *mut u
     unsafe { bytes(from, into, lines * LINE) }
 }
 
+/// Copies past the caches on the way out, for what is hardly ever read again.
+///
+/// # Panics
+///
+/// If the lengths differ.
+pub(crate) fn away(from: &[u8], into: &mut [u8]) {
+    assert_eq!(from.len(), into.len(), "a copy has one length");
+    let head = into.as_ptr().align_offset(LINE).min(into.len());
+    let lines = (into.len() - head) / LINE;
+    let tail = head + lines * LINE;
+    into[..head].copy_from_slice(&from[..head]);
+    // SAFETY: both have `lines` lines from `head` on, where the destination is aligned.
+    unsafe {
+        stream_lines::<false>(from[head..].as_ptr(), into[head..].as_mut_ptr(), lines);
+    }
+    fence();
+    into[tail..].copy_from_slice(&from[tail..]);
+}
+
 /// Makes what was streamed visible before what is written next.
 pub(super) fn fence() {
     #[cfg(target_arch = "x86_64")]
@@ -129,6 +148,18 @@ mod tests {
             unsafe { bytes(from.as_ptr(), into.as_mut_ptr(), count) };
             assert_eq!(into[..count], from[..count]);
             assert!(into[count..].iter().all(|byte| *byte == 0));
+        }
+    }
+
+    #[test]
+    fn a_copy_past_the_caches_is_a_copy() {
+        let from: Vec<u8> = (0..4000_u32).map(|value| (value % 251) as u8).collect();
+        for (skip, count) in [(0, 0), (1, 5), (7, 63), (3, 64), (0, 129), (11, 3000)] {
+            let mut into = vec![0_u8; 4000];
+            away(&from[..count], &mut into[skip..skip + count]);
+            assert_eq!(into[skip..skip + count], from[..count]);
+            assert!(into[..skip].iter().all(|byte| *byte == 0));
+            assert!(into[skip + count..].iter().all(|byte| *byte == 0));
         }
     }
 }

@@ -22,7 +22,7 @@
 
 pub(crate) mod arena;
 pub(crate) mod buffer;
-mod copy;
+pub(crate) mod copy;
 pub(crate) mod map;
 mod parts;
 mod region;

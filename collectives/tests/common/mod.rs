@@ -427,6 +427,8 @@ pub(crate) fn force(group: &Group, algorithm: Algorithm) {
     for comm in &group.members {
         comm.set_tuning(Tuning {
             force: Some(algorithm),
+            // So that what is long here is pipelined.
+            segment: Some(16),
             ..Tuning::default()
         });
     }

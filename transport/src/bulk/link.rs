@@ -5,15 +5,17 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::pin::Pin;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use rustls::crypto::cipher::OutboundChunks;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::records::{HEADER, MOST_BODY, MOST_PLAIN, Opened, RecordError, Records};
+use crate::direct::Socket;
 use crate::identity::Identity;
 use crate::runtime::TransportRuntime;
 
@@ -71,10 +73,11 @@ impl From<RecordError> for LinkLost {
 }
 
 /// A connection of TLS 1.3 over TCP to a peer whose certificate was checked. It carries bytes both ways and is polled, so that
-/// one task can drive many in both directions. Dropped, it says that it ends, and delivers what was sent for two seconds more.
+/// one task can drive many in both directions. A thread in [`block_on`](crate::direct::block_on) that polls it sleeps on its
+/// socket by itself. Dropped, it says that it ends, and delivers what was sent for two seconds more.
 pub struct TlsLink {
     /// `None` while it is dropped.
-    tcp: Option<TcpStream>,
+    tcp: Option<Socket>,
     records: Records,
     peer: Identity,
     remote: SocketAddr,
@@ -97,9 +100,10 @@ impl TlsLink {
         peer: Identity,
         remote: SocketAddr,
         runtime: &TransportRuntime,
-    ) -> Self {
-        Self {
-            tcp: Some(tcp),
+    ) -> io::Result<Self> {
+        let socket = tcp.into_std()?.into();
+        Ok(Self {
+            tcp: Some(Socket::new(socket, runtime.handle().clone())),
             records,
             peer,
             remote,
@@ -110,7 +114,7 @@ impl TlsLink {
             sealed: 0..0,
             end: None,
             runtime: runtime.clone(),
-        }
+        })
     }
 
     /// Who is at the other end.
@@ -194,13 +198,14 @@ impl TlsLink {
                 return Poll::Ready(Ok(()));
             };
             let mut slices = [IoSlice::new(&[]); BATCH + 2];
-            let mut count = 0;
+            let (mut count, mut length) = (0, 0);
             for (slice, record) in slices.iter_mut().zip(&self.out) {
                 let sent = if count == 0 { self.out_sent } else { 0 };
                 *slice = IoSlice::new(&record[sent..]);
-                count += 1;
+                (count, length) = (count + 1, length + slice.len());
             }
-            let written = ready!(Pin::new(tcp).poll_write_vectored(cx, &slices[..count]))?;
+            let slices = &slices[..count];
+            let written = ready!(tcp.poll_write_with(cx, length, |tcp| send(tcp, slices)))?;
             if written == 0 {
                 return Poll::Ready(Err(io::Error::from(io::ErrorKind::WriteZero).into()));
             }
@@ -302,14 +307,17 @@ impl TlsLink {
         let Some(tcp) = &mut self.tcp else {
             return Poll::Pending;
         };
-        let mut space = ReadBuf::new(&mut self.buffer[self.sealed.end..]);
-        match ready!(Pin::new(tcp).poll_read(cx, &mut space)) {
-            Ok(()) if space.filled().is_empty() => {
+        let space = &mut self.buffer[self.sealed.end..];
+        let received = tcp.poll_read_with(cx, space.len(), |tcp| {
+            Ok(rustix::net::recv(tcp, &mut *space, RecvFlags::empty())?.0)
+        });
+        match ready!(received) {
+            Ok(0) => {
                 let reason =
                     "the peer's side ended without a word; its process may be gone".to_owned();
                 self.end = Some(Err(LinkLost::Broken { reason }));
             }
-            Ok(()) => self.sealed.end += space.filled().len(),
+            Ok(count) => self.sealed.end += count,
             Err(error) => self.end = Some(Err(error.into())),
         }
         Poll::Ready(())
@@ -328,7 +336,7 @@ impl TlsLink {
 
 impl Drop for TlsLink {
     fn drop(&mut self) {
-        let Some(mut tcp) = self.tcp.take() else {
+        let Some(tcp) = self.tcp.take() else {
             return;
         };
         if matches!(self.end, Some(Err(_))) {
@@ -339,7 +347,7 @@ impl Drop for TlsLink {
         }
         // As far as it goes at once: the process may end now.
         while let Some(first) = self.out.front() {
-            match tcp.try_write(&first[self.out_sent..]) {
+            match send(tcp.as_fd(), &[IoSlice::new(&first[self.out_sent..])]) {
                 Ok(written) if written > 0 => self.sent(written),
                 _ => break,
             }
@@ -356,6 +364,7 @@ impl Drop for TlsLink {
         let waiting = runtime.clone();
         runtime.handle().spawn(async move {
             let rest = async {
+                let mut tcp = TcpStream::from_std(tcp.into_fd()?.into())?;
                 for (record, sent) in out
                     .iter()
                     .zip([sent].into_iter().chain(std::iter::repeat(0)))
@@ -372,6 +381,12 @@ impl Drop for TlsLink {
             drop(waiting.timeout(LINGER, rest).await);
         });
     }
+}
+
+fn send(tcp: BorrowedFd<'_>, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    let mut nothing = SendAncillaryBuffer::default();
+    let sent = rustix::net::sendmsg(tcp, parts, &mut nothing, SendFlags::NOSIGNAL)?;
+    Ok(sent)
 }
 
 impl fmt::Debug for TlsLink {

@@ -174,7 +174,8 @@ impl Admission {
             .dangerous_into_kernel_connection()
             .map_err(|error| error.to_string())
             .and_then(Records::server)?;
-        let link = TlsLink::new(tcp, records, peer, remote, &self.runtime);
+        let link = TlsLink::new(tcp, records, peer, remote, &self.runtime)
+            .map_err(|error| error.to_string())?;
         self.accepted
             .send(link)
             .await

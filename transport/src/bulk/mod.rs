@@ -90,13 +90,8 @@ async fn open(
         .map_err(|error| error.to_string())
         .and_then(Records::client)
         .map_err(failed)?;
-    Ok(TlsLink::new(
-        tcp,
-        records,
-        peer,
-        address,
-        endpoint.runtime(),
-    ))
+    TlsLink::new(tcp, records, peer, address, endpoint.runtime())
+        .map_err(|error| failed(error.to_string()))
 }
 
 async fn dial(own: SocketAddr, address: SocketAddr) -> io::Result<TcpStream> {
@@ -123,6 +118,7 @@ fn from_where(mut own: SocketAddr, peer: SocketAddr) -> Option<SocketAddr> {
 /// only do not read yet: a worker that comes to an operation later than the others, say.
 fn prepare(tcp: &TcpStream, config: &EndpointConfig) -> io::Result<()> {
     tcp.set_nodelay(true)?;
+    choose_congestion_control(tcp, config.tcp_congestion.as_deref())?;
     // The kernel counts in seconds here, and in milliseconds there.
     let second = std::time::Duration::from_secs(1);
     sockopt::set_socket_keepalive(tcp, true)?;
@@ -130,6 +126,22 @@ fn prepare(tcp: &TcpStream, config: &EndpointConfig) -> io::Result<()> {
     sockopt::set_tcp_keepintvl(tcp, config.keep_alive.max(second))?;
     let probes = config.idle_timeout.as_secs().clamp(2, 100);
     sockopt::set_tcp_keepcnt(tcp, probes as u32)?;
+    Ok(())
+}
+
+/// BBR where the host has it by default is replaced: it sends at a rate of its own, by a timer for each packet, which on the short
+/// paths between the hosts of a cluster costs more processor time than all else that TCP does. CUBIC is in every kernel.
+fn choose_congestion_control(tcp: &TcpStream, asked: Option<&str>) -> std::io::Result<()> {
+    if let Some(asked) = asked {
+        return sockopt::set_tcp_congestion(tcp, asked).map_err(|error| {
+            let reason = format!("congestion control {asked:?} is not to be had: {error}");
+            std::io::Error::new(error.kind(), reason)
+        });
+    }
+    if sockopt::tcp_congestion(tcp).is_ok_and(|name| name.starts_with("bbr")) {
+        // A host that allows nothing else has slow links, and not none.
+        sockopt::set_tcp_congestion(tcp, "cubic").ok();
+    }
     Ok(())
 }
 

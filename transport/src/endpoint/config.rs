@@ -53,6 +53,10 @@ pub struct EndpointConfig {
     /// Largest UDP payload that is tried, in bytes. Default: 1452, which fits Ethernet. On a network with
     /// jumbo frames set it to the MTU less 48 on all members: it halves the cost of bulk data.
     pub mtu_upper_bound: u16,
+    /// Congestion control of [bulk connections](crate::bulk), as `net.ipv4.tcp_available_congestion_control` names it. Default:
+    /// that of the host (`net.ipv4.tcp_congestion_control`), but for BBR, for which CUBIC is taken: BBR's timers halve what a
+    /// connection inside a cluster carries. One that the host does not have or allow makes connections fail.
+    pub tcp_congestion: Option<String>,
     /// Who lets joiners in. Default: nobody.
     pub join: Option<Arc<dyn JoinHandler>>,
 }
@@ -74,6 +78,7 @@ impl Default for EndpointConfig {
             receive_window: 64 << 20,
             socket_buffer: 32 << 20,
             mtu_upper_bound: 1452,
+            tcp_congestion: None,
             join: None,
         }
     }

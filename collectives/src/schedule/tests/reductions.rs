@@ -8,8 +8,9 @@ fn all_reduce_is_right_for_every_world_size() {
         for algorithm in REDUCERS {
             for (index, count) in lengths(world).into_iter().enumerate() {
                 let finish = index % 2 == world as usize % 2;
+                let segment = if index % 3 == 0 { 3 } else { count.max(1) };
                 let all = of_world(world, |schedule, group| {
-                    schedule.all_reduce(group, algorithm, count, finish);
+                    schedule.all_reduce(group, algorithm, count, segment, finish);
                 });
                 let (results, _) = sum(&all, &inputs(world, count));
                 let expected = sums(world, count, finish);
@@ -27,7 +28,7 @@ fn float_sums_have_the_same_bits_on_every_rank_nan_included() {
         for algorithm in REDUCERS {
             let count = 3 * world as usize + 1;
             let all = of_world(world, |schedule, group| {
-                schedule.all_reduce(group, algorithm, count, false);
+                schedule.all_reduce(group, algorithm, count, world as usize, false);
             });
             // Terms of very different size: another order gives other bits. A NaN here and there.
             let inputs: Vec<Vec<f32>> = (0..world)
@@ -61,7 +62,7 @@ fn every_rank_combines_in_one_order() {
         for algorithm in REDUCERS {
             let count = world as usize + 1;
             let all = of_world(world, |schedule, group| {
-                schedule.all_reduce(group, algorithm, count, false);
+                schedule.all_reduce(group, algorithm, count, count / 2 + 1, false);
             });
             assert!(same_order(&all, count), "{algorithm} {world}");
         }
@@ -235,6 +236,37 @@ fn scalar_products_lie_where_an_f64_may() {
                     }
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn a_ring_in_segments_reduces_one_while_it_gathers_the_other() {
+    for world in 2..=9_u32 {
+        let (rounds, segment) = (world as usize - 1, 3 * world as usize);
+        for segments in 1..5 {
+            let count = segments * segment - 1;
+            let all = of_world(world, |schedule, group| {
+                schedule.all_reduce(group, Algorithm::Ring, count, segment, true);
+            });
+            for schedule in &all {
+                assert_eq!(schedule.len(), (segments + 1) * rounds);
+                assert!(schedule.is_in_place(count));
+                // Nothing that is worked on at once lies farther apart than two segments.
+                for step in schedule.steps() {
+                    let starts = step
+                        .iter()
+                        .filter_map(Action::transfer)
+                        .map(|(_, span)| span.start);
+                    let ends = step
+                        .iter()
+                        .filter_map(Action::transfer)
+                        .map(|(_, span)| span.end());
+                    assert!(ends.max().unwrap() - starts.min().unwrap() <= 2 * segment);
+                }
+            }
+            let (_, traffic) = sum(&all, &inputs(world, count));
+            assert_eq!(traffic.sent.iter().sum::<usize>(), 2 * rounds * count);
         }
     }
 }

@@ -1,0 +1,302 @@
+//! A thread that runs a future and sleeps in between.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+
+/// Sockets that are waited for without asking the allocator.
+const FEW: usize = 16;
+
+/// What others need of a sleeping thread.
+struct Bell {
+    thread: Thread,
+    woken: AtomicBool,
+    /// The thread is in `poll(2)`, or about to be.
+    polling: AtomicBool,
+    /// Ends its `poll(2)`. `None` if the system gave no descriptor: then the thread sleeps on nothing else.
+    event: Option<OwnedFd>,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.woken.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        match &self.event {
+            // The thread says that it polls before it looks at `woken` for the last time.
+            Some(event) if self.polling.load(Ordering::SeqCst) => {
+                // It can only be full, and then the thread wakes up anyway.
+                rustix::io::write(event, &1_u64.to_ne_bytes()).ok();
+            }
+            _ => self.thread.unpark(),
+        }
+    }
+}
+
+/// A socket that the thread waits for.
+struct Wanted {
+    /// A socket that is dropped meanwhile is closed at once.
+    socket: Weak<OwnedFd>,
+    flags: PollFlags,
+}
+
+struct Sleeper {
+    bell: Arc<Bell>,
+    waker: Waker,
+    /// How many `block_on` run inside each other. The list is the outermost's.
+    depth: Cell<usize>,
+    wanted: RefCell<Vec<Wanted>>,
+}
+
+thread_local! {
+    // One for all futures of the thread: no allocation and no descriptor after the first.
+    static SLEEPER: Sleeper = {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let bell = Arc::new(Bell {
+            thread: std::thread::current(),
+            woken: AtomicBool::new(false),
+            polling: AtomicBool::new(false),
+            event: event.ok(),
+        });
+        Sleeper {
+            waker: Waker::from(Arc::clone(&bell)),
+            bell,
+            depth: Cell::new(0),
+            wanted: RefCell::default(),
+        }
+    };
+}
+
+/// Whether the task that polls is the future that this thread runs and that may sleep on sockets.
+pub(super) fn is_own(cx: &Context<'_>) -> bool {
+    SLEEPER.with(|sleeper| {
+        sleeper.depth.get() == 1
+            && sleeper.bell.event.is_some()
+            && cx.waker().will_wake(&sleeper.waker)
+    })
+}
+
+/// The thread will sleep until this can be read or written, too.
+pub(super) fn want(socket: &Arc<OwnedFd>, flags: PollFlags) {
+    SLEEPER.with(|sleeper| {
+        let mut wanted = sleeper.wanted.borrow_mut();
+        let known = wanted
+            .iter_mut()
+            .find(|known| known.socket.as_ptr() == Arc::as_ptr(socket));
+        match known {
+            Some(known) => known.flags |= flags,
+            None => wanted.push(Wanted {
+                socket: Arc::downgrade(socket),
+                flags,
+            }),
+        }
+    });
+}
+
+/// Runs a future on this thread. When it is pending, the thread sleeps until its waker is woken, one of the [`Socket`](super::Socket)s
+/// that it has polled in vain has something to give, or the time has come that `until` says; then the future is polled again.
+///
+/// Inside another `block_on` on the same thread it works as well, but there sockets wake it through their runtime.
+///
+/// # Panics
+///
+/// If the future does.
+pub fn block_on<F: Future>(until: impl Fn() -> Option<Instant>, future: F) -> F::Output {
+    let mut future = pin!(future);
+    SLEEPER.with(|sleeper| {
+        let _entered = Entered::new(sleeper);
+        let mut cx = Context::from_waker(&sleeper.waker);
+        loop {
+            // Cleared before the poll, so that what happens during it is not missed.
+            sleeper.bell.woken.store(false, Ordering::SeqCst);
+            if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
+                return output;
+            }
+            sleeper.sleep(until());
+        }
+    })
+}
+
+/// Clears the list, also when the future panics.
+struct Entered<'a>(&'a Sleeper);
+
+impl<'a> Entered<'a> {
+    fn new(sleeper: &'a Sleeper) -> Self {
+        sleeper.depth.set(sleeper.depth.get() + 1);
+        Self(sleeper)
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let depth = self.0.depth.get() - 1;
+        self.0.depth.set(depth);
+        if depth == 0 {
+            self.0.wanted.borrow_mut().clear();
+        } else {
+            // Whatever woke the inner one may have been meant for the outer one.
+            self.0.bell.woken.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Sleeper {
+    fn sleep(&self, until: Option<Instant>) {
+        if self.depth.get() > 1 || self.wanted.borrow().is_empty() {
+            self.park(until);
+            return;
+        }
+        let mut wanted = self.wanted.borrow_mut();
+        self.bell.polling.store(true, Ordering::SeqCst);
+        if !self.bell.woken.load(Ordering::SeqCst) {
+            self.poll(&wanted, until);
+        }
+        self.bell.polling.store(false, Ordering::SeqCst);
+        wanted.clear();
+    }
+
+    fn park(&self, until: Option<Instant>) {
+        while !self.bell.woken.load(Ordering::SeqCst) {
+            match until {
+                None => std::thread::park(),
+                Some(at) => {
+                    let Some(left) = at.checked_duration_since(Instant::now()) else {
+                        return;
+                    };
+                    std::thread::park_timeout(left);
+                }
+            }
+        }
+    }
+
+    /// Whatever ends it, the future is polled next and finds out itself.
+    fn poll(&self, wanted: &[Wanted], until: Option<Instant>) {
+        let Some(event) = &self.bell.event else {
+            return;
+        };
+        let timeout = until.map(|at| {
+            let left = at.saturating_duration_since(Instant::now());
+            Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            }
+        });
+        // They stay open as long as the thread sleeps on them.
+        let mut few: [Option<Arc<OwnedFd>>; FEW] = Default::default();
+        let many: Vec<Option<Arc<OwnedFd>>>;
+        let sockets = if wanted.len() <= FEW {
+            for (place, one) in few.iter_mut().zip(wanted) {
+                *place = one.socket.upgrade();
+            }
+            &few[..wanted.len()]
+        } else {
+            many = wanted.iter().map(|one| one.socket.upgrade()).collect();
+            &many
+        };
+        let bell = || PollFd::new(event, PollFlags::IN);
+        let polled = sockets
+            .iter()
+            .zip(wanted)
+            .map(|(socket, one)| match socket {
+                Some(socket) => PollFd::from_borrowed_fd(socket.as_fd(), one.flags),
+                None => bell(),
+            });
+        let mut few: [PollFd<'_>; FEW + 1] = std::array::from_fn(|_| bell());
+        let mut many: Vec<PollFd<'_>>;
+        let polled = if sockets.len() <= FEW {
+            for (place, one) in few[1..].iter_mut().zip(polled) {
+                *place = one;
+            }
+            &mut few[..=sockets.len()]
+        } else {
+            many = std::iter::once(bell()).chain(polled).collect();
+            &mut many[..]
+        };
+        let ready = rustix::event::poll(polled, timeout.as_ref());
+        if ready.is_ok() && !polled[0].revents().is_empty() {
+            let mut count = [0; 8];
+            // Empty already, if it is one of the others' place holders.
+            rustix::io::read(event, &mut count).ok();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_wake_from_another_thread_is_seen() {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let thread = std::thread::spawn(move || sender.send(5));
+        assert_eq!(block_on(|| None, receiver), Ok(5));
+        assert_eq!(thread.join().unwrap(), Ok(()));
+    }
+
+    #[test]
+    fn a_wake_during_the_poll_is_seen() {
+        let mut polls = 0;
+        let done = poll_fn(|cx| {
+            polls += 1;
+            cx.waker().wake_by_ref();
+            if polls == 3 {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        });
+        block_on(|| None, done);
+        assert_eq!(polls, 3);
+    }
+
+    #[test]
+    fn the_time_ends_a_wait() {
+        let at = Instant::now() + Duration::from_millis(20);
+        let come = poll_fn(|_| {
+            if Instant::now() >= at {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        });
+        block_on(|| Some(at), come);
+    }
+
+    #[test]
+    fn one_inside_another_loses_no_wake() {
+        let (inner_sender, mut inner) = tokio::sync::oneshot::channel();
+        let (outer_sender, mut outer) = tokio::sync::oneshot::channel();
+        let mut senders = Some((inner_sender, outer_sender));
+        let done = poll_fn(|cx| {
+            if let Poll::Ready(value) = std::pin::Pin::new(&mut outer).poll(cx) {
+                return Poll::Ready(value);
+            }
+            if let Some((inner_sender, outer_sender)) = senders.take() {
+                // It wakes the thread while the inner future runs, for the outer one.
+                let thread = std::thread::spawn(move || {
+                    outer_sender.send(1).unwrap();
+                    inner_sender.send(()).unwrap();
+                });
+                block_on(|| None, &mut inner).unwrap();
+                thread.join().unwrap();
+            }
+            Poll::Pending
+        });
+        assert_eq!(block_on(|| None, done), Ok(1));
+    }
+}
