@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::sync::OnceLock;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -21,11 +22,21 @@ pub(crate) trait Alarm {
     fn may_sleep(&self) -> bool {
         false
     }
+
+    /// Whether a thread shall look for some time before it sleeps.
+    fn be_eager(&mut self, _eager: bool) {}
+}
+
+/// What a blocked thread waits for besides being woken.
+#[derive(Debug, Default)]
+pub(crate) struct Wait {
+    at: Cell<Option<Instant>>,
+    is_eager: Cell<bool>,
 }
 
 /// The alarm of a blocked thread.
 #[derive(Debug)]
-pub(crate) struct ParkAlarm<'a>(&'a Cell<Option<Instant>>);
+pub(crate) struct ParkAlarm<'a>(&'a Wait);
 
 impl Alarm for ParkAlarm<'_> {
     fn may_sleep(&self) -> bool {
@@ -34,11 +45,15 @@ impl Alarm for ParkAlarm<'_> {
 
     fn poll_at(&mut self, at: Instant, _cx: &mut Context<'_>) -> Poll<()> {
         if Instant::now() >= at {
-            self.0.set(None);
+            self.0.at.set(None);
             return Poll::Ready(());
         }
-        self.0.set(Some(at));
+        self.0.at.set(Some(at));
         Poll::Pending
+    }
+
+    fn be_eager(&mut self, eager: bool) {
+        self.0.is_eager.set(eager);
     }
 }
 
@@ -58,17 +73,25 @@ impl Alarm for SleepAlarm<'_> {
 
 /// Runs a future on this thread. The alarm that it is given wakes it.
 pub(crate) fn block_on<'a, F: Future>(
-    alarm: &'a Cell<Option<Instant>>,
+    wait: &'a Wait,
     make: impl FnOnce(ParkAlarm<'a>) -> F,
 ) -> F::Output {
-    let mut future = pin!(make(ParkAlarm(alarm)));
+    let mut future = pin!(make(ParkAlarm(wait)));
     direct::block_on(
-        || alarm.get(),
+        || wait.at.get(),
+        || wait.is_eager.get(),
         poll_fn(|cx| {
-            alarm.set(None);
+            wait.at.set(None);
             future.as_mut().poll(cx)
         }),
     )
+}
+
+/// Processors that this process may use.
+pub(crate) fn processors() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    // The system takes some microseconds to say so.
+    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 #[cfg(test)]
@@ -79,10 +102,10 @@ mod tests {
 
     #[test]
     fn the_alarm_ends_a_wait() {
-        let alarm = Cell::new(None);
+        let wait = Wait::default();
         let begun = Instant::now();
         let at = begun + Duration::from_millis(20);
-        block_on(&alarm, |mut alarm| poll_fn(move |cx| alarm.poll_at(at, cx)));
+        block_on(&wait, |mut alarm| poll_fn(move |cx| alarm.poll_at(at, cx)));
         assert!(Instant::now() >= at);
     }
 }

@@ -5,6 +5,7 @@ use std::task::{Context, Poll, Waker};
 
 use kolo_transport::ids::Generation;
 
+use crate::blocking::processors;
 use crate::cause::Cause;
 use crate::header::Header;
 use crate::lane::LaneError;
@@ -108,6 +109,12 @@ impl Engine {
             self.layout = Arc::clone(layout);
             self.made_for = None;
         }
+    }
+
+    /// Whether there may be a processor for each rank of this host.
+    pub(crate) fn has_processors(&self) -> bool {
+        let host = self.layout.host_of(self.me);
+        self.layout.ranks_on(host).len() <= processors()
     }
 
     /// Takes a lane that has come, or the news that none comes, which it returns. A new peer is told `notices`.

@@ -318,6 +318,7 @@ impl Ahead {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blocking::{Wait, block_on};
 
     #[test]
     fn a_result_is_seen_by_all_ways() {
@@ -329,9 +330,7 @@ mod tests {
         thread.join().unwrap();
 
         let (handle, promise) = Handle::new();
-        let waiting = std::thread::spawn(move || {
-            crate::blocking::block_on(&std::cell::Cell::new(None), |_| handle)
-        });
+        let waiting = std::thread::spawn(move || block_on(&Wait::default(), |_| handle));
         promise.keep(Ok(6));
         assert_eq!(waiting.join().unwrap(), Ok(6));
     }
@@ -376,7 +375,7 @@ mod tests {
             }));
         }
         if let Some(ahead) = progress.ahead() {
-            crate::blocking::block_on(&std::cell::Cell::new(None), |_| ahead.done());
+            block_on(&Wait::default(), |_| ahead.done());
         }
         let expected: Vec<i32> = (0..20).filter(|number| *number != 7).collect();
         assert_eq!(*ran.lock().unwrap(), expected);

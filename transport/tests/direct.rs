@@ -5,6 +5,7 @@
 use std::future::poll_fn;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,13 @@ fn runtime() -> Runtime {
         .enable_all()
         .build()
         .unwrap()
+}
+
+/// By turns with and without patience.
+fn wait<F: Future>(future: F) -> F::Output {
+    static TURN: AtomicUsize = AtomicUsize::new(0);
+    let eager = TURN.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+    block_on(|| None, || eager, future)
 }
 
 fn pair(runtime: &Runtime) -> (Socket, UnixStream) {
@@ -68,7 +76,7 @@ fn threads_and_tasks_take_turns_with_one_socket() {
                 }))
                 .unwrap();
         } else {
-            block_on(|| None, round(&mut socket, byte));
+            wait(round(&mut socket, byte));
         }
     }
     drop(socket);
@@ -90,31 +98,25 @@ fn all_that_fits_and_all_that_comes_moves_while_the_other_side_is_slow() {
         far.write_all(&back).unwrap();
     });
     let (mut sent, mut got) = (0, vec![0; bytes.len()]);
-    block_on(
-        || None,
-        poll_fn(|cx| {
-            while sent < bytes.len() {
-                match poll_write(&mut socket, cx, &bytes[sent..]) {
-                    Poll::Ready(count) => sent += count,
-                    Poll::Pending => return Poll::Pending,
-                }
+    wait(poll_fn(|cx| {
+        while sent < bytes.len() {
+            match poll_write(&mut socket, cx, &bytes[sent..]) {
+                Poll::Ready(count) => sent += count,
+                Poll::Pending => return Poll::Pending,
             }
-            Poll::Ready(())
-        }),
-    );
+        }
+        Poll::Ready(())
+    }));
     let mut filled = 0;
-    block_on(
-        || None,
-        poll_fn(|cx| {
-            while filled < got.len() {
-                match poll_read(&mut socket, cx, &mut got[filled..]) {
-                    Poll::Ready(count) => filled += count,
-                    Poll::Pending => return Poll::Pending,
-                }
+    wait(poll_fn(|cx| {
+        while filled < got.len() {
+            match poll_read(&mut socket, cx, &mut got[filled..]) {
+                Poll::Ready(count) => filled += count,
+                Poll::Pending => return Poll::Pending,
             }
-            Poll::Ready(())
-        }),
-    );
+        }
+        Poll::Ready(())
+    }));
     assert!(got == bytes);
     thread.join().unwrap();
 }
@@ -133,18 +135,15 @@ fn any_of_many_sockets_ends_the_sleep() {
                 far.write_all(&[7]).unwrap();
                 far
             });
-            let found = block_on(
-                || None,
-                poll_fn(|cx| {
-                    let mut byte = [0];
-                    for (index, socket) in sockets.iter_mut().enumerate() {
-                        if poll_read(socket, cx, &mut byte).is_ready() {
-                            return Poll::Ready((index, byte[0]));
-                        }
+            let found = wait(poll_fn(|cx| {
+                let mut byte = [0];
+                for (index, socket) in sockets.iter_mut().enumerate() {
+                    if poll_read(socket, cx, &mut byte).is_ready() {
+                        return Poll::Ready((index, byte[0]));
                     }
-                    Poll::Pending
-                }),
-            );
+                }
+                Poll::Pending
+            }));
             assert_eq!(found, (index, 7));
             thread.join().unwrap();
             sockets.pop();
@@ -159,19 +158,17 @@ fn a_waker_ends_a_sleep_on_sockets_and_so_does_the_time() {
     for _ in 0..100 {
         let (sender, mut receiver) = oneshot::channel();
         let thread = std::thread::spawn(move || sender.send(3).unwrap());
-        let got = block_on(
-            || None,
-            poll_fn(|cx| {
-                assert!(poll_read(&mut socket, cx, &mut [0]).is_pending());
-                Future::poll(std::pin::Pin::new(&mut receiver), cx)
-            }),
-        );
+        let got = wait(poll_fn(|cx| {
+            assert!(poll_read(&mut socket, cx, &mut [0]).is_pending());
+            Future::poll(std::pin::Pin::new(&mut receiver), cx)
+        }));
         assert_eq!(got, Ok(3));
         thread.join().unwrap();
     }
     let at = Instant::now() + Duration::from_millis(20);
     block_on(
         || Some(at),
+        || true,
         poll_fn(|cx| {
             assert!(poll_read(&mut socket, cx, &mut [0]).is_pending());
             if Instant::now() < at {
@@ -195,22 +192,16 @@ fn a_socket_that_is_dropped_is_closed_though_the_thread_sleeps_on() {
         other_far.write_all(&[1]).unwrap();
         other_far
     });
-    let got = block_on(
-        || None,
-        poll_fn(|cx| {
-            if let Some(mut one) = one.take() {
-                assert!(poll_read(&mut one, cx, &mut [0]).is_pending());
-            }
-            poll_read(&mut other, cx, &mut [0; 4])
-        }),
-    );
+    let got = wait(poll_fn(|cx| {
+        if let Some(mut one) = one.take() {
+            assert!(poll_read(&mut one, cx, &mut [0]).is_pending());
+        }
+        poll_read(&mut other, cx, &mut [0; 4])
+    }));
     assert_eq!(got, 1);
     drop(thread.join().unwrap());
     // The end itself is something to read.
-    assert_eq!(
-        block_on(|| None, poll_fn(|cx| poll_read(&mut other, cx, &mut [0]))),
-        0
-    );
+    assert_eq!(wait(poll_fn(|cx| poll_read(&mut other, cx, &mut [0]))), 0);
 }
 
 #[test]
@@ -219,7 +210,7 @@ fn the_descriptor_is_given_back_as_it_was() {
     let (mut socket, far) = pair(&runtime);
     let thread = echo(far);
     runtime.block_on(round(&mut socket, 1));
-    block_on(|| None, round(&mut socket, 2));
+    wait(round(&mut socket, 2));
     let mut stream = UnixStream::from(socket.into_fd().unwrap());
     stream.set_nonblocking(false).unwrap();
     stream.write_all(&[9]).unwrap();

@@ -207,6 +207,7 @@ impl Turn<'_> {
                 .recorder
                 .begin((inner.id, tag), operation, self.name, self.asked),
         };
+        let eager = self.engine.has_processors();
         let connect = |peer| inner.connect(peer);
         let watch = |peer| inner.watch(peer);
         let mut run = Run::new(
@@ -225,7 +226,9 @@ impl Turn<'_> {
         if let Some(place) = place {
             run = run.in_place(place);
         }
+        alarm.be_eager(eager);
         let result = drive(&mut run, alarm).await;
+        alarm.be_eager(false);
         drop(run);
         recording.end(&mut self.engine, result.is_ok());
         result.map_err(|error| self.failed(tag, error))

@@ -1,16 +1,17 @@
 //! The socket beside a ring: it wakes, passes descriptors, and tells by its end that the peer is gone.
 
-use std::cell::Cell;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker, ready};
 
+use kolo_transport::direct::{self, Socket};
 use rustix::net::SendFlags;
-use tokio::io::Interest;
-use tokio::net::UnixStream;
 
 use super::passing;
+
+/// Bytes that are read at once: how often somebody rang does not matter.
+const ROOM: usize = 64;
 
 /// What waits for the peer: the reading or the writing of this side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +96,7 @@ impl Bell {
     }
 
     /// Wakes the peer, which sleeps or is about to.
-    pub(super) fn ring(&mut self, socket: &UnixStream) {
+    pub(super) fn ring(&mut self, socket: &Socket) {
         loop {
             match rustix::net::send(socket, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 // If the socket is full, the peer has not read all of it, and is woken by what is there.
@@ -113,31 +114,26 @@ impl Bell {
     /// Ready when something came. Who waits on the other side has to be [woken](Bell::wake) then, if it was for that.
     pub(super) fn poll(
         &mut self,
-        socket: &UnixStream,
+        socket: &mut Socket,
         side: Side,
         received: &mut Option<OwnedFd>,
         cx: &Context<'_>,
     ) -> Poll<News> {
-        self.waiting.set(side, cx.waker());
-        loop {
-            if ready!(socket.poll_read_ready(&mut Context::from_waker(&self.waker))).is_err() {
-                return Poll::Ready(self.gone());
-            }
-            let news = Cell::new(None);
-            // If everything was read, the socket is waited for from here on.
-            let read = socket.try_io(Interest::READABLE, || {
-                let (drained, came) = drain(socket.as_fd(), received)?;
-                news.set(Some(came));
-                if drained {
-                    return Err(io::ErrorKind::WouldBlock.into());
-                }
-                Ok(())
-            });
-            match (news.get(), read) {
-                (Some(News::Rung), _) => return Poll::Ready(News::Rung),
-                (None, Err(error)) if passing::is_passing(&error) => {}
-                _ => return Poll::Ready(self.gone()),
-            }
+        let waker = if direct::is_direct(cx) {
+            // The thread sleeps on the socket itself, for both sides.
+            cx.waker()
+        } else {
+            self.waiting.set(side, cx.waker());
+            &self.waker
+        };
+        let mut bytes = [0; ROOM];
+        let mut cx = Context::from_waker(waker);
+        let read = socket.poll_read_with(&mut cx, ROOM, |socket| {
+            passing::receive(socket, &mut bytes, received)
+        });
+        match ready!(read) {
+            Ok(1..) => Poll::Ready(News::Rung),
+            _ => Poll::Ready(self.gone()),
         }
     }
 
@@ -147,15 +143,15 @@ impl Bell {
     }
 
     /// Reads what is there now.
-    pub(super) fn look(
-        &mut self,
-        socket: &UnixStream,
-        received: &mut Option<OwnedFd>,
-    ) -> Option<News> {
-        match drain(socket.as_fd(), received) {
-            Ok((_, News::Rung)) => Some(News::Rung),
-            Err(error) if passing::is_passing(&error) => None,
-            Ok((_, News::Gone)) | Err(_) => Some(self.gone()),
+    pub(super) fn look(&mut self, socket: &Socket, received: &mut Option<OwnedFd>) -> Option<News> {
+        match passing::receive(socket.as_fd(), &mut [0; ROOM], received) {
+            Ok(1..) => Some(News::Rung),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+            {
+                None
+            }
+            _ => Some(self.gone()),
         }
     }
 
@@ -163,14 +159,4 @@ impl Bell {
     pub(super) fn wake(&self, side: Side) {
         self.waiting.wake_one(side);
     }
-}
-
-/// Returns whether nothing is left.
-fn drain(socket: BorrowedFd<'_>, received: &mut Option<OwnedFd>) -> io::Result<(bool, News)> {
-    let mut bytes = [0; 64];
-    let read = passing::receive(socket, &mut bytes, received)?;
-    if read.count == 0 {
-        return Ok((false, News::Gone));
-    }
-    Ok((read.count < bytes.len() && !read.had_descriptor, News::Rung))
 }

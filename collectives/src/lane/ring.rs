@@ -7,7 +7,7 @@ use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll, ready};
 
-use tokio::net::UnixStream;
+use kolo_transport::direct::Socket;
 
 use super::bell::{Bell, Side};
 use super::{LaneError, passing};
@@ -47,7 +47,7 @@ impl RingEnd {
 
     pub(super) fn poll_write(
         &mut self,
-        link: (&UnixStream, &mut Option<OwnedFd>),
+        link: (&mut Socket, &mut Option<OwnedFd>),
         cx: &Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<Result<usize, LaneError>> {
@@ -62,7 +62,7 @@ impl RingEnd {
     /// As [`RingEnd::poll_write`], with a descriptor, which is on the socket when its bytes are in the ring.
     pub(super) fn poll_write_with(
         &mut self,
-        link: (&UnixStream, &mut Option<OwnedFd>),
+        link: (&mut Socket, &mut Option<OwnedFd>),
         cx: &mut Context<'_>,
         bytes: &[u8],
         descriptor: BorrowedFd<'_>,
@@ -80,7 +80,7 @@ impl RingEnd {
 
     pub(super) fn poll_read(
         &mut self,
-        link: (&UnixStream, &mut Option<OwnedFd>),
+        link: (&mut Socket, &mut Option<OwnedFd>),
         cx: &Context<'_>,
         into: &mut [u8],
     ) -> Poll<Result<usize, LaneError>> {
@@ -103,7 +103,7 @@ impl RingEnd {
     }
 
     /// Reads what is on the socket, for a descriptor may be there.
-    pub(super) fn look(&mut self, socket: &UnixStream, received: &mut Option<OwnedFd>) {
+    pub(super) fn look(&mut self, socket: &Socket, received: &mut Option<OwnedFd>) {
         if self.bell.look(socket, received).is_some() {
             self.wake_rung(Side::Read);
             self.wake_rung(Side::Write);
@@ -135,7 +135,7 @@ impl RingEnd {
     /// Ready when there is room for some bytes.
     fn poll_room(
         &mut self,
-        socket: &UnixStream,
+        socket: &mut Socket,
         received: &mut Option<OwnedFd>,
         cx: &Context<'_>,
     ) -> Poll<Result<(), LaneError>> {
@@ -155,7 +155,7 @@ impl RingEnd {
     }
 
     /// Writes as much as there is room for, at least a byte.
-    fn write(&mut self, socket: &UnixStream, parts: &[IoSlice<'_>]) -> Result<usize, LaneError> {
+    fn write(&mut self, socket: &Socket, parts: &[IoSlice<'_>]) -> Result<usize, LaneError> {
         let (mut given, mut written, mut room) = (0, 0, self.room()?);
         self.writer.rewind(&self.rings.words(self.out));
         for part in parts {
@@ -189,14 +189,14 @@ impl RingEnd {
         Ok(given + written)
     }
 
-    fn give(&mut self, socket: &UnixStream, count: usize) {
+    fn give(&mut self, socket: &Socket, count: usize) {
         if self.writer.give(&self.rings.words(self.out), count) {
             self.bell.ring(socket);
         }
     }
 
     /// Reads as much as there is, at least a byte.
-    fn read(&mut self, socket: &UnixStream, into: &mut [u8]) -> Result<usize, LaneError> {
+    fn read(&mut self, socket: &Socket, into: &mut [u8]) -> Result<usize, LaneError> {
         let from = self.out.other();
         let mut done = 0;
         while done < into.len() {
@@ -220,7 +220,7 @@ impl RingEnd {
     /// Ready when the peer has rung or is gone.
     fn poll_bell(
         &mut self,
-        socket: &UnixStream,
+        socket: &mut Socket,
         side: Side,
         received: &mut Option<OwnedFd>,
         cx: &Context<'_>,

@@ -3,15 +3,15 @@
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
-use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use kolo_transport::direct::Socket;
 use kolo_transport::ids::Rank;
-use tokio::net::UnixStream;
+use tokio::runtime::Handle;
 
 use super::ring::RingEnd;
-use super::{Lane, LaneError, LinkHello, greet, passing, stream};
+use super::{Lane, LaneError, LinkHello, greet, passing};
 use crate::group::GroupId;
 use crate::shm::rings::{Direction, Rings};
 
@@ -26,7 +26,7 @@ const SOCKET: u8 = b's';
 /// sleeps. If one side makes none, can't map it, or [does without](UnixLane::without_rings), the socket carries all.
 #[derive(Debug)]
 pub struct UnixLane {
-    stream: UnixStream,
+    stream: Socket,
     /// The last descriptor that came.
     received: Option<OwnedFd>,
     /// What the peer said.
@@ -61,7 +61,7 @@ impl UnixLane {
     pub fn from_std(stream: StdUnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
-            stream: UnixStream::from_std(stream)?,
+            stream: Socket::new(stream.into(), Handle::current()),
             received: None,
             group: GroupId::WORLD,
             way: Way::Socket { may: true },
@@ -167,7 +167,7 @@ impl UnixLane {
     /// Reads one byte.
     fn poll_byte(&mut self, cx: &mut Context<'_>) -> Poll<Result<u8, LaneError>> {
         let mut byte = [0];
-        let read = passing::poll_receive(&self.stream, cx, &mut byte, &mut self.received);
+        let read = passing::poll_receive(&mut self.stream, cx, &mut byte, &mut self.received);
         match ready!(read) {
             Ok(0) => Poll::Ready(Err(LaneError::Ended {
                 reason: "the peer closed it before it said how data go".to_owned(),
@@ -196,7 +196,7 @@ impl Lane for UnixLane {
                 }
                 Way::Offered(_, descriptor @ Some(_)) => {
                     if let Some(fd) = descriptor {
-                        let sent = passing::poll_send(&self.stream, cx, &[RINGS], fd.as_fd());
+                        let sent = passing::poll_send(&mut self.stream, cx, &[RINGS], fd.as_fd());
                         ready!(sent).map_err(|error| ended(&error))?;
                     }
                     *descriptor = None;
@@ -217,7 +217,8 @@ impl Lane for UnixLane {
                 Way::Answering(rings) => {
                     let said = [if rings.is_some() { RINGS } else { SOCKET }];
                     let parts = [IoSlice::new(&said)];
-                    ready!(stream::poll_write(Pin::new(&mut self.stream), cx, &parts))?;
+                    ready!(passing::poll_write(&mut self.stream, cx, &parts))
+                        .map_err(|error| ended(&error))?;
                     self.way = match rings.take() {
                         Some(rings) => Way::Rings(Box::new(RingEnd::new(rings, Direction::Back))),
                         None => Way::Socket { may: false },
@@ -235,8 +236,10 @@ impl Lane for UnixLane {
         parts: &[IoSlice<'_>],
     ) -> Poll<Result<usize, LaneError>> {
         match &mut self.way {
-            Way::Rings(rings) => rings.poll_write((&self.stream, &mut self.received), cx, parts),
-            _ => stream::poll_write(Pin::new(&mut self.stream), cx, parts),
+            Way::Rings(rings) => {
+                rings.poll_write((&mut self.stream, &mut self.received), cx, parts)
+            }
+            _ => passing::poll_write(&mut self.stream, cx, parts).map_err(|error| ended(&error)),
         }
     }
 
@@ -246,8 +249,8 @@ impl Lane for UnixLane {
         into: &mut [u8],
     ) -> Poll<Result<usize, LaneError>> {
         match &mut self.way {
-            Way::Rings(rings) => rings.poll_read((&self.stream, &mut self.received), cx, into),
-            _ => passing::poll_receive(&self.stream, cx, into, &mut self.received)
+            Way::Rings(rings) => rings.poll_read((&mut self.stream, &mut self.received), cx, into),
+            _ => passing::poll_receive(&mut self.stream, cx, into, &mut self.received)
                 .map_err(|error| ended(&error)),
         }
     }
@@ -260,10 +263,10 @@ impl Lane for UnixLane {
     ) -> Poll<Result<usize, LaneError>> {
         match &mut self.way {
             Way::Rings(rings) => {
-                let link = (&self.stream, &mut self.received);
+                let link = (&mut self.stream, &mut self.received);
                 rings.poll_write_with(link, cx, bytes, descriptor)
             }
-            _ => passing::poll_send(&self.stream, cx, bytes, descriptor)
+            _ => passing::poll_send(&mut self.stream, cx, bytes, descriptor)
                 .map_err(|error| ended(&error)),
         }
     }

@@ -13,12 +13,11 @@ mod split;
 mod start;
 mod trace;
 
-use std::cell::Cell;
 use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use crate::blocking::{Alarm, ParkAlarm, block_on};
+use crate::blocking::{Alarm, ParkAlarm, Wait, block_on};
 use crate::communicator::Communicator;
 use crate::element::Element;
 use crate::error::CollectiveError;
@@ -32,8 +31,8 @@ pub use start::Start;
 impl Communicator {
     fn blocking<R>(operation: impl AsyncFnOnce(&mut ParkAlarm<'_>, Instant) -> R) -> R {
         let started = Instant::now();
-        let alarm = Cell::new(None);
-        block_on(&alarm, |mut alarm| async move {
+        let wait = Wait::default();
+        block_on(&wait, |mut alarm| async move {
             operation(&mut alarm, started).await
         })
     }

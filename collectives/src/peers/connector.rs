@@ -264,7 +264,7 @@ pub(super) fn sit(
         let acceptor = comm.acceptor();
         let serving = async move {
             let rank_of = move |peer| std::future::ready(rank_of(&peer, &table));
-            door.serve(own, acceptor, STEP, rank_of).await;
+            Box::pin(door.serve(own, acceptor, STEP, rank_of)).await;
         };
         handle.spawn(until_closed(closed, serving));
     }

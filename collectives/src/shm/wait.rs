@@ -10,6 +10,7 @@ use rustix::thread::futex;
 
 use super::map::Map;
 use super::rules;
+use crate::blocking::processors;
 
 /// How long to look before sleeping. A wake-up costs about 50 us where processors halt when idle, so that a wait that is
 /// expected to be short is better not slept through. But who spins takes the processor from who is waited for, if there
@@ -35,8 +36,7 @@ const AT_ONCE: u32 = 4;
 impl Patience {
     /// For so many ranks on this host.
     pub(crate) fn of(ranks: usize) -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let may_spin = ranks <= processors;
+        let may_spin = ranks <= processors();
         let (eager, spins) = if may_spin {
             (MOST_EAGER, MOST_SPINS)
         } else {

@@ -6,9 +6,10 @@ pub(crate) fn fds() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// What a process makes once, with its first runtime.
+/// What a process makes once, with its first runtime, and a thread when it blocks for the first time.
 pub(crate) fn warm() {
     drop(Runtime::new().unwrap());
+    kolo_transport::direct::block_on(|| None, || false, async {});
 }
 
 pub(crate) fn threads() -> usize {

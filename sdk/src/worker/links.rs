@@ -246,7 +246,7 @@ impl Links {
                     let links = Arc::clone(&links);
                     async move { rank_of(&peer, links.table().await?.as_ref()) }
                 };
-                door.serve(own, acceptor, limit, rank_of).await;
+                Box::pin(door.serve(own, acceptor, limit, rank_of)).await;
             });
         }
     }

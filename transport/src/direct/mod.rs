@@ -17,7 +17,7 @@
 //! let mut socket = Socket::new(near.into(), runtime.handle().clone());
 //! let thread = std::thread::spawn(move || far.write_all(b"hello"));
 //! let mut bytes = [0; 5];
-//! let count = block_on(|| None, std::future::poll_fn(|cx| {
+//! let count = block_on(|| None, || false, std::future::poll_fn(|cx| {
 //!     socket.poll_read_with(cx, bytes.len(), |fd| Ok(rustix::io::read(fd, &mut bytes)?))
 //! }))?;
 //! assert_eq!(&bytes[..count], &b"hello"[..count]);
@@ -28,5 +28,5 @@
 mod sleeper;
 mod socket;
 
-pub use sleeper::block_on;
+pub use sleeper::{block_on, is_direct};
 pub use socket::Socket;

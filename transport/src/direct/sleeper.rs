@@ -3,17 +3,24 @@
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::os::fd::{AsFd, OwnedFd};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
 /// Sockets that are waited for without asking the allocator.
 const FEW: usize = 16;
+
+/// How long a future is polled again and again before the thread sleeps: as long as was worth while lately.
+const SHORTEST: Duration = Duration::from_micros(2);
+const LONGEST: Duration = Duration::from_micros(50);
+
+/// When even the shortest time was not, it is tried every so many sleeps.
+const RARELY: u32 = 16;
 
 /// What others need of a sleeping thread.
 struct Bell {
@@ -58,6 +65,9 @@ struct Sleeper {
     /// How many `block_on` run inside each other. The list is the outermost's.
     depth: Cell<usize>,
     wanted: RefCell<Vec<Wanted>>,
+    patience: Cell<Duration>,
+    /// Sleeps until it is tried again.
+    skips: Cell<u32>,
 }
 
 thread_local! {
@@ -75,12 +85,16 @@ thread_local! {
             bell,
             depth: Cell::new(0),
             wanted: RefCell::default(),
+            patience: Cell::new(LONGEST),
+            skips: Cell::new(0),
         }
     };
 }
 
-/// Whether the task that polls is the future that this thread runs and that may sleep on sockets.
-pub(super) fn is_own(cx: &Context<'_>) -> bool {
+/// Whether who polls is a future that this thread runs by [`block_on`], so that [`Socket`](super::Socket)s wake the thread
+/// themselves, and no waker. For what is made of sockets and has wakers of its own.
+#[must_use]
+pub fn is_direct(cx: &Context<'_>) -> bool {
     SLEEPER.with(|sleeper| {
         sleeper.depth.get() == 1
             && sleeper.bell.event.is_some()
@@ -108,20 +122,29 @@ pub(super) fn want(socket: &Arc<OwnedFd>, flags: PollFlags) {
 /// Runs a future on this thread. When it is pending, the thread sleeps until its waker is woken, one of the [`Socket`](super::Socket)s
 /// that it has polled in vain has something to give, or the time has come that `until` says; then the future is polled again.
 ///
+/// While `eager` says so, the future is polled again for some microseconds before the thread sleeps, which is a gain where what it
+/// waits for has a processor of its own and comes soon. How long adapts: who waits for long soon sleeps at once.
+///
 /// Inside another `block_on` on the same thread it works as well, but there sockets wake it through their runtime.
 ///
 /// # Panics
 ///
 /// If the future does.
-pub fn block_on<F: Future>(until: impl Fn() -> Option<Instant>, future: F) -> F::Output {
+pub fn block_on<F: Future>(
+    until: impl Fn() -> Option<Instant>,
+    eager: impl Fn() -> bool,
+    future: F,
+) -> F::Output {
     let mut future = pin!(future);
     SLEEPER.with(|sleeper| {
         let _entered = Entered::new(sleeper);
         let mut cx = Context::from_waker(&sleeper.waker);
         loop {
-            // Cleared before the poll, so that what happens during it is not missed.
-            sleeper.bell.woken.store(false, Ordering::SeqCst);
-            if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
+            let mut polled = sleeper.poll_once(future.as_mut(), &mut cx);
+            if polled.is_pending() && eager() {
+                polled = sleeper.poll_eagerly(future.as_mut(), &mut cx);
+            }
+            if let Poll::Ready(output) = polled {
                 return output;
             }
             sleeper.sleep(until());
@@ -153,18 +176,53 @@ impl Drop for Entered<'_> {
 }
 
 impl Sleeper {
+    fn poll_once<F: Future>(&self, future: Pin<&mut F>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        // Cleared before the poll, so that what happens during it is not missed.
+        self.bell.woken.store(false, Ordering::SeqCst);
+        if self.depth.get() == 1 {
+            self.wanted.borrow_mut().clear();
+        }
+        future.poll(cx)
+    }
+
+    fn poll_eagerly<F: Future>(
+        &self,
+        mut future: Pin<&mut F>,
+        cx: &mut Context<'_>,
+    ) -> Poll<F::Output> {
+        if let Some(left) = self.skips.get().checked_sub(1) {
+            self.skips.set(left);
+            return Poll::Pending;
+        }
+        let patience = self.patience.get();
+        let begun = Instant::now();
+        while begun.elapsed() < patience {
+            // Who is waited for may need this processor.
+            std::thread::yield_now();
+            let polled = self.poll_once(future.as_mut(), cx);
+            if polled.is_ready() {
+                self.patience.set((patience * 2).min(LONGEST));
+                return polled;
+            }
+        }
+        if patience == SHORTEST {
+            self.skips.set(RARELY);
+        }
+        self.patience.set((patience / 2).max(SHORTEST));
+        Poll::Pending
+    }
+
     fn sleep(&self, until: Option<Instant>) {
         if self.depth.get() > 1 || self.wanted.borrow().is_empty() {
             self.park(until);
             return;
         }
-        let mut wanted = self.wanted.borrow_mut();
+        let wanted = self.wanted.borrow();
         self.bell.polling.store(true, Ordering::SeqCst);
         if !self.bell.woken.load(Ordering::SeqCst) {
             self.poll(&wanted, until);
         }
         self.bell.polling.store(false, Ordering::SeqCst);
-        wanted.clear();
     }
 
     fn park(&self, until: Option<Instant>) {
@@ -244,7 +302,7 @@ mod tests {
     fn a_wake_from_another_thread_is_seen() {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let thread = std::thread::spawn(move || sender.send(5));
-        assert_eq!(block_on(|| None, receiver), Ok(5));
+        assert_eq!(block_on(|| None, || false, receiver), Ok(5));
         assert_eq!(thread.join().unwrap(), Ok(()));
     }
 
@@ -260,7 +318,7 @@ mod tests {
                 Poll::Pending
             }
         });
-        block_on(|| None, done);
+        block_on(|| None, || false, done);
         assert_eq!(polls, 3);
     }
 
@@ -274,7 +332,7 @@ mod tests {
                 Poll::Pending
             }
         });
-        block_on(|| Some(at), come);
+        block_on(|| Some(at), || true, come);
     }
 
     #[test]
@@ -292,11 +350,11 @@ mod tests {
                     outer_sender.send(1).unwrap();
                     inner_sender.send(()).unwrap();
                 });
-                block_on(|| None, &mut inner).unwrap();
+                block_on(|| None, || false, &mut inner).unwrap();
                 thread.join().unwrap();
             }
             Poll::Pending
         });
-        assert_eq!(block_on(|| None, done), Ok(1));
+        assert_eq!(block_on(|| None, || false, done), Ok(1));
     }
 }

@@ -10,7 +10,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 
-use super::sleeper::{is_own, want};
+use super::sleeper::{is_direct, want};
 
 /// A stream socket, non-blocking, that is waited for by whoever polls it: a thread in [`block_on`](super::block_on) by itself,
 /// any other task through a tokio runtime.
@@ -60,7 +60,7 @@ impl Socket {
         room: usize,
         mut read: impl FnMut(BorrowedFd<'_>) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
-        if is_own(cx) {
+        if is_direct(cx) {
             self.watched = None;
             if !std::mem::take(&mut self.is_empty)
                 && let Poll::Ready(result) = tried(|| read(self.fd.as_fd()))
@@ -96,7 +96,7 @@ impl Socket {
         length: usize,
         mut write: impl FnMut(BorrowedFd<'_>) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
-        if is_own(cx) {
+        if is_direct(cx) {
             self.watched = None;
             if !std::mem::take(&mut self.is_full)
                 && let Poll::Ready(result) = tried(|| write(self.fd.as_fd()))

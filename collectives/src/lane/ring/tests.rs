@@ -8,13 +8,15 @@ use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
 use super::*;
 use crate::lane::{Lane, UnixLane};
 
 /// One end, the socket of the other one, and another mapping of the memory.
 struct Victim {
     end: RingEnd,
-    socket: UnixStream,
+    socket: Socket,
     received: Option<OwnedFd>,
     theirs: Rings,
     their_socket: StdUnixStream,
@@ -27,7 +29,7 @@ impl Victim {
         mine.set_nonblocking(true).unwrap();
         Self {
             end: RingEnd::new(rings, Direction::Out),
-            socket: UnixStream::from_std(mine).unwrap(),
+            socket: Socket::new(mine.into(), Handle::current()),
             received: None,
             theirs: Rings::open(fd.as_fd()).unwrap(),
             their_socket,
@@ -36,13 +38,13 @@ impl Victim {
 
     fn read(&mut self, into: &mut [u8]) -> Poll<Result<usize, LaneError>> {
         let cx = Context::from_waker(Waker::noop());
-        self.end
-            .poll_read((&self.socket, &mut self.received), &cx, into)
+        let link = (&mut self.socket, &mut self.received);
+        self.end.poll_read(link, &cx, into)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Poll<Result<usize, LaneError>> {
         let cx = Context::from_waker(Waker::noop());
-        let link = (&self.socket, &mut self.received);
+        let link = (&mut self.socket, &mut self.received);
         self.end.poll_write(link, &cx, &[IoSlice::new(bytes)])
     }
 }
@@ -112,7 +114,7 @@ async fn words_that_change_all_the_time_do_no_harm() {
         let (theirs, mut socket) = (&victim.theirs, victim.their_socket.try_clone().unwrap());
         // A borrow of the mapping alone goes to the thread.
         let theirs: &Rings = theirs;
-        let (end, own, received) = (&mut victim.end, &victim.socket, &mut victim.received);
+        let (end, own, received) = (&mut victim.end, &mut victim.socket, &mut victim.received);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut seed = round;
@@ -143,8 +145,8 @@ async fn words_that_change_all_the_time_do_no_harm() {
             let cx = Context::from_waker(Waker::noop());
             let mut into = vec![0; 100_000];
             for _ in 0..2000 {
-                let read = end.poll_read((own, &mut *received), &cx, &mut into);
-                let link = (own, &mut *received);
+                let read = end.poll_read((&mut *own, &mut *received), &cx, &mut into);
+                let link = (&mut *own, &mut *received);
                 let written = end.poll_write(link, &cx, &[IoSlice::new(&into)]);
                 if is_protocol(&read) || is_protocol(&written) {
                     break;
@@ -163,14 +165,14 @@ async fn settle(
 ) -> (Result<(), LaneError>, UnixLane) {
     let (mine, theirs) = StdUnixStream::pair().unwrap();
     theirs.set_nonblocking(true).unwrap();
-    let theirs = UnixStream::from_std(theirs).unwrap();
+    let mut theirs = Socket::new(theirs.into(), Handle::current());
     let mut lane = UnixLane::from_std(mine).unwrap();
     if let Some(descriptor) = descriptor {
-        let sent = poll_fn(|cx| passing::poll_send(&theirs, cx, says, descriptor.as_fd())).await;
-        assert_eq!(sent.unwrap(), says.len());
+        let sent = poll_fn(|cx| passing::poll_send(&mut theirs, cx, says, descriptor.as_fd()));
+        assert_eq!(sent.await.unwrap(), says.len());
     } else if !says.is_empty() {
-        theirs.writable().await.unwrap();
-        assert_eq!(theirs.try_write(says).unwrap(), says.len());
+        let sent = poll_fn(|cx| passing::poll_write(&mut theirs, cx, &[IoSlice::new(says)]));
+        assert_eq!(sent.await.unwrap(), says.len());
     }
     let limit = Duration::from_secs(20);
     let settled = poll_fn(|cx| lane.poll_settle(cx, first));
@@ -181,9 +183,11 @@ async fn settle(
         assert_eq!(written, Ok(4));
         let mut said = [0; 16];
         let mut all = Vec::new();
-        theirs.readable().await.unwrap();
-        while let Ok(count) = theirs.try_read(&mut said) {
+        let read = poll_fn(|cx| passing::poll_receive(&mut theirs, cx, &mut said, &mut None));
+        let mut read = read.await.map_err(|error| error.raw_os_error());
+        while let Ok(count) = read {
             all.extend_from_slice(&said[..count]);
+            read = rustix::io::read(&theirs, &mut said).map_err(|error| Some(error.raw_os_error()));
         }
         assert_eq!(all.ends_with(b"data"), lane.kind() == "unix", "{all:?}");
     }
