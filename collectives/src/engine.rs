@@ -1,8 +1,9 @@
 //! What a communicator keeps from one operation to the next: links, buffers, the last schedule.
 
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
+use kolo_transport::direct::looker;
 use kolo_transport::ids::Generation;
 
 use crate::blocking::processors;
@@ -228,7 +229,7 @@ impl Engine {
     pub(crate) fn flush_now(&mut self) {
         // Whoever waits next asks again.
         if self
-            .poll_flush(&mut Context::from_waker(Waker::noop()))
+            .poll_flush(&mut Context::from_waker(looker()))
             .is_pending()
         {
             tracing::trace!("a peer does not read yet");

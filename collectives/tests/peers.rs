@@ -110,6 +110,8 @@ fn child() {
         "works" => {
             // What a process makes once, with its first runtime.
             drop(tokio::runtime::Runtime::new().unwrap());
+            // And a thread when it blocks for the first time.
+            kolo_transport::direct::block_on(|| None, || false, async {});
             let before = fds_and_threads();
             let comm = Local::in_folder(&path).join(rank, world).unwrap();
             work(&comm);

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -62,8 +62,6 @@ struct Wanted {
 struct Sleeper {
     bell: Arc<Bell>,
     waker: Waker,
-    /// How many `block_on` run inside each other. The list is the outermost's.
-    depth: Cell<usize>,
     wanted: RefCell<Vec<Wanted>>,
     patience: Cell<Duration>,
     /// Sleeps until it is tried again.
@@ -71,6 +69,9 @@ struct Sleeper {
 }
 
 thread_local! {
+    /// How many `block_on` run inside each other on this thread. The list of sockets is the outermost's.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+
     // One for all futures of the thread: no allocation and no descriptor after the first.
     static SLEEPER: Sleeper = {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -83,7 +84,6 @@ thread_local! {
         Sleeper {
             waker: Waker::from(Arc::clone(&bell)),
             bell,
-            depth: Cell::new(0),
             wanted: RefCell::default(),
             patience: Cell::new(LONGEST),
             skips: Cell::new(0),
@@ -91,15 +91,37 @@ thread_local! {
     };
 }
 
-/// Whether who polls is a future that this thread runs by [`block_on`], so that [`Socket`](super::Socket)s wake the thread
-/// themselves, and no waker. For what is made of sockets and has wakers of its own.
+/// Whether who polls needs no waker: a future that this thread runs by [`block_on`], which [`Socket`](super::Socket)s wake
+/// themselves, or somebody who only looks ([`looker`]). For what is made of sockets and has wakers of its own.
 #[must_use]
 pub fn is_direct(cx: &Context<'_>) -> bool {
-    SLEEPER.with(|sleeper| {
-        sleeper.depth.get() == 1
-            && sleeper.bell.event.is_some()
-            && cx.waker().will_wake(&sleeper.waker)
-    })
+    is_own(cx) || only_looks(cx)
+}
+
+/// A waker that wakes nobody, for who polls a [`Socket`](super::Socket) and does not wait: then nothing is registered. (Any
+/// other waker does as well, but that the socket can't know; [`Waker::noop`] has no address of its own.)
+#[must_use]
+pub fn looker() -> &'static Waker {
+    static LOOKER: LazyLock<Waker> = LazyLock::new(|| Waker::from(Arc::new(Nobody)));
+    &LOOKER
+}
+
+struct Nobody;
+
+impl Wake for Nobody {
+    fn wake(self: Arc<Self>) {}
+}
+
+pub(super) fn only_looks(cx: &Context<'_>) -> bool {
+    cx.waker().will_wake(looker())
+}
+
+/// Whether it is the future that this thread runs and that may sleep on sockets.
+fn is_own(cx: &Context<'_>) -> bool {
+    // Threads that never block here have no sleeper.
+    DEPTH.get() == 1
+        && SLEEPER
+            .with(|sleeper| sleeper.bell.event.is_some() && cx.waker().will_wake(&sleeper.waker))
 }
 
 /// The thread will sleep until this can be read or written, too.
@@ -157,15 +179,15 @@ struct Entered<'a>(&'a Sleeper);
 
 impl<'a> Entered<'a> {
     fn new(sleeper: &'a Sleeper) -> Self {
-        sleeper.depth.set(sleeper.depth.get() + 1);
+        DEPTH.set(DEPTH.get() + 1);
         Self(sleeper)
     }
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        let depth = self.0.depth.get() - 1;
-        self.0.depth.set(depth);
+        let depth = DEPTH.get() - 1;
+        DEPTH.set(depth);
         if depth == 0 {
             self.0.wanted.borrow_mut().clear();
         } else {
@@ -179,7 +201,7 @@ impl Sleeper {
     fn poll_once<F: Future>(&self, future: Pin<&mut F>, cx: &mut Context<'_>) -> Poll<F::Output> {
         // Cleared before the poll, so that what happens during it is not missed.
         self.bell.woken.store(false, Ordering::SeqCst);
-        if self.depth.get() == 1 {
+        if DEPTH.get() == 1 {
             self.wanted.borrow_mut().clear();
         }
         future.poll(cx)
@@ -213,7 +235,7 @@ impl Sleeper {
     }
 
     fn sleep(&self, until: Option<Instant>) {
-        if self.depth.get() > 1 || self.wanted.borrow().is_empty() {
+        if DEPTH.get() > 1 || self.wanted.borrow().is_empty() {
             self.park(until);
             return;
         }

@@ -10,7 +10,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 
-use super::sleeper::{is_direct, want};
+use super::sleeper::{is_direct, only_looks, want};
 
 /// A stream socket, non-blocking, that is waited for by whoever polls it: a thread in [`block_on`](super::block_on) by itself,
 /// any other task through a tokio runtime.
@@ -61,7 +61,7 @@ impl Socket {
         mut read: impl FnMut(BorrowedFd<'_>) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
         if is_direct(cx) {
-            self.watched = None;
+            let only_looks = self.enter(cx);
             if !std::mem::take(&mut self.is_empty)
                 && let Poll::Ready(result) = tried(|| read(self.fd.as_fd()))
             {
@@ -70,7 +70,9 @@ impl Socket {
                 return Poll::Ready(result);
             }
             // `poll(2)` says what is there, not what has come since: nothing is missed.
-            want(&self.fd, PollFlags::IN);
+            if !only_looks {
+                want(&self.fd, PollFlags::IN);
+            }
             return Poll::Pending;
         }
         self.is_empty = false;
@@ -97,14 +99,16 @@ impl Socket {
         mut write: impl FnMut(BorrowedFd<'_>) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
         if is_direct(cx) {
-            self.watched = None;
+            let only_looks = self.enter(cx);
             if !std::mem::take(&mut self.is_full)
                 && let Poll::Ready(result) = tried(|| write(self.fd.as_fd()))
             {
                 self.is_full = matches!(result, Ok(count) if count < length);
                 return Poll::Ready(result);
             }
-            want(&self.fd, PollFlags::OUT);
+            if !only_looks {
+                want(&self.fd, PollFlags::OUT);
+            }
             return Poll::Pending;
         }
         self.is_full = false;
@@ -116,6 +120,15 @@ impl Socket {
                 Err(_would_block) => {}
             }
         }
+    }
+
+    /// Returns whether who polls only looks. If not, a thread sleeps on the socket from here on.
+    fn enter(&mut self, cx: &Context<'_>) -> bool {
+        let only_looks = only_looks(cx);
+        if !only_looks {
+            self.watched = None;
+        }
+        only_looks
     }
 
     fn watch(&mut self) -> io::Result<&AsyncFd<Arc<OwnedFd>>> {
