@@ -483,3 +483,19 @@ async fn a_peer_that_is_gone_is_refused_by_its_host_and_one_that_is_there_is_not
     });
     assert!(within(anywhere.is_refused(address)).await);
 }
+
+/// It is not tried again and again, as a peer that is not there yet.
+#[tokio::test]
+async fn a_congestion_control_that_there_is_not_is_refused_for_good() {
+    let cluster = Cluster::new();
+    let (_endpoint, listener) = server(&cluster);
+    let client = cluster.bind_with(worker(&cluster, 1), |config| {
+        config.tcp_congestion = Some("none-such".to_owned());
+    });
+    let expect = Expect::worker(JOB, Slot(0));
+    let error = within(client.connect_tls(listener.local_addr(), expect))
+        .await
+        .unwrap_err();
+    assert!(!error.is_retryable(), "{error}");
+    assert!(error.to_string().contains("none-such"), "{error}");
+}

@@ -66,24 +66,32 @@ impl Engine {
                 | OperationKind::ScatterVarcount
                 | OperationKind::AllToAllVarcount
         );
+        let size = element_size(operation);
+        let refused = |elements: usize| CollectiveError::Invalid {
+            reason: format!(
+                "{operation} by the {} algorithm takes {elements} elements of {size} bytes to work with, more than this \
+                 process can get: give less at a time, or the process more memory",
+                operation.algorithm,
+            ),
+        };
+        if operation.segment != 0 {
+            // Such a schedule is as long as the data, whose length a rank without data has from others.
+            let count = operation.count as usize;
+            let bytes = count.checked_mul(size);
+            if !bytes.is_some_and(|bytes| self.work.try_reserve(bytes)) {
+                return Err(refused(count));
+            }
+        }
         if varcount || self.made_for != Some(*operation) {
             self.make_schedule(operation);
             // One of different lengths is made anew each time: the lengths are not in the operation.
             self.made_for = (!varcount).then_some(*operation);
         }
-        let bytes = self.schedule.buffer.checked_mul(element_size(operation));
+        let bytes = self.schedule.buffer.checked_mul(size);
         if bytes.is_some_and(|bytes| self.work.try_reserve(bytes)) {
             return Ok(());
         }
-        Err(CollectiveError::Invalid {
-            reason: format!(
-                "{operation} by the {} algorithm takes {} elements of {} bytes to work with, more than this \
-                 process can get: give less at a time, or the process more memory",
-                operation.algorithm,
-                self.schedule.buffer,
-                element_size(operation)
-            ),
-        })
+        Err(refused(self.schedule.buffer))
     }
 
     fn make_schedule(&mut self, operation: &Operation) {

@@ -119,11 +119,12 @@ impl Bell {
         received: &mut Option<OwnedFd>,
         cx: &Context<'_>,
     ) -> Poll<News> {
+        // A thread, too: what one side takes from the socket may be for the other one, which has looked before.
+        self.waiting.set(side, cx.waker());
         let waker = if direct::is_direct(cx) {
-            // The thread sleeps on the socket itself, for both sides.
+            // The thread sleeps on the socket itself.
             cx.waker()
         } else {
-            self.waiting.set(side, cx.waker());
             &self.waker
         };
         let mut bytes = [0; ROOM];

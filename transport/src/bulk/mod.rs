@@ -62,7 +62,16 @@ async fn open(
     let mut tcp = dial(endpoint.local_addr(), address)
         .await
         .map_err(|error| not_dialed(address, &error))?;
-    prepare(&tcp, config).map_err(|error| unreachable(address, &error))?;
+    prepare(&tcp, config).map_err(|error| match error.kind() {
+        // A congestion control that there is not will not be there the next time.
+        ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::InvalidInput => {
+            ConnectError::Address {
+                address,
+                reason: format!("{error} (TCP)"),
+            }
+        }
+        _ => unreachable(address, &error),
+    })?;
     let failed = |reason: String| ConnectError::Lost {
         address,
         lost: ConnectionLost::Failed { reason },

@@ -199,8 +199,9 @@ impl Drop for Entered<'_> {
 
 impl Sleeper {
     fn poll_once<F: Future>(&self, future: Pin<&mut F>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        // Cleared before the poll, so that what happens during it is not missed.
-        self.bell.woken.store(false, Ordering::SeqCst);
+        // Cleared before the poll, so that what happens during it is not missed. A swap: who finds it set and tells nobody
+        // has written before what is seen after it.
+        self.bell.woken.swap(false, Ordering::SeqCst);
         if DEPTH.get() == 1 {
             self.wanted.borrow_mut().clear();
         }

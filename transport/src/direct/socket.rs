@@ -13,7 +13,8 @@ use tokio::runtime::Handle;
 use super::sleeper::{is_direct, only_looks, want};
 
 /// A stream socket, non-blocking, that is waited for by whoever polls it: a thread in [`block_on`](super::block_on) by itself,
-/// any other task through a tokio runtime.
+/// any other task through a tokio runtime. Both directions belong to one of them at a time: a thread that polls either ends what a
+/// task waits for in both.
 #[derive(Debug)]
 pub struct Socket {
     fd: Arc<OwnedFd>,

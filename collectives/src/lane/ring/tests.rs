@@ -6,8 +6,9 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use kolo_transport::direct::{block_on, looker};
 use tokio::runtime::Handle;
 
 use super::*;
@@ -101,6 +102,78 @@ async fn a_count_that_goes_back_ends_the_link() {
         words.tail.store(tail, Ordering::SeqCst);
         let read = victim.read(&mut [0; 60]);
         assert!(is_protocol(&read), "{tail}: {read:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_rings_all_the_time_leaves_others_their_turn() {
+    for writes in [false, true] {
+        let mut victim = Victim::new();
+        assert_eq!(victim.write(&vec![7; SIZE]), Poll::Ready(Ok(SIZE)));
+        victim.their_socket.write_all(&vec![7; 20_000]).unwrap();
+        let cx = Context::from_waker(looker());
+        let link = (&mut victim.socket, &mut victim.received);
+        let polled = if writes {
+            victim.end.poll_write(link, &cx, &[IoSlice::new(&[1])])
+        } else {
+            victim.end.poll_read(link, &cx, &mut [0; 10])
+        };
+        assert!(polled.is_pending());
+        assert!(rustix::io::ioctl_fionread(&victim.socket).unwrap() > 0);
+    }
+}
+
+/// A blocked thread polls both sides, and one of them takes the byte from the socket that was for the other one, which has
+/// looked before.
+#[tokio::test]
+async fn a_thread_hears_what_its_other_side_took_from_the_socket() {
+    for write_first in [true, false] {
+        let mut victim = Victim::new();
+        assert_eq!(victim.write(&vec![7; SIZE]), Poll::Ready(Ok(SIZE)));
+        let mut polls = 0;
+        let begun = Instant::now();
+        let limit = Duration::from_secs(20);
+        let done = poll_fn(|cx| {
+            polls += 1;
+            let (mut byte, bytes) = ([0], [IoSlice::new(&[7])]);
+            let Victim {
+                end,
+                socket,
+                received,
+                theirs,
+                their_socket,
+            } = &mut victim;
+            let mut sides = [write_first, !write_first].map(|writes| {
+                let link = (&mut *socket, &mut *received);
+                let polled = if writes {
+                    end.poll_write(link, cx, &bytes)
+                } else {
+                    end.poll_read(link, cx, &mut byte)
+                };
+                if polls == 1 && writes == write_first {
+                    let (words, slept) = if writes {
+                        let words = theirs.words(Direction::Out);
+                        words.head.store(SIZE as u64, Ordering::SeqCst);
+                        (words.writer_sleeps, "it is full")
+                    } else {
+                        let words = theirs.words(Direction::Back);
+                        words.tail.store(1, Ordering::SeqCst);
+                        (words.reader_sleeps, "it is empty")
+                    };
+                    assert!(polled.is_pending(), "{slept}");
+                    assert_eq!(words.swap(0, Ordering::SeqCst), 1, "{slept}");
+                    their_socket.write_all(&[0]).unwrap();
+                }
+                polled
+            });
+            match sides.iter_mut().find(|polled| polled.is_ready()) {
+                Some(polled) => std::mem::replace(polled, Poll::Pending),
+                None => Poll::Pending,
+            }
+        });
+        let at = begun + limit;
+        assert_eq!(block_on(|| Some(at), || false, done), Ok(1));
+        assert!(begun.elapsed() < limit / 2, "write first: {write_first}");
     }
 }
 
