@@ -161,9 +161,9 @@ impl Family {
         }
     }
 
-    /// A rank has a link to this one, in some group.
-    pub(crate) fn meet(&self, rank: u32) {
-        self.lock().met.insert(rank);
+    /// A rank has a link to this one, in some group. Returns whether it is the first.
+    pub(crate) fn meet(&self, rank: u32) -> bool {
+        self.lock().met.insert(rank)
     }
 
     /// Whether a rank is gone, if that can be found out.

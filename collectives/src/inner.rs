@@ -263,7 +263,13 @@ impl Inner {
     /// A lane has come, or will not.
     pub(crate) fn arrive(self: &Arc<Self>, rank: u32, lane: Result<Box<dyn Lane>, LaneError>) {
         if lane.is_ok() {
-            self.family.meet(self.job_rank(rank));
+            let rank = self.job_rank(rank);
+            if self.family.meet(rank)
+                && let Some(look) = self.family.is_gone(rank)
+            {
+                // It is there: whoever is to know later that it is gone sees what that looks like.
+                self.family.handle.spawn(look);
+            }
         }
         let failed = self.signals.change(|state| {
             state.arrivals.retain(|arrival| arrival.rank != rank);

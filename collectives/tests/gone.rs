@@ -65,6 +65,21 @@ async fn a_worker_that_is_gone_is_not_waited_for() {
     }
 }
 
+/// Somebody refuses what is sent there, and that may be a firewall.
+#[tokio::test]
+async fn a_worker_that_was_never_found_there_is_not_gone() {
+    let (authority, runtime) = (authority(), TransportRuntime::new(1).unwrap());
+    let (one, _) = endpoint(&authority, &runtime, 1);
+    let (other, listener) = endpoint(&authority, &runtime, 0);
+    let address = other.local_addr();
+    drop((other, listener));
+    while one.is_reachable(address).await || !one.is_refused(address).await {}
+    let lanes = NetworkLanes::new(one, LaneChoice::Auto);
+    for _ in 0..3 {
+        assert_eq!(lanes.is_gone(address).await, None);
+    }
+}
+
 /// Passes connections on, but for the first ones, which it ends at once.
 async fn moody(to: SocketAddr, refused: usize) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -4,7 +4,7 @@
 //! and the processors. So who makes a link makes one of each at first, measures both with a few small messages and a few large
 //! ones, keeps the better one and ends the other. What was found holds for all further links to that host.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::future::poll_fn;
 use std::io::IoSlice;
@@ -132,6 +132,8 @@ pub struct NetworkLanes {
     choice: LaneChoice,
     /// What is better, by host.
     found: Mutex<HashMap<IpAddr, LaneChoice>>,
+    /// Where somebody took a connection of this side once: no firewall speaks for it.
+    reached: Mutex<HashSet<SocketAddr>>,
 }
 
 impl NetworkLanes {
@@ -142,6 +144,7 @@ impl NetworkLanes {
             endpoint,
             choice,
             found: Mutex::default(),
+            reached: Mutex::default(),
         }
     }
 
@@ -152,6 +155,10 @@ impl NetworkLanes {
 
     fn found(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, LaneChoice>> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reached(&self) -> std::sync::MutexGuard<'_, HashSet<SocketAddr>> {
+        self.reached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes a link to the worker in `slot`, which is `peer`, at `address`. Every step takes at most `limit`.
@@ -241,6 +248,7 @@ impl NetworkLanes {
             },
         };
         timed(limit, command(lane.as_mut(), KEEP, 0)).await?;
+        self.reached().insert(address);
         Ok(lane)
     }
 
@@ -248,8 +256,16 @@ impl NetworkLanes {
     /// QUIC nor for TLS ([`Endpoint::is_refused`]). For [`Connector::is_gone`](crate::Connector::is_gone) where a worker
     /// listens before the others hear of its address.
     ///
-    /// `None` if the worker is there, and if nobody says anything, because the network is down, say.
+    /// `None` if the worker is there, and if nobody says anything, because the network is down, say. A firewall may refuse for a
+    /// worker that is there. So nobody counts as gone before he was found there once, by a link that was made to him or
+    /// by this question.
     pub async fn is_gone(&self, address: SocketAddr) -> Option<String> {
+        if !self.reached().contains(&address) {
+            if self.endpoint.is_reachable(address).await {
+                self.reached().insert(address);
+            }
+            return None;
+        }
         let gone = self.endpoint.is_refused(address).await;
         gone.then(|| format!("nothing listens at {address} any more: its process is gone"))
     }

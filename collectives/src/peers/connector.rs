@@ -39,6 +39,16 @@ impl Paths {
             Self::Table(paths) => paths.get(rank.index()).cloned(),
         }
     }
+
+    /// The same wherever this process goes later.
+    fn absolute(self) -> Self {
+        // Without a working directory it is as it is.
+        let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        match self {
+            Self::Folder(folder) => Self::Folder(absolute(folder)),
+            Self::Table(paths) => Self::Table(paths.into_iter().map(absolute).collect()),
+        }
+    }
 }
 
 /// What a rank knows of the others.
@@ -218,11 +228,12 @@ async fn until_closed<F: Future>(mut closed: watch::Receiver<()>, future: F) -> 
 
 /// Takes a rank's place: it can be reached from now on.
 pub(super) fn sit(
-    known: Known,
+    mut known: Known,
     settings: &Settings,
     started: (Driver, Leaving),
 ) -> Result<Communicator, PeersError> {
     let (own, world) = (known.own, known.world);
+    known.paths = known.paths.map(Paths::absolute);
     let (file, listener) = match known.path_to(own.rank).filter(|_| known.has_near()) {
         Some(path) => {
             let (listener, file) = socket::listen(&path, own.rank, settings.wait)?;

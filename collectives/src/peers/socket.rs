@@ -21,6 +21,9 @@ use crate::lane::{Lane, LaneError, LinkHello, Links, UnixLane, greet};
 /// Between two attempts to reach a peer, or to take a place.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// How long others may be at the folder.
+const OTHERS: Duration = Duration::from_secs(1);
+
 /// When the process has no more descriptors.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(100);
 
@@ -107,10 +110,15 @@ pub(super) fn listen(
 fn try_listen(folder: &Path, path: &Path, address: &SocketAddrUnix) -> io::Result<Option<OwnedFd>> {
     // What looks dead may be a socket that is just being made: one at a time.
     let alone = rustix::fs::open(folder, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    // A file system without locks does without.
-    let locked = rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive);
-    if locked == Err(Errno::WOULDBLOCK) {
-        return Ok(None);
+    // A file system without locks does without. Others are done in a moment, however short this rank is to wait.
+    let begun = Instant::now();
+    while rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive)
+        == Err(Errno::WOULDBLOCK)
+    {
+        if begun.elapsed() > OTHERS {
+            return Ok(None);
+        }
+        std::thread::sleep(PAUSE);
     }
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {}

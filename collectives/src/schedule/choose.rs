@@ -57,6 +57,9 @@ const NOISE: f64 = 1.0 - 1e-6;
 const RING_SEGMENT: u64 = 1 << 20;
 const RING_MESSAGE: u64 = 256 << 10;
 
+/// The least message of a ring whose segment is set.
+const RING_LEAST: u64 = 4096;
+
 /// From here on nothing changes any more, it is thought.
 const LARGEST: u32 = 38;
 
@@ -115,10 +118,12 @@ impl Choices {
                 .segment
                 .unwrap_or_else(|| best_segment(&self.tuning.model, self.shape, bytes as f64)),
             (OperationKind::AllReduce, Algorithm::Ring) => {
-                let power = self
-                    .tuning
-                    .segment
-                    .unwrap_or_else(|| ring_segment(self.shape));
+                // Less than a page for each rank would make many messages, and a long schedule, for nothing.
+                let least = u64::from(self.shape.world) * RING_LEAST;
+                let power = self.tuning.segment.map_or_else(
+                    || ring_segment(self.shape),
+                    |given| given.max(log2_up(least)),
+                );
                 if bytes >> power.min(40) < 2 {
                     return 0;
                 }
@@ -248,9 +253,12 @@ fn able(kind: OperationKind, adasum: bool) -> &'static [Algorithm] {
 /// messages stay long beside what a message costs.
 fn ring_segment(shape: Shape) -> u8 {
     let messages = u64::from(shape.world) * RING_MESSAGE;
-    #[allow(clippy::cast_possible_truncation)] // it is below 64
-    let power = messages.max(RING_SEGMENT).next_power_of_two().ilog2() as u8;
-    power
+    log2_up(messages.max(RING_SEGMENT))
+}
+
+#[allow(clippy::cast_possible_truncation)] // it is below 64
+fn log2_up(number: u64) -> u8 {
+    number.next_power_of_two().ilog2() as u8
 }
 
 /// A chain of n ranks takes n - 2 + S/s steps of alpha + s beta each: least where s^2 = S alpha / ((n - 2) beta).

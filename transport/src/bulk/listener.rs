@@ -163,6 +163,10 @@ impl Admission {
     }
 
     async fn handshake(&self, mut tcp: TcpStream, remote: SocketAddr) -> Result<(), String> {
+        if matches!(tcp.peek(&mut [0]).await, Ok(0)) {
+            // It only wanted to know whether anybody is here.
+            return Ok(());
+        }
         prepare(&tcp, &self.config).map_err(|error| error.to_string())?;
         let mut side = UnbufferedServerConnection::new(Arc::clone(&self.server))
             .map_err(|error| error.to_string())?;

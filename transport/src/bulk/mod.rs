@@ -26,7 +26,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use self::handshake::{HandshakeError, shake};
 pub use self::link::{LinkLost, TlsLink};
 pub use self::listener::TlsListener;
-pub(crate) use self::probe::is_refused;
+pub(crate) use self::probe::{is_reachable, is_refused};
 use self::records::Records;
 use crate::endpoint::{ConnectError, Endpoint, EndpointConfig, Expect};
 use crate::identity::Identity;

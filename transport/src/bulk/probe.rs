@@ -29,6 +29,16 @@ pub(crate) async fn is_refused(endpoint: &Endpoint, address: SocketAddr) -> bool
     in_context(runtime.handle().clone(), asking).await
 }
 
+/// Whether a connection to a peer's port is taken. See [`Endpoint::is_reachable`].
+pub(crate) async fn is_reachable(endpoint: &Endpoint, address: SocketAddr) -> bool {
+    let own = endpoint.local_addr();
+    let dialing = async {
+        let dialed = tokio::time::timeout(ANSWER, dial(own, address)).await;
+        matches!(dialed, Ok(Ok(_)))
+    };
+    in_context(endpoint.runtime().handle().clone(), dialing).await
+}
+
 /// UDP first: a peer that is there takes no notice of it.
 async fn both(own: SocketAddr, address: SocketAddr) -> bool {
     udp(own, address).await && tcp(own, address).await

@@ -336,10 +336,19 @@ impl Endpoint {
     /// that had its endpoint there is gone. False if it is there, and also if nobody answers, because the network or the host is
     /// down, say; then it takes 0.3 s. Cancel safe.
     ///
+    /// A firewall that rejects what comes in says the same of a peer that is there: ask this of an address that was once
+    /// [reachable](Endpoint::is_reachable).
+    ///
     /// A peer that is there takes no notice of the question. The answer is not authenticated: who can forge it can cut the peer
     /// off, too.
     pub async fn is_refused(&self, address: SocketAddr) -> bool {
         bulk::is_refused(self, address).await
+    }
+
+    /// Whether somebody takes a TCP connection at `address`, as a peer does that [listens](Endpoint::listen_tls). It is ended at once.
+    /// False after 0.3 s without an answer. Who is there is not checked. Cancel safe.
+    pub async fn is_reachable(&self, address: SocketAddr) -> bool {
+        bulk::is_reachable(self, address).await
     }
 
     /// Closes all connections, which tells their peers `code` and `reason`, and accepts no more.
