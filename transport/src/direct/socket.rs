@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use tokio::io::Interest;
@@ -11,6 +12,9 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 
 use super::sleeper::{is_direct, only_looks, want};
+
+/// A thread that has had a socket to itself for so long ends its registration with the runtime, which is woken for nothing.
+const ALONE: Duration = Duration::from_secs(1);
 
 /// A stream socket, non-blocking, that is waited for by whoever polls it: a thread in [`block_on`](super::block_on) by itself,
 /// any other task through a tokio runtime. Both directions belong to one of them at a time: a thread that polls either ends what a
@@ -21,6 +25,8 @@ pub struct Socket {
     handle: Handle,
     /// While a task waits through the runtime.
     watched: Option<AsyncFd<Arc<OwnedFd>>>,
+    /// When a task polled it last.
+    watched_at: Instant,
     /// The last one took less than it could have: the next one would find nothing.
     is_empty: bool,
     is_full: bool,
@@ -34,6 +40,7 @@ impl Socket {
             fd: Arc::new(fd),
             handle,
             watched: None,
+            watched_at: Instant::now(),
             is_empty: false,
             is_full: false,
         }
@@ -126,13 +133,15 @@ impl Socket {
     /// Returns whether who polls only looks. If not, a thread sleeps on the socket from here on.
     fn enter(&mut self, cx: &Context<'_>) -> bool {
         let only_looks = only_looks(cx);
-        if !only_looks {
+        // Who takes turns with a task does not register it each time.
+        if !only_looks && self.watched.is_some() && self.watched_at.elapsed() > ALONE {
             self.watched = None;
         }
         only_looks
     }
 
     fn watch(&mut self) -> io::Result<&AsyncFd<Arc<OwnedFd>>> {
+        self.watched_at = Instant::now();
         if self.watched.is_none() {
             let _entered = self.handle.enter();
             let interest = Interest::READABLE | Interest::WRITABLE;
