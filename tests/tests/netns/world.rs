@@ -34,7 +34,7 @@ pub(crate) fn sum(ctx: &Context, len: usize) -> anyhow::Result<f32> {
     Ok(values[0])
 }
 
-/// Addresses on which the worker's process has UDP sockets, from the kernel's list.
+/// Addresses on which the worker's process has UDP sockets for anybody, from the kernel's list.
 #[kolo::function]
 pub(crate) fn listens() -> anyhow::Result<Vec<String>> {
     let own: Vec<String> = std::fs::read_dir("/proc/self/fd")?
@@ -48,7 +48,9 @@ pub(crate) fn listens() -> anyhow::Result<Vec<String>> {
     for file in ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"] {
         for line in std::fs::read_to_string(file)?.lines().skip(1) {
             let columns: Vec<&str> = line.split_whitespace().collect();
-            if own.iter().any(|inode| inode == columns[9]) {
+            // One that is connected only asks a peer something.
+            let is_connected = !columns[2].ends_with(":0000");
+            if !is_connected && own.iter().any(|inode| inode == columns[9]) {
                 let hex = columns[1].split(':').next().unwrap_or_default();
                 found.push(if hex.len() == 8 {
                     let bytes = u32::from_str_radix(hex, 16)?.to_ne_bytes();
