@@ -229,6 +229,10 @@ impl NetworkLanes {
             Some(LaneChoice::Tls) => tls.await?,
             _ => match tokio::join!(quic, tls) {
                 (Ok(quic), Ok(tls)) => self.better(address, quic, tls, limit).await?,
+                // It did not answer in time: TCP does not get through.
+                (Ok(quic), Err(failed)) if failed.may_pass => {
+                    only(peer, address, quic, &failed.error)
+                }
                 (Ok(quic), Err(_)) => {
                     // The peer may only have begun to listen after TCP was tried.
                     match self.tls(own, peer, expect, address, limit).await {
