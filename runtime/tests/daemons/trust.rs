@@ -314,6 +314,7 @@ async fn a_revoked_driver_is_out_everywhere_within_a_second() {
 #[tokio::test]
 async fn joining_is_limited_logged_once_each_and_secrets_are_nowhere() {
     const SECRET: &str = "a-bearer-secret-that-nobody-guesses";
+    const REFUSED: &str = "a joiner was refused";
     let dir = tempfile::tempdir().unwrap();
     let bearer = dir.path().join("bearer");
     std::fs::write(&bearer, SECRET).unwrap();
@@ -341,12 +342,13 @@ async fn joining_is_limited_logged_once_each_and_secrets_are_nowhere() {
     std::fs::write(&half, &read(&nodes)[..100]).unwrap();
     let mut halved = site.node("halved", &["--token-file", half.to_str().unwrap()]);
     assert_eq!(halved.end().code(), Some(1));
-    let wrong = site.node("wrong", &["--token-file", used.to_str().unwrap()]);
-    wrong.says("kolo-node: ");
+    let mut wrong = site.node("wrong", &["--token-file", used.to_str().unwrap()]);
+    assert_eq!(wrong.end().code(), Some(1));
 
-    // One line for each attempt, until there are too many.
-    let refused = |head: &crate::process::Printed| head.count("a joiner was refused");
-    let before = refused(&site.head.printed);
+    // One line for each attempt, until there are too many. What a daemon has said is read a moment
+    // later: wait for what must be there, and look for more than that at the end.
+    let before = 2; // the second login with `used`, and the node `wrong`
+    site.head.says_times(REFUSED, before);
     let runtime = TransportRuntime::new(1).unwrap();
     let token = read(&used).parse().unwrap();
     let mut limited = 0;
@@ -362,14 +364,8 @@ async fn joining_is_limited_logged_once_each_and_secrets_are_nowhere() {
         }
     }
     assert!((20..60).contains(&limited), "{limited}");
-    let lines = refused(&site.head.printed) - before;
-    assert_eq!(lines, 60 - limited, "{}", site.head.printed.text());
-    assert_eq!(
-        site.head
-            .printed
-            .count("too many attempts to join; refused"),
-        1
-    );
+    site.head.says_times(REFUSED, before + 60 - limited);
+    site.head.says("too many attempts to join; refused");
 
     let http = async {
         let mut stream = https(&driver, site.http).await;
@@ -406,6 +402,14 @@ async fn joining_is_limited_logged_once_each_and_secrets_are_nowhere() {
     for daemon in [&site.head, &node, &halved, &wrong] {
         outputs.push(daemon.printed.text());
     }
+    let head = &site.head.printed;
+    assert_eq!(
+        head.count(REFUSED),
+        before + 60 - limited,
+        "{}",
+        head.text()
+    );
+    assert_eq!(head.count("too many attempts to join; refused"), 1);
     for pid in [site.head.pid(), node.pid()] {
         for what in ["cmdline", "environ"] {
             let bytes = std::fs::read(format!("/proc/{pid}/{what}")).unwrap();
