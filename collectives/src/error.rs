@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kolo_transport::ids::{CallId, Rank};
 
-/// Why a collective operation failed on this rank. The caller's buffer is as it was (F-2).
+/// Why a collective operation failed on this rank. The caller's input is as it was (F-2).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {

@@ -19,6 +19,8 @@ use crate::error::CollectiveError;
 use crate::operation::{Operation, Tag};
 use crate::record::{Moved, ShortName};
 use crate::run::{InPlace, Place, Run};
+#[cfg(doc)]
+use crate::shm::arena::Arena;
 
 /// The right to run operations, until it is dropped.
 #[derive(Debug)]
@@ -82,6 +84,51 @@ impl Turn<'_> {
         }
         if stores {
             self.store(data);
+        }
+        Ok(())
+    }
+
+    /// As [`Turn::run`], with a buffer for the result alone. If it fails, that may hold anything.
+    pub(crate) async fn run_into<A: Alarm, T: Element>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        mut operation: Operation,
+        data: &[T],
+        result: &mut [T],
+    ) -> Result<(), CollectiveError> {
+        let input = element::bytes_of(data);
+        if self
+            .share(alarm, tag, operation, Given::Input(input))
+            .await?
+            == Shared::Done
+        {
+            self.store_with(input, result);
+            return Ok(());
+        }
+        self.plan(tag, &mut operation)?;
+        let schedule = &self.engine.schedule;
+        let as_it_is = self.inner.world > 1
+            && operation.wire.is_none()
+            && operation.reduce.is_none()
+            && T::DTYPE != DType::Bool;
+        if as_it_is && schedule.is_into(result.len()) {
+            if let Some(own) = schedule.input {
+                result[own.start..own.end()].copy_from_slice(data);
+            }
+            let place = element::bytes_of_mut(result).map(InPlace::into_result);
+            self.run_planned(alarm, tag, operation, place).await?;
+        } else if as_it_is && schedule.is_from(data.len()) {
+            let place = Some(InPlace::from_input(input));
+            self.run_planned(alarm, tag, operation, place).await?;
+            for output in &self.engine.schedule.outputs {
+                let from = &data[output.from.start..output.from.end()];
+                result[output.to..output.to + from.len()].copy_from_slice(from);
+            }
+        } else {
+            self.engine.load(&operation, input);
+            self.run_planned(alarm, tag, operation, None).await?;
+            self.store(result);
         }
         Ok(())
     }
@@ -165,7 +212,7 @@ impl Turn<'_> {
             && schedule.is_in_place(data.len());
         let place = if suits {
             let writes = schedule.is_writing();
-            element::bytes_of_mut(data).map(|data| InPlace::new(data, writes))
+            element::bytes_of_mut(data).map(|data| InPlace::over(data, writes))
         } else {
             self.engine.load(&operation, element::bytes_of(data));
             None
@@ -274,9 +321,14 @@ impl Turn<'_> {
 
     /// Copies the result of the operation that ran last.
     pub(crate) fn store<T: Element>(&mut self, into: &mut [T]) {
+        self.store_with(&[], into);
+    }
+
+    /// As [`Turn::store`], where this rank did not give what it alone needs: see [`Arena::store`].
+    pub(crate) fn store_with<T: Element>(&mut self, input: &[u8], into: &mut [T]) {
         let Engine { shm, offsets, .. } = &mut *self.engine;
         match shm.active().filter(|arena| arena.is_open()) {
-            Some(arena) => arena.store(offsets, into),
+            Some(arena) => arena.store(offsets, input, into),
             None => self.engine.store(&self.operation, into),
         }
     }

@@ -44,7 +44,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_to_all`], and [`CollectiveError::Invalid`] for a buffer of another length; it is as it was.
+    /// As [`Communicator::all_to_all`], and [`CollectiveError::Invalid`] for a buffer of another length. It may hold a
+    /// part of the result then.
     pub fn all_to_all_into<T: Element>(
         &self,
         data: &[T],
@@ -67,10 +68,7 @@ impl Communicator {
                 return Err(turn.refuse(tag, error));
             }
             let request = self.request::<T>(kind, data.len() / world);
-            turn.run(alarm, tag, request, element::bytes_of(data))
-                .await?;
-            turn.store(received);
-            Ok(())
+            turn.run_into(alarm, tag, request, data, received).await
         })
     }
 
@@ -153,6 +151,7 @@ impl Communicator {
             let values = self.request::<T>(kind, 0);
             let input = element::bytes_of(&data[..sent]);
             turn.run(alarm, tag.after(), values, input).await?;
+            // Not before: memory is touched here that peers say they fill.
             received.prepare(&lengths, total);
             turn.store(&mut received.values);
             turn.engine().lengths = lengths;
@@ -190,7 +189,7 @@ impl Communicator {
             turn.run(alarm, tag, length, bytemuck::cast_slice(&own))
                 .await?;
             let values = pair.directed(pair.request::<T>(kind, data.len()), true);
-            turn.run(alarm, tag.after(), values, element::bytes_of(data))
+            turn.run_into(alarm, tag.after(), values, data, &mut [])
                 .await
         })
     }
@@ -217,8 +216,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::receive`], and [`CollectiveError::Invalid`] if it sends another number (it fails, too); the
-    /// buffer is as it was.
+    /// As [`Communicator::receive`], and [`CollectiveError::Invalid`] if it sends another number (it fails, too). If it
+    /// fails later, the buffer may hold a part of what was sent.
     pub fn receive_into<T: Element>(
         &self,
         data: &mut [T],
@@ -260,9 +259,7 @@ impl Communicator {
                 Err(error) => return Err(turn.refuse(tag.after(), error)),
             };
             let values = pair.directed(pair.request::<T>(kind, room.len()), false);
-            turn.run(alarm, tag.after(), values, &[]).await?;
-            turn.store(room);
-            Ok(())
+            turn.run_into(alarm, tag.after(), values, &[], room).await
         })
     }
 

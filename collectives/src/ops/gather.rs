@@ -89,7 +89,7 @@ impl Communicator {
     /// # Errors
     ///
     /// [`CollectiveError`], of which [`CollectiveError::Invalid`] for a buffer of another length (the peers
-    /// fail too); `all` is as it was.
+    /// fail too). `all` may hold a part of the result then.
     pub fn all_gather_into<T: Element>(
         &self,
         data: &[T],
@@ -232,7 +232,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::gather`], and [`CollectiveError::Invalid`] for a buffer of another length; it is as it was.
+    /// As [`Communicator::gather`], and [`CollectiveError::Invalid`] for a buffer of another length. `all` may hold a part of
+    /// the result then.
     pub fn gather_into<T: Element>(
         &self,
         data: &[T],
@@ -255,12 +256,8 @@ impl Communicator {
                 let error = wrong_buffer(format_args!("{request}"), all.len(), wanted);
                 return Err(turn.refuse(tag, error));
             }
-            turn.run(alarm, tag, request, element::bytes_of(data))
-                .await?;
-            if root == self.inner.me {
-                turn.store(all);
-            }
-            Ok(())
+            let result = if root == self.inner.me { all } else { &mut [] };
+            turn.run_into(alarm, tag, request, data, result).await
         })
     }
 
@@ -321,10 +318,7 @@ impl Communicator {
             let error = wrong_buffer(what, all.len(), data.len().saturating_mul(self.world()));
             return Err(turn.refuse(tag, error));
         }
-        turn.run(alarm, tag, request, element::bytes_of(data))
-            .await?;
-        turn.store(all);
-        Ok(())
+        turn.run_into(alarm, tag, request, data, all).await
     }
 
     async fn gather_varcount_on<A: Alarm, T: Element>(
@@ -356,11 +350,12 @@ impl Communicator {
             root,
             ..self.request::<T>(kind, total)
         };
-        turn.run(alarm, tag.after(), values, element::bytes_of(data))
-            .await?;
+        let input = element::bytes_of(data);
+        turn.run(alarm, tag.after(), values, input).await?;
+        // Not before: memory is touched here that a peer says it fills.
         if root.is_none_or(|root| root == self.inner.me) {
             all.prepare(&lengths, total);
-            turn.store(&mut all.values);
+            turn.store_with(input, &mut all.values);
         }
         turn.engine().lengths = lengths;
         Ok(())

@@ -337,10 +337,7 @@ impl Communicator {
                 rows: rows as u64,
                 ..self.reduction::<T>(kind, data.len(), op)
             };
-            turn.run(alarm, tag, request, element::bytes_of(data))
-                .await?;
-            turn.store(room);
-            Ok(())
+            turn.run_into(alarm, tag, request, data, room).await
         })
     }
 

@@ -47,7 +47,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::scatter`]; `part` is as it was.
+    /// As [`Communicator::scatter`]; `part` may hold some of the values then.
     pub fn scatter_into<T: Element>(
         &self,
         data: &[T],
@@ -76,10 +76,7 @@ impl Communicator {
                 return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
             }
             let input = if is_root { data } else { &[] };
-            turn.run(alarm, tag, request, element::bytes_of(input))
-                .await?;
-            turn.store(part);
-            Ok(())
+            turn.run_into(alarm, tag, request, input, part).await
         })
     }
 
@@ -179,6 +176,7 @@ impl Communicator {
             let input = if is_root { data } else { &[] };
             turn.run(alarm, tag.after(), values, element::bytes_of(input))
                 .await?;
+            // Not before: memory is touched here that the root says it fills.
             part.clear();
             part.resize(lengths[self.inner.me as usize] as usize, T::default());
             turn.store(part);

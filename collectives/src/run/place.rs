@@ -9,23 +9,47 @@ use crate::shm::copy;
 /// Bytes from which on what is kept would drive out of the caches what is worked on.
 const MUCH: usize = 1 << 20;
 
-/// The caller's buffer, when an operation works right in it. What is overwritten is kept in the working buffer before, so that a
-/// failure leaves the caller's as it was. A copy of the result is saved.
+/// The caller's buffer, when an operation works right in it. One that holds input and result is put back as it was if
+/// the operation fails: what is overwritten is kept in the working buffer before. A copy of the result is saved.
 #[derive(Debug)]
 pub(crate) struct InPlace<'a> {
-    data: &'a mut [u8],
+    data: Data<'a>,
     /// Bytes from the beginning that were kept.
     kept: usize,
-    /// Whether anything is ever overwritten.
-    writes: bool,
+    keeps: bool,
+}
+
+#[derive(Debug)]
+enum Data<'a> {
+    Input(&'a [u8]),
+    Result(&'a mut [u8]),
 }
 
 impl<'a> InPlace<'a> {
-    pub(crate) fn new(data: &'a mut [u8], writes: bool) -> Self {
+    /// In a buffer that holds the input and is to hold the result. `writes`: whether the schedule changes anything.
+    pub(crate) fn over(data: &'a mut [u8], writes: bool) -> Self {
         Self {
-            data,
+            data: Data::Result(data),
             kept: 0,
-            writes,
+            keeps: writes,
+        }
+    }
+
+    /// From an input, by a schedule that changes nothing.
+    pub(crate) fn from_input(data: &'a [u8]) -> Self {
+        Self {
+            data: Data::Input(data),
+            kept: 0,
+            keeps: false,
+        }
+    }
+
+    /// Into a buffer for the result alone.
+    pub(crate) fn into_result(data: &'a mut [u8]) -> Self {
+        Self {
+            data: Data::Result(data),
+            kept: 0,
+            keeps: false,
         }
     }
 
@@ -38,12 +62,14 @@ impl<'a> InPlace<'a> {
         operation: &Operation,
     ) {
         let end = step.iter().map(Action::end).max().unwrap_or(0) * size;
-        if end <= self.kept || !self.writes {
+        if end <= self.kept || !self.keeps {
             return;
         }
-        let is_small = self.data.len() < MUCH;
-        let fresh = &mut self.data[self.kept..end];
-        let copy = &mut kept.bytes_mut()[self.kept..end];
+        let from = std::mem::replace(&mut self.kept, end);
+        let data = self.bytes_mut();
+        let is_small = data.len() < MUCH;
+        let fresh = &mut data[from..end];
+        let copy = &mut kept.bytes_mut()[from..end];
         if is_small {
             copy.copy_from_slice(fresh);
         } else {
@@ -53,20 +79,30 @@ impl<'a> InPlace<'a> {
         if let (Some(dtype), true) = (operation.wire_type(), operation.reduce.is_some()) {
             reduce::scale(dtype, fresh, operation.prescale);
         }
-        self.kept = end;
     }
 
     /// Puts back what was kept.
     pub(super) fn restore(&mut self, kept: &Scratch) {
-        self.data[..self.kept].copy_from_slice(&kept.bytes()[..self.kept]);
-        self.kept = 0;
+        let end = std::mem::take(&mut self.kept);
+        if end > 0 {
+            self.bytes_mut()[..end].copy_from_slice(&kept.bytes()[..end]);
+        }
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        self.data
+        match &self.data {
+            Data::Input(data) => data,
+            Data::Result(data) => data,
+        }
     }
 
+    /// # Panics
+    ///
+    /// In an input: a schedule that works there only sends.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        self.data
+        match &mut self.data {
+            Data::Input(_) => unreachable!("a schedule that changes nothing writes"),
+            Data::Result(data) => data,
+        }
     }
 }

@@ -252,6 +252,10 @@ impl Run<'_> {
             world,
             ..
         } = &mut *self.engine;
+        let step = schedule.step(self.step);
+        if step.iter().all(|action| action.transfer().is_some()) {
+            return;
+        }
         let finish = finish_of(&self.request, *world);
         let work = match &mut self.in_place {
             None => work.bytes_mut(),
@@ -259,7 +263,7 @@ impl Run<'_> {
         };
         let size = self.size;
         let bytes = |span: Span| span.start * size..span.end() * size;
-        for action in schedule.step(self.step) {
+        for action in step {
             if let Action::Copy { from, into } = *action {
                 work.copy_within(bytes(from), into.start * size);
             }

@@ -204,10 +204,20 @@ impl Schedule {
     #[must_use]
     pub fn is_in_place(&self, count: usize) -> bool {
         let all = Span::between(0, count);
-        let result = Output { from: all, to: 0 };
-        self.buffer == count
-            && self.input.is_none_or(|input| input == all)
-            && self.outputs == [result]
+        self.is_into(count) && self.input.is_none_or(|input| input == all)
+    }
+
+    /// Whether it can work in a buffer of `count` elements that is to hold the result, if the input is put in its place there.
+    #[must_use]
+    pub fn is_into(&self, count: usize) -> bool {
+        let all = Span::between(0, count);
+        self.buffer == count && self.outputs == [Output { from: all, to: 0 }]
+    }
+
+    /// Whether it can work in a buffer of `count` elements that holds the input and is only read.
+    #[must_use]
+    pub fn is_from(&self, count: usize) -> bool {
+        self.buffer == count && self.input == Some(Span::between(0, count)) && !self.is_writing()
     }
 
     /// Whether it changes anything in its buffer.

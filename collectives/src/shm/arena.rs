@@ -361,14 +361,15 @@ impl Arena {
                 if place == Place::Area {
                     self.area = Some(used);
                 }
-                if way == Way::Slices && is_given_as_it_is(operation) {
-                    // Nobody else needs this rank's own slice.
-                    let own = self.slice(self.me, bytes);
-                    self.map.write(self.me, place, 0, &input[..own.start]);
-                    self.map
-                        .write(self.me, place, own.end, &input[own.end..bytes]);
-                } else if is_given_as_it_is(operation) {
-                    self.map.write(self.me, place, 0, &input[..bytes]);
+                if is_given_as_it_is(operation) {
+                    let own = self.withheld(operation, way, bytes);
+                    if own.start > 0 {
+                        self.map.write(self.me, place, 0, &input[..own.start]);
+                    }
+                    if own.end < bytes {
+                        self.map
+                            .write(self.me, place, own.end, &input[own.end..bytes]);
+                    }
                 } else {
                     self.give_converted(operation, place, bytes, input);
                 }

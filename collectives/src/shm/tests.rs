@@ -162,7 +162,7 @@ fn noise_of_a_peer_does_no_harm() {
             rules::give(map.front(1, ticket::parity(tag)), ticket);
             map.second(1).store(ticket, Ordering::SeqCst);
             assert_eq!(one.advance(&input), Ok(Outcome::Ready));
-            one.store(&[], &mut result);
+            one.store(&[], &[], &mut result);
         } else {
             one.leave();
             assert_eq!(result, input);
@@ -209,7 +209,7 @@ fn who_ends_well_has_the_right_sum() {
             match outcome.unwrap() {
                 Outcome::Ready => {
                     let mut result = inputs[me].clone();
-                    ranks[me].store(&[], &mut result);
+                    ranks[me].store(&[], &[], &mut result);
                     let expected = (number * 6 + 1) as u8;
                     assert_eq!(result, vec![expected; result.len()], "operation {number}");
                     at[me] = (number + 1, false);
@@ -238,7 +238,7 @@ fn who_gives_up_before_giving_holds_nobody() {
     }
     for rank in [&mut one, &mut other] {
         assert_eq!(rank.advance(&input), Ok(Outcome::Ready));
-        rank.store(&[], &mut result);
+        rank.store(&[], &[], &mut result);
         assert_eq!(result, [3; 300]);
     }
     // The slow one has not copied anything yet.
@@ -252,7 +252,7 @@ fn who_gives_up_before_giving_holds_nobody() {
         one.leave();
         other.leave();
     }
-    slow.store(&[], &mut result);
+    slow.store(&[], &[], &mut result);
     assert_eq!(result, [3; 300]);
     for operation in 1..4 {
         let begun = slow.begin(number(operation), &request, false, &[], &input);
@@ -425,7 +425,7 @@ fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
                 OperationKind::AllGather | OperationKind::AllToAll => vec![false; 2 * count],
                 _ => vec![false; count],
             };
-            one.store(&[], &mut result);
+            one.store(&[], &input, &mut result);
             let bytes = crate::element::bytes_of(&result);
             assert!(bytes.iter().all(|byte| *byte < 2), "{request}");
             // The last byte of slices is the peer's work.
@@ -511,7 +511,7 @@ fn threads_that_give_up_at_any_moment_never_spoil_a_sum() {
                             // The others may want to give the next data meanwhile.
                             std::thread::sleep(std::time::Duration::from_micros(next(1500)));
                         }
-                        arena.store(&[], &mut input);
+                        arena.store(&[], &[], &mut input);
                         assert!(input.iter().all(|byte| *byte == expected), "{tag}");
                     }
                 }

@@ -236,8 +236,9 @@ fn around_switches(tuning: &Tuning, kind: Kind, world: u32) -> Vec<usize> {
     const SIZE: usize = size_of::<f32>();
     let mut bytes = Vec::new();
     if kind == Kind::Shared {
-        // From flat to slices, from slots to areas: of all ranks together, and of one.
-        for limit in [56, 96 << 10, 256 << 10] {
+        // From lines to slots, to data of which a part is withheld, from flat to slices, from slots to areas: of all ranks
+        // together, and of one.
+        for limit in [56, 4 << 10, 96 << 10, 256 << 10] {
             bytes.extend([limit, limit / world as usize]);
         }
     } else {
@@ -294,6 +295,7 @@ fn every_operation_is_right_around_every_switch() {
             for &length in &lengths {
                 check_operators::<f32>(comm, length, &[ReduceOp::Sum, ReduceOp::Min]);
                 check_moves::<u32>(comm, length);
+                check_moves::<bool>(comm, length);
             }
         });
     }

@@ -2,19 +2,23 @@
 
 use std::sync::OnceLock;
 
+use super::super::copy;
 use super::super::map::{INLINE, Place};
 use super::super::ticket::parity;
-use super::way::Way;
+use super::way::{Way, rows};
 use super::{Arena, BLOCK, Open, Stage};
 use crate::element::{self, Element};
 use crate::engine::element_size;
 use crate::operation::OperationKind;
 use crate::reduce;
-use crate::schedule::{Counts, Rows};
+use crate::schedule::Counts;
 
 impl Arena {
     /// Copies the result to the caller, after [`Outcome::Ready`], and leaves the operation.
-    pub(crate) fn store<T: Element>(&mut self, offsets: &[usize], result: &mut [T]) {
+    ///
+    /// `input` is what the operation began with, if its kind [withholds](Arena::withheld) some of it. (Lengths, which are
+    /// gathered before operations on different lengths, are too short for that.)
+    pub(crate) fn store<T: Element>(&mut self, offsets: &[usize], input: &[u8], result: &mut [T]) {
         let Some(open) = self.open.filter(|open| open.stage == Stage::Ready) else {
             return;
         };
@@ -27,7 +31,7 @@ impl Arena {
             OperationKind::Reduce | OperationKind::Gather | OperationKind::GatherVarcount
                 if !is_root => {}
             OperationKind::AllReduce | OperationKind::Reduce => match open.way {
-                Way::Flat => self.store_combined(&open, 0..count, result),
+                Way::Flat => self.store_combined(&open, 0..count, &[], result),
                 Way::Slices => {
                     let length = count * size;
                     for rank in 0..self.world {
@@ -39,35 +43,30 @@ impl Arena {
                 Way::Agree | Way::Buffers(_) => {}
             },
             OperationKind::ReduceScatter => {
-                let rows = operation.rows.max(1) as usize;
-                let split = Rows {
-                    rows,
-                    width: count / rows,
-                    world: self.world as u32,
-                };
-                let start = split.before(self.me as u32);
-                let end = start + split.of(self.me as u32);
-                self.store_combined(&open, start..end, result);
+                let own = rows(operation, self.world).span(self.me as u32);
+                self.store_combined(&open, own.start..own.end(), input, result);
             }
-            OperationKind::Broadcast => self.part(&open, root, count, 0, result),
+            OperationKind::Broadcast => self.part(&open, root, count, 0, &[], result),
             OperationKind::AllGather | OperationKind::AllGatherCounts | OperationKind::Gather => {
                 for (rank, place) in result.chunks_mut(count.max(1)).enumerate().take(self.world) {
-                    self.part(&open, rank, count, 0, place);
+                    self.part(&open, rank, count, 0, input, place);
                 }
             }
             OperationKind::AllGatherVarcount | OperationKind::GatherVarcount => {
                 for rank in 0..self.world {
                     let (start, end) = (offsets[rank], offsets[rank + 1]);
-                    self.part(&open, rank, end - start, 0, &mut result[start..end]);
+                    self.part(&open, rank, end - start, 0, input, &mut result[start..end]);
                 }
             }
             OperationKind::Scatter => {
                 let at = self.me * count;
-                self.part(&open, root, count * self.world, at, &mut result[..count]);
+                let place = &mut result[..count];
+                self.part(&open, root, count * self.world, at, input, place);
             }
             OperationKind::AllToAll => {
+                let (given, at) = (count * self.world, self.me * count);
                 for (rank, place) in result.chunks_mut(count.max(1)).enumerate().take(self.world) {
-                    self.part(&open, rank, count * self.world, self.me * count, place);
+                    self.part(&open, rank, given, at, input, place);
                 }
             }
             _ => {}
@@ -113,11 +112,22 @@ impl Arena {
         rank: usize,
         given: usize,
         at: usize,
+        input: &[u8],
         into: &mut [T],
     ) {
-        let size = element_size(&open.operation);
-        let place = Self::place(open.way, parity(open.tag), given * size);
+        let operation = &open.operation;
+        let size = element_size(operation);
         let all = into.len() * size * self.world;
+        if rank == self.me && !self.withheld(operation, open.way, given * size).is_empty() {
+            let from = &input[at * size..(at + into.len()) * size];
+            match element::bytes_of_mut(into) {
+                Some(into) if all / self.world >= streams_from() => copy::away(from, into),
+                Some(into) => into.copy_from_slice(from),
+                None => element::store(into, None, from),
+            }
+            return;
+        }
+        let place = Self::place(open.way, parity(open.tag), given * size);
         self.copy(open, rank, place, at * size, into, all);
     }
 
@@ -166,11 +176,15 @@ impl Arena {
         &mut self,
         open: &Open,
         range: std::ops::Range<usize>,
+        input: &[u8],
         result: &mut [T],
     ) {
         let operation = &open.operation;
         let size = element_size(operation);
-        let place = Self::place(open.way, parity(open.tag), operation.count as usize * size);
+        let given = operation.count as usize * size;
+        let place = Self::place(open.way, parity(open.tag), given);
+        let is_withheld = !self.withheld(operation, open.way, given).is_empty();
+        let own = is_withheld.then_some(input);
         let bytes = range.start * size..range.end * size;
         let start = range.start;
         if matches!(place, Place::Inline(_)) && !bytes.start.is_multiple_of(8) {
@@ -194,7 +208,7 @@ impl Arena {
         self.combine(
             operation,
             |_| place,
-            None,
+            own,
             bytes,
             |at, block| {
                 let at = at / size - start;

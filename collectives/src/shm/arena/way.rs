@@ -1,12 +1,18 @@
 //! How an operation is done, and where its data are.
 
+use std::ops::Range;
+
 use super::super::map::{AREA, INLINE, Place, SLOT};
 use super::Arena;
 use crate::engine::element_size;
 use crate::operation::{Operation, OperationKind, ReduceOp};
+use crate::schedule::{Counts, Rows};
 
 /// Reductions whose inputs have more bytes than this, all ranks' together, are done in slices.
 const FLAT: usize = 96 << 10;
+
+/// From so many bytes on a rank withholds what it alone needs. Fewer fit the line of a flag, or cost next to nothing.
+const WITHHELD_FROM: usize = 4 << 10;
 
 /// How an operation is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,14 +103,54 @@ impl Arena {
 
     /// The part of a reduction that a rank combines, in bytes.
     #[inline]
-    pub(super) fn slice(&self, rank: usize, length: usize) -> std::ops::Range<usize> {
+    pub(super) fn slice(&self, rank: usize, length: usize) -> Range<usize> {
         let each = length.div_ceil(self.world).next_multiple_of(64);
         (rank * each).min(length)..((rank + 1) * each).min(length)
+    }
+
+    /// The bytes of its data that a rank does not give, for nobody else needs them. If some are withheld, then from
+    /// lengths on where that pays.
+    pub(super) fn withheld(&self, operation: &Operation, way: Way, bytes: usize) -> Range<usize> {
+        let (me, world) = (self.me, self.world);
+        if way == Way::Slices {
+            return self.slice(me, bytes);
+        }
+        if bytes < WITHHELD_FROM || !is_given_as_it_is(operation) {
+            return 0..0;
+        }
+        match operation.kind {
+            OperationKind::ReduceScatter => {
+                let own = rows(operation, world).span(me as u32);
+                let size = element_size(operation);
+                own.start * size..own.end() * size
+            }
+            OperationKind::AllToAll | OperationKind::Scatter => {
+                let each = bytes / world;
+                me * each..(me + 1) * each
+            }
+            // Only the root has a result.
+            OperationKind::Gather | OperationKind::GatherVarcount
+                if operation.root == Some(me as u32) =>
+            {
+                0..bytes
+            }
+            _ => 0..0,
+        }
     }
 
     #[inline]
     pub(super) fn length(operation: &Operation) -> usize {
         operation.count as usize * element_size(operation)
+    }
+}
+
+/// Who gets which elements of a reduce-scatter.
+pub(super) fn rows(operation: &Operation, world: usize) -> Rows {
+    let rows = operation.rows.max(1) as usize;
+    Rows {
+        rows,
+        width: operation.count as usize / rows,
+        world: world as u32,
     }
 }
 
