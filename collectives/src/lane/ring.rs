@@ -7,7 +7,7 @@ use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll, ready};
 
-use kolo_transport::direct::Socket;
+use kolo_transport::direct::{self, Socket};
 
 use super::bell::{Bell, Side};
 use super::{LaneError, passing};
@@ -99,6 +99,10 @@ impl RingEnd {
             if is_gone {
                 return Poll::Ready(Ok(0));
             }
+            if direct::polls_again(cx) {
+                // The peer need not ring: nor does it cost a look at the socket.
+                return Poll::Pending;
+            }
             self.reader.sleep(&self.rings.words(self.out.other()));
             if self.held()? == 0 {
                 ready!(self.poll_bell(socket, Side::Read, received, cx));
@@ -152,6 +156,9 @@ impl RingEnd {
             if self.room()? > 0 {
                 self.writer.wake(&self.rings.words(self.out));
                 return Poll::Ready(Ok(()));
+            }
+            if direct::polls_again(cx) {
+                return Poll::Pending;
             }
             self.writer.sleep(&self.rings.words(self.out));
             if self.room()? == 0 {

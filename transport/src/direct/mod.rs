@@ -28,5 +28,5 @@
 mod sleeper;
 mod socket;
 
-pub use sleeper::{block_on, is_direct, looker};
+pub use sleeper::{block_on, is_direct, looker, polls_again};
 pub use socket::Socket;

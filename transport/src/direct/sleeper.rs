@@ -66,6 +66,10 @@ struct Sleeper {
     patience: Cell<Duration>,
     /// Sleeps until it is tried again.
     skips: Cell<u32>,
+    /// The last wait was eager, and so may be the next one.
+    was_eager: Cell<bool>,
+    /// The future is polled again in any case before the thread sleeps.
+    polls_again: Cell<bool>,
 }
 
 thread_local! {
@@ -87,6 +91,8 @@ thread_local! {
             wanted: RefCell::default(),
             patience: Cell::new(LONGEST),
             skips: Cell::new(0),
+            was_eager: Cell::new(false),
+            polls_again: Cell::new(false),
         }
     };
 }
@@ -96,6 +102,13 @@ thread_local! {
 #[must_use]
 pub fn is_direct(cx: &Context<'_>) -> bool {
     is_own(cx) || only_looks(cx)
+}
+
+/// Whether who polls polls again before it sleeps, whatever happens: a thread in [`block_on`] that only looks as yet. For what
+/// is made of sockets and shared memory: what it would take to be woken it can leave for later.
+#[must_use]
+pub fn polls_again(cx: &Context<'_>) -> bool {
+    is_own(cx) && SLEEPER.with(|sleeper| sleeper.polls_again.get())
 }
 
 /// A waker that wakes nobody, for who polls a [`Socket`](super::Socket) and does not wait: then nothing is registered. (Any
@@ -162,11 +175,7 @@ pub fn block_on<F: Future>(
         let _entered = Entered::new(sleeper);
         let mut cx = Context::from_waker(&sleeper.waker);
         loop {
-            let mut polled = sleeper.poll_once(future.as_mut(), &mut cx);
-            if polled.is_pending() && eager() {
-                polled = sleeper.poll_eagerly(future.as_mut(), &mut cx);
-            }
-            if let Poll::Ready(output) = polled {
+            if let Poll::Ready(output) = sleeper.poll(&eager, future.as_mut(), &mut cx) {
                 return output;
             }
             sleeper.sleep(until());
@@ -198,7 +207,42 @@ impl Drop for Entered<'_> {
 }
 
 impl Sleeper {
-    fn poll_once<F: Future>(&self, future: Pin<&mut F>, cx: &mut Context<'_>) -> Poll<F::Output> {
+    /// Polls the future once, or, if that is eager, for some time. If it is pending after that, it has seen to it that it is
+    /// woken.
+    fn poll<F: Future>(
+        &self,
+        eager: impl Fn() -> bool,
+        mut future: Pin<&mut F>,
+        cx: &mut Context<'_>,
+    ) -> Poll<F::Output> {
+        let skips = self.skips.get();
+        let expects = self.was_eager.get() && skips == 0;
+        let mut polled = self.poll_once(future.as_mut(), cx, expects);
+        if polled.is_ready() {
+            return polled;
+        }
+        let eager = eager();
+        self.was_eager.set(eager);
+        let looks = eager && skips == 0;
+        if looks {
+            polled = self.poll_eagerly(future.as_mut(), cx);
+        } else if eager {
+            self.skips.set(skips - 1);
+        }
+        if polled.is_pending() && (expects || looks) {
+            polled = self.poll_once(future, cx, false);
+        }
+        polled
+    }
+
+    fn poll_once<F: Future>(
+        &self,
+        future: Pin<&mut F>,
+        cx: &mut Context<'_>,
+        polls_again: bool,
+    ) -> Poll<F::Output> {
+        // One inside another says no: when it ends, the outer one may be in its last poll before it sleeps.
+        self.polls_again.set(polls_again && DEPTH.get() == 1);
         // Cleared before the poll, so that what happens during it is not missed. A swap: who finds it set and tells nobody
         // has written before what is seen after it.
         self.bell.woken.swap(false, Ordering::SeqCst);
@@ -213,16 +257,12 @@ impl Sleeper {
         mut future: Pin<&mut F>,
         cx: &mut Context<'_>,
     ) -> Poll<F::Output> {
-        if let Some(left) = self.skips.get().checked_sub(1) {
-            self.skips.set(left);
-            return Poll::Pending;
-        }
         let patience = self.patience.get();
         let begun = Instant::now();
         while begun.elapsed() < patience {
             // Who is waited for may need this processor.
             std::thread::yield_now();
-            let polled = self.poll_once(future.as_mut(), cx);
+            let polled = self.poll_once(future.as_mut(), cx, true);
             if polled.is_ready() {
                 self.patience.set((patience * 2).min(LONGEST));
                 return polled;
@@ -243,7 +283,7 @@ impl Sleeper {
         let wanted = self.wanted.borrow();
         self.bell.polling.store(true, Ordering::SeqCst);
         if !self.bell.woken.load(Ordering::SeqCst) {
-            self.poll(&wanted, until);
+            self.sleep_on(&wanted, until);
         }
         self.bell.polling.store(false, Ordering::SeqCst);
     }
@@ -263,7 +303,7 @@ impl Sleeper {
     }
 
     /// Whatever ends it, the future is polled next and finds out itself.
-    fn poll(&self, wanted: &[Wanted], until: Option<Instant>) {
+    fn sleep_on(&self, wanted: &[Wanted], until: Option<Instant>) {
         let Some(event) = &self.bell.event else {
             return;
         };
@@ -343,6 +383,44 @@ mod tests {
         });
         block_on(|| None, || false, done);
         assert_eq!(polls, 3);
+    }
+
+    /// Whoever leaves to the last poll what wakes it is woken.
+    #[test]
+    fn before_it_sleeps_a_thread_says_that_it_does_not_poll_again() {
+        for eager in [false, true] {
+            let (sender, mut receiver) = tokio::sync::oneshot::channel::<()>();
+            let (mut sender, mut said, mut polls) = (Some(sender), Vec::new(), 0);
+            let come = poll_fn(|cx| {
+                polls += 1;
+                said.push(polls_again(cx));
+                if polls_again(cx) {
+                    return Poll::Pending;
+                }
+                if let Some(sender) = sender.take() {
+                    let polled = Pin::new(&mut receiver).poll(cx);
+                    std::thread::spawn(move || sender.send(()));
+                    return polled.map(drop);
+                }
+                Pin::new(&mut receiver).poll(cx).map(drop)
+            });
+            block_on(|| None, || eager, come);
+            assert!(said.contains(&false));
+            assert_eq!(said.contains(&true), eager, "{said:?}");
+        }
+    }
+
+    #[test]
+    fn one_inside_another_leaves_nothing_to_a_poll_that_does_not_come() {
+        let said = block_on(
+            || None,
+            || true,
+            poll_fn(|cx| {
+                let inner = block_on(|| None, || true, poll_fn(|cx| Poll::Ready(polls_again(cx))));
+                Poll::Ready((inner, polls_again(cx)))
+            }),
+        );
+        assert_eq!(said, (false, false));
     }
 
     #[test]
