@@ -49,7 +49,7 @@ pub struct Handle<R> {
 pub struct Failure<R> {
     /// Why.
     pub error: CollectiveError,
-    /// The input, as it was (F-2).
+    /// The input, as it was (F-2). Of a broadcast's buffer that holds on the root.
     pub input: Option<R>,
 }
 
@@ -124,7 +124,7 @@ impl<R> Handle<R> {
     /// # Errors
     ///
     /// What the operation ended with, and its input, as it was, if it is an operation in place (all-reduce, reduce,
-    /// broadcast, send).
+    /// broadcast, send). A broadcast's buffer on a rank that is not the root is no input: it may hold a part of the result.
     pub fn wait_or_reclaim(self) -> Result<R, Failure<R>> {
         let mut state = self.shared.lock();
         loop {

@@ -15,7 +15,8 @@ use loom::thread;
 mod rules;
 
 use rules::{
-    Word, attach, give, give_up, has_given, holds, ignore, leave, listen, ring, ring_anyway,
+    Word, all_have_sliced, attach, give, give_up, has_given, holds, ignore, leave, listen,
+    may_give, may_take, ring, ring_anyway, slice, take_back,
 };
 
 /// A flag. Loom knows one total order for fences alone.
@@ -235,5 +236,108 @@ fn whoever_attaches_last_sees_all() {
         let mine = attach(&memory.flags[0], &memory.flags);
         let other = peer.join().unwrap();
         assert!(mine || other);
+    });
+}
+
+/// A giver with fewer places than pieces, and a reader. Each place is written and read under loom's eyes.
+fn stream(places: usize, ask: impl Fn(&Flag, usize) -> bool + Send + Sync + 'static) {
+    const PIECES: usize = 3;
+    struct Window {
+        given: Flag,
+        taken: Flag,
+        places: Vec<UnsafeCell<usize>>,
+    }
+    let ask = std::sync::Arc::new(ask);
+    loom::model(move || {
+        let window = Arc::new(Window {
+            given: Flag::new(),
+            taken: Flag::new(),
+            places: (0..places).map(|_| UnsafeCell::new(0)).collect(),
+        });
+        let theirs = Arc::clone(&window);
+        let reader = thread::spawn(move || {
+            for piece in 0..PIECES {
+                while !may_take(&theirs.given, piece) {
+                    thread::yield_now();
+                }
+                // SAFETY: loom ends the test if anybody writes at the same time.
+                let read = theirs.places[piece % places].with(|place| unsafe { *place });
+                assert_eq!(read, piece + 1);
+                theirs.taken.set(piece as u64 + 1);
+            }
+        });
+        for piece in 0..PIECES {
+            while !ask(&window.taken, piece) {
+                thread::yield_now();
+            }
+            // SAFETY: loom ends the test if anybody reads or writes at the same time.
+            window.places[piece % places].with_mut(|place| unsafe { *place = piece + 1 });
+            window.given.set(piece as u64 + 1);
+        }
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn a_place_is_written_again_when_its_piece_was_taken() {
+    stream(1, |taken, given| may_give(taken, given, 1));
+    stream(2, |taken, given| may_give(taken, given, 2));
+}
+
+#[test]
+#[should_panic(expected = "assertion `left == right` failed")]
+fn a_place_too_many_is_written_while_it_is_read() {
+    stream(1, |taken, given| may_give(taken, given, 2));
+}
+
+/// Rank 1 gives an operation up whose data rank 2 may still combine, and changes them. Rank 0 waits for both. `ended` is how
+/// it finds that all is well; the ranks are looked at in this order.
+fn buffers(order: [usize; 2], ended: impl Fn([&Flag; 2]) -> bool + Send + Sync + 'static) {
+    struct Buffers {
+        seconds: [Flag; 2],
+        /// Of rank 1: read where it is, whatever it is.
+        data: AtomicU64,
+        /// What rank 2 makes of it.
+        slice: AtomicU64,
+    }
+    let ended = std::sync::Arc::new(ended);
+    loom::model(move || {
+        let memory = Arc::new(Buffers {
+            seconds: [Flag::new(), Flag::new()],
+            data: AtomicU64::new(5),
+            slice: AtomicU64::new(0),
+        });
+        let (one, two) = (Arc::clone(&memory), Arc::clone(&memory));
+        let gives_up = thread::spawn(move || {
+            slice(&one.seconds[0], FIRST);
+            take_back(&one.seconds[0], FIRST);
+            one.data.store(6, Ordering::Relaxed);
+        });
+        let combines = thread::spawn(move || {
+            let read = two.data.load(Ordering::Relaxed);
+            two.slice.store(read, Ordering::Relaxed);
+            slice(&two.seconds[1], FIRST);
+        });
+        let seconds = order.map(|rank| &memory.seconds[rank]);
+        if ended(seconds) {
+            assert_eq!(memory.slice.load(Ordering::Relaxed), 5);
+        }
+        gives_up.join().unwrap();
+        combines.join().unwrap();
+    });
+}
+
+#[test]
+fn who_ends_well_has_slices_of_data_that_nobody_had_taken_back() {
+    for order in [[0, 1], [1, 0]] {
+        buffers(order, |seconds| all_have_sliced(seconds.into_iter(), FIRST));
+    }
+}
+
+#[test]
+#[should_panic(expected = "left: 6")]
+fn one_look_takes_a_slice_of_data_that_were_changed() {
+    buffers([0, 1], |seconds| {
+        seconds.iter().all(|second| second.get() == FIRST)
     });
 }

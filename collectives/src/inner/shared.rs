@@ -20,9 +20,11 @@ use crate::shm::map::MOST_RANKS;
 use crate::shm::setup::Sharing;
 
 /// What an operation is given.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) enum Given<'a> {
     Input(&'a [u8]),
+    /// Also where the result goes, for operations that are done [piece by piece](Arena::streams).
+    Both(&'a [u8], &'a mut [u8]),
     /// Halves of buffers in shared memory.
     Buffers(Buffers),
     /// It goes over the links.
@@ -62,10 +64,11 @@ impl Inner {
         name: ShortName,
         input: &[u8],
     ) -> Quick<'a> {
-        let suits =
-            |arena: &Arena, offsets: &[usize]| !arena.only_agrees(operation, false, offsets);
+        let suits = |arena: &Arena, offsets: &[usize]| {
+            !arena.streams(operation) && !arena.only_agrees(operation, false, offsets)
+        };
         self.quick_with(operation, name, input, suits, |arena, tag, offsets| {
-            arena.begin(tag, operation, false, offsets, input)
+            arena.begin(tag, operation, false, offsets, input, &mut [])
         })
     }
 
@@ -123,7 +126,7 @@ impl Inner {
         };
         self.listener.disturb();
         let begun = begin(arena, tag, offsets);
-        let done = begun.is_ok() && matches!(arena.look(input), Ok(Outcome::Ready));
+        let done = begun.is_ok() && matches!(arena.look(input, &mut []), Ok(Outcome::Ready));
         let mut turn = Turn {
             inner: self,
             engine,
@@ -160,7 +163,10 @@ impl Turn<'_> {
         input: &[u8],
     ) -> Result<(), CollectiveError> {
         let operation = self.operation;
-        if self.wait_shared(alarm, tag, operation, input).await? == Shared::Done {
+        let shared = self
+            .wait_shared(alarm, tag, operation, (input, &mut []))
+            .await?;
+        if shared == Shared::Done {
             return Ok(());
         }
         let load = |engine: &mut Engine, operation: &Operation| engine.load(operation, input);
@@ -274,7 +280,7 @@ impl Turn<'_> {
         alarm: &mut A,
         tag: Tag,
         mut operation: Operation,
-        given: Given<'_>,
+        mut given: Given<'_>,
     ) -> Result<Shared, CollectiveError> {
         let none = operation.kind == OperationKind::SendReceive || self.inner.world == 1;
         if none || matches!(self.engine.shm, Sharing::Off) {
@@ -307,24 +313,32 @@ impl Turn<'_> {
             return Err(self.refuse(tag, error));
         }
         let forced = self.engine.is_forced() || matches!(given, Given::Nothing);
+        let buffers = match given {
+            Given::Buffers(buffers) => Some(buffers),
+            _ => None,
+        };
         if self.engine.goes_over_links(&operation, forced) {
             self.engine.choose(&mut operation);
         }
-        let input = match given {
-            Given::Input(input) => input,
-            _ => &[],
+        let (input, result): (&[u8], &mut [u8]) = match &mut given {
+            Given::Input(input) => (input, &mut []),
+            Given::Both(input, result) => (input, result),
+            Given::Buffers(_) | Given::Nothing => (&[], &mut []),
         };
         let Engine { shm, offsets, .. } = &mut *self.engine;
         let Some(arena) = shm.active() else {
             return Ok(Shared::Not);
         };
-        let begun = match given {
-            Given::Buffers(buffers) if !forced => arena.begin_buffers(tag, &operation, buffers),
-            _ => arena.begin(tag, &operation, forced, offsets, input),
+        let begun = match buffers {
+            Some(buffers) if !forced => arena.begin_buffers(tag, &operation, buffers),
+            _ => arena.begin(tag, &operation, forced, offsets, input, result),
         };
         match begun {
             Err(error) => Err(self.refuse(tag, error)),
-            Ok(_) => self.wait_shared(alarm, tag, operation, input).await,
+            Ok(_) => {
+                self.wait_shared(alarm, tag, operation, (input, result))
+                    .await
+            }
         }
     }
 
@@ -334,7 +348,7 @@ impl Turn<'_> {
         alarm: &mut A,
         tag: Tag,
         operation: Operation,
-        input: &[u8],
+        (input, result): (&[u8], &mut [u8]),
     ) -> Result<Shared, CollectiveError> {
         let inner = self.inner;
         self.operation = operation;
@@ -347,7 +361,7 @@ impl Turn<'_> {
         };
         let waits = alarm.may_sleep() && !self.engine.is_hasty;
         let looked = match self.engine.shm.active() {
-            Some(arena) if waits => arena.look(input),
+            Some(arena) if waits => arena.look(input, result),
             _ => Ok(Outcome::Pending),
         };
         let result = if matches!(looked, Ok(Outcome::Ready | Outcome::Elsewhere)) {
@@ -366,7 +380,7 @@ impl Turn<'_> {
             let times = (self.started, self.deadline);
             let blocking = alarm.may_sleep();
             let run = Run::new(&mut self.engine, place, operation, tag, times)
-                .shared_memory(blocking, input);
+                .shared_memory(blocking, input, result);
             if blocking {
                 run.wait().map(drop)
             } else {

@@ -16,11 +16,9 @@ use crate::cause::Cause;
 use crate::element::{self, DType, Element};
 use crate::engine::{Engine, element_size};
 use crate::error::CollectiveError;
-use crate::operation::{Operation, Tag};
+use crate::operation::{Operation, OperationKind, Tag};
 use crate::record::{Moved, ShortName};
 use crate::run::{InPlace, Place, Run};
-#[cfg(doc)]
-use crate::shm::arena::Arena;
 
 /// The right to run operations, until it is dropped.
 #[derive(Debug)]
@@ -64,7 +62,8 @@ impl Turn<'_> {
             .map(drop)
     }
 
-    /// As [`Turn::run`], of a buffer that is to hold the result. Without `stores` it stays as it is.
+    /// As [`Turn::run`], of a buffer that is to hold the result. Without `stores` it stays as it is. If a broadcast fails, it may
+    /// hold a part of the result on ranks that are not the root.
     pub(crate) async fn run_in_place<A: Alarm, T: Element>(
         &mut self,
         alarm: &mut A,
@@ -73,7 +72,15 @@ impl Turn<'_> {
         data: &mut [T],
         stores: bool,
     ) -> Result<(), CollectiveError> {
-        let given = Given::Input(element::bytes_of(data));
+        let is_root = operation.root == Some(self.inner.me);
+        let given = if operation.kind == OperationKind::Broadcast && !is_root {
+            match element::bytes_of_mut(data) {
+                Some(data) => Given::Both(&[], data),
+                None => Given::Input(&[]),
+            }
+        } else {
+            Given::Input(element::bytes_of(data))
+        };
         if self.share(alarm, tag, operation, given).await? == Shared::Not {
             let done = self
                 .run_over_links_in_place(alarm, tag, operation, data)
@@ -98,25 +105,26 @@ impl Turn<'_> {
         result: &mut [T],
     ) -> Result<(), CollectiveError> {
         let input = element::bytes_of(data);
-        if self
-            .share(alarm, tag, operation, Given::Input(input))
-            .await?
-            == Shared::Done
-        {
+        let given = match element::bytes_of_mut(result) {
+            Some(result) => Given::Both(input, result),
+            None => Given::Input(input),
+        };
+        if self.share(alarm, tag, operation, given).await? == Shared::Done {
             self.store_with(input, result);
             return Ok(());
         }
         self.plan(tag, &mut operation)?;
         let schedule = &self.engine.schedule;
-        let as_it_is = self.inner.world > 1
-            && operation.wire.is_none()
-            && operation.reduce.is_none()
-            && T::DTYPE != DType::Bool;
-        if as_it_is && schedule.is_into(result.len()) {
+        let as_it_is = self.travels_as_given(&operation) && operation.reduce.is_none();
+        if as_it_is
+            && schedule.is_into(result.len())
+            && let Some(result) = element::bytes_of_mut(result)
+        {
             if let Some(own) = schedule.input {
-                result[own.start..own.end()].copy_from_slice(data);
+                let size = size_of::<T>();
+                result[own.start * size..own.end() * size].copy_from_slice(input);
             }
-            let place = element::bytes_of_mut(result).map(InPlace::into_result);
+            let place = Some(InPlace::into_result(result));
             self.run_planned(alarm, tag, operation, place).await?;
         } else if as_it_is && schedule.is_from(data.len()) {
             let place = Some(InPlace::from_input(input));
@@ -131,6 +139,13 @@ impl Turn<'_> {
             self.store(result);
         }
         Ok(())
+    }
+
+    /// Whether other ranks see the bytes that the caller gave, and whose are any bytes.
+    fn travels_as_given(&self, operation: &Operation) -> bool {
+        self.inner.world > 1
+            && operation.wire.is_none()
+            && operation.dtype.is_some_and(|dtype| dtype != DType::Bool)
     }
 
     /// As [`Turn::run`], of an input in several parts.
@@ -206,19 +221,18 @@ impl Turn<'_> {
     ) -> Result<bool, CollectiveError> {
         self.plan(tag, &mut operation)?;
         let schedule = &self.engine.schedule;
-        let suits = self.inner.world > 1
-            && operation.wire.is_none()
-            && T::DTYPE != DType::Bool
-            && schedule.is_in_place(data.len());
-        let place = if suits {
-            let writes = schedule.is_writing();
-            element::bytes_of_mut(data).map(|data| InPlace::over(data, writes))
-        } else {
-            self.engine.load(&operation, element::bytes_of(data));
-            None
-        };
-        self.run_planned(alarm, tag, operation, place).await?;
-        Ok(suits)
+        let suits = self.travels_as_given(&operation) && schedule.is_in_place(data.len());
+        let is_input = operation.kind != OperationKind::Broadcast
+            || operation.root == Some(self.inner.me);
+        let keeps = is_input && schedule.is_writing();
+        if suits && let Some(data) = element::bytes_of_mut(data) {
+            let place = Some(InPlace::over(data, keeps));
+            self.run_planned(alarm, tag, operation, place).await?;
+            return Ok(true);
+        }
+        self.engine.load(&operation, element::bytes_of(data));
+        self.run_planned(alarm, tag, operation, None).await?;
+        Ok(false)
     }
 
     /// Chooses how to do an operation, and gets ready for it.
@@ -324,7 +338,7 @@ impl Turn<'_> {
         self.store_with(&[], into);
     }
 
-    /// As [`Turn::store`], where this rank did not give what it alone needs: see [`Arena::store`].
+    /// As [`Turn::store`], where this rank did not give what it alone needs: see [`Arena::store`](crate::shm::arena::Arena::store).
     pub(crate) fn store_with<T: Element>(&mut self, input: &[u8], into: &mut [T]) {
         let Engine { shm, offsets, .. } = &mut *self.engine;
         match shm.active().filter(|arena| arena.is_open()) {

@@ -22,6 +22,9 @@ const PIECE: usize = 64 << 10;
 /// nor the deadline.
 const MOST_RINGS: usize = 64;
 
+/// Looks at the ring without one at the socket.
+const MOST_LOOKS: u32 = 32;
+
 #[derive(Debug)]
 pub(super) struct RingEnd {
     rings: Rings,
@@ -30,6 +33,8 @@ pub(super) struct RingEnd {
     writer: Writer,
     reader: Reader,
     bell: Bell,
+    /// Since the last look at the socket.
+    looks: u32,
     /// Bytes of the ring that this side writes for which there are pages.
     populated: usize,
     /// The peer breaks the rules.
@@ -44,6 +49,7 @@ impl RingEnd {
             writer: Writer::new(SIZE),
             reader: Reader::new(SIZE),
             bell: Bell::new(),
+            looks: 0,
             populated: 0,
             broken: None,
         }
@@ -99,8 +105,8 @@ impl RingEnd {
             if is_gone {
                 return Poll::Ready(Ok(0));
             }
-            if direct::polls_again(cx) {
-                // The peer need not ring: nor does it cost a look at the socket.
+            if self.looks_again(cx) {
+                self.reader.wake(&self.rings.words(self.out.other()));
                 return Poll::Pending;
             }
             self.reader.sleep(&self.rings.words(self.out.other()));
@@ -110,6 +116,14 @@ impl RingEnd {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Whether who polls looks at the ring again in any case. Then the peer need not ring, and a look at the socket is not worth
+    /// what it costs, but now and then: who never sleeps must hear that the peer is gone, too.
+    fn looks_again(&mut self, cx: &Context<'_>) -> bool {
+        let again = direct::polls_again(cx) && self.looks < MOST_LOOKS;
+        self.looks = if again { self.looks + 1 } else { 0 };
+        again
     }
 
     /// Reads what is on the socket, for a descriptor may be there.
@@ -157,7 +171,8 @@ impl RingEnd {
                 self.writer.wake(&self.rings.words(self.out));
                 return Poll::Ready(Ok(()));
             }
-            if direct::polls_again(cx) {
+            if self.looks_again(cx) {
+                self.writer.wake(&self.rings.words(self.out));
                 return Poll::Pending;
             }
             self.writer.sleep(&self.rings.words(self.out));

@@ -33,7 +33,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`CollectiveError`]; `data` is as it was.
+    /// [`CollectiveError`]. The root's `data` is as it was; the others' may hold a part of what the root gave.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: Rank) -> Result<(), CollectiveError> {
         let request = Operation {
             root: Some(root.0),

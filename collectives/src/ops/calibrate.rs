@@ -302,12 +302,12 @@ impl Communicator {
             rows: u64::from(1 - from),
             ..self.request::<u8>(kind, data.len())
         };
-        if self.inner.me == from {
-            return turn.run(alarm, tag, operation, data).await;
-        }
-        turn.run(alarm, tag, operation, &[]).await?;
-        turn.store(data);
-        Ok(())
+        let (sent, received): (&[u8], &mut [u8]) = if self.inner.me == from {
+            (data, &mut [])
+        } else {
+            (&[], data)
+        };
+        turn.run_into(alarm, tag, operation, sent, received).await
     }
 }
 

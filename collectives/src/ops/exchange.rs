@@ -44,8 +44,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_to_all`], and [`CollectiveError::Invalid`] for a buffer of another length. It may hold a
-    /// part of the result then.
+    /// As [`Communicator::all_to_all`], and [`CollectiveError::Invalid`] for a buffer of another length. After a failure it
+    /// may hold a part of the result.
     pub fn all_to_all_into<T: Element>(
         &self,
         data: &[T],

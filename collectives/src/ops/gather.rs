@@ -89,7 +89,7 @@ impl Communicator {
     /// # Errors
     ///
     /// [`CollectiveError`], of which [`CollectiveError::Invalid`] for a buffer of another length (the peers
-    /// fail too). `all` may hold a part of the result then.
+    /// fail too). After a failure `all` may hold a part of the result.
     pub fn all_gather_into<T: Element>(
         &self,
         data: &[T],
@@ -232,8 +232,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::gather`], and [`CollectiveError::Invalid`] for a buffer of another length. `all` may hold a part of
-    /// the result then.
+    /// As [`Communicator::gather`], and [`CollectiveError::Invalid`] for a buffer of another length. After a failure `all` may
+    /// hold a part of the result.
     pub fn gather_into<T: Element>(
         &self,
         data: &[T],

@@ -49,7 +49,7 @@ impl<T: Element> Fusable for Reduced<T> {
     }
 }
 
-/// A buffer that holds the result, or is as it was.
+/// A buffer that holds the result, or the input.
 fn in_place<R>(data: R, result: Result<(), CollectiveError>) -> Ended<R> {
     match result {
         Ok(()) => Ok(data),

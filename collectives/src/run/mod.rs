@@ -103,6 +103,7 @@ pub(crate) struct Run<'a> {
     blocking: bool,
     /// For an operation in shared memory.
     input: &'a [u8],
+    result: &'a mut [u8],
     /// Where it works, if not in the engine's own buffer.
     in_place: Option<InPlace<'a>>,
     /// Until then this rank waits for the word of one that has left the operation.
@@ -148,6 +149,7 @@ impl<'a> Run<'a> {
             mode: Mode::Links,
             blocking: false,
             input: &[],
+            result: &mut [],
             in_place: None,
             left_at: None,
             job: JobId(0),
@@ -157,7 +159,7 @@ impl<'a> Run<'a> {
         run
     }
 
-    /// Works in the caller's buffer, which holds the input.
+    /// Works in a buffer of the caller's.
     pub(crate) fn in_place(mut self, place: InPlace<'a>) -> Self {
         self.in_place = Some(place);
         self.keep();
@@ -171,8 +173,14 @@ impl<'a> Run<'a> {
     }
 
     /// Waits for an operation that has begun in shared memory.
-    pub(crate) fn shared_memory(mut self, blocking: bool, input: &'a [u8]) -> Self {
-        (self.mode, self.blocking, self.input) = (Mode::Shared, blocking, input);
+    pub(crate) fn shared_memory(
+        mut self,
+        blocking: bool,
+        input: &'a [u8],
+        result: &'a mut [u8],
+    ) -> Self {
+        (self.mode, self.blocking) = (Mode::Shared, blocking);
+        (self.input, self.result) = (input, result);
         // The flags are everybody's word.
         self.consent = None;
         self

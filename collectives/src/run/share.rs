@@ -210,7 +210,7 @@ impl Run<'_> {
         }
     }
 
-    /// An operation in shared memory, as far as it goes without waiting. `input` is what it began with.
+    /// An operation in shared memory, as far as it goes without waiting. `input` and `result` are what it began with.
     pub(super) fn advance_shared(&mut self, cx: &mut Context<'_>) -> Result<bool, CollectiveError> {
         let blocking = self.blocking;
         if let Some(arena) = self.engine.shm.active() {
@@ -233,7 +233,7 @@ impl Run<'_> {
             let Some(arena) = self.engine.shm.active() else {
                 return Ok(true);
             };
-            if arena.advance(self.input)? != Outcome::Pending {
+            if arena.advance(self.input, self.result)? != Outcome::Pending {
                 arena.ignore();
                 self.engine.is_hasty = false;
                 return Ok(true);
@@ -262,7 +262,7 @@ impl Run<'_> {
         let Some(arena) = self.engine.shm.active() else {
             return Ok(true);
         };
-        let outcome = arena.advance(self.input)?;
+        let outcome = arena.advance(self.input, self.result)?;
         if outcome != Outcome::Pending {
             arena.ignore();
             // All have come, as was just observed, and not with the same: some have no data.

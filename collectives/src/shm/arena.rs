@@ -1,22 +1,24 @@
 //! Operations in the memory that all ranks of a group map.
 //!
-//! In every operation each rank gives its data (a copy, in memory that it alone writes), sets its flag, and waits for the
-//! flags of all. That all flags are the same word says that all ask for the same. From there on there are two ways:
+//! In every operation each rank gives its data (a copy, in memory that it alone writes, of what others need), sets its flag, and
+//! waits for the flags of all. That all flags are the same word says that all ask for the same. From there on there are three ways:
 //!
 //! * *flat*: every rank combines, or copies, what it needs from where the others gave it. One flag.
+//! * *piece by piece*, for long copies: see [`stream`].
 //! * *slices*, for long reductions: each rank combines its slice of all inputs into its own data, sets a second flag, and
 //!   waits for those of all; then everyone copies all slices.
 //!
-//! The caller's buffer is written in the end, when nothing is waited for any more: an operation that fails leaves it
-//! as it was (F-2).
+//! A buffer that holds the input, too, is written in the end, when nothing is waited for any more: an operation that fails leaves
+//! it as it was (F-2).
 
 mod combine;
 mod store;
+mod stream;
 mod watch;
 mod way;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::task::{Context, Waker};
 use std::time::Instant;
 
@@ -29,6 +31,7 @@ use crate::element::Element;
 use crate::error::CollectiveError;
 use crate::operation::{Operation, Tag};
 use crate::scratch::Scratch;
+use stream::Pieces;
 pub(crate) use way::Buffers;
 use way::{Way, is_given_as_it_is};
 
@@ -43,6 +46,8 @@ enum Stage {
     Given,
     /// This rank's slice is done; others' are waited for.
     Sliced,
+    /// Pieces are given and taken.
+    Streaming,
     /// Nothing is waited for.
     Ready,
     /// A rank asks for something else that goes with this: see [`Operation::is_join`].
@@ -103,6 +108,7 @@ pub(crate) struct Arena {
     /// Of the last two different operations.
     digested: [Option<(Operation, u64)>; 2],
     blocks: Scratch,
+    pieces: Pieces,
     populated: usize,
     told: u64,
     heap: Heap,
@@ -130,6 +136,7 @@ impl Arena {
             recorded: [None; 2],
             digested: [None; 2],
             blocks: Scratch::default(),
+            pieces: Pieces::default(),
             populated: 0,
             told: 0,
             heap: Heap::new(Arc::clone(&map), me),
@@ -137,7 +144,7 @@ impl Arena {
         }
     }
 
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+    fn others(&self) -> impl Iterator<Item = usize> + Clone + use<> {
         let me = self.me;
         (0..self.world).filter(move |rank| *rank != me)
     }
@@ -179,7 +186,7 @@ impl Arena {
     }
 
     /// Begins an operation, unless it is begun. `forced`: it is to go over the links. `offsets` are those of operations on
-    /// different lengths.
+    /// different lengths. `result` is for operations that are done [piece by piece](Arena::streams), and may be empty for others.
     ///
     /// Fails if the system has not so much memory, or the operation does not come after the last one. Then the operation
     /// is over here.
@@ -190,10 +197,14 @@ impl Arena {
         forced: bool,
         offsets: &[usize],
         input: &[u8],
+        result: &mut [u8],
     ) -> Result<Outcome, CollectiveError> {
         let (way, bytes) = self.plan(operation, forced, offsets);
+        if let Way::Stream(stream) = &way {
+            self.check_stream(stream, input, result)?;
+        }
         self.enter(tag, operation, way, bytes)?;
-        self.advance(input).inspect_err(|_| self.leave())
+        self.advance(input, result).inspect_err(|_| self.leave())
     }
 
     /// Begins an all-reduce of buffers in the memory. As [`Arena::begin`]; also fails if a peer's buffer is nowhere.
@@ -204,7 +215,7 @@ impl Arena {
         buffers: Buffers,
     ) -> Result<Outcome, CollectiveError> {
         self.enter(tag, operation, Way::Buffers(buffers), 0)?;
-        self.advance(&[]).inspect_err(|_| self.leave())
+        self.advance(&[], &mut []).inspect_err(|_| self.leave())
     }
 
     /// Memory for the caller's own data. After an operation of all ranks.
@@ -285,9 +296,13 @@ impl Arena {
             .is_some()
     }
 
-    /// Goes on as far as it can without waiting. `input` is that of the beginning.
+    /// Goes on as far as it can without waiting. `input` and `result` are those of the beginning.
     #[inline]
-    pub(crate) fn advance(&mut self, input: &[u8]) -> Result<Outcome, CollectiveError> {
+    pub(crate) fn advance(
+        &mut self,
+        input: &[u8],
+        result: &mut [u8],
+    ) -> Result<Outcome, CollectiveError> {
         let Some(mut open) = self.open else {
             return Ok(Outcome::Ready);
         };
@@ -307,6 +322,7 @@ impl Arena {
             open.stage = match open.way {
                 Way::Agree => Stage::Elsewhere,
                 Way::Flat => Stage::Ready,
+                Way::Stream(_) => Stage::Streaming,
                 Way::Slices => {
                     self.combine_slice(&open, input);
                     Stage::Sliced
@@ -318,15 +334,19 @@ impl Arena {
             };
             self.open = Some(open);
             if open.stage == Stage::Sliced {
-                self.map.second(self.me).swap(open.ticket, Ordering::SeqCst);
+                rules::slice(self.map.second(self.me), open.ticket);
                 self.ring_all();
             }
         }
         if open.stage == Stage::Sliced {
-            let all = self
-                .others()
-                .all(|rank| self.map.second(rank).load(Ordering::SeqCst) == open.ticket);
-            if !all {
+            if !self.all_have_sliced(&open) {
+                return Ok(Outcome::Pending);
+            }
+            open.stage = Stage::Ready;
+            self.open = Some(open);
+        }
+        if let (Stage::Streaming, Way::Stream(stream)) = (open.stage, &open.way) {
+            if !self.stream(stream, input, result) {
                 return Ok(Outcome::Pending);
             }
             open.stage = Stage::Ready;
@@ -349,6 +369,10 @@ impl Arena {
         let operation = &open.operation;
         match open.way {
             Way::Agree => {}
+            Way::Stream(stream) => {
+                self.area = Some(used);
+                self.open_stream(&stream);
+            }
             Way::Buffers(Buffers { input, output }) => {
                 self.buffers = Some(used);
                 let mut words = [0; 16];
@@ -396,11 +420,21 @@ impl Arena {
             .all(|rank| rules::has_given(self.map.front(rank, parity), open.ticket))
     }
 
+    #[inline]
+    fn all_have_sliced(&self, open: &Open) -> bool {
+        let seconds = self.others().map(|rank| self.map.second(rank));
+        rules::all_have_sliced(seconds, open.ticket)
+    }
+
     /// Waits a little, as long as it is cheaper than to sleep.
     #[inline]
-    pub(crate) fn look(&mut self, input: &[u8]) -> Result<Outcome, CollectiveError> {
+    pub(crate) fn look(
+        &mut self,
+        input: &[u8],
+        result: &mut [u8],
+    ) -> Result<Outcome, CollectiveError> {
         loop {
-            let outcome = self.advance(input)?;
+            let outcome = self.advance(input, result)?;
             if outcome != Outcome::Pending || !self.linger() {
                 return Ok(outcome);
             }
@@ -413,10 +447,9 @@ impl Arena {
         let Some(open) = self.open else { return true };
         match open.stage {
             Stage::Given => patience.look(|| self.all_have_given(&open)),
-            Stage::Sliced => patience.look(|| {
-                self.others()
-                    .all(|rank| self.map.second(rank).load(Ordering::SeqCst) == open.ticket)
-            }),
+            Stage::Sliced => patience.look(|| self.all_have_sliced(&open)),
+            Stage::Streaming => patience
+                .look(|| matches!(&open.way, Way::Stream(stream) if self.can_stream(stream))),
             _ => patience.look(|| !self.is_held(&open)),
         }
     }
@@ -451,7 +484,13 @@ impl Arena {
         match open.stage {
             // Flag and `done` are still those of the operation before.
             Stage::Held => return,
-            Stage::Given | Stage::Sliced => {
+            Stage::Given | Stage::Sliced | Stage::Streaming => {
+                if open.stage == Stage::Sliced {
+                    // Its buffer is the caller's again, and others may still combine what is in it.
+                    rules::take_back(self.map.second(self.me), open.ticket);
+                    // What the caller writes from here on is not atomic: it comes after that, too.
+                    fence(Ordering::SeqCst);
+                }
                 rules::give_up(self.map.front(self.me, parity), open.ticket);
             }
             // The others may still see the flag, and end well, too.

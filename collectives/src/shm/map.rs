@@ -38,13 +38,15 @@ const SECOND: usize = 3 * LINE;
 const BELL: usize = 4 * LINE;
 const TOLD: usize = 5 * LINE;
 const ATTACHED: usize = 6 * LINE;
+const GIVEN: usize = 7 * LINE;
 const RECORD: usize = 8 * LINE;
+const TAKEN: usize = 10 * LINE;
 /// Words of a record.
 pub(crate) const RECORD_WORDS: usize = 12;
 
 /// The first page.
 const MAGIC: u64 = u64::from_le_bytes(*b"kolo-shm");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const HEADER: usize = 4096;
 /// Words of the first page, from its start on.
 const STATE: usize = 512;
@@ -187,6 +189,16 @@ impl Map {
 
     pub(crate) fn second(&self, rank: usize) -> &AtomicU64 {
         self.of(rank, SECOND)
+    }
+
+    /// Pieces that a rank has given: see [`super::arena`].
+    pub(crate) fn given(&self, rank: usize) -> &AtomicU64 {
+        self.of(rank, GIVEN)
+    }
+
+    /// Pieces that it has taken of all others.
+    pub(crate) fn taken(&self, rank: usize) -> &AtomicU64 {
+        self.of(rank, TAKEN)
     }
 
     pub(crate) fn told(&self, rank: usize) -> &AtomicU64 {

@@ -105,6 +105,29 @@ pub(crate) fn has_given<W: Word>(flag: &W, ticket: u64) -> bool {
     flag.get() == ticket
 }
 
+/// Says that this rank has combined its slice and touches others' data no more (but to copy slices).
+pub(crate) fn slice<W: Word>(second: &W, ticket: u64) {
+    second.set(ticket);
+}
+
+/// Takes that back, for the rank gives the operation up. From here on its data may change that others read where they are.
+pub(crate) fn take_back<W: Word>(second: &W, ticket: u64) {
+    second.set(ticket | GONE);
+}
+
+/// Whether all ranks have combined their slices, of data that were right.
+///
+/// Looked at twice. When the first look has seen all, nobody reads data any more; what the second one sees shows that nobody had
+/// taken its word back before that, so that nobody's data had changed. With one look alone, a rank that is seen first may
+/// take it back and change its data while one that is seen later still reads them.
+pub(crate) fn all_have_sliced<'a, W: Word + 'a>(
+    seconds: impl Iterator<Item = &'a W> + Clone,
+    ticket: u64,
+) -> bool {
+    let all = || seconds.clone().all(|second| second.get() == ticket);
+    all() && all()
+}
+
 /// Says that this rank, which gave data for the operation, touches others' no more.
 pub(crate) fn leave<W: Word>(done: &W, ticket: u64) {
     done.put(ticket);
@@ -131,6 +154,16 @@ pub(crate) fn ring<W: Word>(sleeping: &W, bell: &W, wake: impl FnOnce()) {
 pub(crate) fn ring_anyway<W: Word>(bell: &W, wake: impl FnOnce()) {
     bell.advance();
     wake();
+}
+
+/// Whether so many pieces can be given and the next one has a place, for this reader, which has `taken` some.
+pub(crate) fn may_give<W: Word>(taken: &W, given: usize, places: usize) -> bool {
+    (given as u64) < taken.get().saturating_add(places as u64)
+}
+
+/// Whether a rank that has `given` some pieces has given the one after so many.
+pub(crate) fn may_take<W: Word>(given: &W, taken: usize) -> bool {
+    given.get() > taken as u64
 }
 
 const ATTACHED: u64 = 1;

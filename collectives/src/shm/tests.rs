@@ -120,7 +120,7 @@ fn buffers_outside_the_memory_are_a_broken_protocol() {
         map.write(1, Place::Inline(0), 0, &[wrong.to_le_bytes(); 2].concat());
         let ticket = ticket::ticket(TAG, ticket::digest(&sum(100)));
         rules::give(map.front(1, 0), ticket);
-        let error = one.advance(&[]).unwrap_err();
+        let error = one.advance(&[], &mut []).unwrap_err();
         assert!(matches!(error, CollectiveError::Protocol { .. }), "{error}");
         assert_eq!(error.culprit_rank().unwrap().0, 1);
     }
@@ -153,7 +153,9 @@ fn noise_of_a_peer_does_no_harm() {
         }
         map.write(1, Place::Slot(0), 0, &next().to_le_bytes());
         let mut result = input.clone();
-        let begun = one.begin(tag, &request, false, &[], &input).unwrap();
+        let begun = one
+            .begin(tag, &request, false, &[], &input, &mut [])
+            .unwrap();
         assert_eq!(begun, Outcome::Pending);
         assert!(one.observe().is_ok());
         assert!(one.lacks(1) && one.late().len() == 1);
@@ -161,7 +163,7 @@ fn noise_of_a_peer_does_no_harm() {
             let ticket = ticket::ticket(tag, ticket::digest(&request));
             rules::give(map.front(1, ticket::parity(tag)), ticket);
             map.second(1).store(ticket, Ordering::SeqCst);
-            assert_eq!(one.advance(&input), Ok(Outcome::Ready));
+            assert_eq!(one.advance(&input, &mut []), Ok(Outcome::Ready));
             one.store(&[], &[], &mut result);
         } else {
             one.leave();
@@ -199,12 +201,12 @@ fn who_ends_well_has_the_right_sum() {
                 operation: number,
             };
             let outcome = if inside {
-                ranks[me].advance(&inputs[me])
+                ranks[me].advance(&inputs[me], &mut [])
             } else {
                 let value = (number * 3 + me as u64) as u8;
                 inputs[me] = vec![value; request.count as usize];
                 at[me].1 = true;
-                ranks[me].begin(tag, &request, false, &[], &inputs[me])
+                ranks[me].begin(tag, &request, false, &[], &inputs[me], &mut [])
             };
             match outcome.unwrap() {
                 Outcome::Ready => {
@@ -234,18 +236,19 @@ fn who_gives_up_before_giving_holds_nobody() {
     let mut result = vec![0_u8; 300];
     let [mut one, mut other, mut slow] = ranks::<3>();
     for rank in [&mut one, &mut other, &mut slow] {
-        rank.begin(number(0), &request, false, &[], &input).unwrap();
+        rank.begin(number(0), &request, false, &[], &input, &mut [])
+            .unwrap();
     }
     for rank in [&mut one, &mut other] {
-        assert_eq!(rank.advance(&input), Ok(Outcome::Ready));
+        assert_eq!(rank.advance(&input, &mut []), Ok(Outcome::Ready));
         rank.store(&[], &[], &mut result);
         assert_eq!(result, [3; 300]);
     }
     // The slow one has not copied anything yet.
-    assert_eq!(slow.advance(&input), Ok(Outcome::Ready));
+    assert_eq!(slow.advance(&input, &mut []), Ok(Outcome::Ready));
     for operation in 1..3 {
         for rank in [&mut one, &mut other] {
-            let begun = rank.begin(number(operation), &request, false, &[], &input);
+            let begun = rank.begin(number(operation), &request, false, &[], &input, &mut []);
             assert_eq!(begun, Ok(Outcome::Pending));
             assert_eq!(rank.must_poll(), operation == 2);
         }
@@ -255,16 +258,16 @@ fn who_gives_up_before_giving_holds_nobody() {
     slow.store(&[], &[], &mut result);
     assert_eq!(result, [3; 300]);
     for operation in 1..4 {
-        let begun = slow.begin(number(operation), &request, false, &[], &input);
+        let begun = slow.begin(number(operation), &request, false, &[], &input, &mut []);
         assert_eq!(begun, Ok(Outcome::Pending));
         slow.leave();
     }
     for rank in [&mut one, &mut other, &mut slow] {
-        let begun = rank.begin(number(4), &request, false, &[], &input);
+        let begun = rank.begin(number(4), &request, false, &[], &input, &mut []);
         assert!(begun.is_ok() && !rank.must_poll(), "{:?}", rank.late());
     }
     for rank in [&mut one, &mut other, &mut slow] {
-        assert_eq!(rank.advance(&input), Ok(Outcome::Ready));
+        assert_eq!(rank.advance(&input, &mut []), Ok(Outcome::Ready));
     }
 }
 
@@ -274,10 +277,10 @@ fn what_is_left_half_way_is_given_up() {
     let (mut one, mut other) = pair();
     for (operation, count) in [(0, 3), (1, 300), (2, 300_000)] {
         let (request, input) = (sum(count), vec![1; count as usize]);
-        one.begin(number(operation), &request, false, &[], &input)
+        one.begin(number(operation), &request, false, &[], &input, &mut [])
             .unwrap();
         one.leave();
-        let begun = other.begin(number(operation), &request, false, &[], &input);
+        let begun = other.begin(number(operation), &request, false, &[], &input, &mut []);
         assert_eq!(begun, Ok(Outcome::Pending));
         assert_eq!(other.late().len(), 1);
         other.leave();
@@ -290,7 +293,7 @@ fn numbers_of_operations_only_grow() {
     let (mut one, _other) = pair();
     let tag = |call, operation| Tag { call, operation };
     let mut begin = |tag| {
-        let begun = one.begin(tag, &sum(3), false, &[], &[1; 3]);
+        let begun = one.begin(tag, &sum(3), false, &[], &[1; 3], &mut []);
         one.leave();
         begun
     };
@@ -329,7 +332,7 @@ fn a_peer_can_not_send_a_rank_to_another_buffer_of_its_own() {
     other.map.write(0, Place::Inline(0), 0, &words.concat());
     let place = halves(&other, &theirs);
     other.begin_buffers(TAG, &sum(100), place).unwrap();
-    assert_eq!(one.advance(&[]), Ok(Outcome::Ready));
+    assert_eq!(one.advance(&[], &mut []), Ok(Outcome::Ready));
     one.leave();
     buffer.turn();
     // The first slice of the two is this rank's.
@@ -419,7 +422,7 @@ fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
             rules::give(other.map.front(1, parity), ticket);
             rules::give(other.map.second(1), ticket);
             let input = vec![1; given];
-            let begun = one.begin(tag, &request, false, &[], &input);
+            let begun = one.begin(tag, &request, false, &[], &input, &mut []);
             assert_eq!(begun, Ok(Outcome::Ready), "{request}");
             let mut result = match kind {
                 OperationKind::AllGather | OperationKind::AllToAll => vec![false; 2 * count],
@@ -486,7 +489,7 @@ fn threads_that_give_up_at_any_moment_never_spoil_a_sum() {
                         let place = halves(&arena, &buffer);
                         arena.begin_buffers(tag, &sum(length as u64), place)
                     } else {
-                        arena.begin(tag, &sum(length as u64), false, &[], &input)
+                        arena.begin(tag, &sum(length as u64), false, &[], &input, &mut [])
                     };
                     let mut outcome = begun.unwrap();
                     for _ in 0..patience {
@@ -494,7 +497,7 @@ fn threads_that_give_up_at_any_moment_never_spoil_a_sum() {
                             break;
                         }
                         std::thread::yield_now();
-                        outcome = arena.advance(&input).unwrap();
+                        outcome = arena.advance(&input, &mut []).unwrap();
                     }
                     if outcome == Outcome::Pending {
                         arena.leave();

@@ -22,6 +22,11 @@ impl Arena {
         let Some(open) = self.open.filter(|open| open.stage == Stage::Ready) else {
             return;
         };
+        if matches!(open.way, Way::Stream(_)) {
+            // Every piece is where it belongs.
+            self.leave();
+            return;
+        }
         let operation = &open.operation;
         let size = element_size(operation);
         let count = operation.count as usize;
@@ -40,7 +45,7 @@ impl Arena {
                         self.copy(&open, rank, Place::Area, slice.start, place, length);
                     }
                 }
-                Way::Agree | Way::Buffers(_) => {}
+                Way::Agree | Way::Stream(_) | Way::Buffers(_) => {}
             },
             OperationKind::ReduceScatter => {
                 let own = rows(operation, self.world).span(self.me as u32);
@@ -100,7 +105,7 @@ impl Arena {
                         .read(rank, Place::Area, slice.start, &mut result[slice]);
                 }
             }
-            Way::Agree | Way::Buffers(_) => {}
+            Way::Agree | Way::Stream(_) | Way::Buffers(_) => {}
         }
         self.leave();
     }

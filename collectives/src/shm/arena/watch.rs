@@ -19,8 +19,16 @@ impl Arena {
         let rank = rank as usize;
         let lacks = |open: &Open| {
             !rules::has_given(self.map.front(rank, parity(open.tag)), open.ticket)
-                || (matches!(open.way, Way::Slices | Way::Buffers(_))
-                    && self.map.second(rank).load(Ordering::SeqCst) != open.ticket)
+                || match &open.way {
+                    Way::Slices | Way::Buffers(_) => {
+                        self.map.second(rank).load(Ordering::SeqCst) != open.ticket
+                    }
+                    // Before it begins, whatever comes of it needs all.
+                    Way::Stream(stream) => {
+                        open.stage != Stage::Streaming || self.lacks_pieces(stream, rank)
+                    }
+                    Way::Agree | Way::Flat => false,
+                }
         };
         open.stage != Stage::Ready && lacks(&open)
     }
@@ -58,7 +66,17 @@ impl Arena {
                 let late = ranks(&|rank| !rules::has_given(flag(rank), open.ticket) && !gone(rank));
                 if late.is_empty() { ranks(&gone) } else { late }
             }
-            _ => ranks(&|rank| self.map.second(rank).load(Ordering::SeqCst) != open.ticket),
+            _ => match &open.way {
+                Way::Stream(stream) => {
+                    let slow = ranks(&|rank| self.is_slow(stream, rank));
+                    if slow.is_empty() {
+                        ranks(&|rank| self.lacks_pieces(stream, rank))
+                    } else {
+                        slow
+                    }
+                }
+                _ => ranks(&|rank| self.map.second(rank).load(Ordering::SeqCst) != open.ticket),
+            },
         }
     }
 

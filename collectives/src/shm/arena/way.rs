@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use super::super::map::{AREA, INLINE, Place, SLOT};
+use super::super::map::{AREA, INLINE, MOST_RANKS, Place, SLOT};
 use super::Arena;
+use super::stream::{Stream, WINDOW};
 use crate::engine::element_size;
 use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::schedule::{Counts, Rows};
@@ -14,6 +15,9 @@ const FLAT: usize = 96 << 10;
 /// From so many bytes on a rank withholds what it alone needs. Fewer fit the line of a flag, or cost next to nothing.
 const WITHHELD_FROM: usize = 4 << 10;
 
+// Lengths, which are stored over what was given, are never withheld.
+const _: () = assert!(8 * (MOST_RANKS as usize) < WITHHELD_FROM);
+
 /// How an operation is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
@@ -21,6 +25,8 @@ pub(super) enum Way {
     Agree,
     Flat,
     Slices,
+    /// Piece by piece, through a window.
+    Stream(Stream),
     /// Slices, of buffers that are in the memory: see [`super::buffer`].
     Buffers(Buffers),
 }
@@ -53,6 +59,10 @@ impl Arena {
         else {
             return agree;
         };
+        if let Some(stream) = Stream::of(operation, self.world) {
+            let bytes = if stream.gives(self.me) { WINDOW } else { 0 };
+            return (Way::Stream(stream), bytes);
+        }
         let is_root = operation.root == Some(self.me as u32);
         let only_root = |bytes| if is_root { bytes } else { 0 };
         match operation.kind {
@@ -64,14 +74,16 @@ impl Arena {
             | OperationKind::ReduceScatter
             | OperationKind::AllGather
             | OperationKind::AllGatherCounts
-            | OperationKind::Gather
             | OperationKind::Barrier => (Way::Flat, bytes),
+            OperationKind::Gather => (Way::Flat, self.needed(operation, bytes)),
             OperationKind::Broadcast => (Way::Flat, only_root(bytes)),
             OperationKind::Scatter => (Way::Flat, only_root(bytes * self.world)),
             OperationKind::AllToAll => (Way::Flat, bytes * self.world),
             OperationKind::AllGatherVarcount | OperationKind::GatherVarcount => {
                 match offsets.get(self.me..self.me + 2) {
-                    Some(&[start, end]) => (Way::Flat, (end - start) * size),
+                    Some(&[start, end]) => {
+                        (Way::Flat, self.needed(operation, (end - start) * size))
+                    }
                     _ => agree,
                 }
             }
@@ -92,7 +104,7 @@ impl Arena {
     /// Where so many bytes of an operation are.
     #[inline]
     pub(super) fn place(way: Way, parity: usize, bytes: usize) -> Place {
-        if way == Way::Slices || bytes > SLOT {
+        if matches!(way, Way::Slices | Way::Stream(_)) || bytes > SLOT {
             Place::Area
         } else if bytes <= INLINE {
             Place::Inline(parity)
@@ -108,8 +120,14 @@ impl Arena {
         (rank * each).min(length)..((rank + 1) * each).min(length)
     }
 
-    /// The bytes of its data that a rank does not give, for nobody else needs them. If some are withheld, then from
-    /// lengths on where that pays.
+    /// Bytes for which there has to be room: none if a rank gives nothing.
+    fn needed(&self, operation: &Operation, bytes: usize) -> usize {
+        let withheld = self.withheld(operation, Way::Flat, bytes).len();
+        if withheld == bytes { 0 } else { bytes }
+    }
+
+    /// The bytes of its data that a rank does not give, for nobody else needs them. Empty for lengths at which that does not
+    /// pay.
     pub(super) fn withheld(&self, operation: &Operation, way: Way, bytes: usize) -> Range<usize> {
         let (me, world) = (self.me, self.world);
         if way == Way::Slices {
