@@ -160,7 +160,14 @@ pub(crate) fn work(
         let of_root = (operations % 5 + root) as f32;
         let (result, expected) = match (seed >> 40) % 6 {
             0 => (comm.barrier(), value),
-            1 => (comm.broadcast(&mut data, Rank(root)), of_root),
+            1 => {
+                let result = comm.broadcast(&mut data, Rank(root));
+                if result.is_err() && rank != root {
+                    // It is no input, and may hold anything.
+                    data.fill(value);
+                }
+                (result, of_root)
+            }
             2 => {
                 let handle = comm.start().all_reduce(data, ReduceOp::Sum);
                 match handle.wait_or_reclaim() {

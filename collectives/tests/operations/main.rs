@@ -341,3 +341,55 @@ fn every_kind_of_operation_has_an_algorithm_that_is_tested() {
     }
     assert_eq!(DType::ALL.len(), 13);
 }
+
+/// Long copies in shared memory go piece by piece: more of them than there are places, and the last one short.
+#[test]
+fn long_copies_in_shared_memory_arrive_whole() {
+    for world in [2, 3] {
+        let group = Group::new(Kind::Shared, world);
+        group.run(|comm| {
+            let me = comm.rank().0;
+            // For what a root scatters, and what a rank gathers.
+            for length in [(600 << 10) / world as usize + 1, (600 << 10) + 77] {
+                check_moves::<u8>(comm, length);
+                let all: Vec<u8> = (0..world).flat_map(|rank| input(rank, length)).collect();
+                let mine = input::<u8>(me, length);
+                assert!(comm.all_gather(&mine).unwrap() == all);
+                let waits = std::pin::pin!(comm.all_gather_async(&mine));
+                assert!(wait(waits).unwrap() == all, "a task waits as well");
+                for root in 0..world {
+                    let mut data = mine.clone();
+                    comm.broadcast(&mut data, Rank(root)).unwrap();
+                    assert!(data == input::<u8>(root, length));
+                }
+            }
+            let each = (8 << 20) / world as usize + 5;
+            let to = |from: u32| parts::<u8>(from, |_| each, world);
+            let expected: Vec<u8> = (0..world)
+                .flat_map(|from| to(from)[each * me as usize..][..each].to_vec())
+                .collect();
+            assert!(comm.all_to_all(&to(me)).unwrap() == expected);
+            // A rank that asks for something else is told so, and what comes next is right.
+            let mut data = vec![me as u8; 600_000];
+            let result = if me == 0 {
+                comm.barrier()
+            } else {
+                comm.broadcast(&mut data, Rank(0))
+            };
+            assert!(
+                matches!(result, Err(CollectiveError::Mismatch { .. })),
+                "{result:?}"
+            );
+            comm.broadcast(&mut data, Rank(1)).unwrap();
+            assert!(data.iter().all(|value| *value == 1));
+        });
+    }
+}
+
+fn wait<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(future)
+}

@@ -30,7 +30,14 @@ const PLACE: usize = 128 << 10;
 pub(super) const WINDOW: usize = PLACES * PLACE;
 
 /// A rank that gives fewer bytes gives them at once.
-const FROM: usize = 512 << 10;
+fn least(kind: OperationKind) -> usize {
+    match kind {
+        // Of which a half at most travels, in pieces of a few lines when there are many ranks: it takes as long either way
+        // while it fits caches.
+        OperationKind::AllToAll => 8 << 20,
+        _ => 512 << 10,
+    }
+}
 
 /// Who gives what to whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +84,7 @@ impl Stream {
             from,
             to,
         };
-        (is_plain && stream.given(world) >= FROM).then_some(stream)
+        (is_plain && stream.given(world) >= least(operation.kind)).then_some(stream)
     }
 
     /// Bytes that a rank gives, for itself too.
