@@ -222,8 +222,8 @@ impl Turn<'_> {
         self.plan(tag, &mut operation)?;
         let schedule = &self.engine.schedule;
         let suits = self.travels_as_given(&operation) && schedule.is_in_place(data.len());
-        let is_input = operation.kind != OperationKind::Broadcast
-            || operation.root == Some(self.inner.me);
+        let is_input =
+            operation.kind != OperationKind::Broadcast || operation.root == Some(self.inner.me);
         let keeps = is_input && schedule.is_writing();
         if suits && let Some(data) = element::bytes_of_mut(data) {
             let place = Some(InPlace::over(data, keeps));
