@@ -8,6 +8,7 @@ use common::{Group, Kind};
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
 use kolo_transport::ids::{CallId, Rank};
+use std::pin::Pin;
 
 /// A small generator (xorshift); the quality does not matter.
 struct Random(u64);
@@ -45,7 +46,8 @@ enum Trouble {
 }
 
 fn round(random: &mut Random, world: u32, calm: bool) -> Round {
-    let lengths = [0, 1, 5, 300, 5000, 60_000];
+    // The last goes in pieces in shared memory.
+    let lengths = [0, 1, 5, 300, 5000, 60_000, 90_000];
     let operations = 1 + random.below(4);
     let trouble = [
         Trouble::Abort,
@@ -54,7 +56,7 @@ fn round(random: &mut Random, world: u32, calm: bool) -> Round {
         Trouble::Other,
     ];
     Round {
-        length: lengths[random.below(6) as usize],
+        length: lengths[random.below(7) as usize],
         operations,
         root: random.below(u64::from(world)) as u32,
         force: [None, Some(Algorithm::Ring), Some(Algorithm::Halving)][random.below(3) as usize],
@@ -109,8 +111,8 @@ fn operation(comm: &Communicator, round: &Round, index: u64) -> Result<(), Colle
 fn wrong(
     comm: &Communicator,
     round: &Round,
-    trouble: Trouble,
-    call: CallId,
+    index: u64,
+    (trouble, call): (Trouble, CallId),
 ) -> Result<(), CollectiveError> {
     match trouble {
         Trouble::Abort => {
@@ -118,11 +120,23 @@ fn wrong(
             Ok(())
         }
         Trouble::Cancel => {
-            let mut data = vec![1_i64; round.length];
-            let mut future = Box::pin(comm.all_reduce_async(&mut data, ReduceOp::Sum));
+            // It gives what it would give otherwise: the others may end well.
+            let me = f64::from(comm.rank().0);
+            let value = if index % 3 == 1 { me } else { me + 1.0 };
+            let mut data = vec![value; round.length];
+            let mut future: Pin<Box<dyn Future<Output = _> + Send>> = if index % 3 == 1 {
+                Box::pin(comm.broadcast_async(&mut data, Rank(round.root)))
+            } else {
+                Box::pin(comm.all_reduce_async(&mut data, ReduceOp::Sum))
+            };
             let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-            // It may even be through, if all others were waiting for this rank only.
-            let _polled = future.as_mut().poll(&mut cx);
+            // It may be dropped in the middle, and even be through, if all others were waiting for this rank only.
+            for _ in 0..=(call.0 + index) % 9 {
+                if future.as_mut().poll(&mut cx).is_ready() {
+                    break;
+                }
+                std::thread::yield_now();
+            }
             Ok(())
         }
         Trouble::Length => comm.all_gather(&vec![1_i64; round.length + 1]).map(|_| ()),
@@ -138,7 +152,7 @@ fn play(comm: &Communicator, round: &Round, call: CallId) -> Result<(), Collecti
     });
     let result = (0..round.operations).try_for_each(|index| match round.trouble {
         Some((at, rank, trouble)) if at == index && rank == comm.rank().0 => {
-            wrong(comm, round, trouble, call)
+            wrong(comm, round, index, (trouble, call))
         }
         _ => operation(comm, round, index),
     });

@@ -10,6 +10,7 @@
 mod common;
 
 use std::sync::Barrier;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use common::{Fault, Group, Kind, LONG, force, others, run, sum};
@@ -68,6 +69,36 @@ fn a_communicator_that_is_dropped_is_a_lost_rank() {
         assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
         assert!(error.to_string().contains(" link ended"), "{error}");
     }
+}
+
+/// Its own words need no answer, and what is written into a ring seems to go well: a look at the link now and then tells.
+#[test]
+fn who_only_sends_hears_that_the_receiver_is_gone() {
+    let mut group = Group::new(Kind::Ring, 2);
+    let peer = group.members.remove(1);
+    let own = &group.members[0];
+    std::thread::scope(|scope| {
+        let (taken, is_taken) = channel();
+        let (gone, is_gone) = channel();
+        scope.spawn(move || {
+            peer.receive::<f32>(Rank(0)).unwrap();
+            peer.send(&[1.0_f32; 4], Rank(0)).unwrap();
+            is_taken.recv().unwrap();
+            drop(peer);
+            gone.send(()).unwrap();
+        });
+        // On this thread, which has waited for the link and for an answer, and so looks before it sleeps.
+        scope.spawn(move || {
+            own.send(&[1.0_f32; 4], Rank(1)).unwrap();
+            assert_eq!(own.receive::<f32>(Rank(1)).unwrap(), [1.0; 4]);
+            taken.send(()).unwrap();
+            is_gone.recv().unwrap();
+            // The ring holds them all.
+            let error = (0..300).find_map(|_| own.send(&[1.0_f32; 4], Rank(1)).err());
+            let error = error.expect("it hears of it");
+            assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
+        });
+    });
 }
 
 /// A rank may go as soon as it has what it needs; that is no failure of the others.

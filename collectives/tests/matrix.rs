@@ -141,6 +141,42 @@ fn everything_is_right_in_shared_memory() {
     matrix(Kind::Shared);
 }
 
+/// One rank of a host has a processor, as far as it knows: it looks before it sleeps, and a peer need not ring while it looks. The
+/// turns of ranks that look, look for the last time and sleep are met in a long run of operations that are over soon.
+#[test]
+fn small_operations_over_rings_are_right_however_ranks_wait() {
+    for world in 3..=5 {
+        let group = Group::new(Kind::Ring, world);
+        group.run(|comm| {
+            comm.set_layout(Layout::of_slots(&vec![1; world as usize]))
+                .unwrap();
+            let me = comm.rank().0;
+            for round in 0..400 {
+                let length = 1 + round % 37;
+                let value = |rank: u32, at: usize| (round * 7 + at * 3) as i64 + i64::from(rank);
+                let of =
+                    |rank: u32| -> Vec<i64> { (0..length).map(|at| value(rank, at)).collect() };
+
+                let mut data = of(me);
+                comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                let sums: Vec<i64> = (0..length)
+                    .map(|at| (0..world).map(|rank| value(rank, at)).sum())
+                    .collect();
+                assert_eq!(data, sums, "all_reduce {round} of {world}");
+
+                let all: Vec<i64> = (0..world).flat_map(of).collect();
+                let gathered = comm.all_gather(&of(me)).unwrap();
+                assert_eq!(gathered, all, "all_gather {round} of {world}");
+
+                let root = round as u32 % world;
+                let mut data = of(me);
+                comm.broadcast(&mut data, Rank(root)).unwrap();
+                assert_eq!(data, of(root), "broadcast {round} of {world}");
+            }
+        });
+    }
+}
+
 #[test]
 fn every_algorithm_is_right_at_every_length_and_on_lanes_that_hold_little() {
     for world in WORLDS {

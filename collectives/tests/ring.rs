@@ -4,17 +4,20 @@
 
 mod common;
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io::{IoSlice, Read, Seek, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
 
 use common::{LONG, hello};
 use kolo_collectives::lane::UnixLane;
 use kolo_collectives::{Lane, LaneError};
+use kolo_transport::direct;
 use kolo_transport::ids::Rank;
 use proptest::prelude::*;
 use tokio::runtime::Runtime;
@@ -192,6 +195,66 @@ fn bytes_arrive_between_threads_that_sleep_and_wake() {
                 });
             });
         }
+    });
+}
+
+/// Small numbers that look random, the same in every run.
+fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut random = 0x9e37_79b9_7f4a_7c15 ^ (seed << 17);
+    move |limit| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % limit
+    }
+}
+
+/// Pauses are about as long as a thread looks before it sleeps: what comes meets looks, last looks and sleeps.
+#[test]
+fn bytes_arrive_between_threads_that_look_before_they_sleep() {
+    const ROUNDS: usize = 3000;
+    let (one, two) = UnixStream::pair().unwrap();
+    let converse_directly = |socket, rank: u32| {
+        let runtime = runtime();
+        let own = hello(Rank(rank));
+        let mut lane = runtime
+            .block_on(async {
+                let lane = UnixLane::from_std(socket).unwrap();
+                lane.greeted(&own, Rank(1 - rank), LONG).await
+            })
+            .unwrap();
+        assert_eq!(lane.kind(), "ring");
+        let (own, theirs) = (rank as u8, 1 - rank as u8);
+        // The same on both sides, so that they know what comes; the pauses are each one's own.
+        let (mut length, mut pause) = (numbers(2), numbers(u64::from(rank)));
+        for round in 0..ROUNDS {
+            let count = match length(128) {
+                // More than a ring holds: who writes waits, too.
+                0 => 600_000 + length(400_000) as usize,
+                1..=9 => 1 + length(70_000) as usize,
+                _ => 1 + length(200) as usize,
+            };
+            // One alone, the other alone, both at once.
+            let speaks = |rank| round % 3 != rank as usize;
+            let writes: &[usize] = if speaks(rank) { &[count] } else { &[] };
+            let total = if speaks(1 - rank) { count } else { 0 };
+            if speaks(rank) {
+                std::thread::sleep(Duration::from_micros(pause(200)));
+            }
+            let end = Instant::now() + LONG;
+            let mut talk = pin!(converse(&mut lane, (own, theirs), writes, &[9000], total));
+            let looks = poll_fn(|cx| {
+                let polled = talk.as_mut().poll(cx);
+                let is_late = polled.is_pending() && Instant::now() > end;
+                assert!(!is_late, "rank {rank} was not woken in round {round}");
+                polled
+            });
+            direct::block_on(|| Some(end), || true, looks).unwrap();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| converse_directly(one, 0));
+        scope.spawn(|| converse_directly(two, 1));
     });
 }
 

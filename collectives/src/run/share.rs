@@ -114,6 +114,9 @@ impl Run<'_> {
 
     /// The operation ends. What was done so far for sharing memory is where the next one goes on.
     pub(super) fn give_up_form(&mut self) {
+        // The others wait for this rank, which may be the one that makes the links on which they hear of that. A lost one is
+        // no news now.
+        self.link_all().ok();
         if matches!(self.engine.shm, Sharing::Asked) {
             self.engine.shm = Sharing::Unknown;
         }

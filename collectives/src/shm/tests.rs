@@ -1,5 +1,7 @@
 //! What a rank makes of descriptors, flags and data that are not right, and of peers that give up.
 
+mod withheld;
+
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
