@@ -46,6 +46,8 @@ pub(crate) struct Options {
 }
 
 fn operation(name: &str) -> Result<(OperationKind, Option<ReduceOp>), String> {
+    // The commands have dashes.
+    let name = &name.replace('-', "_");
     if name == "adasum" {
         return Ok((OperationKind::AllReduce, Some(ReduceOp::Adasum)));
     }

@@ -111,8 +111,9 @@ fn late_ranks(late: &[Rank]) -> String {
 }
 
 impl CollectiveError {
-    /// The rank that caused it, if it is another rank: then this error is an echo of what that rank reports
-    /// itself (or of its loss). `None` for what is no one rank's fault (a mismatch), or is this rank's own.
+    /// The rank that caused it. If it is another rank, this error is an echo of what that rank reports itself (or of its
+    /// loss); it is this rank itself where that came late. `None` for what is no one rank's fault (a mismatch), or is this
+    /// rank's own.
     #[must_use]
     pub fn culprit_rank(&self) -> Option<Rank> {
         match self {
@@ -140,6 +141,21 @@ impl CollectiveError {
                 *other = map(*other);
             }
             Self::Aborted { .. } | Self::Invalid { .. } => {}
+        }
+        self
+    }
+
+    /// The same with other words for operations.
+    pub(crate) fn with_operations(mut self, map: impl Fn(String) -> String) -> Self {
+        match &mut self {
+            Self::Deadline { operation, .. } => *operation = map(std::mem::take(operation)),
+            Self::Mismatch {
+                asked, other_asked, ..
+            } => {
+                *asked = map(std::mem::take(asked));
+                *other_asked = map(std::mem::take(other_asked));
+            }
+            _ => {}
         }
         self
     }

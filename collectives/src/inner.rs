@@ -21,7 +21,7 @@ use crate::handle::Progress;
 use crate::lane::{Lane, LaneError};
 use crate::listen::Listener;
 use crate::names::Names;
-use crate::operation::{Operation, Tag};
+use crate::operation::{Operation, OperationKind, Tag};
 use crate::record::ShortName;
 use crate::signals::{Arrival, Signals};
 
@@ -143,7 +143,21 @@ impl Inner {
     /// An error for the caller, who knows ranks by their numbers among all.
     pub(crate) fn outward(&self, error: CollectiveError) -> CollectiveError {
         match &self.members {
-            Some(_) => error.with_ranks(|rank| Rank(self.job_rank(rank.0))),
+            Some(members) => {
+                let error = error.with_ranks(|rank| Rank(self.job_rank(rank.0)));
+                let send = OperationKind::SendReceive.name();
+                match members[..] {
+                    [from, to] => error.with_operations(|operation| {
+                        // Only the two ranks of a pair do that.
+                        if operation.starts_with(send) {
+                            format!("{operation} from rank {from} to rank {to}")
+                        } else {
+                            operation
+                        }
+                    }),
+                    _ => error,
+                }
+            }
             None => error,
         }
     }

@@ -192,6 +192,11 @@ impl fmt::Display for Operation {
         if let Some(mark) = Mark::of(self.shape) {
             return mark.write(self, f);
         }
+        if let (OperationKind::Barrier, Some(dtype)) = (self.kind, self.dtype) {
+            // What goes with it is that all have come.
+            write!(f, "buffer of {dtype}")?;
+            return shape::write(self.shape, f);
+        }
         f.write_str(self.kind.name())?;
         if self.kind == OperationKind::Barrier {
             return Ok(());
@@ -209,8 +214,9 @@ impl fmt::Display for Operation {
         if let Some(dtype) = self.dtype {
             write!(f, " {dtype}")?;
         }
-        if let (OperationKind::SendReceive, Some(from)) = (self.kind, self.root) {
-            return write!(f, " from rank {from} to rank {}", self.rows);
+        if self.kind == OperationKind::SendReceive {
+            // Whose they are the pair knows: `Inner::outward`.
+            return Ok(());
         }
         if self.rows > 0 {
             write!(f, " in {} rows", self.rows)?;

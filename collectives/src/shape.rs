@@ -126,9 +126,7 @@ impl Mark {
             Self::Lengths { of, dtype } => write!(f, "{of} {dtype}")?,
         }
         match (self, operation.kind, operation.root) {
-            (_, OperationKind::SendReceive, Some(root)) => {
-                write!(f, " from rank {root} to rank {}", operation.rows)
-            }
+            (_, OperationKind::SendReceive, _) => Ok(()),
             (
                 Self::Lengths {
                     of: OperationKind::GatherVarcount,

@@ -318,6 +318,35 @@ fn a_stale_generation_and_another_job_are_refused() {
     run([&zero, &one], work);
 }
 
+/// Who hears of a loss first begins the next generation while others are in the last one.
+#[test]
+fn a_peer_that_is_a_generation_behind_is_waited_for() {
+    let folder = Folder::new("behind");
+    let join = |rank, generation| {
+        Local::in_folder(&folder.0)
+            .generation(Generation(generation))
+            .join(Rank(rank), 3)
+            .unwrap()
+    };
+    let old = [join(0, 1), join(1, 1)];
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let comm = join(2, 2);
+            sender.send(()).unwrap();
+            work(&comm);
+        });
+        receiver.recv().unwrap();
+        // It looks for the others meanwhile, unless this machine is very busy.
+        std::thread::sleep(Duration::from_millis(100));
+        drop(old);
+        for rank in [1, 0] {
+            scope.spawn(move || work(&join(rank, 2)));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+}
+
 #[test]
 fn a_place_that_is_taken_is_named() {
     let folder = Folder::new("taken");
@@ -462,7 +491,10 @@ fn a_rank_in_the_place_of_another_one_or_of_another_generation_is_refused() {
 
     let zero = ranks.pop().unwrap().join(&table).unwrap();
     let credentials = issue(&authority, JOB, Rank(1)).unwrap();
-    let stale = Network::new(credentials).generation(Generation(9));
+    // It waits for rank 0, which could come after it.
+    let stale = Network::new(credentials)
+        .generation(Generation(9))
+        .wait(Duration::from_millis(200));
     let one = stale.listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let one = one.join(&table).unwrap();
     let pair = one.group(&[Rank(0), Rank(1)]).unwrap().unwrap();

@@ -133,7 +133,10 @@ async fn read_answer<L: Lane + ?Sized>(lane: &mut L, out: &mut Vec<u8>) -> Resul
             read(lane, out, &mut text).await?;
             let reason = String::from_utf8_lossy(&text).into_owned();
             Err(if stale {
-                LaneError::StaleGeneration { reason }
+                LaneError::StaleGeneration {
+                    theirs: None,
+                    reason,
+                }
             } else {
                 LaneError::Refused { reason }
             })
@@ -153,6 +156,7 @@ fn check(own: &LinkHello, theirs: &LinkHello, peer: Option<Rank>) -> Result<(), 
     }
     if theirs.generation != own.generation {
         return Err(LaneError::StaleGeneration {
+            theirs: Some(theirs.generation),
             reason: format!(
                 "rank {} is in generation {}, rank {} in generation {}",
                 theirs.rank, theirs.generation, own.rank, own.generation

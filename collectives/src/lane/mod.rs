@@ -23,7 +23,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use kolo_transport::ids::Rank;
+use kolo_transport::ids::{Generation, Rank};
 
 use crate::group::GroupId;
 
@@ -55,6 +55,8 @@ pub enum LaneError {
     /// The peer belongs to another generation (G-1). Wait for this rank's own new table.
     #[error("the link is of another generation: {reason}")]
     StaleGeneration {
+        /// The peer's, if it has said so. If it is lower than this rank's, the peer may come after yet.
+        theirs: Option<Generation>,
         /// Both generations.
         reason: String,
     },

@@ -159,6 +159,7 @@ fn late(limit: Duration) -> LaneError {
 fn ended(error: FrameError) -> LaneError {
     match error {
         FrameError::Reset(CloseCode::StaleGeneration) => LaneError::StaleGeneration {
+            theirs: None,
             reason: "the peer reset the stream".to_owned(),
         },
         FrameError::Reset(CloseCode::Forbidden) => LaneError::Refused {

@@ -141,6 +141,7 @@ impl Far {
                 .lanes()
                 .connect(own, (peer, *slot, *address), STEP);
             let why = match attempt.await {
+                Err(error) if is_behind(&error, own) => error,
                 // What is there is not the peer that is looked for, or does not want this one.
                 Err(
                     error @ (LaneError::Refused { .. }
@@ -162,6 +163,12 @@ impl Far {
             tokio::time::sleep(PAUSE).await;
         }
     }
+}
+
+/// Whether a peer that is there is still in a generation before this rank's. Who gets over a loss meets those that do not know
+/// of it yet: they are waited for, as if they did not listen.
+pub(super) fn is_behind(error: &LaneError, own: &LinkHello) -> bool {
+    matches!(error, LaneError::StaleGeneration { theirs: Some(theirs), .. } if *theirs < own.generation)
 }
 
 /// The connector, which goes with its communicator. Fields drop in order.

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::{UnixListener, UnixStream};
 
+use super::connector::is_behind;
 use super::{PeersError, STEP};
 use crate::communicator::Acceptor;
 use crate::lane::{Lane, LaneError, LinkHello, Links, UnixLane, greet};
@@ -268,6 +269,7 @@ async fn attempt(path: &Path, own: &LinkHello, peer: Rank) -> Result<UnixLane, F
         Ok(_) => Ok(lane),
         // It was about to end: another one may come.
         Err(LaneError::Ended { reason }) => Err(Failed::NotYet(reason)),
+        Err(error) if is_behind(&error, own) => Err(Failed::NotYet(error.to_string())),
         Err(error) => Err(Failed::Never(error)),
     }
 }

@@ -80,11 +80,16 @@ impl Heap {
             .checked_mul(size_of::<T>())
             .and_then(|bytes| bytes.max(1).checked_next_multiple_of(PAGE))
             .filter(|half| *half <= HEAP / 2)
-            .ok_or_else(|| refuse(format!("all of them together have {HEAP} bytes at most")))?;
+            .ok_or_else(|| {
+                refuse(format!(
+                    "all of them together have {} bytes at most",
+                    HEAP / 2
+                ))
+            })?;
         let start = self.free().parts.take(2 * half).ok_or_else(|| {
             refuse(format!(
-                "it takes {} bytes in one piece, and all of them together have {HEAP} at most; drop others first",
-                2 * half
+                "it takes {half} bytes in one piece, twice, and all of them together have {} at most; drop others first",
+                HEAP / 2
             ))
         })?;
         if let Err(error) = self.map.populate(self.me, Place::Heap(start), 0, 2 * half) {
