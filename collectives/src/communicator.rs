@@ -43,7 +43,8 @@ use crate::stall::StallReport;
 ///
 /// Every operation has a deadline ([`Communicator::set_timeout`], 60 s at first). When one fails, the
 /// caller's inputs are as they were (F-2; a buffer for the result alone may hold a part of it, and so may a broadcast's on
-/// ranks that are not the root), and other ranks that are in it fail too, soon and with the same first cause. The communicator stays usable, unless a rank is lost: then the group needs a new generation.
+/// ranks that are not the root), and other ranks that are in it fail too, soon and with the same first cause. The
+/// communicator stays usable, unless a rank is lost: then the group needs a new generation.
 ///
 /// Memory: scratch of the size of the largest operation so far (times the world size for short ones, which
 /// are gathered), kept for the next; after the first operation of a size nothing is allocated.

@@ -322,27 +322,22 @@ fn a_stale_generation_and_another_job_are_refused() {
 #[test]
 fn a_peer_that_is_a_generation_behind_is_waited_for() {
     let folder = Folder::new("behind");
-    let join = |rank, generation| {
-        Local::in_folder(&folder.0)
-            .generation(Generation(generation))
-            .join(Rank(rank), 3)
-            .unwrap()
-    };
+    let local = |generation| Local::in_folder(&folder.0).generation(Generation(generation));
+    let join = |rank, generation| local(generation).join(Rank(rank), 3).unwrap();
     let old = [join(0, 1), join(1, 1)];
-    let (sender, receiver) = std::sync::mpsc::channel();
+    // For as long as it is to wait: it is not refused at once.
+    let hasty = local(2).wait(Duration::from_millis(50));
+    let error = hasty.join(Rank(2), 3).unwrap().barrier().unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("for 0.05 s") && text.contains("generation 1"),
+        "{text}"
+    );
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let comm = join(2, 2);
-            sender.send(()).unwrap();
-            work(&comm);
-        });
-        receiver.recv().unwrap();
-        // It looks for the others meanwhile, unless this machine is very busy.
-        std::thread::sleep(Duration::from_millis(100));
+        scope.spawn(|| work(&join(2, 2)));
         drop(old);
         for rank in [1, 0] {
             scope.spawn(move || work(&join(rank, 2)));
-            std::thread::sleep(Duration::from_millis(20));
         }
     });
 }
