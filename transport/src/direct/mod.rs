@@ -25,6 +25,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+mod patience;
 mod sleeper;
 mod socket;
 

@@ -12,15 +12,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
+use super::patience::Patience;
+
 /// Sockets that are waited for without asking the allocator.
 const FEW: usize = 16;
-
-/// How long a future is polled again and again before the thread sleeps: as long as was worth while lately.
-const SHORTEST: Duration = Duration::from_micros(2);
-const LONGEST: Duration = Duration::from_micros(50);
-
-/// When even the shortest time was not, it is tried every so many sleeps.
-const RARELY: u32 = 16;
 
 /// What others need of a sleeping thread.
 struct Bell {
@@ -63,9 +58,7 @@ struct Sleeper {
     bell: Arc<Bell>,
     waker: Waker,
     wanted: RefCell<Vec<Wanted>>,
-    patience: Cell<Duration>,
-    /// Sleeps until it is tried again.
-    skips: Cell<u32>,
+    patience: Cell<Patience>,
     /// The last wait was eager, and so may be the next one.
     was_eager: Cell<bool>,
     /// The future is polled again in any case before the thread sleeps.
@@ -89,8 +82,7 @@ thread_local! {
             waker: Waker::from(Arc::clone(&bell)),
             bell,
             wanted: RefCell::default(),
-            patience: Cell::new(LONGEST),
-            skips: Cell::new(0),
+            patience: Cell::new(Patience::new()),
             was_eager: Cell::new(false),
             polls_again: Cell::new(false),
         }
@@ -215,21 +207,20 @@ impl Sleeper {
         mut future: Pin<&mut F>,
         cx: &mut Context<'_>,
     ) -> Poll<F::Output> {
-        let skips = self.skips.get();
-        let expects = self.was_eager.get() && skips == 0;
+        let look = self.patience.get().length();
+        let expects = self.was_eager.get() && look.is_some();
         let mut polled = self.poll_once(future.as_mut(), cx, expects);
         if polled.is_ready() {
             return polled;
         }
         let eager = eager();
         self.was_eager.set(eager);
-        let looks = eager && skips == 0;
-        if looks {
-            polled = self.poll_eagerly(future.as_mut(), cx);
-        } else if eager {
-            self.skips.set(skips - 1);
+        match look {
+            Some(length) if eager => polled = self.poll_eagerly(length, future.as_mut(), cx),
+            None if eager => self.change_patience(Patience::skipped),
+            _ => {}
         }
-        if polled.is_pending() && (expects || looks) {
+        if polled.is_pending() && (expects || (eager && look.is_some())) {
             polled = self.poll_once(future, cx, false);
         }
         polled
@@ -254,25 +245,28 @@ impl Sleeper {
 
     fn poll_eagerly<F: Future>(
         &self,
+        length: Duration,
         mut future: Pin<&mut F>,
         cx: &mut Context<'_>,
     ) -> Poll<F::Output> {
-        let patience = self.patience.get();
         let begun = Instant::now();
-        while begun.elapsed() < patience {
+        while begun.elapsed() < length {
             // Who is waited for may need this processor.
             std::thread::yield_now();
             let polled = self.poll_once(future.as_mut(), cx, true);
             if polled.is_ready() {
-                self.patience.set((patience * 2).min(LONGEST));
+                self.change_patience(Patience::found);
                 return polled;
             }
         }
-        if patience == SHORTEST {
-            self.skips.set(RARELY);
-        }
-        self.patience.set((patience / 2).max(SHORTEST));
+        self.change_patience(Patience::looked_in_vain);
         Poll::Pending
+    }
+
+    fn change_patience(&self, change: impl FnOnce(&mut Patience)) {
+        let mut patience = self.patience.get();
+        change(&mut patience);
+        self.patience.set(patience);
     }
 
     fn sleep(&self, until: Option<Instant>) {
