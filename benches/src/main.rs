@@ -51,7 +51,9 @@ enum Bench {
     /// Kernels of reductions: bytes of result a second, beside plain loops and copies.
     #[command(after_help = "Example:\n  kolo-bench kernels --sizes 64K,32M")]
     Kernels(KernelOptions),
-    /// Which algorithm collectives choose for which size and layout, and what it is expected to cost. Starts nothing.
+    /// Which algorithm collectives choose over links for which size and layout, and what it is expected to cost. Starts nothing.
+    ///
+    /// Ranks that all run on one host share memory and use links only where they can't, or an algorithm is forced.
     #[command(
         after_help = "Examples:\n  kolo-bench plan --ranks 8,16 --hosts 2 --sizes 4,64K,32M\n  kolo-bench plan --ranks 65536 --hosts 8192 --sizes 1G --all --format json"
     )]

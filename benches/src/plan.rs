@@ -22,7 +22,7 @@ pub(crate) struct Options {
     /// scatters and all-to-all of all shares.
     #[arg(long, value_delimiter = ',', default_value = "4,1K,64K,256K,1M,4M,32M,128M", value_parser = size::parse)]
     sizes: Vec<u64>,
-    /// The operation.
+    /// The operation, as the commands of this program are called, or adasum. One that is unknown lists them all.
     #[arg(long, default_value = "all_reduce", value_parser = operation)]
     operation: (OperationKind, Option<ReduceOp>),
     /// Use this algorithm wherever it can do the operation.

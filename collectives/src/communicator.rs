@@ -86,6 +86,27 @@ impl Acceptor {
         rank: Rank,
         lane: Box<dyn Lane>,
     ) -> Result<(), LaneError> {
+        self.hand_in(group, rank, Ok(lane))
+    }
+
+    /// Says that `rank` has tried to make a lane for the group, and why there is none. An operation that waits for it ends, with
+    /// an error that says so: its counterpart on the other rank has failed, too, and who has no lane can't tell.
+    ///
+    /// What the peer only tries again needs not to be said.
+    ///
+    /// # Errors
+    ///
+    /// As [`Acceptor::accept_group`].
+    pub fn refused(&self, group: GroupId, rank: Rank, why: LaneError) -> Result<(), LaneError> {
+        self.hand_in(group, rank, Err(why))
+    }
+
+    fn hand_in(
+        &self,
+        group: GroupId,
+        rank: Rank,
+        lane: Result<Box<dyn Lane>, LaneError>,
+    ) -> Result<(), LaneError> {
         let family = self
             .family
             .upgrade()

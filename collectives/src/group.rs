@@ -72,8 +72,12 @@ pub(crate) enum Kind {
 
 /// Something that has links of its own.
 pub(crate) trait Member: Send + Sync {
-    /// A lane has come; the rank is one of all ranks.
-    fn lane(self: Arc<Self>, rank: u32, lane: Box<dyn Lane>) -> Result<(), LaneError>;
+    /// A lane has come, or will not; the rank is one of all ranks.
+    fn lane(
+        self: Arc<Self>,
+        rank: u32,
+        lane: Result<Box<dyn Lane>, LaneError>,
+    ) -> Result<(), LaneError>;
     /// A user call begins.
     fn begin_call(self: Arc<Self>, call: CallId);
     /// This rank failed in a call.
@@ -96,8 +100,8 @@ pub(crate) struct Family {
     state: Mutex<State>,
 }
 
-/// A lane that has come, for which group and from which rank.
-type Parked = (GroupId, u32, Box<dyn Lane>);
+/// A lane that has come, or why it has not, for which group and from which rank.
+type Parked = (GroupId, u32, Result<Box<dyn Lane>, LaneError>);
 
 #[derive(Default)]
 struct State {
@@ -204,12 +208,12 @@ impl Family {
         }
     }
 
-    /// A peer has made a lane.
+    /// A peer has made a lane, or has tried to.
     pub(crate) fn accept(
         &self,
         group: GroupId,
         rank: Rank,
-        lane: Box<dyn Lane>,
+        lane: Result<Box<dyn Lane>, LaneError>,
     ) -> Result<(), LaneError> {
         if rank.0 >= self.world || rank.0 == self.me {
             return Err(LaneError::Refused {

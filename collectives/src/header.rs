@@ -62,8 +62,8 @@ pub enum Header {
     Welcome,
     /// Second frame: it was not, and the link ends here.
     Refusal {
-        /// Whether it was of another generation.
-        stale: bool,
+        /// What kind of reason the text gives.
+        why: Refusal,
         /// Bytes of text that follow.
         length: u32,
     },
@@ -110,6 +110,37 @@ pub enum Header {
         /// Bytes of payload.
         length: u32,
     },
+}
+
+/// Why a side of a new link does not want it, for those reasons on which the other side does something else than say them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Any other reason.
+    Other,
+    /// The sides are of different generations.
+    Stale,
+    /// The sender has no file descriptor left for it.
+    NoDescriptors,
+}
+
+impl Refusal {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Other, Self::Stale, Self::NoDescriptors];
+
+    const fn code(self) -> u8 {
+        match self {
+            Self::Other => 0,
+            Self::Stale => 1,
+            Self::NoDescriptors => 2,
+        }
+    }
+
+    /// A reason that is not known is another one: the text says it.
+    fn of_code(code: u8) -> Self {
+        let known = Self::ALL.into_iter().find(|why| why.code() == code);
+        known.unwrap_or(Self::Other)
+    }
 }
 
 /// What ranks of one host say to each other before they share memory.
@@ -234,9 +265,9 @@ impl Header {
                 out.u64(32, group);
             }
             Self::Welcome => out.kind(2),
-            Self::Refusal { stale, length } => {
+            Self::Refusal { why, length } => {
                 out.kind(3);
-                out.0[6] = u8::from(stale);
+                out.0[6] = why.code();
                 out.u32(52, length);
             }
             Self::Share { generation, share } => {
@@ -341,7 +372,7 @@ impl Header {
             },
             2 => Self::Welcome,
             3 => Self::Refusal {
-                stale: bytes[6] != 0,
+                why: Refusal::of_code(bytes[6]),
                 length: length(MAX_TEXT)?,
             },
             kind @ (4 | 7 | 8) => {

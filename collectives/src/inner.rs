@@ -407,13 +407,17 @@ impl Inner {
 }
 
 impl Member for Inner {
-    fn lane(self: Arc<Self>, rank: u32, lane: Box<dyn Lane>) -> Result<(), LaneError> {
+    fn lane(
+        self: Arc<Self>,
+        rank: u32,
+        lane: Result<Box<dyn Lane>, LaneError>,
+    ) -> Result<(), LaneError> {
         let Some(member) = self.position(rank).filter(|member| *member != self.me) else {
             return Err(LaneError::Refused {
                 reason: format!("rank {rank} is not in {}", self.id),
             });
         };
-        self.arrive(member, Ok(lane));
+        self.arrive(member, lane);
         Ok(())
     }
 

@@ -209,7 +209,7 @@ fn a_rank_that_can_make_no_link_says_so() {
     let error = comm.barrier().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "can't connect to rank 0: there is no way to rank 0"
+        "can't connect to rank 0: there is no way to rank 0 (rank 1 has tried)"
     );
     assert_eq!(error.culprit_rank(), Some(Rank(0)));
     assert!(error.is_retryable());

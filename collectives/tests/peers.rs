@@ -130,6 +130,28 @@ fn child() {
             std::thread::sleep(LONG);
             panic!("it was not killed");
         }
+        "exhausts" => {
+            let comm = Local::in_folder(&path).join(rank, world).unwrap();
+            comm.set_timeout(LONG);
+            let limit = rustix::process::Rlimit {
+                current: Some(64),
+                maximum: Some(64),
+            };
+            rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+            let mut held = Vec::new();
+            while let Ok(file) = std::fs::File::open("/dev/null") {
+                held.push(file);
+            }
+            println!("\nkolo: exhausted");
+            let error = comm.barrier().unwrap_err();
+            assert_eq!(error.culprit_rank(), None, "{error}");
+            let text = error.to_string();
+            let says = format!("rank {rank} has no file descriptor left for");
+            assert!(text.contains(&says) && text.contains("ulimit"), "{text}");
+            drop(held);
+            println!("kolo: free");
+            try_again(&comm);
+        }
         "sends and ends" => {
             // No operation is a farewell here: what is on its way is delivered all the same.
             let table: Vec<Peer> = (0..world)
@@ -316,6 +338,40 @@ fn a_stale_generation_and_another_job_are_refused() {
         .unwrap();
     zero.set_timeout(LONG);
     run([&zero, &one], work);
+}
+
+/// A link that was refused late may end an operation more.
+fn try_again(comm: &Communicator) {
+    let mut errors = Vec::new();
+    while let Err(error) = comm.barrier() {
+        assert!(error.is_retryable(), "{error}");
+        errors.push(error);
+        assert!(errors.len() < 4, "{errors:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_has_no_descriptor_left_says_so_and_all_hear_of_it() {
+    for exhausted in 0..3 {
+        let folder = Folder::new(&format!("exhausted-{exhausted}"));
+        let given = format!("exhausts,{},{exhausted},3", folder.0.display());
+        let mut process = Process::start(&given);
+        process.says("kolo: exhausted");
+        let others = (0..3).filter(|rank| *rank != exhausted);
+        let comms = run(others, |rank| {
+            let comm = Local::in_folder(&folder.0).join(Rank(rank), 3).unwrap();
+            comm.set_timeout(LONG);
+            let begun = Instant::now();
+            let error = comm.barrier().unwrap_err();
+            assert_eq!(error.culprit_rank(), Some(Rank(exhausted)), "{error}");
+            assert!(error.to_string().contains("no file descriptor"), "{error}");
+            assert!(begun.elapsed() < LONG / 2);
+            comm
+        });
+        process.says("kolo: free");
+        run(&comms, try_again);
+        process.ends_well();
+    }
 }
 
 /// Who hears of a loss first begins the next generation while others are in the last one.

@@ -126,8 +126,11 @@ fn any_header() -> impl Strategy<Value = Header> {
             prop::sample::select(Share::ALL.to_vec())
         )
             .prop_map(|(generation, share)| Header::Share { generation, share }),
-        (any::<bool>(), 0..=MAX_TEXT as u32)
-            .prop_map(|(stale, length)| Header::Refusal { stale, length }),
+        (
+            prop::sample::select(Refusal::ALL.to_vec()),
+            0..=MAX_TEXT as u32
+        )
+            .prop_map(|(why, length)| Header::Refusal { why, length }),
         (
             generation.clone(),
             tag.clone(),

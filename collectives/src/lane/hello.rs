@@ -10,7 +10,7 @@ use kolo_transport::ids::{Generation, JobId, Rank};
 use super::{Lane, LaneError};
 use crate::cause::cut;
 use crate::group::GroupId;
-use crate::header::{HEADER, Header};
+use crate::header::{HEADER, Header, Refusal};
 
 /// Who one side of a link is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,19 +63,63 @@ pub async fn greet<L: Lane + ?Sized>(
     peer: Option<Rank>,
     limit: Duration,
 ) -> Result<LinkHello, LaneError> {
-    tokio::time::timeout(limit, exchange(lane, own, peer))
+    exchange(lane, own, limit, |theirs| check(own, theirs, peer))
         .await
-        .unwrap_or_else(|_| {
-            Err(LaneError::Timeout {
-                reason: format!("no hello came within {} s", limit.as_secs_f64()),
-            })
-        })
+        .1
 }
 
-async fn exchange<L: Lane + ?Sized>(
+/// As [`greet`] for who takes a link. Also returns the peer's hello if it has come and is right, so that a link that fails after that
+/// has a name.
+pub(crate) async fn greet_any<L: Lane + ?Sized>(
+    lane: &mut L,
+    own: &LinkHello,
+    limit: Duration,
+) -> (Option<LinkHello>, Result<LinkHello, LaneError>) {
+    exchange(lane, own, limit, |theirs| check(own, theirs, None)).await
+}
+
+/// As [`greet`], on a link that this side can't use: the peer is told that this rank has no descriptor left for `what`.
+/// Returns the peer's hello if it was right.
+pub(crate) async fn excuse<L: Lane + ?Sized>(
     lane: &mut L,
     own: &LinkHello,
     peer: Option<Rank>,
+    what: &str,
+    limit: Duration,
+) -> Option<LinkHello> {
+    let (theirs, _) = exchange(lane, own, limit, |theirs| {
+        check(own, theirs, peer)?;
+        Err(LaneError::NoDescriptors {
+            rank: own.rank,
+            reason: what.to_owned(),
+        })
+    })
+    .await;
+    theirs
+}
+
+/// Returns what the peer said if it came to that and nothing is wrong with it, and whether both sides want the link.
+async fn exchange<L: Lane + ?Sized>(
+    lane: &mut L,
+    own: &LinkHello,
+    limit: Duration,
+    judge: impl FnOnce(&LinkHello) -> Result<(), LaneError>,
+) -> (Option<LinkHello>, Result<LinkHello, LaneError>) {
+    let mut who = None;
+    let said = tokio::time::timeout(limit, speak(lane, own, judge, &mut who)).await;
+    let result = said.unwrap_or_else(|_| {
+        Err(LaneError::Timeout {
+            reason: format!("no hello came within {} s", limit.as_secs_f64()),
+        })
+    });
+    (who, result)
+}
+
+async fn speak<L: Lane + ?Sized>(
+    lane: &mut L,
+    own: &LinkHello,
+    judge: impl FnOnce(&LinkHello) -> Result<(), LaneError>,
+    who: &mut Option<LinkHello>,
 ) -> Result<LinkHello, LaneError> {
     let hello = Header::Hello {
         job: own.job,
@@ -102,21 +146,29 @@ async fn exchange<L: Lane + ?Sized>(
             });
         }
     };
-    let verdict = check(own, &theirs, peer);
+    let verdict = judge(&theirs);
     match &verdict {
         Ok(()) => out.extend_from_slice(&Header::Welcome.encode()),
         Err(error) => {
-            let text = error.to_string();
+            let (why, text) = match error {
+                // The peer knows who says it.
+                LaneError::NoDescriptors { reason, .. } => (Refusal::NoDescriptors, reason.clone()),
+                LaneError::StaleGeneration { .. } => (Refusal::Stale, error.to_string()),
+                _ => (Refusal::Other, error.to_string()),
+            };
             let text = cut(&text);
             let refusal = Header::Refusal {
-                stale: matches!(error, LaneError::StaleGeneration { .. }),
+                why,
                 length: text.len() as u32,
             };
             out.extend_from_slice(&refusal.encode());
             out.extend_from_slice(text.as_bytes());
         }
     }
-    let answer = read_answer(lane, &mut out).await;
+    if matches!(verdict, Ok(()) | Err(LaneError::NoDescriptors { .. })) {
+        *who = Some(theirs);
+    }
+    let answer = read_answer(lane, &mut out, theirs.rank).await;
     write(lane, &mut out).await;
     // What this side saw itself is the better reason.
     verdict.and(answer)?;
@@ -125,20 +177,24 @@ async fn exchange<L: Lane + ?Sized>(
     Ok(theirs)
 }
 
-async fn read_answer<L: Lane + ?Sized>(lane: &mut L, out: &mut Vec<u8>) -> Result<(), LaneError> {
+async fn read_answer<L: Lane + ?Sized>(
+    lane: &mut L,
+    out: &mut Vec<u8>,
+    rank: Rank,
+) -> Result<(), LaneError> {
     match read_header(lane, out).await? {
         Header::Welcome => Ok(()),
-        Header::Refusal { stale, length } => {
+        Header::Refusal { why, length } => {
             let mut text = vec![0; length as usize];
             read(lane, out, &mut text).await?;
             let reason = String::from_utf8_lossy(&text).into_owned();
-            Err(if stale {
-                LaneError::StaleGeneration {
+            Err(match why {
+                Refusal::Other => LaneError::Refused { reason },
+                Refusal::Stale => LaneError::StaleGeneration {
                     theirs: None,
                     reason,
-                }
-            } else {
-                LaneError::Refused { reason }
+                },
+                Refusal::NoDescriptors => LaneError::NoDescriptors { rank, reason },
             })
         }
         other => Err(LaneError::Protocol {
@@ -292,6 +348,39 @@ mod tests {
         let (one, two) = meet((hello(1, 2, 5), None), (hello(1, 2, 5), None)).await;
         assert!(matches!(one, Err(LaneError::Refused { .. })), "{one:?}");
         assert!(matches!(two, Err(LaneError::Refused { .. })), "{two:?}");
+    }
+
+    #[tokio::test]
+    async fn who_has_no_descriptor_is_named_on_both_sides() {
+        let (caller, taker) = (hello(1, 2, 5).of_group(GroupId(77)), hello(1, 2, 0));
+        let expected = |rank| LaneError::NoDescriptors {
+            rank: Rank(rank),
+            reason: "this".to_owned(),
+        };
+        let (mut one, mut two) = MemoryLane::pair(7);
+        let (said, (who, heard)) = tokio::join!(
+            excuse(&mut one, &caller, Some(Rank(0)), "this", LIMIT),
+            greet_any(&mut two, &taker, LIMIT)
+        );
+        assert_eq!((said, who), (Some(taker), Some(caller)));
+        assert_eq!(heard, Err(expected(5)));
+
+        let (mut one, mut two) = MemoryLane::pair(7);
+        let (heard, said) = tokio::join!(
+            greet(&mut one, &caller, Some(Rank(0)), LIMIT),
+            excuse(&mut two, &taker, None, "this", LIMIT)
+        );
+        assert_eq!((heard, said), (Err(expected(0)), Some(caller)));
+
+        // To somebody else it is not said.
+        let (mut one, mut two) = MemoryLane::pair(7);
+        let (said, (who, heard)) = tokio::join!(
+            excuse(&mut one, &caller, Some(Rank(1)), "this", LIMIT),
+            greet_any(&mut two, &taker, LIMIT)
+        );
+        assert_eq!(said, None);
+        assert_eq!(who, Some(caller));
+        assert!(matches!(heard, Err(LaneError::Refused { .. })), "{heard:?}");
     }
 
     #[tokio::test]

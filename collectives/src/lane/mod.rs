@@ -30,6 +30,7 @@ use crate::group::GroupId;
 pub use door::Door;
 pub(crate) use door::Links;
 pub use hello::{LinkHello, greet};
+pub(crate) use hello::{excuse, greet_any};
 pub use memory::MemoryLane;
 pub use network::{LaneChoice, NetworkLanes, ParseLaneChoiceError, accept_quic, accept_tls};
 pub use quic::{QuicLane, rank_of};
@@ -64,6 +65,16 @@ pub enum LaneError {
     #[error("the link was refused: {reason}")]
     Refused {
         /// What differs.
+        reason: String,
+    },
+    /// A rank's process has no file descriptor left for the link.
+    #[error(
+        "rank {rank} has no file descriptor left for {reason}; allow its process more (`ulimit -n`)"
+    )]
+    NoDescriptors {
+        /// Which: this one, or the peer.
+        rank: Rank,
+        /// What for, and what the system says.
         reason: String,
     },
     /// What came is not of this protocol.

@@ -521,13 +521,17 @@ fn numbers(operation: &Operation) -> u64 {
 }
 
 impl Member for Names {
-    fn lane(self: Arc<Self>, rank: u32, lane: Box<dyn Lane>) -> Result<(), LaneError> {
+    fn lane(
+        self: Arc<Self>,
+        rank: u32,
+        lane: Result<Box<dyn Lane>, LaneError>,
+    ) -> Result<(), LaneError> {
         let position = self.members.iter().position(|member| *member == rank);
         match position {
             Some(position) if self.me == 0 && position != 0 => {
                 self.tell(Command::Arrived {
                     rank: position as u32,
-                    lane: Ok(lane),
+                    lane,
                 });
                 Ok(())
             }

@@ -11,7 +11,7 @@ use tokio::net::UnixListener;
 use tokio::sync::watch;
 
 use super::driver::{Driver, Leaving};
-use super::socket::{self, SocketFile};
+use super::socket::{self, SocketFile, Spares};
 use super::{PeersError, STEP, Settings};
 use crate::communicator::Communicator;
 use crate::group::GroupId;
@@ -59,6 +59,8 @@ pub(super) struct Known {
     pub(super) paths: Option<Paths>,
     /// Of ranks on several hosts.
     pub(super) far: Option<Far>,
+    /// Of this rank's sockets.
+    pub(super) spares: Arc<Spares>,
 }
 
 #[derive(Debug)]
@@ -95,7 +97,7 @@ impl Known {
     ) -> Result<Box<dyn Lane>, LaneError> {
         let hello = self.own.of_group(group);
         if let Some(path) = self.path_to(peer) {
-            return socket::connect(&path, &hello, peer, wait).await;
+            return socket::connect(&path, &hello, peer, wait, &self.spares).await;
         }
         match &self.far {
             Some(far) => far.connect(&hello, peer, wait).await,
@@ -273,7 +275,7 @@ pub(super) fn sit(
     )?;
     comm.leaving = Some(Arc::new(leaving));
     if let Some(listener) = listener {
-        let serving = socket::serve(listener, own, comm.acceptor());
+        let serving = socket::serve(listener, own, comm.acceptor(), Arc::clone(&known.spares));
         handle.spawn(until_closed(closed.clone(), serving));
     }
     if let Some(far) = &known.far {

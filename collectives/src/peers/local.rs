@@ -1,6 +1,7 @@
 //! Ranks of one host.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kolo_transport::ids::{Generation, JobId, Rank};
@@ -8,6 +9,7 @@ use tokio::runtime::Handle;
 
 use super::connector::{Known, Paths, sit};
 use super::driver::Driver;
+use super::socket::Spares;
 use super::{PeersError, Settings};
 use crate::communicator::Communicator;
 use crate::lane::LinkHello;
@@ -111,6 +113,7 @@ impl Local {
             world: world_size,
             paths: Some(paths),
             far: None,
+            spares: Arc::new(Spares::new()),
         };
         sit(known, &settings, driver)
     }

@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 
 use super::connector::{Far, Known, Paths, sit};
 use super::driver::{Driver, Leaving};
+use super::socket::Spares;
 use super::{PeersError, Settings};
 use crate::communicator::Communicator;
 use crate::lane::{Door, LaneChoice, LinkHello};
@@ -201,6 +202,7 @@ impl Listening {
                 table: Arc::new(table),
                 door,
             }),
+            spares: Arc::new(Spares::new()),
         };
         let comm = sit(known, &settings, driver)?;
         comm.set_layout(layout)?;

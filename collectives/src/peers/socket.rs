@@ -6,9 +6,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -17,7 +19,7 @@ use tokio::net::{UnixListener, UnixStream};
 use super::connector::is_behind;
 use super::{PeersError, STEP};
 use crate::communicator::Acceptor;
-use crate::lane::{Lane, LaneError, LinkHello, Links, UnixLane, greet};
+use crate::lane::{Lane, LaneError, LinkHello, Links, UnixLane, excuse, greet, greet_any};
 
 /// Between two attempts to reach a peer, or to take a place.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -25,8 +27,11 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// How long others may be at the folder.
 const OTHERS: Duration = Duration::from_secs(1);
 
-/// When the process has no more descriptors.
+/// When the process has no more descriptors, and none to spare.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(100);
+
+/// How long it may take to tell a peer so.
+const EXCUSE: Duration = Duration::from_secs(1);
 
 /// Links that wait for this rank to take them.
 const BACKLOG: i32 = 1024;
@@ -156,15 +161,65 @@ fn socket() -> io::Result<OwnedFd> {
     )?)
 }
 
+/// Descriptors that are given up when the process has no more, so that peers can be told: they wait for a link, and who has none
+/// can say nothing to them. One is enough at a time; another thread may be faster to use its place.
+#[derive(Debug)]
+pub(super) struct Spares(tokio::sync::Mutex<Vec<OwnedFd>>);
+
+impl Spares {
+    const COUNT: usize = 3;
+
+    pub(super) fn new() -> Self {
+        let mut held = Vec::new();
+        Self::fill(&mut held);
+        Self(tokio::sync::Mutex::new(held))
+    }
+
+    fn fill(held: &mut Vec<OwnedFd>) {
+        while held.len() < Self::COUNT {
+            match eventfd(0, EventfdFlags::CLOEXEC) {
+                Ok(spare) => held.push(spare),
+                Err(_) => break,
+            }
+        }
+    }
+
+    /// Does this while there is room for one descriptor more.
+    async fn without_one<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut held = self.0.lock().await;
+        drop(held.pop());
+        let result = work.await;
+        Self::fill(&mut held);
+        result
+    }
+}
+
+/// Whether the process, or the system, has no descriptor left.
+fn has_no_descriptor(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE))
+}
+
 /// Takes the links that other ranks make, until it is dropped.
-pub(super) async fn serve(listener: UnixListener, own: LinkHello, acceptor: Acceptor) {
+pub(super) async fn serve(
+    listener: UnixListener,
+    own: LinkHello,
+    acceptor: Acceptor,
+    spares: Arc<Spares>,
+) {
     let mut links = Links::new();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::warn!(%error, "a link from a rank of this host was not accepted");
-                tokio::time::sleep(NO_DESCRIPTORS).await;
+                if has_no_descriptor(&error) {
+                    spares
+                        .without_one(excuse_one(&listener, &own, &acceptor, &error))
+                        .await;
+                } else {
+                    tokio::time::sleep(NO_DESCRIPTORS).await;
+                }
                 continue;
             }
         };
@@ -187,8 +242,41 @@ pub(super) async fn serve(listener: UnixListener, own: LinkHello, acceptor: Acce
 
 async fn accept(stream: UnixStream, own: &LinkHello, acceptor: &Acceptor) -> Result<(), LaneError> {
     let mut lane = lane(stream)?;
-    let peer = greet(&mut lane, own, None, STEP).await?;
+    let (who, greeted) = greet_any(&mut lane, own, STEP).await;
+    if let (Some(peer), Err(error @ LaneError::NoDescriptors { .. })) = (who, &greeted) {
+        acceptor.refused(peer.group, peer.rank, error.clone())?;
+    }
+    let peer = greeted?;
     acceptor.accept_group(peer.group, peer.rank, Box::new(lane))
+}
+
+/// Takes one link to say that there is no descriptor for it.
+async fn excuse_one(
+    listener: &UnixListener,
+    own: &LinkHello,
+    acceptor: &Acceptor,
+    error: &io::Error,
+) {
+    let excusing = async {
+        let (stream, _) = listener.accept().await.ok()?;
+        let mut lane = lane(stream).ok()?;
+        let what = format!("links from other ranks ({error})");
+        let peer = excuse(&mut lane, own, None, &what, EXCUSE).await?;
+        let why = LaneError::NoDescriptors {
+            rank: own.rank,
+            reason: what,
+        };
+        acceptor.refused(peer.group, peer.rank, why).ok()
+    };
+    if tokio::time::timeout(EXCUSE, excusing)
+        .await
+        .ok()
+        .flatten()
+        .is_none()
+    {
+        // Another thread was faster, or the peer has gone.
+        tokio::time::sleep(NO_DESCRIPTORS).await;
+    }
 }
 
 /// Why a rank that has listened there is gone, if it is.
@@ -223,6 +311,11 @@ fn lane(stream: UnixStream) -> Result<UnixLane, LaneError> {
 /// Why a link was not made this time, and whether another attempt may do better.
 enum Failed {
     NotYet(String),
+    /// It does once the peer has heard of it.
+    NoDescriptors {
+        heard: bool,
+        what: String,
+    },
     Never(LaneError),
 }
 
@@ -232,15 +325,24 @@ pub(super) async fn connect(
     own: &LinkHello,
     peer: Rank,
     wait: Duration,
+    spares: &Spares,
 ) -> Result<Box<dyn Lane>, LaneError> {
     let begun = Instant::now();
     loop {
-        let why = match attempt(path, own, peer).await {
+        let is_late = || begun.elapsed() >= wait;
+        let why = match attempt(path, own, peer, spares).await {
             Ok(lane) => return Ok(Box::new(lane)),
             Err(Failed::Never(error)) => return Err(error),
+            Err(Failed::NoDescriptors { heard, what }) if heard || is_late() => {
+                return Err(LaneError::NoDescriptors {
+                    rank: own.rank,
+                    reason: what,
+                });
+            }
+            Err(Failed::NoDescriptors { what, .. }) => what,
             Err(Failed::NotYet(why)) => why,
         };
-        if begun.elapsed() >= wait {
+        if is_late() {
             return Err(LaneError::Timeout {
                 reason: format!(
                     "rank {peer} has not listened at {} for {} s ({why}); was it started, and with the same folder?",
@@ -253,17 +355,34 @@ pub(super) async fn connect(
     }
 }
 
-async fn attempt(path: &Path, own: &LinkHello, peer: Rank) -> Result<UnixLane, Failed> {
-    let stream = UnixStream::connect(path)
-        .await
-        .map_err(|error| match error.kind() {
-            ErrorKind::PermissionDenied | ErrorKind::InvalidInput => {
-                Failed::Never(LaneError::Unreachable {
-                    reason: format!("{}: {error}", path.display()),
-                })
-            }
-            _ => Failed::NotYet(error.to_string()),
-        })?;
+async fn attempt(
+    path: &Path,
+    own: &LinkHello,
+    peer: Rank,
+    spares: &Spares,
+) -> Result<UnixLane, Failed> {
+    let stream = match UnixStream::connect(path).await {
+        Ok(stream) => stream,
+        Err(error) if has_no_descriptor(&error) => {
+            let what = format!("a link to rank {peer} ({error})");
+            let excusing = spares.without_one(async {
+                let mut lane = lane(UnixStream::connect(path).await.ok()?).ok()?;
+                excuse(&mut lane, own, Some(peer), &what, EXCUSE).await
+            });
+            let heard = excusing.await.is_some();
+            return Err(Failed::NoDescriptors { heard, what });
+        }
+        Err(error) => {
+            return Err(match error.kind() {
+                ErrorKind::PermissionDenied | ErrorKind::InvalidInput => {
+                    Failed::Never(LaneError::Unreachable {
+                        reason: format!("{}: {error}", path.display()),
+                    })
+                }
+                _ => Failed::NotYet(error.to_string()),
+            });
+        }
+    };
     let mut lane = lane(stream).map_err(Failed::Never)?;
     match greet(&mut lane, own, Some(peer), STEP).await {
         Ok(_) => Ok(lane),

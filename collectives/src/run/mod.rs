@@ -14,12 +14,13 @@ mod transfer;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use kolo_transport::ids::{JobId, Rank};
+use kolo_transport::ids::{CallId, JobId, Rank};
 
 use crate::cause::Cause;
 use crate::engine::{Engine, call_notice, element_size, next_transfer};
 use crate::error::CollectiveError;
 use crate::group::GroupId;
+use crate::lane::LaneError;
 use crate::operation::{Operation, Tag};
 use crate::schedule::Action;
 use crate::signals::Signals;
@@ -335,15 +336,32 @@ impl<'a> Run<'a> {
                     });
                 }
                 Err(error) if self.needs(peer) => {
-                    failure = Some(CollectiveError::Connect {
-                        rank: Rank(peer),
-                        reason: error.to_string(),
-                    });
+                    failure = Some(self.unlinked(peer, &error));
                 }
                 Ok(()) | Err(_) => {}
             }
         }
         failure.map_or(Ok(()), Err)
+    }
+
+    /// What it means that there is no link to a peer.
+    fn unlinked(&self, peer: u32, error: &LaneError) -> CollectiveError {
+        let me = Rank(self.signals.lock().job_rank(self.engine.me));
+        match error {
+            LaneError::NoDescriptors { rank, .. } if *rank == me => CollectiveError::Aborted {
+                reason: error.to_string(),
+            },
+            LaneError::NoDescriptors { .. } => CollectiveError::PeerFailed {
+                rank: Rank(peer),
+                call: CallId(self.tag.call),
+                reason: error.to_string(),
+            },
+            // Others hear of it, too.
+            _ => CollectiveError::Connect {
+                rank: Rank(peer),
+                reason: format!("{error} (rank {me} has tried)"),
+            },
+        }
     }
 
     /// Starts making all links that the operation will use and that are this rank's to make.

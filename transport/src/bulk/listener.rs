@@ -126,8 +126,12 @@ impl Admission {
             let (tcp, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Of one connection, which is gone, or of the process.
-                    tracing::debug!(%error, "a connection was not accepted");
+                    if error.kind() == std::io::ErrorKind::ConnectionAborted {
+                        tracing::debug!(%error, "a connection was gone before it was accepted");
+                        continue;
+                    }
+                    // Of the process, which has no descriptor left, say.
+                    tracing::warn!(%error, "connections are not accepted for a moment");
                     tokio::time::sleep(NO_DESCRIPTORS).await;
                     continue;
                 }
