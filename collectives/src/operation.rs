@@ -103,6 +103,20 @@ impl Operation {
         )
     }
 
+    /// Whether its elements travel as they are and have no shape.
+    pub(crate) const fn is_plain(&self) -> bool {
+        self.wire.is_none() && self.shape == 0
+    }
+
+    /// The same with elements that do.
+    pub(crate) const fn as_plain(self) -> Self {
+        Self {
+            wire: None,
+            shape: 0,
+            ..self
+        }
+    }
+
     /// The type that its elements have on their way and in the working buffer.
     #[must_use]
     pub const fn wire_type(&self) -> Option<DType> {
@@ -214,14 +228,12 @@ impl fmt::Display for Operation {
         if let Some(dtype) = self.dtype {
             write!(f, " {dtype}")?;
         }
-        if self.kind == OperationKind::SendReceive {
-            // Whose they are the pair knows: `Inner::outward`.
-            return Ok(());
-        }
-        if self.rows > 0 {
+        // Between which ranks the pair knows: `Inner::outward`.
+        let is_pair = self.kind == OperationKind::SendReceive;
+        if self.rows > 0 && !is_pair {
             write!(f, " in {} rows", self.rows)?;
         }
-        if let Some(root) = self.root {
+        if let Some(root) = self.root.filter(|_| !is_pair) {
             let way = match self.kind {
                 OperationKind::Reduce | OperationKind::Gather | OperationKind::GatherVarcount => {
                     "to"

@@ -12,6 +12,13 @@ use crate::group::Kind;
 use crate::operation::{Operation, OperationKind};
 use crate::ops::Gathered;
 
+/// Values of so few bytes are sent along with their number: one operation in place of two.
+const ALONG: usize = 1024;
+
+/// Words of a send's first part: the number of values, whether they are here, and room for them.
+const WORDS: usize = HEAD + ALONG / size_of::<u64>();
+const HEAD: usize = 2;
+
 impl Communicator {
     /// Every rank sends part i of its values to rank i, and gets one part from each, in rank order. All parts have the
     /// same length: that of `data` divided by the world size.
@@ -184,11 +191,20 @@ impl Communicator {
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::SendReceive;
             let (mut turn, tag) = pair.turn(alarm, started, kind, 2).await?;
-            let length = pair.directed(Operation::lengths(kind, kind, T::DTYPE, 1), true);
-            let own = [data.len() as u64];
-            turn.run(alarm, tag, length, bytemuck::cast_slice(&own))
-                .await?;
             let values = pair.directed(pair.request::<T>(kind, data.len()), true);
+            let bytes = element::bytes_of(data);
+            let along = bytes.len() <= ALONG && values.is_plain();
+            let mut first = [0_u64; WORDS];
+            (first[0], first[1]) = (data.len() as u64, u64::from(along));
+            if along {
+                bytemuck::cast_slice_mut(&mut first[HEAD..])[..bytes.len()].copy_from_slice(bytes);
+            }
+            let request = pair.directed(first_part::<T>(), true);
+            turn.run(alarm, tag, request, bytemuck::cast_slice(&first))
+                .await?;
+            if along {
+                return Ok(());
+            }
             turn.run_into(alarm, tag.after(), values, data, &mut [])
                 .await
         })
@@ -216,8 +232,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::receive`], and [`CollectiveError::Invalid`] if it sends another number (it fails, too). If it
-    /// fails later, the buffer may hold a part of what was sent.
+    /// As [`Communicator::receive`], and [`CollectiveError::Invalid`] if it sends another number (it fails, too, unless that was
+    /// no more than 1 KiB: then it may be done). If it fails later, the buffer may hold a part of what was sent.
     pub fn receive_into<T: Element>(
         &self,
         data: &mut [T],
@@ -241,24 +257,32 @@ impl Communicator {
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::SendReceive;
             let (mut turn, tag) = pair.turn(alarm, started, kind, 2).await?;
-            let length = pair.directed(Operation::lengths(kind, kind, T::DTYPE, 1), false);
-            if let Err(error) = turn.run(alarm, tag, length, &[]).await {
-                // The sender may be past the length already.
+            let request = pair.directed(first_part::<T>(), false);
+            if let Err(error) = turn.run(alarm, tag, request, &[]).await {
+                // The sender may be past it already.
                 turn.skip(tag.after());
                 return Err(error);
             }
-            let mut wanted = [0_u64];
-            turn.store(&mut wanted);
-            let room = if fits::<T>(wanted[0] as usize) {
-                room(wanted[0] as usize)
+            let mut first = [0_u64; WORDS];
+            turn.store(&mut first);
+            let wanted = first[0] as usize;
+            let room = if fits::<T>(wanted) {
+                room(wanted)
             } else {
-                Err(too_many::<T>(&wanted))
+                Err(too_many::<T>(&first[..1]))
             };
             let room = match room {
                 Ok(room) => room,
                 Err(error) => return Err(turn.refuse(tag.after(), error)),
             };
             let values = pair.directed(pair.request::<T>(kind, room.len()), false);
+            if first[1] != 0 {
+                let bytes: &[u8] = bytemuck::cast_slice(&first[HEAD..]);
+                let bytes = along(bytes.get(..size_of_val(room)), &values);
+                let bytes = bytes.map_err(|error| turn.refuse(tag.after(), error))?;
+                element::store(room, None, bytes);
+                return Ok(());
+            }
             turn.run_into(alarm, tag.after(), values, &[], room).await
         })
     }
@@ -297,4 +321,27 @@ impl Communicator {
             ..operation
         }
     }
+}
+
+/// The values that came along, if this rank asks for the same as the sender did.
+fn along<'a>(bytes: Option<&'a [u8]>, asked: &Operation) -> Result<&'a [u8], CollectiveError> {
+    let sender = Rank(0);
+    if !asked.is_plain() {
+        return Err(CollectiveError::Mismatch {
+            rank: Rank(1),
+            asked: asked.to_string(),
+            other: sender,
+            other_asked: asked.as_plain().to_string(),
+        });
+    }
+    bytes.ok_or_else(|| CollectiveError::Protocol {
+        rank: sender,
+        reason: format!("it says that more than {ALONG} bytes came along with their number"),
+    })
+}
+
+/// What a send begins with, when the receiver does not know yet how much comes.
+fn first_part<T: Element>() -> Operation {
+    let kind = OperationKind::SendReceive;
+    Operation::lengths(kind, kind, T::DTYPE, WORDS as u64)
 }

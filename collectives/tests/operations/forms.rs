@@ -254,3 +254,26 @@ fn a_dropped_handle_goes_on_and_a_failed_one_gives_its_input_back() {
         assert_eq!(handle.wait().unwrap(), vec![2; 100_000]);
     }
 }
+
+#[test]
+fn values_that_fit_beside_their_number_arrive_as_those_that_do_not() {
+    fn check<T: Value>(group: &Group, lengths: std::ops::RangeInclusive<usize>) {
+        group.run(|comm| {
+            for length in lengths.clone() {
+                if comm.rank() == Rank(0) {
+                    comm.send(&input::<T>(7, length), Rank(1)).unwrap();
+                } else {
+                    let received = comm.receive::<T>(Rank(0)).unwrap();
+                    assert_eq!(received, input::<T>(7, length), "{length}");
+                }
+            }
+        });
+    }
+    for kind in [Kind::Memory, Kind::Unix] {
+        let group = Group::new(kind, 2);
+        check::<u8>(&group, 1022..=1026);
+        check::<bool>(&group, 1022..=1026);
+        check::<f16>(&group, 510..=514);
+        check::<f64>(&group, 0..=130);
+    }
+}

@@ -113,3 +113,51 @@ fn a_receiver_with_another_buffer_or_type_fails_on_both_sides() {
     });
     assert_eq!(results[1], Ok(vec![5]));
 }
+
+/// Few values come along with their number, and the sender may be done before the receiver has said what it wants.
+#[test]
+fn a_receiver_that_asks_for_something_else_than_few_values_says_so() {
+    let group = Group::new(Kind::Memory, 2);
+    let plain = Options::new();
+    let others = [
+        (plain.shape(&[2, 4]), "shape [2, 4]"),
+        (plain.compression(Compression::F16), "sent as f16"),
+    ];
+    for (other, text) in others {
+        // And the other way round, where the sender has to wait.
+        for (sends, receives) in [(plain, other), (other, plain)] {
+            let results = group.run(|comm| {
+                if comm.rank() == Rank(0) {
+                    comm.with(sends).send(&[1.0_f32; 8], Rank(1))
+                } else {
+                    comm.with(receives).receive::<f32>(Rank(0)).map(drop)
+                }
+            });
+            let error = results[1].as_ref().unwrap_err();
+            assert!(
+                matches!(error, CollectiveError::Mismatch { .. }),
+                "{error:?}"
+            );
+            assert!(error.to_string().contains(text), "{error}");
+        }
+        let results = group.run(|comm| {
+            let comm = comm.with(other);
+            if comm.rank() == Rank(0) {
+                comm.send(&[1.0_f32; 8], Rank(1)).map(|()| vec![])
+            } else {
+                comm.receive::<f32>(Rank(0))
+            }
+        });
+        assert_eq!(results[1], Ok(vec![1.0; 8]));
+    }
+    let results = group.run(|comm| {
+        if comm.rank() == Rank(0) {
+            comm.send(&[true; 3], Rank(1))
+        } else {
+            comm.receive_into(&mut [false; 2], Rank(0))
+        }
+    });
+    let error = results[1].as_ref().unwrap_err().to_string();
+    assert!(error.contains("rank 0 sends 3 bool"), "{error}");
+    group.run(|comm| comm.barrier().unwrap());
+}
