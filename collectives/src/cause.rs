@@ -9,6 +9,7 @@ use kolo_transport::ids::{CallId, Rank};
 
 use crate::error::CollectiveError;
 use crate::header::MAX_TEXT;
+use crate::lane::LaneError;
 
 /// Longest piece of text, in bytes. Longer ones are cut.
 const TEXT: usize = 1024;
@@ -110,6 +111,38 @@ impl Cause {
             CollectiveError::Aborted { reason } | CollectiveError::Invalid { reason } => {
                 Self::Failed { rank: me, reason }
             }
+        }
+    }
+
+    /// Why `me` has no link to `peer`, of the group's ranks, whose numbers in the job are the second of each pair. `dials` says
+    /// that it is `me` who has tried to make it.
+    pub(crate) fn unlinked(
+        error: &LaneError,
+        (me, own): (Rank, Rank),
+        (peer, theirs): (Rank, Rank),
+        dials: bool,
+    ) -> Self {
+        match error {
+            LaneError::NoDescriptors { rank, .. } => Self::Failed {
+                rank: if *rank == own { me } else { peer },
+                reason: error.to_string(),
+            },
+            // Others hear of it, too, and don't know who it was.
+            _ => Self::Connect {
+                rank: peer,
+                reason: format!(
+                    "{error} (rank {} has tried)",
+                    if dials { own } else { theirs }
+                ),
+            },
+        }
+    }
+
+    /// The error of a rank that gives up because of this, if it is `me` who is at fault: nobody else has failed.
+    pub(crate) fn into_own_error(self, me: Rank, call: CallId, operation: &str) -> CollectiveError {
+        match self {
+            Self::Failed { rank, reason } if rank == me => CollectiveError::Aborted { reason },
+            other => other.into_error(call, operation),
         }
     }
 

@@ -240,6 +240,10 @@ impl Family {
     /// Keeps a lane until its group is made.
     fn park(&self, state: &mut State, lane: Parked) -> Result<(), LaneError> {
         let (group, rank, _) = lane;
+        let is_there = |parked: &Parked| (parked.0, parked.1) == (group, rank) && parked.2.is_ok();
+        if lane.2.is_err() && state.parked.iter().any(is_there) {
+            return Ok(());
+        }
         let share = (MAX_PARKED / self.world as usize).max(LEAST_PARKED);
         state
             .parked

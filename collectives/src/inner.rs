@@ -286,8 +286,7 @@ impl Inner {
             }
         }
         let failed = self.signals.change(|state| {
-            state.arrivals.retain(|arrival| arrival.rank != rank);
-            state.arrivals.push(Arrival { rank, lane });
+            state.arrive(Arrival { rank, lane });
             state.needs_attendant()
         });
         // The next operation takes it in. But after a failure the peer, which waits, must hear of it now.

@@ -118,6 +118,21 @@ impl State {
         }
     }
 
+    /// A lane has come, or will not. The last one counts, and any more than none.
+    pub(crate) fn arrive(&mut self, arrival: Arrival) {
+        let before = self
+            .arrivals
+            .iter()
+            .position(|before| before.rank == arrival.rank);
+        match before {
+            Some(before) if arrival.lane.is_ok() || self.arrivals[before].lane.is_err() => {
+                self.arrivals[before] = arrival;
+            }
+            Some(_) => {}
+            None => self.arrivals.push(arrival),
+        }
+    }
+
     /// Whom to wake when something changes: who has the engine.
     pub(crate) fn register(&mut self, cx: &Context<'_>) {
         match &mut self.waker {

@@ -42,8 +42,9 @@ impl Lane for Liar {
             return self.inner.poll_write(cx, parts);
         };
         let mut words = payload.to_vec();
-        if payload.len() <= 64 && payload.len().is_multiple_of(8) {
-            for word in words.chunks_exact_mut(8) {
+        // Lengths are few, and first.
+        if payload.len().is_multiple_of(8) {
+            for word in words.chunks_exact_mut(8).take(8) {
                 if *word == (Self::SAID as u64).to_le_bytes() {
                     word.copy_from_slice(&self.says.to_le_bytes());
                 }
@@ -129,6 +130,7 @@ fn lengths_that_no_memory_holds_are_refused() {
         }),
     ];
     let runtime = runtime();
+    let lie = |says, body: Body| lied_to(&runtime, says, body);
     for (name, body) in bodies {
         for says in [
             SAID as u64,
@@ -138,20 +140,7 @@ fn lengths_that_no_memory_holds_are_refused() {
             u64::MAX - 8,
             u64::MAX,
         ] {
-            let make = |rank, connector| {
-                let handle = runtime.handle().clone();
-                Communicator::new(Rank(rank), 2, GENERATION, JOB, connector, handle).unwrap()
-            };
-            let victim = make(0, Arc::new(NoConnector));
-            victim.set_timeout(LONG);
-            let acceptor = victim.acceptor();
-            let liar = make(1, Arc::new(LiarsConnector { acceptor, says }));
-            // It believes itself, and may wait.
-            liar.set_timeout(Duration::from_millis(300));
-            let result = std::thread::scope(|scope| {
-                scope.spawn(|| drop(body(&liar)));
-                body(&victim)
-            });
+            let result = lie(says, body);
             if says == SAID as u64 {
                 assert_eq!(result, Ok(()), "{name}: who does not lie is believed");
                 continue;
@@ -163,6 +152,44 @@ fn lengths_that_no_memory_holds_are_refused() {
             );
         }
     }
+}
+
+/// What rank 0 makes of a rank 1 that lies.
+fn lied_to(
+    runtime: &Runtime,
+    says: u64,
+    body: impl Fn(&Communicator) -> Result<(), CollectiveError> + Sync,
+) -> Result<(), CollectiveError> {
+    let make = |rank, connector| {
+        let handle = runtime.handle().clone();
+        Communicator::new(Rank(rank), 2, GENERATION, JOB, connector, handle).unwrap()
+    };
+    let victim = make(0, Arc::new(NoConnector));
+    victim.set_timeout(LONG);
+    let acceptor = victim.acceptor();
+    let liar = make(1, Arc::new(LiarsConnector { acceptor, says }));
+    // It believes itself, and may wait.
+    liar.set_timeout(Duration::from_millis(300));
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(body(&liar)));
+        body(&victim)
+    })
+}
+
+/// Few values come along with their number; that many can't.
+#[test]
+fn more_values_than_can_have_come_along_are_refused() {
+    let receive = |comm: &Communicator| match comm.rank() {
+        Rank(0) => comm.receive::<u8>(Rank(1)).map(drop),
+        _ => comm.send(&[1_u8; Liar::SAID], Rank(0)),
+    };
+    let runtime = runtime();
+    assert_eq!(lied_to(&runtime, 1024, receive), Ok(()));
+    let error = lied_to(&runtime, 1025, receive).unwrap_err();
+    assert!(
+        matches!(error, CollectiveError::Protocol { rank: Rank(1), .. }),
+        "{error}"
+    );
 }
 
 /// Rank 1 wants a link for some group, gets none, and its connector knows which it was.

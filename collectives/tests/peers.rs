@@ -14,7 +14,7 @@ use kolo_collectives::peers::{
     Authority, ClusterId, Credentials, Listening, Local, Network, Peer, PeersError, issue,
 };
 use kolo_collectives::record::Record;
-use kolo_collectives::{CollectiveError, Communicator, Generation, JobId, Rank, ReduceOp};
+use kolo_collectives::{CollectiveError, Communicator, Generation, Handle, JobId, Rank, ReduceOp};
 
 const JOB: JobId = JobId(7);
 
@@ -106,6 +106,7 @@ fn child() {
     let (what, path) = (next(), PathBuf::from(next()));
     let mut number = || next().parse::<u32>().unwrap();
     let (rank, world) = (Rank(number()), number());
+    let mut next = || given.next().unwrap();
     match what {
         "works" => {
             // What a process makes once, with its first runtime.
@@ -142,10 +143,12 @@ fn child() {
             while let Ok(file) = std::fs::File::open("/dev/null") {
                 held.push(file);
             }
+            let named = (next() == "named").then(|| start_named(&comm));
             println!("\nkolo: exhausted");
-            let error = comm.barrier().unwrap_err();
-            assert_eq!(error.culprit_rank(), None, "{error}");
-            let text = error.to_string();
+            let text = match named {
+                None => comm.barrier().unwrap_err().to_string(),
+                Some(named) => named.wait().unwrap_err().to_string(),
+            };
             let says = format!("rank {rank} has no file descriptor left for");
             assert!(text.contains(&says) && text.contains("ulimit"), "{text}");
             drop(held);
@@ -340,6 +343,10 @@ fn a_stale_generation_and_another_job_are_refused() {
     run([&zero, &one], work);
 }
 
+fn start_named(comm: &Communicator) -> Handle<Vec<f32>> {
+    comm.named("sum").all_reduce(vec![1.0], ReduceOp::Sum)
+}
+
 /// A link that was refused late may end an operation more.
 fn try_again(comm: &Communicator) {
     let mut errors = Vec::new();
@@ -352,17 +359,22 @@ fn try_again(comm: &Communicator) {
 
 #[test]
 fn a_rank_that_has_no_descriptor_left_says_so_and_all_hear_of_it() {
-    for exhausted in 0..3 {
-        let folder = Folder::new(&format!("exhausted-{exhausted}"));
-        let given = format!("exhausts,{},{exhausted},3", folder.0.display());
+    let barriers = (0..3).map(|exhausted| (exhausted, 3, "barrier"));
+    // Of a name only those hear who have asked for it.
+    for (exhausted, world, what) in barriers.chain([(0, 2, "named")]) {
+        let folder = Folder::new(&format!("exhausted-{exhausted}-{what}"));
+        let given = format!("exhausts,{},{exhausted},{world},{what}", folder.0.display());
         let mut process = Process::start(&given);
         process.says("kolo: exhausted");
-        let others = (0..3).filter(|rank| *rank != exhausted);
+        let others = (0..world).filter(|rank| *rank != exhausted);
         let comms = run(others, |rank| {
-            let comm = Local::in_folder(&folder.0).join(Rank(rank), 3).unwrap();
+            let comm = Local::in_folder(&folder.0).join(Rank(rank), world).unwrap();
             comm.set_timeout(LONG);
             let begun = Instant::now();
-            let error = comm.barrier().unwrap_err();
+            let error = match what {
+                "barrier" => comm.barrier().unwrap_err(),
+                _ => start_named(&comm).wait().unwrap_err(),
+            };
             assert_eq!(error.culprit_rank(), Some(Rank(exhausted)), "{error}");
             assert!(error.to_string().contains("no file descriptor"), "{error}");
             assert!(begun.elapsed() < LONG / 2);

@@ -79,23 +79,26 @@ pub(crate) async fn greet_any<L: Lane + ?Sized>(
 }
 
 /// As [`greet`], on a link that this side can't use: the peer is told that this rank has no descriptor left for `what`.
-/// Returns the peer's hello if it was right.
+/// Returns the peer's hello if it was right, and the error that both sides have now, or another one if it did not come to that.
 pub(crate) async fn excuse<L: Lane + ?Sized>(
     lane: &mut L,
     own: &LinkHello,
     peer: Option<Rank>,
-    what: &str,
+    what: String,
     limit: Duration,
-) -> Option<LinkHello> {
-    let (theirs, _) = exchange(lane, own, limit, |theirs| {
+) -> (Option<LinkHello>, LaneError) {
+    let error = LaneError::NoDescriptors {
+        rank: own.rank,
+        reason: what,
+    };
+    let judge = |theirs: &LinkHello| {
         check(own, theirs, peer)?;
-        Err(LaneError::NoDescriptors {
-            rank: own.rank,
-            reason: what.to_owned(),
-        })
-    })
-    .await;
-    theirs
+        Err(error.clone())
+    };
+    match exchange(lane, own, limit, judge).await {
+        (who, Err(error)) => (who, error),
+        (who, Ok(_)) => (who, error),
+    }
 }
 
 /// Returns what the peer said if it came to that and nothing is wrong with it, and whether both sides want the link.
@@ -359,27 +362,28 @@ mod tests {
         };
         let (mut one, mut two) = MemoryLane::pair(7);
         let (said, (who, heard)) = tokio::join!(
-            excuse(&mut one, &caller, Some(Rank(0)), "this", LIMIT),
+            excuse(&mut one, &caller, Some(Rank(0)), "this".to_owned(), LIMIT),
             greet_any(&mut two, &taker, LIMIT)
         );
-        assert_eq!((said, who), (Some(taker), Some(caller)));
-        assert_eq!(heard, Err(expected(5)));
+        assert_eq!(said, (Some(taker), expected(5)));
+        assert_eq!((who, heard), (Some(caller), Err(expected(5))));
 
         let (mut one, mut two) = MemoryLane::pair(7);
         let (heard, said) = tokio::join!(
             greet(&mut one, &caller, Some(Rank(0)), LIMIT),
-            excuse(&mut two, &taker, None, "this", LIMIT)
+            excuse(&mut two, &taker, None, "this".to_owned(), LIMIT)
         );
-        assert_eq!((heard, said), (Err(expected(0)), Some(caller)));
+        assert_eq!(heard, Err(expected(0)));
+        assert_eq!(said, (Some(caller), expected(0)));
 
         // To somebody else it is not said.
         let (mut one, mut two) = MemoryLane::pair(7);
-        let (said, (who, heard)) = tokio::join!(
-            excuse(&mut one, &caller, Some(Rank(1)), "this", LIMIT),
+        let ((said, error), (who, heard)) = tokio::join!(
+            excuse(&mut one, &caller, Some(Rank(1)), "this".to_owned(), LIMIT),
             greet_any(&mut two, &taker, LIMIT)
         );
-        assert_eq!(said, None);
-        assert_eq!(who, Some(caller));
+        assert_eq!((said, who), (None, Some(caller)));
+        assert!(matches!(error, LaneError::Refused { .. }), "{error:?}");
         assert!(matches!(heard, Err(LaneError::Refused { .. })), "{heard:?}");
     }
 

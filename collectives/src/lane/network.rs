@@ -329,7 +329,8 @@ impl NetworkLanes {
                     *found = timed(limit, measure(lane.as_mut(), *before)).await;
                 }
             }
-            if pass >= 2 && begun.elapsed() > pass * LONG_PASS {
+            let is_long = pass >= 2 && begun.elapsed() > pass * LONG_PASS;
+            if is_long || of_tls.is_err() || of_quic.is_err() {
                 break;
             }
         }

@@ -259,13 +259,17 @@ impl Hub {
                     );
                 }
             }
+            // One that has come all the same will do.
+            Err(_) if line.lane.is_some() => {}
             Err(error) => {
                 *line = Line::default();
-                names.lost(
-                    rank,
-                    &format!("no link for names can be made: {error}"),
-                    false,
-                );
+                let numbers = |rank: u32| (Rank(rank), Rank(names.members[rank as usize]));
+                let (me, peer) = (numbers(self.me), numbers(rank));
+                let cause = Cause::unlinked(&error, me, peer, self.me != 0);
+                match &mut self.book {
+                    Some(book) => book.lost(cause, false),
+                    None => names.unlinked(cause),
+                }
             }
         }
     }

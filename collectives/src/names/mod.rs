@@ -335,6 +335,14 @@ impl Names {
         next
     }
 
+    /// There is no link to rank 0, or will be none.
+    fn unlinked(&self, cause: Cause) {
+        let error = cause
+            .into_own_error(Rank(self.me), CallId(self.lock().call), "names")
+            .with_ranks(|rank| Rank(self.members.get(rank.index()).copied().unwrap_or(rank.0)));
+        self.fail_all(u64::MAX, &error);
+    }
+
     /// The links have ended: to rank 0, or, on rank 0, to some rank.
     fn lost(&self, rank: u32, reason: &str, for_good: bool) {
         let error = CollectiveError::PeerLost {

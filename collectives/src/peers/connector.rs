@@ -59,7 +59,7 @@ pub(super) struct Known {
     pub(super) paths: Option<Paths>,
     /// Of ranks on several hosts.
     pub(super) far: Option<Far>,
-    /// Of this rank's sockets.
+    /// For links inside the host; none if there are no such.
     pub(super) spares: Arc<Spares>,
 }
 
@@ -246,6 +246,7 @@ pub(super) fn sit(
     let (file, listener) = match known.path_to(own.rank).filter(|_| known.has_near()) {
         Some(path) => {
             let (listener, file) = socket::listen(&path, own.rank, settings.wait)?;
+            known.spares.fill();
             (
                 Some(file),
                 Some(tokio_listener(listener, &started.0, own.rank)?),

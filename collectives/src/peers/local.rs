@@ -9,7 +9,6 @@ use tokio::runtime::Handle;
 
 use super::connector::{Known, Paths, sit};
 use super::driver::Driver;
-use super::socket::Spares;
 use super::{PeersError, Settings};
 use crate::communicator::Communicator;
 use crate::lane::LinkHello;
@@ -113,7 +112,7 @@ impl Local {
             world: world_size,
             paths: Some(paths),
             far: None,
-            spares: Arc::new(Spares::new()),
+            spares: Arc::default(),
         };
         sit(known, &settings, driver)
     }

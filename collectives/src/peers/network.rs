@@ -12,7 +12,6 @@ use tokio::runtime::Handle;
 
 use super::connector::{Far, Known, Paths, sit};
 use super::driver::{Driver, Leaving};
-use super::socket::Spares;
 use super::{PeersError, Settings};
 use crate::communicator::Communicator;
 use crate::lane::{Door, LaneChoice, LinkHello};
@@ -202,7 +201,7 @@ impl Listening {
                 table: Arc::new(table),
                 door,
             }),
-            spares: Arc::new(Spares::new()),
+            spares: Arc::default(),
         };
         let comm = sit(known, &settings, driver)?;
         comm.set_layout(layout)?;

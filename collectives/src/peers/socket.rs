@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
@@ -163,34 +163,32 @@ fn socket() -> io::Result<OwnedFd> {
 
 /// Descriptors that are given up when the process has no more, so that peers can be told: they wait for a link, and who has none
 /// can say nothing to them. One is enough at a time; another thread may be faster to use its place.
-#[derive(Debug)]
-pub(super) struct Spares(tokio::sync::Mutex<Vec<OwnedFd>>);
+#[derive(Debug, Default)]
+pub(super) struct Spares(Mutex<Vec<OwnedFd>>);
 
 impl Spares {
     const COUNT: usize = 3;
 
-    pub(super) fn new() -> Self {
-        let mut held = Vec::new();
-        Self::fill(&mut held);
-        Self(tokio::sync::Mutex::new(held))
+    fn lock(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
+        // Nothing that runs under the lock panics.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn fill(held: &mut Vec<OwnedFd>) {
+    /// Has them all again, if the system gives them. Returns whether it does: then there is no want of descriptors.
+    pub(super) fn fill(&self) -> bool {
+        let mut held = self.lock();
         while held.len() < Self::COUNT {
             match eventfd(0, EventfdFlags::CLOEXEC) {
                 Ok(spare) => held.push(spare),
-                Err(_) => break,
+                Err(_) => return false,
             }
         }
+        true
     }
 
-    /// Does this while there is room for one descriptor more.
-    async fn without_one<T>(&self, work: impl Future<Output = T>) -> T {
-        let mut held = self.0.lock().await;
-        drop(held.pop());
-        let result = work.await;
-        Self::fill(&mut held);
-        result
+    /// Makes room for one more.
+    fn give_one_up(&self) {
+        drop(self.lock().pop());
     }
 }
 
@@ -208,24 +206,46 @@ pub(super) async fn serve(
     spares: Arc<Spares>,
 ) {
     let mut links = Links::new();
+    let mut is_news = true;
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, shortage) = match listener.accept().await {
+            Ok((stream, _)) => {
+                spares.fill();
+                is_news = true;
+                (stream, None)
+            }
             Err(error) => {
-                tracing::warn!(%error, "a link from a rank of this host was not accepted");
-                if has_no_descriptor(&error) {
-                    spares
-                        .without_one(excuse_one(&listener, &own, &acceptor, &error))
-                        .await;
-                } else {
-                    tokio::time::sleep(NO_DESCRIPTORS).await;
+                if std::mem::take(&mut is_news) {
+                    tracing::warn!(%error, "a link from a rank of this host was not accepted");
                 }
-                continue;
+                let spared = if has_no_descriptor(&error) {
+                    spares.give_one_up();
+                    // It may have gone meanwhile.
+                    let accepted = tokio::time::timeout(NO_DESCRIPTORS, listener.accept()).await;
+                    accepted.ok().and_then(Result::ok)
+                } else {
+                    None
+                };
+                let Some((stream, _)) = spared else {
+                    spares.fill();
+                    tokio::time::sleep(NO_DESCRIPTORS).await;
+                    continue;
+                };
+                let what = format!("links from other ranks ({error})");
+                (stream, Some(what).filter(|_| !spares.fill()))
             }
         };
-        let acceptor = acceptor.clone();
+        let (acceptor, spares) = (acceptor.clone(), Arc::clone(&spares));
         let link = async move {
-            match accept(stream, &own, &acceptor).await {
+            let accepted = match shortage {
+                None => accept(stream, &own, &acceptor).await,
+                Some(what) => {
+                    let result = refuse(stream, &own, &acceptor, what).await;
+                    spares.fill();
+                    result
+                }
+            };
+            match accepted {
                 Ok(()) => {}
                 // A process that wants this rank's place looks whether somebody is there.
                 Err(error @ LaneError::Ended { .. }) => {
@@ -250,32 +270,18 @@ async fn accept(stream: UnixStream, own: &LinkHello, acceptor: &Acceptor) -> Res
     acceptor.accept_group(peer.group, peer.rank, Box::new(lane))
 }
 
-/// Takes one link to say that there is no descriptor for it.
-async fn excuse_one(
-    listener: &UnixListener,
+/// Tells who wants a link that there is no descriptor for it.
+async fn refuse(
+    stream: UnixStream,
     own: &LinkHello,
     acceptor: &Acceptor,
-    error: &io::Error,
-) {
-    let excusing = async {
-        let (stream, _) = listener.accept().await.ok()?;
-        let mut lane = lane(stream).ok()?;
-        let what = format!("links from other ranks ({error})");
-        let peer = excuse(&mut lane, own, None, &what, EXCUSE).await?;
-        let why = LaneError::NoDescriptors {
-            rank: own.rank,
-            reason: what,
-        };
-        acceptor.refused(peer.group, peer.rank, why).ok()
-    };
-    if tokio::time::timeout(EXCUSE, excusing)
-        .await
-        .ok()
-        .flatten()
-        .is_none()
-    {
-        // Another thread was faster, or the peer has gone.
-        tokio::time::sleep(NO_DESCRIPTORS).await;
+    what: String,
+) -> Result<(), LaneError> {
+    let mut lane = lane(stream)?;
+    let (who, error) = excuse(&mut lane, own, None, what, EXCUSE).await;
+    match who {
+        Some(peer) => acceptor.refused(peer.group, peer.rank, error),
+        None => Err(error),
     }
 }
 
@@ -311,12 +317,21 @@ fn lane(stream: UnixStream) -> Result<UnixLane, LaneError> {
 /// Why a link was not made this time, and whether another attempt may do better.
 enum Failed {
     NotYet(String),
-    /// It does once the peer has heard of it.
-    NoDescriptors {
-        heard: bool,
-        what: String,
-    },
+    /// There is no descriptor for this, and the peer has not heard of it.
+    Unheard(String),
     Never(LaneError),
+}
+
+impl Failed {
+    /// The peer is there.
+    fn after_hello(error: LaneError, own: &LinkHello) -> Self {
+        match error {
+            // It was about to end: another one may come.
+            LaneError::Ended { reason } => Self::NotYet(reason),
+            error if is_behind(&error, own) => Self::NotYet(error.to_string()),
+            error => Self::Never(error),
+        }
+    }
 }
 
 /// Makes a link to a rank of this host, which may not be there yet.
@@ -333,14 +348,13 @@ pub(super) async fn connect(
         let why = match attempt(path, own, peer, spares).await {
             Ok(lane) => return Ok(Box::new(lane)),
             Err(Failed::Never(error)) => return Err(error),
-            Err(Failed::NoDescriptors { heard, what }) if heard || is_late() => {
+            Err(Failed::Unheard(what)) if is_late() => {
                 return Err(LaneError::NoDescriptors {
                     rank: own.rank,
                     reason: what,
                 });
             }
-            Err(Failed::NoDescriptors { what, .. }) => what,
-            Err(Failed::NotYet(why)) => why,
+            Err(Failed::NotYet(why) | Failed::Unheard(why)) => why,
         };
         if is_late() {
             return Err(LaneError::Timeout {
@@ -361,24 +375,33 @@ async fn attempt(
     peer: Rank,
     spares: &Spares,
 ) -> Result<UnixLane, Failed> {
-    let stream = match UnixStream::connect(path).await {
-        Ok(stream) => stream,
-        Err(error) if has_no_descriptor(&error) => {
-            let what = format!("a link to rank {peer} ({error})");
-            let excusing = spares.without_one(async {
-                let mut lane = lane(UnixStream::connect(path).await.ok()?).ok()?;
-                excuse(&mut lane, own, Some(peer), &what, EXCUSE).await
-            });
-            let heard = excusing.await.is_some();
-            return Err(Failed::NoDescriptors { heard, what });
+    let mut connected = UnixStream::connect(path).await;
+    let mut shortage = None;
+    if let Err(error) = &connected
+        && has_no_descriptor(error)
+    {
+        let what = format!("a link to rank {peer} ({error})");
+        spares.give_one_up();
+        connected = UnixStream::connect(path).await;
+        shortage = Some(what).filter(|_| !spares.fill());
+    }
+    let stream = match (connected, shortage) {
+        (Ok(stream), None) => stream,
+        (Ok(stream), Some(what)) => {
+            let mut lane = lane(stream).map_err(Failed::Never)?;
+            let (_, error) = excuse(&mut lane, own, Some(peer), what, EXCUSE).await;
+            drop(lane);
+            spares.fill();
+            return Err(Failed::after_hello(error, own));
         }
-        Err(error) => {
-            return Err(match error.kind() {
-                ErrorKind::PermissionDenied | ErrorKind::InvalidInput => {
+        (Err(error), shortage) => {
+            return Err(match (error.kind(), shortage) {
+                (ErrorKind::PermissionDenied | ErrorKind::InvalidInput, _) => {
                     Failed::Never(LaneError::Unreachable {
                         reason: format!("{}: {error}", path.display()),
                     })
                 }
+                (_, Some(what)) => Failed::Unheard(what),
                 _ => Failed::NotYet(error.to_string()),
             });
         }
@@ -386,10 +409,7 @@ async fn attempt(
     let mut lane = lane(stream).map_err(Failed::Never)?;
     match greet(&mut lane, own, Some(peer), STEP).await {
         Ok(_) => Ok(lane),
-        // It was about to end: another one may come.
-        Err(LaneError::Ended { reason }) => Err(Failed::NotYet(reason)),
-        Err(error) if is_behind(&error, own) => Err(Failed::NotYet(error.to_string())),
-        Err(error) => Err(Failed::Never(error)),
+        Err(error) => Err(Failed::after_hello(error, own)),
     }
 }
 

@@ -335,7 +335,8 @@ impl<'a> Run<'a> {
                         reason: "its link was replaced while it was in use".to_owned(),
                     });
                 }
-                Err(error) if self.needs(peer) => {
+                // A link that has come all the same will do.
+                Err(error) if self.needs(peer) && !self.engine.links[peer as usize].is_up() => {
                     failure = Some(self.unlinked(peer, &error));
                 }
                 Ok(()) | Err(_) => {}
@@ -346,22 +347,14 @@ impl<'a> Run<'a> {
 
     /// What it means that there is no link to a peer.
     fn unlinked(&self, peer: u32, error: &LaneError) -> CollectiveError {
-        let me = Rank(self.signals.lock().job_rank(self.engine.me));
-        match error {
-            LaneError::NoDescriptors { rank, .. } if *rank == me => CollectiveError::Aborted {
-                reason: error.to_string(),
-            },
-            LaneError::NoDescriptors { .. } => CollectiveError::PeerFailed {
-                rank: Rank(peer),
-                call: CallId(self.tag.call),
-                reason: error.to_string(),
-            },
-            // Others hear of it, too.
-            _ => CollectiveError::Connect {
-                rank: Rank(peer),
-                reason: format!("{error} (rank {me} has tried)"),
-            },
-        }
+        let numbers = {
+            let state = self.signals.lock();
+            move |rank: u32| (Rank(rank), Rank(state.job_rank(rank)))
+        };
+        let me = self.engine.me;
+        let (me, peer, dials) = (numbers(me), numbers(peer), self.engine.dials(peer));
+        let cause = Cause::unlinked(error, me, peer, dials);
+        cause.into_own_error(me.0, CallId(self.tag.call), &self.request.to_string())
     }
 
     /// Starts making all links that the operation will use and that are this rank's to make.

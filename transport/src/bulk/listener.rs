@@ -121,17 +121,23 @@ impl Admission {
     async fn run(self: Arc<Self>, listener: TcpListener) {
         // Handshakes end with the listener.
         let mut handshakes = tokio::task::JoinSet::new();
+        let mut is_news = true;
         loop {
             while handshakes.try_join_next().is_some() {}
             let (tcp, peer) = match listener.accept().await {
-                Ok(accepted) => accepted,
+                Ok(accepted) => {
+                    is_news = true;
+                    accepted
+                }
                 Err(error) => {
                     if error.kind() == std::io::ErrorKind::ConnectionAborted {
                         tracing::debug!(%error, "a connection was gone before it was accepted");
                         continue;
                     }
                     // Of the process, which has no descriptor left, say.
-                    tracing::warn!(%error, "connections are not accepted for a moment");
+                    if std::mem::take(&mut is_news) {
+                        tracing::warn!(%error, "connections are not accepted for now");
+                    }
                     tokio::time::sleep(NO_DESCRIPTORS).await;
                     continue;
                 }
