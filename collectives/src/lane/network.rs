@@ -19,25 +19,22 @@ use kolo_transport::{ConnectError, Connection, Endpoint, Expect, TlsLink};
 use super::{Lane, LaneError, LinkHello, QuicLane, TlsLane};
 use crate::group::GroupId;
 
-/// Round trips of each length that are measured on each lane in one pass; the shortest counts. The first ones warm up.
+/// Round trips of each length that are measured on each lane in one pass.
 const SMALL: (usize, u32) = (64, 8);
 const LARGE: (usize, u32) = (512 << 10, 2);
 
-/// Passes, in turn: what disturbs one lane for some milliseconds is not to decide. While that would be for QUIC there are more, with
-/// pauses: messages on the TLS lane may meet processors that fall asleep in between, time and again, and in use they do not, for
-/// there the thread that waits looks for them. Where one pass of both takes long, such things count for less, and there are
-/// only two.
+/// Passes, in turn: what disturbs one lane for some milliseconds is not to decide. Where one pass of both takes longer than this,
+/// such things count for less, and there are only two.
 const PASSES: u32 = 4;
-const MOST_PASSES: u32 = 12;
-const REST: Duration = Duration::from_millis(1);
 const LONG_PASS: Duration = Duration::from_millis(20);
 
 /// Most bytes of one message, and of all, that a peer has echoed.
 const MOST_ECHO: usize = 1 << 20;
 const MOST_ECHOES: usize = 64 << 20;
 
-/// A lane that comes so close to the better one counts as equal, and the TLS lane takes less processor time.
-const EQUAL: f64 = 1.15;
+/// QUIC has to be so many times better. The TLS lane takes less processor time, and is better in use than when it is measured: then
+/// a task of the runtime waits for it, in use the thread that runs the operation, which looks for what comes.
+const BETTER: f64 = 2.0;
 
 /// After an attempt to make a link that failed for a reason that may pass the next one is made so much later, and then after
 /// twice as long.
@@ -92,19 +89,22 @@ impl fmt::Display for LaneChoice {
     }
 }
 
-/// What was measured of a lane: its shortest times.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// What was measured of a lane: times of all round trips.
+#[derive(Debug, Clone, Default, PartialEq)]
 struct Measured {
-    small: Duration,
-    large: Duration,
+    small: Vec<Duration>,
+    large: Vec<Duration>,
 }
 
 impl Measured {
-    /// Nothing yet.
-    const NOT: Self = Self {
-        small: Duration::MAX,
-        large: Duration::MAX,
-    };
+    /// In the middle. The shortest ones are those of an hour in which both ends had the same processor, say.
+    fn medians(&self) -> [Duration; 2] {
+        [&self.small, &self.large].map(|times| {
+            let mut times = times.clone();
+            times.sort_unstable();
+            times.get(times.len() / 2).copied().unwrap_or(Duration::MAX)
+        })
+    }
 }
 
 /// Why an attempt to make a link came to nothing.
@@ -325,29 +325,23 @@ impl NetworkLanes {
         mut tls: Box<dyn Lane>,
         limit: Duration,
     ) -> Result<Box<dyn Lane>, LaneError> {
-        let (mut of_quic, mut of_tls) = (Ok(Measured::NOT), Ok(Measured::NOT));
+        let (mut of_quic, mut of_tls) = (Ok(Measured::default()), Ok(Measured::default()));
         let begun = Instant::now();
-        for pass in 1..=MOST_PASSES {
+        for pass in 1..=PASSES {
             for (lane, found) in [(&mut tls, &mut of_tls), (&mut quic, &mut of_quic)] {
                 if let Ok(before) = found {
-                    *found = timed(limit, measure(lane.as_mut(), *before)).await;
+                    *found = timed(limit, measure(lane.as_mut(), std::mem::take(before))).await;
                 }
             }
-            let (Ok(quic), Ok(tls)) = (&of_quic, &of_tls) else {
-                break;
-            };
             let is_long = pass >= 2 && begun.elapsed() > pass * LONG_PASS;
-            let is_sure = pass >= PASSES && choose(quic, tls) == LaneChoice::Tls;
-            if is_long || is_sure {
+            if is_long || of_tls.is_err() || of_quic.is_err() {
                 break;
-            }
-            if pass >= PASSES {
-                tokio::time::sleep(REST).await;
             }
         }
         let better = match (&of_quic, &of_tls) {
             (Ok(of_quic), Ok(of_tls)) => {
                 let better = choose(of_quic, of_tls);
+                let (of_quic, of_tls) = (of_quic.medians(), of_tls.medians());
                 tracing::debug!(%address, ?of_quic, ?of_tls, %better, "measured the ways to a host");
                 self.found().insert(address.ip(), better);
                 better
@@ -370,8 +364,11 @@ fn only(peer: Rank, address: SocketAddr, lane: Box<dyn Lane>, error: &LaneError)
 
 /// The lane whose times are shorter, small messages and large ones weighing the same. Pure.
 fn choose(quic: &Measured, tls: &Measured) -> LaneChoice {
-    let product = |lane: &Measured| lane.small.as_secs_f64() * lane.large.as_secs_f64();
-    if product(tls) <= product(quic) * EQUAL {
+    let product = |lane: &Measured| {
+        let times = lane.medians().map(|time| time.as_secs_f64());
+        times.iter().product::<f64>()
+    };
+    if product(tls) <= product(quic) * BETTER {
         LaneChoice::Tls
     } else {
         LaneChoice::Quic
@@ -456,10 +453,10 @@ async fn kept(
     Ok(keeps.then_some((lane, group)))
 }
 
-/// One pass, which may find shorter times than those before.
-async fn measure(lane: &mut dyn Lane, mut best: Measured) -> Result<Measured, LaneError> {
+/// One pass more.
+async fn measure(lane: &mut dyn Lane, mut found: Measured) -> Result<Measured, LaneError> {
     let mut bytes = vec![0; LARGE.0];
-    for (best, (length, times)) in [(&mut best.small, SMALL), (&mut best.large, LARGE)] {
+    for (found, (length, times)) in [(&mut found.small, SMALL), (&mut found.large, LARGE)] {
         for _ in 0..times {
             let begun = Instant::now();
             let mut head = [ECHO; COMMAND];
@@ -470,10 +467,10 @@ async fn measure(lane: &mut dyn Lane, mut best: Measured) -> Result<Measured, La
                     reason: "the peer closed it while it was measured".to_owned(),
                 });
             }
-            *best = begun.elapsed().min(*best);
+            found.push(begun.elapsed());
         }
     }
-    Ok(best)
+    Ok(found)
 }
 
 async fn command(lane: &mut dyn Lane, command: u8, length: u32) -> Result<(), LaneError> {
@@ -536,13 +533,16 @@ mod tests {
 
     #[test]
     fn the_faster_lane_is_chosen_and_tls_if_they_are_alike() {
+        // One is always as if it had nothing to do with the others.
         let lane = |small, large| Measured {
-            small: Duration::from_micros(small),
-            large: Duration::from_micros(large),
+            small: [1, small, 10_000, small, small]
+                .map(Duration::from_micros)
+                .to_vec(),
+            large: [large, 1, large].map(Duration::from_micros).to_vec(),
         };
         assert_eq!(choose(&lane(60, 900), &lane(30, 500)), LaneChoice::Tls);
-        assert_eq!(choose(&lane(60, 500), &lane(60, 550)), LaneChoice::Tls);
-        assert_eq!(choose(&lane(30, 500), &lane(60, 500)), LaneChoice::Quic);
+        assert_eq!(choose(&lane(60, 500), &lane(60, 950)), LaneChoice::Tls);
+        assert_eq!(choose(&lane(30, 500), &lane(61, 500)), LaneChoice::Quic);
         assert_eq!(choose(&lane(60, 500), &lane(30, 5000)), LaneChoice::Quic);
     }
 
@@ -551,13 +551,13 @@ mod tests {
         let (mut mine, theirs) = MemoryLane::pair(1000);
         let (measured, kept) = tokio::join!(
             async {
-                let measured = measure(&mut mine, Measured::NOT).await.unwrap();
+                let measured = measure(&mut mine, Measured::default()).await.unwrap();
                 command(&mut mine, KEEP, 0).await.unwrap();
                 measured
             },
             kept(Box::new(theirs), GroupId(5), LIMIT)
         );
-        assert!(measured.small <= measured.large);
+        assert_eq!((measured.small.len(), measured.large.len()), (8, 2));
         let (mut theirs, group) = kept.unwrap().unwrap();
         assert_eq!(group, GroupId(5));
         write(&mut mine, &[IoSlice::new(b"after")]).await.unwrap();
