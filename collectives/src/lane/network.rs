@@ -97,7 +97,7 @@ struct Measured {
 }
 
 impl Measured {
-    /// In the middle. The shortest ones are those of an hour in which both ends had the same processor, say.
+    /// Those in the middle. The shortest may be of a moment in which both ends had the same processor.
     fn medians(&self) -> [Duration; 2] {
         [&self.small, &self.large].map(|times| {
             let mut times = times.clone();
@@ -533,7 +533,7 @@ mod tests {
 
     #[test]
     fn the_faster_lane_is_chosen_and_tls_if_they_are_alike() {
-        // One is always as if it had nothing to do with the others.
+        // Single ones that are nothing like the others do not count.
         let lane = |small, large| Measured {
             small: [1, small, 10_000, small, small]
                 .map(Duration::from_micros)

@@ -208,43 +208,25 @@ pub(super) async fn serve(
     let mut links = Links::new();
     let mut is_news = true;
     loop {
-        let (stream, shortage) = match listener.accept().await {
-            Ok((stream, _)) => {
-                spares.fill();
-                is_news = true;
-                (stream, None)
-            }
+        let (stream, shortage) = match take(&listener, &spares).await {
+            Ok(taken) => taken,
             Err(error) => {
                 if std::mem::take(&mut is_news) {
-                    tracing::warn!(%error, "a link from a rank of this host was not accepted");
+                    tracing::warn!(%error, "links from ranks of this host are not accepted for now");
                 }
-                let spared = if has_no_descriptor(&error) {
-                    spares.give_one_up();
-                    // It may have gone meanwhile.
-                    let accepted = tokio::time::timeout(NO_DESCRIPTORS, listener.accept()).await;
-                    accepted.ok().and_then(Result::ok)
-                } else {
-                    None
-                };
-                let Some((stream, _)) = spared else {
-                    spares.fill();
-                    tokio::time::sleep(NO_DESCRIPTORS).await;
-                    continue;
-                };
-                let what = format!("links from other ranks ({error})");
-                (stream, Some(what).filter(|_| !spares.fill()))
+                tokio::time::sleep(NO_DESCRIPTORS).await;
+                continue;
             }
         };
+        is_news = true;
         let (acceptor, spares) = (acceptor.clone(), Arc::clone(&spares));
         let link = async move {
             let accepted = match shortage {
                 None => accept(stream, &own, &acceptor).await,
-                Some(what) => {
-                    let result = refuse(stream, &own, &acceptor, what).await;
-                    spares.fill();
-                    result
-                }
+                Some(what) => refuse(stream, &own, &acceptor, what).await,
             };
+            // A refused one has given its descriptor back.
+            spares.fill();
             match accepted {
                 Ok(()) => {}
                 // A process that wants this rank's place looks whether somebody is there.
@@ -257,6 +239,27 @@ pub(super) async fn serve(
             }
         };
         links.begin(link).await;
+    }
+}
+
+/// The next link, and what there is no descriptor for, if it is good only to say that.
+async fn take(
+    listener: &UnixListener,
+    spares: &Spares,
+) -> io::Result<(UnixStream, Option<String>)> {
+    let error = match listener.accept().await {
+        Ok((stream, _)) => return Ok((stream, None)),
+        Err(error) if has_no_descriptor(&error) => error,
+        Err(error) => return Err(error),
+    };
+    spares.give_one_up();
+    // The peer may have gone meanwhile.
+    let accepted = tokio::time::timeout(NO_DESCRIPTORS, listener.accept()).await;
+    let is_over = spares.fill();
+    match accepted {
+        Ok(Ok((stream, _))) if is_over => Ok((stream, None)),
+        Ok(Ok((stream, _))) => Ok((stream, Some(format!("links from other ranks ({error})")))),
+        _ => Err(error),
     }
 }
 
