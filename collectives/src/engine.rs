@@ -8,7 +8,7 @@ use kolo_transport::ids::Generation;
 
 use crate::blocking::processors;
 use crate::cause::Cause;
-use crate::header::Header;
+use crate::header::{Data, Header};
 use crate::lane::LaneError;
 use crate::link::Link;
 use crate::operation::{Operation, Tag};
@@ -256,6 +256,20 @@ impl Engine {
         let frame = frame(&header, &text);
         self.notify_all(&frame);
         frame
+    }
+
+    /// Says that this rank takes what came in an operation that [waits](crate::run::Run::until_taken) for that.
+    pub(crate) fn give_word(&mut self, tag: Tag, operation: Operation) {
+        let word = Header::Consent(Data {
+            generation: self.generation,
+            tag,
+            operation,
+            step: 0,
+            offset: 0,
+            length: 0,
+        });
+        self.notify_all(&word.encode());
+        self.flush_now();
     }
 
     pub(crate) fn has_backlog(&self) -> bool {

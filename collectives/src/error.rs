@@ -55,8 +55,7 @@ pub enum CollectiveError {
     /// Ranks asked for different things at the same place. Both are named; make them agree.
     ///
     /// It is seen where a frame of one rank meets another that asked for something else, and passed on from there to all
-    /// that are in the operation. Ranks that only wait ask each other after 0.1 s. The one exception is
-    /// [`send`](crate::Communicator::send): the sender may be done before the receiver has said what it wants.
+    /// that are in the operation. Ranks that only wait ask each other after 0.1 s.
     #[error("ranks disagree: rank {rank} asked for {asked}, but rank {other} for {other_asked}")]
     Mismatch {
         /// The rank that saw it.

@@ -92,15 +92,17 @@ impl Operation {
     /// Whether a rank could be done before all others have begun: then it waits for their word that they ask for the
     /// same.
     pub(crate) fn wants_consent(&self) -> bool {
-        matches!(
-            self.kind,
+        match self.kind {
             OperationKind::Broadcast
-                | OperationKind::Reduce
-                | OperationKind::Gather
-                | OperationKind::GatherVarcount
-                | OperationKind::Scatter
-                | OperationKind::ScatterVarcount
-        )
+            | OperationKind::Reduce
+            | OperationKind::Gather
+            | OperationKind::GatherVarcount
+            | OperationKind::Scatter
+            | OperationKind::ScatterVarcount => true,
+            // What goes before the values is only taken together with them.
+            OperationKind::SendReceive => Mark::of(self.shape).is_none(),
+            _ => false,
+        }
     }
 
     /// Whether its elements travel as they are and have no shape.

@@ -97,8 +97,13 @@ fn check(kind: Kind) {
             comm.all_to_all_varcount_into(&half, &[me, 1, 2, 3], &mut exchanged)
                 .unwrap();
             let (next, before) = (Rank((me as u32 + 1) % world), Rank((me as u32 + 3) % world));
-            comm.send(&part, next).unwrap();
-            comm.receive_into(&mut part, before).unwrap();
+            if me % 2 == 0 {
+                comm.send(&part, next).unwrap();
+            }
+            comm.receive_into(&mut half[..part.len()], before).unwrap();
+            if me % 2 == 1 {
+                comm.send(&part, next).unwrap();
+            }
             comm.all_reduce(&mut short, ReduceOp::Sum).unwrap();
             comm.all_reduce(&mut long, ReduceOp::Max).unwrap();
             comm.broadcast(&mut long, Rank(2)).unwrap();

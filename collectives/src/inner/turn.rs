@@ -40,6 +40,15 @@ pub(crate) struct Turn<'a> {
     pub(super) quick: bool,
 }
 
+/// Where an operation over links works, and when it is done.
+enum Way<'a> {
+    /// In the engine's buffer.
+    Buffered,
+    InPlace(InPlace<'a>),
+    /// In the engine's buffer, until the receiver has taken what is sent.
+    UntilTaken,
+}
+
 impl Turn<'_> {
     /// Runs one operation, whose algorithm is not chosen yet.
     pub(crate) async fn run<A: Alarm>(
@@ -60,6 +69,28 @@ impl Turn<'_> {
         self.run_over_links(alarm, tag, operation, load)
             .await
             .map(drop)
+    }
+
+    /// As [`Turn::run`], from the first of two ranks to the second. It is done when that one has [said](Turn::give_word) that it
+    /// takes what came.
+    pub(crate) async fn run_until_taken<A: Alarm>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
+        mut operation: Operation,
+        input: &[u8],
+    ) -> Result<(), CollectiveError> {
+        self.plan(tag, &mut operation)?;
+        self.engine.load(&operation, input);
+        self.run_planned(alarm, tag, operation, Way::UntilTaken)
+            .await
+            .map(drop)
+    }
+
+    /// Says that this rank takes what came in the operation that ran last.
+    pub(crate) fn give_word(&mut self, tag: Tag) {
+        let operation = self.operation;
+        self.engine.give_word(tag, operation);
     }
 
     /// As [`Turn::run`], of a buffer that is to hold the result. Without `stores` it stays as it is. If a broadcast fails, it may
@@ -124,10 +155,10 @@ impl Turn<'_> {
                 let size = size_of::<T>();
                 result[own.start * size..own.end() * size].copy_from_slice(input);
             }
-            let place = Some(InPlace::into_result(result));
+            let place = Way::InPlace(InPlace::into_result(result));
             self.run_planned(alarm, tag, operation, place).await?;
         } else if as_it_is && schedule.is_from(data.len()) {
-            let place = Some(InPlace::from_input(input));
+            let place = Way::InPlace(InPlace::from_input(input));
             self.run_planned(alarm, tag, operation, place).await?;
             for output in &self.engine.schedule.outputs {
                 let from = &data[output.from.start..output.from.end()];
@@ -135,7 +166,8 @@ impl Turn<'_> {
             }
         } else {
             self.engine.load(&operation, input);
-            self.run_planned(alarm, tag, operation, None).await?;
+            self.run_planned(alarm, tag, operation, Way::Buffered)
+                .await?;
             self.store(result);
         }
         Ok(())
@@ -208,7 +240,7 @@ impl Turn<'_> {
     ) -> Result<Option<Operation>, CollectiveError> {
         self.plan(tag, &mut operation)?;
         load(&mut self.engine, &operation);
-        self.run_planned(alarm, tag, operation, None).await
+        self.run_planned(alarm, tag, operation, Way::Buffered).await
     }
 
     /// Returns whether `data` holds the result; if not, it has to be [stored](Turn::store).
@@ -226,12 +258,13 @@ impl Turn<'_> {
             operation.kind != OperationKind::Broadcast || operation.root == Some(self.inner.me);
         let keeps = is_input && schedule.is_writing();
         if suits && let Some(data) = element::bytes_of_mut(data) {
-            let place = Some(InPlace::over(data, keeps));
+            let place = Way::InPlace(InPlace::over(data, keeps));
             self.run_planned(alarm, tag, operation, place).await?;
             return Ok(true);
         }
         self.engine.load(&operation, element::bytes_of(data));
-        self.run_planned(alarm, tag, operation, None).await?;
+        self.run_planned(alarm, tag, operation, Way::Buffered)
+            .await?;
         Ok(false)
     }
 
@@ -258,7 +291,7 @@ impl Turn<'_> {
         alarm: &mut A,
         tag: Tag,
         operation: Operation,
-        place: Option<InPlace<'_>>,
+        way: Way<'_>,
     ) -> Result<Option<Operation>, CollectiveError> {
         let inner = self.inner;
         let recording = Recording {
@@ -284,8 +317,10 @@ impl Turn<'_> {
             tag,
             (self.started, self.deadline),
         );
-        if let Some(place) = place {
-            run = run.in_place(place);
+        match way {
+            Way::Buffered => {}
+            Way::InPlace(place) => run = run.in_place(place),
+            Way::UntilTaken => run = run.until_taken(),
         }
         alarm.be_eager(eager);
         let result = drive(&mut run, alarm).await;

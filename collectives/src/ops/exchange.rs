@@ -168,9 +168,10 @@ impl Communicator {
 
     /// Sends values to one other rank, which [receives](Communicator::receive) them. The other ranks take no part.
     ///
-    /// It returns when the values are on their way, or at the latest when the other rank has taken them: two ranks that
-    /// both send first, and much, wait for each other until the deadline. Then start one of the sends
-    /// ([`Start::send`](crate::Start::send)). What one rank sends to another comes in order.
+    /// It returns when the other rank has called `receive`, has said that it asks for the same and has room for it, and all
+    /// values are on their way. So ranks that both send first wait for each other until the deadline, however little they
+    /// send: [start](crate::Start::send) the sends, as the second example does. What one rank sends to another comes in
+    /// order.
     ///
     /// ```
     /// # use kolo_collectives::local_group;
@@ -183,9 +184,30 @@ impl Communicator {
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
+    /// Every rank passes a value on to the next one:
+    ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// # use kolo_transport::ids::Rank;
+    /// let group = local_group(3)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let me = comm.rank().0;
+    ///             let sent = comm.start().send(vec![me], Rank((me + 1) % 3));
+    ///             assert_eq!(comm.receive::<u32>(Rank((me + 2) % 3)).unwrap(), [(me + 2) % 3]);
+    ///             sent.wait().unwrap();
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
     /// # Errors
     ///
-    /// [`CollectiveError`], of which [`CollectiveError::Invalid`] if `to` is this rank or none of the group.
+    /// [`CollectiveError`], of which [`CollectiveError::Invalid`] if `to` is this rank or none of the group, and
+    /// [`CollectiveError::Mismatch`] on both ranks if they disagree on type, shape or compression. What the receiver refuses
+    /// (a buffer of another length, more than its memory holds) is [`CollectiveError::PeerLeft`] here.
     pub fn send<T: Element>(&self, data: &[T], to: Rank) -> Result<(), CollectiveError> {
         let pair = self.pair(self.rank(), to)?;
         Self::blocking(async |alarm, started| {
@@ -200,11 +222,11 @@ impl Communicator {
                 bytemuck::cast_slice_mut(&mut first[HEAD..])[..bytes.len()].copy_from_slice(bytes);
             }
             let request = pair.directed(first_part::<T>(), true);
-            turn.run(alarm, tag, request, bytemuck::cast_slice(&first))
-                .await?;
+            let first = bytemuck::cast_slice(&first);
             if along {
-                return Ok(());
+                return turn.run_until_taken(alarm, tag, request, first).await;
             }
+            turn.run(alarm, tag, request, first).await?;
             turn.run_into(alarm, tag.after(), values, data, &mut [])
                 .await
         })
@@ -232,8 +254,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::receive`], and [`CollectiveError::Invalid`] if it sends another number (it fails, too, unless that was
-    /// no more than 1 KiB: then it may be done). If it fails later, the buffer may hold a part of what was sent.
+    /// As [`Communicator::receive`], and [`CollectiveError::Invalid`] if it sends another number: then it fails, too. If it
+    /// fails later, the buffer may hold a part of what was sent.
     pub fn receive_into<T: Element>(
         &self,
         data: &mut [T],
@@ -265,7 +287,9 @@ impl Communicator {
             }
             let mut first = [0_u64; WORDS];
             turn.store(&mut first);
-            let wanted = first[0] as usize;
+            let (wanted, is_along) = (first[0] as usize, first[1] != 0);
+            // Where the sender waits for this rank's word.
+            let tag = if is_along { tag } else { tag.after() };
             let room = if fits::<T>(wanted) {
                 room(wanted)
             } else {
@@ -273,17 +297,18 @@ impl Communicator {
             };
             let room = match room {
                 Ok(room) => room,
-                Err(error) => return Err(turn.refuse(tag.after(), error)),
+                Err(error) => return Err(turn.refuse(tag, error)),
             };
             let values = pair.directed(pair.request::<T>(kind, room.len()), false);
-            if first[1] != 0 {
+            if is_along {
                 let bytes: &[u8] = bytemuck::cast_slice(&first[HEAD..]);
                 let bytes = along(bytes.get(..size_of_val(room)), &values);
-                let bytes = bytes.map_err(|error| turn.refuse(tag.after(), error))?;
+                let bytes = bytes.map_err(|error| turn.refuse(tag, error))?;
                 element::store(room, None, bytes);
+                turn.give_word(tag);
                 return Ok(());
             }
-            turn.run_into(alarm, tag.after(), values, &[], room).await
+            turn.run_into(alarm, tag, values, &[], room).await
         })
     }
 

@@ -2,14 +2,15 @@
 //!
 //! By doubling distances, as a [barrier](crate::schedule::Algorithm::Dissemination), but beside the schedule and in frames
 //! of a header alone: it takes no time that the operation would not take, unless a rank comes late. A rank that does not
-//! agree says no word, so nobody leaves an operation about which any two ranks disagree.
+//! agree says no word, so nobody leaves an operation about which any two ranks disagree. Between two ranks only the
+//! receiver has to say it: the values are the sender's word.
 //!
 //! And ranks without data: they send [joins](Operation::JOIN), and are answered with what is asked for in truth.
 
 use super::{Mode, Run};
 use crate::engine::Engine;
 use crate::header::{Data, Header};
-use crate::operation::Operation;
+use crate::operation::{Operation, OperationKind};
 
 /// How far it is.
 #[derive(Debug, Default)]
@@ -22,6 +23,30 @@ pub(super) struct Consent {
 }
 
 impl Consent {
+    /// What an operation needs of it.
+    pub(super) fn of(request: &Operation, me: u32, world: u32) -> Option<Self> {
+        if world == 1 || !request.wants_consent() {
+            return None;
+        }
+        let mut consent = Self::default();
+        if request.kind == OperationKind::SendReceive {
+            debug_assert_eq!(world, 2);
+            if request.root == Some(me) {
+                return Some(Self::of_receiver());
+            }
+            consent.hear(0);
+        }
+        Some(consent)
+    }
+
+    /// What a sender waits for.
+    pub(super) fn of_receiver() -> Self {
+        Self {
+            given: true,
+            ..Self::default()
+        }
+    }
+
     /// Whether the word of this round has come and the next one can be given.
     pub(super) fn can_go_on(&self) -> bool {
         self.given && self.has_heard(self.round)

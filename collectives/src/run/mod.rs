@@ -124,7 +124,7 @@ impl<'a> Run<'a> {
         for link in &mut engine.links {
             (link.used, link.relinked) = (false, false);
         }
-        let consent = (request.wants_consent() && engine.world > 1).then(Consent::default);
+        let consent = Consent::of(&request, engine.me, engine.world);
         let mut run = Self {
             engine,
             signals: place.signals,
@@ -164,6 +164,12 @@ impl<'a> Run<'a> {
     pub(crate) fn in_place(mut self, place: InPlace<'a>) -> Self {
         self.in_place = Some(place);
         self.keep();
+        self
+    }
+
+    /// Is not done before the receiver has [taken](Engine::give_word) what is sent.
+    pub(crate) fn until_taken(mut self) -> Self {
+        self.consent = Some(Consent::of_receiver());
         self
     }
 

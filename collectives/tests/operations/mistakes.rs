@@ -1,6 +1,9 @@
 //! What cannot be right is an error on all ranks, and the next operation works.
 
+use std::time::Duration;
+
 use super::*;
+use crate::common::LONG;
 
 #[test]
 fn arguments_that_cannot_be_right_name_what_is_wrong_and_the_next_operation_works() {
@@ -80,84 +83,131 @@ fn arguments_that_cannot_be_right_name_what_is_wrong_and_the_next_operation_work
     }
 }
 
-#[test]
-fn a_receiver_with_another_buffer_or_type_fails_on_both_sides() {
-    let group = Group::new(Kind::Unix, 2);
-    let results = group.run(|comm| {
-        if comm.rank() == Rank(0) {
-            comm.send(&vec![1.0_f32; 100_000], Rank(1))
-        } else {
-            comm.receive_into(&mut [0.0_f32; 9], Rank(0))
-        }
-    });
-    let text = results[1].as_ref().unwrap_err().to_string();
-    assert!(text.contains("rank 0 sends 100000 f32"), "{text}");
-    assert!(results[0].is_err());
-    let results = group.run(|comm| {
-        if comm.rank() == Rank(0) {
-            comm.send(&vec![1.0_f32; 100_000], Rank(1))
-        } else {
-            comm.receive::<f64>(Rank(0)).map(drop)
-        }
-    });
-    for result in results {
-        let text = result.unwrap_err().to_string();
-        assert!(
-            text.contains("send f32 from rank 0") && text.contains("send f64"),
-            "{text}"
-        );
-    }
+/// How many values are sent: what comes along with its number, what a link holds, and more than that.
+const SENT: [usize; 4] = [1, 250, 2_000, 100_000];
+
+/// Rank 0 sends, rank 1 receives. What both get, of which the receiver's is an error that says this.
+fn fail_both(
+    group: &Group,
+    send: impl Fn(&Communicator) -> Result<(), CollectiveError> + Sync,
+    receive: impl Fn(&Communicator) -> Result<(), CollectiveError> + Sync,
+    text: &str,
+) -> [CollectiveError; 2] {
     let results = group.run(|comm| match comm.rank() {
-        Rank(0) => comm.send(&[5_u8], Rank(1)).map(|()| vec![]),
-        _ => comm.receive::<u8>(Rank(0)),
+        Rank(0) => send(comm),
+        _ => receive(comm),
     });
-    assert_eq!(results[1], Ok(vec![5]));
+    let errors: Vec<_> = results.into_iter().map(Result::unwrap_err).collect();
+    for error in &errors {
+        assert!(error.to_string().contains(text), "{text}: {error}");
+    }
+    errors.try_into().unwrap()
 }
 
-/// Few values come along with their number, and the sender may be done before the receiver has said what it wants.
 #[test]
-fn a_receiver_that_asks_for_something_else_than_few_values_says_so() {
-    let group = Group::new(Kind::Memory, 2);
+fn a_receiver_with_another_buffer_type_or_shape_fails_on_both_sides() {
     let plain = Options::new();
-    let others = [
-        (plain.shape(&[2, 4]), "shape [2, 4]"),
-        (plain.compression(Compression::F16), "sent as f16"),
-    ];
-    for (other, text) in others {
-        // And the other way round, where the sender has to wait.
-        for (sends, receives) in [(plain, other), (other, plain)] {
-            let results = group.run(|comm| {
-                if comm.rank() == Rank(0) {
-                    comm.with(sends).send(&[1.0_f32; 8], Rank(1))
-                } else {
-                    comm.with(receives).receive::<f32>(Rank(0)).map(drop)
+    for kind in [Kind::Memory, Kind::Ring, Kind::Tls] {
+        let group = Group::new(kind, 2);
+        for length in SENT {
+            let values = vec![1.0_f32; length];
+            let sends = |options| {
+                let values = &values;
+                move |comm: &Communicator| comm.with(options).send(values, Rank(1))
+            };
+            let text = format!("rank 0 sends {length} f32");
+            let mut room = length + 1;
+            for _ in 0..2 {
+                let into =
+                    |comm: &Communicator| comm.receive_into(&mut vec![0.0_f32; room], Rank(0));
+                let errors = fail_both(&group, sends(plain), into, &text);
+                let [
+                    CollectiveError::PeerFailed { rank: Rank(1), .. },
+                    CollectiveError::Invalid { .. },
+                ] = errors
+                else {
+                    panic!("{errors:?}");
+                };
+                room = length - 1;
+            }
+            let is_mismatch = |errors: [CollectiveError; 2]| {
+                for error in errors {
+                    let is_mismatch = matches!(error, CollectiveError::Mismatch { .. });
+                    assert!(is_mismatch, "{error:?}");
+                }
+            };
+            is_mismatch(fail_both(
+                &group,
+                sends(plain),
+                |comm| comm.receive::<f64>(Rank(0)).map(drop),
+                "send f64 from rank 0",
+            ));
+            let shape = [length, 1];
+            let others = [
+                (plain.shape(&shape), format!("shape {shape:?}")),
+                (
+                    plain.compression(Compression::F16),
+                    "sent as f16".to_owned(),
+                ),
+            ];
+            for (other, text) in others {
+                for (sends, receives) in [(sends(plain), other), (sends(other), plain)] {
+                    let receive =
+                        |comm: &Communicator| comm.with(receives).receive::<f32>(Rank(0)).map(drop);
+                    is_mismatch(fail_both(&group, sends, receive, &text));
+                }
+                let results = group.run(|comm| {
+                    let comm = comm.with(other);
+                    match comm.rank() {
+                        Rank(0) => comm.send(&values, Rank(1)).map(|()| vec![]),
+                        _ => comm.receive::<f32>(Rank(0)),
+                    }
+                });
+                assert_eq!(results, [Ok(vec![]), Ok(values.clone())]);
+            }
+        }
+        group.run(|comm| comm.barrier().unwrap());
+    }
+}
+
+/// However little it is, and though the links would hold it.
+#[test]
+fn ranks_that_both_send_first_are_told_who_is_late() {
+    let late = |group: &Group, length: usize| {
+        let errors = group.run(|comm| {
+            let other = Rank(1 - comm.rank().0);
+            comm.set_timeout(Duration::from_millis(100));
+            let error = comm.send(&vec![1_u8; length], other).unwrap_err();
+            comm.set_timeout(LONG);
+            error
+        });
+        for (other, error) in [Rank(1), Rank(0)].iter().zip(&errors) {
+            assert!(
+                matches!(error, CollectiveError::Deadline { late, .. } if late == &[*other]),
+                "{length}: {error:?}"
+            );
+        }
+    };
+    std::thread::scope(|scope| {
+        for kind in [Kind::Memory, Kind::Ring, Kind::Tls] {
+            scope.spawn(move || {
+                let group = Group::new(kind, 2);
+                for length in [1, 2_000] {
+                    // From the second round on all links are there.
+                    for _ in 0..2 {
+                        late(&group, length);
+                        group.run(|comm| {
+                            if comm.rank() == Rank(0) {
+                                comm.send(&[3_u8], Rank(1)).unwrap();
+                            } else {
+                                // That of the send that has failed, though its values are here.
+                                assert!(comm.receive::<u8>(Rank(0)).is_err());
+                                assert_eq!(comm.receive::<u8>(Rank(0)).unwrap(), [3]);
+                            }
+                        });
+                    }
                 }
             });
-            let error = results[1].as_ref().unwrap_err();
-            assert!(
-                matches!(error, CollectiveError::Mismatch { .. }),
-                "{error:?}"
-            );
-            assert!(error.to_string().contains(text), "{error}");
-        }
-        let results = group.run(|comm| {
-            let comm = comm.with(other);
-            if comm.rank() == Rank(0) {
-                comm.send(&[1.0_f32; 8], Rank(1)).map(|()| vec![])
-            } else {
-                comm.receive::<f32>(Rank(0))
-            }
-        });
-        assert_eq!(results[1], Ok(vec![1.0; 8]));
-    }
-    let results = group.run(|comm| {
-        if comm.rank() == Rank(0) {
-            comm.send(&[true; 3], Rank(1))
-        } else {
-            comm.receive_into(&mut [false; 2], Rank(0))
         }
     });
-    let error = results[1].as_ref().unwrap_err().to_string();
-    assert!(error.contains("rank 0 sends 3 bool"), "{error}");
-    group.run(|comm| comm.barrier().unwrap());
 }
