@@ -16,7 +16,7 @@ mod rules;
 
 use rules::{
     Word, all_have_sliced, attach, give, give_up, has_given, holds, ignore, leave, listen,
-    may_give, may_take, ring, ring_anyway, slice, take_back,
+    may_begin, may_give, may_take, ring, ring_anyway, slice, take_back,
 };
 
 /// A flag. Loom knows one total order for fences alone.
@@ -288,6 +288,74 @@ fn a_place_is_written_again_when_its_piece_was_taken() {
 #[should_panic(expected = "assertion `left == right` failed")]
 fn a_place_too_many_is_written_while_it_is_read() {
     stream(1, |taken, given| may_give(taken, given, 2));
+}
+
+/// Two ranks that give, combine and store so many pieces in rounds, with these many places. All are written and read under loom's eyes.
+fn rounds(pieces: usize, places: usize) {
+    #[derive(Default)]
+    struct Window {
+        given: UnsafeCell<usize>,
+        slice: UnsafeCell<usize>,
+    }
+    struct Rank {
+        ended: Flag,
+        windows: Vec<Window>,
+    }
+    fn play(ranks: &[Rank; 2], me: usize, pieces: usize, places: usize) {
+        let (mine, theirs) = (&ranks[me], &ranks[1 - me]);
+        for round in 0..pieces + 2 {
+            while !may_begin(&theirs.ended, round) {
+                thread::yield_now();
+            }
+            if let Some(piece) = round.checked_sub(2) {
+                // SAFETY: loom ends the test if anybody writes at the same time.
+                let slice = theirs.windows[piece % places]
+                    .slice
+                    .with(|at| unsafe { *at });
+                assert_eq!(slice, 10 * piece + 1);
+            }
+            if let Some(piece) = round.checked_sub(1).filter(|piece| *piece < pieces) {
+                let place = piece % places;
+                // SAFETY: as above.
+                let given = theirs.windows[place].given.with(|at| unsafe { *at });
+                assert_eq!(given, piece + 1);
+                // SAFETY: loom ends the test if anybody reads or writes at the same time.
+                mine.windows[place]
+                    .slice
+                    .with_mut(|at| unsafe { *at = 10 * piece + 1 });
+            }
+            if round < pieces {
+                // SAFETY: as above.
+                mine.windows[round % places]
+                    .given
+                    .with_mut(|at| unsafe { *at = round + 1 });
+            }
+            mine.ended.set(round as u64 + 1);
+        }
+    }
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let ranks = Arc::new([0, 1].map(|_| Rank {
+            ended: Flag::new(),
+            windows: (0..places).map(|_| Window::default()).collect(),
+        }));
+        let others = Arc::clone(&ranks);
+        let other = thread::spawn(move || play(&others, 1, pieces, places));
+        play(&ranks, 0, pieces, places);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn with_two_places_nothing_is_written_in_a_round_in_which_it_is_read() {
+    rounds(3, 2);
+}
+
+#[test]
+#[should_panic(expected = "assertion `left == right` failed")]
+fn with_one_place_a_round_writes_what_is_read_in_it() {
+    rounds(2, 1);
 }
 
 /// Rank 1 gives an operation up whose data rank 2 may still combine, and changes them. Rank 0 waits for both. `ended` is how

@@ -83,10 +83,11 @@ impl Engine {
         }
     }
 
-    /// Gives the operation in shared memory up.
-    pub(crate) fn leave_shared(&mut self) {
+    /// Gives the operation in shared memory up. `result` is what it began with.
+    pub(crate) fn leave_shared(&mut self, result: &mut [u8]) {
         if let Some(arena) = self.shm.active() {
             arena.ignore();
+            arena.undo(result);
             arena.leave();
         }
     }

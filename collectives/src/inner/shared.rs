@@ -25,10 +25,32 @@ pub(super) enum Given<'a> {
     Input(&'a [u8]),
     /// Also where the result goes, for operations that are done [piece by piece](Arena::streams).
     Both(&'a [u8], &'a mut [u8]),
+    /// Input and result, which is to be as it was if the operation fails.
+    InPlace(&'a mut [u8]),
+    /// As [`Given::InPlace`], but it may be anything if the operation fails.
+    Scratch(&'a mut [u8]),
     /// Halves of buffers in shared memory.
     Buffers(Buffers),
     /// It goes over the links.
     Nothing,
+}
+
+impl Given<'_> {
+    /// What is read alone, and what is written while the operation is under way, or both read and written.
+    fn parts(&mut self, streams: bool) -> (&[u8], &mut [u8]) {
+        match self {
+            Self::Input(input) => (input, &mut []),
+            Self::Both(input, result) => (input, result),
+            Self::InPlace(data) | Self::Scratch(data) => {
+                if streams {
+                    (&[], data)
+                } else {
+                    (data, &mut [])
+                }
+            }
+            Self::Buffers(_) | Self::Nothing => (&[], &mut []),
+        }
+    }
 }
 
 /// Whether an operation was done in shared memory.
@@ -320,17 +342,19 @@ impl Turn<'_> {
         if self.engine.goes_over_links(&operation, forced) {
             self.engine.choose(&mut operation);
         }
-        let (input, result): (&[u8], &mut [u8]) = match &mut given {
-            Given::Input(input) => (input, &mut []),
-            Given::Both(input, result) => (input, result),
-            Given::Buffers(_) | Given::Nothing => (&[], &mut []),
-        };
         let Engine { shm, offsets, .. } = &mut *self.engine;
         let Some(arena) = shm.active() else {
             return Ok(Shared::Not);
         };
+        let streams = arena.streams(&operation);
+        let keeps = matches!(given, Given::InPlace(_));
+        let in_place = keeps || matches!(given, Given::Scratch(_));
+        let (input, result) = given.parts(streams);
         let begun = match buffers {
             Some(buffers) if !forced => arena.begin_buffers(tag, &operation, buffers),
+            _ if in_place && streams => {
+                arena.begin_in_place(tag, &operation, forced, result, keeps)
+            }
             _ => arena.begin(tag, &operation, forced, offsets, input, result),
         };
         match begun {

@@ -104,13 +104,16 @@ impl Turn<'_> {
         stores: bool,
     ) -> Result<(), CollectiveError> {
         let is_root = operation.root == Some(self.inner.me);
-        let given = if operation.kind == OperationKind::Broadcast && !is_root {
-            match element::bytes_of_mut(data) {
+        let given = match operation.kind {
+            OperationKind::Broadcast if !is_root => match element::bytes_of_mut(data) {
                 Some(data) => Given::Both(&[], data),
                 None => Given::Input(&[]),
-            }
-        } else {
-            Given::Input(element::bytes_of(data))
+            },
+            OperationKind::AllReduce => match element::bytes_of_mut(data) {
+                Some(data) => Given::InPlace(data),
+                None => Given::Input(element::bytes_of(data)),
+            },
+            _ => Given::Input(element::bytes_of(data)),
         };
         if self.share(alarm, tag, operation, given).await? == Shared::Not {
             let done = self
@@ -197,7 +200,7 @@ impl Turn<'_> {
                 packed.bytes_mut()[end..end + part.len()].copy_from_slice(part);
                 end += part.len();
             }
-            let given = Given::Input(&packed.bytes()[..end]);
+            let given = Given::Scratch(&mut packed.bytes_mut()[..end]);
             let shared = self.share(alarm, tag, operation, given).await;
             if let (Ok(Shared::Done), Some(arena)) = (&shared, self.engine.shm.active()) {
                 let length = operation.count as usize * element_size(&operation);

@@ -113,7 +113,7 @@ impl Communicator {
     /// # Errors
     ///
     /// [`CollectiveError`], of which [`CollectiveError::Invalid`] for a buffer of another length (the peers
-    /// fail too); `result` is as it was.
+    /// fail too). After another failure `result` may hold a part of the result.
     pub fn all_reduce_into<T: Element>(
         &self,
         data: &[T],
@@ -128,10 +128,7 @@ impl Communicator {
                 let error = wrong_buffer(format_args!("{request}"), result.len(), data.len());
                 return Err(turn.refuse(tag, error));
             }
-            turn.run(alarm, tag, request, element::bytes_of(data))
-                .await?;
-            turn.store(result);
-            Ok(())
+            turn.run_into(alarm, tag, request, data, result).await
         })
     }
 

@@ -566,7 +566,7 @@ impl<'a> Run<'a> {
         match self.mode {
             Mode::Links => {}
             Mode::Form => self.give_up_form(),
-            Mode::Shared => self.engine.leave_shared(),
+            Mode::Shared => self.engine.leave_shared(self.result),
         }
         let mut cause = Cause::of(error, Rank(self.engine.me));
         if let Cause::Lost {

@@ -1,17 +1,19 @@
 //! Operations in the memory that all ranks of a group map.
 //!
 //! In every operation each rank gives its data (a copy, in memory that it alone writes, of what others need), sets its flag, and
-//! waits for the flags of all. That all flags are the same word says that all ask for the same. From there on there are three ways:
+//! waits for the flags of all. That all flags are the same word says that all ask for the same. From there on there are four ways:
 //!
 //! * *flat*: every rank combines, or copies, what it needs from where the others gave it. One flag.
 //! * *piece by piece*, for long copies: see [`stream`].
-//! * *slices*, for long reductions: each rank combines its slice of all inputs into its own data, sets a second flag, and
+//! * *in rounds*, for the longest all-reduces: see [`rounds`].
+//! * *slices*, for other long reductions: each rank combines its slice of all inputs into its own data, sets a second flag, and
 //!   waits for those of all; then everyone copies all slices.
 //!
-//! A buffer that holds the input, too, is written in the end, when nothing is waited for any more: an operation that fails leaves
-//! it as it was (F-2).
+//! A buffer that holds the input, too, is written in the end, when nothing is waited for any more, or put back: an operation that
+//! fails leaves it as it was (F-2).
 
 mod combine;
+mod rounds;
 mod store;
 mod stream;
 mod watch;
@@ -109,6 +111,9 @@ pub(crate) struct Arena {
     digested: [Option<(Operation, u64)>; 2],
     blocks: Scratch,
     pieces: Pieces,
+    /// What was in the caller's buffer, if it is kept.
+    kept: Scratch,
+    keeps: bool,
     populated: usize,
     told: u64,
     heap: Heap,
@@ -137,6 +142,8 @@ impl Arena {
             digested: [None; 2],
             blocks: Scratch::default(),
             pieces: Pieces::default(),
+            kept: Scratch::default(),
+            keeps: false,
             populated: 0,
             told: 0,
             heap: Heap::new(Arc::clone(&map), me),
@@ -200,8 +207,13 @@ impl Arena {
         result: &mut [u8],
     ) -> Result<Outcome, CollectiveError> {
         let (way, bytes) = self.plan(operation, forced, offsets);
-        if let Way::Stream(stream) = &way {
-            self.check_stream(stream, input, result)?;
+        match &way {
+            Way::Stream(stream) => self.check_stream(stream, input, result)?,
+            Way::Rounds(rounds) => {
+                rounds.check(input.len(), result.len())?;
+                self.keeps = false;
+            }
+            _ => {}
         }
         self.enter(tag, operation, way, bytes)?;
         self.advance(input, result).inspect_err(|_| self.leave())
@@ -322,7 +334,7 @@ impl Arena {
             open.stage = match open.way {
                 Way::Agree => Stage::Elsewhere,
                 Way::Flat => Stage::Ready,
-                Way::Stream(_) => Stage::Streaming,
+                Way::Stream(_) | Way::Rounds(_) => Stage::Streaming,
                 Way::Slices => {
                     self.combine_slice(&open, input);
                     Stage::Sliced
@@ -345,8 +357,13 @@ impl Arena {
             open.stage = Stage::Ready;
             self.open = Some(open);
         }
-        if let (Stage::Streaming, Way::Stream(stream)) = (open.stage, &open.way) {
-            if !self.stream(stream, input, result) {
+        if open.stage == Stage::Streaming {
+            let done = match &open.way {
+                Way::Stream(stream) => self.stream(stream, input, result),
+                Way::Rounds(rounds) => self.go_rounds(&open.operation, rounds, input, result),
+                _ => true,
+            };
+            if !done {
                 return Ok(Outcome::Pending);
             }
             open.stage = Stage::Ready;
@@ -372,6 +389,10 @@ impl Arena {
             Way::Stream(stream) => {
                 self.area = Some(used);
                 self.open_stream(&stream);
+            }
+            Way::Rounds(_) => {
+                self.area = Some(used);
+                self.open_rounds();
             }
             Way::Buffers(Buffers { input, output }) => {
                 self.buffers = Some(used);
@@ -448,8 +469,11 @@ impl Arena {
         match open.stage {
             Stage::Given => patience.look(|| self.all_have_given(&open)),
             Stage::Sliced => patience.look(|| self.all_have_sliced(&open)),
-            Stage::Streaming => patience
-                .look(|| matches!(&open.way, Way::Stream(stream) if self.can_stream(stream))),
+            Stage::Streaming => patience.look(|| match &open.way {
+                Way::Stream(stream) => self.can_stream(stream),
+                Way::Rounds(rounds) => self.can_go_round(rounds),
+                _ => true,
+            }),
             _ => patience.look(|| !self.is_held(&open)),
         }
     }
@@ -506,6 +530,9 @@ impl Arena {
         if self.open.is_none() && self.populated > 0 && self.holder(self.area).is_none() {
             self.map.release(self.me, Place::Area, 0, self.populated);
             self.populated = 0;
+        }
+        if self.open.is_none() {
+            self.kept.release();
         }
         self.reclaim();
         self.blocks.release();

@@ -46,9 +46,10 @@ pub(crate) const RECORD_WORDS: usize = 12;
 
 /// The first page.
 const MAGIC: u64 = u64::from_le_bytes(*b"kolo-shm");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 const HEADER: usize = 4096;
-/// Words of the first page, from its start on.
+/// Words of the first page, from its start on, behind those that say whose it is.
+const CROWDED: usize = 5 * 8;
 const STATE: usize = 512;
 
 /// Data of a rank.
@@ -77,6 +78,7 @@ pub(crate) struct Owner {
 pub(crate) struct Map {
     region: Region,
     world: usize,
+    crowded: bool,
 }
 
 /// Bytes that a rank has behind the flags.
@@ -90,19 +92,26 @@ const fn total(world: usize) -> usize {
 
 impl Map {
     /// Makes the memory, for others to map too. It has no name: it goes with the last process that has it.
-    pub(crate) fn create(owner: Owner) -> Result<(Self, OwnedFd), MapError> {
+    ///
+    /// `crowded`: there are more ranks than processors, for all who map it.
+    pub(crate) fn create(owner: Owner, crowded: bool) -> Result<(Self, OwnedFd), MapError> {
         let world = owner.world as usize;
         if owner.world > MOST_RANKS {
             return Err(MapError::Foreign("there are more ranks than share memory"));
         }
         let (region, fd) = Region::create("kolo-arena", total(world))?;
-        let map = Self { region, world };
+        let map = Self {
+            region,
+            world,
+            crowded,
+        };
         let head = [
             MAGIC,
             VERSION,
             owner.job.0,
             owner.generation.0,
             u64::from(owner.world),
+            u64::from(crowded),
         ];
         for (index, word) in head.into_iter().enumerate() {
             map.word(index * 8).store(word, Ordering::Relaxed);
@@ -117,7 +126,11 @@ impl Map {
             return Err(MapError::Foreign("there are more ranks than share memory"));
         }
         let region = Region::open(fd, total(world))?;
-        let map = Self { region, world };
+        let mut map = Self {
+            region,
+            world,
+            crowded: false,
+        };
         let head = [
             (MAGIC, "it has another magic word"),
             (VERSION, "it is of another version"),
@@ -130,7 +143,13 @@ impl Map {
                 return Err(MapError::Foreign(wrong));
             }
         }
+        map.crowded = map.word(CROWDED).load(Ordering::Relaxed) != 0;
         Ok(map)
+    }
+
+    /// Whether there are more ranks than processors, by the word of the rank that made it: all say the same.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded
     }
 
     pub(crate) fn world(&self) -> usize {

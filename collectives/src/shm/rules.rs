@@ -166,6 +166,11 @@ pub(crate) fn may_take<W: Word>(given: &W, taken: usize) -> bool {
     given.get() > taken as u64
 }
 
+/// Whether a rank that has `ended` so many rounds lets others begin this one: it has ended all before.
+pub(crate) fn may_begin<W: Word>(ended: &W, round: usize) -> bool {
+    ended.get() >= round as u64
+}
+
 const ATTACHED: u64 = 1;
 
 /// This rank has the memory. Returns whether all have it now: whoever of them is last finds that.

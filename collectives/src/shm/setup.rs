@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering;
 use super::arena::Arena;
 use super::map::{MOST_RANKS, Map, Owner};
 use super::rules;
+use crate::blocking::processors;
 
 const OPEN: u64 = 0;
 const USED: u64 = 1;
@@ -103,7 +104,8 @@ impl Forming {
             refused: false,
         };
         if me == 0 {
-            match Map::create(owner) {
+            let crowded = owner.world as usize > processors();
+            match Map::create(owner, crowded) {
                 Ok((map, descriptor)) => {
                     forming.map = Some(Arc::new(map));
                     forming.descriptor = Some(descriptor);

@@ -29,7 +29,7 @@ fn why(owner: Owner, descriptor: impl AsFd) -> String {
 
 #[test]
 fn what_is_not_the_groups_memory_is_refused() {
-    let (_map, descriptor) = Map::create(OWNER).unwrap();
+    let (_map, descriptor) = Map::create(OWNER, false).unwrap();
     Map::open(descriptor.as_fd(), OWNER).unwrap();
     let other = |change: fn(&mut Owner)| {
         let mut owner = OWNER;
@@ -70,12 +70,12 @@ fn what_is_not_the_groups_memory_is_refused() {
 #[test]
 #[should_panic(expected = "are not in a place")]
 fn nothing_outside_a_place_is_touched() {
-    let (map, _descriptor) = Map::create(OWNER).unwrap();
+    let (map, _descriptor) = Map::create(OWNER, false).unwrap();
     map.read(1, Place::Slot(0), SLOT - 3, &mut [0; 4]);
 }
 
 fn pair() -> (Arena, Arena) {
-    let (map, descriptor) = Map::create(OWNER).unwrap();
+    let (map, descriptor) = Map::create(OWNER, false).unwrap();
     let other = Map::open(descriptor.as_fd(), OWNER).unwrap();
     (Arena::new(Arc::new(map), 0), Arena::new(Arc::new(other), 1))
 }
@@ -86,7 +86,7 @@ fn ranks<const N: usize>() -> [Arena; N] {
         world: N as u32,
         ..OWNER
     };
-    let (_map, descriptor) = Map::create(owner).unwrap();
+    let (_map, descriptor) = Map::create(owner, false).unwrap();
     std::array::from_fn(|rank| {
         let map = Map::open(descriptor.as_fd(), owner).unwrap();
         Arena::new(Arc::new(map), rank as u32)

@@ -54,7 +54,7 @@ impl Arena {
         let own = is_given_as_it_is(&open.operation).then_some(input);
         self.combine(
             &open.operation,
-            |_| Place::Area,
+            |_, at| (Place::Area, at),
             own,
             range,
             |at, block| {
@@ -93,7 +93,7 @@ impl Arena {
         let map = Arc::clone(&self.map);
         let world = self.world;
         let streaming = length >= streams_from();
-        let input = |rank: usize| Place::Heap(places[rank].0);
+        let input = |rank: usize, at: usize| (Place::Heap(places[rank].0), at);
         self.combine(&open.operation, input, None, range, |at, block| {
             for (rank, place) in places.iter().enumerate().take(world) {
                 if streaming {
@@ -107,12 +107,12 @@ impl Arena {
         Ok(())
     }
 
-    /// Combines a range of all ranks' data, block by block, in rank order, and finishes it. `own` are this rank's data, if
-    /// they are not in their place.
+    /// Combines a range of all ranks' data, block by block, in rank order, and finishes it. `place` says where a
+    /// rank's byte at some offset is; `own` are this rank's data, if they are not there.
     pub(super) fn combine(
         &mut self,
         operation: &Operation,
-        place: impl Fn(usize) -> Place,
+        place: impl Fn(usize, usize) -> (Place, usize),
         own: Option<&[u8]>,
         range: std::ops::Range<usize>,
         mut put: impl FnMut(usize, &[u8]),
@@ -133,7 +133,8 @@ impl Arena {
             let length = each.min(range.end - at);
             for (rank, block) in inputs.chunks_mut(each).enumerate().take(world) {
                 if own.is_none() || rank != me {
-                    self.map.read(rank, place(rank), at, &mut block[..length]);
+                    let (place, at) = place(rank, at);
+                    self.map.read(rank, place, at, &mut block[..length]);
                 }
             }
             let part = |rank: usize| match own {

@@ -22,7 +22,7 @@ impl Arena {
         let Some(open) = self.open.filter(|open| open.stage == Stage::Ready) else {
             return;
         };
-        if matches!(open.way, Way::Stream(_)) {
+        if matches!(open.way, Way::Stream(_) | Way::Rounds(_)) {
             // Every piece is where it belongs.
             self.leave();
             return;
@@ -45,7 +45,7 @@ impl Arena {
                         self.copy(&open, rank, Place::Area, slice.start, place, length);
                     }
                 }
-                Way::Agree | Way::Stream(_) | Way::Buffers(_) => {}
+                Way::Agree | Way::Stream(_) | Way::Rounds(_) | Way::Buffers(_) => {}
             },
             OperationKind::ReduceScatter => {
                 let own = rows(operation, self.world).span(self.me as u32);
@@ -90,7 +90,7 @@ impl Arena {
                 let place = Self::place(open.way, parity(open.tag), length);
                 self.combine(
                     &open.operation,
-                    |_| place,
+                    |_, at| (place, at),
                     None,
                     0..length,
                     |at, block| {
@@ -105,7 +105,7 @@ impl Arena {
                         .read(rank, Place::Area, slice.start, &mut result[slice]);
                 }
             }
-            Way::Agree | Way::Stream(_) | Way::Buffers(_) => {}
+            Way::Agree | Way::Stream(_) | Way::Rounds(_) | Way::Buffers(_) => {}
         }
         self.leave();
     }
@@ -198,7 +198,7 @@ impl Arena {
             let wire = operation.wire;
             self.combine(
                 operation,
-                |_| place,
+                |_, at| (place, at),
                 None,
                 0..bytes.end,
                 |at, block| {
@@ -212,7 +212,7 @@ impl Arena {
         let wire = operation.wire;
         self.combine(
             operation,
-            |_| place,
+            |_, at| (place, at),
             own,
             bytes,
             |at, block| {

@@ -55,7 +55,7 @@ pub(super) struct Stream {
 /// How far a rank is.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Pieces {
-    given: usize,
+    pub(super) given: usize,
     taken: usize,
 }
 
@@ -162,7 +162,7 @@ impl Stream {
 impl Arena {
     /// Whether an operation is done piece by piece: then it is given the buffer for its result when it begins.
     pub(crate) fn streams(&self, operation: &Operation) -> bool {
-        Stream::of(operation, self.world).is_some()
+        Stream::of(operation, self.world).is_some() || self.rounds_of(operation).is_some()
     }
 
     /// Whoever calls gives all buffers that there are.

@@ -27,6 +27,9 @@ impl Arena {
                     Way::Stream(stream) => {
                         open.stage != Stage::Streaming || self.lacks_pieces(stream, rank)
                     }
+                    Way::Rounds(rounds) => {
+                        open.stage != Stage::Streaming || self.lacks_rounds(rounds, rank)
+                    }
                     Way::Agree | Way::Flat => false,
                 }
         };
@@ -73,6 +76,14 @@ impl Arena {
                         ranks(&|rank| self.lacks_pieces(stream, rank))
                     } else {
                         slow
+                    }
+                }
+                Way::Rounds(rounds) => {
+                    let behind = ranks(&|rank| self.is_behind(rounds, rank));
+                    if behind.is_empty() {
+                        ranks(&|rank| self.lacks_rounds(rounds, rank))
+                    } else {
+                        behind
                     }
                 }
                 _ => ranks(&|rank| self.map.second(rank).load(Ordering::SeqCst) != open.ticket),

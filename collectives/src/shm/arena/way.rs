@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::super::map::{AREA, INLINE, MOST_RANKS, Place, SLOT};
 use super::Arena;
+use super::rounds::Rounds;
 use super::stream::{Stream, WINDOW};
 use crate::engine::element_size;
 use crate::operation::{Operation, OperationKind, ReduceOp};
@@ -27,6 +28,8 @@ pub(super) enum Way {
     Slices,
     /// Piece by piece, through a window.
     Stream(Stream),
+    /// Piece by piece, in rounds.
+    Rounds(Rounds),
     /// Slices, of buffers that are in the memory: see [`super::buffer`].
     Buffers(Buffers),
 }
@@ -62,6 +65,9 @@ impl Arena {
         if let Some(stream) = Stream::of(operation, self.world) {
             let bytes = if stream.gives(self.me) { WINDOW } else { 0 };
             return (Way::Stream(stream), bytes);
+        }
+        if let Some(rounds) = self.rounds_of(operation) {
+            return (Way::Rounds(rounds), Rounds::window(self.world));
         }
         let is_root = operation.root == Some(self.me as u32);
         let only_root = |bytes| if is_root { bytes } else { 0 };
@@ -104,7 +110,8 @@ impl Arena {
     /// Where so many bytes of an operation are.
     #[inline]
     pub(super) fn place(way: Way, parity: usize, bytes: usize) -> Place {
-        if matches!(way, Way::Slices | Way::Stream(_)) || bytes > SLOT {
+        let is_long = matches!(way, Way::Slices | Way::Stream(_) | Way::Rounds(_));
+        if is_long || bytes > SLOT {
             Place::Area
         } else if bytes <= INLINE {
             Place::Inline(parity)

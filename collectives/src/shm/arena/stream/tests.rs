@@ -114,7 +114,7 @@ fn ranks(world: usize, request: &Operation) -> Vec<Rank> {
         generation: Generation(0),
         world: world as u32,
     };
-    let (_map, descriptor) = Map::create(owner).unwrap();
+    let (_map, descriptor) = Map::create(owner, false).unwrap();
     let stream = Stream::of(request, world).unwrap();
     // Of one for all, `to` is the giver itself.
     let given = |from: usize, to: usize| {
