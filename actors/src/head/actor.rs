@@ -1,6 +1,7 @@
 //! The head's actor: the node registry, and the Coordinators of all jobs.
 
 mod cleaning;
+mod placing;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -17,10 +18,10 @@ use kolo_transport::session::CloseCode;
 use kolo_transport::wire::{ClusterInfo, JobInfo, NodeEvent, Refusal, RefusalKind};
 use tokio::sync::watch;
 
-use super::coordinator::{Contact, Coordinator, Sharing};
+use super::coordinator::Coordinator;
 use super::drain::Drains;
 use super::history::{History, shorten};
-use super::job::{Event, Job, JobConfig, Site};
+use super::job::{Event, JobConfig};
 use super::link::{NodeLink, RendezvousHost};
 use super::messages::{
     GetCluster, GetEnd, GetJob, GetJobs, Gone, Happened, Heard, Info, JobEnd, MaySign, MaySignHere,
@@ -28,10 +29,8 @@ use super::messages::{
 };
 use super::probing::Probes;
 use super::registry::{NodeRegistry, Session};
-use super::validate::validate;
 use crate::interfaces::{Key, ProbeCache};
 use crate::pace::LogLimit;
-use crate::placement::{PlacementError, lay_out, place};
 use crate::ranks::MAX_WORLD_SIZE;
 
 /// Jobs at one time.
@@ -227,101 +226,6 @@ impl HeadActor {
             )),
         }
     }
-
-    fn place_job(&mut self, ctx: &mut Context<Self>, submit: Submit) -> Result<Submitted, Refusal> {
-        if let Some(reason) = &self.stopping {
-            return Err(Refusal::new(RefusalKind::Stopped, reason.clone()));
-        }
-        validate(&submit.spec)?;
-        if self.jobs.len() >= MAX_JOBS {
-            return Err(Refusal::new(
-                RefusalKind::Busy,
-                format!("{MAX_JOBS} jobs run, which is the most; try again when one has ended"),
-            ));
-        }
-        let Submit {
-            spec,
-            owner,
-            events,
-        } = submit;
-        let offers = self.registry.offers();
-        let placed = if spec.layout.is_empty() {
-            place(spec.placement, &spec.per_worker, &offers)
-        } else {
-            lay_out(&spec.layout, &spec.per_worker, &offers)
-        };
-        let shares = placed.map_err(|error| {
-            let kind = match error {
-                PlacementError::Size { .. } => RefusalKind::Invalid,
-                _ => RefusalKind::Unplaceable,
-            };
-            Refusal::new(kind, error.to_string())
-        })?;
-        let mut sites = Vec::with_capacity(shares.len());
-        let mut contacts = HashMap::with_capacity(shares.len());
-        for share in &shares {
-            let known = self
-                .registry
-                .alive(share.node)
-                .zip(self.links.get(&share.node));
-            let Some(((registration, _), (_, link))) = known else {
-                return Err(internal("the placement chose a node that is lost"));
-            };
-            sites.push(Site {
-                node: share.node,
-                hostname: registration.hostname.clone(),
-                address: registration.address,
-                workers: share.workers,
-            });
-            contacts.insert(
-                share.node,
-                Contact {
-                    link: Arc::clone(link),
-                    ip: registration.address.ip(),
-                },
-            );
-        }
-        let id = JobId::random();
-        let wanted: Vec<_> = shares
-            .iter()
-            .map(|share| (share.node, spec.per_worker.times(share.workers)))
-            .collect();
-        let nodes: Vec<NodeId> = shares.iter().map(|share| share.node).collect();
-        let anew = spec.no_cache;
-        let (key, plan) = self.plan_network(&nodes, &spec.interfaces, anew)?;
-        let mut job = Job::submit(Instant::now(), id, owner, spec, sites, self.settings.job)?;
-        job.0.connect_by(plan);
-        if !self.registry.hold(id, &wanted) {
-            return Err(internal("the placement chose what is not free"));
-        }
-        tracing::info!(job = %id, %owner, nodes = shares.len(), "a job is placed");
-        let coordinator = Coordinator::new(
-            job,
-            contacts,
-            ctx.address(),
-            events,
-            Arc::clone(&self.settings.rendezvous),
-            Sharing {
-                probes: self.probes.clone(),
-                key: key.clone(),
-                anew,
-            },
-        )
-        .start();
-        self.jobs.insert(
-            id,
-            RunningJob {
-                key,
-                number: self.next_number,
-                coordinator: coordinator.clone(),
-            },
-        );
-        self.next_number += 1;
-        Ok(Submitted {
-            job: id,
-            coordinator,
-        })
-    }
 }
 
 /// Stops a job. The errors of a Coordinator that is gone are the end of its job, which is what was asked for.
@@ -332,11 +236,6 @@ async fn stop(coordinator: &Addr<Coordinator>, reason: String) -> JobEnd {
         .await
         .ok();
     end
-}
-
-fn internal(message: &str) -> Refusal {
-    tracing::error!(message, "a job was not taken");
-    Refusal::new(RefusalKind::Internal, message)
 }
 
 fn unknown_job(job: JobId) -> Refusal {

@@ -330,7 +330,7 @@ impl Book {
                 Ok(Some(operation)) => {
                     let names = self.fuse(call, name, &operation);
                     self.running += 1;
-                    let number = self.number(call, super::numbers(&operation));
+                    let number = self.number(call, super::turn::numbers(&operation));
                     self.verdicts.push(Verdict::Run {
                         call,
                         number,

@@ -10,10 +10,12 @@
 //! | [`book`] | what rank 0 knows and decides: pure |
 //! | [`wire`] | the messages: pure |
 //! | [`hub`] | the links |
-//! | this one | starting, and running what was decided |
+//! | [`turn`] | running what was decided |
+//! | this one | starting, waiting and giving up |
 
 mod book;
 mod hub;
+mod turn;
 mod wire;
 
 use std::collections::HashMap;
@@ -31,11 +33,9 @@ use crate::error::CollectiveError;
 use crate::group::{Family, GroupId, Kind, Member};
 use crate::inner::Inner;
 use crate::lane::{Lane, LaneError};
-use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
+use crate::operation::{Operation, Tag};
 use crate::ops::Part;
 use crate::options::Options;
-use crate::record::ShortName;
-use crate::shape::{self, Mark};
 use crate::stall::{Missing, StallReport};
 use book::Key;
 use hub::SILENT;
@@ -355,58 +355,6 @@ impl Names {
         self.fail_all(u64::MAX, &error);
     }
 
-    /// Rank 0 says that it is the turn of these, as the operation with this number of the call.
-    fn run(self: &Arc<Self>, (call, number): (u64, u64), names: Vec<String>, operation: Operation) {
-        let mut tasks = Vec::new();
-        let joined = {
-            let mut state = self.lock();
-            for name in &names {
-                if let Some(task) = state.pending.remove(&(call, name.clone())) {
-                    tasks.push(task);
-                }
-            }
-            state.joined
-        };
-        let whole = tasks.len() == names.len();
-        let end = Ended(self.commands.clone());
-        let comm = Communicator::of(Arc::clone(&self.data));
-        let own = comm.clone();
-        let job = Box::new(move || {
-            let tag = Tag {
-                call,
-                operation: number,
-            };
-            // All count alike, whatever came of those before.
-            let in_call = comm.inner.signals.go_to(tag);
-            if in_call && whole {
-                perform(&comm, tasks, &names);
-            } else if in_call && joined && tasks.is_empty() {
-                follow(&comm, operation);
-            } else {
-                // They were given up here in the meantime: the others hear that now.
-                let reason = format!("{} was given up", names.join(", "));
-                comm.give_up(tag, numbers(&operation), &reason);
-                for pending in tasks {
-                    pending.task.fail(CollectiveError::Aborted {
-                        reason: reason.clone(),
-                    });
-                }
-            }
-            drop(end);
-        });
-        let started = own.progress().and_then(|progress| {
-            // This may be the only thread that reads the links.
-            progress
-                .try_start(job)
-                .map_err(|_| CollectiveError::Invalid {
-                    reason: "rank 0 has more run than it can have under way".to_owned(),
-                })
-        });
-        if let Err(error) = started {
-            self.lost(self.me, &error.to_string(), true);
-        }
-    }
-
     /// Rank 0 says that these wait for long.
     fn stalled(
         &self,
@@ -447,85 +395,6 @@ impl Names {
             missing,
         });
     }
-}
-
-/// Tells the hub that a batch has ended, however it did.
-struct Ended(UnboundedSender<Command>);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        if self.0.send(Command::Ended).is_err() {
-            tracing::debug!("named operations have ended");
-        }
-    }
-}
-
-/// Does what is one's own.
-fn perform(comm: &Communicator, tasks: Vec<Pending>, names: &[String]) {
-    let short = match names {
-        [one] => ShortName::new(one),
-        [first, ..] => ShortName::new(&format!("{first} +{}", names.len() - 1)),
-        [] => ShortName::default(),
-    };
-    let mut parts = Vec::new();
-    let mut request: Option<Operation> = None;
-    let mut asked = None;
-    for pending in tasks {
-        let options = pending.options;
-        match pending.task {
-            Task::Alone(run) => {
-                run(Ok(comm.with(options.called(short, options.asked))));
-            }
-            Task::Fusable(part) => {
-                request.get_or_insert(pending.operation);
-                asked = asked.or(options.asked);
-                parts.push(part);
-            }
-        }
-    }
-    let Some(mut request) = request else {
-        return;
-    };
-    let size = request.dtype.map_or(1, DType::size);
-    let lengths: Vec<usize> = parts.iter().map(|part| part.bytes().len() / size).collect();
-    request.count = lengths.iter().sum::<usize>() as u64;
-    request.shape = if lengths.len() > 1 {
-        shape::of(&lengths)
-    } else {
-        request.shape
-    };
-    let options = Options::new().called(short, asked);
-    let result = comm.with(options).all_reduce_parts(request, &mut parts);
-    for part in parts {
-        part.end(result.clone());
-    }
-}
-
-/// Takes part in what the others do.
-fn follow(comm: &Communicator, operation: Operation) {
-    for _ in 0..numbers(&operation) {
-        if let Err(error) = comm.follow_one() {
-            // It failed on all, and the rest of it is not done.
-            tracing::debug!(%error, "an operation failed that this rank only took part in");
-            return;
-        }
-    }
-}
-
-/// How many numbers an operation takes.
-fn numbers(operation: &Operation) -> u64 {
-    if operation.reduce == Some(ReduceOp::Adasum) {
-        // One for each buffer of several.
-        return operation.rows.max(1);
-    }
-    let two = matches!(
-        operation.kind,
-        OperationKind::AllGatherVarcount
-            | OperationKind::GatherVarcount
-            | OperationKind::ScatterVarcount
-            | OperationKind::AllToAllVarcount
-    ) || Mark::of(operation.shape) == Some(Mark::Object);
-    if two { 2 } else { 1 }
 }
 
 impl Member for Names {

@@ -2,6 +2,7 @@
 
 mod installed;
 mod orders;
+mod stopping;
 
 use kolo_transport::wire::worker::LOCAL_PROTOCOL;
 use kolo_transport::wire::{Exit, NodeEvent};
@@ -504,112 +505,4 @@ fn a_new_generation_gives_new_ranks() {
             ..
         }
     ));
-}
-
-#[test]
-fn a_stop_goes_from_notice_to_term_to_kill() {
-    let now = Instant::now();
-    let mut core = ready(2, now);
-    core.stop(now, "done");
-    assert_eq!(core.next_deadline(), Some(now + GRACE));
-    assert!(core.tick(now + GRACE / 2).is_empty());
-    assert_eq!(
-        core.tick(now + GRACE),
-        [Action::Terminate(Slot(0)), Action::Terminate(Slot(1))]
-    );
-    core.worker(now, Slot(0), exited(Exit::Signal(15)));
-    assert_eq!(core.tick(now + GRACE * 2), [Action::Kill(Slot(1))]);
-    let actions = core.worker(now, Slot(1), exited(Exit::Signal(9)));
-    assert_eq!(actions.last(), Some(&Action::Close));
-    assert_eq!(core.next_deadline(), None, "nothing is left to try");
-}
-
-#[test]
-fn a_worker_whose_end_is_not_seen_after_its_kill_does_not_hold_the_job() {
-    let now = Instant::now();
-    let mut core = ready(2, now);
-    core.stop(now, "done");
-    core.worker(now, Slot(0), exited(Exit::Signal(15)));
-    // The first look at the time comes late: the end is waited for from the KILL on.
-    let late = now + GRACE * 10;
-    assert_eq!(
-        core.tick(late),
-        [Action::Terminate(Slot(1)), Action::Kill(Slot(1))]
-    );
-    assert_eq!(core.next_deadline(), Some(late + KILLED));
-    let actions = core.tick(late + KILLED);
-    assert!(actions.iter().any(|action| matches!(
-        action,
-        Action::Report(NodeEvent::WorkerExited { slot: Slot(1), failure, .. })
-            if failure.exit == Exit::Unknown
-                && failure.reason.as_deref().is_some_and(|reason| reason.contains("after its KILL"))
-    )));
-    assert_eq!(actions.last(), Some(&Action::Close));
-    assert_eq!(core.next_deadline(), None);
-    assert!(
-        core.worker(late, Slot(1), exited(Exit::Signal(9)))
-            .is_empty(),
-        "told once"
-    );
-    core.closed();
-    assert!(core.is_gone());
-}
-
-#[test]
-fn without_grace_a_stop_kills() {
-    let now = Instant::now();
-    let mut core = reserved();
-    let mut start = testing::start(1);
-    start.grace_ms = 0;
-    core.start(start).unwrap();
-    core.worker(now, Slot(0), WorkerEvent::Spawned { pid: 100 });
-    core.worker(now, Slot(0), hello(0));
-    let actions = core.stop(now, "done");
-    assert!(matches!(
-        actions[..],
-        [
-            Action::Tell(_, ToWorker::Stop { .. }),
-            Action::Terminate(_),
-            Action::Kill(_)
-        ]
-    ));
-}
-
-#[test]
-fn absurd_times_do_not_overflow() {
-    let now = Instant::now();
-    let mut core = reserved();
-    let mut start = testing::start(1);
-    start.grace_ms = u64::MAX;
-    start.hello_timeout_ms = u64::MAX;
-    core.start(start).unwrap();
-    core.worker(now, Slot(0), WorkerEvent::Spawned { pid: 100 });
-    assert_eq!(core.next_deadline(), Some(now + MAX_WAIT));
-    core.stop(now, "done");
-    core.tick(now + MAX_WAIT * 3);
-}
-
-#[test]
-fn a_worker_without_a_hello_is_terminated_at_once() {
-    let now = Instant::now();
-    let mut core = reserved();
-    core.start(testing::start(2)).unwrap();
-    core.worker(now, Slot(0), WorkerEvent::Spawned { pid: 100 });
-    assert_eq!(core.stop(now, "done"), [Action::Terminate(Slot(0))]);
-    // One whose process comes into being only now.
-    let actions = core.worker(now, Slot(1), WorkerEvent::Spawned { pid: 101 });
-    assert_eq!(actions[0], Action::Terminate(Slot(1)));
-    core.tick(now + GRACE * 2);
-    core.worker(now, Slot(0), exited(Exit::Signal(15)));
-    let actions = core.worker(now, Slot(1), exited(Exit::Signal(15)));
-    assert_eq!(actions.last(), Some(&Action::Close));
-}
-
-#[test]
-fn a_stop_after_all_have_ended_closes_at_once() {
-    let now = Instant::now();
-    let mut core = ready(1, now);
-    let actions = core.worker(now, Slot(0), exited(Exit::Code(0)));
-    assert!(!actions.contains(&Action::Close), "the head decides");
-    assert_eq!(core.stop(now, "over"), [Action::Close]);
 }

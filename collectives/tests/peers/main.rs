@@ -3,18 +3,20 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::{BufRead as _, BufReader, Read as _};
+mod children;
+mod descriptors;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use children::{Process, processes};
 use kolo_collectives::lane::LaneChoice;
 use kolo_collectives::peers::{
     Authority, ClusterId, Credentials, Listening, Local, Network, Peer, PeersError, issue,
 };
 use kolo_collectives::record::Record;
-use kolo_collectives::{CollectiveError, Communicator, Generation, Handle, JobId, Rank, ReduceOp};
+use kolo_collectives::{CollectiveError, Communicator, Generation, JobId, Rank, ReduceOp};
 
 const JOB: JobId = JobId(7);
 
@@ -88,147 +90,6 @@ fn work(comm: &Communicator) {
 fn lanes(comm: &Communicator) -> Vec<&'static str> {
     let lanes = comm.counters().lanes;
     lanes.into_iter().map(|(kind, _)| kind).collect()
-}
-
-fn fds_and_threads() -> [usize; 2] {
-    let count = |path| std::fs::read_dir(path).unwrap().count();
-    [count("/proc/self/fd"), count("/proc/self/task")]
-}
-
-/// What a rank in a process of its own does, by name. Returns what it says.
-#[test]
-fn child() {
-    let Ok(given) = std::env::var("KOLO_TEST_CHILD") else {
-        return;
-    };
-    let mut given = given.split(',');
-    let mut next = || given.next().unwrap();
-    let (what, path) = (next(), PathBuf::from(next()));
-    let mut number = || next().parse::<u32>().unwrap();
-    let (rank, world) = (Rank(number()), number());
-    let mut next = || given.next().unwrap();
-    match what {
-        "works" => {
-            // What a process makes once, with its first runtime.
-            drop(tokio::runtime::Runtime::new().unwrap());
-            // And a thread when it blocks for the first time.
-            kolo_transport::direct::block_on(|| None, || false, async {});
-            let before = fds_and_threads();
-            let comm = Local::in_folder(&path).join(rank, world).unwrap();
-            work(&comm);
-            let records = comm.records();
-            let shm = |record: &Record| record.lanes.names().eq(["shm"]);
-            assert!(records.iter().any(shm), "{records:?}");
-            drop(comm);
-            assert_eq!(fds_and_threads(), before, "nothing is left behind");
-            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-            assert!(!maps.contains("kolo-arena"), "shared memory is left");
-        }
-        "hangs" => {
-            let comm = Local::in_folder(&path).join(rank, world).unwrap();
-            comm.barrier().unwrap();
-            println!("\nkolo: there");
-            std::thread::sleep(LONG);
-            panic!("it was not killed");
-        }
-        "exhausts" => {
-            let comm = Local::in_folder(&path).join(rank, world).unwrap();
-            comm.set_timeout(LONG);
-            let limit = rustix::process::Rlimit {
-                current: Some(64),
-                maximum: Some(64),
-            };
-            rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
-            let mut held = Vec::new();
-            while let Ok(file) = std::fs::File::open("/dev/null") {
-                held.push(file);
-            }
-            let named = (next() == "named").then(|| start_named(&comm));
-            println!("\nkolo: exhausted");
-            let text = match named {
-                None => comm.barrier().unwrap_err().to_string(),
-                Some(named) => named.wait().unwrap_err().to_string(),
-            };
-            let says = format!("rank {rank} has no file descriptor left for");
-            assert!(text.contains(&says) && text.contains("ulimit"), "{text}");
-            drop(held);
-            println!("kolo: free");
-            try_again(&comm);
-        }
-        "sends and ends" => {
-            // No operation is a farewell here: what is on its way is delivered all the same.
-            let table: Vec<Peer> = (0..world)
-                .map(|_| Peer::new("host", next().parse().unwrap()))
-                .collect();
-            let credentials = Credentials::load(&path).unwrap();
-            let network = Network::new(credentials).lane(LaneChoice::Quic);
-            let comm = network.join(&table).unwrap();
-            comm.set_timeout(LONG);
-            let mut data = vec![rank.0; 3 << 20];
-            comm.broadcast(&mut data, Rank(0)).unwrap();
-            assert!(data.iter().all(|value| *value == 0));
-            // As much as a link takes before anything of it has come.
-            let data = &data[..180_000];
-            if rank.0 == world - 1 {
-                comm.send(data, Rank(1)).unwrap();
-            } else if rank.0 == 1 {
-                assert_eq!(comm.receive::<u32>(Rank(world - 1)).unwrap(), data);
-            }
-            drop(comm);
-            println!("\nkolo: done");
-            std::process::exit(0);
-        }
-        other => panic!("{other} is nothing that a child does"),
-    }
-    println!("\nkolo: done");
-}
-
-struct Process {
-    child: Child,
-    output: BufReader<ChildStdout>,
-}
-
-impl Process {
-    fn start(given: &str) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        let command = command
-            .args(["child", "--exact", "--nocapture"])
-            .env("KOLO_TEST_CHILD", given)
-            .stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Self { child, output }
-    }
-
-    /// Waits until it says this.
-    fn says(&mut self, expected: &str) {
-        let said = self
-            .output
-            .by_ref()
-            .lines()
-            .any(|line| line.unwrap() == expected);
-        assert!(said, "{expected}");
-    }
-
-    /// Waits for its end.
-    fn ends_well(mut self) {
-        self.says("kolo: done");
-        std::io::copy(&mut self.output, &mut std::io::sink()).unwrap();
-        assert!(self.child.wait().unwrap().success());
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
-}
-
-fn processes(what: &str, folder: &Folder, world: u32) -> Vec<Process> {
-    (0..world)
-        .map(|rank| Process::start(&format!("{what},{},{rank},{world}", folder.0.display())))
-        .collect()
 }
 
 #[test]
@@ -341,49 +202,6 @@ fn a_stale_generation_and_another_job_are_refused() {
         .unwrap();
     zero.set_timeout(LONG);
     run([&zero, &one], work);
-}
-
-fn start_named(comm: &Communicator) -> Handle<Vec<f32>> {
-    comm.named("sum").all_reduce(vec![1.0], ReduceOp::Sum)
-}
-
-/// A link that was refused late may end an operation more.
-fn try_again(comm: &Communicator) {
-    let mut errors = Vec::new();
-    while let Err(error) = comm.barrier() {
-        assert!(error.is_retryable(), "{error}");
-        errors.push(error);
-        assert!(errors.len() < 4, "{errors:?}");
-    }
-}
-
-#[test]
-fn a_rank_that_has_no_descriptor_left_says_so_and_all_hear_of_it() {
-    let barriers = (0..3).map(|exhausted| (exhausted, 3, "barrier"));
-    // Of a name only those hear who have asked for it.
-    for (exhausted, world, what) in barriers.chain([(0, 2, "named")]) {
-        let folder = Folder::new(&format!("exhausted-{exhausted}-{what}"));
-        let given = format!("exhausts,{},{exhausted},{world},{what}", folder.0.display());
-        let mut process = Process::start(&given);
-        process.says("kolo: exhausted");
-        let others = (0..world).filter(|rank| *rank != exhausted);
-        let comms = run(others, |rank| {
-            let comm = Local::in_folder(&folder.0).join(Rank(rank), world).unwrap();
-            comm.set_timeout(LONG);
-            let begun = Instant::now();
-            let error = match what {
-                "barrier" => comm.barrier().unwrap_err(),
-                _ => start_named(&comm).wait().unwrap_err(),
-            };
-            assert_eq!(error.culprit_rank(), Some(Rank(exhausted)), "{error}");
-            assert!(error.to_string().contains("no file descriptor"), "{error}");
-            assert!(begun.elapsed() < LONG / 2);
-            comm
-        });
-        process.says("kolo: free");
-        run(&comms, try_again);
-        process.ends_well();
-    }
 }
 
 /// Who hears of a loss first begins the next generation while others are in the last one.
