@@ -6,6 +6,7 @@
 mod consent;
 mod gone;
 mod judge;
+mod needs;
 mod place;
 mod share;
 mod stall;
@@ -17,12 +18,11 @@ use std::time::{Duration, Instant};
 use kolo_transport::ids::{CallId, JobId, Rank};
 
 use crate::cause::Cause;
-use crate::engine::{Engine, call_notice, element_size, next_transfer};
+use crate::engine::{Engine, call_notice, element_size};
 use crate::error::CollectiveError;
 use crate::group::GroupId;
 use crate::lane::LaneError;
 use crate::operation::{Operation, Tag};
-use crate::schedule::Action;
 use crate::signals::Signals;
 use crate::stall::Stalls;
 use consent::Consent;
@@ -398,72 +398,6 @@ impl<'a> Run<'a> {
             Some(peer) => Err(self.lost(peer)),
             None => Ok(()),
         }
-    }
-
-    /// Whether anything is left to exchange with a peer.
-    fn needs(&self, peer: u32) -> bool {
-        match self.mode {
-            Mode::Links => {}
-            Mode::Form => return true,
-            Mode::Shared => return self.engine.lacks(peer),
-        }
-        self.awaits(peer) || self.needs_to_send(peer)
-    }
-
-    /// Whether anything is left to receive from a peer.
-    fn awaits(&self, peer: u32) -> bool {
-        self.awaits_consent(peer)
-            || self.next(peer, false).is_some()
-            || self
-                .later()
-                .any(|action| action.receive().is_some_and(|(other, _)| other == peer))
-    }
-
-    fn next(&self, peer: u32, sends: bool) -> Option<usize> {
-        let step = self.engine.schedule.step(self.step);
-        next_transfer(step, &self.engine.progress, peer, sends)
-    }
-
-    fn later(&self) -> impl Iterator<Item = &Action> {
-        self.engine.schedule.steps().skip(self.step + 1).flatten()
-    }
-
-    /// The peer can't be written to any more, and it should be: only what it said before is of interest.
-    fn is_draining(&self, peer: u32) -> bool {
-        self.engine.links[peer as usize].write_error.is_some() && self.needs_to_send(peer)
-    }
-
-    fn needs_to_send(&self, peer: u32) -> bool {
-        self.owes_consent(peer)
-            || self.next(peer, true).is_some()
-            || self
-                .later()
-                .any(|action| matches!(action, Action::Send { peer: other, .. } if *other == peer))
-    }
-
-    /// The peers that the present step waits for.
-    fn waited_for(&self) -> Vec<Rank> {
-        if self.mode == Mode::Shared {
-            return self.engine.late_in_shared();
-        }
-        let step = self.engine.schedule.step(self.step);
-        let open = step.iter().zip(&self.engine.progress);
-        let mut ranks: Vec<Rank> = open
-            .filter(|(_, progress)| !progress.done)
-            .filter_map(|(action, _)| action.transfer())
-            .map(|(peer, _)| Rank(peer))
-            .collect();
-        if ranks.is_empty()
-            && let Some(consent) = &self.consent
-        {
-            let (me, world) = (self.engine.me, self.engine.world);
-            let unlinked = |peer: &u32| !self.engine.links[*peer as usize].is_up();
-            let owed = consent.owed(me, world).filter(unlinked);
-            ranks.extend(consent.awaited(me, world).chain(owed).map(Rank));
-        }
-        ranks.sort_unstable();
-        ranks.dedup();
-        ranks
     }
 
     /// Looks at the clock. Returns whether there is something new to tell the peers.

@@ -360,7 +360,7 @@ impl Arena {
         if open.stage == Stage::Streaming {
             let done = match &open.way {
                 Way::Stream(stream) => self.stream(stream, input, result),
-                Way::Rounds(rounds) => self.go_rounds(&open.operation, rounds, input, result),
+                Way::Rounds(rounds) => self.go_rounds(&open.operation, *rounds, input, result),
                 _ => true,
             };
             if !done {
@@ -471,7 +471,7 @@ impl Arena {
             Stage::Sliced => patience.look(|| self.all_have_sliced(&open)),
             Stage::Streaming => patience.look(|| match &open.way {
                 Way::Stream(stream) => self.can_stream(stream),
-                Way::Rounds(rounds) => self.can_go_round(rounds),
+                Way::Rounds(rounds) => self.can_go_round(*rounds),
                 _ => true,
             }),
             _ => patience.look(|| !self.is_held(&open)),

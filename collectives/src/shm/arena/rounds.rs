@@ -50,21 +50,21 @@ impl Rounds {
         (is_plain && length >= LEAST).then_some(Self { length })
     }
 
-    fn pieces(&self) -> usize {
+    fn pieces(self) -> usize {
         self.length.div_ceil(PIECE)
     }
 
-    fn all(&self) -> usize {
+    fn all(self) -> usize {
         self.pieces() + MORE
     }
 
     /// A piece, in the data.
-    fn piece(&self, piece: usize) -> Range<usize> {
+    fn piece(self, piece: usize) -> Range<usize> {
         piece * PIECE..((piece + 1) * PIECE).min(self.length)
     }
 
     /// The part of a piece that a rank combines, in the data.
-    fn slice(&self, world: usize, piece: usize, rank: usize) -> Range<usize> {
+    fn slice(self, world: usize, piece: usize, rank: usize) -> Range<usize> {
         let Range { start, end } = self.piece(piece);
         let each = (end - start).div_ceil(world).next_multiple_of(64);
         let at = |rank: usize| (start + rank * each).min(end);
@@ -87,7 +87,7 @@ impl Rounds {
     }
 
     /// Whoever calls gives all buffers that there are.
-    pub(super) fn check(&self, input: usize, result: usize) -> Result<(), CollectiveError> {
+    pub(super) fn check(self, input: usize, result: usize) -> Result<(), CollectiveError> {
         if (input, result) == (self.length, self.length) {
             return Ok(());
         }
@@ -122,7 +122,7 @@ impl Arena {
         keeps: bool,
     ) -> Result<Outcome, CollectiveError> {
         let (way, bytes) = self.plan(operation, forced, &[]);
-        if let Way::Rounds(rounds) = &way {
+        if let Way::Rounds(rounds) = way {
             rounds.check(data.len(), data.len())?;
             self.keeps = keeps;
             if keeps && !self.kept.try_reserve(rounds.length) {
@@ -149,7 +149,7 @@ impl Arena {
     pub(super) fn go_rounds(
         &mut self,
         operation: &Operation,
-        rounds: &Rounds,
+        rounds: Rounds,
         input: &[u8],
         result: &mut [u8],
     ) -> bool {
@@ -176,19 +176,19 @@ impl Arena {
     }
 
     /// Whether all others have ended the round before this rank's.
-    pub(super) fn can_go_round(&self, rounds: &Rounds) -> bool {
+    pub(super) fn can_go_round(&self, rounds: Rounds) -> bool {
         let round = self.pieces.given;
         let others = || self.others().map(|rank| self.map.given(rank));
         round < rounds.all() && others().all(|ended| rules::may_begin(ended, round))
     }
 
     /// Whether this rank can't end without what another one has still to do. In the last round it reads what was combined before.
-    pub(super) fn lacks_rounds(&self, rounds: &Rounds, rank: usize) -> bool {
+    pub(super) fn lacks_rounds(&self, rounds: Rounds, rank: usize) -> bool {
         !rules::may_begin(self.map.given(rank), rounds.all() - 1)
     }
 
     /// Whether another rank could go on, by what all have done, and does not.
-    pub(super) fn is_behind(&self, rounds: &Rounds, rank: usize) -> bool {
+    pub(super) fn is_behind(&self, rounds: Rounds, rank: usize) -> bool {
         let ended = |rank: usize| self.map.given(rank).get();
         ended(rank) < rounds.all() as u64
             && (0..self.world).all(|other| ended(other) >= ended(rank))
@@ -207,7 +207,7 @@ impl Arena {
         }
     }
 
-    fn give_whole(&mut self, rounds: &Rounds, piece: usize, data: &[u8]) {
+    fn give_whole(&mut self, rounds: Rounds, piece: usize, data: &[u8]) {
         let (me, all) = (self.me, rounds.piece(piece));
         if self.keeps {
             copy::away(&data[all.clone()], &mut self.kept.bytes_mut()[all.clone()]);
@@ -221,7 +221,7 @@ impl Arena {
             .write(me, Place::Area, after, &data[own.end..all.end]);
     }
 
-    fn combine_piece(&mut self, operation: &Operation, rounds: &Rounds, piece: usize, data: &[u8]) {
+    fn combine_piece(&mut self, operation: &Operation, rounds: Rounds, piece: usize, data: &[u8]) {
         let (me, world) = (self.me, self.world);
         let own = rounds.slice(world, piece, me);
         let (first, start) = (rounds.piece(piece).start, own.start);
@@ -236,7 +236,7 @@ impl Arena {
         );
     }
 
-    fn store_piece(&mut self, rounds: &Rounds, piece: usize, result: &mut [u8]) {
+    fn store_piece(&mut self, rounds: Rounds, piece: usize, result: &mut [u8]) {
         let place = Rounds::slice_place(self.world, piece);
         for rank in 0..self.world {
             let slice = rounds.slice(self.world, piece, rank);

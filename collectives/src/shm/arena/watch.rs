@@ -28,7 +28,7 @@ impl Arena {
                         open.stage != Stage::Streaming || self.lacks_pieces(stream, rank)
                     }
                     Way::Rounds(rounds) => {
-                        open.stage != Stage::Streaming || self.lacks_rounds(rounds, rank)
+                        open.stage != Stage::Streaming || self.lacks_rounds(*rounds, rank)
                     }
                     Way::Agree | Way::Flat => false,
                 }
@@ -79,9 +79,9 @@ impl Arena {
                     }
                 }
                 Way::Rounds(rounds) => {
-                    let behind = ranks(&|rank| self.is_behind(rounds, rank));
+                    let behind = ranks(&|rank| self.is_behind(*rounds, rank));
                     if behind.is_empty() {
-                        ranks(&|rank| self.lacks_rounds(rounds, rank))
+                        ranks(&|rank| self.lacks_rounds(*rounds, rank))
                     } else {
                         behind
                     }
