@@ -1,7 +1,7 @@
 //! All-reduces so long that ranks with a processor each do them in rounds, in the caller's buffer. (On a machine with one processor they are
 //! done otherwise, and everything here holds as well.)
 
-#![allow(clippy::unwrap_used, clippy::float_cmp)]
+#![allow(clippy::unwrap_used, clippy::float_cmp, clippy::cast_sign_loss)]
 
 mod common;
 
