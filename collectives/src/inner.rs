@@ -29,7 +29,7 @@ mod shared;
 mod turn;
 mod watch;
 
-pub(crate) use shared::Quick;
+pub(crate) use shared::{Quick, Shared};
 pub(crate) use turn::Turn;
 use turn::{Recording, drive};
 

@@ -280,6 +280,41 @@ fn links_that_broke_are_made_again() {
     }
 }
 
+/// A word that was given on a link that breaks is given again on the next one.
+#[test]
+fn what_was_said_on_links_that_broke_is_said_again() {
+    type Body = fn(&Communicator, &mut [f32]) -> Result<(), CollectiveError>;
+    let moves: [Body; 3] = [
+        |comm, data| match comm.rank() {
+            Rank(0) => comm.send(data, Rank(1)),
+            _ => comm.receive_into(data, Rank(0)),
+        },
+        |comm, data| comm.broadcast(data, Rank(0)),
+        |comm, data| comm.reduce(data, ReduceOp::Sum, Rank(0)),
+    ];
+    for moves in moves {
+        for (length, after) in [10, 2000, 100_000]
+            .into_iter()
+            .flat_map(|length| [0, 1, 97, 1100, 1200, 1300].map(|after| (length, after)))
+        {
+            let group = Group::new(Kind::Memory, 2);
+            let fault = Fault::cut();
+            for rank in 0..2 {
+                group.set_fault(rank, &fault);
+            }
+            group.run(|comm| moves(comm, &mut vec![1.0; length]).unwrap());
+            fault.arm(after);
+            let begun = Instant::now();
+            for result in group.run(|comm| moves(comm, &mut vec![1.0; length])) {
+                // What went on a link before it broke may be lost, and is missed at once.
+                let is_late = matches!(result, Err(CollectiveError::Deadline { .. }));
+                assert!(!is_late, "{length}, {after}: {result:?}");
+            }
+            assert!(begun.elapsed() < LONG / 2);
+        }
+    }
+}
+
 #[test]
 fn a_group_of_no_ranks_or_a_rank_outside_it_is_refused() {
     assert!(matches!(

@@ -230,3 +230,36 @@ fn a_join_that_others_do_not_follow_ends_by_the_time_limit() {
     assert!(matches!(error, CollectiveError::Deadline { .. }), "{error}");
     assert!(error.to_string().contains("join"), "{error}");
 }
+
+/// Buffers in shared memory, whichever rank comes first, and whatever they did before.
+#[test]
+fn shared_buffers_are_reduced_without_ranks_that_joined() {
+    let group = Group::new(Kind::Shared, 3);
+    for _ in 0..5 {
+        group.run(|comm| {
+            let me = comm.rank().0;
+            let lengths = [5, 50_000];
+            let mut buffers = lengths.map(|length| comm.buffer::<f32>(length).unwrap());
+            for buffer in &mut buffers {
+                buffer.fill(1.0);
+                comm.all_reduce_buffer(buffer, ReduceOp::Sum).unwrap();
+                buffer.fill(2.0);
+            }
+            if me < 2 {
+                for buffer in &mut buffers {
+                    for expected in [4.0, 8.0, 16.0] {
+                        comm.all_reduce_buffer(buffer, ReduceOp::Sum).unwrap();
+                        assert!(buffer.iter().all(|value| *value == expected), "{expected}");
+                    }
+                }
+            }
+            comm.join().unwrap();
+            // All are there again.
+            for buffer in &mut buffers {
+                buffer.fill(2.0);
+                comm.all_reduce_buffer(buffer, ReduceOp::Sum).unwrap();
+                assert!(buffer.iter().all(|value| *value == 6.0));
+            }
+        });
+    }
+}

@@ -140,3 +140,20 @@ fn a_rank_that_gives_up_in_the_middle_leaves_everybodys_input_as_it_was() {
         assert!(data == sum(LENGTH));
     });
 }
+
+#[test]
+fn a_buffer_of_another_communicator_is_reduced_as_any_memory() {
+    let group = Group::new(Kind::Shared, 2);
+    group.run(|comm| {
+        let other = comm.group(&[Rank(0), Rank(1)]).unwrap().unwrap();
+        for length in [3, 1000, 100_000, LENGTH] {
+            let mut buffer = comm.buffer::<f32>(length).unwrap();
+            buffer.copy_from_slice(&values(comm.rank().0, length));
+            other.all_reduce_buffer(&mut buffer, ReduceOp::Sum).unwrap();
+            assert!(*buffer == *sum(length), "{length}");
+            // And it is the first one's still.
+            comm.all_reduce_buffer(&mut buffer, ReduceOp::Max).unwrap();
+            assert!(*buffer == *sum(length), "{length}");
+        }
+    });
+}

@@ -7,7 +7,7 @@ use kolo_transport::ids::Rank;
 
 use super::{FOREVER, Inner, Recording, Turn, drive};
 use crate::blocking::Alarm;
-use crate::element::Element;
+use crate::element::{self, Element};
 use crate::engine::Engine;
 use crate::error::CollectiveError;
 use crate::handle::Progress;
@@ -55,8 +55,9 @@ impl Given<'_> {
 
 /// Whether an operation was done in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shared {
+pub(crate) enum Shared {
     Done,
+    /// It is to be done over the links.
     Not,
 }
 
@@ -177,34 +178,33 @@ impl Inner {
 }
 
 impl Turn<'_> {
-    /// Waits for the end of an operation that [has begun](Quick::Begun).
+    /// Waits for the end of an operation that [has begun](Quick::Begun). Returns where it was done.
     pub(crate) async fn resume<A: Alarm>(
         &mut self,
         alarm: &mut A,
         tag: Tag,
         input: &[u8],
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<Shared, CollectiveError> {
         let operation = self.operation;
         let shared = self
             .wait_shared(alarm, tag, operation, (input, &mut []))
             .await?;
-        if shared == Shared::Done {
-            return Ok(());
+        if shared == Shared::Not {
+            let load = |engine: &mut Engine, operation: &Operation| engine.load(operation, input);
+            self.run_over_links(alarm, tag, operation, load).await?;
         }
-        let load = |engine: &mut Engine, operation: &Operation| engine.load(operation, input);
-        self.run_over_links(alarm, tag, operation, load)
-            .await
-            .map(drop)
+        Ok(shared)
     }
 
-    /// As [`Turn::run`], of buffers in shared memory. Returns whether the buffers were used: if not, nothing was done.
+    /// As [`Turn::run`], of buffers in shared memory. Returns where it was done; `None` if the buffer is not in this memory: then
+    /// nothing was done.
     pub(crate) async fn run_buffers<A: Alarm, T: Element>(
         &mut self,
         alarm: &mut A,
         tag: Tag,
         operation: Operation,
         buffer: &SharedBuffer<T>,
-    ) -> Result<bool, CollectiveError> {
+    ) -> Result<Option<Shared>, CollectiveError> {
         if self.engine.shm.is_unsettled() {
             self.form(alarm, tag, operation).await?;
         }
@@ -214,12 +214,17 @@ impl Turn<'_> {
             None => None,
         };
         let Some(halves) = halves else {
-            return Ok(false);
+            return Ok(None);
         };
-        let shared = self
-            .share(alarm, tag, operation, Given::Buffers(halves))
-            .await?;
-        Ok(shared == Shared::Done)
+        let given = Given::Buffers(halves);
+        let shared = self.share(alarm, tag, operation, given).await?;
+        if shared == Shared::Not {
+            let load = |engine: &mut Engine, operation: &Operation| {
+                engine.load(operation, element::bytes_of(buffer));
+            };
+            self.run_over_links(alarm, tag, operation, load).await?;
+        }
+        Ok(Some(shared))
     }
 
     /// Leaves the operation in shared memory that ran last, whose result needs no copy.

@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use crate::blocking::Alarm;
 use crate::communicator::Communicator;
-use crate::element::Element;
+use crate::element::{self, Element};
 use crate::error::CollectiveError;
-use crate::inner::Quick;
+use crate::inner::{Quick, Shared, Turn};
 use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::shm::buffer::SharedBuffer;
 
@@ -54,7 +54,7 @@ impl Communicator {
     }
 
     /// As [`Communicator::all_reduce`], of buffers that [`Communicator::buffer`] made: every rank gives one. The result is
-    /// in the buffer. It takes half the time of other memory and less.
+    /// in the buffer. It takes half to two thirds of the time of other memory.
     ///
     /// # Errors
     ///
@@ -85,9 +85,9 @@ impl Communicator {
                 return Ok(());
             }
             Quick::Begun(mut turn, tag) => {
-                Self::blocking(async |alarm, _| turn.resume(alarm, tag, &[]).await)?;
-                turn.leave();
-                buffer.turn();
+                let input = element::bytes_of(buffer);
+                let shared = Self::blocking(async |alarm, _| turn.resume(alarm, tag, input).await)?;
+                end_in(turn, buffer, shared, tainted);
                 return Ok(());
             }
             Quick::Failed(error) => return Err(error),
@@ -109,17 +109,33 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         let (mut turn, tag) = self.turn(alarm, started, request.kind, 1).await?;
         let tainted = buffer.taint();
-        if turn.run_buffers(alarm, tag, request, buffer).await? {
-            turn.leave();
-            buffer.turn();
+        if let Some(shared) = turn.run_buffers(alarm, tag, request, buffer).await? {
+            end_in(turn, buffer, shared, tainted);
             return Ok(());
         }
         // It is another communicator's, or an algorithm is asked for.
         buffer.untaint(tainted);
         let request = self.reduction::<T>(request.kind, buffer.len(), op);
-        turn.run(alarm, tag, request, crate::element::bytes_of(buffer))
-            .await?;
-        turn.store(buffer);
-        Ok(())
+        turn.run_in_place(alarm, tag, request, buffer, true).await
+    }
+}
+
+/// Puts the result of an operation in its buffer, which was `tainted` before or not.
+fn end_in<T: Element>(
+    mut turn: Turn<'_>,
+    buffer: &mut SharedBuffer<T>,
+    shared: Shared,
+    tainted: bool,
+) {
+    match shared {
+        Shared::Done => {
+            turn.leave();
+            buffer.turn();
+        }
+        // A rank has no data: nobody has touched the other half.
+        Shared::Not => {
+            buffer.untaint(tainted);
+            turn.store(buffer);
+        }
     }
 }

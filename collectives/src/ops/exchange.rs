@@ -207,7 +207,8 @@ impl Communicator {
     ///
     /// [`CollectiveError`], of which [`CollectiveError::Invalid`] if `to` is this rank or none of the group, and
     /// [`CollectiveError::Mismatch`] on both ranks if they disagree on type, shape or compression. What the receiver refuses
-    /// (a buffer of another length, more than its memory holds) is [`CollectiveError::PeerLeft`] here.
+    /// (a buffer of another length, more than its memory holds) is [`CollectiveError::PeerFailed`] here. After an error the
+    /// receiver may have the values all the same, if it took them just before the link ended or this rank's deadline passed.
     pub fn send<T: Element>(&self, data: &[T], to: Rank) -> Result<(), CollectiveError> {
         let pair = self.pair(self.rank(), to)?;
         Self::blocking(async |alarm, started| {

@@ -116,7 +116,7 @@ impl Communicator {
         {
             Quick::Done(_) => Ok(()),
             Quick::Begun(mut turn, tag) => {
-                Self::blocking(async |alarm, _| turn.resume(alarm, tag, &[]).await)
+                Self::blocking(async |alarm, _| turn.resume(alarm, tag, &[]).await.map(drop))
             }
             Quick::Failed(error) => Err(error),
             Quick::No => Self::blocking(async |alarm, started| self.meet(alarm, started).await),

@@ -134,6 +134,7 @@ impl Run<'_> {
                     return;
                 }
                 link.notify(&header(consent.round).encode());
+                self.words |= 1 << consent.round;
                 consent.given = true;
             }
             if !consent.has_heard(consent.round) {
@@ -143,6 +144,23 @@ impl Run<'_> {
             consent.given = false;
         }
         self.consent = None;
+    }
+
+    /// A link was made anew: what was said on the one before may not have come.
+    pub(super) fn repeat_words(&mut self, peer: u32) {
+        let data = self.as_data(0);
+        let Engine {
+            links, me, world, ..
+        } = &mut *self.engine;
+        for round in 0..world.next_power_of_two().ilog2() {
+            if self.words & (1 << round) != 0 && after(*me, round, *world) == peer {
+                let word = Header::Consent(Data {
+                    step: round,
+                    ..data
+                });
+                links[peer as usize].notify(&word.encode());
+            }
+        }
     }
 
     /// What this rank asks for, in a frame without elements.

@@ -88,6 +88,8 @@ pub(crate) struct Run<'a> {
     step: usize,
     /// The word of the others that they ask for the same, while it is not complete.
     consent: Option<Consent>,
+    /// The rounds of it in which this rank has given its own.
+    words: u64,
     watch: Watch,
     questions: Questions,
     /// For a rank without data: what the others ask for.
@@ -135,6 +137,7 @@ impl<'a> Run<'a> {
             watch: Watch::new(started, place.stalls.after()),
             questions: Questions::new(started),
             consent,
+            words: 0,
             learned: None,
             request,
             tag,
@@ -334,7 +337,10 @@ impl<'a> Run<'a> {
             let link = &self.engine.links[peer as usize];
             let replaces = link.is_up() && link.used;
             match self.engine.arrive(arrival, &notices) {
-                Ok(()) if !replaces => self.tell_newcomer(peer),
+                Ok(()) if !replaces => {
+                    self.repeat_words(peer);
+                    self.tell_newcomer(peer);
+                }
                 Ok(()) if self.needs(peer) => {
                     failure = Some(CollectiveError::PeerLost {
                         rank: Rank(peer),

@@ -175,6 +175,11 @@ impl Arena {
         }
     }
 
+    /// Whether this rank is in the middle of an operation that is done piece by piece.
+    pub(crate) fn is_streaming(&self) -> bool {
+        self.open.is_some_and(|open| open.stage == Stage::Streaming)
+    }
+
     /// Whether this rank is in an operation.
     pub(crate) fn is_open(&self) -> bool {
         self.open.is_some()
