@@ -8,6 +8,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use crate::cause::Cause;
 use crate::header::{Data, HEADER, Header, MAX_TEXT, SEGMENT};
@@ -103,8 +104,8 @@ pub(crate) struct Link {
     pub(crate) came: Option<(Tag, Operation)>,
     /// The last operation that the peer gave up before this rank did, and why.
     pub(crate) gave_up: Option<(Tag, Cause)>,
-    /// What the peer does while this rank waits for it, and in which operation of this rank that was heard.
-    pub(crate) doing: Option<(Tag, String)>,
+    /// What the peer does while this rank waits for it, and in which operation of this rank and when that was heard.
+    pub(crate) doing: Option<(Tag, String, Instant)>,
     /// Bytes that went out and came in, and how many of them are counted already.
     moved: Moved,
     counted: Moved,

@@ -263,3 +263,16 @@ fn shared_buffers_are_reduced_without_ranks_that_joined() {
         });
     }
 }
+
+#[test]
+fn a_rank_that_joined_has_no_object_to_give() {
+    let group = Group::new(Kind::Memory, 2);
+    group.run(|comm| {
+        if comm.rank() == Rank(1) {
+            let error = comm.all_gather_object(&5_u32).unwrap_err();
+            assert!(error.to_string().contains("rank 0 has joined"), "{error}");
+        }
+        comm.join().unwrap();
+        assert_eq!(comm.all_gather_object(&()).unwrap(), [(), ()]);
+    });
+}

@@ -145,6 +145,11 @@ fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, CollectiveError> {
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8], rank: u32) -> Result<T, CollectiveError> {
+    if bytes.is_empty() {
+        // Whatever is serialised has a byte at least.
+        let reason = format!("rank {rank} has joined: it has no value to give");
+        return Err(CollectiveError::Invalid { reason });
+    }
     rmp_serde::from_slice(bytes).map_err(|error| CollectiveError::Invalid {
         reason: format!(
             "what rank {rank} gave is no {}: {error}",

@@ -50,6 +50,14 @@ impl Watch {
     }
 }
 
+/// What a rank said that it does. The times in it are from then.
+fn as_said(doing: &str, ago: Duration) -> String {
+    if ago < Duration::from_secs(1) {
+        return doing.to_owned();
+    }
+    format!("{doing} (as it said {:.1} s ago)", ago.as_secs_f64())
+}
+
 impl Run<'_> {
     /// Looks whether it is time to say or report something. Returns whether there is something to write.
     pub(super) fn look(&mut self, now: Instant) -> bool {
@@ -137,7 +145,7 @@ impl Run<'_> {
     fn doing_of(&self, peer: u32) -> String {
         let link = &self.engine.links[peer as usize];
         match &link.doing {
-            Some((tag, doing)) if *tag == self.tag => doing.clone(),
+            Some((tag, doing, said)) if *tag == self.tag => as_said(doing, said.elapsed()),
             _ if !link.is_up() => "there is no link to it".to_owned(),
             _ => match link.came {
                 Some((tag, asked)) if tag > self.tag => format!("it is in {asked} ({tag})"),
@@ -185,7 +193,8 @@ impl Run<'_> {
         }
         if from == Some(rank) {
             // It is not in the operation, and says so itself.
-            self.engine.links[rank as usize].doing = Some((self.tag, doing.clone()));
+            let said = (self.tag, doing.clone(), Instant::now());
+            self.engine.links[rank as usize].doing = Some(said);
         }
         let known = self
             .watch
@@ -225,5 +234,18 @@ impl Run<'_> {
             let frame = self.ask_frame();
             self.engine.links[peer as usize].notify(&frame);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_rank_said_long_ago_is_told_with_its_age() {
+        let doing = "it is in no operation; its last was barrier, which ended 1.0 s ago";
+        let said = |millis| as_said(doing, Duration::from_millis(millis));
+        assert_eq!(said(999), doing);
+        assert_eq!(said(59_040), format!("{doing} (as it said 59.0 s ago)"));
     }
 }
