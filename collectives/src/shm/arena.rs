@@ -13,6 +13,8 @@
 //! fails leaves it as it was (F-2).
 
 mod combine;
+#[cfg(test)]
+mod numbers;
 mod rounds;
 mod store;
 mod stream;

@@ -158,7 +158,7 @@ impl Arena {
                 return false;
             }
             let round = self.pieces.given;
-            if let Some(piece) = round.checked_sub(2) {
+            if let Some(piece) = round.checked_sub(MORE) {
                 self.store_piece(rounds, piece, result);
             }
             let data = if input.is_empty() { &*result } else { input };

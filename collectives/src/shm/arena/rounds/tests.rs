@@ -1,6 +1,7 @@
 //! Slices and places are where they should be, every order of steps gives every rank the sum, and who gives up has its input.
 
 use super::super::super::map::{Map, Owner};
+use super::super::numbers::Numbers;
 use super::*;
 use kolo_transport::ids::{Generation, JobId, Rank};
 use std::os::fd::AsFd;
@@ -109,19 +110,6 @@ fn data(me: usize, length: usize) -> Vec<u8> {
 fn total(world: usize, length: usize) -> Vec<u8> {
     let sum = |at| (0..world).fold(0, |sum: u8, me| sum.wrapping_add(byte(me, at)));
     repeated(length, sum)
-}
-
-/// The same numbers in every run.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        ((self.0 >> 33) as usize) % end
-    }
 }
 
 #[test]

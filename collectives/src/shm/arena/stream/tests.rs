@@ -1,6 +1,7 @@
 //! Pieces are where they should be, and every order of steps gives every rank what is its.
 
 use super::super::super::map::{Map, Owner};
+use super::super::numbers::Numbers;
 use super::super::{Arena, Outcome};
 use super::*;
 use crate::operation::Tag;
@@ -142,19 +143,6 @@ fn ranks(world: usize, request: &Operation) -> Vec<Rank> {
             }
         })
         .collect()
-}
-
-/// The same numbers in every run.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        ((self.0 >> 33) as usize) % end
-    }
 }
 
 #[test]
