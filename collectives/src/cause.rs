@@ -25,6 +25,13 @@ pub enum Cause {
         /// What it asked for: ranks that all wait for others may disagree and not know it.
         asked: String,
     },
+    /// It has not given up: a rank of which it needs nothing itself is gone, and who waits for that one may not know it.
+    Gone {
+        /// Which.
+        rank: Rank,
+        /// How it is known.
+        reason: String,
+    },
     /// A rank is lost.
     Lost {
         /// Which.
@@ -156,7 +163,9 @@ impl Cause {
                 waited: Duration::ZERO,
                 late: Vec::new(),
             },
-            Self::Lost { rank, reason, .. } => CollectiveError::PeerLost { rank, reason },
+            Self::Lost { rank, reason, .. } | Self::Gone { rank, reason } => {
+                CollectiveError::PeerLost { rank, reason }
+            }
             Self::Failed { rank, reason } => CollectiveError::PeerFailed { rank, call, reason },
             Self::Left { rank, reason } => CollectiveError::PeerLeft { rank, reason },
             Self::Deadline { waited, late } => CollectiveError::Deadline {
@@ -183,7 +192,8 @@ impl Cause {
     /// The rank that is gone, if one is.
     pub(crate) fn gone(&self) -> Option<(Rank, &str)> {
         match self {
-            Self::Lost {
+            Self::Gone { rank, reason }
+            | Self::Lost {
                 rank,
                 reason,
                 for_good: true,
@@ -205,7 +215,8 @@ impl Cause {
     pub(crate) fn ranks(&self) -> Vec<Rank> {
         match self {
             Self::Stalled { .. } => Vec::new(),
-            Self::Lost { rank, .. }
+            Self::Gone { rank, .. }
+            | Self::Lost { rank, .. }
             | Self::Failed { rank, .. }
             | Self::Left { rank, .. }
             | Self::Connect { rank, .. }
@@ -255,6 +266,7 @@ impl Cause {
             } => put(5, 0, &[*rank, *other], &[asked, other_asked]),
             Self::Connect { rank, reason } => put(6, 0, &[*rank], &[reason]),
             Self::Protocol { rank, reason } => put(7, 0, &[*rank], &[reason]),
+            Self::Gone { rank, reason } => put(8, 0, &[*rank], &[reason]),
         }
         debug_assert!(out.len() <= MAX_TEXT);
         out
@@ -316,6 +328,10 @@ impl Cause {
                 rank: rank()?,
                 reason: text()?,
             },
+            8 => Self::Gone {
+                rank: rank()?,
+                reason: text()?,
+            },
             _ => return None,
         })
     }
@@ -356,6 +372,7 @@ mod tests {
                 reason,
                 for_good
             }),
+            named().prop_map(|(rank, reason)| Cause::Gone { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Failed { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Left { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Connect { rank, reason }),

@@ -147,8 +147,7 @@ impl Engine {
                 (self.me + self.world - distance) % self.world,
             ] {
                 let link = &self.links[peer as usize];
-                let gone = link.ended.as_ref().is_some_and(|ended| ended.is_final);
-                let idle = !link.is_up() && !link.connecting && !gone;
+                let idle = !link.is_up() && !link.connecting && !link.is_over();
                 if peer != self.me && idle && self.dials(peer) {
                     self.links[peer as usize].connecting = true;
                     found.push(peer);
@@ -247,15 +246,20 @@ impl Engine {
 
     /// Tells every linked peer something about an operation. Returns the frame, for peers to come.
     pub(crate) fn tell(&mut self, tag: Tag, cause: &Cause) -> Vec<u8> {
+        let frame = self.notice(tag, cause);
+        self.notify_all(&frame);
+        frame
+    }
+
+    /// The frame that says something about an operation.
+    pub(crate) fn notice(&self, tag: Tag, cause: &Cause) -> Vec<u8> {
         let text = cause.encode();
         let header = Header::AbortOperation {
             generation: self.generation,
             tag,
             length: text.len() as u32,
         };
-        let frame = frame(&header, &text);
-        self.notify_all(&frame);
-        frame
+        frame(&header, &text)
     }
 
     /// Says that this rank takes what came in an operation that [waits](crate::run::Run::until_taken) for that.

@@ -170,9 +170,14 @@ impl Family {
         self.lock().met.insert(rank)
     }
 
+    /// Whether a rank has had a link to this one, in some group.
+    pub(crate) fn has_met(&self, rank: u32) -> bool {
+        self.lock().met.contains(&rank)
+    }
+
     /// Whether a rank is gone, if that can be found out.
     pub(crate) fn is_gone(&self, rank: u32) -> Option<Gone> {
-        let met = self.lock().met.contains(&rank);
+        let met = self.has_met(rank);
         self.connector.is_gone(Rank(rank), met)
     }
 

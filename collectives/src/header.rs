@@ -247,6 +247,14 @@ impl Header {
         }
     }
 
+    /// Whether its payload is a text that says something about an operation or a call.
+    pub(crate) const fn is_notice(&self) -> bool {
+        matches!(
+            self,
+            Self::Doing { .. } | Self::AbortOperation { .. } | Self::AbortCall { .. }
+        )
+    }
+
     /// The header as bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER] {

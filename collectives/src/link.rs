@@ -4,6 +4,8 @@
 //! frame that was half sent is kept (as a copy) and sent before anything else; the rest of one that was half
 //! received is read and dropped. So both sides stay in step without a new connection.
 
+mod buffer;
+
 use std::io::IoSlice;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -16,12 +18,7 @@ use crate::lane::{Lane, LaneError};
 use crate::operation::{Operation, Tag};
 use crate::record::Moved;
 use crate::scratch::Scratch;
-
-/// What is read ahead: small frames come out of one read.
-const READ_AHEAD: usize = 8 * 1024;
-
-/// Payload of at least this many bytes is read straight to its place.
-const DIRECT: usize = 4 * 1024;
+use buffer::ReadBuffer;
 
 /// Most bytes that wait for a peer that does not read: the rest of one segment and some notices.
 const BACKLOG: usize = SEGMENT + 16 * (HEADER + MAX_TEXT);
@@ -104,6 +101,8 @@ pub(crate) struct Link {
     pub(crate) came: Option<(Tag, Operation)>,
     /// The last operation that the peer gave up before this rank did, and why.
     pub(crate) gave_up: Option<(Tag, Cause)>,
+    /// The peer is gone, as was found out here or by another rank. The peers of this rank were told.
+    pub(crate) found_gone: Option<String>,
     /// What the peer does while this rank waits for it, and in which operation of this rank and when that was heard.
     pub(crate) doing: Option<(Tag, String, Instant)>,
     /// Bytes that went out and came in, and how many of them are counted already.
@@ -114,6 +113,12 @@ pub(crate) struct Link {
 impl Link {
     pub(crate) fn is_up(&self) -> bool {
         self.lane.is_some()
+    }
+
+    /// Whether there will be no other lane: the peer is gone.
+    pub(crate) fn is_over(&self) -> bool {
+        let ended = self.ended.as_ref().is_some_and(|ended| ended.is_final);
+        !self.is_up() && (ended || self.found_gone.is_some())
     }
 
     /// Whether nothing here would show that the peer is gone.
@@ -347,6 +352,15 @@ impl Link {
         Poll::Ready(Ok(count))
     }
 
+    /// The next notice behind a frame that waits until somebody wants it, if one can be read now. It will be read again
+    /// when its turn comes.
+    pub(crate) fn poll_notice(&mut self, cx: &mut Context<'_>) -> Option<(Header, Vec<u8>)> {
+        let (Some(lane), Some(Inbound::Held(held))) = (&mut self.lane, &self.inbound) else {
+            return None;
+        };
+        self.buffer.poll_notice(lane.as_mut(), cx, held.length())
+    }
+
     /// Reads up to `most` bytes and drops them. Returns how many.
     pub(crate) fn poll_discard(
         &mut self,
@@ -362,76 +376,6 @@ impl Link {
         let count = self.buffer.skip(most);
         self.moved.received += count as u64;
         Poll::Ready(Ok(count))
-    }
-}
-
-/// Bytes that were read from a lane and are not used yet.
-#[derive(Debug, Default)]
-struct ReadBuffer {
-    bytes: Vec<u8>,
-    start: usize,
-    end: usize,
-}
-
-impl ReadBuffer {
-    fn held(&self) -> &[u8] {
-        &self.bytes[self.start..self.end]
-    }
-
-    /// Copies as much as there is, up to the whole of `into`.
-    fn take(&mut self, into: &mut [u8]) -> usize {
-        let count = into.len().min(self.end - self.start);
-        into[..count].copy_from_slice(&self.bytes[self.start..self.start + count]);
-        self.skip(count)
-    }
-
-    fn skip(&mut self, most: usize) -> usize {
-        let count = most.min(self.end - self.start);
-        self.start += count;
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        }
-        count
-    }
-
-    /// Reads more behind what is held.
-    fn poll_fill(&mut self, lane: &mut dyn Lane, cx: &mut Context<'_>) -> Poll<Result<(), Stop>> {
-        if self.bytes.is_empty() {
-            self.bytes = vec![0; READ_AHEAD];
-        }
-        if self.start > 0 {
-            self.bytes.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        }
-        self.end += ready!(poll_some(lane, cx, &mut self.bytes[self.end..]))?;
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_read(
-        &mut self,
-        lane: &mut dyn Lane,
-        cx: &mut Context<'_>,
-        into: &mut [u8],
-    ) -> Poll<Result<usize, Stop>> {
-        if self.held().is_empty() {
-            if into.len() >= DIRECT {
-                return poll_some(lane, cx, into);
-            }
-            // The next header comes along with the end of this payload.
-            ready!(self.poll_fill(lane, cx))?;
-        }
-        Poll::Ready(Ok(self.take(into)))
-    }
-}
-
-fn poll_some(
-    lane: &mut dyn Lane,
-    cx: &mut Context<'_>,
-    into: &mut [u8],
-) -> Poll<Result<usize, Stop>> {
-    match ready!(lane.poll_read(cx, into))? {
-        0 => Poll::Ready(Err(Stop::Ended("the peer closed it".to_owned()))),
-        count => Poll::Ready(Ok(count)),
     }
 }
 

@@ -62,6 +62,8 @@ pub(crate) struct State {
     /// The frame that says that this rank shares no memory, if it was asked.
     pub(crate) refusal: Option<Vec<u8>>,
     pub(crate) lost: BTreeMap<u32, String>,
+    /// Ranks that were found to be gone, of which this one needed nothing.
+    pub(crate) gone: Vec<(u32, String)>,
     pub(crate) table: Option<Arc<GenerationTable>>,
     pub(crate) timeout: Duration,
     pub(crate) tuning: Tuning,
@@ -95,6 +97,7 @@ impl State {
             one_host: None,
             refusal: None,
             lost: BTreeMap::new(),
+            gone: Vec::new(),
             table: None,
             timeout: TIMEOUT,
             tuning: Tuning::default(),

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use common::{Fault, Group, Kind, LONG, force, others, run, sum};
 use kolo_collectives::schedule::Algorithm;
 use kolo_collectives::{CollectiveError, Communicator, ReduceOp, local_group};
-use kolo_transport::ids::Rank;
+use kolo_transport::ids::{CallId, Rank};
 
 #[test]
 fn a_rank_that_dies_in_the_middle_ends_all_survivors_with_its_name() {
@@ -117,6 +117,33 @@ fn a_rank_that_is_done_may_go() {
                 });
             }
         });
+    }
+}
+
+/// On a link everything has its place: what a peer says last stands behind what it sent for later steps.
+#[test]
+fn an_abort_is_heard_by_a_rank_that_waits_for_another_one() {
+    for kind in [Kind::Memory, Kind::Unix, Kind::Tls] {
+        let group = Group::new(kind, 4);
+        force(&group, Algorithm::Ring);
+        group.run(|comm| comm.begin_call(CallId(1)));
+        let begun = Instant::now();
+        // Rank 3 is late and makes no links. So rank 2, which has to send to it, does not come beyond its first step.
+        let errors = run(&group.members[..3], |comm| {
+            std::thread::scope(|scope| {
+                let summing = scope.spawn(|| sum(comm, 4000));
+                if comm.rank() == Rank(1) {
+                    // Rank 2 has what rank 1 sends in its second step by then, or hears of the abort all the sooner.
+                    std::thread::sleep(Duration::from_millis(50));
+                    comm.abort_call(CallId(1), "it failed");
+                }
+                summing.join().unwrap().unwrap_err()
+            })
+        });
+        assert!(begun.elapsed() < LONG / 2, "{kind:?}: {errors:?}");
+        for error in [&errors[0], &errors[2]] {
+            assert_eq!(error.culprit_rank(), Some(Rank(1)), "{kind:?}: {error}");
+        }
     }
 }
 

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{GENERATION, JOB, LONG, hello};
+use common::{Fault, GENERATION, Group, JOB, Kind, LONG, force, hello, run, sum};
 use kolo_collectives::lane::{Connecting, Gone, LaneChoice, NetworkLanes, accept_tls};
+use kolo_collectives::schedule::Algorithm;
 use kolo_collectives::{CollectiveError, Communicator, Connector, LaneError, Rank};
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{ClusterId, Slot};
@@ -176,7 +177,7 @@ fn a_rank_that_is_waited_for_and_is_gone_is_lost_for_good() {
     let begun = Instant::now();
     let mut data = [1_u8];
     for _ in 0..2 {
-        let error = comm.broadcast(&mut data, Rank(1)).unwrap_err();
+        let error = comm.broadcast(&mut data, Rank(2)).unwrap_err();
         let CollectiveError::PeerLost { rank, reason } = error else {
             panic!("{error}");
         };
@@ -212,4 +213,69 @@ fn questions_end_with_the_operation() {
     assert!(asked > 1, "{asked}");
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(connector.asked.load(Ordering::SeqCst), asked);
+}
+
+/// Ranks of which the last goes after these two have done something. To the others its links end as if the network had cut them.
+fn the_last_goes(world: u32, met: impl Fn(&Communicator) + Sync, by: u32) -> Group {
+    let mut group = Group::new(Kind::Memory, world);
+    let (last, cut) = (world - 1, Fault::cut());
+    for rank in 0..last {
+        group.set_fault(rank, &cut);
+    }
+    let two = [by, last].map(|rank| &group.members[rank as usize]);
+    run(two, met);
+    group.is_gone(last);
+    drop(group.members.pop());
+    group
+}
+
+/// `comm` of the last rank sends, the other one receives.
+fn send_to(by: u32) -> impl Fn(&Communicator) + Sync {
+    move |comm| {
+        let last = Rank(comm.world_size() - 1);
+        if comm.rank() == last {
+            comm.send(&[5_u8], Rank(by)).unwrap();
+        } else {
+            assert_eq!(comm.receive::<u8>(last).unwrap(), [5]);
+        }
+    }
+}
+
+fn all_lose(rank: Rank, errors: Vec<CollectiveError>) {
+    for error in errors {
+        let CollectiveError::PeerLost { rank: lost, reason } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(lost, rank);
+        assert!(reason.contains("nothing listens there"), "{reason}");
+    }
+}
+
+/// Who waits for a rank that it has never met can't find out by itself whether that one is gone. But rank 1 has met rank 3, and
+/// tells it, though it needs nothing of rank 3 itself.
+#[test]
+fn who_has_met_a_rank_that_is_gone_tells_those_that_wait_for_it() {
+    let group = the_last_goes(4, send_to(1), 1);
+    // Of the ring rank 2 sends to rank 3, and rank 0 receives from it.
+    force(&group, Algorithm::Ring);
+    for length in [9, 100_000] {
+        let begun = Instant::now();
+        let errors = group.run(|comm| sum(comm, length).unwrap_err());
+        all_lose(Rank(3), errors);
+        assert!(begun.elapsed() < LONG / 2);
+    }
+}
+
+/// Rank 1 waits for what rank 2 sends, and that waits for rank 3. Of rank 3, which it has met, rank 1 needs no more than the word.
+#[test]
+fn who_waits_for_data_asks_for_those_too_whose_word_is_lacking() {
+    let group = the_last_goes(4, send_to(1), 1);
+    force(&group, Algorithm::ScatterGather);
+    let begun = Instant::now();
+    let errors = group.run(|comm| {
+        let mut data = vec![1_u8; 100_000];
+        comm.broadcast(&mut data, Rank(2)).unwrap_err()
+    });
+    all_lose(Rank(3), errors);
+    assert!(begun.elapsed() < LONG / 2);
 }

@@ -306,7 +306,7 @@ impl Turn<'_> {
         };
         let eager = self.engine.has_processors();
         let connect = |peer| inner.connect(peer);
-        let watch = |peer| inner.watch(peer);
+        let watch = |peer, waited| inner.watch(peer, waited);
         let mut run = Run::new(
             &mut self.engine,
             Place {

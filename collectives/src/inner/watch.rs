@@ -11,9 +11,14 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 impl Inner {
     /// Asks the [connector](crate::Connector::is_gone) again and again whether a peer is gone, until it is, or until this
-    /// rank [no longer waits](crate::signals::State::unwatch) for it. Then it counts as lost, in all groups.
-    pub(super) fn watch(self: &Arc<Self>, peer: u32) {
+    /// rank [no longer waits](crate::signals::State::unwatch). One that is `waited` for counts as lost then, in all groups. Of
+    /// another one, which may have done its part, those are to hear that wait for it.
+    pub(super) fn watch(self: &Arc<Self>, peer: u32, waited: bool) {
         let rank = self.job_rank(peer);
+        // Only somebody who has seen it there knows what it looks like when it is not.
+        if !waited && !self.family.has_met(rank) {
+            return;
+        }
         let Some(mut asking) = self.family.is_gone(rank) else {
             return;
         };
@@ -24,8 +29,14 @@ impl Inner {
                 let gone = asking.await;
                 let Some(inner) = weak.upgrade() else { return };
                 if let Some(reason) = gone {
-                    tracing::debug!(rank, %reason, "a rank that is waited for is gone");
-                    inner.family.rank_lost(rank, &reason);
+                    tracing::debug!(rank, %reason, waited, "a rank is gone");
+                    if waited {
+                        inner.family.rank_lost(rank, &reason);
+                    } else {
+                        inner
+                            .signals
+                            .change(|state| state.gone.push((peer, reason)));
+                    }
                     return;
                 }
                 drop(inner);

@@ -135,7 +135,7 @@ impl Run<'_> {
     }
 
     /// The generation and the operation of a frame; `None` if it has none.
-    fn place_of(&self, header: Header) -> Option<(Generation, Tag)> {
+    pub(super) fn place_of(&self, header: Header) -> Option<(Generation, Tag)> {
         match header {
             Header::Data(data) | Header::Ask(data) | Header::Consent(data) => {
                 Some((data.generation, data.tag))
@@ -253,11 +253,18 @@ impl Run<'_> {
             let reason = format!("a notice about rank {rank} of a world of {world}");
             return Err(self.broken(peer, reason));
         }
-        if let Some((rank, reason)) = cause.gone()
+        if let Cause::Gone { rank, reason } = cause {
+            return self.hear_gone(Some(peer), rank.0, reason);
+        }
+        if let Cause::Lost {
+            for_good: true,
+            rank,
+            reason,
+        } = &cause
             && rank.0 != self.engine.me
         {
             // Whatever it was needed for.
-            let reason = reason.to_owned();
+            let reason = reason.clone();
             self.signals.lock().lost.entry(rank.0).or_insert(reason);
         } else if let Some(tag) = of {
             self.engine.links[peer as usize].gave_up = Some((tag, cause));
@@ -317,10 +324,10 @@ impl Run<'_> {
     }
 
     pub(super) fn lost(&self, peer: u32) -> CollectiveError {
-        let reason = self.engine.links[peer as usize]
-            .ended
-            .as_ref()
-            .map_or("its link ended", |ended| &ended.reason);
+        let link = &self.engine.links[peer as usize];
+        let ended = link.ended.as_ref().map(|ended| &ended.reason);
+        let reason = link.found_gone.as_ref().or(ended);
+        let reason = reason.map_or("its link ended", String::as_str);
         let state = self.signals.lock();
         let host = state
             .host_of(peer)

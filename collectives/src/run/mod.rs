@@ -3,6 +3,7 @@
 //! No task reads a link between operations or besides the operation: whoever runs it polls all links, so that
 //! a failure is seen on whichever link it comes. What is not for the present step stays in its link.
 
+mod ahead;
 mod consent;
 mod gone;
 mod judge;
@@ -65,8 +66,8 @@ pub(crate) struct Place<'a> {
     pub(crate) stalls: &'a Stalls,
     /// Starts making a link.
     pub(crate) connect: &'a (dyn Fn(u32) + Sync),
-    /// Begins to ask whether a peer is gone.
-    pub(crate) watch: &'a (dyn Fn(u32) + Sync),
+    /// Begins to ask whether a peer is gone, who is waited for or not.
+    pub(crate) watch: &'a (dyn Fn(u32, bool) + Sync),
     pub(crate) id: GroupId,
 }
 
@@ -78,7 +79,7 @@ pub(crate) struct Run<'a> {
     signals: &'a Signals,
     stalls: &'a Stalls,
     connect: &'a (dyn Fn(u32) + Sync),
-    ask_whether_gone: &'a (dyn Fn(u32) + Sync),
+    ask_whether_gone: &'a (dyn Fn(u32, bool) + Sync),
     id: GroupId,
     request: Operation,
     tag: Tag,
@@ -97,6 +98,8 @@ pub(crate) struct Run<'a> {
     stall: Option<Stall>,
     /// A peer's deadline has passed.
     asked: bool,
+    /// Something was put on links that may have been written to already.
+    unsaid: bool,
     missing: Missing,
     /// A peer failed in the call, not only in this operation.
     ends_call: bool,
@@ -147,6 +150,7 @@ impl<'a> Run<'a> {
             step: 0,
             stall: None,
             asked: false,
+            unsaid: false,
             missing: Missing::Unknown,
             ends_call: false,
             finished: false,
@@ -310,6 +314,8 @@ impl<'a> Run<'a> {
                 self.step += 1;
                 self.enter_step();
             } else if !self.check_time(std::mem::take(&mut fired))?
+                && !self.look_ahead(cx)?
+                && !std::mem::take(&mut self.unsaid)
                 && self.missing != Missing::Unknown
             {
                 return Ok(false);
@@ -318,18 +324,21 @@ impl<'a> Run<'a> {
     }
 
     fn take_signals(&mut self, cx: &Context<'_>) -> Result<(), CollectiveError> {
-        let (arrivals, notices) = {
+        let (arrivals, gone, notices) = {
             let mut state = self.signals.lock();
             state.register(cx);
             if let Some(error) = state.obstacle(self.tag) {
                 return Err(error);
             }
-            if state.arrivals.is_empty() {
+            if state.arrivals.is_empty() && state.gone.is_empty() {
                 return Ok(());
             }
-            (std::mem::take(&mut state.arrivals), state.notices())
+            let gone = std::mem::take(&mut state.gone);
+            (std::mem::take(&mut state.arrivals), gone, state.notices())
         };
-        self.questions.stir();
+        if !arrivals.is_empty() {
+            self.questions.stir();
+        }
         // All are taken in before any of them ends the operation.
         let mut failure = None;
         for arrival in arrivals {
@@ -340,6 +349,7 @@ impl<'a> Run<'a> {
                 Ok(()) if !replaces => {
                     self.repeat_words(peer);
                     self.tell_newcomer(peer);
+                    self.tell_who_is_gone(peer);
                 }
                 Ok(()) if self.needs(peer) => {
                     failure = Some(CollectiveError::PeerLost {
@@ -353,6 +363,10 @@ impl<'a> Run<'a> {
                 }
                 Ok(()) | Err(_) => {}
             }
+        }
+        for (rank, reason) in gone {
+            let heard = self.hear_gone(None, rank, reason);
+            failure = failure.or(heard.err());
         }
         failure.map_or(Ok(()), Err)
     }
@@ -387,7 +401,7 @@ impl<'a> Run<'a> {
             if link.is_up() {
                 continue;
             }
-            if !link.connecting && link.ended.as_ref().is_some_and(|ended| ended.is_final) {
+            if !link.connecting && link.is_over() {
                 gone.push(peer);
                 continue;
             }
@@ -486,9 +500,7 @@ impl<'a> Run<'a> {
         let CollectiveError::PeerLost { rank, .. } = error else {
             return false;
         };
-        let ended = &self.engine.links[rank.index()].ended;
-        ended.as_ref().is_some_and(|ended| ended.is_final)
-            || self.signals.lock().lost.contains_key(&rank.0)
+        self.engine.links[rank.index()].is_over() || self.signals.lock().lost.contains_key(&rank.0)
     }
 
     /// Leaves the operation and tells every linked peer why, so that they leave it too.

@@ -145,7 +145,7 @@ impl Run<'_> {
                 continue;
             }
             complete = false;
-            if link.ended.as_ref().is_some_and(|ended| ended.is_final) {
+            if link.is_over() {
                 return Err(self.lost(peer));
             }
             if !link.connecting && self.engine.dials(peer) {

@@ -221,6 +221,7 @@ impl Run<'_> {
         };
         let mut frame = header.encode().to_vec();
         frame.extend_from_slice(text.as_bytes());
+        self.unsaid = true;
         for (peer, link) in (0..).zip(&mut self.engine.links) {
             if Some(peer) != from && peer != rank {
                 link.notify(&frame);

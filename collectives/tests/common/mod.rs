@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use kolo_collectives::lane::{Connecting, MemoryLane, OneHost, TlsLane, UnixLane};
+use kolo_collectives::lane::{Connecting, Gone, MemoryLane, OneHost, TlsLane, UnixLane};
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{
     Acceptor, CollectiveError, Communicator, Connector, GroupId, Lane, LaneError, LinkHello,
@@ -183,6 +183,8 @@ struct Hub {
     faults: Mutex<Vec<Option<Arc<Fault>>>>,
     /// Links that were made.
     links: AtomicUsize,
+    /// Ranks whose hosts say that they are gone, to who has met them.
+    gone: Mutex<Vec<Rank>>,
     /// For [`Kind::Tls`], by rank. One link at a time is accepted.
     hosts: Vec<(Endpoint, tokio::sync::Mutex<TlsListener>)>,
 }
@@ -239,6 +241,12 @@ impl Connector for TestConnector {
             _ => return None,
         };
         Some(Box::pin(async move { shares }))
+    }
+
+    fn is_gone(&self, peer: Rank, met: bool) -> Option<Gone> {
+        let gone = met && self.hub.gone.lock().unwrap().contains(&peer);
+        let why = gone.then(|| "nothing listens there any more".to_owned());
+        Some(Box::pin(std::future::ready(why)))
     }
 
     fn connect(&self, peer: Rank) -> Connecting {
@@ -342,6 +350,7 @@ impl Group {
             acceptors: Mutex::new(Vec::new()),
             faults: Mutex::new(vec![None; world as usize]),
             links: AtomicUsize::new(0),
+            gone: Mutex::default(),
             hosts: if kind == Kind::Tls {
                 hosts(world)
             } else {
@@ -377,6 +386,11 @@ impl Group {
     /// What the links of this rank, which are yet to be made, do wrong.
     pub(crate) fn set_fault(&self, rank: u32, fault: &Arc<Fault>) {
         self.hub.faults.lock().unwrap()[rank as usize] = Some(Arc::clone(fault));
+    }
+
+    /// The host of a rank says from now on that it is gone.
+    pub(crate) fn is_gone(&self, rank: u32) {
+        self.hub.gone.lock().unwrap().push(Rank(rank));
     }
 
     pub(crate) fn links(&self) -> usize {

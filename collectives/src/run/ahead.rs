@@ -1,0 +1,41 @@
+//! Hearing of a failure from a peer that is ahead.
+//!
+//! A link keeps the order of what is sent on it, and what is not for the present step stays in it. So a rank that waits for one
+//! peer would hear only at its deadline that another one gave up, if that one had begun a later step before. When nothing comes
+//! for a while, it looks behind what it can't use yet, as far as that has come.
+
+use std::task::Context;
+
+use super::{Mode, Run};
+use crate::cause::Cause;
+use crate::error::CollectiveError;
+
+impl Run<'_> {
+    /// Takes in notices that stand behind frames that are not wanted yet, if nothing else has come for a while. Returns
+    /// whether there were any.
+    pub(super) fn look_ahead(&mut self, cx: &mut Context<'_>) -> Result<bool, CollectiveError> {
+        if self.mode != Mode::Links || !self.questions.is_quiet() {
+            return Ok(false);
+        }
+        let mut found = false;
+        for peer in 0..self.engine.world {
+            while let Some((header, text)) = self.engine.links[peer as usize].poll_notice(cx) {
+                found = true;
+                match self.place_of(header) {
+                    Some((generation, _)) if generation != self.engine.generation => break,
+                    Some((_, tag)) if tag <= self.tag => self.told(peer, header, &text)?,
+                    // It gave up a later operation. If that is because a rank is gone, it is as gone for this one.
+                    _ => {
+                        if let Some(cause) = Cause::parse(&text)
+                            && let Some((rank, reason)) = cause.gone()
+                            && rank.0 < self.engine.world
+                        {
+                            self.hear_gone(Some(peer), rank.0, reason.to_owned())?;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+}
