@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use kolo_transport::ids::{CallId, Rank};
 
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, DOING};
 use crate::header::MAX_TEXT;
 use crate::lane::LaneError;
+use crate::stall::Missing;
 
 /// Longest piece of text, in bytes. Longer ones are cut.
 const TEXT: usize = 1024;
+/// The same where there may be several.
+const SHORT_TEXT: usize = 256;
 /// Most late ranks that are named.
 const RANKS: usize = 256;
 
@@ -61,6 +64,8 @@ pub enum Cause {
         waited: Duration,
         /// Who was late.
         late: Vec<Rank>,
+        /// What some of them do instead.
+        doing: Vec<Missing>,
     },
     /// Two ranks disagree.
     Mismatch {
@@ -101,7 +106,16 @@ impl Cause {
             },
             CollectiveError::PeerFailed { rank, reason, .. } => Self::Failed { rank, reason },
             CollectiveError::PeerLeft { rank, reason } => Self::Left { rank, reason },
-            CollectiveError::Deadline { waited, late, .. } => Self::Deadline { waited, late },
+            CollectiveError::Deadline {
+                waited,
+                late,
+                doing,
+                ..
+            } => Self::Deadline {
+                waited,
+                late,
+                doing,
+            },
             CollectiveError::Mismatch {
                 rank,
                 asked,
@@ -162,16 +176,22 @@ impl Cause {
                 operation: operation.to_owned(),
                 waited: Duration::ZERO,
                 late: Vec::new(),
+                doing: Vec::new(),
             },
             Self::Lost { rank, reason, .. } | Self::Gone { rank, reason } => {
                 CollectiveError::PeerLost { rank, reason }
             }
             Self::Failed { rank, reason } => CollectiveError::PeerFailed { rank, call, reason },
             Self::Left { rank, reason } => CollectiveError::PeerLeft { rank, reason },
-            Self::Deadline { waited, late } => CollectiveError::Deadline {
+            Self::Deadline {
+                waited,
+                late,
+                doing,
+            } => CollectiveError::Deadline {
                 operation: operation.to_owned(),
                 waited,
                 late,
+                doing,
             },
             Self::Mismatch {
                 rank,
@@ -221,7 +241,10 @@ impl Cause {
             | Self::Left { rank, .. }
             | Self::Connect { rank, .. }
             | Self::Protocol { rank, .. } => vec![*rank],
-            Self::Deadline { late, .. } => late.clone(),
+            Self::Deadline { late, doing, .. } => {
+                let doing = doing.iter().map(|missing| missing.rank);
+                late.iter().copied().chain(doing).collect()
+            }
             Self::Mismatch { rank, other, .. } => vec![*rank, *other],
         }
     }
@@ -254,9 +277,25 @@ impl Cause {
             } => put(1, u64::from(*for_good), &[*rank], &[reason]),
             Self::Failed { rank, reason } => put(2, 0, &[*rank], &[reason]),
             Self::Left { rank, reason } => put(3, 0, &[*rank], &[reason]),
-            Self::Deadline { waited, late } => {
+            Self::Deadline {
+                waited,
+                late,
+                doing,
+            } => {
                 let micros = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
-                put(4, micros, late, &[]);
+                // The last ranks are those of the texts.
+                let doing = &doing[..doing.len().min(DOING)];
+                let late = &late[..late.len().min(RANKS - doing.len())];
+                let ranks: Vec<Rank> = late
+                    .iter()
+                    .copied()
+                    .chain(doing.iter().map(|missing| missing.rank))
+                    .collect();
+                let texts: Vec<&str> = doing
+                    .iter()
+                    .map(|missing| cut_to(&missing.doing, SHORT_TEXT))
+                    .collect();
+                put(4, micros, &ranks, &texts);
             }
             Self::Mismatch {
                 rank,
@@ -310,10 +349,17 @@ impl Cause {
                 rank: rank()?,
                 reason: text()?,
             },
-            4 => Self::Deadline {
-                waited: Duration::from_micros(micros),
-                late: ranks,
-            },
+            4 => {
+                let late = ranks.len().checked_sub(texts.len())?;
+                let doing = ranks[late..].iter().zip(texts);
+                Self::Deadline {
+                    waited: Duration::from_micros(micros),
+                    late: ranks[..late].to_vec(),
+                    doing: doing
+                        .map(|(rank, doing)| Missing { rank: *rank, doing })
+                        .collect(),
+                }
+            }
             5 => Self::Mismatch {
                 rank: rank()?,
                 asked: text()?,
@@ -350,7 +396,11 @@ fn u16_of(rest: &mut &[u8]) -> Option<u16> {
 
 /// At most [`TEXT`] bytes of a text, cut between two characters.
 pub(crate) fn cut(text: &str) -> &str {
-    let mut end = text.len().min(TEXT);
+    cut_to(text, TEXT)
+}
+
+fn cut_to(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
@@ -377,12 +427,22 @@ mod tests {
             named().prop_map(|(rank, reason)| Cause::Left { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Connect { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Protocol { rank, reason }),
-            (any::<u32>(), prop::collection::vec(any::<u32>(), 0..80)).prop_map(
-                |(micros, late)| Cause::Deadline {
+            (
+                any::<u32>(),
+                prop::collection::vec(any::<u32>(), 0..80),
+                prop::collection::vec(named(), 0..=DOING)
+            )
+                .prop_map(|(micros, late, doing)| Cause::Deadline {
                     waited: Duration::from_micros(micros.into()),
                     late: late.into_iter().map(Rank).collect(),
-                }
-            ),
+                    doing: doing
+                        .into_iter()
+                        .map(|(rank, doing)| Missing {
+                            rank,
+                            doing: cut_to(&doing, SHORT_TEXT).to_owned(),
+                        })
+                        .collect(),
+                }),
             (named(), named()).prop_map(|((rank, asked), (other, other_asked))| {
                 Cause::Mismatch {
                     rank,
@@ -410,16 +470,22 @@ mod tests {
         };
         assert_eq!(other_asked, "ü".repeat(512));
         let late = (0..10_000).map(Rank).collect();
+        let missing = |rank| Missing {
+            rank: Rank(rank),
+            doing: "ü".repeat(5000),
+        };
         let bytes = Cause::Deadline {
             waited: Duration::MAX,
             late,
+            doing: (7..20).map(missing).collect(),
         }
         .encode();
         assert!(bytes.len() <= MAX_TEXT);
-        let Some(Cause::Deadline { late, .. }) = Cause::parse(&bytes) else {
+        let Some(Cause::Deadline { late, doing, .. }) = Cause::parse(&bytes) else {
             panic!("it parses");
         };
-        assert_eq!(late.len(), 256);
+        assert_eq!((late.len(), doing.len()), (252, 4));
+        assert_eq!((doing[3].rank, doing[3].doing.len()), (Rank(10), 256));
     }
 
     #[test]
@@ -442,6 +508,10 @@ mod tests {
                 operation: "barrier".into(),
                 waited: Duration::from_secs(1),
                 late: vec![Rank(1), Rank(2)],
+                doing: vec![Missing {
+                    rank: Rank(2),
+                    doing: "it sleeps".into(),
+                }],
             },
             CollectiveError::Connect {
                 rank: Rank(1),

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use kolo_transport::ids::{CallId, Rank};
 
+use crate::stall::Missing;
+
 /// Why a collective operation failed on this rank. The caller's input is as it was (F-2).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -42,7 +44,7 @@ pub enum CollectiveError {
     #[error(
         "{operation} did not end within {} s; {}",
         waited.as_secs_f64(),
-        late_ranks(late)
+        late_ranks(late, doing)
     )]
     Deadline {
         /// The operation, as this rank asked for it.
@@ -51,6 +53,9 @@ pub enum CollectiveError {
         waited: Duration,
         /// The ranks that were late, in order. Empty if only this rank's own earlier operation was.
         late: Vec<Rank>,
+        /// What is known of what some of them do instead, and of ranks that wait for this one in another operation: where one
+        /// sends and the other reduces, say, both end here. Of at most four.
+        doing: Vec<Missing>,
     },
     /// Ranks asked for different things at the same place. Both are named; make them agree.
     ///
@@ -98,15 +103,22 @@ pub enum CollectiveError {
     },
 }
 
-fn late_ranks(late: &[Rank]) -> String {
-    match late {
+/// Most ranks of which an error says what they do.
+pub(crate) const DOING: usize = 4;
+
+fn late_ranks(late: &[Rank], doing: &[Missing]) -> String {
+    let mut text = match late {
         [] => "an earlier operation of this rank is still under way".to_owned(),
         [one] => format!("late: rank {one}"),
         many => {
             let names: Vec<String> = many.iter().map(ToString::to_string).collect();
             format!("late: ranks {}", names.join(", "))
         }
+    };
+    for Missing { rank, doing } in doing {
+        text += &format!("; rank {rank}: {doing}");
     }
+    text
 }
 
 impl CollectiveError {
@@ -134,7 +146,12 @@ impl CollectiveError {
             | Self::PeerLeft { rank, .. }
             | Self::Connect { rank, .. }
             | Self::Protocol { rank, .. } => *rank = map(*rank),
-            Self::Deadline { late, .. } => late.iter_mut().for_each(|rank| *rank = map(*rank)),
+            Self::Deadline { late, doing, .. } => {
+                let doing = doing.iter_mut().map(|missing| &mut missing.rank);
+                late.iter_mut()
+                    .chain(doing)
+                    .for_each(|rank| *rank = map(*rank));
+            }
             Self::Mismatch { rank, other, .. } => {
                 *rank = map(*rank);
                 *other = map(*other);

@@ -4,14 +4,16 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use kolo_transport::ids::{CallId, Generation, JobId, Rank};
 use tokio::runtime::Handle;
 
 use crate::error::CollectiveError;
 use crate::lane::{Connecting, Connector, Gone, Lane, LaneError, OneHost};
+use crate::operation::{Operation, OperationKind, Tag};
 use crate::record::Recorder;
-use crate::stall::Stalls;
+use crate::stall::{Missing, Stalls, as_said};
 
 /// Lanes that wait for groups that this rank has not made yet. More are refused: of all ranks, and of one rank (at least
 /// [`LEAST_PARKED`]).
@@ -84,6 +86,10 @@ pub(crate) trait Member: Send + Sync {
     fn abort_call(self: Arc<Self>, call: u64, reason: &str);
     /// A rank (one of all) is lost.
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str);
+    /// Whether this rank has not begun this operation.
+    fn has_yet_to_begin(&self, tag: Tag) -> bool;
+    /// Makes the group for what is sent between this rank and one of all ranks, if that has this id.
+    fn make_pair(self: Arc<Self>, group: GroupId, rank: u32);
 }
 
 /// What the groups of one rank share.
@@ -103,6 +109,27 @@ pub(crate) struct Family {
 /// A lane that has come, or why it has not, for which group and from which rank.
 type Parked = (GroupId, u32, Result<Box<dyn Lane>, LaneError>);
 
+/// What a rank asks for that this one has not begun.
+struct Heard {
+    group: GroupId,
+    tag: Tag,
+    asked: String,
+    at: Instant,
+    gave_up: Option<Instant>,
+}
+
+impl Heard {
+    fn in_words(&self) -> String {
+        match self.gave_up {
+            None => as_said(&format!("it is in {}", self.asked), self.at.elapsed()),
+            Some(at) => {
+                let ago = at.elapsed().as_secs_f64();
+                format!("it gave up {} {ago:.1} s ago", self.asked)
+            }
+        }
+    }
+}
+
 #[derive(Default)]
 struct State {
     members: HashMap<GroupId, Weak<dyn Member>>,
@@ -113,6 +140,10 @@ struct State {
     went: VecDeque<GroupId>,
     /// Ranks that have had a link to this one.
     met: HashSet<u32>,
+    /// What ranks ask for in groups in which this one has not come so far, by rank.
+    heard: HashMap<u32, Heard>,
+    /// Groups of one rank that sends and one that receives.
+    pairs: HashMap<GroupId, (u32, u32)>,
     /// The last operation that failed, and in which call.
     failure: Option<(u64, CollectiveError)>,
 }
@@ -231,6 +262,16 @@ impl Family {
         let gone = || LaneError::Unreachable {
             reason: format!("this rank's communicator ({group}) is gone"),
         };
+        let is_new = {
+            let state = self.lock();
+            !state.members.contains_key(&group) && !state.gone.contains(&group)
+        };
+        if is_new {
+            // Whoever sends to this rank is to hear what it does in the meantime.
+            for member in self.members() {
+                member.make_pair(group, rank.0);
+            }
+        }
         let member = {
             let mut state = self.lock();
             match state.members.get(&group) {
@@ -240,6 +281,75 @@ impl Family {
             }
         };
         member.lane(rank.0, lane)
+    }
+
+    /// A group is for what one rank sends to another.
+    pub(crate) fn name_pair(&self, group: GroupId, from: u32, to: u32) {
+        self.lock().pairs.insert(group, (from, to));
+    }
+
+    /// An operation of a rank in words, with its place.
+    fn describe(&self, rank: u32, (group, tag): (GroupId, Tag), operation: &Operation) -> String {
+        let text = operation.to_string();
+        let pair = self.lock().pairs.get(&group).copied();
+        match (pair, text.strip_prefix(OperationKind::SendReceive.name())) {
+            (Some((from, to)), Some(what)) if rank == to => {
+                format!("receive{what} from rank {from}")
+            }
+            (Some((_, to)), Some(what)) => format!("send{what} to rank {to}"),
+            _ => format!("{text} ({tag}, {group})"),
+        }
+    }
+
+    /// A rank asks for an operation that this one has not begun.
+    pub(crate) fn hear(&self, rank: u32, (group, tag): (GroupId, Tag), operation: &Operation) {
+        let heard = Heard {
+            group,
+            tag,
+            asked: self.describe(rank, (group, tag), operation),
+            at: Instant::now(),
+            gave_up: None,
+        };
+        self.lock().heard.insert(rank, heard);
+    }
+
+    /// It has given that up.
+    pub(crate) fn hear_no_more(&self, rank: u32, (group, tag): (GroupId, Tag)) {
+        let mut state = self.lock();
+        if let Some(heard) = state.heard.get_mut(&rank)
+            && (heard.group, heard.tag) == (group, tag)
+        {
+            heard.gave_up.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// What this rank does, for ranks that wait for it elsewhere.
+    pub(crate) fn present(&self) -> String {
+        self.recorder
+            .present(|record| self.describe(self.me, (record.group, record.tag), &record.operation))
+    }
+
+    /// The ranks that are known to wait for this one in some group, with what they ask for.
+    pub(crate) fn who_waits(&self) -> Vec<Missing> {
+        let heard: Vec<_> = {
+            let state = self.lock();
+            let of = |(rank, heard): (&u32, &Heard)| {
+                let member = state.members.get(&heard.group)?.upgrade()?;
+                let missing = Missing {
+                    rank: Rank(*rank),
+                    doing: heard.in_words(),
+                };
+                Some((member, heard.tag, missing))
+            };
+            state.heard.iter().filter_map(of).collect()
+        };
+        let mut waits: Vec<Missing> = heard
+            .into_iter()
+            .filter(|(member, tag, _)| member.has_yet_to_begin(*tag))
+            .map(|(_, _, missing)| missing)
+            .collect();
+        waits.sort_unstable_by_key(|missing| missing.rank);
+        waits
     }
 
     /// Keeps a lane until its group is made.

@@ -15,7 +15,7 @@ use tokio::time::Sleep;
 use crate::blocking::Alarm;
 use crate::cause::Cause;
 use crate::engine::{Engine, call_notice};
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, DOING};
 use crate::group::{Family, GroupId, Kind, Member};
 use crate::handle::Progress;
 use crate::lane::{Lane, LaneError};
@@ -108,7 +108,24 @@ impl Inner {
             pairs: std::sync::Mutex::default(),
         });
         inner.family.join(id, &inner);
+        inner.listener.start(&inner);
         inner
+    }
+
+    /// The group for what one rank sends to another, of which this is one.
+    pub(crate) fn pair(self: &Arc<Self>, from: u32, to: u32) -> Arc<Self> {
+        let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        let pair = pairs.entry((from, to)).or_insert_with(|| {
+            let members = [self.job_rank(from), self.job_rank(to)];
+            let id = self.pair_id(members);
+            self.family.name_pair(id, members[0], members[1]);
+            self.group(id, members.to_vec(), u32::from(from != self.me))
+        });
+        Arc::clone(pair)
+    }
+
+    fn pair_id(&self, members: [u32; 2]) -> GroupId {
+        self.id.child(Kind::Pair, 0, &members)
     }
 
     /// The id of the next group with these members.
@@ -142,6 +159,19 @@ impl Inner {
 
     /// An error for the caller, who knows ranks by their numbers among all.
     pub(crate) fn outward(&self, error: CollectiveError) -> CollectiveError {
+        let mut error = self.with_job_ranks(error);
+        if let CollectiveError::Deadline { doing, .. } = &mut error {
+            // They may be at odds with this rank, or wait for what it waits for.
+            for waiting in self.family.who_waits() {
+                if doing.len() < DOING && doing.iter().all(|known| known.rank != waiting.rank) {
+                    doing.push(waiting);
+                }
+            }
+        }
+        error
+    }
+
+    fn with_job_ranks(&self, error: CollectiveError) -> CollectiveError {
         match &self.members {
             Some(members) => {
                 let error = error.with_ranks(|rank| Rank(self.job_rank(rank.0)));
@@ -222,6 +252,7 @@ impl Inner {
                         operation: operation.to_owned(),
                         waited: timeout,
                         late: Vec::new(),
+                        doing: Vec::new(),
                     })
                 })
             })
@@ -292,6 +323,8 @@ impl Inner {
         // The next operation takes it in. But after a failure the peer, which waits, must hear of it now.
         if failed {
             self.attend();
+        } else {
+            self.listener.freed();
         }
     }
 
@@ -422,6 +455,22 @@ impl Member for Inner {
 
     fn begin_call(self: Arc<Self>, call: CallId) {
         self.signals.begin_call(call);
+    }
+
+    fn has_yet_to_begin(&self, tag: Tag) -> bool {
+        tag >= self.signals.lock().next_tag()
+    }
+
+    fn make_pair(self: Arc<Self>, group: GroupId, rank: u32) {
+        let Some(peer) = self.position(rank).filter(|peer| *peer != self.me) else {
+            return;
+        };
+        let own = self.job_rank(self.me);
+        if group == self.pair_id([rank, own]) {
+            self.pair(peer, self.me);
+        } else if group == self.pair_id([own, rank]) {
+            self.pair(self.me, peer);
+        }
     }
 
     fn abort_call(self: Arc<Self>, call: u64, reason: &str) {

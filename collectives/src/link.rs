@@ -361,6 +361,14 @@ impl Link {
         self.buffer.poll_notice(lane.as_mut(), cx, held.length())
     }
 
+    /// What is asked for in the first frame that does so behind one that waits, as far as that has come.
+    pub(crate) fn poll_asked(&mut self, cx: &mut Context<'_>) -> Option<Data> {
+        let (Some(lane), Some(Inbound::Held(held))) = (&mut self.lane, &self.inbound) else {
+            return None;
+        };
+        self.buffer.poll_asked(lane.as_mut(), cx, held.length())
+    }
+
     /// Reads up to `most` bytes and drops them. Returns how many.
     pub(crate) fn poll_discard(
         &mut self,

@@ -25,7 +25,6 @@ const IDLE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(crate) struct Listener {
-    started: AtomicBool,
     /// Operations that had their turn.
     turns: AtomicU64,
     /// It waits for something to come.
@@ -68,9 +67,9 @@ impl Listener {
         }
     }
 
-    /// An operation has ended. From the first one on, somebody listens.
-    pub(crate) fn operation_ended(self: &Arc<Self>, inner: &Arc<Inner>) {
-        if inner.world == 1 || self.started.swap(true, Ordering::Relaxed) {
+    /// From now on somebody listens.
+    pub(crate) fn start(self: &Arc<Self>, inner: &Arc<Inner>) {
+        if inner.world == 1 {
             return;
         }
         let (listener, weak) = (Arc::clone(self), Arc::downgrade(inner));
@@ -136,17 +135,19 @@ impl Listener {
 
 /// Reads headers as far as they are there, and answers those who wait in operations that this rank has not begun.
 fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Option<Tag>], cx: &mut Context<'_>) {
-    let (call, next) = {
-        let state = inner.signals.lock();
-        (state.call, state.next)
+    let (next, arrivals, notices) = {
+        let mut state = inner.signals.lock();
+        let arrivals = std::mem::take(&mut state.arrivals);
+        (state.next_tag(), arrivals, state.notices())
     };
-    let next = Tag {
-        call,
-        operation: next,
-    };
+    for arrival in arrivals {
+        // A link that did not come is made again when it is needed.
+        drop(engine.arrive(arrival, &notices));
+    }
     let generation = engine.generation;
     let is_settled = matches!(engine.shm, Sharing::Active(_));
     for (peer, link) in engine.links.iter_mut().enumerate() {
+        let rank = inner.job_rank(peer as u32);
         loop {
             let held = match link.inbound.take() {
                 Some(Inbound::Header) => match link.poll_header(cx) {
@@ -178,12 +179,24 @@ fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Option<Tag>], cx:
                 link.inbound = Some(Inbound::Header);
                 continue;
             }
-            let (Header::Data(data) | Header::Ask(data) | Header::Consent(data)) = held else {
+            let asked = match held {
+                // Before it asks for its first operation it may ask for shared memory.
+                Header::Share { .. } => link.poll_asked(cx),
+                Header::Data(data) | Header::Ask(data) | Header::Consent(data) => Some(data),
+                Header::AbortOperation { tag, .. } => {
+                    inner.family.hear_no_more(rank, (inner.id, tag));
+                    None
+                }
+                _ => None,
+            };
+            let Some(data) = asked else {
                 break;
             };
             if data.tag >= next && told[peer].is_none_or(|tag| tag != data.tag) {
                 told[peer] = Some(data.tag);
-                let text = inner.family.recorder.present();
+                let family = &inner.family;
+                family.hear(rank, (inner.id, data.tag), &data.operation);
+                let text = family.present();
                 let text = cut(&text);
                 let header = Header::Doing {
                     generation,

@@ -422,29 +422,30 @@ impl Recorder {
     }
 
     /// What this rank does, in words, for ranks that wait for it in a group where it does nothing.
-    pub(crate) fn present(&self) -> String {
+    ///
+    /// `describe` says what a record is of.
+    pub(crate) fn present(&self, describe: impl Fn(&Record) -> String) -> String {
         let now = self.clock(Instant::now());
-        let state = self.lock();
-        let running = state
-            .ring
-            .iter()
-            .filter(|record| record.outcome == Outcome::Running)
-            .max_by_key(|record| record.number);
-        let last = state.ring.iter().max_by_key(|record| record.number);
+        let (running, last) = {
+            let state = self.lock();
+            let running = state
+                .ring
+                .iter()
+                .filter(|record| record.outcome == Outcome::Running)
+                .max_by_key(|record| record.number);
+            let last = state.ring.iter().max_by_key(|record| record.number);
+            (running.copied(), last.copied())
+        };
         let seconds = |since: Duration| now.saturating_sub(since).as_secs_f64();
         match (running, last) {
             (Some(record), _) => format!(
-                "it is in {} ({}, {}) since {:.1} s",
-                record.operation,
-                record.tag,
-                record.group,
+                "it is in {} since {:.1} s",
+                describe(&record),
                 seconds(record.started)
             ),
             (None, Some(record)) => format!(
-                "it is in no operation; its last was {} ({}, {}), which ended {:.1} s ago",
-                record.operation,
-                record.tag,
-                record.group,
+                "it is in no operation; its last was {}, which ended {:.1} s ago",
+                describe(&record),
                 seconds(record.ended)
             ),
             (None, None) => "it has done no operation yet".to_owned(),
@@ -456,6 +457,10 @@ impl Recorder {
 mod tests {
     use super::*;
     use crate::DType;
+
+    fn describe(record: &Record) -> String {
+        record.operation.to_string()
+    }
 
     fn barrier(recorder: &Recorder) -> u64 {
         let key = (GroupId::WORLD, Tag::default());
@@ -470,7 +475,7 @@ mod tests {
     #[test]
     fn the_last_operations_are_kept_in_order() {
         let recorder = Recorder::new(2);
-        assert_eq!(recorder.present(), "it has done no operation yet");
+        assert_eq!(recorder.present(describe), "it has done no operation yet");
         for _ in 0..KEPT + 10 {
             let number = barrier(&recorder);
             recorder.end(number, true, std::iter::empty());
@@ -485,11 +490,11 @@ mod tests {
         assert_eq!(records[0].number, 10);
         assert!(
             recorder
-                .present()
+                .present(describe)
                 .starts_with("it is in no operation; its last was barrier")
         );
         barrier(&recorder);
-        assert!(recorder.present().starts_with("it is in barrier"));
+        assert!(recorder.present(describe).starts_with("it is in barrier"));
     }
 
     #[test]

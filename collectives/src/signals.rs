@@ -169,6 +169,14 @@ impl State {
         tag
     }
 
+    /// The number of the next operation.
+    pub(crate) fn next_tag(&self) -> Tag {
+        Tag {
+            call: self.call,
+            operation: self.next,
+        }
+    }
+
     /// What a new link is told first. A peer that is past it takes no notice.
     pub(crate) fn notices(&self) -> Vec<u8> {
         let mut notices = self.refusal.clone().unwrap_or_default();

@@ -61,6 +61,14 @@ impl fmt::Display for StallReport {
     }
 }
 
+/// What a rank said that it does. The times in it are from then.
+pub(crate) fn as_said(doing: &str, ago: Duration) -> String {
+    if ago < Duration::from_secs(1) {
+        return doing.to_owned();
+    }
+    format!("{doing} (as it said {:.1} s ago)", ago.as_secs_f64())
+}
+
 type Callback = Arc<dyn Fn(&StallReport) + Send + Sync>;
 
 /// Who is told, and when.
@@ -169,5 +177,13 @@ mod tests {
         stalls.set_callback(Some(Arc::new(|_| panic!("it is the listener's fault"))));
         stalls.report(report.clone());
         assert_eq!(stalls.reports(), vec![report; KEPT]);
+    }
+
+    #[test]
+    fn what_a_rank_said_long_ago_is_told_with_its_age() {
+        let doing = "it is in no operation; its last was barrier, which ended 1.0 s ago";
+        let said = |millis| as_said(doing, Duration::from_millis(millis));
+        assert_eq!(said(999), doing);
+        assert_eq!(said(59_040), format!("{doing} (as it said 59.0 s ago)"));
     }
 }

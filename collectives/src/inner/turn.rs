@@ -484,6 +484,5 @@ impl Drop for Turn<'_> {
         if pending || self.engine.has_backlog() {
             self.inner.attend();
         }
-        self.inner.listener.operation_ended(self.inner);
     }
 }

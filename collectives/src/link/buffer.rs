@@ -3,7 +3,7 @@
 use std::task::{Context, Poll, ready};
 
 use super::Stop;
-use crate::header::{HEADER, Header, SEGMENT};
+use crate::header::{Data, HEADER, Header, SEGMENT};
 use crate::lane::Lane;
 
 /// What is read ahead: small frames come out of one read.
@@ -108,18 +108,45 @@ impl ReadBuffer {
                     return Some((header, text));
                 }
             }
-            if self.start == 0 && self.end == self.bytes.len() {
-                if self.end >= MOST_AHEAD {
-                    return None;
-                }
-                self.bytes.resize(2 * self.end.max(READ_AHEAD / 2), 0);
-            }
-            // The end of the link is seen, too, when its turn comes.
-            match self.poll_fill(lane, cx) {
-                Poll::Ready(Ok(())) => {}
-                Poll::Pending | Poll::Ready(Err(_)) => return None,
+            if !self.poll_ahead(lane, cx) {
+                return None;
             }
         }
+    }
+
+    /// As [`ReadBuffer::poll_notice`], the first frame that asks for an operation, however often it was returned.
+    pub(super) fn poll_asked(
+        &mut self,
+        lane: &mut dyn Lane,
+        cx: &mut Context<'_>,
+        from: usize,
+    ) -> Option<Data> {
+        let mut at = from;
+        loop {
+            let rest = self.held().get(at..).unwrap_or_default();
+            if let Some(header) = rest.first_chunk::<HEADER>() {
+                match Header::parse(header).ok()? {
+                    Header::Data(data) | Header::Ask(data) | Header::Consent(data) => {
+                        return Some(data);
+                    }
+                    other => at += HEADER + other.length(),
+                }
+            } else if !self.poll_ahead(lane, cx) {
+                return None;
+            }
+        }
+    }
+
+    /// Reads more behind what is held, if there is anything to read and room for it.
+    fn poll_ahead(&mut self, lane: &mut dyn Lane, cx: &mut Context<'_>) -> bool {
+        if self.start == 0 && self.end == self.bytes.len() {
+            if self.end >= MOST_AHEAD {
+                return false;
+            }
+            self.bytes.resize(2 * self.end.max(READ_AHEAD / 2), 0);
+        }
+        // The end of the link is seen, too, when its turn comes.
+        matches!(self.poll_fill(lane, cx), Poll::Ready(Ok(())))
     }
 }
 
@@ -141,7 +168,6 @@ mod tests {
     use kolo_transport::ids::{Generation, Rank};
 
     use super::*;
-    use crate::header::Data;
     use crate::lane::MemoryLane;
     use crate::operation::{Operation, Tag};
 

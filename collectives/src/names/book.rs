@@ -386,6 +386,7 @@ impl Book {
                 let cause = Cause::Deadline {
                     waited: entry.limit,
                     late: missing().into_iter().map(Rank).collect(),
+                    doing: Vec::new(),
                 };
                 late.push((key.clone(), cause));
             }

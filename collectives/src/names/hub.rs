@@ -377,7 +377,7 @@ impl Hub {
                 cause,
             } => names.fail(call, which, &wire::decode_cause(&cause, 0)),
             Down::Query => {
-                let text = names.family.recorder.present();
+                let text = names.family.present();
                 self.say(names, &Up::Doing { text });
             }
             Down::Stalled {
@@ -444,7 +444,7 @@ impl Hub {
             Verdict::Query { ranks } => {
                 for rank in ranks {
                     if rank == 0 {
-                        let text = names.family.recorder.present();
+                        let text = names.family.present();
                         if let Some(book) = &mut self.book {
                             book.doing(0, text);
                         }

@@ -328,6 +328,7 @@ impl Names {
                 operation: format!("{} named `{name}`", pending.operation),
                 waited: pending.limit,
                 late: vec![Rank(self.members[0])],
+                doing: self.family.who_waits(),
             };
             self.family.failed(call, &error);
             pending.task.fail(error);
@@ -420,6 +421,13 @@ impl Member for Names {
             }),
         }
     }
+
+    /// Names have no numbers.
+    fn has_yet_to_begin(&self, _tag: Tag) -> bool {
+        false
+    }
+
+    fn make_pair(self: Arc<Self>, _group: GroupId, _rank: u32) {}
 
     fn begin_call(self: Arc<Self>, call: CallId) {
         let old = {

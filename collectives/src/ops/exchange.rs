@@ -1,14 +1,11 @@
 //! All-to-all, and one rank to one other.
 
-use std::sync::PoisonError;
-
 use kolo_transport::ids::Rank;
 
 use super::{fits, too_many, wrong_buffer};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
-use crate::group::Kind;
 use crate::operation::{Operation, OperationKind};
 use crate::ops::Gathered;
 
@@ -323,16 +320,11 @@ impl Communicator {
             );
             return Err(CollectiveError::Invalid { reason });
         }
-        let mut pairs = inner.pairs.lock().unwrap_or_else(PoisonError::into_inner);
-        let pair = pairs.entry((from.0, to.0)).or_insert_with(|| {
-            let members = vec![inner.job_rank(from.0), inner.job_rank(to.0)];
-            let id = inner.id.child(Kind::Pair, 0, &members);
-            inner.group(id, members, u32::from(from != self.rank()))
-        });
+        let pair = inner.pair(from.0, to.0);
         let timeout = inner.signals.lock().timeout;
         pair.signals.lock().timeout = timeout;
         Ok(Self {
-            inner: std::sync::Arc::clone(pair),
+            inner: pair,
             options: self.options,
             leaving: self.leaving.clone(),
         })

@@ -468,6 +468,7 @@ impl<'a> Run<'a> {
         CollectiveError::Deadline {
             operation: self.request.to_string(),
             waited: Duration::from_millis(self.started.elapsed().as_millis() as u64),
+            doing: self.what_they_do(&late),
             late,
         }
     }

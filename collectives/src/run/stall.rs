@@ -7,8 +7,9 @@ use kolo_transport::ids::Rank;
 
 use super::{Mode, Run};
 use crate::cause::cut;
+use crate::error::DOING;
 use crate::header::Header;
-use crate::stall::{Missing, StallReport};
+use crate::stall::{Missing, StallReport, as_said};
 
 /// A rank that waits for so long and hears nothing says what it asks for.
 const SAY: Duration = Duration::from_millis(100);
@@ -48,14 +49,6 @@ impl Watch {
             .flatten()
             .min()
     }
-}
-
-/// What a rank said that it does. The times in it are from then.
-fn as_said(doing: &str, ago: Duration) -> String {
-    if ago < Duration::from_secs(1) {
-        return doing.to_owned();
-    }
-    format!("{doing} (as it said {:.1} s ago)", ago.as_secs_f64())
 }
 
 impl Run<'_> {
@@ -140,6 +133,18 @@ impl Run<'_> {
             .map(Rank)
             .collect(),
         }
+    }
+
+    /// Of late ranks, what those said themselves that are known to do something else.
+    pub(super) fn what_they_do(&self, late: &[Rank]) -> Vec<Missing> {
+        let said = |rank: &Rank| {
+            let (tag, doing, said) = self.engine.links[rank.index()].doing.as_ref()?;
+            (*tag == self.tag).then(|| Missing {
+                rank: *rank,
+                doing: as_said(doing, said.elapsed()),
+            })
+        };
+        late.iter().filter_map(said).take(DOING).collect()
     }
 
     fn doing_of(&self, peer: u32) -> String {
@@ -235,18 +240,5 @@ impl Run<'_> {
             let frame = self.ask_frame();
             self.engine.links[peer as usize].notify(&frame);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_rank_said_long_ago_is_told_with_its_age() {
-        let doing = "it is in no operation; its last was barrier, which ended 1.0 s ago";
-        let said = |millis| as_said(doing, Duration::from_millis(millis));
-        assert_eq!(said(999), doing);
-        assert_eq!(said(59_040), format!("{doing} (as it said 59.0 s ago)"));
     }
 }

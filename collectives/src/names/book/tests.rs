@@ -160,7 +160,8 @@ fn a_late_rank_is_asked_reported_and_in_the_end_named() {
         cause,
         &Cause::Deadline {
             waited: LIMIT,
-            late
+            late,
+            doing: Vec::new()
         }
     );
     assert_eq!(book.next_alarm(), None);
