@@ -23,6 +23,9 @@ use crate::shm::setup::Sharing;
 /// A rank that is in no operation for so long looks who waits for it.
 const IDLE: Duration = Duration::from_secs(1);
 
+/// While there are operations, it is looked so often in that time whether there was one.
+const LOOKS: u32 = 4;
+
 #[derive(Debug, Default)]
 pub(crate) struct Listener {
     /// Operations that had their turn.
@@ -80,14 +83,17 @@ impl Listener {
     }
 
     async fn run(self: Arc<Self>, inner: Weak<Inner>) {
-        let mut turns = u64::MAX;
+        let (mut turns, mut quiet) = (0, 0);
         let mut told: Vec<Option<Tag>> = Vec::new();
         while !self.ended.load(Ordering::Acquire) {
             let now = self.turns.load(Ordering::Relaxed);
             if now != turns {
-                turns = now;
+                (turns, quiet) = (now, 0);
                 told.clear();
-                let mut sleep = std::pin::pin!(tokio::time::sleep(IDLE));
+            }
+            if quiet < LOOKS {
+                quiet += 1;
+                let mut sleep = std::pin::pin!(tokio::time::sleep(IDLE / LOOKS));
                 poll_fn(|cx| {
                     self.register(cx);
                     if self.ended.load(Ordering::Acquire) {

@@ -105,6 +105,16 @@ impl Operation {
         }
     }
 
+    /// Whether it is a part of something that a rank without data can't take part in.
+    pub(crate) fn wants_all(&self) -> bool {
+        let makes_buffers = self.kind == OperationKind::Barrier && self.dtype.is_some();
+        let is_part_of_more = matches!(
+            Mark::of(self.shape),
+            Some(Mark::Calibrate | Mark::Split | Mark::Trace)
+        );
+        makes_buffers || is_part_of_more
+    }
+
     /// Whether its elements travel as they are and have no shape.
     pub(crate) const fn is_plain(&self) -> bool {
         self.wire.is_none() && self.shape == 0

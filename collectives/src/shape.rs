@@ -82,6 +82,10 @@ pub(crate) enum Mark {
     Join,
     /// Links are measured.
     Calibrate,
+    /// Groups are made.
+    Split,
+    /// Clocks are compared.
+    Trace,
 }
 
 impl Mark {
@@ -93,6 +97,8 @@ impl Mark {
             Self::Object => MARK | 2 << 16,
             Self::Join => MARK | 3 << 16,
             Self::Calibrate => MARK | 4 << 16,
+            Self::Split => MARK | 5 << 16,
+            Self::Trace => MARK | 6 << 16,
         }
     }
 
@@ -108,6 +114,8 @@ impl Mark {
             2 => Some(Self::Object),
             3 => Some(Self::Join),
             4 => Some(Self::Calibrate),
+            5 => Some(Self::Split),
+            6 => Some(Self::Trace),
             _ => None,
         }
     }
@@ -116,6 +124,8 @@ impl Mark {
         match self {
             Self::Join => return f.write_str("join"),
             Self::Calibrate => return f.write_str("calibrate"),
+            Self::Split => return f.write_str("split"),
+            Self::Trace => return f.write_str("trace"),
             Self::Object => {
                 let name = match operation.kind {
                     OperationKind::Broadcast => "broadcast_object",
@@ -179,6 +189,8 @@ mod tests {
             Mark::Object,
             Mark::Join,
             Mark::Calibrate,
+            Mark::Split,
+            Mark::Trace,
             Mark::Lengths {
                 of: OperationKind::ScatterVarcount,
                 dtype: DType::Bf16,

@@ -177,7 +177,7 @@ fn a_rank_that_is_waited_for_and_is_gone_is_lost_for_good() {
     let begun = Instant::now();
     let mut data = [1_u8];
     for _ in 0..2 {
-        let error = comm.broadcast(&mut data, Rank(2)).unwrap_err();
+        let error = comm.broadcast(&mut data, Rank(1)).unwrap_err();
         let CollectiveError::PeerLost { rank, reason } = error else {
             panic!("{error}");
         };

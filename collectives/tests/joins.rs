@@ -276,3 +276,36 @@ fn a_rank_that_joined_has_no_object_to_give() {
         assert_eq!(comm.all_gather_object(&()).unwrap(), [(), ()]);
     });
 }
+
+/// They fail at once, by their own names, and the rank that joined stays.
+#[test]
+fn what_needs_all_ranks_says_who_has_joined() {
+    type Body = fn(&Communicator) -> Result<(), CollectiveError>;
+    let cases: [(&str, Body); 4] = [
+        ("split", |comm| comm.split(Some(1), 0).map(drop)),
+        ("trace", |comm| comm.trace().map(drop)),
+        ("calibrate", |comm| comm.calibrate().map(drop)),
+        ("buffer of f32, shape [9]", |comm| {
+            comm.buffer::<f32>(9).map(drop)
+        }),
+    ];
+    for kind in [Kind::Memory, Kind::Shared] {
+        let group = Group::new(kind, 3);
+        group.run(|comm| {
+            if comm.rank() != Rank(1) {
+                for (name, body) in cases {
+                    let error = body(comm).unwrap_err().to_string();
+                    let text = format!("{name} is not possible: rank 1 has joined and has no data");
+                    assert!(error.contains(&text), "{kind:?}, {name}: {error}");
+                    let mut data = [1_u8];
+                    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    assert_eq!(data, [2], "{kind:?}, after {name}");
+                }
+            }
+            comm.join().unwrap();
+            for (_, body) in cases {
+                body(comm).unwrap();
+            }
+        });
+    }
+}

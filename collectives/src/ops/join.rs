@@ -140,7 +140,8 @@ impl Communicator {
             let last = stamps.into_iter().max().unwrap_or(0);
             return Ok(Followed::AllJoined(Rank(last as u32)));
         };
-        if !asked.is_sound(self.inner.world) {
+        let wants_all = asked.wants_all();
+        if !wants_all && !asked.is_sound(self.inner.world) {
             let reason = format!("{asked}: it is asked for by a peer, and nobody can do that");
             return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
         }
@@ -160,7 +161,7 @@ impl Communicator {
             }
             _ => false,
         };
-        if !possible {
+        if wants_all || !possible {
             let reason = format!("{asked} is not possible: rank {me} has joined and has no data");
             return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
         }

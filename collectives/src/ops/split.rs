@@ -5,6 +5,7 @@ use kolo_transport::ids::Rank;
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
 use crate::group::GroupId;
+use crate::shape::Mark;
 
 impl Communicator {
     /// A communicator for some of this group's ranks, in the order in which they are given: the first one is rank 0 there.
@@ -97,7 +98,7 @@ impl Communicator {
     ///
     /// [`CollectiveError`].
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>, CollectiveError> {
-        let plain = self.with(crate::Options::new());
+        let plain = self.with(crate::Options::new().marked(Mark::Split));
         let all = plain.all_gather(&[color.map_or(-1, i64::from), key])?;
         let Some(color) = color else {
             return Ok(None);

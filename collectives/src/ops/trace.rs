@@ -9,6 +9,7 @@ use crate::communicator::Communicator;
 use crate::error::CollectiveError;
 use crate::options::Options;
 use crate::record::{Outcome, Record};
+use crate::shape::Mark;
 
 /// Rounds in which the ranks tell each other their clocks.
 const ROUNDS: usize = 8;
@@ -66,6 +67,7 @@ impl Communicator {
     /// [`CollectiveError`].
     pub fn trace(&self) -> Result<Option<String>, CollectiveError> {
         let plain = self.with(Options::new());
+        let clocks = self.with(Options::new().marked(Mark::Trace));
         let records = self.records();
         let recorder = &self.inner.family.recorder;
         let clock = || recorder.clock(Instant::now()).as_nanos() as i64;
@@ -77,7 +79,7 @@ impl Communicator {
         // The ends of a round travel in the next one.
         for round in 0..=ROUNDS {
             let start = clock();
-            plain.all_gather_into(&[start, last_end], &mut all)?;
+            clocks.all_gather_into(&[start, last_end], &mut all)?;
             last_end = clock();
             if round > 0 {
                 let (mine, root): (i64, i64) = began[round - 1];
