@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, Read as _};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{
@@ -66,8 +67,9 @@ pub(super) fn ping(to: SocketAddr, size: usize, whole: bool) -> io::Result<Ping>
         )?,
     }
     let mut packet = vec![0x6b; size.saturating_sub(overhead(to.ip())) + HEADER];
-    let marker = std::process::id() as u16;
-    packet[..HEADER].copy_from_slice(&[kind, 0, 0, 0, (marker >> 8) as u8, marker as u8, 0, 1]);
+    let marker = marker();
+    packet[..4].copy_from_slice(&[kind, 0, 0, 0]);
+    packet[4..HEADER].copy_from_slice(&marker);
     let sum = checksum(&packet);
     packet[2..4].copy_from_slice(&sum.to_be_bytes());
     let address = match to {
@@ -114,9 +116,18 @@ pub(super) fn ping(to: SocketAddr, size: usize, whole: bool) -> io::Result<Ping>
     }
 }
 
-/// Whether it is the answer to this process's request. A raw IPv4 socket gives the IP header as well and sees the answers to
-/// others; the kernel numbers the requests of the other kind itself.
-fn is_answer(packet: &[u8], v4: bool, raw: bool, marker: u16) -> bool {
+/// Identifier and sequence number of a request: one of this process's, and none of its others, which may be on their way to the
+/// same host at the same time.
+fn marker() -> [u8; 4] {
+    static REQUESTS: AtomicU16 = AtomicU16::new(1);
+    let [high, low] = (std::process::id() as u16).to_be_bytes();
+    let [next, number] = REQUESTS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    [high, low, next, number]
+}
+
+/// Whether it is the answer to this request. A raw IPv4 socket gives the IP header as well and sees the answers to
+/// others; of requests of the other kind the kernel chooses the identifier itself.
+fn is_answer(packet: &[u8], v4: bool, raw: bool, marker: [u8; 4]) -> bool {
     let skip = match packet.first() {
         Some(first) if raw && v4 => usize::from(first & 0xf) * 4,
         _ => 0,
@@ -125,7 +136,8 @@ fn is_answer(packet: &[u8], v4: bool, raw: bool, marker: u16) -> bool {
         return false;
     };
     let kind = if v4 { 0 } else { 129 };
-    icmp[0] == kind && (!raw || icmp[4..6] == marker.to_be_bytes())
+    let own = if raw { 4 } else { 6 };
+    icmp[0] == kind && icmp[own..HEADER] == marker[own - 4..]
 }
 
 /// The checksum of the Internet. For ICMPv6, in which addresses count, the kernel makes its own.
@@ -156,24 +168,21 @@ mod tests {
     }
 
     #[test]
-    fn only_ones_own_answer_counts() {
+    fn only_the_answer_to_the_request_counts() {
+        let own = [1, 2, 0, 1];
         let answer = [0, 0, 0, 0, 1, 2, 0, 1];
-        assert!(is_answer(&answer, true, false, 0));
-        assert!(is_answer(
-            &[&[0x45; 20][..], &answer].concat(),
-            true,
-            true,
-            0x0102
-        ));
-        assert!(!is_answer(
-            &[&[0x45; 20][..], &answer].concat(),
-            true,
-            true,
-            0x0103
-        ));
-        assert!(!is_answer(&[8, 0, 0, 0, 1, 2, 0, 1], true, false, 0));
-        for short in [&[][..], &[0x45], &[0x4f; 30], &[0; 7]] {
-            assert!(!is_answer(short, true, true, 0));
+        let raw = [&[0x45; 20][..], &answer].concat();
+        assert!(is_answer(&raw, true, true, own));
+        for other in [[1, 3, 0, 1], [1, 2, 0, 2]] {
+            assert!(!is_answer(&raw, true, true, other));
         }
+        // The kernel has chosen another identifier, and taken it back.
+        assert!(is_answer(&answer, true, false, [9, 9, 0, 1]));
+        assert!(!is_answer(&answer, true, false, [9, 9, 0, 2]));
+        assert!(!is_answer(&[8, 0, 0, 0, 1, 2, 0, 1], true, false, own));
+        for short in [&[][..], &[0x45], &[0x4f; 30], &[0; 7]] {
+            assert!(!is_answer(short, true, true, own));
+        }
+        assert_ne!(marker(), marker());
     }
 }
