@@ -209,6 +209,11 @@ impl Cause {
         }
     }
 
+    /// Whether who says it has given up.
+    pub(crate) fn ends_operation(&self) -> bool {
+        !matches!(self, Self::Stalled { .. } | Self::Gone { .. })
+    }
+
     /// The rank that is gone, if one is.
     pub(crate) fn gone(&self) -> Option<(Rank, &str)> {
         match self {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use kolo_transport::ids::{CallId, Generation, JobId, Rank};
 use tokio::runtime::Handle;
 
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, DOING};
 use crate::lane::{Connecting, Connector, Gone, Lane, LaneError, OneHost};
 use crate::operation::{Operation, OperationKind, Tag};
 use crate::record::Recorder;
@@ -103,6 +103,9 @@ pub(crate) struct Family {
     pub(crate) handle: Handle,
     pub(crate) recorder: Recorder,
     pub(crate) stalls: Stalls,
+    /// A group is being made of another one, or something is being told to all: whoever is told is here, or will be with what it
+    /// takes from the other one. Before the lock of the state.
+    telling: Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -124,7 +127,7 @@ impl Heard {
             None => as_said(&format!("it is in {}", self.asked), self.at.elapsed()),
             Some(at) => {
                 let ago = at.elapsed().as_secs_f64();
-                format!("it gave up {} {ago:.1} s ago", self.asked)
+                format!("{ago:.1} s ago it gave up {}", self.asked)
             }
         }
     }
@@ -173,6 +176,7 @@ impl Family {
             handle,
             recorder: Recorder::new(world),
             stalls: Stalls::default(),
+            telling: Mutex::default(),
             state: Mutex::default(),
         }
     }
@@ -234,6 +238,7 @@ impl Family {
     pub(crate) fn leave(&self, id: GroupId) {
         let mut state = self.lock();
         state.members.remove(&id);
+        state.pairs.remove(&id);
         if state.gone.insert(id) {
             state.went.push_back(id);
         }
@@ -288,6 +293,10 @@ impl Family {
         self.lock().pairs.insert(group, (from, to));
     }
 
+    pub(crate) fn is_pair(&self, group: GroupId) -> bool {
+        self.lock().pairs.contains_key(&group)
+    }
+
     /// An operation of a rank in words, with its place.
     fn describe(&self, rank: u32, (group, tag): (GroupId, Tag), operation: &Operation) -> String {
         let text = operation.to_string();
@@ -303,6 +312,14 @@ impl Family {
 
     /// A rank asks for an operation that this one has not begun.
     pub(crate) fn hear(&self, rank: u32, (group, tag): (GroupId, Tag), operation: &Operation) {
+        let known = {
+            let state = self.lock();
+            let heard = state.heard.get(&rank);
+            heard.is_some_and(|heard| (heard.group, heard.tag) == (group, tag))
+        };
+        if known {
+            return;
+        }
         let heard = Heard {
             group,
             tag,
@@ -349,6 +366,7 @@ impl Family {
             .map(|(_, _, missing)| missing)
             .collect();
         waits.sort_unstable_by_key(|missing| missing.rank);
+        waits.truncate(DOING);
         waits
     }
 
@@ -386,19 +404,27 @@ impl Family {
             .collect()
     }
 
+    /// While it is held nothing is told to all groups.
+    pub(crate) fn still(&self) -> MutexGuard<'_, ()> {
+        self.telling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn begin_call(&self, call: CallId) {
+        let _still = self.still();
         for member in self.members() {
             member.begin_call(call);
         }
     }
 
     pub(crate) fn abort_call(&self, call: u64, reason: &str) {
+        let _still = self.still();
         for member in self.members() {
             member.abort_call(call, reason);
         }
     }
 
     pub(crate) fn rank_lost(&self, rank: u32, reason: &str) {
+        let _still = self.still();
         for member in self.members() {
             member.rank_lost(rank, reason);
         }

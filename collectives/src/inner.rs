@@ -79,6 +79,7 @@ impl Inner {
     pub(crate) fn group(&self, id: GroupId, members: Vec<u32>, me: u32) -> Arc<Self> {
         let world = members.len() as u32;
         let members: Arc<[u32]> = members.into();
+        let _still = self.family.still();
         let inner = Self::make(Arc::clone(&self.family), id, Some(members), (me, world));
         self.signals
             .copy_to(&inner.signals, |member| inner.position(member));
@@ -194,6 +195,10 @@ impl Inner {
 
     /// The other way round, if all the ranks that it names are members.
     pub(crate) fn inward(&self, error: CollectiveError) -> Option<CollectiveError> {
+        let mut error = error;
+        if let CollectiveError::Deadline { doing, .. } = &mut error {
+            doing.retain(|missing| self.position(missing.rank.0).is_some());
+        }
         let strangers = std::cell::Cell::new(false);
         let error = error.with_ranks(|rank| {
             Rank(self.position(rank.0).unwrap_or_else(|| {
@@ -465,6 +470,9 @@ impl Member for Inner {
         let Some(peer) = self.position(rank).filter(|peer| *peer != self.me) else {
             return;
         };
+        if self.family.is_pair(self.id) {
+            return;
+        }
         let own = self.job_rank(self.me);
         if group == self.pair_id([rank, own]) {
             self.pair(peer, self.me);

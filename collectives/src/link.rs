@@ -123,7 +123,18 @@ impl Link {
 
     /// Whether nothing here would show that the peer is gone.
     pub(crate) fn is_silent(&self) -> bool {
-        self.lane.as_ref().is_none_or(|lane| lane.ends_late())
+        let lane = self.lane.as_ref();
+        lane.is_none_or(|lane| lane.ends_late() || self.buffer.has_ended())
+    }
+
+    /// Whether the last lane has ended, be it behind what nobody wants yet.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.is_some() || self.buffer.has_ended()
+    }
+
+    /// Whether something has come that nobody wants yet.
+    pub(crate) fn is_holding(&self) -> bool {
+        self.is_up() && matches!(self.inbound, Some(Inbound::Held(_)))
     }
 
     /// Takes a new lane. What was under way on an old one is forgotten.
@@ -352,21 +363,31 @@ impl Link {
         Poll::Ready(Ok(count))
     }
 
-    /// The next notice behind a frame that waits until somebody wants it, if one can be read now. It will be read again
-    /// when its turn comes.
-    pub(crate) fn poll_notice(&mut self, cx: &mut Context<'_>) -> Option<(Header, Vec<u8>)> {
-        let (Some(lane), Some(Inbound::Held(held))) = (&mut self.lane, &self.inbound) else {
+    /// The next notice in or behind a frame that waits until somebody wants it, if one can be read now without holding more than
+    /// `most` bytes. It will be read again when its turn comes.
+    pub(crate) fn poll_notice(
+        &mut self,
+        cx: &mut Context<'_>,
+        most: usize,
+    ) -> Option<(Header, Vec<u8>)> {
+        let (Some(lane), Some(Inbound::Held(held))) = (&mut self.lane, self.inbound.as_ref())
+        else {
             return None;
         };
-        self.buffer.poll_notice(lane.as_mut(), cx, held.length())
+        self.buffer.poll_notice(lane.as_mut(), cx, *held, most)
     }
 
-    /// What is asked for in the first frame that does so behind one that waits, as far as that has come.
-    pub(crate) fn poll_asked(&mut self, cx: &mut Context<'_>) -> Option<Data> {
-        let (Some(lane), Some(Inbound::Held(held))) = (&mut self.lane, &self.inbound) else {
-            return None;
-        };
-        self.buffer.poll_asked(lane.as_mut(), cx, held.length())
+    /// Shows frames that wait until somebody wants them, the first one first, with those texts that are there; as far as they
+    /// can be read now without holding more than `most` bytes.
+    pub(crate) fn poll_frames(
+        &mut self,
+        cx: &mut Context<'_>,
+        most: usize,
+        see: impl FnMut(Header, Option<&[u8]>),
+    ) {
+        if let (Some(lane), Some(Inbound::Held(held))) = (&mut self.lane, self.inbound.as_ref()) {
+            self.buffer.poll_frames(lane.as_mut(), cx, *held, most, see);
+        }
     }
 
     /// Reads up to `most` bytes and drops them. Returns how many.

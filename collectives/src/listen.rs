@@ -12,19 +12,23 @@ use std::time::Duration;
 
 use kolo_transport::ids::Rank;
 
-use crate::cause::cut;
+use crate::cause::{Cause, cut};
 use crate::engine::Engine;
 use crate::header::Header;
 use crate::inner::Inner;
-use crate::link::{Inbound, Stop};
+use crate::link::{Inbound, Link, Stop};
 use crate::operation::Tag;
 use crate::shm::setup::Sharing;
+use crate::signals::Arrival;
 
 /// A rank that is in no operation for so long looks who waits for it.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// While there are operations, it is looked so often in that time whether there was one.
 const LOOKS: u32 = 4;
+
+/// Most bytes of a link that are held to look what a peer asks for.
+const AHEAD: usize = 64 * 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Listener {
@@ -115,13 +119,16 @@ impl Listener {
                 let Some(inner) = inner.upgrade() else {
                     return Poll::Ready(());
                 };
-                if let Ok(mut engine) = inner.engine.try_lock() {
-                    told.resize(engine.links.len(), None);
-                    answer(&inner, &mut engine, &mut told, cx);
-                    drop(engine);
-                    if inner.signals.lock().needs_attendant() {
-                        inner.attend();
-                    }
+                let Ok(mut engine) = inner.engine.try_lock() else {
+                    // An operation has been under way for so long. When it ends nobody says so.
+                    quiet = 0;
+                    return Poll::Ready(());
+                };
+                told.resize(engine.links.len(), None);
+                answer(&inner, &mut engine, &mut told, cx);
+                drop(engine);
+                if inner.signals.lock().needs_attendant() {
+                    inner.attend();
                 }
                 Poll::Pending
             })
@@ -141,68 +148,39 @@ impl Listener {
 
 /// Reads headers as far as they are there, and answers those who wait in operations that this rank has not begun.
 fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Option<Tag>], cx: &mut Context<'_>) {
-    let (next, arrivals, notices) = {
-        let mut state = inner.signals.lock();
-        let arrivals = std::mem::take(&mut state.arrivals);
-        (state.next_tag(), arrivals, state.notices())
-    };
-    for arrival in arrivals {
-        // A link that did not come is made again when it is needed.
-        drop(engine.arrive(arrival, &notices));
-    }
-    let generation = engine.generation;
+    let next = take_links(inner, engine);
     let is_settled = matches!(engine.shm, Sharing::Active(_));
-    for (peer, link) in engine.links.iter_mut().enumerate() {
-        let rank = inner.job_rank(peer as u32);
-        loop {
-            let held = match link.inbound.take() {
-                Some(Inbound::Header) => match link.poll_header(cx) {
-                    Poll::Ready(Ok(header)) => {
-                        link.inbound = Some(Inbound::Held(header));
-                        header
-                    }
-                    // The next operation sees the end, too.
-                    Poll::Pending | Poll::Ready(Err(Stop::Ended(_))) => {
-                        link.inbound = Some(Inbound::Header);
-                        break;
-                    }
-                    Poll::Ready(Err(Stop::Protocol(reason))) => {
-                        link.end(reason);
-                        break;
-                    }
-                },
-                Some(Inbound::Held(header)) => {
-                    link.inbound = Some(Inbound::Held(header));
-                    header
-                }
-                other => {
-                    link.inbound = other;
-                    break;
-                }
-            };
-            if matches!(held, Header::Share { .. }) && is_settled {
+    let (generation, links) = (engine.generation, &mut engine.links);
+    for ((peer, link), told) in (0..).zip(links).zip(told) {
+        let rank = inner.job_rank(peer);
+        // Asked last, and given up.
+        let (mut asked, mut given_up) = (None, None);
+        while let Some(held) = held(link, cx) {
+            match held {
+                // What was only asked is answered with what is said here. The rest is for the operation.
+                Header::Ask(data) => asked = Some(data),
                 // It is of no use any more.
-                link.inbound = Some(Inbound::Header);
-                continue;
+                Header::Share { .. } if is_settled => {}
+                _ => break,
             }
-            let asked = match held {
-                // Before it asks for its first operation it may ask for shared memory.
-                Header::Share { .. } => link.poll_asked(cx),
-                Header::Data(data) | Header::Ask(data) | Header::Consent(data) => Some(data),
-                Header::AbortOperation { tag, .. } => {
-                    inner.family.hear_no_more(rank, (inner.id, tag));
-                    None
+            link.inbound = Some(Inbound::Header);
+        }
+        link.poll_frames(cx, AHEAD, |header, text| match header {
+            Header::Data(data) | Header::Ask(data) | Header::Consent(data) => asked = Some(data),
+            Header::AbortOperation { tag, .. } => {
+                let cause = text.and_then(Cause::parse);
+                if cause.is_some_and(|cause| cause.ends_operation()) {
+                    given_up = Some(tag);
                 }
-                _ => None,
-            };
-            let Some(data) = asked else {
-                break;
-            };
-            if data.tag >= next && told[peer].is_none_or(|tag| tag != data.tag) {
-                told[peer] = Some(data.tag);
-                let family = &inner.family;
-                family.hear(rank, (inner.id, data.tag), &data.operation);
-                let text = family.present();
+            }
+            _ => {}
+        });
+        if let Some(data) = asked.filter(|data| data.tag >= next) {
+            let place = (inner.id, data.tag);
+            inner.family.hear(rank, place, &data.operation);
+            if *told != Some(data.tag) {
+                *told = Some(data.tag);
+                let text = inner.family.present();
                 let text = cut(&text);
                 let header = Header::Doing {
                     generation,
@@ -214,12 +192,59 @@ fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Option<Tag>], cx:
                 frame.extend_from_slice(text.as_bytes());
                 link.notify(&frame);
             }
-            // What was only asked is answered with that. The rest is for the operation.
-            if !matches!(held, Header::Ask(_)) {
-                break;
-            }
-            link.inbound = Some(Inbound::Header);
+        }
+        if let Some(tag) = given_up {
+            inner.family.hear_no_more(rank, (inner.id, tag));
         }
     }
     engine.flush_now();
+}
+
+/// Takes in the links that came since the last operation. Returns the number of the next one.
+fn take_links(inner: &Inner, engine: &mut Engine) -> Tag {
+    let (arrivals, notices, next) = {
+        let mut state = inner.signals.lock();
+        let (arrivals, notices) = state.take_arrivals();
+        // That a peer can't make a link ends the operation that needs it.
+        let (taken, left) = arrivals.into_iter().partition(|arrival: &Arrival| {
+            arrival.lane.is_ok() || engine.links[arrival.rank as usize].connecting
+        });
+        state.arrivals = left;
+        let taken: Vec<Arrival> = taken;
+        (taken, notices, state.next_tag())
+    };
+    for arrival in arrivals {
+        // One that this rank could not make is made again when it is needed.
+        drop(engine.arrive(arrival, &notices));
+    }
+    next
+}
+
+/// The header of the frame that waits on a link, if there is one.
+fn held(link: &mut Link, cx: &mut Context<'_>) -> Option<Header> {
+    match link.inbound.take() {
+        Some(Inbound::Header) => {
+            // The next operation sees the end, too.
+            link.inbound = Some(Inbound::Header);
+            match link.poll_header(cx) {
+                Poll::Ready(Ok(header)) => {
+                    link.inbound = Some(Inbound::Held(header));
+                    Some(header)
+                }
+                Poll::Ready(Err(Stop::Protocol(reason))) => {
+                    link.end(reason);
+                    None
+                }
+                Poll::Pending | Poll::Ready(Err(Stop::Ended(_))) => None,
+            }
+        }
+        Some(Inbound::Held(header)) => {
+            link.inbound = Some(Inbound::Held(header));
+            Some(header)
+        }
+        other => {
+            link.inbound = other;
+            None
+        }
+    }
 }

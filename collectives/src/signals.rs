@@ -64,6 +64,8 @@ pub(crate) struct State {
     pub(crate) lost: BTreeMap<u32, String>,
     /// Ranks that were found to be gone, of which this one needed nothing.
     pub(crate) gone: Vec<(u32, String)>,
+    /// What links to come are told of these and of others of whom peers say it.
+    pub(crate) gone_notices: BTreeMap<u32, Vec<u8>>,
     pub(crate) table: Option<Arc<GenerationTable>>,
     pub(crate) timeout: Duration,
     pub(crate) tuning: Tuning,
@@ -98,6 +100,7 @@ impl State {
             refusal: None,
             lost: BTreeMap::new(),
             gone: Vec::new(),
+            gone_notices: BTreeMap::new(),
             table: None,
             timeout: TIMEOUT,
             tuning: Tuning::default(),
@@ -134,6 +137,15 @@ impl State {
             Some(_) => {}
             None => self.arrivals.push(arrival),
         }
+    }
+
+    /// The lanes that have come or will not, and what new links are told.
+    pub(crate) fn take_arrivals(&mut self) -> (Vec<Arrival>, Vec<u8>) {
+        let arrivals = std::mem::take(&mut self.arrivals);
+        for arrival in arrivals.iter().filter(|arrival| arrival.lane.is_ok()) {
+            self.gone_notices.remove(&arrival.rank);
+        }
+        (arrivals, self.notices())
     }
 
     /// Whom to wake when something changes: who has the engine.
@@ -184,6 +196,9 @@ impl State {
             notices.extend_from_slice(frame);
         }
         notices.extend_from_slice(&self.operation_notices());
+        for notice in self.gone_notices.values() {
+            notices.extend_from_slice(notice);
+        }
         notices
     }
 

@@ -5,12 +5,12 @@
 mod common;
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{Group, Kind, run};
+use common::{Group, Kind, LONG, run};
 use kolo_collectives::operation::OperationKind;
 use kolo_collectives::record::Outcome;
-use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
+use kolo_collectives::{CollectiveError, Communicator, GroupId, LaneError, ReduceOp};
 use kolo_transport::ids::Rank;
 
 #[test]
@@ -207,4 +207,50 @@ fn a_trace_has_all_ranks_on_one_clock() {
     assert_eq!(grads[0]["args"]["bytes"], 1);
     assert_eq!(grads[0]["args"]["ok"], true);
     assert!(!named("NEGOTIATE_ALL_REDUCE").is_empty());
+}
+
+/// A rank answers after an operation that took long, too.
+#[test]
+fn who_has_waited_for_long_says_later_that_it_does_nothing() {
+    let group = Group::new(Kind::Unix, 3);
+    group.run(|comm| comm.barrier().unwrap());
+    group.run(|comm| {
+        if comm.rank() == Rank(2) {
+            // The others look for who waits for them meanwhile, and can't.
+            std::thread::sleep(Duration::from_millis(1500));
+        }
+        comm.barrier().unwrap();
+    });
+    group.set_timeout(Duration::from_secs(4));
+    for error in run(&group.members[1..], |comm| comm.barrier().unwrap_err()) {
+        let CollectiveError::Deadline { late, doing, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(late, &[Rank(0)], "{error}");
+        assert!(
+            doing[0].rank == Rank(0) && doing[0].doing.starts_with("it is in no operation"),
+            "{error}"
+        );
+    }
+}
+
+/// A link that could not be made is news for the next operation, however long the rank has been idle.
+#[test]
+fn a_refused_link_is_not_forgotten_by_an_idle_rank() {
+    let group = Group::new(Kind::Unix, 2);
+    let comm = &group.members[0];
+    // It listens by then.
+    std::thread::sleep(Duration::from_millis(1300));
+    let error = LaneError::NoDescriptors {
+        rank: Rank(0),
+        reason: "the limit is 12".to_owned(),
+    };
+    comm.acceptor()
+        .refused(GroupId::WORLD, Rank(1), error)
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let begun = Instant::now();
+    let error = comm.barrier().unwrap_err();
+    assert!(error.to_string().contains("the limit is 12"), "{error}");
+    assert!(begun.elapsed() < LONG / 2);
 }

@@ -331,7 +331,7 @@ fn a_send_and_a_collective_end_at_their_deadlines_and_say_what_the_other_one_doe
         if warm {
             group.run(|comm| comm.barrier().unwrap());
         }
-        group.set_timeout(Duration::from_secs(2));
+        group.set_timeout(Duration::from_secs(4));
         let results = group.run(|comm| {
             if comm.rank() == Rank(alone) {
                 other(comm)

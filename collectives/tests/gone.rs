@@ -279,3 +279,53 @@ fn who_waits_for_data_asks_for_those_too_whose_word_is_lacking() {
     all_lose(Rank(3), errors);
     assert!(begun.elapsed() < LONG / 2);
 }
+
+/// As [`who_has_met_a_rank_that_is_gone_tells_those_that_wait_for_it`], where it goes while they wait.
+#[test]
+fn a_rank_that_goes_while_others_wait_is_found_out_too() {
+    let group = Group::new(Kind::Memory, 4);
+    force(&group, Algorithm::Ring);
+    run([&group.members[1], &group.members[3]], send_to(1));
+    let begun = Instant::now();
+    let errors = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // All wait by then, and have asked about those that they wait for.
+            std::thread::sleep(Duration::from_millis(300));
+            group.is_gone(3);
+        });
+        run(&group.members[..3], |comm| sum(comm, 9).unwrap_err())
+    });
+    all_lose(Rank(3), errors);
+    assert!(begun.elapsed() < LONG / 2);
+}
+
+/// An operation in which nobody needs it says nothing of the next one.
+#[test]
+fn a_rank_that_was_found_to_be_gone_is_lost_when_it_is_needed() {
+    let group = Group::new(Kind::Memory, 4);
+    force(&group, Algorithm::Ring);
+    let late = Fault::late();
+    for rank in 0..4 {
+        group.set_fault(rank, &late);
+    }
+    group.run(|comm| comm.all_gather(&[1_u8]).map(drop).unwrap());
+    // Rank 2 does nothing more, and its links do not end. Nor do ranks 1 and 3 come, so that rank 0, which needs only them, asks
+    // about the others.
+    group.is_gone(2);
+    let comm = &group.members[0];
+    comm.set_timeout(Duration::from_millis(1700));
+    let error = comm.all_gather(&[1_u8]).unwrap_err();
+    assert!(matches!(error, CollectiveError::Deadline { .. }), "{error}");
+    comm.set_timeout(LONG);
+    for rank in [1, 3] {
+        let error = group.members[rank].all_gather(&[1_u8]).unwrap_err();
+        assert!(matches!(error, CollectiveError::Deadline { .. }), "{error}");
+    }
+    let begun = Instant::now();
+    let others = [0, 1, 3].map(|rank| &group.members[rank]);
+    all_lose(
+        Rank(2),
+        run(others, |comm| comm.all_gather(&[1_u8]).unwrap_err()),
+    );
+    assert!(begun.elapsed() < LONG / 2);
+}

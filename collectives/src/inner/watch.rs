@@ -1,13 +1,14 @@
-//! Whether a rank that is waited for is gone.
+//! Whether ranks are gone of which nothing is heard.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Inner;
 
-/// After each question that brought no certainty the next one waits twice as long.
-const FIRST: Duration = Duration::from_millis(50);
-const LONGEST: Duration = Duration::from_secs(1);
+/// After each question that brought no certainty the next one waits twice as long: about ranks that are waited for, and about
+/// others.
+const OF_WAITED: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+const OF_OTHERS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
 impl Inner {
     /// Asks the [connector](crate::Connector::is_gone) again and again whether a peer is gone, until it is, or until this
@@ -24,7 +25,7 @@ impl Inner {
         };
         let weak = Arc::downgrade(self);
         let questions = async move {
-            let mut pause = FIRST;
+            let (mut pause, longest) = if waited { OF_WAITED } else { OF_OTHERS };
             loop {
                 let gone = asking.await;
                 let Some(inner) = weak.upgrade() else { return };
@@ -41,7 +42,7 @@ impl Inner {
                 }
                 drop(inner);
                 tokio::time::sleep(pause).await;
-                pause = (2 * pause).min(LONGEST);
+                pause = (2 * pause).min(longest);
                 let next = weak.upgrade().and_then(|inner| inner.family.is_gone(rank));
                 let Some(next) = next else { return };
                 asking = next;

@@ -3,7 +3,7 @@
 use std::task::{Context, Poll, ready};
 
 use super::Stop;
-use crate::header::{Data, HEADER, Header, SEGMENT};
+use crate::header::{HEADER, Header};
 use crate::lane::Lane;
 
 /// What is read ahead: small frames come out of one read.
@@ -12,18 +12,16 @@ const READ_AHEAD: usize = 8 * 1024;
 /// Payload of at least this many bytes is read straight to its place.
 const DIRECT: usize = 4 * 1024;
 
-/// Most bytes that are read to find a notice behind frames that nobody wants yet. What a peer had sent when it gave up is in
-/// the buffers of the network, a few MiB.
-const MOST_AHEAD: usize = 32 * SEGMENT;
-
 /// Bytes in the order in which they came.
 #[derive(Debug, Default)]
 pub(super) struct ReadBuffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// So many of them were looked through for notices.
+    /// So many of them were looked through for notices, or, of payload that was not there yet, will have been.
     seen: usize,
+    /// The lane has ended behind them.
+    has_ended: bool,
 }
 
 impl ReadBuffer {
@@ -76,7 +74,9 @@ impl ReadBuffer {
     ) -> Poll<Result<usize, Stop>> {
         if self.held().is_empty() {
             if into.len() >= DIRECT {
-                return poll_some(lane, cx, into);
+                let count = ready!(poll_some(lane, cx, into))?;
+                self.seen = self.seen.saturating_sub(count);
+                return Poll::Ready(Ok(count));
             }
             // The next header comes along with the end of this payload.
             ready!(self.poll_fill(lane, cx))?;
@@ -84,15 +84,23 @@ impl ReadBuffer {
         Poll::Ready(Ok(self.take(into)))
     }
 
-    /// The next notice that was not returned before, with its text. `from` says how many bytes of a frame come first. Nothing
-    /// is taken away.
+    /// The next notice that was not returned before, with its text. `held` is the header of the first frame, whose payload comes
+    /// first. Nothing is taken away. `most` is how many bytes may be held.
     pub(super) fn poll_notice(
         &mut self,
         lane: &mut dyn Lane,
         cx: &mut Context<'_>,
-        from: usize,
+        held: Header,
+        most: usize,
     ) -> Option<(Header, Vec<u8>)> {
-        self.seen = self.seen.max(from);
+        if self.seen == 0 && held.is_notice() {
+            while self.held().len() < held.length() {
+                self.poll_ahead(lane, cx, most).then_some(())?;
+            }
+            self.seen = held.length();
+            return Some((held, self.held()[..held.length()].to_vec()));
+        }
+        self.seen = self.seen.max(held.length());
         loop {
             let rest = self.held().get(self.seen..).unwrap_or_default();
             if let Some((header, rest)) = rest.split_first_chunk::<HEADER>() {
@@ -108,45 +116,54 @@ impl ReadBuffer {
                     return Some((header, text));
                 }
             }
-            if !self.poll_ahead(lane, cx) {
-                return None;
-            }
+            self.poll_ahead(lane, cx, most).then_some(())?;
         }
     }
 
-    /// As [`ReadBuffer::poll_notice`], the first frame that asks for an operation, however often it was returned.
-    pub(super) fn poll_asked(
+    /// Shows every frame whose header is there, with its payload if that is there, too.
+    pub(super) fn poll_frames(
         &mut self,
         lane: &mut dyn Lane,
         cx: &mut Context<'_>,
-        from: usize,
-    ) -> Option<Data> {
-        let mut at = from;
-        loop {
-            let rest = self.held().get(at..).unwrap_or_default();
-            if let Some(header) = rest.first_chunk::<HEADER>() {
-                match Header::parse(header).ok()? {
-                    Header::Data(data) | Header::Ask(data) | Header::Consent(data) => {
-                        return Some(data);
-                    }
-                    other => at += HEADER + other.length(),
-                }
-            } else if !self.poll_ahead(lane, cx) {
-                return None;
-            }
+        held: Header,
+        most: usize,
+        mut see: impl FnMut(Header, Option<&[u8]>),
+    ) {
+        while self.poll_ahead(lane, cx, most) {}
+        let bytes = self.held();
+        see(held, bytes.get(..held.length()));
+        let mut rest = bytes.get(held.length()..).unwrap_or_default();
+        while let Some((header, behind)) = rest.split_first_chunk::<HEADER>() {
+            let Ok(header) = Header::parse(header) else {
+                return;
+            };
+            see(header, behind.get(..header.length()));
+            rest = behind.get(header.length()..).unwrap_or_default();
         }
     }
 
+    /// Whether the lane has ended behind what is held.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
     /// Reads more behind what is held, if there is anything to read and room for it.
-    fn poll_ahead(&mut self, lane: &mut dyn Lane, cx: &mut Context<'_>) -> bool {
+    fn poll_ahead(&mut self, lane: &mut dyn Lane, cx: &mut Context<'_>, most: usize) -> bool {
         if self.start == 0 && self.end == self.bytes.len() {
-            if self.end >= MOST_AHEAD {
+            if self.end >= most {
                 return false;
             }
             self.bytes.resize(2 * self.end.max(READ_AHEAD / 2), 0);
         }
-        // The end of the link is seen, too, when its turn comes.
-        matches!(self.poll_fill(lane, cx), Poll::Ready(Ok(())))
+        match self.poll_fill(lane, cx) {
+            Poll::Ready(Ok(())) => true,
+            Poll::Pending => false,
+            // What it means is seen when its turn comes.
+            Poll::Ready(Err(_)) => {
+                self.has_ended = true;
+                false
+            }
+        }
     }
 }
 
@@ -168,6 +185,7 @@ mod tests {
     use kolo_transport::ids::{Generation, Rank};
 
     use super::*;
+    use crate::header::{Data, SEGMENT};
     use crate::lane::MemoryLane;
     use crate::operation::{Operation, Tag};
 
@@ -177,16 +195,21 @@ mod tests {
         operation: 4,
     };
 
-    fn data(length: usize) -> Vec<u8> {
-        let header = Header::Data(Data {
+    const MOST: usize = 4 << 20;
+
+    fn header(length: usize) -> Header {
+        Header::Data(Data {
             generation: GENERATION,
             tag: TAG,
             operation: Operation::BARRIER,
             step: 1,
             offset: 0,
             length: length as u32,
-        });
-        let mut frame = header.encode().to_vec();
+        })
+    }
+
+    fn data(length: usize) -> Vec<u8> {
+        let mut frame = header(length).encode().to_vec();
         frame.extend((0..length).map(|at| at as u8));
         frame
     }
@@ -222,7 +245,9 @@ mod tests {
                 let sent = far.poll_write(&mut cx, &[std::io::IoSlice::new(bytes)]);
                 assert!(matches!(sent, Poll::Ready(Ok(count)) if count == bytes.len()));
                 // A reader that is a frame behind takes some in between.
-                while let Some(notice) = buffer.poll_notice(&mut near, &mut cx, 10_000) {
+                while let Some(notice) =
+                    buffer.poll_notice(&mut near, &mut cx, header(10_000), MOST)
+                {
                     found.push(notice);
                 }
             }
@@ -253,13 +278,16 @@ mod tests {
         let mut buffer = ReadBuffer::default();
         buffer.poll_fill(&mut near, &mut cx).is_ready();
         buffer.skip(HEADER);
-        let found = buffer.poll_notice(&mut near, &mut cx, 100);
+        let found = buffer.poll_notice(&mut near, &mut cx, header(100), MOST);
         assert_eq!(found, Some((first.0, b"first".to_vec())));
         // The first frame, the notice, and the header of the next frame.
         buffer.skip(100 + first.1.len() + HEADER);
-        let found = buffer.poll_notice(&mut near, &mut cx, 50);
+        let found = buffer.poll_notice(&mut near, &mut cx, header(50), MOST);
         assert_eq!(found, Some((second.0, b"second".to_vec())));
-        assert_eq!(buffer.poll_notice(&mut near, &mut cx, 50), None);
+        assert_eq!(
+            buffer.poll_notice(&mut near, &mut cx, header(50), MOST),
+            None
+        );
     }
 
     #[test]
@@ -269,13 +297,108 @@ mod tests {
         let mut buffer = ReadBuffer::default();
         let frame = data(SEGMENT);
         let mut sent = 0;
-        for _ in 0..4 * MOST_AHEAD / frame.len() {
+        for _ in 0..4 * MOST / frame.len() {
             let wrote = far.poll_write(&mut cx, &[std::io::IoSlice::new(&frame[sent..])]);
             if let Poll::Ready(Ok(count)) = wrote {
                 sent = (sent + count) % frame.len();
             }
-            assert_eq!(buffer.poll_notice(&mut near, &mut cx, 0), None);
+            assert_eq!(
+                buffer.poll_notice(&mut near, &mut cx, header(0), MOST),
+                None
+            );
         }
-        assert_eq!(buffer.bytes.len(), MOST_AHEAD);
+        assert_eq!(buffer.bytes.len(), MOST);
+    }
+
+    /// The payload that the search has jumped over is read straight to its place, and the search goes on where it ends.
+    #[test]
+    fn payload_that_comes_after_the_search_does_not_lead_it_astray() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let (mut near, mut far) = MemoryLane::pair(2 << 20);
+        let mut send = |bytes: &[u8]| {
+            let sent = far.poll_write(&mut cx, &[std::io::IoSlice::new(bytes)]);
+            assert!(matches!(sent, Poll::Ready(Ok(count)) if count == bytes.len()));
+        };
+        let mut cx = Context::from_waker(Waker::noop());
+        let first = data(SEGMENT);
+        let mut buffer = ReadBuffer::default();
+        // The header was taken, and half of the payload is there.
+        send(&first[HEADER..SEGMENT / 2]);
+        let held = header(SEGMENT);
+        assert_eq!(
+            buffer.poll_notice(&mut near, &mut cx, held, READ_AHEAD),
+            None
+        );
+        let notice = notice(b"after it");
+        send(&first[SEGMENT / 2..]);
+        send(&data(7));
+        send(&notice.1);
+        let mut payload = vec![0; SEGMENT];
+        let mut got = 0;
+        while got < SEGMENT {
+            match buffer.poll_read(&mut near, &mut cx, &mut payload[got..]) {
+                Poll::Ready(Ok(count)) => got += count,
+                _ => panic!("it is there"),
+            }
+        }
+        assert!(payload == first[HEADER..]);
+        // The next header is taken.
+        while buffer.held().len() < HEADER {
+            assert!(buffer.poll_fill(&mut near, &mut cx).is_ready());
+        }
+        buffer.skip(HEADER);
+        let found = buffer.poll_notice(&mut near, &mut cx, header(7), MOST);
+        assert_eq!(found, Some((notice.0, b"after it".to_vec())));
+    }
+
+    #[test]
+    fn a_notice_that_is_held_itself_is_found_once() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let (mut near, mut far) = MemoryLane::pair(1 << 20);
+        let (first, second) = (notice(b"first"), notice(b"second"));
+        let mut buffer = ReadBuffer::default();
+        let mut find = |bytes: &[u8]| {
+            if !bytes.is_empty() {
+                let sent = far.poll_write(&mut cx, &[std::io::IoSlice::new(bytes)]);
+                assert!(matches!(sent, Poll::Ready(Ok(count)) if count == bytes.len()));
+            }
+            buffer.poll_notice(&mut near, &mut cx, first.0, MOST)
+        };
+        assert_eq!(find(b"fir"), None);
+        assert_eq!(find(b"st"), Some((first.0, b"first".to_vec())));
+        assert_eq!(find(b""), None);
+        assert_eq!(find(&second.1), Some((second.0, b"second".to_vec())));
+    }
+
+    #[test]
+    fn frames_are_shown_in_order_with_the_texts_that_are_there() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let (mut near, mut far) = MemoryLane::pair(1 << 20);
+        let notice = notice(b"text");
+        let all = [
+            &data(3)[HEADER..],
+            &notice.1,
+            &data(5),
+            &data(9)[..HEADER + 4],
+        ]
+        .concat();
+        let sent = far.poll_write(&mut cx, &[std::io::IoSlice::new(&all)]);
+        assert!(matches!(sent, Poll::Ready(Ok(count)) if count == all.len()));
+        drop(far);
+        let mut buffer = ReadBuffer::default();
+        for _ in 0..2 {
+            let mut shown = Vec::new();
+            buffer.poll_frames(&mut near, &mut cx, header(3), MOST, |header, text| {
+                shown.push((header, text.map(<[u8]>::len)));
+            });
+            let expected = [
+                (header(3), Some(3)),
+                (notice.0, Some(4)),
+                (header(5), Some(5)),
+                (header(9), None),
+            ];
+            assert_eq!(shown, expected);
+            assert!(buffer.has_ended());
+        }
     }
 }

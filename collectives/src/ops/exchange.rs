@@ -321,8 +321,18 @@ impl Communicator {
             return Err(CollectiveError::Invalid { reason });
         }
         let pair = inner.pair(from.0, to.0);
-        let timeout = inner.signals.lock().timeout;
-        pair.signals.lock().timeout = timeout;
+        let (timeout, table) = {
+            let state = inner.signals.lock();
+            (state.timeout, state.table.clone())
+        };
+        {
+            let mut state = pair.signals.lock();
+            state.timeout = timeout;
+            // It may have been made before there was one.
+            if state.table.is_none() {
+                state.table = table;
+            }
+        }
         Ok(Self {
             inner: pair,
             options: self.options,

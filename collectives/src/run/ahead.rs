@@ -9,6 +9,12 @@ use std::task::Context;
 use super::{Mode, Run};
 use crate::cause::Cause;
 use crate::error::CollectiveError;
+use crate::header::SEGMENT;
+
+/// Most bytes that are held to look behind what is not wanted yet: of all links, and of one, with its bounds. What a peer had sent
+/// when it gave up is in the buffers of the network, a few MiB.
+const MOST: usize = 32 << 20;
+const OF_LINK: (usize, usize) = (2 * SEGMENT, 32 * SEGMENT);
 
 impl Run<'_> {
     /// Takes in notices that stand behind frames that are not wanted yet, if nothing else has come for a while. Returns
@@ -18,8 +24,11 @@ impl Run<'_> {
             return Ok(false);
         }
         let mut found = false;
+        let most = (MOST / self.engine.world as usize).clamp(OF_LINK.0, OF_LINK.1);
         for peer in 0..self.engine.world {
-            while let Some((header, text)) = self.engine.links[peer as usize].poll_notice(cx) {
+            let had_ended = self.engine.links[peer as usize].has_ended();
+            while let Some((header, text)) = self.engine.links[peer as usize].poll_notice(cx, most)
+            {
                 found = true;
                 match self.place_of(header) {
                     Some((generation, _)) if generation != self.engine.generation => break,
@@ -34,6 +43,11 @@ impl Run<'_> {
                         }
                     }
                 }
+            }
+            if self.engine.links[peer as usize].has_ended() && !had_ended {
+                // Nobody would look at it for as long as this rank waits for others.
+                self.questions.stir();
+                found = true;
             }
         }
         Ok(found)

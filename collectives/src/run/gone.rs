@@ -8,16 +8,23 @@ use super::{Mode, Run};
 use crate::cause::Cause;
 use crate::error::CollectiveError;
 
-/// A rank that waits for so long and hears nothing asks.
+/// A rank that waits for so long and hears nothing asks about those that it waits for, and whose links have ended.
 const ASK: Duration = Duration::from_millis(100);
+
+/// So long after that it asks about others that it has had links to, so many at a time: peers that have never had one may wait
+/// for them.
+const ASK_OTHERS: Duration = Duration::from_secs(1);
+const OTHERS: usize = 8;
 
 /// What is to be asked when.
 #[derive(Debug)]
 pub(super) struct Questions {
     at: Option<Instant>,
+    /// How often it was time to ask since something came.
+    rounds: usize,
     /// It is being asked of some.
     asked: bool,
-    /// Something came, or a link came or went, since that was looked at last.
+    /// Something came, a link came or went, or this rank waits for others, since that was looked at last.
     stirred: bool,
 }
 
@@ -25,19 +32,20 @@ impl Questions {
     pub(super) fn new(started: Instant) -> Self {
         Self {
             at: Some(started + ASK),
+            rounds: 0,
             asked: false,
             stirred: false,
         }
     }
 
-    /// Something has come, or a link has come or gone.
+    /// Something has come, a link has come or gone, or this rank waits for others now.
     pub(super) fn stir(&mut self) {
         self.stirred = true;
     }
 
     /// Nothing has come for a while.
     pub(super) fn is_quiet(&self) -> bool {
-        self.at.is_none() && !self.stirred
+        self.rounds > 0 && !self.stirred
     }
 
     /// When to look next.
@@ -60,25 +68,49 @@ impl Run<'_> {
         let was_due = self.questions.at.take().is_some();
         if std::mem::take(&mut self.questions.stirred) {
             self.end_questions();
+            self.questions.rounds = 0;
             self.questions.at = Some(now + ASK);
         } else if was_due {
-            let late = self.waited_for();
-            // Who gave up an operation before this one because of another rank is not likely to come.
-            let culprits: Vec<Rank> = late
-                .iter()
-                .filter_map(|rank| self.culprit_of(*rank))
-                .collect();
-            for peer in (0..self.engine.world).filter(|peer| *peer != self.engine.me) {
-                let link = &self.engine.links[peer as usize];
-                if link.is_silent() && link.found_gone.is_none() {
-                    let waited = late.contains(&Rank(peer))
-                        || culprits.contains(&Rank(peer))
-                        || self.awaits_consent(peer);
-                    self.questions.asked = true;
-                    (self.ask_whether_gone)(peer, waited);
-                }
+            let more = self.ask_who_is_gone(self.questions.rounds);
+            self.questions.rounds += 1;
+            self.questions.at = more.then_some(now + ASK_OTHERS);
+        }
+    }
+
+    /// Returns whether there are more to ask about.
+    fn ask_who_is_gone(&mut self, round: usize) -> bool {
+        let mut suspects = self.waited_for();
+        // Who gave up an operation before this one because of another rank is not likely to come.
+        let culprits: Vec<Rank> = suspects
+            .iter()
+            .filter_map(|rank| self.culprit_of(*rank))
+            .collect();
+        suspects.extend(culprits);
+        let mut others = Vec::new();
+        let (me, world) = (self.engine.me, self.engine.world);
+        for peer in (1..world).map(|distance| (me + distance) % world) {
+            let link = &self.engine.links[peer as usize];
+            // Its word may be in its link, behind what is not wanted yet.
+            let lacks_word = self.awaits_consent(peer) && !link.is_holding();
+            let waited = suspects.contains(&Rank(peer)) || lacks_word;
+            if !link.is_silent() {
+                continue;
+            }
+            if waited || link.has_ended() && link.found_gone.is_none() {
+                self.questions.asked = true;
+                (self.ask_whether_gone)(peer, waited);
+            } else if link.found_gone.is_none() {
+                others.push(peer);
             }
         }
+        let before = round.saturating_sub(1) * OTHERS;
+        if round > 0 {
+            for peer in others.iter().skip(before).take(OTHERS) {
+                self.questions.asked = true;
+                (self.ask_whether_gone)(*peer, false);
+            }
+        }
+        others.len() > round * OTHERS
     }
 
     /// A rank is gone, as this one or another one has found out. Who is linked with this one hears of it once.
@@ -99,41 +131,25 @@ impl Run<'_> {
         if rank == self.engine.me || link.found_gone.is_some() {
             return Ok(());
         }
-        link.found_gone = Some(reason);
-        let frame = self.gone_frame(rank);
+        link.found_gone = Some(reason.clone());
+        let cause = Cause::Gone {
+            rank: Rank(rank),
+            reason,
+        };
+        let frame = self.engine.notice(self.tag, &cause);
         self.unsaid = true;
         for (peer, link) in (0..).zip(&mut self.engine.links) {
             if peer != rank && Some(peer) != from {
                 link.notify(&frame);
             }
         }
+        // Links that are made later get it, too.
+        self.signals.lock().gone_notices.insert(rank, frame);
         // On a link that is there may be all that is needed of it.
         if self.engine.links[rank as usize].is_up() || !self.needs(rank) {
             return Ok(());
         }
         Err(self.lost(rank))
-    }
-
-    /// A link was made after this rank heard who is gone.
-    pub(super) fn tell_who_is_gone(&mut self, peer: u32) {
-        let known = (0..).zip(&self.engine.links);
-        let gone: Vec<u32> = known
-            .filter(|(_, link)| link.found_gone.is_some())
-            .map(|(rank, _)| rank)
-            .collect();
-        for rank in gone {
-            let frame = self.gone_frame(rank);
-            self.engine.links[peer as usize].notify(&frame);
-        }
-    }
-
-    fn gone_frame(&self, rank: u32) -> Vec<u8> {
-        let reason = self.engine.links[rank as usize].found_gone.clone();
-        let cause = Cause::Gone {
-            rank: Rank(rank),
-            reason: reason.unwrap_or_default(),
-        };
-        self.engine.notice(self.tag, &cause)
     }
 
     pub(super) fn end_questions(&mut self) {

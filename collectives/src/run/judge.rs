@@ -306,7 +306,8 @@ impl Run<'_> {
                     self.questions.stir();
                     Ok(())
                 } else if !self.needs(peer) {
-                    // A peer that has all that it needs from this operation may go.
+                    // A peer that has all that it needs from this operation may go. Others may wait for it all the same.
+                    self.questions.stir();
                     Ok(())
                 } else {
                     Err(self.lost(peer))

@@ -273,13 +273,17 @@ impl<'a> Run<'a> {
     fn advance(&mut self, cx: &mut Context<'_>, mut fired: bool) -> Result<bool, CollectiveError> {
         match self.mode {
             Mode::Links => {}
-            Mode::Form => {
+            Mode::Form | Mode::Shared => {
                 self.look(Instant::now());
-                return self.advance_form(cx);
-            }
-            Mode::Shared => {
-                self.look(Instant::now());
-                return self.advance_shared(cx);
+                let advanced = match self.mode {
+                    Mode::Form => self.advance_form(cx),
+                    _ => self.advance_shared(cx),
+                };
+                if std::mem::take(&mut self.unsaid) {
+                    // Nothing else is sent here. What does not go now has asked to be woken.
+                    let _later = self.engine.poll_flush(cx);
+                }
+                return advanced;
             }
         }
         self.take_signals(cx)?;
@@ -334,7 +338,8 @@ impl<'a> Run<'a> {
                 return Ok(());
             }
             let gone = std::mem::take(&mut state.gone);
-            (std::mem::take(&mut state.arrivals), gone, state.notices())
+            let (arrivals, notices) = state.take_arrivals();
+            (arrivals, gone, notices)
         };
         if !arrivals.is_empty() {
             self.questions.stir();
@@ -349,7 +354,6 @@ impl<'a> Run<'a> {
                 Ok(()) if !replaces => {
                     self.repeat_words(peer);
                     self.tell_newcomer(peer);
-                    self.tell_who_is_gone(peer);
                 }
                 Ok(()) if self.needs(peer) => {
                     failure = Some(CollectiveError::PeerLost {

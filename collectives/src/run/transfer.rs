@@ -235,6 +235,7 @@ impl Run<'_> {
             done: action.transfer().is_none(),
         }));
         self.keep();
+        self.questions.stir();
     }
 
     /// Keeps what the present step may overwrite in the caller's buffer.

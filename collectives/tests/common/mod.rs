@@ -55,6 +55,8 @@ pub(crate) struct Fault {
     freeze: bool,
     /// As a network breaks: both sides live.
     cut: bool,
+    /// The end of a lane that was killed would not be seen.
+    late: bool,
 }
 
 impl Fault {
@@ -72,6 +74,13 @@ impl Fault {
     pub(crate) fn cut() -> Arc<Self> {
         Arc::new(Self {
             cut: true,
+            ..Self::default()
+        })
+    }
+
+    pub(crate) fn late() -> Arc<Self> {
+        Arc::new(Self {
+            late: true,
             ..Self::default()
         })
     }
@@ -172,6 +181,10 @@ impl Lane for FaultyLane {
 
     fn end_is_final(&self) -> bool {
         !self.fault.cut
+    }
+
+    fn ends_late(&self) -> bool {
+        self.fault.late
     }
 }
 
