@@ -47,7 +47,8 @@ use crate::stall::StallReport;
 /// communicator stays usable, unless a rank is lost: then the group needs a new generation.
 ///
 /// Memory: scratch of the size of the largest operation so far (times the world size for short ones, which
-/// are gathered), kept for the next; after the first operation of a size nothing is allocated.
+/// are gathered), kept for the next; after the first operation of a size nothing is allocated, unless ranks wait for each other
+/// for more than 0.1 s: then what has come already is held, 32 MiB at most, or 512 KiB for each link.
 #[derive(Clone)]
 pub struct Communicator {
     pub(crate) inner: Arc<Inner>,

@@ -325,7 +325,7 @@ impl Inner {
             state.arrive(Arrival { rank, lane });
             state.needs_attendant()
         });
-        // The next operation takes it in. But after a failure the peer, which waits, must hear of it now.
+        // The next operation takes it in, or who listens meanwhile. But after a failure the peer, which waits, must hear of it now.
         if failed {
             self.attend();
         } else {

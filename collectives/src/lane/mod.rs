@@ -266,10 +266,11 @@ pub trait Connector: Send + Sync + fmt::Debug {
         Box::pin(std::future::ready(Err(refused)))
     }
 
-    /// Whether `peer` is gone for good, and why, if that is certain. It is asked again and again while an operation waits for
-    /// this rank, hears nothing, and no link would say so: there is none, or one that [ends late](Lane::ends_late). (And once when
-    /// the first link to it has come, for who has to see a peer that is there first; that answer does not count.) A rank
-    /// that is gone counts as lost. The future runs as a task on the communicator's runtime handle and ends by itself,
+    /// Whether `peer` is gone for good, and why, if that is certain. It is asked again and again while an operation waits, hears
+    /// nothing, and no link would say so: there is none, or one that [ends late](Lane::ends_late). (And once when
+    /// the first link to it has come, for who has to see a peer that is there first; that answer does not count.) Of ranks that the
+    /// operation waits for it is asked after 0.1 s, and one that is gone counts as lost. Of others that have had a link to this one
+    /// it is asked more rarely, and peers that need them hear of it. The future runs as a task on the communicator's runtime handle and ends by itself,
     /// within a second or so. A rank that may only not have begun is not gone; `met` says that it has had a link to this one.
     ///
     /// `None` (the default) means that this can't be found out: links, deadlines and

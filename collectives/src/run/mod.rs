@@ -1,7 +1,7 @@
 //! One operation under way: drives all links together until the schedule is done or something ends it.
 //!
-//! No task reads a link between operations or besides the operation: whoever runs it polls all links, so that
-//! a failure is seen on whichever link it comes. What is not for the present step stays in its link.
+//! No task reads a link besides the operation: whoever runs it polls all links, so that a failure is seen on whichever link it
+//! comes. What is not for the present step stays in its link, and between operations nobody takes what is for the next one.
 
 mod ahead;
 mod consent;
