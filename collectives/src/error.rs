@@ -116,7 +116,7 @@ fn late_ranks(late: &[Rank], doing: &[Missing]) -> String {
         }
     };
     for Missing { rank, doing } in doing {
-        text += &format!("; rank {rank}: {doing}");
+        text.extend(["; rank ", &rank.to_string(), ": ", doing]);
     }
     text
 }

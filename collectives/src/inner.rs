@@ -305,13 +305,18 @@ impl Inner {
         self.family.handle.spawn(async move {
             let lane = connecting.await;
             if let Some(inner) = inner.upgrade() {
-                inner.arrive(peer, lane);
+                inner.arrive(peer, lane, false);
             }
         });
     }
 
-    /// A lane has come, or will not.
-    pub(crate) fn arrive(self: &Arc<Self>, rank: u32, lane: Result<Box<dyn Lane>, LaneError>) {
+    /// A lane has come, or will not; `theirs` says that the peer has made it.
+    pub(crate) fn arrive(
+        self: &Arc<Self>,
+        rank: u32,
+        lane: Result<Box<dyn Lane>, LaneError>,
+        theirs: bool,
+    ) {
         if lane.is_ok() {
             let rank = self.job_rank(rank);
             if self.family.meet(rank)
@@ -322,7 +327,7 @@ impl Inner {
             }
         }
         let failed = self.signals.change(|state| {
-            state.arrive(Arrival { rank, lane });
+            state.arrive(Arrival { rank, lane, theirs });
             state.needs_attendant()
         });
         // The next operation takes it in, or who listens meanwhile. But after a failure the peer, which waits, must hear of it now.
@@ -378,11 +383,10 @@ impl Inner {
                 return;
             }
             let notice = state.call_notice.as_ref().map(|(_, frame)| frame.clone());
-            let arrivals = std::mem::take(&mut state.arrivals);
-            (arrivals, notice, state.operation_notices())
+            (state.take_links(), notice, state.notices_but_call())
         };
         for arrival in arrivals {
-            // A link that did not come is made again when it is needed.
+            // One that this rank could not make is made again when it is needed.
             drop(engine.arrive(arrival, &old));
         }
         engine.notify_all(&notice.unwrap_or_default());
@@ -416,7 +420,7 @@ impl Inner {
             let (arrivals, notices) = {
                 let mut state = self.signals.lock();
                 state.register(cx);
-                (std::mem::take(&mut state.arrivals), state.notices())
+                (state.take_links(), state.notices())
             };
             for arrival in arrivals {
                 drop(engine.arrive(arrival, &notices));
@@ -454,7 +458,7 @@ impl Member for Inner {
                 reason: format!("rank {rank} is not in {}", self.id),
             });
         };
-        self.arrive(member, lane);
+        self.arrive(member, lane, true);
         Ok(())
     }
 

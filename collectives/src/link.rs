@@ -59,7 +59,7 @@ pub(crate) struct Ended {
 }
 
 /// Why reading stopped.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Stop {
     Ended(String),
     Protocol(String),

@@ -19,7 +19,6 @@ use crate::inner::Inner;
 use crate::link::{Inbound, Link, Stop};
 use crate::operation::Tag;
 use crate::shm::setup::Sharing;
-use crate::signals::Arrival;
 
 /// A rank that is in no operation for so long looks who waits for it.
 const IDLE: Duration = Duration::from_secs(1);
@@ -204,14 +203,7 @@ fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Option<Tag>], cx:
 fn take_links(inner: &Inner, engine: &mut Engine) -> Tag {
     let (arrivals, notices, next) = {
         let mut state = inner.signals.lock();
-        let (arrivals, notices) = state.take_arrivals();
-        // That a peer can't make a link ends the operation that needs it.
-        let (taken, left) = arrivals.into_iter().partition(|arrival: &Arrival| {
-            arrival.lane.is_ok() || engine.links[arrival.rank as usize].connecting
-        });
-        state.arrivals = left;
-        let taken: Vec<Arrival> = taken;
-        (taken, notices, state.next_tag())
+        (state.take_links(), state.notices(), state.next_tag())
     };
     for arrival in arrivals {
         // One that this rank could not make is made again when it is needed.

@@ -26,6 +26,15 @@ const OLDER: usize = 8;
 pub(crate) struct Arrival {
     pub(crate) rank: u32,
     pub(crate) lane: Result<Box<dyn Lane>, LaneError>,
+    /// It is the peer that has tried.
+    pub(crate) theirs: bool,
+}
+
+impl Arrival {
+    /// That a peer can't make a link ends the operation that needs it. What this rank could not make is made again then.
+    fn is_for_an_operation(&self) -> bool {
+        self.theirs && self.lane.is_err()
+    }
 }
 
 #[derive(Debug)]
@@ -62,7 +71,7 @@ pub(crate) struct State {
     /// The frame that says that this rank shares no memory, if it was asked.
     pub(crate) refusal: Option<Vec<u8>>,
     pub(crate) lost: BTreeMap<u32, String>,
-    /// Ranks that were found to be gone, of which this one needed nothing.
+    /// Ranks that were found to be gone.
     pub(crate) gone: Vec<(u32, String)>,
     /// What links to come are told of these and of others of whom peers say it.
     pub(crate) gone_notices: BTreeMap<u32, Vec<u8>>,
@@ -139,13 +148,21 @@ impl State {
         }
     }
 
-    /// The lanes that have come or will not, and what new links are told.
-    pub(crate) fn take_arrivals(&mut self) -> (Vec<Arrival>, Vec<u8>) {
+    /// The lanes that have come or will not.
+    pub(crate) fn take_arrivals(&mut self) -> Vec<Arrival> {
         let arrivals = std::mem::take(&mut self.arrivals);
         for arrival in arrivals.iter().filter(|arrival| arrival.lane.is_ok()) {
             self.gone_notices.remove(&arrival.rank);
         }
-        (arrivals, self.notices())
+        arrivals
+    }
+
+    /// As [`State::take_arrivals`], for who is in no operation.
+    pub(crate) fn take_links(&mut self) -> Vec<Arrival> {
+        let arrivals = self.take_arrivals();
+        let (left, taken) = arrivals.into_iter().partition(Arrival::is_for_an_operation);
+        self.arrivals = left;
+        taken
     }
 
     /// Whom to wake when something changes: who has the engine.
@@ -195,10 +212,7 @@ impl State {
         if let Some((_, frame)) = &self.call_notice {
             notices.extend_from_slice(frame);
         }
-        notices.extend_from_slice(&self.operation_notices());
-        for notice in self.gone_notices.values() {
-            notices.extend_from_slice(notice);
-        }
+        notices.extend_from_slice(&self.notices_but_call());
         notices
     }
 
@@ -212,16 +226,18 @@ impl State {
         }
     }
 
-    /// Of operations alone, oldest first.
-    pub(crate) fn operation_notices(&self) -> Vec<u8> {
+    /// Of operations, oldest first, and of ranks that are gone.
+    pub(crate) fn notices_but_call(&self) -> Vec<u8> {
         let frames = self.older_notices.iter().chain(&self.operation_notice);
+        let frames = frames.chain(self.gone_notices.values());
         frames.flatten().copied().collect()
     }
 
     /// Whether there is something to say that no operation will say.
     pub(crate) fn needs_attendant(&self) -> bool {
         let notices = self.call_notice.is_some() || self.operation_notice.is_some();
-        self.notice_pending || !self.cancelled.is_empty() || (notices && !self.arrivals.is_empty())
+        let links = || !self.arrivals.iter().all(Arrival::is_for_an_operation);
+        self.notice_pending || !self.cancelled.is_empty() || (notices && links())
     }
 
     /// Why an operation with this tag can't go on, if so.

@@ -234,23 +234,31 @@ fn who_has_waited_for_long_says_later_that_it_does_nothing() {
     }
 }
 
-/// A link that could not be made is news for the next operation, however long the rank has been idle.
+/// A link that could not be made is news for the next operation, however long the rank has been idle, and whatever it still has to
+/// tell of operations that failed.
 #[test]
 fn a_refused_link_is_not_forgotten_by_an_idle_rank() {
-    let group = Group::new(Kind::Unix, 2);
-    let comm = &group.members[0];
-    // It listens by then.
-    std::thread::sleep(Duration::from_millis(1300));
-    let error = LaneError::NoDescriptors {
-        rank: Rank(0),
-        reason: "the limit is 12".to_owned(),
-    };
-    comm.acceptor()
-        .refused(GroupId::WORLD, Rank(1), error)
-        .unwrap();
-    std::thread::sleep(Duration::from_millis(100));
-    let begun = Instant::now();
-    let error = comm.barrier().unwrap_err();
-    assert!(error.to_string().contains("the limit is 12"), "{error}");
-    assert!(begun.elapsed() < LONG / 2);
+    for has_failed in [false, true] {
+        let group = Group::new(Kind::Unix, 2);
+        let comm = &group.members[0];
+        if has_failed {
+            comm.set_timeout(Duration::from_millis(100));
+            comm.barrier().unwrap_err();
+            comm.set_timeout(LONG);
+        }
+        // It listens by then.
+        std::thread::sleep(Duration::from_millis(1300));
+        let error = LaneError::NoDescriptors {
+            rank: Rank(0),
+            reason: "the limit is 12".to_owned(),
+        };
+        comm.acceptor()
+            .refused(GroupId::WORLD, Rank(1), error)
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        let begun = Instant::now();
+        let error = comm.barrier().unwrap_err();
+        assert!(error.to_string().contains("the limit is 12"), "{error}");
+        assert!(begun.elapsed() < LONG / 2);
+    }
 }

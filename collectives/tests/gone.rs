@@ -313,7 +313,7 @@ fn a_rank_that_was_found_to_be_gone_is_lost_when_it_is_needed() {
     // about the others.
     group.is_gone(2);
     let comm = &group.members[0];
-    comm.set_timeout(Duration::from_millis(1700));
+    comm.set_timeout(Duration::from_millis(2500));
     let error = comm.all_gather(&[1_u8]).unwrap_err();
     assert!(matches!(error, CollectiveError::Deadline { .. }), "{error}");
     comm.set_timeout(LONG);

@@ -277,7 +277,8 @@ impl Turn<'_> {
             signals: &inner.signals,
             stalls: &inner.family.stalls,
             connect: &connect,
-            watch: &|_, _| (),
+            watch: &|_, _| false,
+            lose: &|_, _| (),
             id: inner.id,
         };
         // Whoever asks what this rank does is told of the operation that it waits to begin.
@@ -403,7 +404,8 @@ impl Turn<'_> {
                 signals: &inner.signals,
                 stalls: &inner.family.stalls,
                 connect: &connect,
-                watch: &|_, _| (),
+                watch: &|_, _| false,
+                lose: &|_, _| (),
                 id: inner.id,
             };
             let times = (self.started, self.deadline);

@@ -307,6 +307,10 @@ impl Turn<'_> {
         let eager = self.engine.has_processors();
         let connect = |peer| inner.connect(peer);
         let watch = |peer, waited| inner.watch(peer, waited);
+        let lose = |peer, reason: &str| {
+            let rank = inner.job_rank(peer);
+            inner.family.rank_lost(rank, reason);
+        };
         let mut run = Run::new(
             &mut self.engine,
             Place {
@@ -314,6 +318,7 @@ impl Turn<'_> {
                 stalls: &inner.family.stalls,
                 connect: &connect,
                 watch: &watch,
+                lose: &lose,
                 id: inner.id,
             },
             operation,

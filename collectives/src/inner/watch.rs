@@ -12,16 +12,16 @@ const OF_OTHERS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_
 
 impl Inner {
     /// Asks the [connector](crate::Connector::is_gone) again and again whether a peer is gone, until it is, or until this
-    /// rank [no longer waits](crate::signals::State::unwatch). One that is `waited` for counts as lost then, in all groups. Of
-    /// another one, which may have done its part, those are to hear that wait for it.
-    pub(super) fn watch(self: &Arc<Self>, peer: u32, waited: bool) {
+    /// rank [no longer waits](crate::signals::State::unwatch). The operation hears of it. Less often if it is not `waited` for.
+    /// Returns whether it can be asked.
+    pub(super) fn watch(self: &Arc<Self>, peer: u32, waited: bool) -> bool {
         let rank = self.job_rank(peer);
         // Only somebody who has seen it there knows what it looks like when it is not.
         if !waited && !self.family.has_met(rank) {
-            return;
+            return false;
         }
         let Some(mut asking) = self.family.is_gone(rank) else {
-            return;
+            return false;
         };
         let weak = Arc::downgrade(self);
         let questions = async move {
@@ -31,13 +31,9 @@ impl Inner {
                 let Some(inner) = weak.upgrade() else { return };
                 if let Some(reason) = gone {
                     tracing::debug!(rank, %reason, waited, "a rank is gone");
-                    if waited {
-                        inner.family.rank_lost(rank, &reason);
-                    } else {
-                        inner
-                            .signals
-                            .change(|state| state.gone.push((peer, reason)));
-                    }
+                    inner
+                        .signals
+                        .change(|state| state.gone.push((peer, reason)));
                     return;
                 }
                 drop(inner);
@@ -51,5 +47,6 @@ impl Inner {
         self.signals
             .lock()
             .watch(peer, || self.family.handle.spawn(questions).abort_handle());
+        true
     }
 }

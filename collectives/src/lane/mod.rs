@@ -248,7 +248,7 @@ pub type Connecting = Pin<Box<dyn Future<Output = Result<Box<dyn Lane>, LaneErro
 pub trait Connector: Send + Sync + fmt::Debug {
     /// Makes a link to `peer`, whose rank is lower than this one's. The returned lane has said
     /// [hello](greet). Runs as a task on the communicator's runtime handle; it must end by itself, with an
-    /// error if nothing else. An error ends the operation that needs the link, so a peer that may only not be there yet is
+    /// error if nothing else. What is to be done is done there and not in this call, which may come under a lock. An error ends the operation that needs the link, so a peer that may only not be there yet is
     /// worth waiting for here. It may be called again for the same peer after a failure.
     fn connect(&self, peer: Rank) -> Connecting;
 

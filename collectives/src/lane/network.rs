@@ -333,25 +333,7 @@ impl NetworkLanes {
         mut tls: Box<dyn Lane>,
         limit: Duration,
     ) -> Result<Box<dyn Lane>, LaneError> {
-        let (mut of_quic, mut of_tls) = (Ok(Measured::default()), Ok(Measured::default()));
-        let begun = Instant::now();
-        for pass in 1..=PASSES {
-            let mut patience = limit;
-            for (lane, found) in [(&mut quic, &mut of_quic), (&mut tls, &mut of_tls)] {
-                if let Ok(before) = found {
-                    let pass = Instant::now();
-                    *found = timed(patience, measure(lane.as_mut(), std::mem::take(before))).await;
-                    patience = limit.min((MUCH_SLOWER * pass.elapsed()).max(SLOW));
-                }
-                if found.is_err() {
-                    patience = limit;
-                }
-            }
-            let is_long = pass >= 2 && begun.elapsed() > pass * LONG_PASS;
-            if is_long || of_tls.is_err() || of_quic.is_err() {
-                break;
-            }
-        }
+        let (of_quic, of_tls) = measure_both(quic.as_mut(), tls.as_mut(), limit).await;
         let better = match (&of_quic, &of_tls) {
             (Ok(of_quic), Ok(of_tls)) => {
                 let better = choose(of_quic, of_tls);
@@ -359,6 +341,11 @@ impl NetworkLanes {
                 tracing::debug!(%address, ?of_quic, ?of_tls, %better, "measured the ways to a host");
                 self.found().insert(address.ip(), better);
                 better
+            }
+            (Ok(_), Err(error @ LaneError::Timeout { .. })) => {
+                tracing::warn!(%address, %error, "TLS over TCP is much slower on the way to a host, or does not pass; links go over QUIC");
+                self.found().insert(address.ip(), LaneChoice::Quic);
+                LaneChoice::Quic
             }
             (Err(_), _) => LaneChoice::Tls,
             (_, Err(_)) => LaneChoice::Quic,
@@ -465,6 +452,40 @@ async fn kept(
     })
     .await?;
     Ok(keeps.then_some((lane, group)))
+}
+
+/// What is found of two lanes, in turn. The other end waits for as long as `limit` for all of it.
+async fn measure_both<'a>(
+    quic: &'a mut dyn Lane,
+    tls: &'a mut dyn Lane,
+    limit: Duration,
+) -> (Result<Measured, LaneError>, Result<Measured, LaneError>) {
+    let (mut of_quic, mut of_tls) = (Ok(Measured::default()), Ok(Measured::default()));
+    let begun = Instant::now();
+    for pass in 1..=PASSES {
+        // Time must be left to use the other one if this one hangs.
+        let mut patience = limit / 4;
+        let lanes: [(&mut dyn Lane, _); 2] = [(quic, &mut of_quic), (tls, &mut of_tls)];
+        for (lane, found) in lanes {
+            let Ok(before) = found else {
+                patience = limit;
+                continue;
+            };
+            let pass = Instant::now();
+            let left = limit.saturating_sub(begun.elapsed()) / 2;
+            let measuring = measure(lane, std::mem::take(before));
+            *found = timed(patience.min(left), measuring).await;
+            patience = match found {
+                Ok(_) => (MUCH_SLOWER * pass.elapsed()).max(SLOW),
+                Err(_) => limit,
+            };
+        }
+        let is_long = pass >= 2 && begun.elapsed() > pass * LONG_PASS;
+        if is_long || of_tls.is_err() || of_quic.is_err() {
+            break;
+        }
+    }
+    (of_quic, of_tls)
 }
 
 /// One pass more.
@@ -583,6 +604,53 @@ mod tests {
         let mut bytes = [0; 5];
         assert!(read(theirs.as_mut(), &mut bytes).await.unwrap());
         assert_eq!(&bytes, b"after");
+    }
+
+    /// Echoes, and gives up after so many bytes without saying so.
+    async fn echo(mut lane: MemoryLane, most: usize) {
+        let mut bytes = vec![0; LARGE.0];
+        let mut echoed = 0;
+        loop {
+            let mut head = [0; COMMAND];
+            if !read(&mut lane, &mut head).await.unwrap() {
+                return;
+            }
+            let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+            echoed += length;
+            if echoed > most {
+                std::future::pending::<()>().await;
+            }
+            assert!(read(&mut lane, &mut bytes[..length]).await.unwrap());
+            write(&mut lane, &[IoSlice::new(&bytes[..length])])
+                .await
+                .unwrap();
+        }
+    }
+
+    /// Neither of them eats up the time that the other end waits for all.
+    #[tokio::test]
+    async fn a_lane_that_hangs_is_given_up_soon_and_the_other_one_is_measured() {
+        let (all, some) = (usize::MAX, WHOLE - 1);
+        for (quic, tls, limit) in [(all, some, LIMIT), (some, all, 4 * SLOW), (all, all, LIMIT)] {
+            let lanes = [quic, tls].map(|most| (most, MemoryLane::pair(LARGE.0)));
+            let [
+                (quic, (mut to_quic, quic_end)),
+                (tls, (mut to_tls, tls_end)),
+            ] = lanes;
+            let begun = Instant::now();
+            let found = tokio::select! {
+                found = measure_both(&mut to_quic, &mut to_tls, limit) => found,
+                _ = async { tokio::join!(echo(quic_end, quic), echo(tls_end, tls)) } => unreachable!("they end last"),
+            };
+            assert!(begun.elapsed() < LIMIT / 2);
+            for (found, most) in [(found.0, quic), (found.1, tls)] {
+                match found {
+                    Ok(found) => assert!(most == all && found.large.len() >= 2),
+                    Err(LaneError::Timeout { .. }) => assert_eq!(most, some),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
     }
 
     #[tokio::test]

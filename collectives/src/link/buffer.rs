@@ -20,8 +20,10 @@ pub(super) struct ReadBuffer {
     end: usize,
     /// So many of them were looked through for notices, or, of payload that was not there yet, will have been.
     seen: usize,
-    /// The lane has ended behind them.
-    has_ended: bool,
+    /// The notice whose payload they begin with was found.
+    held_seen: bool,
+    /// How the lane has ended behind them. It may say it once.
+    ended: Option<Stop>,
 }
 
 impl ReadBuffer {
@@ -40,6 +42,7 @@ impl ReadBuffer {
         let count = most.min(self.end - self.start);
         self.start += count;
         self.seen = self.seen.saturating_sub(count);
+        self.held_seen = false;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
             if self.bytes.len() > READ_AHEAD {
@@ -62,7 +65,13 @@ impl ReadBuffer {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        self.end += ready!(poll_some(lane, cx, &mut self.bytes[self.end..]))?;
+        let count = ready!(poll_some(
+            lane,
+            cx,
+            &mut self.bytes[self.end..],
+            &mut self.ended
+        ))?;
+        self.end += count;
         Poll::Ready(Ok(()))
     }
 
@@ -74,7 +83,7 @@ impl ReadBuffer {
     ) -> Poll<Result<usize, Stop>> {
         if self.held().is_empty() {
             if into.len() >= DIRECT {
-                let count = ready!(poll_some(lane, cx, into))?;
+                let count = ready!(poll_some(lane, cx, into, &mut self.ended))?;
                 self.seen = self.seen.saturating_sub(count);
                 return Poll::Ready(Ok(count));
             }
@@ -93,11 +102,11 @@ impl ReadBuffer {
         held: Header,
         most: usize,
     ) -> Option<(Header, Vec<u8>)> {
-        if self.seen == 0 && held.is_notice() {
+        if !self.held_seen && held.is_notice() {
             while self.held().len() < held.length() {
                 self.poll_ahead(lane, cx, most).then_some(())?;
             }
-            self.seen = held.length();
+            self.held_seen = true;
             return Some((held, self.held()[..held.length()].to_vec()));
         }
         self.seen = self.seen.max(held.length());
@@ -144,7 +153,7 @@ impl ReadBuffer {
 
     /// Whether the lane has ended behind what is held.
     pub(super) fn has_ended(&self) -> bool {
-        self.has_ended
+        self.ended.is_some()
     }
 
     /// Reads more behind what is held, if there is anything to read and room for it.
@@ -155,15 +164,8 @@ impl ReadBuffer {
             }
             self.bytes.resize(2 * self.end.max(READ_AHEAD / 2), 0);
         }
-        match self.poll_fill(lane, cx) {
-            Poll::Ready(Ok(())) => true,
-            Poll::Pending => false,
-            // What it means is seen when its turn comes.
-            Poll::Ready(Err(_)) => {
-                self.has_ended = true;
-                false
-            }
-        }
+        // The end of the lane is seen when its turn comes.
+        matches!(self.poll_fill(lane, cx), Poll::Ready(Ok(())))
     }
 }
 
@@ -171,11 +173,18 @@ fn poll_some(
     lane: &mut dyn Lane,
     cx: &mut Context<'_>,
     into: &mut [u8],
+    ended: &mut Option<Stop>,
 ) -> Poll<Result<usize, Stop>> {
-    match ready!(lane.poll_read(cx, into))? {
-        0 => Poll::Ready(Err(Stop::Ended("the peer closed it".to_owned()))),
-        count => Poll::Ready(Ok(count)),
+    if let Some(stop) = ended {
+        return Poll::Ready(Err(stop.clone()));
     }
+    let stop = match ready!(lane.poll_read(cx, into)) {
+        Ok(0) => Stop::Ended("the peer closed it".to_owned()),
+        Ok(count) => return Poll::Ready(Ok(count)),
+        Err(error) => Stop::from(error),
+    };
+    *ended = Some(stop.clone());
+    Poll::Ready(Err(stop))
 }
 
 #[cfg(test)]
@@ -368,6 +377,14 @@ mod tests {
         assert_eq!(find(b"st"), Some((first.0, b"first".to_vec())));
         assert_eq!(find(b""), None);
         assert_eq!(find(&second.1), Some((second.0, b"second".to_vec())));
+
+        // One without a text, as no rank of ours sends.
+        let (mut near, _far) = MemoryLane::pair(1 << 20);
+        let mut buffer = ReadBuffer::default();
+        let empty = self::notice(b"").0;
+        let mut find = || buffer.poll_notice(&mut near, &mut cx, empty, MOST);
+        assert_eq!(find(), Some((empty, Vec::new())));
+        assert_eq!(find(), None);
     }
 
     #[test]

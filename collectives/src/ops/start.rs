@@ -1,5 +1,8 @@
 //! Operations that are started now and waited for later.
 
+// A failure gives the input back, which is large.
+#![allow(clippy::result_large_err)]
+
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -14,14 +14,16 @@ const ASK: Duration = Duration::from_millis(100);
 /// So long after that it asks about others that it has had links to, so many at a time: peers that have never had one may wait
 /// for them.
 const ASK_OTHERS: Duration = Duration::from_secs(1);
-const OTHERS: usize = 8;
+const OTHERS: u32 = 8;
 
 /// What is to be asked when.
 #[derive(Debug)]
 pub(super) struct Questions {
     at: Option<Instant>,
     /// How often it was time to ask since something came.
-    rounds: usize,
+    rounds: u32,
+    /// How far from this rank the next one is of those that are asked about later.
+    distance: u32,
     /// It is being asked of some.
     asked: bool,
     /// Something came, a link came or went, or this rank waits for others, since that was looked at last.
@@ -33,6 +35,7 @@ impl Questions {
         Self {
             at: Some(started + ASK),
             rounds: 0,
+            distance: 1,
             asked: false,
             stirred: false,
         }
@@ -61,24 +64,54 @@ impl Run<'_> {
             self.questions.at = None;
             return;
         }
+        if self.questions.stirred && self.questions.rounds > 0 {
+            // What was asked for so far may be answered by what has come.
+            self.end_questions();
+            self.questions = Questions::new(now);
+        }
         // Looked at rarely: something comes all the time.
         if self.questions.at.is_some_and(|at| now < at) {
             return;
         }
-        let was_due = self.questions.at.take().is_some();
         if std::mem::take(&mut self.questions.stirred) {
-            self.end_questions();
-            self.questions.rounds = 0;
             self.questions.at = Some(now + ASK);
-        } else if was_due {
-            let more = self.ask_who_is_gone(self.questions.rounds);
+        } else if self.questions.at.take().is_some() {
+            self.ask_who_is_gone();
             self.questions.rounds += 1;
+            let more = self.questions.distance < self.engine.world;
             self.questions.at = more.then_some(now + ASK_OTHERS);
         }
     }
 
-    /// Returns whether there are more to ask about.
-    fn ask_who_is_gone(&mut self, round: usize) -> bool {
+    fn ask_who_is_gone(&mut self) {
+        let (me, world) = (self.engine.me, self.engine.world);
+        let suspects = self.suspects();
+        for peer in (0..world).filter(|peer| *peer != me) {
+            let link = &self.engine.links[peer as usize];
+            let waited = suspects.contains(&Rank(peer));
+            let has_ended = link.has_ended() && link.found_gone.is_none();
+            if link.is_silent() && (waited || has_ended) {
+                self.questions.asked |= (self.ask_whether_gone)(peer, waited);
+            }
+        }
+        if self.questions.rounds == 0 {
+            return;
+        }
+        let mut left = OTHERS;
+        while left > 0 && self.questions.distance < world {
+            let peer = (me + self.questions.distance) % world;
+            self.questions.distance += 1;
+            let link = &self.engine.links[peer as usize];
+            if link.is_silent() && link.found_gone.is_none() && (self.ask_whether_gone)(peer, false)
+            {
+                self.questions.asked = true;
+                left -= 1;
+            }
+        }
+    }
+
+    /// Those that this rank waits for, and those because of whom they may not come.
+    fn suspects(&self) -> Vec<Rank> {
         let mut suspects = self.waited_for();
         // Who gave up an operation before this one because of another rank is not likely to come.
         let culprits: Vec<Rank> = suspects
@@ -86,31 +119,33 @@ impl Run<'_> {
             .filter_map(|rank| self.culprit_of(*rank))
             .collect();
         suspects.extend(culprits);
-        let mut others = Vec::new();
-        let (me, world) = (self.engine.me, self.engine.world);
-        for peer in (1..world).map(|distance| (me + distance) % world) {
-            let link = &self.engine.links[peer as usize];
-            // Its word may be in its link, behind what is not wanted yet.
-            let lacks_word = self.awaits_consent(peer) && !link.is_holding();
-            let waited = suspects.contains(&Rank(peer)) || lacks_word;
-            if !link.is_silent() {
-                continue;
-            }
-            if waited || link.has_ended() && link.found_gone.is_none() {
-                self.questions.asked = true;
-                (self.ask_whether_gone)(peer, waited);
-            } else if link.found_gone.is_none() {
-                others.push(peer);
+        // A word may be in its link, behind what is not wanted yet.
+        let lacks_word = |peer: &u32| {
+            self.awaits_consent(*peer) && !self.engine.links[*peer as usize].is_holding()
+        };
+        suspects.extend((0..self.engine.world).filter(lacks_word).map(Rank));
+        suspects
+    }
+
+    /// Decides what it means that ranks are gone, after what they have sent was read.
+    pub(super) fn judge_the_gone(&mut self) -> Result<(), CollectiveError> {
+        if self.found_gone.is_empty() {
+            return Ok(());
+        }
+        let suspects = self.suspects();
+        for (rank, reason) in std::mem::take(&mut self.found_gone) {
+            let link = &self.engine.links[rank as usize];
+            if !suspects.contains(&Rank(rank)) || !link.is_silent() {
+                self.hear_gone(None, rank, reason)?;
+            } else if link.is_up() && !self.questions.is_quiet() {
+                // More of it may be on its way through this host.
+                self.found_gone.push((rank, reason));
+            } else {
+                (self.lose)(rank, &reason);
             }
         }
-        let before = round.saturating_sub(1) * OTHERS;
-        if round > 0 {
-            for peer in others.iter().skip(before).take(OTHERS) {
-                self.questions.asked = true;
-                (self.ask_whether_gone)(*peer, false);
-            }
-        }
-        others.len() > round * OTHERS
+        let obstacle = self.signals.lock().obstacle(self.tag);
+        obstacle.map_or(Ok(()), Err)
     }
 
     /// A rank is gone, as this one or another one has found out. Who is linked with this one hears of it once.

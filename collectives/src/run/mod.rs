@@ -66,8 +66,10 @@ pub(crate) struct Place<'a> {
     pub(crate) stalls: &'a Stalls,
     /// Starts making a link.
     pub(crate) connect: &'a (dyn Fn(u32) + Sync),
-    /// Begins to ask whether a peer is gone, who is waited for or not.
-    pub(crate) watch: &'a (dyn Fn(u32, bool) + Sync),
+    /// Begins to ask whether a peer is gone, who is waited for or not. Returns whether it can be asked.
+    pub(crate) watch: &'a (dyn Fn(u32, bool) -> bool + Sync),
+    /// A peer that is gone counts as lost, in all groups.
+    pub(crate) lose: &'a (dyn Fn(u32, &str) + Sync),
     pub(crate) id: GroupId,
 }
 
@@ -79,7 +81,10 @@ pub(crate) struct Run<'a> {
     signals: &'a Signals,
     stalls: &'a Stalls,
     connect: &'a (dyn Fn(u32) + Sync),
-    ask_whether_gone: &'a (dyn Fn(u32, bool) + Sync),
+    ask_whether_gone: &'a (dyn Fn(u32, bool) -> bool + Sync),
+    lose: &'a (dyn Fn(u32, &str) + Sync),
+    /// Peers that are gone, as was found out, and how. What they have sent is read first.
+    found_gone: Vec<(u32, String)>,
     id: GroupId,
     request: Operation,
     tag: Tag,
@@ -136,6 +141,8 @@ impl<'a> Run<'a> {
             stalls: place.stalls,
             connect: place.connect,
             ask_whether_gone: place.watch,
+            lose: place.lose,
+            found_gone: Vec::new(),
             id: place.id,
             watch: Watch::new(started, place.stalls.after()),
             questions: Questions::new(started),
@@ -163,6 +170,7 @@ impl<'a> Run<'a> {
             job: JobId(0),
         };
         run.enter_step();
+        run.questions = Questions::new(started);
         run.answer_joined();
         run
     }
@@ -317,7 +325,10 @@ impl<'a> Run<'a> {
                 self.do_local_actions();
                 self.step += 1;
                 self.enter_step();
-            } else if !self.check_time(std::mem::take(&mut fired))?
+                continue;
+            }
+            self.judge_the_gone()?;
+            if !self.check_time(std::mem::take(&mut fired))?
                 && !self.look_ahead(cx)?
                 && !std::mem::take(&mut self.unsaid)
                 && self.missing != Missing::Unknown
@@ -338,8 +349,7 @@ impl<'a> Run<'a> {
                 return Ok(());
             }
             let gone = std::mem::take(&mut state.gone);
-            let (arrivals, notices) = state.take_arrivals();
-            (arrivals, gone, notices)
+            (state.take_arrivals(), gone, state.notices())
         };
         if !arrivals.is_empty() {
             self.questions.stir();
@@ -368,10 +378,7 @@ impl<'a> Run<'a> {
                 Ok(()) | Err(_) => {}
             }
         }
-        for (rank, reason) in gone {
-            let heard = self.hear_gone(None, rank, reason);
-            failure = failure.or(heard.err());
-        }
+        self.found_gone.extend(gone);
         failure.map_or(Ok(()), Err)
     }
 

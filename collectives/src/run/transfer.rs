@@ -69,7 +69,10 @@ impl Run<'_> {
             };
             let (next, polled) = match inbound {
                 Inbound::Header => match link.poll_header(cx) {
-                    Poll::Ready(Ok(header)) => (Inbound::Held(header), Poll::Ready(Ok(()))),
+                    Poll::Ready(Ok(header)) => {
+                        self.questions.stir();
+                        (Inbound::Held(header), Poll::Ready(Ok(())))
+                    }
                     other => (Inbound::Header, other.map_ok(|_| ())),
                 },
                 Inbound::Held(header) => match self.sort(peer, header) {
