@@ -253,13 +253,7 @@ impl Engine {
 
     /// The frame that says something about an operation.
     pub(crate) fn notice(&self, tag: Tag, cause: &Cause) -> Vec<u8> {
-        let text = cause.encode();
-        let header = Header::AbortOperation {
-            generation: self.generation,
-            tag,
-            length: text.len() as u32,
-        };
-        frame(&header, &text)
+        notice(self.generation, tag, cause)
     }
 
     /// Says that this rank takes what came in an operation that [waits](crate::run::Run::until_taken) for that.
@@ -299,6 +293,17 @@ pub(crate) fn call_notice(generation: Generation, call: u64, cause: &Cause) -> V
     let header = Header::AbortCall {
         generation,
         call,
+        length: text.len() as u32,
+    };
+    frame(&header, &text)
+}
+
+/// The frame that says something about an operation.
+pub(crate) fn notice(generation: Generation, tag: Tag, cause: &Cause) -> Vec<u8> {
+    let text = cause.encode();
+    let header = Header::AbortOperation {
+        generation,
+        tag,
         length: text.len() as u32,
     };
     frame(&header, &text)

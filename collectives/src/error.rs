@@ -42,14 +42,14 @@ pub enum CollectiveError {
     /// The deadline passed. `late` names the ranks that did not come or stopped answering. See what they do
     /// instead, or set a longer time with [`Communicator::set_timeout`](crate::Communicator::set_timeout).
     #[error(
-        "{operation} did not end within {} s; {}",
+        "{operation} did not end within {:.3} s; {}",
         waited.as_secs_f64(),
         late_ranks(late, doing)
     )]
     Deadline {
         /// The operation, as this rank asked for it.
         operation: String,
-        /// The time it was given.
+        /// How long it has waited: its time limit, and over links the time in which the ranks ask each other who is late.
         waited: Duration,
         /// The ranks that were late, in order. Empty if only this rank's own earlier operation was.
         late: Vec<Rank>,

@@ -14,7 +14,7 @@ use tokio::time::Sleep;
 
 use crate::blocking::Alarm;
 use crate::cause::Cause;
-use crate::engine::{Engine, call_notice};
+use crate::engine::{Engine, call_notice, notice};
 use crate::error::{CollectiveError, DOING};
 use crate::group::{Family, GroupId, Kind, Member};
 use crate::handle::Progress;
@@ -415,6 +415,10 @@ impl Inner {
         let mut sleep = pin!(tokio::time::sleep(timeout));
         poll_fn(|cx| {
             self.settle(&mut engine);
+            let unsaid = std::mem::take(&mut self.signals.lock().unsaid);
+            if !unsaid.is_empty() {
+                engine.notify_all(&unsaid);
+            }
             // Before the arrivals, because it is for the links that are there.
             self.give_notice(&mut engine);
             let (arrivals, notices) = {
@@ -490,13 +494,28 @@ impl Member for Inner {
     }
 
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {
-        if let Some(member) = self.position(rank) {
-            self.signals.change(|state| {
-                state
-                    .lost
-                    .entry(member)
-                    .or_insert_with(|| reason.to_owned());
-            });
+        let Some(member) = self.position(rank) else {
+            return;
+        };
+        let is_news = self.signals.change(|state| {
+            let is_news = !state.gone_notices.contains_key(&member);
+            let lost = state.lost.entry(member);
+            lost.or_insert_with(|| reason.to_owned());
+            if is_news {
+                // Peers may wait for it in an operation that this rank never begins.
+                let cause = Cause::Gone {
+                    rank: Rank(member),
+                    reason: reason.to_owned(),
+                };
+                let tag = state.next_tag();
+                let frame = notice(self.generation, tag, &cause);
+                state.gone_notices.insert(member, frame.clone());
+                state.unsaid.extend_from_slice(&frame);
+            }
+            is_news
+        });
+        if is_news && self.world > 1 {
+            self.attend();
         }
     }
 }

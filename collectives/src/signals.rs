@@ -75,6 +75,8 @@ pub(crate) struct State {
     pub(crate) gone: Vec<(u32, String)>,
     /// What links to come are told of these and of others of whom peers say it.
     pub(crate) gone_notices: BTreeMap<u32, Vec<u8>>,
+    /// What the links that are there are still to be told, whatever this rank does.
+    pub(crate) unsaid: Vec<u8>,
     pub(crate) table: Option<Arc<GenerationTable>>,
     pub(crate) timeout: Duration,
     pub(crate) tuning: Tuning,
@@ -110,6 +112,7 @@ impl State {
             lost: BTreeMap::new(),
             gone: Vec::new(),
             gone_notices: BTreeMap::new(),
+            unsaid: Vec::new(),
             table: None,
             timeout: TIMEOUT,
             tuning: Tuning::default(),
@@ -237,7 +240,10 @@ impl State {
     pub(crate) fn needs_attendant(&self) -> bool {
         let notices = self.call_notice.is_some() || self.operation_notice.is_some();
         let links = || !self.arrivals.iter().all(Arrival::is_for_an_operation);
-        self.notice_pending || !self.cancelled.is_empty() || (notices && links())
+        self.notice_pending
+            || !self.unsaid.is_empty()
+            || !self.cancelled.is_empty()
+            || (notices && links())
     }
 
     /// Why an operation with this tag can't go on, if so.

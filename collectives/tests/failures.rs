@@ -9,11 +9,16 @@
 
 mod common;
 
-use std::sync::Barrier;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use common::{Fault, Group, Kind, LONG, force, others, run, sum};
+use common::victim::{NoConnector, frame, runtime, write};
+use common::{Fault, GENERATION, Group, JOB, Kind, LONG, force, others, run, sum};
+use kolo_collectives::cause::Cause;
+use kolo_collectives::header::Header;
+use kolo_collectives::lane::MemoryLane;
+use kolo_collectives::operation::Tag;
 use kolo_collectives::schedule::Algorithm;
 use kolo_collectives::{CollectiveError, Communicator, ReduceOp, local_group};
 use kolo_transport::ids::{CallId, Rank};
@@ -361,4 +366,43 @@ fn a_group_of_no_ranks_or_a_rank_outside_it_is_refused() {
     let (lane, _other) = kolo_collectives::lane::MemoryLane::pair(1);
     let error = acceptor.accept(Rank(0), Box::new(lane)).unwrap_err();
     assert!(error.to_string().contains("is gone"), "{error}");
+}
+
+/// A rank that is an operation ahead names who was lost, and not who gave up because of that and left.
+#[test]
+fn who_left_because_of_a_loss_is_not_the_one_that_is_lost() {
+    let runtime = runtime();
+    let handle = runtime.handle().clone();
+    let comm =
+        Communicator::new(Rank(0), 3, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
+    let ends = [1, 2].map(|rank| {
+        let (mine, theirs) = MemoryLane::pair(1 << 20);
+        let accepted = comm.acceptor().accept(Rank(rank), Box::new(mine));
+        accepted.unwrap();
+        theirs
+    });
+    comm.set_timeout(Duration::from_millis(1));
+    comm.barrier().unwrap_err();
+    comm.set_timeout(LONG);
+    let [mut one, _two] = ends;
+    let cause = Cause::Lost {
+        rank: Rank(2),
+        reason: "its link broke".to_owned(),
+        for_good: false,
+    };
+    let text = cause.encode();
+    let header = Header::AbortOperation {
+        generation: GENERATION,
+        tag: Tag::default(),
+        length: text.len() as u32,
+    };
+    write(&runtime, &mut one, &frame(header, &text));
+    drop(one);
+    let error = comm.barrier().unwrap_err();
+    assert_eq!(error.culprit_rank(), Some(Rank(2)), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("its link broke (rank 1 gave up operation 0 of call 0 because of it"),
+        "{text}"
+    );
 }

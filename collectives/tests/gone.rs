@@ -329,3 +329,34 @@ fn a_rank_that_was_found_to_be_gone_is_lost_when_it_is_needed() {
     );
     assert!(begun.elapsed() < LONG / 2);
 }
+
+/// A rank that has lost another one in a send may do something else then. Those that wait for the lost one elsewhere hear of it.
+#[test]
+fn a_loss_that_was_found_in_a_send_is_told_to_those_that_wait_elsewhere() {
+    let group = Group::new(Kind::Memory, 4);
+    force(&group, Algorithm::Ring);
+    let late = Fault::late();
+    for rank in 0..4 {
+        group.set_fault(rank, &late);
+    }
+    // Ranks 1 and 3 have a link for sends alone, and ranks 0, 1 and 2 have links of the group of all.
+    run([&group.members[1], &group.members[3]], send_to(1));
+    group.set_timeout(Duration::from_millis(1));
+    for rank in [2, 1, 0] {
+        group.members[rank].barrier().unwrap_err();
+    }
+    group.set_timeout(LONG);
+    group.is_gone(3);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let others = [0, 2].map(|rank| {
+            let comm = &group.members[rank];
+            scope.spawn(move || sum(comm, 9).unwrap_err())
+        });
+        let receiving = &group.members[1];
+        let error = receiving.receive::<u8>(Rank(3)).unwrap_err();
+        let errors = others.map(|other| other.join().unwrap());
+        all_lose(Rank(3), [vec![error], errors.to_vec()].concat());
+    });
+    assert!(begun.elapsed() < LONG / 2);
+}

@@ -441,3 +441,29 @@ fn a_rank_that_leaves_a_call_early_is_in_step_in_the_next() {
         });
     }
 }
+
+/// Rank 0 may go as soon as it has heard of a failure. The others hear the same.
+#[test]
+fn what_rank_0_has_decided_is_told_before_it_goes() {
+    for _ in 0..5 {
+        let mut group = Group::new(Kind::Unix, 3);
+        group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+        group.set_timeout(Duration::from_millis(100));
+        let first = group.members.remove(0);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let comm = &group.members[0];
+                comm.set_timeout(LONG);
+                comm.named("w").barrier().wait().unwrap_err()
+            });
+            let error = first.named("w").barrier().wait().unwrap_err();
+            drop(first);
+            for error in [error, waits.join().unwrap()] {
+                assert!(
+                    matches!(&error, CollectiveError::Deadline { late, .. } if late == &[Rank(2)]),
+                    "{error}"
+                );
+            }
+        });
+    }
+}

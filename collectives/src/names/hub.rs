@@ -32,6 +32,9 @@ const BACKLOG: usize = 4 * wire::MOST;
 /// So long after the deadline of an operation the others wait for rank 0 to say so.
 pub(super) const SILENT: Duration = Duration::from_secs(2);
 
+/// So long what was decided last is being said when the names are gone.
+const REST: Duration = Duration::from_secs(1);
+
 /// A link, with what is half read and half written.
 #[derive(Debug, Default)]
 struct Line {
@@ -88,6 +91,8 @@ pub(super) struct Hub {
     /// On the others: when to look whether rank 0 is silent for too long.
     look_at: Option<Instant>,
     buffer: Vec<u8>,
+    /// The names are gone, and what was decided last is still being said.
+    is_leaving: bool,
 }
 
 impl Hub {
@@ -104,6 +109,7 @@ impl Hub {
             book,
             look_at: None,
             buffer: vec![0; READ],
+            is_leaving: false,
         }
     }
 
@@ -124,7 +130,7 @@ impl Hub {
                 }
             };
             let Some(names) = self.names.upgrade().filter(|_| open) else {
-                return Poll::Ready(());
+                return self.say_the_rest(cx, sleep);
             };
             let mut busy = !commands.is_empty();
             for command in commands {
@@ -148,6 +154,23 @@ impl Hub {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Whoever has heard of a failure may go at once. The others are to hear of it, too.
+    fn say_the_rest(&mut self, cx: &mut Context<'_>, mut sleep: Pin<&mut Sleep>) -> Poll<()> {
+        if !std::mem::replace(&mut self.is_leaving, true) {
+            sleep.as_mut().reset(tokio::time::Instant::now() + REST);
+        }
+        for line in &mut self.lines {
+            if line.poll(cx, &mut self.buffer).is_err() {
+                *line = Line::default();
+            }
+        }
+        let is_unsaid = |line: &Line| line.lane.is_some() && !line.out.is_empty();
+        if self.lines.iter().any(is_unsaid) {
+            return sleep.as_mut().poll(cx);
+        }
+        Poll::Ready(())
     }
 
     fn obey(&mut self, names: &Arc<Names>, command: Command) {

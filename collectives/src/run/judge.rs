@@ -325,6 +325,16 @@ impl Run<'_> {
     }
 
     pub(super) fn lost(&self, peer: u32) -> CollectiveError {
+        if let Some((tag, Cause::Lost { rank, reason, .. })) =
+            &self.engine.links[peer as usize].gave_up
+            && self.culprit_of(Rank(peer)) == Some(*rank)
+        {
+            // It said why it goes before it went.
+            return CollectiveError::PeerLost {
+                rank: *rank,
+                reason: format!("{reason} (rank {peer} gave up {tag} because of it, and has left)"),
+            };
+        }
         let link = &self.engine.links[peer as usize];
         let ended = link.ended.as_ref().map(|ended| &ended.reason);
         let reason = link.found_gone.as_ref().or(ended);
