@@ -93,6 +93,7 @@ use tokio::runtime::Handle;
 #[cfg(doc)]
 use crate::communicator::Communicator;
 
+pub use crate::lane::LaneChoice;
 pub(crate) use driver::Leaving;
 pub use error::PeersError;
 pub use kolo_transport::ids::ClusterId;
