@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{CallId, Generation, JobId, Rank};
 use tokio::runtime::Handle;
@@ -149,6 +149,26 @@ struct State {
     pairs: HashMap<GroupId, (u32, u32)>,
     /// The last operation that failed, and in which call.
     failure: Option<(u64, CollectiveError)>,
+}
+
+/// Asks again and again whether a rank is gone, until it is, which returns why; `None` if nobody is there any more to be asked.
+/// After each question that brought no certainty the next one waits twice as long, from the first pause to the longest.
+pub(crate) async fn until_gone(
+    family: Weak<Family>,
+    rank: u32,
+    first: Gone,
+    (mut pause, longest): (Duration, Duration),
+) -> Option<String> {
+    let mut asking = first;
+    loop {
+        if let Some(reason) = asking.await {
+            tracing::debug!(rank, %reason, "a rank is gone");
+            return Some(reason);
+        }
+        tokio::time::sleep(pause).await;
+        pause = (2 * pause).min(longest);
+        asking = family.upgrade()?.is_gone(rank)?;
+    }
 }
 
 impl fmt::Debug for Family {

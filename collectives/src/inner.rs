@@ -32,6 +32,7 @@ mod watch;
 pub(crate) use shared::{Quick, Shared};
 pub(crate) use turn::Turn;
 use turn::{Recording, drive};
+pub(crate) use watch::OF_WAITED;
 
 /// Longer timeouts count as this one: clocks end somewhere.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);

@@ -467,3 +467,29 @@ fn what_rank_0_has_decided_is_told_before_it_goes() {
         });
     }
 }
+
+/// Whoever it is that is gone, and though no link was made for names yet.
+#[test]
+fn a_rank_that_is_gone_is_named_at_once_by_all_that_wait_for_its_names() {
+    for gone in [0, 2] {
+        let mut group = Group::new(Kind::Memory, 3);
+        let cut = Fault::cut();
+        for rank in 0..3 {
+            group.set_fault(rank, &cut);
+        }
+        group.run(|comm| comm.barrier().unwrap());
+        group.is_gone(gone);
+        drop(group.members.remove(gone as usize));
+        let begun = Instant::now();
+        for error in group.run(|comm| comm.named("w").barrier().wait().unwrap_err()) {
+            assert_eq!(error.culprit_rank(), Some(Rank(gone)), "{error}");
+            // These links to a rank that is not there fail by themselves.
+            let text = error.to_string();
+            assert!(
+                gone == 0 || text.contains("nothing listens there"),
+                "{text}"
+            );
+        }
+        assert!(begun.elapsed() < LONG / 2);
+    }
+}

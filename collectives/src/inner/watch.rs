@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Inner;
+use crate::group::until_gone;
 
-/// After each question that brought no certainty the next one waits twice as long: about ranks that are waited for, and about
-/// others.
-const OF_WAITED: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Pauses between questions, the first and the longest: about ranks that are waited for, and about others.
+pub(crate) const OF_WAITED: (Duration, Duration) =
+    (Duration::from_millis(50), Duration::from_secs(1));
 const OF_OTHERS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
 impl Inner {
@@ -20,28 +21,17 @@ impl Inner {
         if !waited && !self.family.has_met(rank) {
             return false;
         }
-        let Some(mut asking) = self.family.is_gone(rank) else {
+        let Some(first) = self.family.is_gone(rank) else {
             return false;
         };
-        let weak = Arc::downgrade(self);
+        let (weak, family) = (Arc::downgrade(self), Arc::downgrade(&self.family));
         let questions = async move {
-            let (mut pause, longest) = if waited { OF_WAITED } else { OF_OTHERS };
-            loop {
-                let gone = asking.await;
-                let Some(inner) = weak.upgrade() else { return };
-                if let Some(reason) = gone {
-                    tracing::debug!(rank, %reason, waited, "a rank is gone");
-                    inner
-                        .signals
-                        .change(|state| state.gone.push((peer, reason)));
-                    return;
-                }
-                drop(inner);
-                tokio::time::sleep(pause).await;
-                pause = (2 * pause).min(longest);
-                let next = weak.upgrade().and_then(|inner| inner.family.is_gone(rank));
-                let Some(next) = next else { return };
-                asking = next;
+            let pauses = if waited { OF_WAITED } else { OF_OTHERS };
+            let reason = until_gone(family, rank, first, pauses).await;
+            if let (Some(reason), Some(inner)) = (reason, weak.upgrade()) {
+                inner
+                    .signals
+                    .change(|state| state.gone.push((peer, reason)));
             }
         };
         self.signals

@@ -1,7 +1,7 @@
 //! What rank 0 knows of named operations: who has started which, and what follows from that. Pure: time comes in as
 //! arguments, messages go out as verdicts.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
@@ -438,6 +438,14 @@ impl Book {
                 missing,
             });
         }
+    }
+
+    /// The ranks that operations wait for.
+    pub(super) fn waits_for(&self) -> BTreeSet<u32> {
+        let waiting = self.entries.values().filter(|entry| !entry.is_ready);
+        waiting
+            .flat_map(|entry| entry.missing(&self.joined))
+            .collect()
     }
 
     /// When to look at the clock again.

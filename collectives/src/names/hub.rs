@@ -11,6 +11,7 @@ use kolo_transport::ids::Rank;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Sleep;
 
+use super::asking::Asking;
 use super::book::{Book, Verdict};
 use super::wire::{self, BATCH, Down, Inbox, Up};
 use super::{Command, Names, THRESHOLD, until};
@@ -91,6 +92,7 @@ pub(super) struct Hub {
     /// On the others: when to look whether rank 0 is silent for too long.
     look_at: Option<Instant>,
     buffer: Vec<u8>,
+    asking: Asking,
     /// The names are gone, and what was decided last is still being said.
     is_leaving: bool,
 }
@@ -109,6 +111,7 @@ impl Hub {
             book,
             look_at: None,
             buffer: vec![0; READ],
+            asking: Asking::default(),
             is_leaving: false,
         }
     }
@@ -142,8 +145,10 @@ impl Hub {
             let alarm = self.decide(&names);
             // What was decided is written at once.
             if busy {
+                self.asking.stir(Instant::now());
                 continue;
             }
+            let alarm = alarm.into_iter().chain(self.look_who_is_gone(&names)).min();
             let at = tokio::time::Instant::from_std(until(alarm, Instant::now()));
             if alarm.is_some() || sleep.deadline() < at {
                 sleep.as_mut().reset(at);
@@ -154,6 +159,27 @@ impl Hub {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Has it asked about those that are waited for and of whom nothing is heard. Returns when to look again.
+    fn look_who_is_gone(&mut self, names: &Arc<Names>) -> Option<Instant> {
+        if !self.asking.is_due(Instant::now()) {
+            return self.asking.at();
+        }
+        let is_silent = |rank: &u32| {
+            let lane = self
+                .lines
+                .get(*rank as usize)
+                .and_then(|line| line.lane.as_ref());
+            *rank != self.me && lane.is_none_or(|lane| lane.ends_late())
+        };
+        let waited: Vec<u32> = match &self.book {
+            Some(book) => book.waits_for().into_iter().filter(is_silent).collect(),
+            None if names.is_waiting() => std::iter::once(0).filter(is_silent).collect(),
+            None => Vec::new(),
+        };
+        self.asking.ask(names, waited);
+        None
     }
 
     /// Whoever has heard of a failure may go at once. The others are to hear of it, too.

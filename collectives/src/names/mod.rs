@@ -13,6 +13,7 @@
 //! | [`turn`] | running what was decided |
 //! | this one | starting, waiting and giving up |
 
+mod asking;
 mod book;
 mod hub;
 mod turn;
@@ -334,6 +335,11 @@ impl Names {
             pending.task.fail(error);
         }
         next
+    }
+
+    /// Whether anything waits for rank 0.
+    fn is_waiting(&self) -> bool {
+        !self.lock().pending.is_empty()
     }
 
     /// There is no link to rank 0, or will be none.
