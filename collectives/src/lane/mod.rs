@@ -7,6 +7,7 @@
 mod bell;
 mod door;
 mod hello;
+mod measure;
 mod memory;
 mod network;
 mod passing;
