@@ -65,7 +65,8 @@ pub struct Acceptor {
 
 impl Acceptor {
     /// Hands in a lane to `rank`, which has said [hello](crate::lane::greet) on it, for the group of all ranks. It takes
-    /// the place of a lane that is there.
+    /// the place of a lane that is there. One from a lower rank, which has no link to make, only [asks](Acceptor::requested) for
+    /// one.
     ///
     /// # Errors
     ///
@@ -102,19 +103,29 @@ impl Acceptor {
         self.hand_in(group, rank, Err(why))
     }
 
+    /// Says that `rank`, which is lower than this one, asks for the link to it in the group, which is this rank's to make: see
+    /// [`Connector::request`](crate::Connector::request). A group that this rank has not made has no use for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Acceptor::accept`], and [`LaneError::Refused`] if the rank is not lower.
+    pub fn requested(&self, group: GroupId, rank: Rank) -> Result<(), LaneError> {
+        self.family()?.requested(group, rank)
+    }
+
     fn hand_in(
         &self,
         group: GroupId,
         rank: Rank,
         lane: Result<Box<dyn Lane>, LaneError>,
     ) -> Result<(), LaneError> {
-        let family = self
-            .family
-            .upgrade()
-            .ok_or_else(|| LaneError::Unreachable {
-                reason: "this rank's communicator is gone".to_owned(),
-            })?;
-        family.accept(group, rank, lane)
+        self.family()?.accept(group, rank, lane)
+    }
+
+    fn family(&self) -> Result<Arc<Family>, LaneError> {
+        self.family.upgrade().ok_or_else(|| LaneError::Unreachable {
+            reason: "this rank's communicator is gone".to_owned(),
+        })
     }
 }
 

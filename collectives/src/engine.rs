@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use kolo_transport::direct::looker;
 use kolo_transport::ids::Generation;
@@ -21,6 +22,9 @@ mod data;
 mod shared;
 
 pub(crate) use data::{element_size, finish_of};
+
+/// What another thread sends has left the process in this time, or a peer does not let it through.
+const DEPARTURE: Duration = Duration::from_millis(10);
 
 /// How far an action of the present step is.
 #[derive(Debug, Clone, Copy, Default)]
@@ -136,6 +140,15 @@ impl Engine {
         }
     }
 
+    /// Whether a link to a peer is this rank's to make and nobody does so yet. From here on it counts as being made.
+    pub(crate) fn may_begin_link(&mut self, peer: u32) -> bool {
+        let dials = self.dials(peer);
+        let link = &mut self.links[peer as usize];
+        let may = dials && !link.is_up() && !link.connecting && !link.is_over();
+        link.connecting |= may;
+        may
+    }
+
     /// Some of the ranks that may wait for this one to make a link, and have none: the lower ones at distances
     /// 1, 2, 4, ..., which most schedules use. They count as being linked from here on.
     pub(crate) fn unlinked_neighbours(&mut self) -> Vec<u32> {
@@ -146,10 +159,7 @@ impl Engine {
                 (self.me + distance) % self.world,
                 (self.me + self.world - distance) % self.world,
             ] {
-                let link = &self.links[peer as usize];
-                let idle = !link.is_up() && !link.connecting && !link.is_over();
-                if peer != self.me && idle && self.dials(peer) {
-                    self.links[peer as usize].connecting = true;
+                if self.may_begin_link(peer) {
                     found.push(peer);
                 }
             }
@@ -232,6 +242,25 @@ impl Engine {
             .is_pending()
         {
             tracing::trace!("a peer does not read yet");
+        }
+    }
+
+    /// As [`Engine::flush_now`], for the last words of an operation: this process may end right after them, and so waits for a
+    /// moment until they have left it.
+    pub(crate) fn see_off(&mut self) {
+        let links = self.links.iter().enumerate();
+        let leaving: Vec<(usize, u64)> = links
+            .filter(|(_, link)| link.has_backlog())
+            .filter_map(|(peer, link)| Some((peer, link.departures()?)))
+            .collect();
+        self.flush_now();
+        let begun = Instant::now();
+        let is_here = |(peer, before): &(usize, u64)| {
+            let now = self.links[*peer].departures();
+            now.is_some_and(|now| now == *before)
+        };
+        while leaving.iter().any(is_here) && begun.elapsed() < DEPARTURE {
+            std::thread::sleep(DEPARTURE / 200);
         }
     }
 

@@ -86,6 +86,8 @@ pub(crate) trait Member: Send + Sync {
     fn abort_call(self: Arc<Self>, call: u64, reason: &str);
     /// A rank (one of all) is lost.
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str);
+    /// A lower rank (one of all) asks for its link.
+    fn requested(self: Arc<Self>, rank: u32);
     /// Whether this rank has not begun this operation.
     fn has_yet_to_begin(&self, tag: Tag) -> bool;
     /// Makes the group for what is sent between this rank and one of all ranks, if that has this id.
@@ -149,6 +151,12 @@ struct State {
     pairs: HashMap<GroupId, (u32, u32)>,
     /// The last operation that failed, and in which call.
     failure: Option<(u64, CollectiveError)>,
+}
+
+fn is_gone(group: GroupId) -> LaneError {
+    LaneError::Unreachable {
+        reason: format!("this rank has no communicator for {group}"),
+    }
 }
 
 /// Asks again and again whether a rank is gone, until it is, which returns why; `None` if nobody is there any more to be asked.
@@ -220,6 +228,17 @@ impl Family {
         }
     }
 
+    /// Asks a higher rank for the link that is its to make, if there is a way.
+    pub(crate) fn request(&self, group: GroupId, peer: u32) {
+        if let Some(requesting) = self.connector.request(Rank(peer), group) {
+            self.handle.spawn(async move {
+                if let Err(error) = requesting.await {
+                    tracing::debug!(peer, %error, "a rank can't be asked for a link");
+                }
+            });
+        }
+    }
+
     /// A rank has a link to this one, in some group. Returns whether it is the first.
     pub(crate) fn meet(&self, rank: u32) -> bool {
         self.lock().met.insert(rank)
@@ -276,36 +295,66 @@ impl Family {
         rank: Rank,
         lane: Result<Box<dyn Lane>, LaneError>,
     ) -> Result<(), LaneError> {
-        if rank.0 >= self.world || rank.0 == self.me {
+        self.check(rank)?;
+        if rank.0 < self.me {
+            // Links to lower ranks are this one's to make. One that could not ask for its own tries again.
+            return lane.map_or(Ok(()), |_| self.requested(group, rank));
+        }
+        self.make_if_pair(group, rank);
+        let member = {
+            let mut state = self.lock();
+            match state.members.get(&group) {
+                Some(member) => member.upgrade().ok_or_else(|| is_gone(group))?,
+                None if state.gone.contains(&group) => return Err(is_gone(group)),
+                None => return self.park(&mut state, (group, rank.0, lane)),
+            }
+        };
+        member.lane(rank.0, lane)
+    }
+
+    /// A lower peer asks for its link.
+    pub(crate) fn requested(&self, group: GroupId, rank: Rank) -> Result<(), LaneError> {
+        self.check(rank)?;
+        if rank.0 > self.me {
             return Err(LaneError::Refused {
                 reason: format!(
-                    "rank {} of a world of {} can't have a link to rank {rank}",
-                    self.me, self.world
+                    "rank {rank} asks rank {} for a link, which the higher rank makes",
+                    self.me
                 ),
             });
         }
-        let gone = || LaneError::Unreachable {
-            reason: format!("this rank's communicator ({group}) is gone"),
-        };
+        self.make_if_pair(group, rank);
+        let member = self.lock().members.get(&group).and_then(Weak::upgrade);
+        let member = member.ok_or_else(|| is_gone(group))?;
+        member.requested(rank.0);
+        Ok(())
+    }
+
+    /// Whether it is another rank.
+    fn check(&self, rank: Rank) -> Result<(), LaneError> {
+        if rank.0 < self.world && rank.0 != self.me {
+            return Ok(());
+        }
+        Err(LaneError::Refused {
+            reason: format!(
+                "rank {} of a world of {} can't have a link to rank {rank}",
+                self.me, self.world
+            ),
+        })
+    }
+
+    /// Makes the group for what is sent between this rank and another one, if it is that and was never here: whoever sends is
+    /// to hear what this rank does in the meantime.
+    fn make_if_pair(&self, group: GroupId, rank: Rank) {
         let is_new = {
             let state = self.lock();
             !state.members.contains_key(&group) && !state.gone.contains(&group)
         };
         if is_new {
-            // Whoever sends to this rank is to hear what it does in the meantime.
             for member in self.members() {
                 member.make_pair(group, rank.0);
             }
         }
-        let member = {
-            let mut state = self.lock();
-            match state.members.get(&group) {
-                Some(member) => member.upgrade().ok_or_else(gone)?,
-                None if state.gone.contains(&group) => return Err(gone()),
-                None => return self.park(&mut state, (group, rank.0, lane)),
-            }
-        };
-        member.lane(rank.0, lane)
     }
 
     /// A group is for what one rank sends to another.

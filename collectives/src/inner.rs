@@ -299,9 +299,14 @@ impl Inner {
         }
     }
 
-    /// Starts making a link; the lane comes by [`Inner::arrive`].
+    /// Starts making a link; the lane comes by [`Inner::arrive`]. One that is the peer's to make is asked for.
     fn connect(self: &Arc<Self>, peer: u32) {
-        let connecting = self.family.connect(self.id, self.job_rank(peer));
+        let rank = self.job_rank(peer);
+        if rank > self.family.me {
+            self.family.request(self.id, rank);
+            return;
+        }
+        let connecting = self.family.connect(self.id, rank);
         let inner = Arc::downgrade(self);
         self.family.handle.spawn(async move {
             let lane = connecting.await;
@@ -422,11 +427,17 @@ impl Inner {
             }
             // Before the arrivals, because it is for the links that are there.
             self.give_notice(&mut engine);
-            let (arrivals, notices) = {
+            let (arrivals, requests, notices) = {
                 let mut state = self.signals.lock();
                 state.register(cx);
-                (state.take_links(), state.notices())
+                let requests = std::mem::take(&mut state.requests);
+                (state.take_links(), requests, state.notices())
             };
+            for peer in requests {
+                if engine.may_begin_link(peer) {
+                    self.connect(peer);
+                }
+            }
             for arrival in arrivals {
                 drop(engine.arrive(arrival, &notices));
             }
@@ -465,6 +476,23 @@ impl Member for Inner {
         };
         self.arrive(member, lane, true);
         Ok(())
+    }
+
+    fn requested(self: Arc<Self>, rank: u32) {
+        let Some(member) = self.position(rank) else {
+            return;
+        };
+        let is_news = self.signals.change(|state| {
+            let is_news = !state.requests.contains(&member);
+            if is_news {
+                state.requests.push(member);
+            }
+            is_news
+        });
+        // An operation that is under way sees to it, too.
+        if is_news {
+            self.attend();
+        }
     }
 
     fn begin_call(self: Arc<Self>, call: CallId) {

@@ -246,6 +246,11 @@ impl Link {
         waits && self.write_error.is_none()
     }
 
+    /// What the lane [has sent](Lane::departures), if that says something.
+    pub(crate) fn departures(&self) -> Option<u64> {
+        self.lane.as_ref()?.departures()
+    }
+
     /// Whether a data frame is half written.
     pub(crate) fn is_sending(&self) -> bool {
         self.outgoing.is_some()

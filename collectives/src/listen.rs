@@ -86,8 +86,9 @@ impl Listener {
     }
 
     async fn run(self: Arc<Self>, inner: Weak<Inner>) {
-        let (mut turns, mut quiet) = (0, 0);
-        let mut told: Vec<Option<Tag>> = Vec::new();
+        // Who has not begun anything listens at once: a group may have been made because somebody asks for it.
+        let (mut turns, mut quiet) = (0, LOOKS);
+        let mut told: Vec<Told> = Vec::new();
         while !self.ended.load(Ordering::Acquire) {
             let now = self.turns.load(Ordering::Relaxed);
             if now != turns {
@@ -123,7 +124,7 @@ impl Listener {
                     quiet = 0;
                     return Poll::Ready(());
                 };
-                told.resize(engine.links.len(), None);
+                told.resize(engine.links.len(), Told::default());
                 answer(&inner, &mut engine, &mut told, cx);
                 drop(engine);
                 if inner.signals.lock().needs_attendant() {
@@ -145,8 +146,15 @@ impl Listener {
     }
 }
 
+/// What a peer was answered last: in which of its operations, and to how many questions that wait behind something else.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Told {
+    tag: Option<Tag>,
+    waiting: usize,
+}
+
 /// Reads headers as far as they are there, and answers those who wait in operations that this rank has not begun.
-fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Option<Tag>], cx: &mut Context<'_>) {
+fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Told], cx: &mut Context<'_>) {
     let next = take_links(inner, engine);
     let is_settled = matches!(engine.shm, Sharing::Active(_));
     let (generation, links) = (engine.generation, &mut engine.links);
@@ -154,10 +162,12 @@ fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Option<Tag>], cx:
         let rank = inner.job_rank(peer);
         // Asked last, and given up.
         let (mut asked, mut given_up) = (None, None);
+        // What this rank does may be something else by the time it is asked again.
+        let (mut again, mut waiting) = (false, 0);
         while let Some(held) = held(link, cx) {
             match held {
                 // What was only asked is answered with what is said here. The rest is for the operation.
-                Header::Ask(data) => asked = Some(data),
+                Header::Ask(data) => (asked, again) = (Some(data), true),
                 // It is of no use any more.
                 Header::Share { .. } if is_settled => {}
                 _ => break,
@@ -165,7 +175,11 @@ fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Option<Tag>], cx:
             link.inbound = Some(Inbound::Header);
         }
         link.poll_frames(cx, AHEAD, |header, text| match header {
-            Header::Data(data) | Header::Ask(data) | Header::Consent(data) => asked = Some(data),
+            Header::Data(data) | Header::Consent(data) => asked = Some(data),
+            Header::Ask(data) => {
+                asked = Some(data);
+                waiting += 1;
+            }
             Header::AbortOperation { tag, .. } => {
                 let cause = text.and_then(Cause::parse);
                 if cause.is_some_and(|cause| cause.ends_operation()) {
@@ -177,8 +191,12 @@ fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Option<Tag>], cx:
         if let Some(data) = asked.filter(|data| data.tag >= next) {
             let place = (inner.id, data.tag);
             inner.family.hear(rank, place, &data.operation);
-            if *told != Some(data.tag) {
-                *told = Some(data.tag);
+            let tell = Told {
+                tag: Some(data.tag),
+                waiting,
+            };
+            if again || *told != tell {
+                *told = tell;
                 let text = inner.family.present();
                 let text = cut(&text);
                 let header = Header::Doing {

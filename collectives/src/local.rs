@@ -8,7 +8,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::communicator::{Acceptor, Communicator};
 use crate::error::CollectiveError;
 use crate::group::GroupId;
-use crate::lane::{Connecting, Connector, Lane, LaneError, MemoryLane};
+use crate::lane::{Connecting, Connector, Lane, LaneError, MemoryLane, Requesting};
 
 /// A group of `world_size` communicators in this process, in rank order, linked by memory lanes: for tests of
 /// code that uses collectives. Run each rank on a thread of its own, or use the async forms.
@@ -86,6 +86,19 @@ struct Hub {
     _runtime: OwnedRuntime,
 }
 
+impl Hub {
+    fn acceptor(&self, peer: Rank) -> Result<Acceptor, LaneError> {
+        self.acceptors
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(peer.index())
+            .cloned()
+            .ok_or_else(|| LaneError::Unreachable {
+                reason: format!("rank {peer} is not in this group"),
+            })
+    }
+}
+
 /// A runtime that may be dropped anywhere, async code included.
 #[derive(Debug)]
 struct OwnedRuntime(Option<Runtime>);
@@ -110,22 +123,18 @@ impl Connector for MemoryConnector {
     }
 
     fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
-        let acceptor = self
-            .hub
-            .acceptors
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(peer.index())
-            .cloned();
-        let rank = self.rank;
+        let (acceptor, rank) = (self.hub.acceptor(peer), self.rank);
         Box::pin(async move {
-            let acceptor = acceptor.ok_or_else(|| LaneError::Unreachable {
-                reason: format!("rank {peer} is not in this group"),
-            })?;
+            let acceptor = acceptor?;
             let (mine, theirs) = MemoryLane::pair(MemoryLane::CAPACITY);
             acceptor.accept_group(group, rank, Box::new(theirs))?;
             let mine: Box<dyn Lane> = Box::new(mine);
             Ok(mine)
         })
+    }
+
+    fn request(&self, peer: Rank, group: GroupId) -> Option<Requesting> {
+        let (acceptor, rank) = (self.hub.acceptor(peer), self.rank);
+        Some(Box::pin(async move { acceptor?.requested(group, rank) }))
     }
 }

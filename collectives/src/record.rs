@@ -444,8 +444,12 @@ impl Recorder {
                 seconds(record.started)
             ),
             (None, Some(record)) => format!(
-                "it is in no operation; its last was {}, which ended {:.1} s ago",
+                "it is in no operation; its last was {}, which {} {:.1} s ago",
                 describe(&record),
+                match record.outcome {
+                    Outcome::Failed => "failed",
+                    _ => "ended",
+                },
                 seconds(record.ended)
             ),
             (None, None) => "it has done no operation yet".to_owned(),

@@ -66,6 +66,8 @@ pub(crate) struct State {
     /// A task is there that sends what waits between operations.
     pub(crate) attended: bool,
     pub(crate) arrivals: Vec<Arrival>,
+    /// Lower peers that ask for their links.
+    pub(crate) requests: Vec<u32>,
     /// Whether all ranks are on this host, once that is known.
     pub(crate) one_host: Option<bool>,
     /// The frame that says that this rank shares no memory, if it was asked.
@@ -107,6 +109,7 @@ impl State {
             older_notices: VecDeque::new(),
             attended: false,
             arrivals: Vec::new(),
+            requests: Vec::new(),
             one_host: None,
             refusal: None,
             lost: BTreeMap::new(),
@@ -243,6 +246,7 @@ impl State {
         self.notice_pending
             || !self.unsaid.is_empty()
             || !self.cancelled.is_empty()
+            || !self.requests.is_empty()
             || (notices && links())
     }
 

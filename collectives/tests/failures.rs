@@ -14,7 +14,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use common::victim::{NoConnector, frame, runtime, write};
-use common::{Fault, GENERATION, Group, JOB, Kind, LONG, force, others, run, sum};
+use common::{Fault, GENERATION, Group, JOB, Kind, LONG, force, others, run, sum, until};
 use kolo_collectives::cause::Cause;
 use kolo_collectives::header::Header;
 use kolo_collectives::lane::MemoryLane;
@@ -131,6 +131,8 @@ fn an_abort_is_heard_by_a_rank_that_waits_for_another_one() {
     for kind in [Kind::Memory, Kind::Unix, Kind::Tls] {
         let group = Group::new(kind, 4);
         force(&group, Algorithm::Ring);
+        let count = Fault::kill();
+        group.set_fault(1, &count);
         group.run(|comm| comm.begin_call(CallId(1)));
         let begun = Instant::now();
         // Rank 3 is late and makes no links. So rank 2, which has to send to it, does not come beyond its first step.
@@ -138,8 +140,8 @@ fn an_abort_is_heard_by_a_rank_that_waits_for_another_one() {
             std::thread::scope(|scope| {
                 let summing = scope.spawn(|| sum(comm, 4000));
                 if comm.rank() == Rank(1) {
-                    // Rank 2 has what rank 1 sends in its second step by then, or hears of the abort all the sooner.
-                    std::thread::sleep(Duration::from_millis(50));
+                    // Rank 2 has what rank 1 sends in its second step: each is a quarter.
+                    until(|| count.written() >= 2 * 1000 * size_of::<f64>());
                     comm.abort_call(CallId(1), "it failed");
                 }
                 summing.join().unwrap().unwrap_err()

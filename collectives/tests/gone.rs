@@ -4,12 +4,15 @@
 
 mod common;
 
+use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use common::{Fault, GENERATION, Group, JOB, Kind, LONG, force, hello, run, sum};
+use common::{Fault, GENERATION, Group, JOB, Kind, LONG, force, hello, run, sum, until};
 use kolo_collectives::lane::{Connecting, Gone, LaneChoice, NetworkLanes, accept_tls};
 use kolo_collectives::schedule::Algorithm;
 use kolo_collectives::{CollectiveError, Communicator, Connector, LaneError, Rank};
@@ -205,14 +208,13 @@ fn questions_end_with_the_operation() {
     let comm = Communicator::new(Rank(0), 2, GENERATION, JOB, known, runtime.handle().clone())
         .unwrap()
         .with_timeout(Duration::from_millis(500));
+    let tasks = runtime.metrics().num_alive_tasks();
     let error = comm.barrier().unwrap_err();
     assert!(matches!(error, CollectiveError::Deadline { .. }), "{error}");
-    // One may be on its way.
-    std::thread::sleep(Duration::from_millis(100));
     let asked = connector.asked.load(Ordering::SeqCst);
     assert!(asked > 1, "{asked}");
-    std::thread::sleep(Duration::from_millis(1500));
-    assert_eq!(connector.asked.load(Ordering::SeqCst), asked);
+    // No task is left that would ask.
+    until(|| runtime.metrics().num_alive_tasks() <= tasks);
 }
 
 /// Ranks of which the last goes after these two have done something. To the others its links end as if the network had cut them.
@@ -289,14 +291,57 @@ fn a_rank_that_goes_while_others_wait_is_found_out_too() {
     let begun = Instant::now();
     let errors = std::thread::scope(|scope| {
         scope.spawn(|| {
-            // All wait by then, and have asked about those that they wait for.
-            std::thread::sleep(Duration::from_millis(300));
+            // Ranks 0 and 2 wait for it, and have asked about it without having met it.
+            until(|| [0, 2].iter().all(|rank| group.questions(*rank, 3).0 > 0));
             group.is_gone(3);
         });
         run(&group.members[..3], |comm| sum(comm, 9).unwrap_err())
     });
     all_lose(Rank(3), errors);
     assert!(begun.elapsed() < LONG / 2);
+}
+
+/// It has done its part, and what it sent is with rank 0, which does not come to read it before it knows that rank 2 is gone.
+#[test]
+fn a_rank_that_left_after_its_part_is_not_taken_for_lost() {
+    let mut group = Group::new(Kind::Memory, 3);
+    force(&group, Algorithm::Ring);
+    let late = Fault::late();
+    for rank in 0..3 {
+        group.set_fault(rank, &late);
+    }
+    group.run(|comm| comm.barrier().unwrap());
+    let last = group.members.pop().unwrap();
+    let zero = group.members[0].clone();
+    // Whether it is there was asked when the link came.
+    let before = group.questions(0, 2).0;
+    let mut result = Vec::new();
+    let mut gathering = pin!(async { zero.all_gather_async(&[0_u8]).await });
+    let mut poll = || {
+        gathering
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+    };
+    until(|| {
+        assert!(poll().is_pending(), "rank 2 has not begun");
+        group.questions(0, 2).0 > before
+    });
+    std::thread::scope(|scope| {
+        let one = scope.spawn(|| group.members[1].all_gather(&[1_u8]));
+        assert_eq!(last.all_gather(&[2_u8]), Ok(vec![0, 1, 2]));
+        drop(last);
+        group.is_gone(2);
+        until(|| group.questions(0, 2).1 > 0);
+        until(|| match poll() {
+            Poll::Ready(gathered) => {
+                result = gathered.unwrap();
+                true
+            }
+            Poll::Pending => false,
+        });
+        assert_eq!(one.join().unwrap(), Ok(vec![0, 1, 2]));
+    });
+    assert_eq!(result, [0, 1, 2]);
 }
 
 /// An operation in which nobody needs it says nothing of the next one.

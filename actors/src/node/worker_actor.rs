@@ -435,6 +435,15 @@ fn event(message: FromWorker, child: &Child, program: &ProgramFile) -> WorkerEve
         FromWorker::ConnectPeer { rank, generation } => {
             WorkerEvent::ConnectPeer { rank, generation }
         }
+        FromWorker::RequestLink {
+            rank,
+            generation,
+            group,
+        } => WorkerEvent::RequestLink {
+            rank,
+            generation,
+            group,
+        },
     }
 }
 

@@ -405,7 +405,7 @@ impl Turn<'_> {
     pub(crate) fn refuse(&mut self, tag: Tag, error: CollectiveError) -> CollectiveError {
         let cause = Cause::of(&error, Rank(self.inner.me));
         let notice = self.engine.tell(tag, &cause);
-        self.engine.flush_now();
+        self.engine.see_off();
         self.inner.signals.failed(tag, &error, notice);
         self.failed(tag, error)
     }

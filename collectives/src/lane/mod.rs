@@ -174,6 +174,12 @@ pub trait Lane: Send + fmt::Debug {
         false
     }
 
+    /// Counts what has left this process, if another thread sends what was accepted: who ends the process at once loses the rest.
+    /// `None` (the default) from lanes that give what they accept to the system, or to the peer.
+    fn departures(&self) -> Option<u64> {
+        None
+    }
+
     /// Whether it takes long until a link shows that the peer's process is gone: no system ends it in the peer's place.
     fn ends_late(&self) -> bool {
         false
@@ -267,6 +273,17 @@ pub trait Connector: Send + Sync + fmt::Debug {
         Box::pin(std::future::ready(Err(refused)))
     }
 
+    /// Asks `peer`, whose rank is higher than this one's, to make its link to this rank in a group: an operation of this rank
+    /// waits for it, and the peer, which does something else, is to say what. The peer's side hands the request in by
+    /// [`Acceptor::requested`](crate::Acceptor::requested). One attempt is enough; it is repeated while the operation waits.
+    /// The future runs as a task on the communicator's runtime handle.
+    ///
+    /// `None` (the default) means that there is no way to do that: then less is known of ranks that have never had a link to
+    /// this one.
+    fn request(&self, _peer: Rank, _group: GroupId) -> Option<Requesting> {
+        None
+    }
+
     /// Whether `peer` is gone for good, and why, if that is certain. It is asked again and again while an operation waits, hears
     /// nothing, and no link would say so: there is none, or one that [ends late](Lane::ends_late). (And once when
     /// the first link to it has come, for who has to see a peer that is there first; that answer does not count.) Of ranks that the
@@ -288,6 +305,9 @@ pub trait Connector: Send + Sync + fmt::Debug {
         None
     }
 }
+
+/// What [`Connector::request`] returns.
+pub type Requesting = Pin<Box<dyn Future<Output = Result<(), LaneError>> + Send>>;
 
 /// What [`Connector::is_gone`] returns.
 pub type Gone = Pin<Box<dyn Future<Output = Option<String>> + Send>>;

@@ -176,6 +176,44 @@ impl NetworkLanes {
         }
     }
 
+    /// Asks the worker in `slot`, which is `peer`, at `address`, for its link to this one in the group that `own` names: see
+    /// [`Connector::request`](crate::Connector::request). It is a link that is ended at once, of a kind that is known to pass.
+    /// Every step takes at most `limit`.
+    ///
+    /// # Errors
+    ///
+    /// [`LaneError`].
+    pub async fn request(
+        &self,
+        own: &LinkHello,
+        (peer, slot, address): (Rank, Slot, SocketAddr),
+        limit: Duration,
+    ) -> Result<(), LaneError> {
+        let expect = Expect::worker(own.job, slot);
+        let quic = self.quic(own, peer, expect.clone(), address, limit);
+        let tls = self.tls(own, peer, expect, address, limit);
+        let made = match self.known(address) {
+            Some(LaneChoice::Tls) => tls.await,
+            Some(LaneChoice::Quic) => quic.await,
+            _ => match quic.await {
+                Ok(lane) => Ok(lane),
+                Err(_) => tls.await,
+            },
+        };
+        let mut lane = made.map_err(|failed| failed.error)?;
+        keep(lane.as_mut(), limit).await?;
+        self.reached().insert(address);
+        Ok(())
+    }
+
+    /// The kind of links to a host, if there is no choice any more.
+    fn known(&self, address: SocketAddr) -> Option<LaneChoice> {
+        match self.choice {
+            LaneChoice::Auto => self.found().get(&address.ip()).copied(),
+            forced => Some(forced),
+        }
+    }
+
     async fn until_gone(&self, address: SocketAddr) -> String {
         loop {
             tokio::time::sleep(SILENCE).await;
@@ -192,15 +230,11 @@ impl NetworkLanes {
         limit: Duration,
     ) -> Result<Box<dyn Lane>, Failed> {
         let expect = Expect::worker(own.job, slot);
-        let known = match self.choice {
-            LaneChoice::Auto => self.found().get(&address.ip()).copied(),
-            forced => Some(forced),
-        };
         let (quic, tls) = (
             self.quic(own, peer, expect.clone(), address, limit),
             self.tls(own, peer, expect.clone(), address, limit),
         );
-        let mut lane = match known {
+        let mut lane = match self.known(address) {
             Some(LaneChoice::Quic) => quic.await?,
             Some(LaneChoice::Tls) => tls.await?,
             _ => match tokio::join!(quic, tls) {

@@ -211,6 +211,10 @@ impl Lane for QuicLane {
         self.ended_by_peer
     }
 
+    fn departures(&self) -> Option<u64> {
+        self.stream.as_ref().map(ByteStream::departures)
+    }
+
     fn ends_late(&self) -> bool {
         true
     }

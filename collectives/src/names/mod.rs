@@ -428,6 +428,9 @@ impl Member for Names {
         }
     }
 
+    /// Who has submitted nothing has no link; who has makes its own.
+    fn requested(self: Arc<Self>, _rank: u32) {}
+
     /// Names have no numbers.
     fn has_yet_to_begin(&self, _tag: Tag) -> bool {
         false

@@ -16,7 +16,7 @@ use super::{PeersError, STEP, Settings};
 use crate::communicator::Communicator;
 use crate::group::GroupId;
 use crate::lane::{
-    Connecting, Connector, Door, Gone, Lane, LaneError, LinkHello, OneHost, rank_of,
+    Connecting, Connector, Door, Gone, Lane, LaneError, LinkHello, OneHost, Requesting, rank_of,
 };
 
 /// Between two attempts to reach a peer on another host.
@@ -105,6 +105,25 @@ impl Known {
                 reason: format!("rank {peer} has no socket"),
             }),
         }
+    }
+
+    /// Asks a rank for its link.
+    async fn request(&self, peer: Rank, group: GroupId) -> Result<(), LaneError> {
+        let hello = self.own.of_group(group);
+        if self.path_to(peer).is_some() {
+            // Once, and without waiting: the link itself is of no use.
+            return self.connect(peer, group, Duration::ZERO).await.map(drop);
+        }
+        let member = (self.far.as_ref())
+            .and_then(|far| Some((far, far.table.members.get(peer.index())?)))
+            .and_then(|(far, member)| Some((far, member.slot, member.address?)));
+        let Some((far, slot, address)) = member else {
+            return Err(LaneError::Unreachable {
+                reason: format!("the table has no rank {peer}"),
+            });
+        };
+        let lanes = far.door.lanes();
+        lanes.request(&hello, (peer, slot, address), STEP).await
     }
 
     /// Why a rank that was there is not any more.
@@ -201,6 +220,14 @@ impl Connector for Seat {
                 })
             })
         })
+    }
+
+    fn request(&self, peer: Rank, group: GroupId) -> Option<Requesting> {
+        let (known, closed) = (Arc::clone(&self.known), self.closed.clone());
+        Some(Box::pin(async move {
+            let requesting = known.request(peer, group);
+            until_closed(closed, requesting).await.unwrap_or(Ok(()))
+        }))
     }
 
     fn is_gone(&self, peer: Rank, met: bool) -> Option<Gone> {

@@ -64,7 +64,7 @@ enum Missing {
 pub(crate) struct Place<'a> {
     pub(crate) signals: &'a Signals,
     pub(crate) stalls: &'a Stalls,
-    /// Starts making a link.
+    /// Starts making a link, or asks the peer to, whose it is to make.
     pub(crate) connect: &'a (dyn Fn(u32) + Sync),
     /// Begins to ask whether a peer is gone, who is waited for or not. Returns whether it can be asked.
     pub(crate) watch: &'a (dyn Fn(u32, bool) -> bool + Sync),
@@ -339,18 +339,24 @@ impl<'a> Run<'a> {
     }
 
     fn take_signals(&mut self, cx: &Context<'_>) -> Result<(), CollectiveError> {
-        let (arrivals, gone, notices) = {
+        let (arrivals, requests, gone, notices) = {
             let mut state = self.signals.lock();
             state.register(cx);
             if let Some(error) = state.obstacle(self.tag) {
                 return Err(error);
             }
-            if state.arrivals.is_empty() && state.gone.is_empty() {
+            if state.arrivals.is_empty() && state.gone.is_empty() && state.requests.is_empty() {
                 return Ok(());
             }
             let gone = std::mem::take(&mut state.gone);
-            (state.take_arrivals(), gone, state.notices())
+            let requests = std::mem::take(&mut state.requests);
+            (state.take_arrivals(), requests, gone, state.notices())
         };
+        for peer in requests {
+            if self.engine.may_begin_link(peer) {
+                (self.connect)(peer);
+            }
+        }
         if !arrivals.is_empty() {
             self.questions.stir();
         }
@@ -452,6 +458,7 @@ impl<'a> Run<'a> {
             let notice = self.engine.tell(self.tag, &Cause::Stalled { asked });
             self.signals.lock().put_notice(notice);
             self.link_neighbours();
+            self.request_links();
             return Ok(true);
         };
         if !stall.answered && now >= stall.answer_at {
@@ -551,7 +558,7 @@ impl<'a> Run<'a> {
             self.signals.call_failed(self.tag.call, error, &notice);
         }
         let notice = self.engine.tell(self.tag, &cause);
-        self.engine.flush_now();
+        self.engine.see_off();
         self.signals.failed(self.tag, error, notice);
         for peer in self.engine.broken_links() {
             // It may wait for the link, and hears on it that this rank gave up.

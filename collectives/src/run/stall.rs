@@ -17,9 +17,14 @@ const SAY: Duration = Duration::from_millis(100);
 /// So long it collects what others know of those that did not come.
 const COLLECT: Duration = Duration::from_millis(300);
 
+/// A rank that waits for so long says it again, and after twice as long once more: what the others do may be something else by
+/// then. (Not just before the deadline, which may be that of the others, too: then they do nothing any more.) Peers whose links to it are missing, and theirs to make, are asked for them.
+const REPEAT: Duration = Duration::from_secs(1);
+
 /// What is to be done when.
 #[derive(Debug)]
 pub(super) struct Watch {
+    repeat_at: Option<Instant>,
     say_at: Option<Instant>,
     said: bool,
     /// Something came since the last look.
@@ -33,6 +38,7 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn new(started: Instant, after: Duration) -> Self {
         Self {
+            repeat_at: Some(started + REPEAT),
             say_at: Some(started + SAY),
             said: false,
             moved: false,
@@ -44,7 +50,14 @@ impl Watch {
 
     /// When to look next.
     pub(super) fn next(&self) -> Option<Instant> {
-        [self.say_at, self.collect_at, self.report_at]
+        let Self {
+            repeat_at,
+            say_at,
+            collect_at,
+            report_at,
+            ..
+        } = *self;
+        [repeat_at, say_at, collect_at, report_at]
             .into_iter()
             .flatten()
             .min()
@@ -61,10 +74,17 @@ impl Run<'_> {
             } else {
                 self.watch.say_at = None;
                 self.watch.said = true;
-                let frame = self.ask_frame();
-                for link in &mut self.engine.links {
-                    link.notify(&frame);
-                }
+                self.say();
+                told = true;
+            }
+        }
+        if self.watch.repeat_at.is_some_and(|at| now >= at) {
+            let waited = now.saturating_duration_since(self.started);
+            let is_early = now + waited + waited / 2 <= self.deadline;
+            self.watch.repeat_at = is_early.then(|| now + waited);
+            self.request_links();
+            if self.watch.said {
+                self.say();
                 told = true;
             }
         }
@@ -72,6 +92,7 @@ impl Run<'_> {
         if self.watch.collect_at.is_some_and(|at| now >= at) {
             self.watch.collect_at = None;
             self.watch.report_at = Some(now + COLLECT);
+            self.say();
             for rank in self.silent() {
                 let doing = self.doing_of(rank.0);
                 self.missing_heard(None, rank.0, doing);
@@ -83,6 +104,38 @@ impl Run<'_> {
             self.report();
         }
         told
+    }
+
+    /// Says what this rank asks for.
+    fn say(&mut self) {
+        let frame = self.ask_frame();
+        for link in &mut self.engine.links {
+            link.notify(&frame);
+        }
+    }
+
+    /// Asks for the links that this operation lacks and that are the peers' to make.
+    pub(super) fn request_links(&mut self) {
+        let (me, world) = (self.engine.me, self.engine.world);
+        let mut wanted: Vec<u32> = match self.mode {
+            Mode::Links => {
+                let consenting = self.consent.iter();
+                let consenting = consenting.flat_map(|consent| consent.peers(me, world));
+                let peers = self.engine.schedule.peers_from(self.step);
+                peers.chain(consenting).collect()
+            }
+            Mode::Form => (0..world).filter(|peer| *peer != me).collect(),
+            Mode::Shared => Vec::new(),
+        };
+        wanted.sort_unstable();
+        wanted.dedup();
+        wanted.retain(|peer| {
+            let link = &self.engine.links[*peer as usize];
+            !link.is_up() && !link.is_over() && !self.engine.dials(*peer)
+        });
+        for peer in wanted {
+            (self.connect)(peer);
+        }
     }
 
     /// The deadline comes before the report is due, or at the same time: it is made now.

@@ -5,14 +5,17 @@ pub(crate) mod network;
 pub(crate) mod value;
 pub(crate) mod victim;
 
+use std::collections::HashMap;
 use std::io::IoSlice;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use kolo_collectives::lane::{Connecting, Gone, MemoryLane, OneHost, TlsLane, UnixLane};
+use kolo_collectives::lane::{
+    Connecting, Gone, MemoryLane, OneHost, Requesting, TlsLane, UnixLane,
+};
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{
     Acceptor, CollectiveError, Communicator, Connector, GroupId, Lane, LaneError, LinkHello,
@@ -51,6 +54,7 @@ pub(crate) struct Fault {
     /// Bytes that this end may still write before it acts; all at first.
     budget: AtomicUsize,
     armed: AtomicBool,
+    written: AtomicUsize,
     /// Stop moving in place of ending.
     freeze: bool,
     /// As a network breaks: both sides live.
@@ -83,6 +87,11 @@ impl Fault {
             late: true,
             ..Self::default()
         })
+    }
+
+    /// How many bytes were written to lanes that have it.
+    pub(crate) fn written(&self) -> usize {
+        self.written.load(Ordering::SeqCst)
     }
 
     pub(crate) fn disarm(&self) {
@@ -139,13 +148,18 @@ impl Lane for FaultyLane {
             }));
         };
         if self.immune || !self.fault.armed.load(Ordering::SeqCst) {
-            return inner.poll_write(cx, parts);
+            let written = inner.poll_write(cx, parts);
+            if let Poll::Ready(Ok(count)) = written {
+                self.fault.written.fetch_add(count, Ordering::SeqCst);
+            }
+            return written;
         }
         let budget = self.fault.budget.load(Ordering::SeqCst);
         let part = parts.iter().find(|part| !part.is_empty()).expect("bytes");
         let written = inner.poll_write(cx, &[IoSlice::new(&part[..part.len().min(budget)])]);
         if let Poll::Ready(Ok(count)) = written {
             self.fault.budget.fetch_sub(count, Ordering::SeqCst);
+            self.fault.written.fetch_add(count, Ordering::SeqCst);
         }
         written
     }
@@ -198,6 +212,8 @@ struct Hub {
     links: AtomicUsize,
     /// Ranks whose hosts say that they are gone, to who has met them.
     gone: Mutex<Vec<Rank>>,
+    /// Who asked whom whether it is gone, how often, and how often that was answered so.
+    questions: Mutex<HashMap<(Rank, Rank), (usize, usize)>>,
     /// For [`Kind::Tls`], by rank. One link at a time is accepted.
     hosts: Vec<(Endpoint, tokio::sync::Mutex<TlsListener>)>,
 }
@@ -258,8 +274,23 @@ impl Connector for TestConnector {
 
     fn is_gone(&self, peer: Rank, met: bool) -> Option<Gone> {
         let gone = met && self.hub.gone.lock().unwrap().contains(&peer);
+        let mut questions = self.hub.questions.lock().unwrap();
+        let (asked, answered) = questions.entry((self.rank, peer)).or_default();
+        (*asked, *answered) = (*asked + 1, *answered + usize::from(gone));
         let why = gone.then(|| "nothing listens there any more".to_owned());
         Some(Box::pin(std::future::ready(why)))
+    }
+
+    fn request(&self, peer: Rank, group: GroupId) -> Option<Requesting> {
+        assert!(peer > self.rank, "lower ranks ask for links");
+        if self.hub.gone.lock().unwrap().contains(&peer) {
+            return None;
+        }
+        let (rank, acceptor) = (
+            self.rank,
+            self.hub.acceptors.lock().unwrap()[peer.index()].clone(),
+        );
+        Some(Box::pin(async move { acceptor.requested(group, rank) }))
     }
 
     fn connect(&self, peer: Rank) -> Connecting {
@@ -364,6 +395,7 @@ impl Group {
             faults: Mutex::new(vec![None; world as usize]),
             links: AtomicUsize::new(0),
             gone: Mutex::default(),
+            questions: Mutex::default(),
             hosts: if kind == Kind::Tls {
                 hosts(world)
             } else {
@@ -406,6 +438,13 @@ impl Group {
         self.hub.gone.lock().unwrap().push(Rank(rank));
     }
 
+    /// How often a rank has asked whether another one is gone, and how often it was told so.
+    pub(crate) fn questions(&self, rank: u32, of: u32) -> (usize, usize) {
+        let questions = self.hub.questions.lock().unwrap();
+        let count = questions.get(&(Rank(rank), Rank(of)));
+        count.copied().unwrap_or_default()
+    }
+
     pub(crate) fn links(&self) -> usize {
         self.hub.links.load(Ordering::SeqCst)
     }
@@ -419,6 +458,15 @@ impl Group {
     /// Runs one closure for each rank, on threads of their own; the results in rank order.
     pub(crate) fn run<R: Send>(&self, body: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
         run(&self.members, body)
+    }
+}
+
+/// Waits for something that is sure to come.
+pub(crate) fn until(mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < LONG, "it does not come");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

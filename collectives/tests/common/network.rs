@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use kolo_collectives::lane::{Connecting, Gone, NetworkLanes, accept_quic, accept_tls, rank_of};
+use kolo_collectives::lane::{
+    Connecting, Gone, NetworkLanes, Requesting, accept_quic, accept_tls, rank_of,
+};
 use kolo_collectives::{Communicator, Connector, GroupId, LinkHello};
 use kolo_transport::ids::{CrossRank, LocalRank, NodeId, Rank, Slot};
 use kolo_transport::wire::{GenerationTable, Member};
@@ -30,6 +32,15 @@ impl Connector for NetworkConnector {
             let target = (peer, member.slot, member.address.unwrap());
             lanes.connect(&hello, target, LONG).await
         })
+    }
+
+    fn request(&self, peer: Rank, group: GroupId) -> Option<Requesting> {
+        let (lanes, hello) = (Arc::clone(&self.lanes), self.hello.of_group(group));
+        let member = self.table.members[peer.index()].clone();
+        Some(Box::pin(async move {
+            let target = (peer, member.slot, member.address.unwrap());
+            lanes.request(&hello, target, LONG).await
+        }))
     }
 
     fn is_gone(&self, peer: Rank, _met: bool) -> Option<Gone> {

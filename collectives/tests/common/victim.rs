@@ -28,18 +28,17 @@ impl Connector for NoConnector {
     }
 }
 
-/// Rank 0 of two, and the other end of its link.
+/// One of two ranks, without a link.
+pub(crate) fn lonely(runtime: &Runtime, rank: u32) -> Communicator {
+    let (connector, handle) = (Arc::new(NoConnector), runtime.handle().clone());
+    Communicator::new(Rank(rank), 2, GENERATION, JOB, connector, handle)
+        .unwrap()
+        .with_timeout(LONG)
+}
+
+/// One of two ranks, and the other end of its link.
 pub(crate) fn victim(runtime: &Runtime, rank: u32) -> (Communicator, MemoryLane) {
-    let comm = Communicator::new(
-        Rank(rank),
-        2,
-        GENERATION,
-        JOB,
-        Arc::new(NoConnector),
-        runtime.handle().clone(),
-    )
-    .unwrap()
-    .with_timeout(LONG);
+    let comm = lonely(runtime, rank);
     let (mine, theirs) = MemoryLane::pair(4 << 20);
     comm.acceptor()
         .accept(Rank(1 - rank), Box::new(mine))

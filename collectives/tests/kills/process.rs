@@ -97,7 +97,8 @@ pub(crate) fn start(kill: &Kill, certified: Option<&Certified>) -> (HashMap<u32,
         lanes, world, own, ..
     } = *kill;
     let place = Lanes::ALL.iter().position(|other| *other == lanes).unwrap();
-    let given = |rank: u32| format!("{place},{rank},{world},{}", kill.seed);
+    let hasty = u32::from(kill.hasty);
+    let given = |rank: u32| format!("{place},{rank},{world},{},{hasty}", kill.seed);
     let ranks = (0..world).filter(|rank| *rank != own);
     let mut processes = HashMap::new();
     let (way, addresses) = if let Some(certified) = certified {

@@ -290,6 +290,40 @@ fn ranks_on_several_hosts_use_the_lanes_that_are_asked_for() {
     }
 }
 
+/// Every rank sends to the next one, which sends, too: all end at their deadlines. Before that nobody had a link to anybody, and
+/// who waits for a higher rank has none to make.
+fn send_round(comm: &Communicator) {
+    comm.set_timeout(Duration::from_secs(4));
+    let (me, world) = (comm.rank().0, comm.world_size());
+    let (next, after) = ((me + 1) % world, (me + 2) % world);
+    let error = comm.send(&[1.0_f64], Rank(next)).unwrap_err();
+    let does = format!("rank {next}: it is in send f64 to rank {after}");
+    assert!(error.to_string().contains(&does), "rank {me}: {error}");
+    // The links are of use.
+    comm.set_timeout(LONG);
+    comm.barrier().unwrap();
+}
+
+#[test]
+fn higher_ranks_are_asked_for_their_links() {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let folder = Folder::new("asked");
+            run(0..3, |rank| {
+                send_round(&Local::in_folder(&folder.0).join(Rank(rank), 3).unwrap());
+            });
+        });
+        for choice in [LaneChoice::Quic, LaneChoice::Tls, LaneChoice::Auto] {
+            scope.spawn(move || {
+                let (ranks, table) = listening(&authority(), &["a", "b", "c"], |credentials| {
+                    Network::new(credentials).lane(choice)
+                });
+                run(ranks, |rank| send_round(&rank.join(&table).unwrap()));
+            });
+        }
+    });
+}
+
 #[test]
 fn ranks_of_one_of_several_hosts_meet_in_their_folder() {
     // Two folders, as there would be with two hosts.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use kolo_collectives::{CollectiveError, Communicator, Layout, LinkHello};
+use kolo_collectives::{CollectiveError, Communicator, GroupId, Layout, LinkHello};
 use kolo_transport::endpoint::BindError;
 use kolo_transport::frame::FrameError;
 use kolo_transport::identity::IdentityError;
@@ -313,6 +313,17 @@ impl Conversation {
                     tracing::warn!(%rank, %generation, "a socket to a rank came without itself or of another generation");
                 }
             },
+            ToWorker::LinkRequested {
+                rank,
+                generation,
+                group,
+            } => {
+                if generation == me.context.generation()
+                    && let Err(error) = me.comm.acceptor().requested(GroupId(group), rank)
+                {
+                    tracing::debug!(%rank, group, %error, "a link that a rank asks for is not made");
+                }
+            }
             ToWorker::Cancel { call } => me.context.running().cancel(call),
             // Handled above.
             ToWorker::Stop { reason } => self.stop(&reason),

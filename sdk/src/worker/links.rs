@@ -11,11 +11,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use kolo_collectives::lane::{Connecting, Door, Gone, OneHost, UnixLane, rank_of};
+use kolo_collectives::lane::{Connecting, Door, Gone, OneHost, Requesting, UnixLane, rank_of};
 use kolo_collectives::{Acceptor, Connector, GroupId, Lane, LaneError, LinkHello};
 use kolo_transport::ids::{Rank, Slot};
 use kolo_transport::local::ControlSocket;
-use kolo_transport::wire::{FromWorker, GenerationTable};
+use kolo_transport::wire::{FromWorker, GenerationTable, Member};
 use tokio::sync::{oneshot, watch};
 
 use super::plane::Plane;
@@ -85,22 +85,25 @@ impl Links {
     async fn connect(&self, peer: Rank, group: GroupId) -> Result<Box<dyn Lane>, LaneError> {
         let hello = self.own.of_group(group);
         let table = self.table().await?;
-        let (Some(mine), Some(theirs)) = (
-            table.members.get(self.own.rank.index()),
-            table.members.get(peer.index()),
-        ) else {
-            return Err(LaneError::Unreachable {
-                reason: format!("generation {} has no rank {peer}", self.own.generation),
-            });
-        };
+        let (mine, theirs) = self.both(&table, peer)?;
         if mine.node == theirs.node {
             return self.connect_on_node(peer, &hello).await;
         }
-        let address = theirs.address.ok_or_else(|| LaneError::Unreachable {
-            reason: format!("rank {peer} on {} does not listen", theirs.hostname),
-        })?;
+        let address = address_of(theirs)?;
         self.connect_over_network(&hello, (peer, theirs.slot, address))
             .await
+    }
+
+    /// This rank and a peer.
+    fn both<'a>(
+        &self,
+        table: &'a GenerationTable,
+        peer: Rank,
+    ) -> Result<(&'a Member, &'a Member), LaneError> {
+        let member = |rank: Rank| table.members.get(rank.index());
+        (member(self.own.rank).zip(member(peer))).ok_or_else(|| LaneError::Unreachable {
+            reason: format!("generation {} has no rank {peer}", self.own.generation),
+        })
     }
 
     /// Whether all these ranks are on this node. All of them know the same table; without one no link is made either.
@@ -185,21 +188,48 @@ impl Links {
     async fn connect_over_network(
         &self,
         hello: &LinkHello,
-        to: (Rank, Slot, SocketAddr),
+        (peer, slot, address): (Rank, Slot, SocketAddr),
     ) -> Result<Box<dyn Lane>, LaneError> {
+        let (door, address) = self.towards(peer, address)?;
+        door.lanes()
+            .connect(hello, (peer, slot, address), self.limit)
+            .await
+    }
+
+    /// The way to a rank of another node.
+    fn towards(&self, peer: Rank, address: SocketAddr) -> Result<(&Door, SocketAddr), LaneError> {
         let unreachable = |reason| LaneError::Unreachable { reason };
-        let (peer, slot, address) = to;
         let plane = self.plane.get().ok_or_else(|| {
             unreachable(format!(
                 "rank {} has no data plane to rank {peer}",
                 self.own.rank
             ))
         })?;
-        let (door, address) = plane
+        plane
             .towards(address)
-            .map_err(|error| unreachable(format!("{address} can't be reached: {error}")))?;
+            .map_err(|error| unreachable(format!("{address} can't be reached: {error}")))
+    }
+
+    /// Asks a higher rank for its link to this one.
+    async fn request(&self, peer: Rank, group: GroupId) -> Result<(), LaneError> {
+        let table = self.table().await?;
+        let (mine, theirs) = self.both(&table, peer)?;
+        if mine.node == theirs.node {
+            let request = FromWorker::RequestLink {
+                rank: peer,
+                generation: self.own.generation,
+                group: group.0,
+            };
+            return self.control.send(&request, &[]).await.map_err(|error| {
+                LaneError::Unreachable {
+                    reason: format!("the node can't be asked for a link of rank {peer}: {error}"),
+                }
+            });
+        }
+        let (door, address) = self.towards(peer, address_of(theirs)?)?;
+        let hello = self.own.of_group(group);
         door.lanes()
-            .connect(hello, (peer, slot, address), self.limit)
+            .request(&hello, (peer, theirs.slot, address), self.limit)
             .await
     }
 
@@ -263,6 +293,15 @@ impl Links {
     }
 }
 
+fn address_of(member: &Member) -> Result<SocketAddr, LaneError> {
+    member.address.ok_or_else(|| LaneError::Unreachable {
+        reason: format!(
+            "rank {} on {} does not listen",
+            member.rank, member.hostname
+        ),
+    })
+}
+
 /// The [`Connector`] of a worker's communicator.
 #[derive(Debug)]
 pub(crate) struct LinkConnector(pub(crate) Arc<Links>);
@@ -275,6 +314,11 @@ impl Connector for LinkConnector {
     fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
         let links = Arc::clone(&self.0);
         Box::pin(async move { links.connect(peer, group).await })
+    }
+
+    fn request(&self, peer: Rank, group: GroupId) -> Option<Requesting> {
+        let links = Arc::clone(&self.0);
+        Some(Box::pin(async move { links.request(peer, group).await }))
     }
 
     fn is_gone(&self, peer: Rank, _met: bool) -> Option<Gone> {

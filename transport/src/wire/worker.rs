@@ -77,6 +77,15 @@ pub enum ToWorker {
         /// For which generation.
         generation: Generation,
     },
+    /// A lower rank of the same node waits for this one's link to it.
+    LinkRequested {
+        /// Which rank.
+        rank: Rank,
+        /// For which generation.
+        generation: Generation,
+        /// In which group of ranks.
+        group: u64,
+    },
     /// The caller does not want the result any more.
     Cancel {
         /// Which call.
@@ -118,6 +127,15 @@ pub enum FromWorker {
         rank: Rank,
         /// For which generation.
         generation: Generation,
+    },
+    /// It waits for the link of a higher rank of the same node, which is to be told.
+    RequestLink {
+        /// Of whom.
+        rank: Rank,
+        /// For which generation.
+        generation: Generation,
+        /// In which group of ranks.
+        group: u64,
     },
 }
 

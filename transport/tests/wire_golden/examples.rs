@@ -452,6 +452,7 @@ pub(crate) fn cases() -> Vec<Case> {
         ToWorker::Membership(table()),
         ToWorker::RankLost { generation: GENERATION, failure: failure() },
         ToWorker::Peer { rank: Rank(2), generation: GENERATION },
+        ToWorker::LinkRequested { rank: Rank(1), generation: GENERATION, group: u64::MAX },
         ToWorker::Cancel { call: CallId(1) },
         ToWorker::Stop { reason: "the job ended".to_owned() },
     );
@@ -460,6 +461,7 @@ pub(crate) fn cases() -> Vec<Case> {
         FromWorker::Sign { csr: vec![3; 40] },
         FromWorker::Ready { address: None },
         FromWorker::ConnectPeer { rank: Rank(2), generation: GENERATION },
+        FromWorker::RequestLink { rank: Rank(2), generation: GENERATION, group: u64::MAX },
     );
     add!(WorkerCall: WorkerCall {
         call: CallId(1),

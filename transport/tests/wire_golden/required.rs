@@ -117,6 +117,7 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Membership,
         RankLost,
         Peer,
+        LinkRequested,
         Cancel,
         Stop
     }));
@@ -124,7 +125,8 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Hello,
         Sign,
         Ready,
-        ConnectPeer
+        ConnectPeer,
+        RequestLink
     }));
     names.extend(variants!(Placement { Pack, Spread }));
     names.extend(variants!(Exit {

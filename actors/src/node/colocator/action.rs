@@ -48,6 +48,15 @@ pub enum WorkerEvent {
         /// For which generation.
         generation: Generation,
     },
+    /// It waits for the link that a rank of this node is to make.
+    RequestLink {
+        /// Of whom.
+        rank: Rank,
+        /// For which generation.
+        generation: Generation,
+        /// In which group of ranks.
+        group: u64,
+    },
     /// It closed a socket to the node, and its process did not end.
     Closed {
         /// `call` or `control`.

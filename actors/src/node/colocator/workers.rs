@@ -64,6 +64,17 @@ impl Colocator {
                     self.kill(slot, out_of_turn("a peer"), &mut actions);
                 }
             }
+            WorkerEvent::RequestLink {
+                rank,
+                generation,
+                group,
+            } => {
+                if entry.listens() {
+                    self.request_link(slot, (rank, generation, group), &mut actions);
+                } else {
+                    self.kill(slot, out_of_turn("a link"), &mut actions);
+                }
+            }
             // While stopping it may close its sockets before it ends.
             WorkerEvent::Closed { socket } => {
                 if self.phase == Phase::Running {
@@ -220,13 +231,52 @@ impl Colocator {
         generation: Generation,
         actions: &mut Vec<Action>,
     ) {
-        // A stale request is from before the worker learnt of the new generation (G-1).
-        if generation != self.generation {
-            return;
-        }
-        let Some(own) = self.slots.get(&slot).map(|entry| entry.rank) else {
+        let Some((own, peer)) = self.other_rank(slot, rank, generation, actions) else {
             return;
         };
+        // Two ranks have a link in each group that they are in.
+        actions.push(Action::Link {
+            first: (slot, own),
+            second: (peer, rank),
+            generation,
+        });
+    }
+
+    fn request_link(
+        &mut self,
+        slot: Slot,
+        (rank, generation, group): (Rank, Generation, u64),
+        actions: &mut Vec<Action>,
+    ) {
+        let Some((own, peer)) = self.other_rank(slot, rank, generation, actions) else {
+            return;
+        };
+        // Before that it has nothing to make links with.
+        if self.slots.get(&peer).is_some_and(super::Entry::listens) {
+            actions.push(Action::Tell(
+                peer,
+                ToWorker::LinkRequested {
+                    rank: own,
+                    generation,
+                    group,
+                },
+            ));
+        }
+    }
+
+    /// The rank in a slot, and the slot of another rank of this node, which it asks for.
+    fn other_rank(
+        &mut self,
+        slot: Slot,
+        rank: Rank,
+        generation: Generation,
+        actions: &mut Vec<Action>,
+    ) -> Option<(Rank, Slot)> {
+        // A stale request is from before the worker learnt of the new generation (G-1).
+        if generation != self.generation {
+            return None;
+        }
+        let own = self.slots.get(&slot)?.rank;
         if let Some(failure) = self.losses.get(&rank) {
             let failure = failure.clone();
             actions.push(Action::Tell(
@@ -236,24 +286,15 @@ impl Colocator {
                     failure,
                 },
             ));
-            return;
+            return None;
         }
-        let Some(peer) = self.ranks.get(&rank).copied().filter(|peer| *peer != slot) else {
-            self.kill(
-                slot,
-                format!(
-                    "it asked for a socket to rank {rank}, which is no other rank of this node"
-                ),
-                actions,
-            );
-            return;
-        };
-        // Two ranks have a link in each group that they are in.
-        actions.push(Action::Link {
-            first: (slot, own),
-            second: (peer, rank),
-            generation,
-        });
+        let peer = self.ranks.get(&rank).copied().filter(|peer| *peer != slot);
+        if peer.is_none() {
+            let reason =
+                format!("it asked for a link to rank {rank}, which is no other rank of this node");
+            self.kill(slot, reason, actions);
+        }
+        Some((own, peer?))
     }
 
     pub(super) fn condemn(&mut self, slot: Slot, reason: String) {

@@ -63,6 +63,18 @@ fn many_groups(ctx: &Context, _round: usize) -> Result<(Vec<u32>, Vec<u32>, i64)
     ))
 }
 
+/// Every rank sends to the next one, and none receives.
+#[kolo::function]
+fn sends_round(ctx: &Context) -> Result<String, String> {
+    let comm = ctx.comm();
+    comm.set_timeout(Duration::from_secs(4));
+    let next = Rank((comm.rank().0 + 1) % comm.world_size());
+    match comm.send(&[1_u8], next) {
+        Ok(()) => Err("somebody has received it".to_owned()),
+        Err(error) => Ok(error.to_string()),
+    }
+}
+
 #[kolo::function]
 fn fails_on(ctx: &Context, rank: usize) -> Result<(), String> {
     if ctx.rank() == rank {
@@ -220,12 +232,22 @@ impl Group {
             let controls = controls.clone();
             tokio::spawn(async move {
                 while let Ok(Some((message, _))) = control.recv::<FromWorker>().await {
-                    let FromWorker::ConnectPeer {
-                        rank: peer,
-                        generation,
-                    } = message
-                    else {
-                        panic!("{message:?}");
+                    let (peer, generation) = match message {
+                        FromWorker::ConnectPeer { rank, generation } => (rank, generation),
+                        FromWorker::RequestLink {
+                            rank: of,
+                            generation,
+                            group,
+                        } => {
+                            let message = ToWorker::LinkRequested {
+                                rank: Rank(rank as u32),
+                                generation,
+                                group,
+                            };
+                            controls[of.index()].send(&message, &[]).await.unwrap();
+                            continue;
+                        }
+                        other => panic!("{other:?}"),
                     };
                     let (a, b) = UnixStream::pair().unwrap();
                     for (to, of, end) in [(rank, peer, a), (peer.index(), Rank(rank as u32), b)] {
@@ -356,6 +378,22 @@ fn groups_have_links_of_their_own_inside_nodes_and_between_them() {
                 (two, vec![4], 5),
             ];
             assert_eq!(results, expected);
+        }
+        group.stop().await;
+    });
+}
+
+/// Ranks that had no link to each other, and of which each waits for a higher one that does something else.
+#[test]
+fn higher_ranks_are_asked_for_their_links_inside_nodes_and_between_them() {
+    runtime().block_on(async {
+        let mut group = Group::start(&[1, 1, 2]).await;
+        group.complete().await;
+        for (rank, result) in (0..).zip(group.call(sends_round, ())) {
+            let error: String = codec::decode(&result.unwrap()).unwrap();
+            let (next, after) = ((rank + 1) % 3, (rank + 2) % 3);
+            let does = format!("rank {next}: it is in send u8 to rank {after}");
+            assert!(error.contains(&does), "rank {rank}: {error}");
         }
         group.stop().await;
     });

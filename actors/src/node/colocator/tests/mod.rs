@@ -329,6 +329,11 @@ fn messages_out_of_turn_end_a_worker() {
             rank: Rank(0),
             generation: Generation(1),
         },
+        WorkerEvent::RequestLink {
+            rank: Rank(0),
+            generation: Generation(1),
+            group: 0,
+        },
     ];
     for event in early {
         let mut core = running(1, now);
@@ -413,6 +418,50 @@ fn a_worker_that_comes_after_a_loss_learns_of_it() {
             Action::Tell(_, ToWorker::RankLost { .. })
         ]
     ));
+}
+
+/// A rank that waits for a link of a higher one has it told, if it can do something about it.
+#[test]
+fn a_request_for_a_link_reaches_who_is_to_make_it() {
+    let now = Instant::now();
+    let mut core = ready(3, now);
+    let ask = |core: &mut Colocator, slot: u32, rank: u32, generation: u64| {
+        let request = WorkerEvent::RequestLink {
+            rank: Rank(rank),
+            generation: Generation(generation),
+            group: 7,
+        };
+        core.worker(now, Slot(slot), request)
+    };
+    assert_eq!(
+        ask(&mut core, 0, 2, 1),
+        [Action::Tell(
+            Slot(2),
+            ToWorker::LinkRequested {
+                rank: Rank(0),
+                generation: Generation(1),
+                group: 7,
+            }
+        )]
+    );
+    assert!(ask(&mut core, 0, 2, 2).is_empty(), "another generation");
+    core.worker(now, Slot(2), exited(Exit::Signal(9)));
+    assert!(matches!(
+        ask(&mut core, 0, 2, 1)[..],
+        [Action::Tell(Slot(0), ToWorker::RankLost { .. })]
+    ));
+    let stranger = WorkerEvent::RequestLink {
+        rank: Rank(9),
+        generation: Generation(1),
+        group: 0,
+    };
+    assert!(killed_for(&mut core, now, 0, stranger).contains("no other rank of this node"));
+
+    // Who has not begun to take calls has nothing to make links with.
+    let mut core = running(3, now);
+    core.worker(now, Slot(0), hello(0));
+    core.worker(now, Slot(0), WorkerEvent::Ready { address: None });
+    assert!(ask(&mut core, 0, 2, 1).is_empty());
 }
 
 #[test]
