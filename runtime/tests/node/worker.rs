@@ -183,7 +183,9 @@ fn listen(
             }
             ToWorker::Peer { rank, .. } => peers.send((rank, fds.pop().unwrap())).unwrap(),
             ToWorker::Membership(table) => println!("membership {}", table.world_size()),
-            ToWorker::Welcome { .. } | ToWorker::Certificate { .. } => {}
+            ToWorker::Welcome { .. }
+            | ToWorker::Certificate { .. }
+            | ToWorker::LinkRequested { .. } => {}
         }
     }
     if mode != "stubborn" {
