@@ -26,6 +26,14 @@ pub(crate) use data::{element_size, finish_of};
 /// What another thread sends has left the process in this time, or a peer does not let it through.
 const DEPARTURE: Duration = Duration::from_millis(10);
 
+/// A peer to which last words are to leave, and what its lane had [sent](crate::lane::Lane::departures) before them and a moment
+/// ago.
+struct Leaving {
+    peer: usize,
+    first: Option<u64>,
+    last: Option<u64>,
+}
+
 /// How far an action of the present step is.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Progress {
@@ -246,20 +254,31 @@ impl Engine {
     }
 
     /// As [`Engine::flush_now`], for the last words of an operation: this process may end right after them, and so waits for a
-    /// moment until they have left it.
+    /// moment until they have left it. The thread is held for that long, whether it is an executor's or not.
     pub(crate) fn see_off(&mut self) {
         let links = self.links.iter().enumerate();
-        let leaving: Vec<(usize, u64)> = links
+        let mut leaving: Vec<Leaving> = links
             .filter(|(_, link)| link.has_backlog())
-            .filter_map(|(peer, link)| Some((peer, link.departures()?)))
+            .map(|(peer, link)| Leaving {
+                peer,
+                first: link.departures(),
+                last: link.departures(),
+            })
             .collect();
-        self.flush_now();
         let begun = Instant::now();
-        let is_here = |(peer, before): &(usize, u64)| {
-            let now = self.links[*peer].departures();
-            now.is_some_and(|now| now == *before)
-        };
-        while leaving.iter().any(is_here) && begun.elapsed() < DEPARTURE {
+        loop {
+            self.flush_now();
+            leaving.retain_mut(|leaving| {
+                let link = &self.links[leaving.peer];
+                let now = link.departures();
+                // What is before the last words leaves first.
+                let rests = std::mem::replace(&mut leaving.last, now) == now;
+                let has_left = now.is_none() || now != leaving.first;
+                link.has_backlog() || !(has_left && rests)
+            });
+            if leaving.is_empty() || begun.elapsed() >= DEPARTURE {
+                return;
+            }
             std::thread::sleep(DEPARTURE / 200);
         }
     }

@@ -135,6 +135,17 @@ impl Heard {
     }
 }
 
+/// A peer is being asked for its link to a group.
+struct Requested(Weak<Family>, (GroupId, u32));
+
+impl Drop for Requested {
+    fn drop(&mut self) {
+        if let Some(family) = self.0.upgrade() {
+            family.lock().requesting.remove(&self.1);
+        }
+    }
+}
+
 #[derive(Default)]
 struct State {
     members: HashMap<GroupId, Weak<dyn Member>>,
@@ -145,6 +156,8 @@ struct State {
     went: VecDeque<GroupId>,
     /// Ranks that have had a link to this one.
     met: HashSet<u32>,
+    /// The ranks that are being asked for their links, one request at a time for each group.
+    requesting: HashSet<(GroupId, u32)>,
     /// What ranks ask for in groups in which this one has not come so far, by rank.
     heard: HashMap<u32, Heard>,
     /// Groups of one rank that sends and one that receives.
@@ -229,12 +242,18 @@ impl Family {
     }
 
     /// Asks a higher rank for the link that is its to make, if there is a way.
-    pub(crate) fn request(&self, group: GroupId, peer: u32) {
-        if let Some(requesting) = self.connector.request(Rank(peer), group) {
+    pub(crate) fn request(self: &Arc<Self>, group: GroupId, peer: u32) {
+        if !self.lock().requesting.insert((group, peer)) {
+            return;
+        }
+        let requesting = self.connector.request(Rank(peer), group);
+        let requested = Requested(Arc::downgrade(self), (group, peer));
+        if let Some(requesting) = requesting {
             self.handle.spawn(async move {
                 if let Err(error) = requesting.await {
                     tracing::debug!(peer, %error, "a rank can't be asked for a link");
                 }
+                drop(requested);
             });
         }
     }
@@ -297,8 +316,11 @@ impl Family {
     ) -> Result<(), LaneError> {
         self.check(rank)?;
         if rank.0 < self.me {
-            // Links to lower ranks are this one's to make. One that could not ask for its own tries again.
-            return lane.map_or(Ok(()), |_| self.requested(group, rank));
+            // Links to lower ranks are this one's to make. One that could not ask for its own, or too early, tries again.
+            if let Err(error) = lane.and_then(|_| self.requested(group, rank)) {
+                tracing::debug!(%rank, %error, "a link that is asked for is not made");
+            }
+            return Ok(());
         }
         self.make_if_pair(group, rank);
         let member = {

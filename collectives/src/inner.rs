@@ -482,17 +482,13 @@ impl Member for Inner {
         let Some(member) = self.position(rank) else {
             return;
         };
-        let is_news = self.signals.change(|state| {
-            let is_news = !state.requests.contains(&member);
-            if is_news {
+        self.signals.change(|state| {
+            if !state.requests.contains(&member) {
                 state.requests.push(member);
             }
-            is_news
         });
         // An operation that is under way sees to it, too.
-        if is_news {
-            self.attend();
-        }
+        self.attend();
     }
 
     fn begin_call(self: Arc<Self>, call: CallId) {

@@ -71,6 +71,8 @@ impl From<LaneError> for Stop {
     }
 }
 
+// None of them says anything about another one.
+#[allow(clippy::struct_excessive_bools)]
 #[derive(Debug, Default)]
 pub(crate) struct Link {
     lane: Option<Box<dyn Lane>>,
@@ -91,6 +93,8 @@ pub(crate) struct Link {
     pub(crate) write_error: Option<String>,
     /// Data of the present operation went over it, in either direction.
     pub(crate) used: bool,
+    /// The present operation has begun to make it.
+    pub(crate) begun: bool,
     /// The present operation has found it broken before, and waits for a new one or has it.
     pub(crate) relinked: bool,
     /// The operation in which the peer said last that its deadline has passed.
@@ -246,9 +250,10 @@ impl Link {
         waits && self.write_error.is_none()
     }
 
-    /// What the lane [has sent](Lane::departures), if that says something.
+    /// What the lane [has sent](Lane::departures), if that says something and it sends at all.
     pub(crate) fn departures(&self) -> Option<u64> {
-        self.lane.as_ref()?.departures()
+        let lane = self.lane.as_ref().filter(|_| self.write_error.is_none());
+        lane?.departures()
     }
 
     /// Whether a data frame is half written.
@@ -334,9 +339,12 @@ impl Link {
             ready!(self.buffer.poll_fill(lane.as_mut(), cx))?;
         }
         let mut bytes = [0; HEADER];
-        self.buffer.take(&mut bytes);
+        bytes.copy_from_slice(&self.buffer.held()[..HEADER]);
+        // One that is none stays: whoever looks next sees that, too.
+        let header = Header::parse(&bytes).map_err(|error| Stop::Protocol(error.to_string()))?;
+        self.buffer.skip(HEADER);
         self.moved.received += HEADER as u64;
-        Poll::Ready(Header::parse(&bytes).map_err(|error| Stop::Protocol(error.to_string())))
+        Poll::Ready(Ok(header))
     }
 
     /// Reads some payload into `into`, which is not empty.

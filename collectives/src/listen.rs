@@ -1,7 +1,7 @@
 //! Answers for ranks that wait for this one while it does something else.
 //!
-//! Nobody reads the links between operations. So a rank that is in none for a second looks whether others wait for it
-//! already, and tells them what it does instead. It looks when something comes, and not from time to time: a rank that
+//! Nobody reads the links between operations. So a rank that is in none for a second, or has not begun any, looks whether others
+//! wait for it already, and tells them what it does instead. It looks when something comes, and not from time to time: a rank that
 //! nobody waits for costs nothing.
 
 use std::future::poll_fn;
@@ -16,11 +16,11 @@ use crate::cause::{Cause, cut};
 use crate::engine::Engine;
 use crate::header::Header;
 use crate::inner::Inner;
-use crate::link::{Inbound, Link, Stop};
+use crate::link::{Inbound, Link};
 use crate::operation::Tag;
 use crate::shm::setup::Sharing;
 
-/// A rank that is in no operation for so long looks who waits for it.
+/// A rank that has ended an operation so long ago looks who waits for it.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// While there are operations, it is looked so often in that time whether there was one.
@@ -234,19 +234,13 @@ fn take_links(inner: &Inner, engine: &mut Engine) -> Tag {
 fn held(link: &mut Link, cx: &mut Context<'_>) -> Option<Header> {
     match link.inbound.take() {
         Some(Inbound::Header) => {
-            // The next operation sees the end, too.
+            // The next operation sees the end, too, and what is no header.
             link.inbound = Some(Inbound::Header);
-            match link.poll_header(cx) {
-                Poll::Ready(Ok(header)) => {
-                    link.inbound = Some(Inbound::Held(header));
-                    Some(header)
-                }
-                Poll::Ready(Err(Stop::Protocol(reason))) => {
-                    link.end(reason);
-                    None
-                }
-                Poll::Pending | Poll::Ready(Err(Stop::Ended(_))) => None,
-            }
+            let Poll::Ready(Ok(header)) = link.poll_header(cx) else {
+                return None;
+            };
+            link.inbound = Some(Inbound::Held(header));
+            Some(header)
         }
         Some(Inbound::Held(header)) => {
             link.inbound = Some(Inbound::Held(header));

@@ -10,18 +10,22 @@
 mod common;
 
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use common::victim::{NoConnector, frame, runtime, write};
+use common::victim::{NoConnector, frame, lonely, runtime, write};
 use common::{Fault, GENERATION, Group, JOB, Kind, LONG, force, others, run, sum, until};
 use kolo_collectives::cause::Cause;
 use kolo_collectives::header::Header;
-use kolo_collectives::lane::MemoryLane;
+use kolo_collectives::lane::{Connecting, MemoryLane};
 use kolo_collectives::operation::Tag;
 use kolo_collectives::schedule::Algorithm;
-use kolo_collectives::{CollectiveError, Communicator, ReduceOp, local_group};
+use kolo_collectives::{
+    Acceptor, CollectiveError, Communicator, Connector, GroupId, Lane, LaneError, ReduceOp,
+    local_group,
+};
 use kolo_transport::ids::{CallId, Rank};
+use tokio::sync::oneshot;
 
 #[test]
 fn a_rank_that_dies_in_the_middle_ends_all_survivors_with_its_name() {
@@ -407,4 +411,69 @@ fn who_left_because_of_a_loss_is_not_the_one_that_is_lost() {
         text.contains("its link broke (rank 1 gave up operation 0 of call 0 because of it"),
         "{text}"
     );
+}
+
+/// Makes links to rank 0, but for the first, which fails when it is told to.
+#[derive(Debug)]
+struct FailsOnce {
+    zero: Acceptor,
+    first: Mutex<Option<oneshot::Receiver<()>>>,
+}
+
+impl Connector for FailsOnce {
+    fn connect(&self, peer: Rank) -> Connecting {
+        let (first, zero) = (self.first.lock().unwrap().take(), self.zero.clone());
+        Box::pin(async move {
+            if let Some(first) = first {
+                first.await.unwrap();
+                let reason = format!("rank {peer} is too far away");
+                return Err(LaneError::Unreachable { reason });
+            }
+            let (mine, theirs) = MemoryLane::pair(MemoryLane::CAPACITY);
+            zero.accept(Rank(1), Box::new(theirs))?;
+            let mine: Box<dyn Lane> = Box::new(mine);
+            Ok(mine)
+        })
+    }
+}
+
+/// The time of an attempt that was begun because a peer has asked for the link is not that of an operation.
+#[test]
+fn an_operation_tries_itself_to_make_a_link_that_could_not_be_made_before() {
+    let runtime = runtime();
+    let zero = lonely(&runtime, 0);
+    let (fail, first) = oneshot::channel();
+    let connector = Arc::new(FailsOnce {
+        zero: zero.acceptor(),
+        first: Mutex::new(Some(first)),
+    });
+    let handle = runtime.handle().clone();
+    let one = Communicator::new(Rank(1), 2, GENERATION, JOB, connector, handle).unwrap();
+    one.acceptor().requested(GroupId::WORLD, Rank(0)).unwrap();
+    std::thread::scope(|scope| {
+        let both = [&zero, &one].map(|comm| scope.spawn(|| comm.barrier()));
+        until(|| one.next_tag().operation == 1);
+        fail.send(()).unwrap();
+        for barrier in both {
+            assert_eq!(barrier.join().unwrap(), Ok(()));
+        }
+    });
+}
+
+#[test]
+fn requests_for_links_that_make_no_sense_are_refused() {
+    let group = Group::new(Kind::Memory, 3);
+    let acceptor = group.members[1].acceptor();
+    for rank in [1, 2, 3] {
+        let error = acceptor.requested(GroupId::WORLD, Rank(rank)).unwrap_err();
+        assert!(matches!(error, LaneError::Refused { .. }), "{error}");
+    }
+    let strange = GroupId(77);
+    let error = acceptor.requested(strange, Rank(0)).unwrap_err();
+    assert!(matches!(error, LaneError::Unreachable { .. }), "{error}");
+    // As it comes from other hosts. The rank may make the group yet, and is asked again then.
+    let (lane, _) = MemoryLane::pair(MemoryLane::CAPACITY);
+    acceptor
+        .accept_group(strange, Rank(0), Box::new(lane))
+        .unwrap();
 }

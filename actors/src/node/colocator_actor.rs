@@ -195,9 +195,12 @@ impl NodeColocator {
         let Some(member) = self.members.get(&slot) else {
             return;
         };
+        // It is asked again, and a worker that stands still is not to end because others wait for it.
+        let may_be_lost = matches!(message, ToWorker::LinkRequested { .. });
         match member.control.try_send(message) {
             // It is gone, which its supervisor tells.
             Ok(()) | Err(ControlError::Closed) => {}
+            Err(ControlError::Full) if may_be_lost => {}
             Err(error) => self.fault(slot, error, ctx),
         }
     }

@@ -6,7 +6,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -177,8 +179,8 @@ impl NetworkLanes {
     }
 
     /// Asks the worker in `slot`, which is `peer`, at `address`, for its link to this one in the group that `own` names: see
-    /// [`Connector::request`](crate::Connector::request). It is a link that is ended at once, of a kind that is known to pass.
-    /// Every step takes at most `limit`.
+    /// [`Connector::request`](crate::Connector::request). It is a link that is ended at once, of the kind that is in use to that
+    /// host, or of the one that is there first. Every step takes at most `limit`.
     ///
     /// # Errors
     ///
@@ -190,15 +192,12 @@ impl NetworkLanes {
         limit: Duration,
     ) -> Result<(), LaneError> {
         let expect = Expect::worker(own.job, slot);
-        let quic = self.quic(own, peer, expect.clone(), address, limit);
-        let tls = self.tls(own, peer, expect, address, limit);
+        let quic = Box::pin(self.quic(own, peer, expect.clone(), address, limit));
+        let tls = Box::pin(self.tls(own, peer, expect, address, limit));
         let made = match self.known(address) {
             Some(LaneChoice::Tls) => tls.await,
             Some(LaneChoice::Quic) => quic.await,
-            _ => match quic.await {
-                Ok(lane) => Ok(lane),
-                Err(_) => tls.await,
-            },
+            _ => first(quic, tls).await,
         };
         let mut lane = made.map_err(|failed| failed.error)?;
         keep(lane.as_mut(), limit).await?;
@@ -339,6 +338,24 @@ impl NetworkLanes {
             LaneChoice::Quic => of_quic.map(|_| quic),
             _ => of_tls.map(|_| tls),
         }
+    }
+}
+
+/// What succeeds first; the last failure, if neither does.
+async fn first<T, E>(
+    one: impl Future<Output = Result<T, E>>,
+    other: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    let (mut one, mut other) = (pin!(one), pin!(other));
+    tokio::select! {
+        made = &mut one => match made {
+            Ok(made) => Ok(made),
+            Err(_) => other.await,
+        },
+        made = &mut other => match made {
+            Ok(made) => Ok(made),
+            Err(_) => one.await,
+        },
     }
 }
 

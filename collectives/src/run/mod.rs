@@ -132,7 +132,7 @@ impl<'a> Run<'a> {
         (started, deadline): (Instant, Instant),
     ) -> Self {
         for link in &mut engine.links {
-            (link.used, link.relinked) = (false, false);
+            (link.used, link.relinked, link.begun) = (false, false, false);
         }
         let consent = Consent::of(&request, engine.me, engine.world);
         let mut run = Self {
@@ -366,6 +366,8 @@ impl<'a> Run<'a> {
             let peer = arrival.rank;
             let link = &self.engine.links[peer as usize];
             let replaces = link.is_up() && link.used;
+            // Begun for another operation, or for a peer that had asked for it: it may be the time of that which has passed.
+            let is_old = !arrival.theirs && !link.begun;
             match self.engine.arrive(arrival, &notices) {
                 Ok(()) if !replaces => {
                     self.repeat_words(peer);
@@ -377,6 +379,7 @@ impl<'a> Run<'a> {
                         reason: "its link was replaced while it was in use".to_owned(),
                     });
                 }
+                Err(_) if is_old => self.missing = Missing::Unknown,
                 // A link that has come all the same will do.
                 Err(error) if self.needs(peer) && !self.engine.links[peer as usize].is_up() => {
                     failure = Some(self.unlinked(peer, &error));
@@ -427,7 +430,7 @@ impl<'a> Run<'a> {
                 continue;
             }
             if dials {
-                link.connecting = true;
+                (link.connecting, link.begun) = (true, true);
                 connect(peer);
             }
         }

@@ -149,7 +149,8 @@ impl Run<'_> {
                 return Err(self.lost(peer));
             }
             if !link.connecting && self.engine.dials(peer) {
-                self.engine.links[peer as usize].connecting = true;
+                let link = &mut self.engine.links[peer as usize];
+                (link.connecting, link.begun) = (true, true);
                 (self.connect)(peer);
             }
         }

@@ -18,7 +18,8 @@ const SAY: Duration = Duration::from_millis(100);
 const COLLECT: Duration = Duration::from_millis(300);
 
 /// A rank that waits for so long says it again, and after twice as long once more: what the others do may be something else by
-/// then. (Not just before the deadline, which may be that of the others, too: then they do nothing any more.) Peers whose links to it are missing, and theirs to make, are asked for them.
+/// then. (Not just before the deadline, which may be that of the others, too: then they do nothing any more.) Each time it also asks
+/// for the links that it lacks and that are the peers' to make.
 const REPEAT: Duration = Duration::from_secs(1);
 
 /// What is to be done when.

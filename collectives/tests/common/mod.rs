@@ -52,7 +52,7 @@ pub(crate) enum Kind {
 #[derive(Debug, Default)]
 pub(crate) struct Fault {
     /// Bytes that this end may still write before it acts; all at first.
-    budget: AtomicUsize,
+    budget: Mutex<usize>,
     armed: AtomicBool,
     written: AtomicUsize,
     /// Stop moving in place of ending.
@@ -100,12 +100,12 @@ impl Fault {
 
     /// Acts after so many bytes more.
     pub(crate) fn arm(&self, bytes: usize) {
-        self.budget.store(bytes, Ordering::SeqCst);
+        *self.budget.lock().unwrap() = bytes;
         self.armed.store(true, Ordering::SeqCst);
     }
 
     fn acts(&self) -> bool {
-        self.armed.load(Ordering::SeqCst) && self.budget.load(Ordering::SeqCst) == 0
+        self.armed.load(Ordering::SeqCst) && *self.budget.lock().unwrap() == 0
     }
 }
 
@@ -154,11 +154,17 @@ impl Lane for FaultyLane {
             }
             return written;
         }
-        let budget = self.fault.budget.load(Ordering::SeqCst);
+        // Others write at the same time.
+        let fault = Arc::clone(&self.fault);
+        let mut budget = fault.budget.lock().unwrap();
+        if *budget == 0 {
+            drop(budget);
+            return self.poll_write(cx, parts);
+        }
         let part = parts.iter().find(|part| !part.is_empty()).expect("bytes");
-        let written = inner.poll_write(cx, &[IoSlice::new(&part[..part.len().min(budget)])]);
+        let written = inner.poll_write(cx, &[IoSlice::new(&part[..part.len().min(*budget)])]);
         if let Poll::Ready(Ok(count)) = written {
-            self.fault.budget.fetch_sub(count, Ordering::SeqCst);
+            *budget -= count;
             self.fault.written.fetch_add(count, Ordering::SeqCst);
         }
         written

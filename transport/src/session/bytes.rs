@@ -67,7 +67,7 @@ impl ByteStream {
             .map_err(|error| io(error.into()))
     }
 
-    /// How often bytes of its connection's streams were given to the system, in packets. What was taken by
+    /// How many frames with bytes of streams its connection has given to the system. What was taken by
     /// [`ByteStream::poll_write`] is sent by another thread: if the process ends before that, it is lost.
     pub fn departures(&self) -> u64 {
         self.connection.stats().frame_tx.stream

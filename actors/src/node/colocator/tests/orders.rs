@@ -15,7 +15,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        6 => (0_u32..4, 0_u8..9).prop_map(|(slot, kind)| Step::Event(slot, kind)),
+        6 => (0_u32..4, 0_u8..10).prop_map(|(slot, kind)| Step::Event(slot, kind)),
         1 => (0_u64..8).prop_map(Step::Tick),
         1 => Just(Step::Stop),
         1 => (0_u32..6).prop_map(Step::Lost),
@@ -40,6 +40,7 @@ proptest! {
                         1 => hello(slot),
                         2 => WorkerEvent::Ready { address: None },
                         3 => WorkerEvent::ConnectPeer { rank: Rank(3 - slot), generation: Generation(1) },
+                        8 => WorkerEvent::RequestLink { rank: Rank(3 - slot), generation: Generation(1), group: 0 },
                         4 => WorkerEvent::Fault { reason: "x".to_owned() },
                         5 => WorkerEvent::Sign { csr: Vec::new() },
                         7 => WorkerEvent::Closed { socket: "call" },
