@@ -104,7 +104,7 @@ impl Acceptor {
     }
 
     /// Says that `rank`, which is lower than this one, asks for the link to it in the group, which is this rank's to make: see
-    /// [`Connector::request`](crate::Connector::request). A group that this rank has not made has no use for it.
+    /// [`Connector::request`]. A group that this rank has not made has no use for it.
     ///
     /// # Errors
     ///
