@@ -12,8 +12,12 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use common::{Fault, GENERATION, Group, JOB, Kind, LONG, force, hello, run, sum, until};
-use kolo_collectives::lane::{Connecting, Gone, LaneChoice, NetworkLanes, accept_tls};
+use common::victim::{frame, runtime, write};
+use common::{Fault, GENERATION, Group, JOB, Kind, LONG, faulty, force, hello, run, sum, until};
+use kolo_collectives::cause::Cause;
+use kolo_collectives::header::Header;
+use kolo_collectives::lane::{Connecting, Gone, LaneChoice, MemoryLane, NetworkLanes, accept_tls};
+use kolo_collectives::operation::Tag;
 use kolo_collectives::schedule::Algorithm;
 use kolo_collectives::{CollectiveError, Communicator, Connector, LaneError, Rank};
 use kolo_transport::identity::Role;
@@ -189,6 +193,76 @@ fn a_rank_that_is_waited_for_and_is_gone_is_lost_for_good() {
     assert!(begun.elapsed() < LONG / 2);
     assert_eq!(connector.asked.load(Ordering::SeqCst), 3);
     assert_eq!(*connector.met.lock().unwrap(), [false; 3]);
+}
+
+/// Rank 0 of three, in its second operation. Rank 1 has given up the first one for this cause, and its link ended, as a network's.
+fn after_rank_1_gave_up(cause: &Cause, is_gone: bool) -> CollectiveError {
+    let runtime = runtime();
+    let connector = Arc::new(Knowing {
+        asked: AtomicUsize::new(0),
+        met: Mutex::default(),
+        after: if is_gone { 0 } else { usize::MAX },
+    });
+    let handle = runtime.handle().clone();
+    let comm = Communicator::new(Rank(0), 3, GENERATION, JOB, connector, handle).unwrap();
+    let (mine, mut theirs) = MemoryLane::pair(MemoryLane::CAPACITY);
+    let lane = faulty(Box::new(mine), &Fault::cut());
+    comm.acceptor().accept(Rank(1), lane).unwrap();
+    comm.set_timeout(Duration::from_millis(1));
+    comm.barrier().unwrap_err();
+    let text = cause.encode();
+    let header = Header::AbortOperation {
+        generation: GENERATION,
+        tag: Tag::default(),
+        length: text.len() as u32,
+    };
+    write(&runtime, &mut theirs, &frame(header, &text));
+    let again = || comm.broadcast(&mut [0_u8], Rank(1)).unwrap_err();
+    if is_gone {
+        drop(theirs);
+        comm.set_timeout(LONG);
+        return again();
+    }
+    let error = again();
+    drop(theirs);
+    error
+}
+
+#[test]
+fn who_left_because_of_a_loss_and_is_gone_is_not_the_one_that_is_lost() {
+    let cause = Cause::Lost {
+        rank: Rank(2),
+        reason: "its link ended".to_owned(),
+        for_good: false,
+    };
+    let error = after_rank_1_gave_up(&cause, true);
+    let CollectiveError::PeerLost { rank, reason } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(*rank, Rank(2), "{error}");
+    assert!(reason.contains("rank 1 gave up operation 0"), "{error}");
+}
+
+/// Nobody is gone, and so nobody is lost.
+#[test]
+fn who_gave_up_because_of_a_late_rank_makes_that_late_and_not_lost() {
+    let cause = Cause::Deadline {
+        waited: Duration::from_millis(1),
+        late: vec![Rank(2)],
+        doing: Vec::new(),
+    };
+    let error = after_rank_1_gave_up(&cause, false);
+    let CollectiveError::Deadline { late, doing, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(*late, [Rank(2)], "{error}");
+    let why = "it gave up operation 0 of call 0, to which rank 2 did not come";
+    assert!(
+        doing
+            .iter()
+            .any(|other| other.rank == Rank(1) && other.doing == why),
+        "{error}"
+    );
 }
 
 /// Nobody is asked of after an operation that has ended.

@@ -133,7 +133,18 @@ impl Run<'_> {
             return Ok(());
         }
         let suspects = self.suspects();
-        for (rank, reason) in std::mem::take(&mut self.found_gone) {
+        let gone = std::mem::take(&mut self.found_gone);
+        // Who left because of another rank that is lost is not the one to be named.
+        let left = gone.iter().find(|(rank, _)| {
+            let is_waited = suspects.contains(&Rank(*rank));
+            is_waited
+                && !self.engine.links[*rank as usize].is_up()
+                && self.left_because_of_loss(*rank)
+        });
+        if let Some((rank, _)) = left {
+            return Err(self.lost(*rank));
+        }
+        for (rank, reason) in gone {
             let link = &self.engine.links[rank as usize];
             if !suspects.contains(&Rank(rank)) || !link.is_silent() {
                 self.hear_gone(None, rank, reason)?;

@@ -324,10 +324,17 @@ impl Run<'_> {
         }
     }
 
+    /// Whether a peer has said that it gives up because another rank is lost.
+    pub(super) fn left_because_of_loss(&self, peer: u32) -> bool {
+        let gave_up = &self.engine.links[peer as usize].gave_up;
+        let is_loss = matches!(gave_up, Some((_, Cause::Lost { .. })));
+        is_loss && self.culprit_of(Rank(peer)).is_some()
+    }
+
     pub(super) fn lost(&self, peer: u32) -> CollectiveError {
         if let Some((tag, Cause::Lost { rank, reason, .. })) =
             &self.engine.links[peer as usize].gave_up
-            && self.culprit_of(Rank(peer)) == Some(*rank)
+            && self.left_because_of_loss(peer)
         {
             // It said why it goes before it went.
             return CollectiveError::PeerLost {

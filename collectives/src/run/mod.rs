@@ -20,12 +20,12 @@ use kolo_transport::ids::{CallId, JobId, Rank};
 
 use crate::cause::Cause;
 use crate::engine::{Engine, call_notice, element_size};
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, DOING};
 use crate::group::GroupId;
 use crate::lane::LaneError;
 use crate::operation::{Operation, Tag};
 use crate::signals::Signals;
-use crate::stall::Stalls;
+use crate::stall::{Missing as MissingRank, Stalls};
 use consent::Consent;
 use gone::Questions;
 use stall::Watch;
@@ -57,6 +57,17 @@ enum Missing {
     Awaited,
     /// One may have to be made.
     Unknown,
+}
+
+/// Why a rank is late.
+struct WhyLate {
+    rank: Rank,
+    /// Because of whom it gave up ...
+    culprit: Rank,
+    /// ... which operation before this one.
+    tag: Tag,
+    /// That one is gone or can't be reached, and was not only late itself.
+    is_loss: bool,
 }
 
 /// Where an operation runs.
@@ -481,30 +492,50 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn late(&mut self, late: Vec<Rank>) -> CollectiveError {
+    fn late(&mut self, mut late: Vec<Rank>) -> CollectiveError {
         self.report_before_the_end();
-        if let Some(error) = self.why_late(&late) {
-            return error;
+        let mut doing = self.what_they_do(&late);
+        if let Some(why) = self.why_late(&late) {
+            let WhyLate {
+                rank, culprit, tag, ..
+            } = why;
+            if why.is_loss {
+                let reason = format!(
+                    "rank {rank} gave up {tag} because of it, and did not come to {}",
+                    self.tag
+                );
+                return CollectiveError::PeerLost {
+                    rank: culprit,
+                    reason,
+                };
+            }
+            late = vec![culprit];
+            let gave_up = format!("it gave up {tag}, to which rank {culprit} did not come");
+            doing.retain(|other| other.rank != rank);
+            doing.truncate(DOING - 1);
+            doing.push(MissingRank {
+                rank,
+                doing: gave_up,
+            });
         }
         CollectiveError::Deadline {
             operation: self.request.to_string(),
             waited: Duration::from_millis(self.started.elapsed().as_millis() as u64),
-            doing: self.what_they_do(&late),
+            doing,
             late,
         }
     }
 
     /// A rank that is late gave up an operation before this one, because of another rank: it is not likely to come, and that
     /// is that rank's fault.
-    fn why_late(&self, late: &[Rank]) -> Option<CollectiveError> {
+    fn why_late(&self, late: &[Rank]) -> Option<WhyLate> {
         late.iter().find_map(|rank| {
-            let (tag, _) = self.engine.links[rank.index()].gave_up.as_ref()?;
-            Some(CollectiveError::PeerLost {
-                rank: self.culprit_of(*rank)?,
-                reason: format!(
-                    "rank {rank} gave up {tag} because of it, and did not come to {}",
-                    self.tag
-                ),
+            let (tag, cause) = self.engine.links[rank.index()].gave_up.as_ref()?;
+            Some(WhyLate {
+                rank: *rank,
+                culprit: self.culprit_of(*rank)?,
+                tag: *tag,
+                is_loss: !matches!(cause, Cause::Deadline { .. }),
             })
         })
     }

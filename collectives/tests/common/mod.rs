@@ -133,6 +133,15 @@ impl FaultyLane {
     }
 }
 
+/// A lane with a fault that acts from now on.
+pub(crate) fn faulty(lane: Box<dyn Lane>, fault: &Arc<Fault>) -> Box<dyn Lane> {
+    Box::new(FaultyLane {
+        inner: Some(lane),
+        fault: Arc::clone(fault),
+        immune: false,
+    })
+}
+
 impl Lane for FaultyLane {
     fn poll_write(
         &mut self,
