@@ -151,7 +151,7 @@ impl Door {
             let link = async move {
                 if let Err(error) = reception.quic(&connection).await {
                     let peer = connection.peer().to_string();
-                    tracing::warn!(peer, %error, "a link from another host was not accepted");
+                    log_refused(&peer, &error);
                     let code = match &error {
                         LaneError::StaleGeneration { .. } => CloseCode::StaleGeneration,
                         LaneError::Refused { .. } => CloseCode::Forbidden,
@@ -178,7 +178,7 @@ impl Door {
             let link = async move {
                 let peer = link.peer().to_string();
                 if let Err(error) = reception.tls(link).await {
-                    tracing::warn!(peer, %error, "a link from another host was not accepted");
+                    log_refused(&peer, &error);
                 }
             };
             links.begin(link).await;
@@ -191,6 +191,15 @@ impl Door {
             tls.close();
         }
         self.endpoint().close(code, reason);
+    }
+}
+
+/// Who ends a link before it is one has found another one, or does not want it any more.
+fn log_refused(peer: &str, error: &LaneError) {
+    if matches!(error, LaneError::Ended { .. }) {
+        tracing::debug!(peer, %error, "a link from another host was not made");
+    } else {
+        tracing::warn!(peer, %error, "a link from another host was not accepted");
     }
 }
 

@@ -107,7 +107,14 @@ impl Admission {
 
     async fn handshake(&self, incoming: quinn::Incoming, peer: SocketAddr) -> Result<(), String> {
         let text = |error: quinn::ConnectionError| error.to_string();
-        let connection = incoming.accept().map_err(text)?.await.map_err(text)?;
+        let connection = match incoming.accept().map_err(text)?.await {
+            Ok(connection) => connection,
+            Err(error) if is_given_up(&error) => {
+                tracing::debug!(%peer, %error, "a peer has given its handshake up");
+                return Ok(());
+            }
+            Err(error) => return Err(text(error)),
+        };
         // Dropped when the deadline passes, which must close the connection and say why.
         let mut guard = CloseOnDrop {
             connection: Some(&connection),
@@ -270,6 +277,17 @@ impl Refused {
         if let Some(not_logged) = log {
             tracing::warn!(%peer, reason, not_logged, "refused a peer");
         }
+    }
+}
+
+/// Whether it is the peer's program that has ended a connection, and not its TLS that has refused this side.
+fn is_given_up(error: &quinn::ConnectionError) -> bool {
+    match error {
+        quinn::ConnectionError::ApplicationClosed(_) => true,
+        quinn::ConnectionError::ConnectionClosed(close) => {
+            close.error_code == quinn::TransportErrorCode::APPLICATION_ERROR
+        }
+        _ => false,
     }
 }
 
