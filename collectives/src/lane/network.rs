@@ -191,6 +191,13 @@ impl NetworkLanes {
         (peer, slot, address): (Rank, Slot, SocketAddr),
         limit: Duration,
     ) -> Result<(), LaneError> {
+        // A handshake with nobody would go on until it meets a peer that comes meanwhile, and has no use for it any more.
+        let is_there = self.endpoint.is_reachable(address).await;
+        if !is_there && self.endpoint.is_refused(address).await {
+            return Err(LaneError::Unreachable {
+                reason: format!("nothing listens at {address}"),
+            });
+        }
         let expect = Expect::worker(own.job, slot);
         let quic = Box::pin(self.quic(own, peer, expect.clone(), address, limit));
         let tls = Box::pin(self.tls(own, peer, expect, address, limit));
