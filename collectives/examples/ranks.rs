@@ -26,7 +26,15 @@ struct Arguments {
     folder: Option<PathBuf>,
 }
 
-fn main() -> Result<ExitCode> {
+fn main() -> ExitCode {
+    run().unwrap_or_else(|error| {
+        // What it says is a sentence; a `main` that returns it would show its fields.
+        eprintln!("{error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run() -> Result<ExitCode> {
     let given = arguments()?;
     let world = given.world.unwrap_or(2);
     match (given.rank, given.folder) {

@@ -217,7 +217,9 @@ impl Communicator {
     /// What this rank says on a new link.
     pub fn hello(&self) -> LinkHello {
         let rank = Rank(self.inner.family.me);
-        LinkHello::new(self.inner.job, self.inner.generation, rank).of_group(self.inner.id)
+        LinkHello::new(self.inner.job, self.inner.generation, rank)
+            .of_world(self.inner.family.world)
+            .of_group(self.inner.id)
     }
 
     /// Where lanes that higher ranks made are handed in, of this group and all others of this rank.

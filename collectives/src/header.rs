@@ -57,6 +57,8 @@ pub enum Header {
         rank: Rank,
         /// The group that the link is for, as the side says that makes it; 0 is the group of all ranks.
         group: u64,
+        /// How many ranks the job has, or 0 from who does not say it.
+        world: u32,
     },
     /// Second frame: the hello was right.
     Welcome,
@@ -265,8 +267,10 @@ impl Header {
                 generation,
                 rank,
                 group,
+                world,
             } => {
                 out.kind(1);
+                out.u32(8, world);
                 out.u32(12, rank.0);
                 out.u64(16, generation.0);
                 out.u64(24, job.0);
@@ -377,6 +381,7 @@ impl Header {
                 generation,
                 rank: Rank(fields.get_u32(12)),
                 group: fields.get_u64(32),
+                world: fields.get_u32(8),
             },
             2 => Self::Welcome,
             3 => Self::Refusal {

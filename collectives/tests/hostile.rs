@@ -68,6 +68,7 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
         generation: GENERATION,
         rank: Rank(1),
         group: 0,
+        world: 2,
     };
     protocol_error(&hello.encode(), "a hello in the middle");
     let mut stale = right();

@@ -100,12 +100,13 @@ fn any_header() -> impl Strategy<Value = Header> {
     let tag = any::<(u64, u64)>().prop_map(|(call, operation)| Tag { call, operation });
     let generation = any::<u64>().prop_map(Generation);
     prop_oneof![
-        (any::<[u64; 2]>(), generation.clone(), any::<u32>()).prop_map(
-            |([job, group], generation, rank)| Header::Hello {
+        (any::<[u64; 2]>(), generation.clone(), any::<[u32; 2]>()).prop_map(
+            |([job, group], generation, [rank, world])| Header::Hello {
                 job: JobId(job),
                 generation,
                 rank: Rank(rank),
                 group,
+                world,
             }
         ),
         (

@@ -24,10 +24,12 @@ pub struct LinkHello {
     /// The group that the link is for. Only what the side says counts that makes the link; the other one may not know of
     /// the group yet and says [`GroupId::WORLD`].
     pub group: GroupId,
+    /// How many ranks the job has, as far as the side knows; 0 if it does not say it. Two sides that say it must say the same.
+    pub world_size: u32,
 }
 
 impl LinkHello {
-    /// A hello for a link of the group of all ranks.
+    /// A hello for a link of the group of all ranks, which says nothing of their number.
     #[must_use]
     pub fn new(job: JobId, generation: Generation, rank: Rank) -> Self {
         Self {
@@ -35,7 +37,14 @@ impl LinkHello {
             generation,
             rank,
             group: GroupId::WORLD,
+            world_size: 0,
         }
+    }
+
+    /// The same of a job with so many ranks.
+    #[must_use]
+    pub fn of_world(self, world_size: u32) -> Self {
+        Self { world_size, ..self }
     }
 
     /// The same for a link of this group.
@@ -129,6 +138,7 @@ async fn speak<L: Lane + ?Sized>(
         generation: own.generation,
         rank: own.rank,
         group: own.group.0,
+        world: own.world_size,
     };
     let mut out = hello.encode().to_vec();
     let theirs = match read_header(lane, &mut out).await? {
@@ -137,11 +147,13 @@ async fn speak<L: Lane + ?Sized>(
             generation,
             rank,
             group,
+            world,
         } => LinkHello {
             job,
             generation,
             rank,
             group: GroupId(group),
+            world_size: world,
         },
         other => {
             return Err(LaneError::Protocol {
@@ -219,6 +231,14 @@ fn check(own: &LinkHello, theirs: &LinkHello, peer: Option<Rank>) -> Result<(), 
             reason: format!(
                 "rank {} is in generation {}, rank {} in generation {}",
                 theirs.rank, theirs.generation, own.rank, own.generation
+            ),
+        });
+    }
+    if ![0, own.world_size].contains(&theirs.world_size) && own.world_size != 0 {
+        return Err(LaneError::Refused {
+            reason: format!(
+                "rank {} is one of {} ranks, and rank {} one of {}; give all ranks the same table or world size",
+                theirs.rank, theirs.world_size, own.rank, own.world_size
             ),
         });
     }
@@ -316,6 +336,24 @@ mod tests {
         assert_eq!(one.unwrap().rank, Rank(0));
         let two = two.unwrap();
         assert_eq!((two.rank, two.group), (Rank(5), GroupId(77)));
+    }
+
+    #[tokio::test]
+    async fn ranks_that_disagree_about_their_number_are_refused_on_both_sides() {
+        let (two, three) = (hello(1, 2, 5).of_world(2), hello(1, 2, 0).of_world(3));
+        let (one, other) = meet((two, Some(0)), (three, None)).await;
+        for side in [one, other] {
+            let error = side.unwrap_err().to_string();
+            assert!(
+                error.contains("one of 2") && error.contains("one of 3"),
+                "{error}"
+            );
+        }
+        // Who does not say it is not asked.
+        for world in [0, 3] {
+            let (one, other) = meet((hello(1, 2, 5).of_world(world), None), (three, None)).await;
+            assert!(one.is_ok() && other.is_ok());
+        }
     }
 
     #[tokio::test]

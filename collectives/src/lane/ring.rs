@@ -277,7 +277,7 @@ impl RingEnd {
 
 fn closed() -> LaneError {
     LaneError::Ended {
-        reason: "the peer closed it".to_owned(),
+        reason: "the peer has left, or its process has ended".to_owned(),
     }
 }
 

@@ -179,7 +179,7 @@ fn poll_some(
         return Poll::Ready(Err(stop.clone()));
     }
     let stop = match ready!(lane.poll_read(cx, into)) {
-        Ok(0) => Stop::Ended("the peer closed it".to_owned()),
+        Ok(0) => Stop::Ended("the peer has left, or its process has ended".to_owned()),
         Ok(count) => return Poll::Ready(Ok(count)),
         Err(error) => Stop::from(error),
     };

@@ -108,7 +108,7 @@ impl Local {
         let driver = Driver::start(settings.runtime.clone())
             .map_err(|error| PeersError::Runtime { rank, error })?;
         let known = Known {
-            own: LinkHello::new(job, settings.generation, rank),
+            own: LinkHello::new(job, settings.generation, rank).of_world(world_size),
             world: world_size,
             paths: Some(paths),
             far: None,

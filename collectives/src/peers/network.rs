@@ -194,7 +194,7 @@ impl Listening {
         let layout = Layout::of_hosts(&table.iter().map(|peer| &peer.host).collect::<Vec<_>>());
         let table = generation_table((job, settings.generation), table, &layout);
         let known = Known {
-            own: LinkHello::new(job, settings.generation, rank),
+            own: LinkHello::new(job, settings.generation, rank).of_world(layout.world()),
             world: layout.world(),
             paths: folder.map(Paths::Folder),
             far: Some(Far {

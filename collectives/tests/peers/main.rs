@@ -206,6 +206,24 @@ fn a_stale_generation_and_another_job_are_refused() {
 
 /// Who hears of a loss first begins the next generation while others are in the last one.
 #[test]
+fn ranks_that_disagree_about_their_number_have_no_link() {
+    let folder = Folder::new("worlds");
+    let errors = run([(0, 2), (1, 3)], |(rank, world)| {
+        let comm = Local::in_folder(&folder.0).join(Rank(rank), world).unwrap();
+        comm.set_timeout(Duration::from_secs(2));
+        comm.barrier().unwrap_err()
+    });
+    // Rank 1 has tried to make the link.
+    let text = errors[1].to_string();
+    assert!(
+        text.contains("one of 2") && text.contains("one of 3"),
+        "{text}"
+    );
+    // Its communicator may have gone before rank 0's deadline.
+    assert_eq!(errors[0].culprit_rank(), Some(Rank(1)), "{}", errors[0]);
+}
+
+#[test]
 fn a_peer_that_is_a_generation_behind_is_waited_for() {
     let folder = Folder::new("behind");
     let local = |generation| Local::in_folder(&folder.0).generation(Generation(generation));

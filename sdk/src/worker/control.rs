@@ -338,7 +338,7 @@ impl Conversation {
         member: Member,
         world_size: u32,
     ) -> Result<(), ControlError> {
-        let own = LinkHello::new(job, generation, member.rank);
+        let own = LinkHello::new(job, generation, member.rank).of_world(world_size);
         let (table, known) = watch::channel(None);
         let links = Arc::new(Links::new(own, Arc::clone(control), known, STEP));
         let connector = Arc::new(LinkConnector(Arc::clone(&links)));
