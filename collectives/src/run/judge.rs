@@ -339,7 +339,10 @@ impl Run<'_> {
             // It said why it goes before it went.
             return CollectiveError::PeerLost {
                 rank: *rank,
-                reason: format!("{reason} (rank {peer} gave up {tag} because of it, and has left)"),
+                reason: format!(
+                    "{reason} (rank {} gave up {tag} because of it, and has left)",
+                    self.job_rank(Rank(peer))
+                ),
             };
         }
         let link = &self.engine.links[peer as usize];

@@ -501,7 +501,8 @@ impl<'a> Run<'a> {
             } = why;
             if why.is_loss {
                 let reason = format!(
-                    "rank {rank} gave up {tag} because of it, and did not come to {}",
+                    "rank {} gave up {tag} because of it, and did not come to {}",
+                    self.job_rank(rank),
                     self.tag
                 );
                 return CollectiveError::PeerLost {
@@ -510,7 +511,8 @@ impl<'a> Run<'a> {
                 };
             }
             late = vec![culprit];
-            let gave_up = format!("it gave up {tag}, to which rank {culprit} did not come");
+            let absent = self.job_rank(culprit);
+            let gave_up = format!("it gave up {tag}, to which rank {absent} did not come");
             doing.retain(|other| other.rank != rank);
             doing.truncate(DOING - 1);
             doing.push(MissingRank {
@@ -524,6 +526,11 @@ impl<'a> Run<'a> {
             doing,
             late,
         }
+    }
+
+    /// A rank by its number among all, as it is named in texts.
+    fn job_rank(&self, rank: Rank) -> u32 {
+        self.signals.lock().job_rank(rank.0)
     }
 
     /// A rank that is late gave up an operation before this one, because of another rank: it is not likely to come, and that
