@@ -134,9 +134,9 @@ impl Engine {
     pub(crate) fn arrive(&mut self, arrival: Arrival, notices: &[u8]) -> Result<(), LaneError> {
         let link = &mut self.links[arrival.rank as usize];
         match arrival.lane {
-            Ok(lane) => {
-                tracing::debug!(peer = arrival.rank, lane = lane.kind(), "a link is up");
-                link.install(lane);
+            Ok(new) => {
+                tracing::debug!(peer = arrival.rank, lane = new.kind(), "a link is up");
+                link.install(*new);
                 link.notify(notices);
                 Ok(())
             }

@@ -1,5 +1,8 @@
-//! Groups of ranks, and what all groups of one rank share: the way to the peers, the flight recorder, lanes that came
+//! Groups of ranks, and what all groups of one rank share: the way to the peers, the flight recorder, links that came
 //! before the group that they are for.
+
+mod heard;
+mod parked;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -9,16 +12,14 @@ use std::time::{Duration, Instant};
 use kolo_transport::ids::{CallId, Generation, JobId, Rank};
 use tokio::runtime::Handle;
 
-use crate::error::{CollectiveError, DOING};
+use crate::error::CollectiveError;
 use crate::lane::{Connecting, Connector, Gone, Lane, LaneError, OneHost};
-use crate::operation::{Operation, OperationKind, Tag};
+use crate::link::Link;
+use crate::operation::Tag;
 use crate::record::Recorder;
-use crate::stall::{Missing, Stalls, as_said};
-
-/// Lanes that wait for groups that this rank has not made yet. More are refused: of all ranks, and of one rank (at least
-/// [`LEAST_PARKED`]).
-const MAX_PARKED: usize = 4096;
-const LEAST_PARKED: usize = 64;
+use crate::stall::Stalls;
+use heard::Heard;
+use parked::Room;
 
 /// Groups that are known to have been here. Of those before nobody makes a link any more.
 const MAX_GONE: usize = 1 << 16;
@@ -74,12 +75,15 @@ pub(crate) enum Kind {
 
 /// Something that has links of its own.
 pub(crate) trait Member: Send + Sync {
-    /// A lane has come, or will not; the rank is one of all ranks.
+    /// A link is there, or will not be; the rank is one of all ranks. `theirs` says that it is the peer that has tried.
     fn lane(
         self: Arc<Self>,
         rank: u32,
-        lane: Result<Box<dyn Lane>, LaneError>,
+        lane: Result<Box<Link>, LaneError>,
+        theirs: bool,
     ) -> Result<(), LaneError>;
+    /// A link to a lower rank (one of all) was begun before this was made, and will come.
+    fn connecting(&self, rank: u32);
     /// A user call begins.
     fn begin_call(self: Arc<Self>, call: CallId);
     /// This rank failed in a call.
@@ -90,8 +94,11 @@ pub(crate) trait Member: Send + Sync {
     fn requested(self: Arc<Self>, rank: u32);
     /// Whether this rank has not begun this operation.
     fn has_yet_to_begin(&self, tag: Tag) -> bool;
-    /// Makes the group for what is sent between this rank and one of all ranks, if that has this id.
-    fn make_pair(self: Arc<Self>, group: GroupId, rank: u32);
+    /// Makes what is made out of this one when a rank (one of all) needs it, if that has this id: the group for what is sent between
+    /// it and this rank, or what runs named operations.
+    fn make_child(self: Arc<Self>, group: GroupId, rank: u32);
+    /// Since when and for what this rank waits that is no operation yet.
+    fn waits(&self) -> Option<(Instant, String)>;
 }
 
 /// What the groups of one rank share.
@@ -111,30 +118,6 @@ pub(crate) struct Family {
     state: Mutex<State>,
 }
 
-/// A lane that has come, or why it has not, for which group and from which rank.
-type Parked = (GroupId, u32, Result<Box<dyn Lane>, LaneError>);
-
-/// What a rank asks for that this one has not begun.
-struct Heard {
-    group: GroupId,
-    tag: Tag,
-    asked: String,
-    at: Instant,
-    gave_up: Option<Instant>,
-}
-
-impl Heard {
-    fn in_words(&self) -> String {
-        match self.gave_up {
-            None => as_said(&format!("it is in {}", self.asked), self.at.elapsed()),
-            Some(at) => {
-                let ago = at.elapsed().as_secs_f64();
-                format!("{ago:.1} s ago it gave up {}", self.asked)
-            }
-        }
-    }
-}
-
 /// A peer is being asked for its link to a group.
 struct Requested(Weak<Family>, (GroupId, u32));
 
@@ -149,8 +132,10 @@ impl Drop for Requested {
 #[derive(Default)]
 struct State {
     members: HashMap<GroupId, Weak<dyn Member>>,
-    /// Lanes for groups that are not made yet.
-    parked: Vec<Parked>,
+    /// Links for groups that are not made yet.
+    room: Room,
+    /// Those that are being made to lower ranks, which have asked for them.
+    begun: HashSet<(GroupId, u32)>,
     /// Groups that were here and are gone, and in which order they went.
     gone: HashSet<GroupId>,
     went: VecDeque<GroupId>,
@@ -274,20 +259,22 @@ impl Family {
         self.connector.is_gone(Rank(rank), met)
     }
 
-    /// A group is here. It gets the lanes that came before it.
+    /// A group is here. It gets the links that came before it.
     pub(crate) fn join(&self, id: GroupId, member: &Arc<impl Member + 'static>) {
         let weak = Arc::downgrade(member);
-        let early: Vec<Parked> = {
+        let (early, begun) = {
             let mut state = self.lock();
             state.members.insert(id, weak);
-            state
-                .parked
-                .extract_if(.., |(group, _, _)| *group == id)
-                .collect()
+            let begun = state.begun.iter().filter(|(group, _)| *group == id);
+            let begun: Vec<u32> = begun.map(|(_, rank)| *rank).collect();
+            (state.room.take(id), begun)
         };
-        for (_, rank, lane) in early {
-            if let Err(error) = Arc::clone(member).lane(rank, lane) {
-                tracing::debug!(rank, %error, "a lane that came early is of no use");
+        for rank in begun {
+            member.connecting(rank);
+        }
+        for (rank, lane) in early {
+            if let Err(error) = Arc::clone(member).lane(rank, lane, true) {
+                tracing::debug!(rank, %error, "a link that came early is of no use");
             }
         }
     }
@@ -309,7 +296,7 @@ impl Family {
 
     /// A peer has made a lane, or has tried to.
     pub(crate) fn accept(
-        &self,
+        self: &Arc<Self>,
         group: GroupId,
         rank: Rank,
         lane: Result<Box<dyn Lane>, LaneError>,
@@ -322,20 +309,48 @@ impl Family {
             }
             return Ok(());
         }
-        self.make_if_pair(group, rank);
+        self.make_if_child(group, rank);
+        self.take_in(group, rank.0, lane.map(Link::over).map(Box::new), true)
+    }
+
+    /// A link is there for a group, or will not be. It waits if the group is not made yet.
+    fn take_in(
+        self: &Arc<Self>,
+        group: GroupId,
+        rank: u32,
+        link: Result<Box<Link>, LaneError>,
+        theirs: bool,
+    ) -> Result<(), LaneError> {
         let member = {
             let mut state = self.lock();
+            if !theirs {
+                state.begun.remove(&(group, rank));
+            }
             match state.members.get(&group) {
-                Some(member) => member.upgrade().ok_or_else(|| is_gone(group))?,
+                Some(member) => {
+                    let member = member.upgrade().ok_or_else(|| is_gone(group))?;
+                    state.room.forget(group, rank);
+                    member
+                }
                 None if state.gone.contains(&group) => return Err(is_gone(group)),
-                None => return self.park(&mut state, (group, rank.0, lane)),
+                None => {
+                    let is_link = link.is_ok();
+                    let ranks = (self.me, self.world);
+                    let serial = state.room.park(ranks, (group, rank), link)?;
+                    if let Some(serial) = serial.filter(|_| is_link) {
+                        let attending = parked::attend(Arc::downgrade(self), serial);
+                        let task = self.handle.spawn(attending).abort_handle();
+                        state.room.attended(serial, task);
+                    }
+                    return Ok(());
+                }
             }
         };
-        member.lane(rank.0, lane)
+        member.lane(rank, link, theirs)
     }
 
     /// A lower peer asks for its link.
-    pub(crate) fn requested(&self, group: GroupId, rank: Rank) -> Result<(), LaneError> {
+    pub(crate) fn requested(self: &Arc<Self>, group: GroupId, rank: Rank) -> Result<(), LaneError> {
         self.check(rank)?;
         if rank.0 > self.me {
             return Err(LaneError::Refused {
@@ -345,10 +360,43 @@ impl Family {
                 ),
             });
         }
-        self.make_if_pair(group, rank);
-        let member = self.lock().members.get(&group).and_then(Weak::upgrade);
-        let member = member.ok_or_else(|| is_gone(group))?;
+        self.make_if_child(group, rank);
+        let member = {
+            let mut state = self.lock();
+            match state.members.get(&group) {
+                Some(member) => member.upgrade().ok_or_else(|| is_gone(group))?,
+                None if state.gone.contains(&group) => return Err(is_gone(group)),
+                // It is to hear what this rank does instead.
+                None => return self.begin(&mut state, group, rank.0),
+            }
+        };
         member.requested(rank.0);
+        Ok(())
+    }
+
+    /// Starts making a link to a lower rank for a group that this one has not made.
+    fn begin(
+        self: &Arc<Self>,
+        state: &mut State,
+        group: GroupId,
+        rank: u32,
+    ) -> Result<(), LaneError> {
+        if state.room.has_link(group, rank) || state.begun.contains(&(group, rank)) {
+            return Ok(());
+        }
+        state.room.check((self.me, self.world), rank)?;
+        state.begun.insert((group, rank));
+        let (connecting, family) = (self.connect(group, rank), Arc::downgrade(self));
+        self.handle.spawn(async move {
+            let lane = connecting.await;
+            let Some(family) = family.upgrade() else {
+                return;
+            };
+            let link = lane.map(Link::over).map(Box::new);
+            if let Err(error) = family.take_in(group, rank, link, false) {
+                tracing::debug!(rank, %error, "a link that was asked for is of no use any more");
+            }
+        });
         Ok(())
     }
 
@@ -365,16 +413,16 @@ impl Family {
         })
     }
 
-    /// Makes the group for what is sent between this rank and another one, if it is that and was never here: whoever sends is
-    /// to hear what this rank does in the meantime.
-    fn make_if_pair(&self, group: GroupId, rank: Rank) {
+    /// Makes what is made when a rank needs it, if it is that and was never here: whoever waits in it is to hear what this rank
+    /// does in the meantime.
+    fn make_if_child(&self, group: GroupId, rank: Rank) {
         let is_new = {
             let state = self.lock();
             !state.members.contains_key(&group) && !state.gone.contains(&group)
         };
         if is_new {
             for member in self.members() {
-                member.make_pair(group, rank.0);
+                member.make_child(group, rank.0);
             }
         }
     }
@@ -386,105 +434,6 @@ impl Family {
 
     pub(crate) fn is_pair(&self, group: GroupId) -> bool {
         self.lock().pairs.contains_key(&group)
-    }
-
-    /// An operation of a rank in words, with its place.
-    fn describe(&self, rank: u32, (group, tag): (GroupId, Tag), operation: &Operation) -> String {
-        let text = operation.to_string();
-        let pair = self.lock().pairs.get(&group).copied();
-        match (pair, text.strip_prefix(OperationKind::SendReceive.name())) {
-            (Some((from, to)), Some(what)) if rank == to => {
-                format!("receive{what} from rank {from}")
-            }
-            (Some((_, to)), Some(what)) => format!("send{what} to rank {to}"),
-            _ => format!("{text} ({tag}, {group})"),
-        }
-    }
-
-    /// A rank asks for an operation that this one has not begun.
-    pub(crate) fn hear(&self, rank: u32, (group, tag): (GroupId, Tag), operation: &Operation) {
-        let known = {
-            let state = self.lock();
-            let heard = state.heard.get(&rank);
-            heard.is_some_and(|heard| (heard.group, heard.tag) == (group, tag))
-        };
-        if known {
-            return;
-        }
-        let heard = Heard {
-            group,
-            tag,
-            asked: self.describe(rank, (group, tag), operation),
-            at: Instant::now(),
-            gave_up: None,
-        };
-        self.lock().heard.insert(rank, heard);
-    }
-
-    /// It has given that up.
-    pub(crate) fn hear_no_more(&self, rank: u32, (group, tag): (GroupId, Tag)) {
-        let mut state = self.lock();
-        if let Some(heard) = state.heard.get_mut(&rank)
-            && (heard.group, heard.tag) == (group, tag)
-        {
-            heard.gave_up.get_or_insert_with(Instant::now);
-        }
-    }
-
-    /// What this rank does, for ranks that wait for it elsewhere.
-    pub(crate) fn present(&self) -> String {
-        self.recorder
-            .present(|record| self.describe(self.me, (record.group, record.tag), &record.operation))
-    }
-
-    /// The ranks that are known to wait for this one in some group, with what they ask for.
-    pub(crate) fn who_waits(&self) -> Vec<Missing> {
-        let heard: Vec<_> = {
-            let state = self.lock();
-            let of = |(rank, heard): (&u32, &Heard)| {
-                let member = state.members.get(&heard.group)?.upgrade()?;
-                let missing = Missing {
-                    rank: Rank(*rank),
-                    doing: heard.in_words(),
-                };
-                Some((member, heard.tag, missing))
-            };
-            state.heard.iter().filter_map(of).collect()
-        };
-        let mut waits: Vec<Missing> = heard
-            .into_iter()
-            .filter(|(member, tag, _)| member.has_yet_to_begin(*tag))
-            .map(|(_, _, missing)| missing)
-            .collect();
-        waits.sort_unstable_by_key(|missing| missing.rank);
-        waits.truncate(DOING);
-        waits
-    }
-
-    /// Keeps a lane until its group is made.
-    fn park(&self, state: &mut State, lane: Parked) -> Result<(), LaneError> {
-        let (group, rank, _) = lane;
-        let is_there = |parked: &Parked| (parked.0, parked.1) == (group, rank) && parked.2.is_ok();
-        if lane.2.is_err() && state.parked.iter().any(is_there) {
-            return Ok(());
-        }
-        let share = (MAX_PARKED / self.world as usize).max(LEAST_PARKED);
-        state
-            .parked
-            .retain(|(other, from, _)| (*other, *from) != (group, rank));
-        let of_rank = state.parked.iter().filter(|(_, from, _)| *from == rank);
-        let (all, mine) = (state.parked.len(), of_rank.count());
-        if all >= MAX_PARKED.max(share) || mine >= share {
-            return Err(LaneError::Refused {
-                reason: format!(
-                    "rank {} has {all} links already that wait for groups which it has not made, {mine} of them from \
-                     rank {rank}",
-                    self.me
-                ),
-            });
-        }
-        state.parked.push(lane);
-        Ok(())
     }
 
     fn members(&self) -> Vec<Arc<dyn Member>> {

@@ -38,6 +38,9 @@ pub const SEGMENT: usize = 256 * 1024;
 /// Most bytes of a payload that is text about a failure.
 pub const MAX_TEXT: usize = 4096;
 
+/// In [`Header::Doing`]: the sender itself, which does not know its rank in the group because it has not made that.
+pub const SENDER: Rank = Rank(u32::MAX);
+
 const MAGIC: [u8; 4] = *b"kolo";
 const VERSION: u8 = 2;
 const NONE: u8 = u8::MAX;
@@ -89,7 +92,7 @@ pub enum Header {
         generation: Generation,
         /// The operation that they wait in.
         tag: Tag,
-        /// The rank that it is about.
+        /// The rank that it is about, or [`SENDER`].
         rank: Rank,
         /// Bytes of payload.
         length: u32,

@@ -15,10 +15,11 @@ use tokio::time::Sleep;
 use crate::blocking::Alarm;
 use crate::cause::Cause;
 use crate::engine::{Engine, call_notice, notice};
-use crate::error::{CollectiveError, DOING};
+use crate::error::CollectiveError;
 use crate::group::{Family, GroupId, Kind, Member};
 use crate::handle::Progress;
-use crate::lane::{Lane, LaneError};
+use crate::lane::LaneError;
+use crate::link::Link;
 use crate::listen::Listener;
 use crate::names::Names;
 use crate::operation::{Operation, OperationKind, Tag};
@@ -52,7 +53,7 @@ pub(crate) struct Inner {
     /// What runs handles.
     pub(crate) progress: OnceLock<Progress>,
     /// Operations that are told apart by name.
-    pub(crate) names: OnceLock<Arc<Names>>,
+    names: OnceLock<Arc<Names>>,
     /// How many groups were made out of this one of the same members.
     made: std::sync::Mutex<HashMap<GroupId, u64>>,
     /// For what one rank sends to one other, by sender and receiver.
@@ -114,6 +115,11 @@ impl Inner {
         inner
     }
 
+    /// What runs named operations; made at first use.
+    pub(crate) fn names(&self) -> &Arc<Names> {
+        self.names.get_or_init(|| Names::start(self))
+    }
+
     /// The group for what one rank sends to another, of which this is one.
     pub(crate) fn pair(self: &Arc<Self>, from: u32, to: u32) -> Arc<Self> {
         let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,6 +154,13 @@ impl Inner {
         }
     }
 
+    /// The members by their ranks among all.
+    pub(crate) fn job_ranks(&self) -> Vec<u32> {
+        (0..self.world)
+            .map(|member| self.job_rank(member))
+            .collect()
+    }
+
     /// The rank that one of all has here.
     pub(crate) fn position(&self, job_rank: u32) -> Option<u32> {
         match &self.members {
@@ -161,16 +174,7 @@ impl Inner {
 
     /// An error for the caller, who knows ranks by their numbers among all.
     pub(crate) fn outward(&self, error: CollectiveError) -> CollectiveError {
-        let mut error = self.with_job_ranks(error);
-        if let CollectiveError::Deadline { doing, .. } = &mut error {
-            // They may be at odds with this rank, or wait for what it waits for.
-            for waiting in self.family.who_waits() {
-                if doing.len() < DOING && doing.iter().all(|known| known.rank != waiting.rank) {
-                    doing.push(waiting);
-                }
-            }
-        }
-        error
+        self.family.add_who_waits(self.with_job_ranks(error))
     }
 
     fn with_job_ranks(&self, error: CollectiveError) -> CollectiveError {
@@ -311,7 +315,7 @@ impl Inner {
         self.family.handle.spawn(async move {
             let lane = connecting.await;
             if let Some(inner) = inner.upgrade() {
-                inner.arrive(peer, lane, false);
+                inner.arrive(peer, lane.map(Link::over).map(Box::new), false);
             }
         });
     }
@@ -320,7 +324,7 @@ impl Inner {
     pub(crate) fn arrive(
         self: &Arc<Self>,
         rank: u32,
-        lane: Result<Box<dyn Lane>, LaneError>,
+        lane: Result<Box<Link>, LaneError>,
         theirs: bool,
     ) {
         if lane.is_ok() {
@@ -467,15 +471,23 @@ impl Member for Inner {
     fn lane(
         self: Arc<Self>,
         rank: u32,
-        lane: Result<Box<dyn Lane>, LaneError>,
+        lane: Result<Box<Link>, LaneError>,
+        theirs: bool,
     ) -> Result<(), LaneError> {
         let Some(member) = self.position(rank).filter(|member| *member != self.me) else {
             return Err(LaneError::Refused {
                 reason: format!("rank {rank} is not in {}", self.id),
             });
         };
-        self.arrive(member, lane, true);
+        self.arrive(member, lane, theirs);
         Ok(())
+    }
+
+    fn connecting(&self, rank: u32) {
+        // Nobody has the links of a group that is being made.
+        if let (Some(member), Ok(mut engine)) = (self.position(rank), self.engine.try_lock()) {
+            engine.links[member as usize].connecting = true;
+        }
     }
 
     fn requested(self: Arc<Self>, rank: u32) {
@@ -499,11 +511,16 @@ impl Member for Inner {
         tag >= self.signals.lock().next_tag()
     }
 
-    fn make_pair(self: Arc<Self>, group: GroupId, rank: u32) {
+    fn make_child(self: Arc<Self>, group: GroupId, rank: u32) {
         let Some(peer) = self.position(rank).filter(|peer| *peer != self.me) else {
             return;
         };
         if self.family.is_pair(self.id) {
+            return;
+        }
+        if group == Names::id_in(&self) {
+            // Whoever waits for a name is told what this rank does.
+            self.names();
             return;
         }
         let own = self.job_rank(self.me);
@@ -512,6 +529,10 @@ impl Member for Inner {
         } else if group == self.pair_id([own, rank]) {
             self.pair(self.me, peer);
         }
+    }
+
+    fn waits(&self) -> Option<(Instant, String)> {
+        None
     }
 
     fn abort_call(self: Arc<Self>, call: u64, reason: &str) {

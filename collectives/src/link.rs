@@ -115,6 +115,11 @@ pub(crate) struct Link {
 }
 
 impl Link {
+    /// What kind of lane it goes over.
+    pub(crate) fn kind(&self) -> &'static str {
+        self.kind
+    }
+
     pub(crate) fn is_up(&self) -> bool {
         self.lane.is_some()
     }
@@ -141,19 +146,36 @@ impl Link {
         self.is_up() && matches!(self.inbound, Some(Inbound::Held(_)))
     }
 
-    /// Takes a new lane. What was under way on an old one is forgotten.
-    pub(crate) fn install(&mut self, lane: Box<dyn Lane>) {
-        let stage = std::mem::take(&mut self.stage);
-        *self = Self {
+    /// A link over a lane.
+    pub(crate) fn over(lane: Box<dyn Lane>) -> Self {
+        Self {
             kind: lane.kind(),
             lane: Some(lane),
             inbound: Some(Inbound::Header),
-            stage,
-            relinked: self.relinked,
-            moved: self.moved,
-            counted: self.counted,
             ..Self::default()
+        }
+    }
+
+    /// Takes the place of this one. What was under way here is forgotten.
+    pub(crate) fn install(&mut self, new: Self) {
+        let moved = Moved {
+            sent: self.moved.sent + new.moved.sent,
+            received: self.moved.received + new.moved.received,
         };
+        *self = Self {
+            stage: std::mem::take(&mut self.stage),
+            relinked: self.relinked,
+            moved,
+            counted: self.counted,
+            ..new
+        };
+    }
+
+    /// The lane, and what was read from it, if that is no frame of a link and the lane has not ended.
+    pub(crate) fn into_lane(self) -> Option<(Box<dyn Lane>, Vec<u8>)> {
+        let is_whole = matches!(self.inbound, Some(Inbound::Header)) && !self.has_ended();
+        let read = self.buffer.held().to_vec();
+        self.lane.filter(|_| is_whole).map(|lane| (lane, read))
     }
 
     /// What moved since this was asked last, and over which kind of lane.
@@ -433,7 +455,7 @@ mod tests {
         let mut cx = Context::from_waker(Waker::noop());
         let (near, mut far) = MemoryLane::pair(8);
         let mut link = Link::default();
-        link.install(Box::new(near));
+        link.install(Link::over(Box::new(near)));
         let header = [7_u8; HEADER];
         let work: Vec<u8> = (0..32).collect();
         link.outgoing = Some(Outgoing {

@@ -14,6 +14,7 @@ use kolo_transport::ids::Rank;
 
 use crate::cause::{Cause, cut};
 use crate::engine::Engine;
+use crate::group::{Family, GroupId};
 use crate::header::Header;
 use crate::inner::Inner;
 use crate::link::{Inbound, Link};
@@ -26,7 +27,7 @@ const IDLE: Duration = Duration::from_secs(1);
 /// While there are operations, it is looked so often in that time whether there was one.
 const LOOKS: u32 = 4;
 
-/// Most bytes of a link that are held to look what a peer asks for.
+/// Most bytes of a link that are held, for who is in the group.
 const AHEAD: usize = 64 * 1024;
 
 #[derive(Debug, Default)]
@@ -148,7 +149,7 @@ impl Listener {
 
 /// What a peer was answered last: in which of its operations, and to how many questions that wait behind something else.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Told {
+pub(crate) struct Told {
     tag: Option<Tag>,
     waiting: usize,
 }
@@ -157,9 +158,40 @@ struct Told {
 fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Told], cx: &mut Context<'_>) {
     let next = take_links(inner, engine);
     let is_settled = matches!(engine.shm, Sharing::Active(_));
-    let (generation, links) = (engine.generation, &mut engine.links);
-    for ((peer, link), told) in (0..).zip(links).zip(told) {
-        let rank = inner.job_rank(peer);
+    let answers = Answers {
+        family: &inner.family,
+        group: inner.id,
+        me: Rank(inner.me),
+        next,
+        is_settled,
+        ahead: AHEAD,
+        before: "",
+    };
+    for ((peer, link), told) in (0..).zip(&mut engine.links).zip(told) {
+        answers.give(inner.job_rank(peer), link, told, cx);
+    }
+    engine.flush_now();
+}
+
+/// For whom a rank answers.
+pub(crate) struct Answers<'a> {
+    pub(crate) family: &'a Family,
+    pub(crate) group: GroupId,
+    /// The rank in that group.
+    pub(crate) me: Rank,
+    /// Its next operation there.
+    pub(crate) next: Tag,
+    /// Whether it is known if memory is shared.
+    pub(crate) is_settled: bool,
+    /// Most bytes of a link that are held to look what a peer asks for.
+    pub(crate) ahead: usize,
+    /// What is said before what the rank does.
+    pub(crate) before: &'static str,
+}
+
+impl Answers<'_> {
+    /// Answers on one link, to this rank among all. What it says is still to be written.
+    pub(crate) fn give(&self, rank: u32, link: &mut Link, told: &mut Told, cx: &mut Context<'_>) {
         // Asked last, and given up.
         let (mut asked, mut given_up) = (None, None);
         // What this rank does may be something else by the time it is asked again.
@@ -169,12 +201,12 @@ fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Told], cx: &mut C
                 // What was only asked is answered with what is said here. The rest is for the operation.
                 Header::Ask(data) => (asked, again) = (Some(data), true),
                 // It is of no use any more.
-                Header::Share { .. } if is_settled => {}
+                Header::Share { .. } if self.is_settled => {}
                 _ => break,
             }
             link.inbound = Some(Inbound::Header);
         }
-        link.poll_frames(cx, AHEAD, |header, text| match header {
+        link.poll_frames(cx, self.ahead, |header, text| match header {
             Header::Data(data) | Header::Consent(data) => asked = Some(data),
             Header::Ask(data) => {
                 asked = Some(data);
@@ -188,21 +220,21 @@ fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Told], cx: &mut C
             }
             _ => {}
         });
-        if let Some(data) = asked.filter(|data| data.tag >= next) {
-            let place = (inner.id, data.tag);
-            inner.family.hear(rank, place, &data.operation);
+        if let Some(data) = asked.filter(|data| data.tag >= self.next) {
+            let place = (self.group, data.tag);
+            self.family.hear(rank, place, &data.operation);
             let tell = Told {
                 tag: Some(data.tag),
                 waiting,
             };
             if again || *told != tell {
                 *told = tell;
-                let text = inner.family.present();
+                let text = format!("{}{}", self.before, self.family.present());
                 let text = cut(&text);
                 let header = Header::Doing {
-                    generation,
+                    generation: self.family.generation,
                     tag: data.tag,
-                    rank: Rank(inner.me),
+                    rank: self.me,
                     length: text.len() as u32,
                 };
                 let mut frame = header.encode().to_vec();
@@ -211,10 +243,9 @@ fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Told], cx: &mut C
             }
         }
         if let Some(tag) = given_up {
-            inner.family.hear_no_more(rank, (inner.id, tag));
+            self.family.hear_no_more(rank, (self.group, tag));
         }
     }
-    engine.flush_now();
 }
 
 /// Takes in the links that came since the last operation. Returns the number of the next one.

@@ -423,8 +423,12 @@ impl Recorder {
 
     /// What this rank does, in words, for ranks that wait for it in a group where it does nothing.
     ///
-    /// `describe` says what a record is of.
-    pub(crate) fn present(&self, describe: impl Fn(&Record) -> String) -> String {
+    /// `waits` says what it waits for before it can be an operation, and `describe` what a record is of.
+    pub(crate) fn present(
+        &self,
+        waits: Option<String>,
+        describe: impl Fn(&Record) -> String,
+    ) -> String {
         let now = self.clock(Instant::now());
         let (running, last) = {
             let state = self.lock();
@@ -438,11 +442,15 @@ impl Recorder {
         };
         let seconds = |since: Duration| now.saturating_sub(since).as_secs_f64();
         match (running, last) {
-            (Some(record), _) => format!(
-                "it is in {} since {:.1} s",
-                describe(&record),
-                seconds(record.started)
-            ),
+            (Some(record), _) => {
+                let also = waits.map_or_else(String::new, |waits| format!("; {waits}"));
+                format!(
+                    "it is in {} since {:.1} s{also}",
+                    describe(&record),
+                    seconds(record.started)
+                )
+            }
+            (None, _) if waits.is_some() => waits.unwrap_or_default(),
             (None, Some(record)) => format!(
                 "it is in no operation; its last was {}, which {} {:.1} s ago",
                 describe(&record),
@@ -479,7 +487,10 @@ mod tests {
     #[test]
     fn the_last_operations_are_kept_in_order() {
         let recorder = Recorder::new(2);
-        assert_eq!(recorder.present(describe), "it has done no operation yet");
+        assert_eq!(
+            recorder.present(None, describe),
+            "it has done no operation yet"
+        );
         for _ in 0..KEPT + 10 {
             let number = barrier(&recorder);
             recorder.end(number, true, std::iter::empty());
@@ -494,11 +505,15 @@ mod tests {
         assert_eq!(records[0].number, 10);
         assert!(
             recorder
-                .present(describe)
+                .present(None, describe)
                 .starts_with("it is in no operation; its last was barrier")
         );
         barrier(&recorder);
-        assert!(recorder.present(describe).starts_with("it is in barrier"));
+        assert!(
+            recorder
+                .present(None, describe)
+                .starts_with("it is in barrier")
+        );
     }
 
     #[test]

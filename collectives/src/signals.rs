@@ -11,7 +11,8 @@ use kolo_transport::wire::GenerationTable;
 use tokio::task::AbortHandle;
 
 use crate::error::CollectiveError;
-use crate::lane::{Lane, LaneError};
+use crate::lane::LaneError;
+use crate::link::Link;
 use crate::operation::Tag;
 use crate::schedule::{Layout, Tuning};
 
@@ -25,7 +26,7 @@ const OLDER: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Arrival {
     pub(crate) rank: u32,
-    pub(crate) lane: Result<Box<dyn Lane>, LaneError>,
+    pub(crate) lane: Result<Box<Link>, LaneError>,
     /// It is the peer that has tried.
     pub(crate) theirs: bool,
 }

@@ -186,12 +186,20 @@ fn a_rank_that_does_not_start_is_reported_and_named_at_the_deadline() {
     });
     for ((error, _), stalls) in results {
         let CollectiveError::Deadline {
-            late, operation, ..
+            late,
+            operation,
+            doing,
+            ..
         } = &error
         else {
             panic!("{error}");
         };
         assert_eq!(late, &[Rank(0)]);
+        let does = "it is in no operation; its last was barrier";
+        assert!(
+            matches!(&doing[..], [other] if other.rank == Rank(0) && other.doing.starts_with(does)),
+            "{error}"
+        );
         assert_eq!(operation, "all_reduce(sum) of 1 i32 named `w`");
         let text: Vec<String> = stalls.iter().map(ToString::to_string).collect();
         let text = text.join("\n");
@@ -491,5 +499,24 @@ fn a_rank_that_is_gone_is_named_at_once_by_all_that_wait_for_its_names() {
             );
         }
         assert!(begun.elapsed() < LONG / 2);
+    }
+}
+
+/// Whatever the order of a group, whoever is its first rank, and whichever rank comes first.
+#[test]
+fn names_work_in_groups_of_any_order() {
+    for kind in [Kind::Memory, Kind::Unix, Kind::Shared, Kind::Tls] {
+        let group = Group::new(kind, 3);
+        for (order, first) in [([2, 0, 1], 0), ([2, 1, 0], 2), ([1, 2, 0], 1)] {
+            let begun = std::sync::Barrier::new(3);
+            group.run(|comm| {
+                let members = comm.group(&order.map(Rank)).unwrap().unwrap();
+                let name = || members.named("a").all_gather(vec![comm.rank().0]);
+                let started = (comm.rank() == Rank(first)).then(name);
+                begun.wait();
+                let all = started.unwrap_or_else(name).wait().unwrap();
+                assert_eq!(all, order);
+            });
+        }
     }
 }

@@ -8,12 +8,20 @@ use kolo_transport::ids::Rank;
 
 use crate::cause::Cause;
 use crate::element::DType;
+use crate::error::DOING;
 use crate::operation::{Factor, Operation, OperationKind, ReduceOp};
+use crate::stall::{Missing, as_said};
 
 use super::wire::BATCH;
 
 /// So long it waits for those that did not come to say what they do, before it reports them.
 const COLLECT: Duration = Duration::from_millis(300);
+
+/// Those that did not come are asked what they do when an operation has waited for so long ...
+const ASK: Duration = Duration::from_millis(100);
+
+/// ... and for so long, and whenever it has waited for twice as long as then.
+const REPEAT: Duration = Duration::from_secs(1);
 
 /// Batches that are under way on rank 0 at once. While they are, what gets ready waits, and is fused.
 const AHEAD: usize = 2;
@@ -52,6 +60,19 @@ pub(super) enum Verdict {
     },
 }
 
+/// What a rank said that it does, and when.
+#[derive(Debug)]
+struct Doing {
+    at: Instant,
+    text: String,
+}
+
+impl Doing {
+    fn in_words(&self, now: Instant) -> String {
+        as_said(&self.text, now.saturating_duration_since(self.at))
+    }
+}
+
 #[derive(Debug)]
 struct Entry {
     /// By rank.
@@ -59,6 +80,8 @@ struct Entry {
     since: Instant,
     deadline: Instant,
     limit: Duration,
+    /// When those that are missing are asked next what they do.
+    ask_at: Instant,
     stall: Stall,
     is_ready: bool,
 }
@@ -137,7 +160,7 @@ pub(super) struct Book {
     /// Those for which all have asked, in that order.
     ready: VecDeque<Key>,
     joined: Vec<bool>,
-    doing: HashMap<u32, String>,
+    doing: HashMap<u32, Doing>,
     /// How many entries each rank has asked for.
     asked: Vec<usize>,
     /// The number of the next operation, and of which call.
@@ -204,6 +227,7 @@ impl Book {
                 since: now,
                 deadline: now + limit,
                 limit,
+                ask_at: now + ASK,
                 stall: Stall::Not,
                 is_ready: false,
             });
@@ -247,8 +271,17 @@ impl Book {
     }
 
     /// A rank says what it does.
-    pub(super) fn doing(&mut self, rank: u32, text: String) {
-        self.doing.insert(rank, text);
+    pub(super) fn doing(&mut self, now: Instant, rank: u32, text: String) {
+        self.doing.insert(rank, Doing { at: now, text });
+    }
+
+    /// Whether a rank that has a link now was to be asked what it does.
+    pub(super) fn wants_to_know(&self, rank: u32) -> bool {
+        let mut asked = self.entries.values().filter(|entry| {
+            let was_asked = entry.ask_at != entry.since + ASK || entry.stall != Stall::Not;
+            was_asked && !entry.is_ready
+        });
+        asked.any(|entry| entry.missing(&self.joined).contains(&rank))
     }
 
     /// A batch has ended on rank 0.
@@ -381,22 +414,35 @@ impl Book {
                 continue;
             }
             let waited = now.saturating_duration_since(entry.since);
-            let missing = || entry.missing(&self.joined);
             if now >= entry.deadline {
+                let missing = entry.missing(&self.joined);
+                let doing = missing.iter().filter_map(|rank| {
+                    let doing = self.doing.get(rank)?;
+                    (doing.at >= entry.since).then(|| Missing {
+                        rank: Rank(*rank),
+                        doing: doing.in_words(now),
+                    })
+                });
                 let cause = Cause::Deadline {
                     waited: entry.limit,
-                    late: missing().into_iter().map(Rank).collect(),
-                    doing: Vec::new(),
+                    doing: doing.take(DOING).collect(),
+                    late: missing.into_iter().map(Rank).collect(),
                 };
                 late.push((key.clone(), cause));
+            } else if now >= entry.ask_at {
+                query.extend(entry.missing(&self.joined).into_iter().filter(|rank| {
+                    let said = self.doing.get(rank).map(|doing| doing.at);
+                    said.is_none_or(|at| now >= at + ASK)
+                }));
+                entry.ask_at = (entry.since + REPEAT).max(now + waited);
             }
             match entry.stall {
                 Stall::Not if waited >= self.stall_after => {
-                    query.extend(missing());
+                    query.extend(entry.missing(&self.joined));
                     entry.stall = Stall::Asked(now);
                 }
                 Stall::Asked(at) if now >= at + COLLECT => {
-                    let of_call = (key.0, missing());
+                    let of_call = (key.0, entry.missing(&self.joined));
                     let (names, longest) = stalled.entry(of_call).or_default();
                     names.push(key.1.clone());
                     *longest = waited.max(*longest);
@@ -414,9 +460,6 @@ impl Book {
         if !query.is_empty() {
             query.sort_unstable();
             query.dedup();
-            for rank in &query {
-                self.doing.remove(rank);
-            }
             self.verdicts.push(Verdict::Query { ranks: query });
         }
         for ((call, missing), (mut names, waited)) in stalled {
@@ -424,7 +467,7 @@ impl Book {
             let missing = missing
                 .into_iter()
                 .map(|rank| {
-                    let doing = self.doing.get(&rank).cloned();
+                    let doing = self.doing.get(&rank).map(|doing| doing.in_words(now));
                     (
                         rank,
                         doing.unwrap_or_else(|| "nothing is heard from it".to_owned()),
@@ -459,7 +502,7 @@ impl Book {
                     Stall::Asked(at) => Some(at + COLLECT),
                     Stall::Reported => None,
                 };
-                [Some(entry.deadline), stall]
+                [Some(entry.deadline), Some(entry.ask_at), stall]
             })
             .flatten()
             .min()

@@ -40,6 +40,8 @@ const REST: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 struct Line {
     lane: Option<Box<dyn Lane>>,
+    /// This rank is making it.
+    connecting: bool,
     out: Vec<u8>,
     sent: usize,
     inbox: Inbox,
@@ -86,7 +88,6 @@ pub(super) struct Hub {
     me: u32,
     /// On rank 0 one for each rank, on the others one.
     lines: Vec<Line>,
-    connecting: bool,
     /// Only on rank 0.
     book: Option<Book>,
     /// On the others: when to look whether rank 0 is silent for too long.
@@ -107,7 +108,6 @@ impl Hub {
             todo,
             me: names.me,
             lines: (0..lines).map(|_| Line::default()).collect(),
-            connecting: false,
             book,
             look_at: None,
             buffer: vec![0; READ],
@@ -203,6 +203,8 @@ impl Hub {
         let now = Instant::now();
         match (command, &mut self.book) {
             (Command::Arrived { rank, lane }, _) => self.arrived(names, rank, lane),
+            (Command::Requested, None) => self.link(names),
+            (Command::Connecting, None) => self.lines[0].connecting = true,
             (
                 Command::Ask {
                     key,
@@ -253,43 +255,57 @@ impl Hub {
             (Command::Over { before, cause }, None) => {
                 let cause = cause.encode();
                 // If nothing was said to rank 0 yet, there is nothing to take back.
-                if self.lines[0].lane.is_some() || self.connecting {
+                if self.lines[0].lane.is_some() || self.lines[0].connecting {
                     self.say(names, &Up::Over { before, cause });
                 }
             }
-            (Command::Ended | Command::Lost { .. } | Command::Settings { .. }, None) => {}
+            (Command::Ended | Command::Lost { .. } | Command::Settings { .. }, None)
+            | (Command::Requested | Command::Connecting, Some(_)) => {}
         }
     }
 
     /// Tells rank 0 something; makes the link first if there is none.
     fn say(&mut self, names: &Arc<Names>, message: &Up) {
         wire::put(&mut self.lines[0].out, message);
-        if self.lines[0].lane.is_some() || self.connecting {
+        self.link(names);
+    }
+
+    /// Starts making the link to rank 0, if there is none.
+    fn link(&mut self, names: &Arc<Names>) {
+        let line = &mut self.lines[0];
+        if line.lane.is_some() || line.connecting {
             return;
         }
-        self.connecting = true;
+        line.connecting = true;
         let connecting = names.family.connect(names.id, names.members[0]);
         let commands = names.commands.downgrade();
         names.family.handle.spawn(async move {
-            let lane = connecting.await;
+            let lane = connecting.await.map(|lane| (lane, Vec::new()));
             if let Some(commands) = commands.upgrade() {
                 drop(commands.send(Command::Arrived { rank: 0, lane }));
             }
         });
     }
 
-    fn arrived(&mut self, names: &Names, rank: u32, lane: Result<Box<dyn Lane>, LaneError>) {
+    fn arrived(
+        &mut self,
+        names: &Names,
+        rank: u32,
+        lane: Result<(Box<dyn Lane>, Vec<u8>), LaneError>,
+    ) {
         let index = if self.me == 0 { rank as usize } else { 0 };
-        if self.me != 0 {
-            self.connecting = false;
-        }
-        let Some(line) = self.lines.get_mut(index) else {
-            return;
-        };
+        let line = &mut self.lines[index];
+        line.connecting = false;
         match lane {
-            Ok(lane) => {
+            Ok((lane, read)) => {
                 line.inbox.clear();
+                line.inbox.push(&read);
                 let Some(_old) = line.lane.replace(lane) else {
+                    if let Some(book) = &mut self.book
+                        && book.wants_to_know(rank)
+                    {
+                        wire::put(&mut line.out, &Down::Query);
+                    }
                     return;
                 };
                 // What was on its way may be lost.
@@ -402,7 +418,7 @@ impl Hub {
             }
             Up::Join => book.join(rank),
             Up::Over { before, cause } => book.over(before, wire::decode_cause(&cause, rank)),
-            Up::Doing { text } => book.doing(rank, cut(&text).to_owned()),
+            Up::Doing { text } => book.doing(Instant::now(), rank, cut(&text).to_owned()),
         }
         Ok(())
     }
@@ -495,10 +511,13 @@ impl Hub {
                     if rank == 0 {
                         let text = names.family.present();
                         if let Some(book) = &mut self.book {
-                            book.doing(0, text);
+                            book.doing(Instant::now(), 0, text);
                         }
                     } else if self.lines[rank as usize].lane.is_some() {
                         wire::put(&mut self.lines[rank as usize].out, &Down::Query);
+                    } else {
+                        // It has started nothing with a name, and is asked when its link comes.
+                        names.family.request(names.id, names.members[rank as usize]);
                     }
                 }
             }

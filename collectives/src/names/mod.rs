@@ -1,6 +1,7 @@
 //! Operations that are told apart by name, and that each rank may start in another order.
 //!
-//! Every rank tells rank 0 what it has started, over links of their own. What all ranks have started, rank 0 puts in one
+//! Every rank tells rank 0 what it has started, over links of their own. (Ranks are counted here in the order of their ranks
+//! among all; in a group that has another order rank 0 is another one there.) What all ranks have started, rank 0 puts in one
 //! order, which all follow: small all-reduces that are alike become one. Nothing ticks: each message is the answer to
 //! another one, and what gets ready while other operations run is what is fused. The operations themselves run in a group of
 //! their own, beside those without names.
@@ -34,6 +35,7 @@ use crate::error::CollectiveError;
 use crate::group::{Family, GroupId, Kind, Member};
 use crate::inner::Inner;
 use crate::lane::{Lane, LaneError};
+use crate::link::Link;
 use crate::operation::{Operation, Tag};
 use crate::ops::Part;
 use crate::options::Options;
@@ -43,6 +45,9 @@ use hub::SILENT;
 
 /// Most bytes that are fused in one operation, if nothing else is set.
 pub(crate) const THRESHOLD: u64 = 128 << 20;
+
+/// Most characters of a name that ranks tell each other when they say what they do.
+const SHOWN: usize = 100;
 
 /// Named operations of one rank that wait. More are refused.
 const MOST: usize = 1 << 16;
@@ -97,10 +102,15 @@ enum Command {
     },
     /// A batch has ended here.
     Ended,
+    /// A link is there, with what was read from it already, or will not be.
     Arrived {
         rank: u32,
-        lane: Result<Box<dyn Lane>, LaneError>,
+        lane: Result<(Box<dyn Lane>, Vec<u8>), LaneError>,
     },
+    /// Rank 0 asks for the link ...
+    Requested,
+    /// ... or has asked before, and it will come.
+    Connecting,
     Settings {
         threshold: u64,
     },
@@ -109,8 +119,10 @@ enum Command {
 /// The named operations of one rank in one group.
 pub(crate) struct Names {
     pub(crate) id: GroupId,
+    /// Among the members.
     me: u32,
     world: u32,
+    /// In the order of their ranks among all, whatever that in the group is.
     members: Vec<u32>,
     family: Arc<Family>,
     /// Where they run.
@@ -124,6 +136,7 @@ struct Pending {
     options: Options,
     operation: Operation,
     task: Task,
+    started: Instant,
     /// When rank 0 must have said something about it, and the limit that it was given.
     until: Instant,
     limit: Duration,
@@ -155,20 +168,28 @@ impl Names {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Which group they are of this one.
+    pub(crate) fn id_in(parent: &Inner) -> GroupId {
+        parent.id.child(Kind::Names, 0, &parent.job_ranks())
+    }
+
     /// For this rank of a group. `parent` is that group.
-    fn start(parent: &Inner) -> Arc<Self> {
-        let members: Vec<u32> = (0..parent.world)
-            .map(|rank| parent.job_rank(rank))
-            .collect();
-        let id = parent.id.child(Kind::Names, 0, &members);
+    pub(crate) fn start(parent: &Inner) -> Arc<Self> {
+        let mut members = parent.job_ranks();
+        let id = Self::id_in(parent);
         let data_id = parent.id.child(Kind::Negotiated, 0, &members);
+        let data = parent.group(data_id, members.clone(), parent.me);
+        let own = parent.job_rank(parent.me);
+        // Links to lower ranks are this one's to make, and all have one to the first.
+        members.sort_unstable();
+        let me = members.partition_point(|member| *member < own) as u32;
         let (commands, todo) = unbounded_channel();
         let names = Arc::new(Self {
             id,
-            me: parent.me,
+            me,
             world: parent.world,
             family: Arc::clone(&parent.family),
-            data: parent.group(data_id, members.clone(), parent.me),
+            data,
             members,
             commands,
             state: Mutex::new(State {
@@ -230,11 +251,13 @@ impl Names {
                     ),
                 })
             } else {
+                let started = Instant::now();
                 let pending = Pending {
                     options,
                     operation,
                     task,
-                    until: Instant::now() + limit + SILENT,
+                    started,
+                    until: started + limit + SILENT,
                     limit,
                 };
                 state.pending.insert(key.clone(), pending);
@@ -272,9 +295,20 @@ impl Names {
     }
 
     fn outward(&self, cause: Cause, call: u64, name: &str) -> CollectiveError {
-        cause
-            .into_error(CallId(call), name)
-            .with_ranks(|rank| Rank(self.members.get(rank.index()).copied().unwrap_or(rank.0)))
+        let error = cause.into_error(CallId(call), name);
+        self.family
+            .add_who_waits(error.with_ranks(|rank| self.job_rank(rank)))
+    }
+
+    /// A member by its rank among all.
+    fn job_rank(&self, rank: Rank) -> Rank {
+        Rank(self.members.get(rank.index()).copied().unwrap_or(rank.0))
+    }
+
+    /// The member that a rank of all is, if this rank has a link to it: rank 0 has one to each, the others to rank 0.
+    fn linked(&self, job_rank: u32) -> Option<u32> {
+        let position = (self.members.iter()).position(|member| *member == job_rank)? as u32;
+        ((self.me == 0) != (position == 0)).then_some(position)
     }
 
     /// Rank 0 has given names up.
@@ -346,14 +380,14 @@ impl Names {
     fn unlinked(&self, cause: Cause) {
         let error = cause
             .into_own_error(Rank(self.me), CallId(self.lock().call), "names")
-            .with_ranks(|rank| Rank(self.members.get(rank.index()).copied().unwrap_or(rank.0)));
+            .with_ranks(|rank| self.job_rank(rank));
         self.fail_all(u64::MAX, &error);
     }
 
     /// The links have ended: to rank 0, or, on rank 0, to some rank.
     fn lost(&self, rank: u32, reason: &str, for_good: bool) {
         let error = CollectiveError::PeerLost {
-            rank: Rank(self.members.get(rank as usize).copied().unwrap_or(rank)),
+            rank: self.job_rank(Rank(rank)),
             reason: reason.to_owned(),
         };
         if for_good {
@@ -381,11 +415,10 @@ impl Names {
         if what.is_empty() {
             return;
         }
-        let job_rank = |rank: u32| Rank(self.members.get(rank as usize).copied().unwrap_or(rank));
         let missing = missing
             .into_iter()
             .map(|(rank, doing)| Missing {
-                rank: job_rank(rank),
+                rank: self.job_rank(Rank(rank)),
                 doing,
             })
             .collect();
@@ -408,35 +441,59 @@ impl Member for Names {
     fn lane(
         self: Arc<Self>,
         rank: u32,
-        lane: Result<Box<dyn Lane>, LaneError>,
+        lane: Result<Box<Link>, LaneError>,
+        _theirs: bool,
     ) -> Result<(), LaneError> {
-        let position = self.members.iter().position(|member| *member == rank);
-        match position {
-            Some(position) if self.me == 0 && position != 0 => {
-                self.tell(Command::Arrived {
-                    rank: position as u32,
-                    lane,
-                });
-                Ok(())
-            }
-            _ => Err(LaneError::Refused {
+        let Some(member) = self.linked(rank) else {
+            return Err(LaneError::Refused {
                 reason: format!(
                     "rank {rank} has no link for names to rank {}",
                     self.members[self.me as usize]
                 ),
-            }),
+            });
+        };
+        let lane = lane.and_then(|link| {
+            link.into_lane().ok_or_else(|| LaneError::Unreachable {
+                reason: "its link for names ended before this rank had any".to_owned(),
+            })
+        });
+        self.tell(Command::Arrived { rank: member, lane });
+        Ok(())
+    }
+
+    fn connecting(&self, rank: u32) {
+        if self.linked(rank).is_some() {
+            self.tell(Command::Connecting);
         }
     }
 
-    /// Who has submitted nothing has no link; who has makes its own.
-    fn requested(self: Arc<Self>, _rank: u32) {}
+    fn requested(self: Arc<Self>, rank: u32) {
+        if self.linked(rank).is_some() {
+            self.tell(Command::Requested);
+        }
+    }
 
     /// Names have no numbers.
     fn has_yet_to_begin(&self, _tag: Tag) -> bool {
         false
     }
 
-    fn make_pair(self: Arc<Self>, _group: GroupId, _rank: u32) {}
+    fn make_child(self: Arc<Self>, _group: GroupId, _rank: u32) {}
+
+    fn waits(&self) -> Option<(Instant, String)> {
+        let state = self.lock();
+        let ((_, name), first) =
+            (state.pending.iter()).min_by_key(|(_, pending)| pending.started)?;
+        let more = match state.pending.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let name: String = name.chars().take(SHOWN).collect();
+        Some((
+            first.started,
+            format!("{} named `{name}`{more}", first.operation),
+        ))
+    }
 
     fn begin_call(self: Arc<Self>, call: CallId) {
         let old = {
@@ -501,15 +558,11 @@ impl Drop for Names {
 }
 
 impl Communicator {
-    /// What runs named operations; made at first use.
-    pub(crate) fn names(&self) -> Arc<Names> {
-        Arc::clone(self.inner.names.get_or_init(|| Names::start(&self.inner)))
-    }
-
     /// Small [named](Communicator::named) all-reduces that are ready at the same time and are alike (type, operator,
-    /// factors, compression) are done as one, up to so many bytes (128 MiB at first); 0 is never. Rank 0's counts.
+    /// factors, compression) are done as one, up to so many bytes (128 MiB at first); 0 is never. What counts is that of the
+    /// member with the lowest rank among all.
     pub fn set_fusion_threshold(&self, bytes: u64) {
-        self.names().set_threshold(bytes);
+        self.inner.names().set_threshold(bytes);
     }
 }
 

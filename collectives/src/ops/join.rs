@@ -1,5 +1,7 @@
 //! Ranks that run out of data.
 
+use std::sync::Arc;
+
 use kolo_transport::ids::Rank;
 
 use crate::blocking::Alarm;
@@ -55,7 +57,7 @@ impl Communicator {
     /// [time limit](Communicator::timeout) anew), or the call was aborted. Operations that only fail are the others'
     /// affair.
     pub fn join(&self) -> Result<Rank, CollectiveError> {
-        let names = self.names();
+        let names = Arc::clone(self.inner.names());
         names.join();
         let last = self.join_in_order();
         if last.is_ok() {

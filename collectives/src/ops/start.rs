@@ -155,7 +155,7 @@ impl Start {
     fn submit_named(&self, operation: Operation, task: Task) {
         let name = self.name.as_deref().unwrap_or_default();
         let timeout = self.comm.timeout();
-        let names = self.comm.names();
+        let names = Arc::clone(self.comm.inner.names());
         names.set_timeout(timeout);
         let options = self.comm.options;
         let options = options.called(options.name, Some(Instant::now()));

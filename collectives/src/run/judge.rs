@@ -6,7 +6,7 @@ use super::transfer::segment;
 use super::{Missing, Mode, Run};
 use crate::cause::Cause;
 use crate::error::CollectiveError;
-use crate::header::{Data, Header, Share};
+use crate::header::{Data, Header, SENDER, Share};
 use crate::link::Stop;
 use crate::operation::{Operation, Tag};
 use crate::schedule::Algorithm;
@@ -242,7 +242,8 @@ impl Run<'_> {
         };
         if let Header::Doing { rank, .. } = header {
             let doing = String::from_utf8_lossy(text).into_owned();
-            self.missing_heard(Some(peer), rank.0, doing);
+            let rank = if rank == SENDER { peer } else { rank.0 };
+            self.missing_heard(Some(peer), rank, doing);
             return Ok(());
         }
         let Some(cause) = Cause::parse(text) else {

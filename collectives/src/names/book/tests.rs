@@ -141,27 +141,41 @@ fn a_late_rank_is_asked_reported_and_in_the_end_named() {
     let (mut book, now) = book(3);
     book.ask(now, 0, key("a"), sum(1), LIMIT);
     book.ask(now, 2, key("a"), sum(1), LIMIT);
-    let at = |seconds| now + Duration::from_secs(seconds);
-    assert_eq!(book.next_alarm(), Some(at(5)));
-    assert_eq!(book.verdicts(at(4)), []);
-    assert_eq!(book.verdicts(at(5)), [Verdict::Query { ranks: vec![1] }]);
-    book.doing(1, "it sleeps".to_owned());
-    let [Verdict::Stalled { missing, names, .. }] = &book.verdicts(at(6))[..] else {
+    let at = |millis| now + Duration::from_millis(millis);
+    let query = [Verdict::Query { ranks: vec![1] }];
+    assert!(!book.wants_to_know(1));
+    for asked in [100, 1000, 2000, 4000] {
+        assert_eq!(book.next_alarm(), Some(at(asked)));
+        assert_eq!(book.verdicts(at(asked - 1)), []);
+        assert_eq!(book.verdicts(at(asked)), query);
+    }
+    assert!(book.wants_to_know(1) && !book.wants_to_know(2));
+    // Whoever has just said it is not asked again, but for a report.
+    book.doing(at(4950), 1, "it sleeps".to_owned());
+    assert_eq!(book.next_alarm(), Some(at(5000)));
+    assert_eq!(book.verdicts(at(5000)), query);
+    book.doing(at(5100), 1, "it sleeps".to_owned());
+    let [Verdict::Stalled { missing, names, .. }] = &book.verdicts(at(6000))[..] else {
         panic!("it is reported");
     };
     assert_eq!(missing, &[(1, "it sleeps".to_owned())]);
     assert_eq!(names, &["a"]);
-    assert_eq!(book.next_alarm(), Some(at(10)));
-    let [Verdict::Fail { cause, .. }] = &book.verdicts(at(10))[..] else {
+    assert_eq!(book.next_alarm(), Some(at(8000)));
+    assert_eq!(book.verdicts(at(8000)), query);
+    book.doing(at(8100), 1, "it reads".to_owned());
+    assert_eq!(book.next_alarm(), Some(at(10_000)));
+    let [Verdict::Fail { cause, .. }] = &book.verdicts(at(10_000))[..] else {
         panic!("it fails");
     };
-    let late = vec![Rank(1)];
     assert_eq!(
         cause,
         &Cause::Deadline {
             waited: LIMIT,
-            late,
-            doing: Vec::new()
+            late: vec![Rank(1)],
+            doing: vec![Missing {
+                rank: Rank(1),
+                doing: "it reads (as it said 1.9 s ago)".to_owned(),
+            }],
         }
     );
     assert_eq!(book.next_alarm(), None);

@@ -1,0 +1,191 @@
+//! Links for groups that this rank has not made yet. Their peers wait for it: they are told what it does instead.
+
+use std::sync::Weak;
+use std::task::{Context, Poll};
+
+use tokio::task::AbortHandle;
+
+use super::{Family, GroupId};
+use crate::header::SENDER;
+use crate::lane::LaneError;
+use crate::link::Link;
+use crate::listen::{Answers, Told};
+use crate::operation::Tag;
+
+/// Links that wait. More are refused: of all ranks, and of one rank (at least [`LEAST`]).
+const MOST: usize = 4096;
+const LEAST: usize = 64;
+
+/// Most bytes of one that are held to look what its peer asks for.
+const AHEAD: usize = 8 * 1024;
+
+/// A link, or why there is none, for a group and from a rank.
+pub(super) struct Parked {
+    group: GroupId,
+    rank: u32,
+    serial: u64,
+    /// `None` while its peer is being answered.
+    link: Option<Result<Box<Link>, LaneError>>,
+    told: Told,
+    /// Who answers.
+    task: Option<AbortHandle>,
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+        }
+    }
+}
+
+/// Where links wait for their groups.
+#[derive(Default)]
+pub(super) struct Room {
+    parked: Vec<Parked>,
+    next: u64,
+}
+
+impl Room {
+    /// Whether there is room for one more link of a rank.
+    pub(super) fn check(&self, (me, world): (u32, u32), rank: u32) -> Result<(), LaneError> {
+        let share = (MOST / world as usize).max(LEAST);
+        let of_rank = self.parked.iter().filter(|parked| parked.rank == rank);
+        let (all, mine) = (self.parked.len(), of_rank.count());
+        if all < MOST.max(share) && mine < share {
+            return Ok(());
+        }
+        Err(LaneError::Refused {
+            reason: format!(
+                "rank {me} has {all} links already that wait for groups which it has not made, {mine} of them from rank \
+                 {rank}"
+            ),
+        })
+    }
+
+    /// Keeps a link in place of one that waits already; a link counts more than that there is none. Returns its number.
+    pub(super) fn park(
+        &mut self,
+        ranks: (u32, u32),
+        (group, rank): (GroupId, u32),
+        link: Result<Box<Link>, LaneError>,
+    ) -> Result<Option<u64>, LaneError> {
+        if link.is_err() && self.has_link(group, rank) {
+            return Ok(None);
+        }
+        self.forget(group, rank);
+        self.check(ranks, rank)?;
+        let serial = self.next;
+        self.next += 1;
+        self.parked.push(Parked {
+            group,
+            rank,
+            serial,
+            link: Some(link),
+            told: Told::default(),
+            task: None,
+        });
+        Ok(Some(serial))
+    }
+
+    /// This task answers the peer of a link.
+    pub(super) fn attended(&mut self, serial: u64, task: AbortHandle) {
+        match self.find(serial) {
+            Some(parked) => parked.task = Some(task),
+            None => task.abort(),
+        }
+    }
+
+    /// What waits for a group goes there. Links whose peers are being answered come right after that.
+    pub(super) fn take(&mut self, group: GroupId) -> Vec<(u32, Result<Box<Link>, LaneError>)> {
+        let is_here = |parked: &mut Parked| parked.group == group && parked.link.is_some();
+        self.parked
+            .extract_if(.., is_here)
+            .filter_map(|mut parked| Some((parked.rank, parked.link.take()?)))
+            .collect()
+    }
+
+    /// There is another link.
+    pub(super) fn forget(&mut self, group: GroupId, rank: u32) {
+        self.parked
+            .retain(|parked| (parked.group, parked.rank) != (group, rank));
+    }
+
+    /// Whether a link from this rank waits, and has not ended.
+    pub(super) fn has_link(&self, group: GroupId, rank: u32) -> bool {
+        self.parked.iter().any(|parked| {
+            let is_up = match &parked.link {
+                Some(Ok(link)) => !link.has_ended(),
+                Some(Err(_)) => false,
+                None => true,
+            };
+            (parked.group, parked.rank) == (group, rank) && is_up
+        })
+    }
+
+    fn find(&mut self, serial: u64) -> Option<&mut Parked> {
+        self.parked
+            .iter_mut()
+            .find(|parked| parked.serial == serial)
+    }
+}
+
+impl Family {
+    /// Answers the peer of a link until the group is made. Ready when there is nothing to be answered any more.
+    fn poll_answer(&self, serial: u64, cx: &mut Context<'_>) -> Poll<()> {
+        let (group, rank, mut link, mut told) = {
+            let mut state = self.lock();
+            let Some(parked) = state.room.find(serial) else {
+                return Poll::Ready(());
+            };
+            match parked.link.take() {
+                Some(Ok(link)) => (parked.group, parked.rank, link, parked.told),
+                other => {
+                    parked.link = other;
+                    return Poll::Ready(());
+                }
+            }
+        };
+        let answers = Answers {
+            family: self,
+            group,
+            me: SENDER,
+            next: Tag::default(),
+            is_settled: false,
+            ahead: AHEAD,
+            before: "it has not made this group; ",
+        };
+        answers.give(rank, &mut link, &mut told, cx);
+        if let Poll::Ready(Err(error)) = link.poll_backlog(cx) {
+            // What the peer said before is for the group, which also finds the end.
+            link.write_error = Some(error.to_string());
+        }
+        let member = {
+            let mut state = self.lock();
+            let member = state.members.get(&group).and_then(Weak::upgrade);
+            let Some(parked) = state.room.find(serial) else {
+                // A newer one has come.
+                return Poll::Ready(());
+            };
+            let Some(member) = member else {
+                (parked.link, parked.told) = (Some(Ok(link)), told);
+                return Poll::Pending;
+            };
+            state.room.forget(group, rank);
+            member
+        };
+        if let Err(error) = member.lane(rank, Ok(link), true) {
+            tracing::debug!(rank, %error, "a link that came early is of no use");
+        }
+        Poll::Ready(())
+    }
+}
+
+/// Answers on a link that waits.
+pub(super) async fn attend(family: Weak<Family>, serial: u64) {
+    std::future::poll_fn(|cx| match family.upgrade() {
+        Some(family) => family.poll_answer(serial, cx),
+        None => Poll::Ready(()),
+    })
+    .await;
+}
