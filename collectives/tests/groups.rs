@@ -336,3 +336,84 @@ fn a_rank_that_makes_the_group_late_gets_the_links_that_came_before() {
         }
     });
 }
+
+/// Those that wait in it have asked by then, and were answered on the links that the operation goes over in the end.
+#[test]
+fn a_group_that_one_rank_makes_late_works() {
+    let check = |kind, late: u32, length: usize, by: Duration| {
+        let group = Group::new(kind, 3);
+        group.run(|comm| {
+            if comm.rank() == Rank(late) {
+                std::thread::sleep(by);
+            }
+            let members = comm.group(&ranks(&[1, 2, 0])).unwrap().unwrap();
+            for round in 0..3 {
+                let mut data = vec![comm.rank().0 + round; length];
+                members.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                assert_eq!(
+                    data,
+                    vec![3 + 3 * round; length],
+                    "{kind:?}, {late} is late"
+                );
+            }
+            let name = members.named("a").all_gather(vec![comm.rank().0]);
+            assert_eq!(name.wait().unwrap(), [1, 2, 0]);
+        });
+    };
+    std::thread::scope(|scope| {
+        for kind in [Kind::Memory, Kind::Unix, Kind::Shared, Kind::Tls] {
+            // They ask after 0.1 s and after 1 s, and have nobody to ask before.
+            let times = [50, 300, 1500].map(Duration::from_millis);
+            for (late, by) in times.into_iter().flat_map(|by| [(0, by), (2, by)]) {
+                for length in [3, 200_000] {
+                    scope.spawn(move || check(kind, late, length, by));
+                }
+            }
+        }
+    });
+}
+
+/// Who has waited for a rank that had not made the group gives up, and both go on there.
+#[test]
+fn a_group_that_one_rank_makes_too_late_stays_in_step() {
+    let check = |kind, late: u32| {
+        let group = Group::new(kind, 2);
+        let is_over = std::sync::Barrier::new(2);
+        group.run(|comm| {
+            let sum = |members: &Communicator| {
+                let mut data = vec![comm.rank().0 + 1; 100];
+                members.all_reduce(&mut data, ReduceOp::Sum).map(|()| data)
+            };
+            let make = || comm.group(&ranks(&[0, 1])).unwrap().unwrap();
+            let members = if comm.rank() == Rank(late) {
+                is_over.wait();
+                let members = make();
+                let error = sum(&members).unwrap_err();
+                assert!(error.is_retryable(), "{kind:?}: {error}");
+                members
+            } else {
+                comm.set_timeout(Duration::from_secs(2));
+                let members = make();
+                let error = sum(&members).unwrap_err();
+                let text = error.to_string();
+                let says = format!(
+                    "rank {late}: it has not made this group; it has done no operation yet"
+                );
+                assert!(text.contains(&says), "{kind:?}: {text}");
+                is_over.wait();
+                members.set_timeout(LONG);
+                members
+            };
+            for _ in 0..3 {
+                assert_eq!(sum(&members).unwrap(), [3; 100], "{kind:?}, {late} is late");
+            }
+        });
+    };
+    std::thread::scope(|scope| {
+        for kind in [Kind::Memory, Kind::Unix, Kind::Shared, Kind::Tls] {
+            for late in [0, 1] {
+                scope.spawn(move || check(kind, late));
+            }
+        }
+    });
+}
