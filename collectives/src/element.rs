@@ -182,7 +182,7 @@ macro_rules! element {
                 let values = bytemuck::cast_slice_mut(values);
                 match from {
                     Some(from) => reduce::convert(DType::$dtype, values, from, bytes),
-                    None => values.copy_from_slice(bytes),
+                    None => crate::copy::slice(bytes, values),
                 }
             }
         }

@@ -78,6 +78,7 @@ pub mod shape;
 pub mod stall;
 
 mod blocking;
+mod copy;
 mod engine;
 mod handle;
 mod inner;

@@ -1,6 +1,7 @@
 //! What an operation works on: its schedule, its buffer, what goes in and what comes out.
 
 use super::Engine;
+use crate::copy;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
 use crate::operation::{Operation, OperationKind, ReduceOp};
@@ -255,7 +256,7 @@ fn fill_offsets(
 fn convert_in(operation: &Operation, place: &mut [u8], input: &[u8]) {
     match (operation.dtype, operation.wire) {
         (Some(dtype), Some(wire)) => reduce::convert(wire, place, dtype, input),
-        _ => place.copy_from_slice(input),
+        _ => copy::slice(input, place),
     }
 }
 

@@ -13,6 +13,7 @@ use super::Inner;
 use super::shared::{Given, Shared};
 use crate::blocking::Alarm;
 use crate::cause::Cause;
+use crate::copy;
 use crate::element::{self, DType, Element};
 use crate::engine::{Engine, element_size};
 use crate::error::CollectiveError;
@@ -156,7 +157,7 @@ impl Turn<'_> {
         {
             if let Some(own) = schedule.input {
                 let size = size_of::<T>();
-                result[own.start * size..own.end() * size].copy_from_slice(input);
+                copy::slice(input, &mut result[own.start * size..own.end() * size]);
             }
             let place = Way::InPlace(InPlace::into_result(result));
             self.run_planned(alarm, tag, operation, place).await?;
@@ -197,7 +198,7 @@ impl Turn<'_> {
             packed.reserve(parts().map(<[u8]>::len).sum());
             let mut end = 0;
             for part in parts() {
-                packed.bytes_mut()[end..end + part.len()].copy_from_slice(part);
+                copy::slice(part, &mut packed.bytes_mut()[end..end + part.len()]);
                 end += part.len();
             }
             let given = Given::Scratch(&mut packed.bytes_mut()[..end]);

@@ -1,10 +1,10 @@
 //! What an operation works on.
 
+use crate::copy;
 use crate::operation::Operation;
 use crate::reduce;
 use crate::schedule::Action;
 use crate::scratch::Scratch;
-use crate::shm::copy;
 
 /// Bytes from which on what is kept would drive out of the caches what is worked on.
 const MUCH: usize = 1 << 20;
@@ -71,7 +71,7 @@ impl<'a> InPlace<'a> {
         let fresh = &mut data[from..end];
         let copy = &mut kept.bytes_mut()[from..end];
         if is_small {
-            copy.copy_from_slice(fresh);
+            copy::slice(fresh, copy);
         } else {
             // It is read only if the operation fails.
             copy::away(fresh, copy);

@@ -2,7 +2,7 @@
 //!
 //! Another process may write any byte of it at any time: a peer may be dead in the middle of a write, late, or faulty. So no
 //! reference to its data is ever made (but by [`super::buffer`], for the caller's own data). Flags are atomics; data is
-//! [copied](super::copy) in and out, after the place was checked against the layout, which is computed from the world size
+//! [copied](crate::copy) in and out, after the place was checked against the layout, which is computed from the world size
 //! alone and never read from the memory.
 
 use std::io;
@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use kolo_transport::ids::{Generation, JobId};
 use rustix::mm::Advice;
 
-use super::copy;
 pub(crate) use super::region::MapError;
 use super::region::Region;
+use crate::copy;
 
 /// Most ranks that share an arena: each of them has a link to each other one.
 pub(crate) const MOST_RANKS: u32 = 64;

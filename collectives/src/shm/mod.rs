@@ -22,7 +22,6 @@
 
 pub(crate) mod arena;
 pub(crate) mod buffer;
-pub(crate) mod copy;
 pub(crate) mod map;
 mod parts;
 mod region;

@@ -5,9 +5,9 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::copy;
 use super::region::{MapError, Region};
 use super::ring::{Spot, Words};
+use crate::copy;
 
 /// Bytes of each of the two rings: a frame of the longest kind and as much again.
 pub(crate) const SIZE: usize = 512 << 10;

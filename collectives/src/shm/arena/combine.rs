@@ -11,6 +11,7 @@ use super::super::ticket::parity;
 use super::store::streams_from;
 use super::way::{Buffers, is_given_as_it_is};
 use super::{Arena, BLOCK, Open};
+use crate::copy;
 use crate::engine::finish_of;
 use crate::error::CollectiveError;
 use crate::operation::Operation;
@@ -36,7 +37,7 @@ impl Arena {
             );
             let from = &input[from..from + many];
             if wire == dtype {
-                block.copy_from_slice(from);
+                copy::slice(from, block);
             } else {
                 reduce::convert(wire, block, dtype, from);
             }

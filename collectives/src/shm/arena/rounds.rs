@@ -12,12 +12,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::super::copy;
 use super::super::map::Place;
 use super::super::rules::{self, Word};
 use super::stream::Pieces;
 use super::way::{Way, is_given_as_it_is};
 use super::{Arena, Outcome, Stage};
+use crate::copy;
 use crate::element::DType;
 use crate::engine::element_size;
 use crate::error::CollectiveError;

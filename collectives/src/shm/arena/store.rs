@@ -2,11 +2,11 @@
 
 use std::sync::OnceLock;
 
-use super::super::copy;
 use super::super::map::{INLINE, Place};
 use super::super::ticket::parity;
 use super::way::{Way, rows};
 use super::{Arena, BLOCK, Open, Stage};
+use crate::copy;
 use crate::element::{self, Element};
 use crate::engine::element_size;
 use crate::operation::OperationKind;
@@ -94,7 +94,7 @@ impl Arena {
                     None,
                     0..length,
                     |at, block| {
-                        result[at..at + block.len()].copy_from_slice(block);
+                        copy::slice(block, &mut result[at..at + block.len()]);
                     },
                 );
             }
@@ -127,7 +127,7 @@ impl Arena {
             let from = &input[at * size..(at + into.len()) * size];
             match element::bytes_of_mut(into) {
                 Some(into) if all / self.world >= streams_from() => copy::away(from, into),
-                Some(into) => into.copy_from_slice(from),
+                Some(into) => copy::slice(from, into),
                 None => element::store(into, None, from),
             }
             return;

@@ -10,12 +10,12 @@
 
 use std::ops::Range;
 
-use super::super::copy;
 use super::super::map::Place;
 use super::super::rules::{self, Word};
 use super::Arena;
 use super::store::streams_from;
 use super::way::is_given_as_it_is;
+use crate::copy;
 use crate::element::DType;
 use crate::engine::element_size;
 use crate::error::CollectiveError;
@@ -295,7 +295,7 @@ impl Arena {
             if stream.each >= streams_from() {
                 copy::away(part(me), into);
             } else {
-                into.copy_from_slice(part(me));
+                copy::slice(part(me), into);
             }
         }
         self.pieces.given = piece + 1;
