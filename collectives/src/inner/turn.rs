@@ -94,7 +94,7 @@ impl Turn<'_> {
         self.engine.give_word(tag, operation);
     }
 
-    /// As [`Turn::run`], of a buffer that is to hold the result. Without `stores` it stays as it is. If a broadcast fails, it may
+    /// As [`Turn::run`], of a buffer that is to hold the result (of a reduce, on the root). Without `stores` it stays as it is. If a broadcast fails, it may
     /// hold a part of the result on ranks that are not the root.
     pub(crate) async fn run_in_place<A: Alarm, T: Element>(
         &mut self,
@@ -110,7 +110,7 @@ impl Turn<'_> {
                 Some(data) => Given::Both(&[], data),
                 None => Given::Input(&[]),
             },
-            OperationKind::AllReduce => match element::bytes_of_mut(data) {
+            OperationKind::AllReduce | OperationKind::Reduce => match element::bytes_of_mut(data) {
                 Some(data) => Given::InPlace(data),
                 None => Given::Input(element::bytes_of(data)),
             },

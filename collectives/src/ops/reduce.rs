@@ -238,12 +238,10 @@ impl Communicator {
                 root: Some(root),
                 ..self.reduction::<T>(kind, data.len(), op)
             };
-            turn.run(alarm, tag, request, element::bytes_of(data))
-                .await?;
             if root == self.inner.me {
-                turn.store(data);
+                return turn.run_in_place(alarm, tag, request, data, true).await;
             }
-            Ok(())
+            turn.run(alarm, tag, request, element::bytes_of(data)).await
         })
     }
 

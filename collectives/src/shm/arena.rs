@@ -217,7 +217,7 @@ impl Arena {
         match &way {
             Way::Stream(stream) => self.check_stream(stream, input, result)?,
             Way::Rounds(rounds) => {
-                rounds.check(input.len(), result.len())?;
+                rounds.check(self.me, input.len(), result.len())?;
                 self.keeps = false;
             }
             _ => {}
@@ -366,7 +366,7 @@ impl Arena {
         }
         if open.stage == Stage::Streaming {
             let done = match &open.way {
-                Way::Stream(stream) => self.stream(stream, input, result),
+                Way::Stream(stream) => self.stream(&open.operation, stream, input, result),
                 Way::Rounds(rounds) => self.go_rounds(&open.operation, *rounds, input, result),
                 _ => true,
             };

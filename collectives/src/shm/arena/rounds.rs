@@ -1,7 +1,7 @@
-//! Long all-reduces, piece by piece, in the caller's buffer.
+//! Long all-reduces and reduces, piece by piece, in the caller's buffer.
 //!
-//! In round r a rank gives piece r of its data, combines its slice of piece r - 1, and stores the result of piece r - 2. It begins a
-//! round when all others have ended the one before. So what it reads was written in rounds that have ended, and what it
+//! In round r a rank gives piece r of its data, combines its slice of piece r - 1, and stores the result of piece r - 2 (of a reduce,
+//! the root does that). It begins a round when all others have ended the one before. So what it reads was written in rounds that have ended, and what it
 //! writes over was read in rounds that have ended: there are two places for what is given, and two for slices, which are used in
 //! turn. One word of each rank counts its rounds, and begins at 0 before its flag is set, as in [`stream`](super::stream).
 //!
@@ -32,22 +32,33 @@ const LEAST: usize = 24 << 20;
 /// Rounds after that of the last piece.
 const MORE: usize = 2;
 
-/// An all-reduce of so many bytes.
+/// An all-reduce of so many bytes, or a reduce to a root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rounds {
     length: usize,
+    root: Option<usize>,
 }
 
 impl Rounds {
     fn of(operation: &Operation) -> Option<Self> {
-        let is_plain = operation.kind == OperationKind::AllReduce
+        let is_kind = matches!(
+            operation.kind,
+            OperationKind::AllReduce | OperationKind::Reduce
+        );
+        let is_plain = is_kind
             && operation.reduce != Some(ReduceOp::Adasum)
             && is_given_as_it_is(operation)
             && operation.dtype != Some(DType::Bool);
         let length = usize::try_from(operation.count)
             .ok()?
             .checked_mul(element_size(operation))?;
-        (is_plain && length >= LEAST).then_some(Self { length })
+        let root = operation.root.map(|root| root as usize);
+        (is_plain && length >= LEAST).then_some(Self { length, root })
+    }
+
+    /// Whether a rank has a result.
+    fn stores(self, rank: usize) -> bool {
+        self.root.is_none_or(|root| root == rank)
     }
 
     fn pieces(self) -> usize {
@@ -87,12 +98,18 @@ impl Rounds {
     }
 
     /// Whoever calls gives all buffers that there are.
-    pub(super) fn check(self, input: usize, result: usize) -> Result<(), CollectiveError> {
-        if (input, result) == (self.length, self.length) {
+    pub(super) fn check(
+        self,
+        rank: usize,
+        input: usize,
+        result: usize,
+    ) -> Result<(), CollectiveError> {
+        let stored = if self.stores(rank) { self.length } else { 0 };
+        if (input, result) == (self.length, stored) {
             return Ok(());
         }
         let reason = format!(
-            "buffers of {input} and {result} bytes: they must have {}",
+            "buffers of {input} and {result} bytes: they must have {} and {stored}",
             self.length
         );
         Err(CollectiveError::Invalid { reason })
@@ -123,7 +140,7 @@ impl Arena {
     ) -> Result<Outcome, CollectiveError> {
         let (way, bytes) = self.plan(operation, forced, &[]);
         if let Way::Rounds(rounds) = way {
-            rounds.check(data.len(), data.len())?;
+            rounds.check(self.me, data.len(), data.len())?;
             self.keeps = keeps;
             if keeps && !self.kept.try_reserve(rounds.length) {
                 return Err(CollectiveError::Invalid {
@@ -158,7 +175,9 @@ impl Arena {
                 return false;
             }
             let round = self.pieces.given;
-            if let Some(piece) = round.checked_sub(MORE) {
+            if let Some(piece) = round.checked_sub(MORE)
+                && rounds.stores(self.me)
+            {
                 self.store_piece(rounds, piece, result);
             }
             let data = if input.is_empty() { &*result } else { input };

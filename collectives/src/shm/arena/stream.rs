@@ -1,4 +1,5 @@
-//! Long copies, piece by piece, through a window of the memory.
+//! Long copies, piece by piece, through a window of the memory; and reduce-scatters, whose readers combine each piece with
+//! their own.
 //!
 //! A rank that gives writes piece after piece of its data into a few places of its area, used in turn; those that read copy
 //! each to where it belongs. So both work at once, on memory that stays in caches, and an operation of any
@@ -14,12 +15,13 @@ use super::super::map::Place;
 use super::super::rules::{self, Word};
 use super::Arena;
 use super::store::streams_from;
-use super::way::is_given_as_it_is;
+use super::way::{is_given_as_it_is, rows};
 use crate::copy;
 use crate::element::DType;
 use crate::engine::element_size;
 use crate::error::CollectiveError;
-use crate::operation::{Operation, OperationKind};
+use crate::operation::{Operation, OperationKind, ReduceOp};
+use crate::schedule::{Counts, Rows};
 use crate::shape::Mark;
 
 /// Places for pieces.
@@ -35,6 +37,7 @@ fn least(kind: OperationKind) -> usize {
         // Of which a half at most travels, in pieces of a few lines when there are many ranks: it takes as long either way
         // while it fits caches.
         OperationKind::AllToAll => 8 << 20,
+        OperationKind::ReduceScatter => 12 << 20,
         _ => 512 << 10,
     }
 }
@@ -42,10 +45,12 @@ fn least(kind: OperationKind) -> usize {
 /// Who gives what to whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stream {
-    /// Bytes that one rank gets from one other.
+    /// Bytes that one rank gets from one other; the most that one gets if they are combined.
     each: usize,
     /// Whether every rank gets other bytes; else all get the same.
     is_split: bool,
+    /// What ranks get is combined: who gets which bytes.
+    combined: Option<Rows>,
     /// The only rank that gives.
     from: Option<usize>,
     /// The only rank that gets something.
@@ -70,7 +75,16 @@ impl Stream {
             .ok()?
             .checked_mul(element_size(operation))?;
         let root = operation.root.map(|root| root as usize);
+        let combined = (operation.kind == OperationKind::ReduceScatter).then(|| {
+            let rows = rows(operation, world);
+            let width = rows.width * element_size(operation);
+            Rows { width, ..rows }
+        });
+        let each = combined.map_or(each, |rows| rows.of(0));
         let (is_split, from, to) = match operation.kind {
+            OperationKind::ReduceScatter if operation.reduce != Some(ReduceOp::Adasum) => {
+                (true, None, None)
+            }
             OperationKind::Broadcast => (false, root, None),
             OperationKind::AllGather => (false, None, None),
             OperationKind::Gather => (false, None, root),
@@ -81,6 +95,7 @@ impl Stream {
         let stream = Self {
             each,
             is_split,
+            combined,
             from,
             to,
         };
@@ -89,8 +104,16 @@ impl Stream {
 
     /// Bytes that a rank gives, for itself too.
     fn given(&self, world: usize) -> usize {
-        self.each
-            .saturating_mul(if self.is_split { world } else { 1 })
+        match self.combined {
+            Some(rows) => rows.rows * rows.width,
+            None => (self.each).saturating_mul(if self.is_split { world } else { 1 }),
+        }
+    }
+
+    /// Bytes for `reader`, of one giver.
+    fn length(&self, reader: usize) -> usize {
+        self.combined
+            .map_or(self.each, |rows| rows.of(reader as u32))
     }
 
     pub(super) fn gives(&self, rank: usize) -> bool {
@@ -106,7 +129,7 @@ impl Stream {
         match (self.from, self.to) {
             (_, Some(to)) => to == rank,
             (Some(from), None) => self.is_split && from == rank,
-            (None, None) => true,
+            (None, None) => self.combined.is_none(),
         }
     }
 
@@ -119,10 +142,10 @@ impl Stream {
         self.each.div_ceil(self.piece(world))
     }
 
-    /// A piece, among the bytes that one rank gets from one other.
-    fn range(&self, world: usize, piece: usize) -> Range<usize> {
-        let long = self.piece(world);
-        piece * long..((piece + 1) * long).min(self.each)
+    /// A piece, among the bytes that `reader` gets from one other.
+    fn range(&self, world: usize, piece: usize, reader: usize) -> Range<usize> {
+        let (long, all) = (self.piece(world), self.length(reader));
+        (piece * long).min(all)..((piece + 1) * long).min(all)
     }
 
     /// Where a piece for `reader` is in the giver's area.
@@ -133,7 +156,11 @@ impl Stream {
 
     /// Where the bytes for `reader` begin in the giver's data.
     fn source(&self, reader: usize) -> usize {
-        if self.is_split { reader * self.each } else { 0 }
+        match self.combined {
+            Some(rows) => rows.before(reader as u32),
+            None if self.is_split => reader * self.each,
+            None => 0,
+        }
     }
 
     /// Where the bytes of `giver` begin in the reader's result.
@@ -152,6 +179,7 @@ impl Stream {
         let input = if has_input { self.given(world) } else { 0 };
         let result = match (has_result, self.from) {
             (false, _) => 0,
+            _ if self.combined.is_some() => self.length(rank),
             (true, Some(_)) => self.each,
             (true, None) => self.each.saturating_mul(world),
         };
@@ -200,7 +228,13 @@ impl Arena {
     }
 
     /// Goes on as far as it can. Returns whether nothing is left to do here.
-    pub(super) fn stream(&mut self, stream: &Stream, input: &[u8], result: &mut [u8]) -> bool {
+    pub(super) fn stream(
+        &mut self,
+        operation: &Operation,
+        stream: &Stream,
+        input: &[u8],
+        result: &mut [u8],
+    ) -> bool {
         let pieces = stream.pieces(self.world);
         loop {
             let mut moved = false;
@@ -209,7 +243,12 @@ impl Arena {
                 moved = true;
             }
             if self.pieces.taken < pieces && self.may_take(stream) {
-                self.take_piece(stream, result);
+                match stream.combined {
+                    None => self.take_piece(stream, result),
+                    Some(_) => self.take_combined(operation, stream, input, result),
+                }
+                self.pieces.taken += 1;
+                self.map.taken(self.me).set(self.pieces.taken as u64);
                 moved = true;
             }
             if moved {
@@ -277,9 +316,8 @@ impl Arena {
 
     fn give_piece(&mut self, stream: &Stream, input: &[u8], result: &mut [u8]) {
         let (me, world, piece) = (self.me, self.world, self.pieces.given);
-        let range = stream.range(world, piece);
         let part = |reader: usize| {
-            let start = stream.source(reader);
+            let (start, range) = (stream.source(reader), stream.range(world, piece, reader));
             &input[start + range.start..start + range.end]
         };
         if stream.gives(me) {
@@ -290,7 +328,7 @@ impl Arena {
             }
         }
         if stream.keeps_own(me) {
-            let start = stream.target(me);
+            let (start, range) = (stream.target(me), stream.range(world, piece, me));
             let into = &mut result[start + range.start..start + range.end];
             if stream.each >= streams_from() {
                 copy::away(part(me), into);
@@ -306,7 +344,7 @@ impl Arena {
 
     fn take_piece(&mut self, stream: &Stream, result: &mut [u8]) {
         let (me, world, piece) = (self.me, self.world, self.pieces.taken);
-        let range = stream.range(world, piece);
+        let range = stream.range(world, piece, me);
         let at = stream.place(world, piece, me);
         for giver in self.others().filter(|rank| stream.gives(*rank)) {
             let start = stream.target(giver);
@@ -317,8 +355,35 @@ impl Arena {
                 self.map.read(giver, Place::Area, at, into);
             }
         }
-        self.pieces.taken = piece + 1;
-        self.map.taken(me).set(self.pieces.taken as u64);
+    }
+
+    /// As [`Arena::take_piece`], of what is combined with this rank's own.
+    fn take_combined(
+        &mut self,
+        operation: &Operation,
+        stream: &Stream,
+        input: &[u8],
+        result: &mut [u8],
+    ) {
+        let (me, world, piece) = (self.me, self.world, self.pieces.taken);
+        let (first, range) = (stream.source(me), stream.range(world, piece, me));
+        let range = first + range.start..first + range.end;
+        let (place, start) = (stream.place(world, piece, me), range.start);
+        let is_far = stream.each >= streams_from();
+        self.combine(
+            operation,
+            |_, at| (Place::Area, place + (at - start)),
+            Some(input),
+            range,
+            |at, block| {
+                let into = &mut result[at - first..at - first + block.len()];
+                if is_far {
+                    copy::away(block, into);
+                } else {
+                    copy::slice(block, into);
+                }
+            },
+        );
     }
 }
 

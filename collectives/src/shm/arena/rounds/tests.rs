@@ -68,7 +68,7 @@ fn what_is_short_or_converted_or_no_number_is_not_done_in_rounds() {
         None
     );
     assert_eq!(
-        other(|operation| operation.kind = OperationKind::Reduce),
+        other(|operation| operation.kind = OperationKind::AllGather),
         None
     );
 }
@@ -144,6 +144,60 @@ fn every_order_of_steps_gives_every_rank_the_sum() {
                 assert!(!arena.lacks((me as u32 + 1) % world as u32));
                 arena.store::<u8>(&[], &[], &mut []);
                 ended[me] += 1;
+            }
+        }
+    }
+}
+
+/// Only the root has one, in its own buffer or another one.
+#[test]
+fn every_order_of_steps_gives_the_root_of_a_reduce_the_sum() {
+    let mut numbers = Numbers(8);
+    for (world, root) in [(2, 1), (3, 0)] {
+        let length = LEAST + 77;
+        let request = Operation {
+            kind: OperationKind::Reduce,
+            root: Some(root as u32),
+            ..sum(length)
+        };
+        let mut ranks = ranks(world, false, length);
+        for (operation, in_place) in [(1, false), (2, true)] {
+            let mut result = vec![0; length];
+            let mut begun = vec![false; world];
+            let mut ended = vec![false; world];
+            while ended.contains(&false) {
+                let me = numbers.below(world);
+                let (arena, data) = &mut ranks[me];
+                if ended[me] {
+                    continue;
+                }
+                let begins = !std::mem::replace(&mut begun[me], true);
+                let outcome = match (me == root, in_place, begins) {
+                    (true, true, true) => {
+                        arena.begin_in_place(tag(operation), &request, false, data, true)
+                    }
+                    (true, true, false) => arena.advance(&[], data),
+                    (is_root, _, begins) => {
+                        let into: &mut [u8] = if is_root { &mut result } else { &mut [] };
+                        if begins {
+                            arena.begin(tag(operation), &request, false, &[], data, into)
+                        } else {
+                            arena.advance(data, into)
+                        }
+                    }
+                };
+                if outcome.unwrap() == Outcome::Ready {
+                    arena.store::<u8>(&[], &[], &mut []);
+                    ended[me] = true;
+                }
+            }
+            for (me, (_, data)) in ranks.iter_mut().enumerate() {
+                let has = if in_place { &*data } else { &result };
+                if me == root {
+                    assert!(*has == total(world, length), "root {root} of {world}");
+                } else {
+                    assert!(*data == self::data(me, length), "rank {me} has no result");
+                }
             }
         }
     }

@@ -9,12 +9,13 @@ use kolo_transport::ids::{Generation, JobId};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-const KINDS: [OperationKind; 5] = [
+const KINDS: [OperationKind; 6] = [
     OperationKind::Broadcast,
     OperationKind::AllGather,
     OperationKind::Gather,
     OperationKind::Scatter,
     OperationKind::AllToAll,
+    OperationKind::ReduceScatter,
 ];
 
 fn operation(kind: OperationKind, count: usize, root: usize) -> Operation {
@@ -22,8 +23,11 @@ fn operation(kind: OperationKind, count: usize, root: usize) -> Operation {
         kind,
         OperationKind::Broadcast | OperationKind::Gather | OperationKind::Scatter
     );
+    let is_combined = kind == OperationKind::ReduceScatter;
     Operation {
         root: rooted.then_some(root as u32),
+        reduce: is_combined.then_some(ReduceOp::Sum),
+        rows: if is_combined { count as u64 } else { 0 },
         ..Operation::new(kind, Some(DType::U8), count as u64)
     }
 }
@@ -46,14 +50,26 @@ fn the_pieces_of_a_stream_are_all_of_it_and_nobody_elses_place() {
             let bytes = least(kind) + bytes;
             let count = count(kind, bytes, world);
             let stream = Stream::of(&operation(kind, count, world - 1), world).unwrap();
-            let mut end = 0;
-            for piece in 0..stream.pieces(world) {
-                let range = stream.range(world, piece);
-                assert_eq!(range.start, end);
-                assert!(!range.is_empty() && range.len() <= stream.piece(world));
-                end = range.end;
+            let mut source = 0;
+            for reader in 0..world {
+                let mut end = 0;
+                for piece in 0..stream.pieces(world) {
+                    let range = stream.range(world, piece, reader);
+                    assert_eq!(range.start, end);
+                    assert!(
+                        !range.is_empty() || reader > 0,
+                        "the first rank has the most"
+                    );
+                    assert!(range.len() <= stream.piece(world));
+                    end = range.end;
+                }
+                assert_eq!(end, stream.length(reader));
+                if stream.is_split {
+                    assert_eq!(stream.source(reader), source);
+                    source += end;
+                }
             }
-            assert_eq!(end, stream.each);
+            assert!(!stream.is_split || source == stream.given(world));
             // Those that are there at once do not overlap.
             let lanes = if stream.is_split { world } else { 1 };
             let mut places: Vec<usize> = (0..PLACES)
@@ -95,6 +111,11 @@ fn what_is_short_or_converted_or_an_object_is_no_stream() {
         other(|operation| operation.kind = OperationKind::AllGatherVarcount),
         None
     );
+    let kind = OperationKind::ReduceScatter;
+    let mut reduced = operation(kind, least(kind), 0);
+    assert!(Stream::of(&reduced, 2).is_some());
+    reduced.reduce = Some(ReduceOp::Adasum);
+    assert_eq!(Stream::of(&reduced, 2), None);
 }
 
 fn byte(from: usize, to: usize, at: usize) -> u8 {
@@ -119,8 +140,9 @@ fn ranks(world: usize, request: &Operation) -> Vec<Rank> {
     let stream = Stream::of(request, world).unwrap();
     // Of one for all, `to` is the giver itself.
     let given = |from: usize, to: usize| {
+        let all = 0..stream.length(to);
         let to = if stream.is_split { to } else { from };
-        (0..stream.each).map(move |at| byte(from, to, at))
+        all.map(move |at| byte(from, to, at))
     };
     (0..world)
         .map(|me| {
@@ -131,7 +153,13 @@ fn ranks(world: usize, request: &Operation) -> Vec<Rank> {
                 Some(from) => vec![from],
                 None => (0..world).collect(),
             };
-            let expected = from.into_iter().flat_map(|from| given(from, me));
+            let expected: Vec<u8> = if stream.combined.is_some() {
+                let sum =
+                    |at| (0..world).fold(0_u8, |sum, from| sum.wrapping_add(byte(from, me, at)));
+                (0..stream.length(me)).map(sum).collect()
+            } else {
+                from.into_iter().flat_map(|from| given(from, me)).collect()
+            };
             Rank {
                 arena: Arena::new(
                     Arc::new(Map::open(descriptor.as_fd(), owner).unwrap()),
@@ -139,7 +167,7 @@ fn ranks(world: usize, request: &Operation) -> Vec<Rank> {
                 ),
                 input: data[..input].to_vec(),
                 result: vec![0; result],
-                expected: expected.take(result).collect(),
+                expected: expected.into_iter().take(result).collect(),
             }
         })
         .collect()
