@@ -189,3 +189,67 @@ pub(super) async fn attend(family: Weak<Family>, serial: u64) {
     })
     .await;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lane::MemoryLane;
+
+    fn link() -> Box<Link> {
+        let (lane, _) = MemoryLane::pair(8);
+        Box::new(Link::over(Box::new(lane)))
+    }
+
+    fn none() -> Result<Box<Link>, LaneError> {
+        let reason = "it can't be made".to_owned();
+        Err(LaneError::Unreachable { reason })
+    }
+
+    #[test]
+    fn the_last_link_of_a_rank_waits_and_one_counts_more_than_none() {
+        let mut room = Room::default();
+        let mut park = |group, link| room.park((0, 3), (GroupId(group), 1), link).unwrap();
+        assert_eq!(park(7, none()), Some(0));
+        assert_eq!(park(7, Ok(link())), Some(1));
+        assert_eq!(park(7, none()), None);
+        assert_eq!(park(7, Ok(link())), Some(2));
+        assert_eq!(park(8, Ok(link())), Some(3));
+        assert!(room.has_link(GroupId(7), 1) && !room.has_link(GroupId(7), 2));
+        assert!(room.find(1).is_none());
+        let taken = room.take(GroupId(7));
+        assert!(matches!(&taken[..], [(1, Ok(_))]));
+        assert!(!room.has_link(GroupId(7), 1) && room.has_link(GroupId(8), 1));
+        room.forget(GroupId(8), 1);
+        assert!(room.take(GroupId(8)).is_empty());
+    }
+
+    /// Whoever has made the group takes it in when the answer is written.
+    #[test]
+    fn a_link_whose_peer_is_being_answered_is_not_given_away() {
+        let mut room = Room::default();
+        let serial = room
+            .park((0, 2), (GroupId(7), 1), Ok(link()))
+            .unwrap()
+            .unwrap();
+        let link = room.find(serial).unwrap().link.take();
+        assert!(room.has_link(GroupId(7), 1));
+        assert!(room.take(GroupId(7)).is_empty());
+        room.find(serial).unwrap().link = link;
+        assert_eq!(room.take(GroupId(7)).len(), 1);
+    }
+
+    #[test]
+    fn a_rank_has_its_share_of_the_room() {
+        for (world, share) in [(2, MOST / 2), (1 << 16, LEAST)] {
+            let mut room = Room::default();
+            for group in 0..share as u64 {
+                room.park((0, world), (GroupId(group), 1), none()).unwrap();
+            }
+            let error = room.check((0, world), 1).unwrap_err();
+            assert!(matches!(error, LaneError::Refused { .. }), "{error}");
+            assert!(error.to_string().contains("from rank 1"), "{error}");
+            room.park((0, world), (GroupId(0), 1), none()).unwrap();
+            room.park((0, world), (GroupId(0), 2), none()).unwrap();
+        }
+    }
+}
