@@ -104,11 +104,11 @@ impl Acceptor {
     }
 
     /// Says that `rank`, which is lower than this one, asks for the link to it in the group, which is this rank's to make: see
-    /// [`Connector::request`]. A group that this rank has not made has no use for it.
+    /// [`Connector::request`]. In a group that this rank has not made the link is made, too, so that the other one hears that.
     ///
     /// # Errors
     ///
-    /// As [`Acceptor::accept`], and [`LaneError::Refused`] if the rank is not lower.
+    /// As [`Acceptor::accept`], and [`LaneError::Refused`] if the rank is not lower, or too many of its links wait for groups already.
     pub fn requested(&self, group: GroupId, rank: Rank) -> Result<(), LaneError> {
         self.family()?.requested(group, rank)
     }

@@ -47,7 +47,7 @@ fn hidden() -> Memcpy {
 ///
 /// # Safety
 ///
-/// Both ranges are mapped, the destination to be written, and they do not overlap. Nothing of this process refers to
+/// Both ranges are mapped, the destination to be written, and they do not overlap. Nothing else of this process refers to
 /// the destination, or to the source mutably.
 #[inline]
 pub(crate) unsafe fn bytes(from: *const u8, into: *mut u8, count: usize) {
@@ -116,41 +116,54 @@ mod vectors {
         // than a round left, and the end takes the last round. Vector registers are any values.
         unsafe {
             std::arch::asm!(
-                "vmovdqu {a}, [{from}]",
-                "vmovdqu [{into}], {a}",
+                "vmovdqu ymm0, [{from}]",
+                "vmovdqu [{into}], ymm0",
                 "add {from}, {head}",
                 "add {into}, {head}",
                 "2:",
-                "vmovdqu {a}, [{from}]",
-                "vmovdqu {b}, [{from} + 32]",
-                "vmovdqu {c}, [{from} + 64]",
-                "vmovdqu {d}, [{from} + 96]",
-                "vmovdqa [{into}], {a}",
-                "vmovdqa [{into} + 32], {b}",
-                "vmovdqa [{into} + 64], {c}",
-                "vmovdqa [{into} + 96], {d}",
+                "vmovdqu ymm0, [{from}]",
+                "vmovdqu ymm1, [{from} + 32]",
+                "vmovdqu ymm2, [{from} + 64]",
+                "vmovdqu ymm3, [{from} + 96]",
+                "vmovdqa [{into}], ymm0",
+                "vmovdqa [{into} + 32], ymm1",
+                "vmovdqa [{into} + 64], ymm2",
+                "vmovdqa [{into} + 96], ymm3",
                 "add {from}, 128",
                 "add {into}, 128",
                 "cmp {into}, {last}",
                 "jb 2b",
-                "vmovdqu {a}, [{end}]",
-                "vmovdqu {b}, [{end} + 32]",
-                "vmovdqu {c}, [{end} + 64]",
-                "vmovdqu {d}, [{end} + 96]",
-                "vmovdqu [{last}], {a}",
-                "vmovdqu [{last} + 32], {b}",
-                "vmovdqu [{last} + 64], {c}",
-                "vmovdqu [{last} + 96], {d}",
+                "vmovdqu ymm0, [{end}]",
+                "vmovdqu ymm1, [{end} + 32]",
+                "vmovdqu ymm2, [{end} + 64]",
+                "vmovdqu ymm3, [{end} + 96]",
+                "vmovdqu [{last}], ymm0",
+                "vmovdqu [{last} + 32], ymm1",
+                "vmovdqu [{last} + 64], ymm2",
+                "vmovdqu [{last} + 96], ymm3",
                 "vzeroupper",
                 from = inout(reg) from => _,
                 into = inout(reg) into => _,
                 head = in(reg) head,
                 last = in(reg) into.add(count - ROUND),
                 end = in(reg) from.add(count - ROUND),
-                a = out(ymm_reg) _,
-                b = out(ymm_reg) _,
-                c = out(ymm_reg) _,
-                d = out(ymm_reg) _,
+                // `vzeroupper` changes all of them.
+                out("ymm0") _,
+                out("ymm1") _,
+                out("ymm2") _,
+                out("ymm3") _,
+                out("ymm4") _,
+                out("ymm5") _,
+                out("ymm6") _,
+                out("ymm7") _,
+                out("ymm8") _,
+                out("ymm9") _,
+                out("ymm10") _,
+                out("ymm11") _,
+                out("ymm12") _,
+                out("ymm13") _,
+                out("ymm14") _,
+                out("ymm15") _,
                 options(nostack)
             );
         }

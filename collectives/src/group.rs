@@ -262,20 +262,27 @@ impl Family {
     /// A group is here. It gets the links that came before it.
     pub(crate) fn join(&self, id: GroupId, member: &Arc<impl Member + 'static>) {
         let weak = Arc::downgrade(member);
-        let (early, begun) = {
+        let early = {
             let mut state = self.lock();
             state.members.insert(id, weak);
             let begun = state.begun.iter().filter(|(group, _)| *group == id);
-            let begun: Vec<u32> = begun.map(|(_, rank)| *rank).collect();
-            (state.room.take(id), begun)
+            for (_, rank) in begun {
+                member.connecting(*rank);
+            }
+            state.room.take(id)
         };
-        for rank in begun {
-            member.connecting(rank);
-        }
         for (rank, lane) in early {
             if let Err(error) = Arc::clone(member).lane(rank, lane, true) {
                 tracing::debug!(rank, %error, "a link that came early is of no use");
             }
+        }
+    }
+
+    /// Makes what is made out of a new group when a rank needs it, if one does already.
+    pub(crate) fn offer(&self, member: &Arc<impl Member + 'static>) {
+        let wanted = self.lock().room.wanted();
+        for (group, rank) in wanted {
+            Arc::clone(member).make_child(group, rank);
         }
     }
 
@@ -329,10 +336,14 @@ impl Family {
             match state.members.get(&group) {
                 Some(member) => {
                     let member = member.upgrade().ok_or_else(|| is_gone(group))?;
-                    state.room.forget(group, rank);
+                    if link.is_ok() {
+                        state.room.forget(group, rank);
+                    }
                     member
                 }
                 None if state.gone.contains(&group) => return Err(is_gone(group)),
+                // What this rank could not make now it may make when it needs it.
+                None if !theirs && link.is_err() => return Ok(()),
                 None => {
                     let is_link = link.is_ok();
                     let ranks = (self.me, self.world);
@@ -381,10 +392,16 @@ impl Family {
         group: GroupId,
         rank: u32,
     ) -> Result<(), LaneError> {
-        if state.room.has_link(group, rank) || state.begun.contains(&(group, rank)) {
+        // A peer that asks again long after it got its link has lost it.
+        if state.room.has_new_link(group, rank) || state.begun.contains(&(group, rank)) {
             return Ok(());
         }
-        state.room.check((self.me, self.world), rank)?;
+        let coming = state
+            .begun
+            .iter()
+            .filter(|(_, other)| *other == rank)
+            .count();
+        state.room.check((self.me, self.world), rank, coming)?;
         state.begun.insert((group, rank));
         let (connecting, family) = (self.connect(group, rank), Arc::downgrade(self));
         self.handle.spawn(async move {

@@ -81,10 +81,14 @@ impl Inner {
     pub(crate) fn group(&self, id: GroupId, members: Vec<u32>, me: u32) -> Arc<Self> {
         let world = members.len() as u32;
         let members: Arc<[u32]> = members.into();
-        let _still = self.family.still();
-        let inner = Self::make(Arc::clone(&self.family), id, Some(members), (me, world));
-        self.signals
-            .copy_to(&inner.signals, |member| inner.position(member));
+        let inner = {
+            let _still = self.family.still();
+            let inner = Self::make(Arc::clone(&self.family), id, Some(members), (me, world));
+            self.signals
+                .copy_to(&inner.signals, |member| inner.position(member));
+            inner
+        };
+        self.family.offer(&inner);
         inner
     }
 

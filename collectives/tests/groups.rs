@@ -373,6 +373,36 @@ fn a_group_that_one_rank_makes_late_works() {
     });
 }
 
+/// Their links come before the group, and wait until somebody makes it.
+#[test]
+fn names_in_a_group_that_one_rank_makes_late_are_told_what_it_does() {
+    let check = |kind, late: u32| {
+        let group = Group::new(kind, 2);
+        group.run(|comm| {
+            let make = || comm.group(&ranks(&[1, 0])).unwrap().unwrap();
+            comm.set_timeout(Duration::from_secs(4));
+            if comm.rank() == Rank(late) {
+                std::thread::sleep(Duration::from_millis(1500));
+                let members = make();
+                assert!(members.barrier().is_err(), "{kind:?}: nobody else is in it");
+                return;
+            }
+            let members = make();
+            let error = members.named("a").barrier().wait().unwrap_err();
+            let says = format!("rank {late}: it is in barrier");
+            assert!(error.to_string().contains(&says), "{kind:?}: {error}");
+            assert_eq!(error.culprit_rank(), Some(Rank(late)));
+        });
+    };
+    std::thread::scope(|scope| {
+        for kind in [Kind::Memory, Kind::Unix, Kind::Shared, Kind::Tls] {
+            for late in [0, 1] {
+                scope.spawn(move || check(kind, late));
+            }
+        }
+    });
+}
+
 /// Who has waited for a rank that had not made the group gives up, and both go on there.
 #[test]
 fn a_group_that_one_rank_makes_too_late_stays_in_step() {

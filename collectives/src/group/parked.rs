@@ -2,10 +2,11 @@
 
 use std::sync::Weak;
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
-use super::{Family, GroupId};
+use super::{Family, GroupId, State};
 use crate::header::SENDER;
 use crate::lane::LaneError;
 use crate::link::Link;
@@ -16,6 +17,9 @@ use crate::operation::Tag;
 const MOST: usize = 4096;
 const LEAST: usize = 64;
 
+/// A request that was made before its link was there comes in this time.
+const NEW: Duration = Duration::from_secs(1);
+
 /// Most bytes of one that are held to look what its peer asks for.
 const AHEAD: usize = 8 * 1024;
 
@@ -24,11 +28,24 @@ pub(super) struct Parked {
     group: GroupId,
     rank: u32,
     serial: u64,
+    since: Instant,
     /// `None` while its peer is being answered.
     link: Option<Result<Box<Link>, LaneError>>,
     told: Told,
     /// Who answers.
     task: Option<AbortHandle>,
+}
+
+impl Parked {
+    /// Whether it is a link that has not ended.
+    fn is_up(&self) -> bool {
+        match &self.link {
+            Some(Ok(link)) => !link.has_ended(),
+            Some(Err(_)) => false,
+            // Its peer is being answered.
+            None => true,
+        }
+    }
 }
 
 impl Drop for Parked {
@@ -47,12 +64,26 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Whether there is room for one more link of a rank.
-    pub(super) fn check(&self, (me, world): (u32, u32), rank: u32) -> Result<(), LaneError> {
+    /// Whether there is room for one more link of a rank, of which so many are being made.
+    pub(super) fn check(
+        &mut self,
+        (me, world): (u32, u32),
+        rank: u32,
+        coming: usize,
+    ) -> Result<(), LaneError> {
         let share = (MOST / world as usize).max(LEAST);
-        let of_rank = self.parked.iter().filter(|parked| parked.rank == rank);
-        let (all, mine) = (self.parked.len(), of_rank.count());
-        if all < MOST.max(share) && mine < share {
+        let count = |room: &Self| {
+            let of_rank = room.parked.iter().filter(|parked| parked.rank == rank);
+            (room.parked.len(), of_rank.count() + coming)
+        };
+        let fits = |(all, mine): (usize, usize)| all < MOST.max(share) && mine < share;
+        if fits(count(self)) {
+            return Ok(());
+        }
+        // Whoever has ended it may have given the group up.
+        self.parked.retain(Parked::is_up);
+        let (all, mine) = count(self);
+        if fits((all, mine)) {
             return Ok(());
         }
         Err(LaneError::Refused {
@@ -74,13 +105,14 @@ impl Room {
             return Ok(None);
         }
         self.forget(group, rank);
-        self.check(ranks, rank)?;
+        self.check(ranks, rank, 0)?;
         let serial = self.next;
         self.next += 1;
         self.parked.push(Parked {
             group,
             rank,
             serial,
+            since: Instant::now(),
             link: Some(link),
             told: Told::default(),
             task: None,
@@ -113,14 +145,22 @@ impl Room {
 
     /// Whether a link from this rank waits, and has not ended.
     pub(super) fn has_link(&self, group: GroupId, rank: u32) -> bool {
-        self.parked.iter().any(|parked| {
-            let is_up = match &parked.link {
-                Some(Ok(link)) => !link.has_ended(),
-                Some(Err(_)) => false,
-                None => true,
-            };
-            (parked.group, parked.rank) == (group, rank) && is_up
-        })
+        self.parked
+            .iter()
+            .any(|parked| (parked.group, parked.rank) == (group, rank) && parked.is_up())
+    }
+
+    /// As [`Room::has_link`], one that has just come.
+    pub(super) fn has_new_link(&self, group: GroupId, rank: u32) -> bool {
+        let is_it = |parked: &Parked| (parked.group, parked.rank) == (group, rank);
+        let is_new = |parked: &Parked| parked.is_up() && parked.since.elapsed() < NEW;
+        (self.parked.iter()).any(|parked| is_it(parked) && is_new(parked))
+    }
+
+    /// The groups for which links wait, and from whom.
+    pub(super) fn wanted(&self) -> Vec<(GroupId, u32)> {
+        let places = self.parked.iter();
+        places.map(|parked| (parked.group, parked.rank)).collect()
     }
 
     fn find(&mut self, serial: u64) -> Option<&mut Parked> {
@@ -162,16 +202,22 @@ impl Family {
         }
         let member = {
             let mut state = self.lock();
-            let member = state.members.get(&group).and_then(Weak::upgrade);
-            let Some(parked) = state.room.find(serial) else {
+            let is_gone = state.gone.contains(&group);
+            let State { room, members, .. } = &mut *state;
+            let Some(parked) = room.find(serial) else {
                 // A newer one has come.
                 return Poll::Ready(());
             };
-            let Some(member) = member else {
+            // The last to know a group must not let it go while the state is locked: it leaves that.
+            let Some(member) = members.get(&group).and_then(Weak::upgrade) else {
                 (parked.link, parked.told) = (Some(Ok(link)), told);
+                if is_gone {
+                    room.forget(group, rank);
+                    return Poll::Ready(());
+                }
                 return Poll::Pending;
             };
-            state.room.forget(group, rank);
+            room.forget(group, rank);
             member
         };
         if let Err(error) = member.lane(rank, Ok(link), true) {
@@ -198,6 +244,13 @@ mod tests {
     fn link() -> Box<Link> {
         let (lane, _) = MemoryLane::pair(8);
         Box::new(Link::over(Box::new(lane)))
+    }
+
+    /// One whose peer is there.
+    fn held(far: &mut Vec<MemoryLane>) -> Link {
+        let (lane, other) = MemoryLane::pair(8);
+        far.push(other);
+        Link::over(Box::new(lane))
     }
 
     fn none() -> Result<Box<Link>, LaneError> {
@@ -241,15 +294,21 @@ mod tests {
     #[test]
     fn a_rank_has_its_share_of_the_room() {
         for (world, share) in [(2, MOST / 2), (1 << 16, LEAST)] {
-            let mut room = Room::default();
+            let (mut room, mut far) = (Room::default(), Vec::new());
             for group in 0..share as u64 {
-                room.park((0, world), (GroupId(group), 1), none()).unwrap();
+                let link = Ok(Box::new(held(&mut far)));
+                room.park((0, world), (GroupId(group), 1), link).unwrap();
             }
-            let error = room.check((0, world), 1).unwrap_err();
+            let error = room.check((0, world), 1, 0).unwrap_err();
             assert!(matches!(error, LaneError::Refused { .. }), "{error}");
             assert!(error.to_string().contains("from rank 1"), "{error}");
-            room.park((0, world), (GroupId(0), 1), none()).unwrap();
-            room.park((0, world), (GroupId(0), 2), none()).unwrap();
+            room.check((0, world), 2, 0).unwrap();
+            assert!(room.check((0, world), 2, share).is_err());
+            // One takes the place of another one, and of one that is none any more.
+            let link = Ok(Box::new(held(&mut far)));
+            room.park((0, world), (GroupId(0), 1), link).unwrap();
+            room.find(share as u64).unwrap().link = Some(none());
+            room.check((0, world), 1, 0).unwrap();
         }
     }
 }

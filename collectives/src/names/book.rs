@@ -20,6 +20,9 @@ const COLLECT: Duration = Duration::from_millis(300);
 /// Those that did not come are asked what they do when an operation has waited for so long ...
 const ASK: Duration = Duration::from_millis(100);
 
+/// ... (but once in this time, for all entries are looked at) ...
+const PAUSE: Duration = Duration::from_millis(50);
+
 /// ... and for so long, and whenever it has waited for twice as long as then.
 const REPEAT: Duration = Duration::from_secs(1);
 
@@ -161,6 +164,8 @@ pub(super) struct Book {
     ready: VecDeque<Key>,
     joined: Vec<bool>,
     doing: HashMap<u32, Doing>,
+    /// Before this time nobody is asked.
+    asks_from: Option<Instant>,
     /// How many entries each rank has asked for.
     asked: Vec<usize>,
     /// The number of the next operation, and of which call.
@@ -184,6 +189,7 @@ impl Book {
             ready: VecDeque::new(),
             joined: vec![false; world as usize],
             doing: HashMap::new(),
+            asks_from: None,
             asked: vec![0; world as usize],
             next: (0, 0),
             lost: None,
@@ -407,6 +413,7 @@ impl Book {
 
     fn look_at_the_clock(&mut self, now: Instant) {
         let mut late: Vec<(Key, Cause)> = Vec::new();
+        let (asks, mut asked) = (self.asks_from.is_none_or(|at| now >= at), false);
         let mut query = Vec::new();
         let mut stalled: HashMap<(u64, Vec<u32>), (Vec<String>, Duration)> = HashMap::new();
         for (key, entry) in &mut self.entries {
@@ -429,7 +436,8 @@ impl Book {
                     late: missing.into_iter().map(Rank).collect(),
                 };
                 late.push((key.clone(), cause));
-            } else if now >= entry.ask_at {
+            } else if asks && now >= entry.ask_at {
+                asked = true;
                 query.extend(entry.missing(&self.joined).into_iter().filter(|rank| {
                     let said = self.doing.get(rank).map(|doing| doing.at);
                     said.is_none_or(|at| now >= at + ASK)
@@ -451,6 +459,9 @@ impl Book {
                 _ => {}
             }
         }
+        if asked {
+            self.asks_from = Some(now + PAUSE);
+        }
         for (key, cause) in late {
             self.remove(&key);
             let (call, name) = key;
@@ -467,7 +478,8 @@ impl Book {
             let missing = missing
                 .into_iter()
                 .map(|rank| {
-                    let doing = self.doing.get(&rank).map(|doing| doing.in_words(now));
+                    let doing = (self.doing.get(&rank)).filter(|doing| doing.at + waited >= now);
+                    let doing = doing.map(|doing| doing.in_words(now));
                     (
                         rank,
                         doing.unwrap_or_else(|| "nothing is heard from it".to_owned()),
@@ -502,7 +514,10 @@ impl Book {
                     Stall::Asked(at) => Some(at + COLLECT),
                     Stall::Reported => None,
                 };
-                [Some(entry.deadline), Some(entry.ask_at), stall]
+                let ask_at = self
+                    .asks_from
+                    .map_or(entry.ask_at, |from| from.max(entry.ask_at));
+                [Some(entry.deadline), Some(ask_at), stall]
             })
             .flatten()
             .min()

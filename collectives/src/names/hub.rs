@@ -40,8 +40,10 @@ const REST: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 struct Line {
     lane: Option<Box<dyn Lane>>,
-    /// This rank is making it.
+    /// This rank is making it ...
     connecting: bool,
+    /// ... because rank 0 asks for it, and not for something of its own.
+    is_asked: bool,
     out: Vec<u8>,
     sent: usize,
     inbox: Inbox,
@@ -203,8 +205,14 @@ impl Hub {
         let now = Instant::now();
         match (command, &mut self.book) {
             (Command::Arrived { rank, lane }, _) => self.arrived(names, rank, lane),
-            (Command::Requested, None) => self.link(names),
-            (Command::Connecting, None) => self.lines[0].connecting = true,
+            (Command::Requested, None) => {
+                let line = &mut self.lines[0];
+                line.is_asked |= line.lane.is_none() && !line.connecting;
+                self.link(names);
+            }
+            (Command::Connecting, None) => {
+                (self.lines[0].connecting, self.lines[0].is_asked) = (true, true);
+            }
             (
                 Command::Ask {
                     key,
@@ -289,13 +297,14 @@ impl Hub {
 
     fn arrived(
         &mut self,
-        names: &Names,
+        names: &Arc<Names>,
         rank: u32,
         lane: Result<(Box<dyn Lane>, Vec<u8>), LaneError>,
     ) {
         let index = if self.me == 0 { rank as usize } else { 0 };
         let line = &mut self.lines[index];
         line.connecting = false;
+        let is_asked = std::mem::take(&mut line.is_asked);
         match lane {
             Ok((lane, read)) => {
                 line.inbox.clear();
@@ -326,6 +335,12 @@ impl Hub {
             }
             // One that has come all the same will do.
             Err(_) if line.lane.is_some() => {}
+            // What was started since has not had its time.
+            Err(_) if is_asked => {
+                if !line.out.is_empty() {
+                    self.link(names);
+                }
+            }
             Err(error) => {
                 *line = Line::default();
                 let numbers = |rank: u32| (Rank(rank), Rank(names.members[rank as usize]));

@@ -4,8 +4,8 @@
 //! waits for the flags of all. That all flags are the same word says that all ask for the same. From there on there are four ways:
 //!
 //! * *flat*: every rank combines, or copies, what it needs from where the others gave it. One flag.
-//! * *piece by piece*, for long copies: see [`stream`].
-//! * *in rounds*, for the longest all-reduces: see [`rounds`].
+//! * *piece by piece*, for long copies and reduce-scatters: see [`stream`].
+//! * *in rounds*, for the longest all-reduces and reduces: see [`rounds`].
 //! * *slices*, for other long reductions: each rank combines its slice of all inputs into its own data, sets a second flag, and
 //!   waits for those of all; then everyone copies all slices.
 //!

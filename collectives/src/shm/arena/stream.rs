@@ -70,7 +70,9 @@ impl Stream {
         let is_plain = is_given_as_it_is(operation)
             && operation.dtype != Some(DType::Bool)
             // Whoever gets an object has no place for it before it is there.
-            && Mark::of(operation.shape).is_none();
+            && Mark::of(operation.shape).is_none()
+            // A rank that gets nothing leaves its places empty.
+            && (operation.kind != OperationKind::ReduceScatter || operation.rows >= world as u64);
         let each = usize::try_from(operation.count)
             .ok()?
             .checked_mul(element_size(operation))?;
@@ -370,6 +372,8 @@ impl Arena {
         let range = first + range.start..first + range.end;
         let (place, start) = (stream.place(world, piece, me), range.start);
         let is_far = stream.each >= streams_from();
+        // Copies past the caches have an end of their own.
+        let is_away = |block: &[u8]| is_far && block.len() >= 4096;
         self.combine(
             operation,
             |_, at| (Place::Area, place + (at - start)),
@@ -377,7 +381,7 @@ impl Arena {
             range,
             |at, block| {
                 let into = &mut result[at - first..at - first + block.len()];
-                if is_far {
+                if is_away(block) {
                     copy::away(block, into);
                 } else {
                     copy::slice(block, into);

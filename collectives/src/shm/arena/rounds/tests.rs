@@ -203,6 +203,38 @@ fn every_order_of_steps_gives_the_root_of_a_reduce_the_sum() {
     }
 }
 
+#[test]
+fn a_root_whose_reduce_is_given_up_has_its_input() {
+    let length = LEAST + 5;
+    let request = Operation {
+        kind: OperationKind::Reduce,
+        root: Some(0),
+        ..sum(length)
+    };
+    let mut ranks = ranks(2, false, length);
+    let [(root, data), (other, given)] = &mut ranks[..] else {
+        panic!("there are two");
+    };
+    root.begin_in_place(tag(1), &request, false, data, true)
+        .unwrap();
+    other
+        .begin(tag(1), &request, false, &[], given, &mut [])
+        .unwrap();
+    for _ in 0..9 {
+        assert_eq!(root.advance(&[], data), Ok(Outcome::Pending));
+        assert_eq!(other.advance(given, &mut []), Ok(Outcome::Pending));
+    }
+    assert!(
+        *data != self::data(0, length),
+        "it has a part of the result"
+    );
+    other.leave();
+    assert_eq!(root.advance(&[], data), Ok(Outcome::Pending));
+    root.undo(data);
+    root.leave();
+    assert!(*data == self::data(0, length));
+}
+
 /// And it is the one that is waited for, until it comes to the next operation.
 #[test]
 fn a_rank_that_leaves_in_the_middle_has_its_input_and_is_late() {
