@@ -8,15 +8,15 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use kolo_transport::ids::{CallId, Generation, JobId, Rank};
+use kolo_transport::ids::{Generation, JobId, Rank};
 use tokio::sync::Mutex;
 use tokio::time::Sleep;
 
 use crate::blocking::Alarm;
 use crate::cause::Cause;
-use crate::engine::{Engine, call_notice, notice};
+use crate::engine::{Engine, call_notice};
 use crate::error::CollectiveError;
-use crate::group::{Family, GroupId, Kind, Member};
+use crate::group::{Family, GroupId, Kind};
 use crate::handle::Progress;
 use crate::lane::LaneError;
 use crate::link::Link;
@@ -26,6 +26,7 @@ use crate::operation::{Operation, OperationKind, Tag};
 use crate::record::ShortName;
 use crate::signals::{Arrival, Signals};
 
+mod member;
 mod shared;
 mod turn;
 mod watch;
@@ -468,105 +469,6 @@ impl Inner {
         .await;
         drop(engine);
         self.listener.freed();
-    }
-}
-
-impl Member for Inner {
-    fn lane(
-        self: Arc<Self>,
-        rank: u32,
-        lane: Result<Box<Link>, LaneError>,
-        theirs: bool,
-    ) -> Result<(), LaneError> {
-        let Some(member) = self.position(rank).filter(|member| *member != self.me) else {
-            return Err(LaneError::Refused {
-                reason: format!("rank {rank} is not in {}", self.id),
-            });
-        };
-        self.arrive(member, lane, theirs);
-        Ok(())
-    }
-
-    fn connecting(&self, rank: u32) {
-        // Nobody has the links of a group that is being made.
-        if let (Some(member), Ok(mut engine)) = (self.position(rank), self.engine.try_lock()) {
-            engine.links[member as usize].connecting = true;
-        }
-    }
-
-    fn requested(self: Arc<Self>, rank: u32) {
-        let Some(member) = self.position(rank) else {
-            return;
-        };
-        self.signals.change(|state| {
-            if !state.requests.contains(&member) {
-                state.requests.push(member);
-            }
-        });
-        // An operation that is under way sees to it, too.
-        self.attend();
-    }
-
-    fn begin_call(self: Arc<Self>, call: CallId) {
-        self.signals.begin_call(call);
-    }
-
-    fn has_yet_to_begin(&self, tag: Tag) -> bool {
-        tag >= self.signals.lock().next_tag()
-    }
-
-    fn make_child(self: Arc<Self>, group: GroupId, rank: u32) {
-        let Some(peer) = self.position(rank).filter(|peer| *peer != self.me) else {
-            return;
-        };
-        if self.family.is_pair(self.id) {
-            return;
-        }
-        if group == Names::id_in(&self) {
-            // Whoever waits for a name is told what this rank does.
-            self.names();
-            return;
-        }
-        let own = self.job_rank(self.me);
-        if group == self.pair_id([rank, own]) {
-            self.pair(peer, self.me);
-        } else if group == self.pair_id([own, rank]) {
-            self.pair(self.me, peer);
-        }
-    }
-
-    fn waits(&self) -> Option<(Instant, String)> {
-        None
-    }
-
-    fn abort_call(self: Arc<Self>, call: u64, reason: &str) {
-        Inner::abort_call(&self, call, reason);
-    }
-
-    fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {
-        let Some(member) = self.position(rank) else {
-            return;
-        };
-        let is_news = self.signals.change(|state| {
-            let is_news = !state.gone_notices.contains_key(&member);
-            let lost = state.lost.entry(member);
-            lost.or_insert_with(|| reason.to_owned());
-            if is_news {
-                // Peers may wait for it in an operation that this rank never begins.
-                let cause = Cause::Gone {
-                    rank: Rank(member),
-                    reason: reason.to_owned(),
-                };
-                let tag = state.next_tag();
-                let frame = notice(self.generation, tag, &cause);
-                state.gone_notices.insert(member, frame.clone());
-                state.unsaid.extend_from_slice(&frame);
-            }
-            is_news
-        });
-        if is_news && self.world > 1 {
-            self.attend();
-        }
     }
 }
 
