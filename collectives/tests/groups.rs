@@ -378,17 +378,23 @@ fn a_group_that_one_rank_makes_late_works() {
 fn names_in_a_group_that_one_rank_makes_late_are_told_what_it_does() {
     let check = |kind, late: u32| {
         let group = Group::new(kind, 2);
+        // Who gives up first stays for the other: who leaves counts as lost.
+        let both_gave_up = std::sync::Barrier::new(2);
         group.run(|comm| {
             let make = || comm.group(&ranks(&[1, 0])).unwrap().unwrap();
             comm.set_timeout(Duration::from_secs(4));
             if comm.rank() == Rank(late) {
                 std::thread::sleep(Duration::from_millis(1500));
                 let members = make();
-                assert!(members.barrier().is_err(), "{kind:?}: nobody else is in it");
+                let result = members.barrier();
+                both_gave_up.wait();
+                assert!(result.is_err(), "{kind:?}: nobody else is in it");
                 return;
             }
             let members = make();
-            let error = members.named("a").barrier().wait().unwrap_err();
+            let result = members.named("a").barrier().wait();
+            both_gave_up.wait();
+            let error = result.unwrap_err();
             let says = format!("rank {late}: it is in barrier");
             assert!(error.to_string().contains(&says), "{kind:?}: {error}");
             assert_eq!(error.culprit_rank(), Some(Rank(late)));
