@@ -31,6 +31,7 @@ pub mod names;
 pub mod renewal;
 pub mod runtime;
 pub mod session;
+mod suites;
 pub mod tls;
 pub mod token;
 pub mod wire;

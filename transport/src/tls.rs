@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
-use rustls::crypto::aws_lc_rs::{self, cipher_suite};
+use rustls::crypto::aws_lc_rs;
 use rustls::server::WebPkiClientVerifier;
 use rustls::sign::CertifiedKey;
 use rustls::{
@@ -21,6 +21,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use crate::authority::Fingerprint;
 use crate::identity::IdentityError;
 use crate::live::LiveCredentials;
+use crate::suites;
 
 /// The DNS name in every member's certificate, which clients ask for.
 pub const SERVER_NAME: &str = "kolo";
@@ -45,16 +46,13 @@ pub enum ClientAuth {
     Optional,
 }
 
-/// The crypto provider: aws-lc-rs, AES-128-GCM first, which costs the least per packet.
+/// The crypto provider: AWS-LC for keys, signatures and random numbers; AES-128-GCM first, which costs the least per packet,
+/// from *ring* on processors for which AWS-LC has no wide code.
 pub fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     Arc::clone(PROVIDER.get_or_init(|| {
         Arc::new(CryptoProvider {
-            cipher_suites: vec![
-                cipher_suite::TLS13_AES_128_GCM_SHA256,
-                cipher_suite::TLS13_AES_256_GCM_SHA384,
-                cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
-            ],
+            cipher_suites: suites::suites(),
             ..aws_lc_rs::default_provider()
         })
     }))
