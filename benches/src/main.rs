@@ -15,7 +15,8 @@ mod stats;
 
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use collectives::Operation;
 use raw::{child, echo, quic};
@@ -95,7 +96,7 @@ enum Bench {
 #[derive(Debug, clap::Args)]
 struct KernelOptions {
     /// Sizes in bytes, with commas between; K, M and G are powers of 1024. At least 8.
-    #[arg(long, value_delimiter = ',', default_value = "4K,256K,32M", value_parser = size::parse)]
+    #[arg(long, value_delimiter = ',', default_value = "4K,256K,32M", value_parser = size_of_kernel)]
     sizes: Vec<u64>,
     /// How to print.
     #[arg(long, value_enum, default_value_t = Format::Table)]
@@ -108,22 +109,32 @@ struct Options {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Length of one measurement in seconds (`call`).
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = seconds)]
     seconds: f64,
     /// How to print.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
 }
 
-impl Options {
-    fn length(&self) -> anyhow::Result<Duration> {
-        anyhow::ensure!(
-            (0.01..=600.0).contains(&self.seconds),
-            "--seconds is {}; allowed is 0.01 to 600",
-            self.seconds
-        );
-        Ok(Duration::from_secs_f64(self.seconds))
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.01..=600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("allowed is 0.01 to 600 seconds".to_owned()),
     }
+}
+
+fn size_of_kernel(text: &str) -> Result<u64, String> {
+    match size::parse(text)? {
+        bytes @ 8..=0x2_0000_0000 => Ok(bytes),
+        bytes => Err(format!("that is {bytes} bytes; allowed is 8 to 8G")),
+    }
+}
+
+/// Ends the program because of options that don't go together, with the exit code of all mistakes in options.
+fn refuse(why: &str) -> ! {
+    Args::command()
+        .error(ErrorKind::ArgumentConflict, why)
+        .exit()
 }
 
 fn main() -> anyhow::Result<()> {
@@ -142,9 +153,14 @@ fn main() -> anyhow::Result<()> {
     }
     kolo_harness::run_if_member();
     let args = Args::parse();
+    if cfg!(debug_assertions) && !matches!(args.bench, Bench::Plan(_)) {
+        eprintln!(
+            "warning: this is a debug build, whose figures say nothing about kolo; build with --release"
+        );
+    }
     let (figures, format) = match args.bench {
         Bench::Call(options) => (
-            call::run(options.rounds, options.length()?)?,
+            call::run(options.rounds, Duration::from_secs_f64(options.seconds))?,
             options.format,
         ),
         Bench::Plan(options) => return plan::run(&options),
@@ -160,15 +176,7 @@ fn main() -> anyhow::Result<()> {
         Bench::AllToAll(options) => return collectives::run(Operation::AllToAll, &options),
         Bench::SendReceive(options) => return collectives::run(Operation::SendReceive, &options),
         Bench::Barrier(options) => return collectives::run(Operation::Barrier, &options),
-        Bench::Kernels(options) => {
-            for size in &options.sizes {
-                anyhow::ensure!(
-                    (8..=1 << 33).contains(size),
-                    "--sizes has {size}; allowed is 8 to 8G"
-                );
-            }
-            (kernels::run(&options.sizes), options.format)
-        }
+        Bench::Kernels(options) => (kernels::run(&options.sizes), options.format),
         Bench::Interfaces(options) => (interfaces::run(options.rounds)?, options.format),
         Bench::Run(options) => (run::run(options.rounds)?, options.format),
         Bench::Spawn(options) => (spawn::run(options.rounds)?, options.format),

@@ -46,8 +46,12 @@ pub(crate) struct Options {
 }
 
 fn operation(name: &str) -> Result<(OperationKind, Option<ReduceOp>), String> {
-    // The commands have dashes.
-    let name = &name.replace('-', "_");
+    // The commands have dashes, and one another name.
+    let name = match &*name.replace('-', "_") {
+        "send_receive" => OperationKind::SendReceive.name().to_owned(),
+        name => name.to_owned(),
+    };
+    let name = name.as_str();
     if name == "adasum" {
         return Ok((OperationKind::AllReduce, Some(ReduceOp::Adasum)));
     }
@@ -173,7 +177,26 @@ fn rows(options: &Options) -> Vec<Row> {
     rows
 }
 
+impl Options {
+    fn check(&self) -> Result<(), String> {
+        let odd = self.ranks.iter().find(|ranks| !ranks.is_power_of_two());
+        if let (Some(ReduceOp::Adasum), Some(ranks)) = (self.operation.1, odd) {
+            return Err(format!("--ranks has {ranks}; adasum is for powers of two"));
+        }
+        if self.across.is_some() && self.hosts == 1 {
+            return Err(
+                "--across is about the network between hosts; say with --hosts how many there are"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+}
+
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    if let Err(why) = options.check() {
+        crate::refuse(&why);
+    }
     let rows = rows(options);
     report::show(|out| match options.format {
         Format::Json => report::json(out, &rows),
@@ -183,6 +206,10 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 
 /// For people. The chosen ones are marked where there are others.
 fn table(out: &mut dyn Write, rows: &[Row], all: bool) -> io::Result<()> {
+    writeln!(
+        out,
+        "Over links, as the model of this version expects it; nothing was measured."
+    )?;
     writeln!(
         out,
         "{:<20} {:>7} {:>6} {:>10}  {:<20} {:>12} {:>8} {:>12} {:>12} {:>9}",
@@ -275,6 +302,30 @@ mod tests {
         ] {
             let error = Args::try_parse_from(["plan", args[0], args[1]]).unwrap_err();
             assert!(error.to_string().contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn options_that_do_not_go_together_are_refused() {
+        let check = |args: &[&str]| {
+            let args = std::iter::once("plan").chain(args.iter().copied());
+            Args::try_parse_from(args).unwrap().options.check()
+        };
+        let odd = check(&["--operation", "adasum", "--ranks", "4,6"]);
+        assert_eq!(
+            odd.unwrap_err(),
+            "--ranks has 6; adasum is for powers of two"
+        );
+        assert!(check(&["--operation", "adasum", "--ranks", "4,8"]).is_ok());
+        let alone = check(&["--across", "30,5,1"]);
+        assert!(alone.unwrap_err().contains("--hosts"));
+        assert!(check(&["--across", "30,5,1", "--hosts", "2"]).is_ok());
+    }
+
+    #[test]
+    fn operations_are_called_as_the_commands() {
+        for name in ["all-reduce", "send-receive", "all-to-all", "barrier"] {
+            assert!(operation(name).is_ok(), "{name}");
         }
     }
 }

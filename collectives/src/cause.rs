@@ -28,6 +28,11 @@ pub enum Cause {
         /// What it asked for: ranks that all wait for others may disagree and not know it.
         asked: String,
     },
+    /// It has not given up: it or others that have told it miss these after its deadline.
+    Missed {
+        /// Whom.
+        late: Vec<Rank>,
+    },
     /// It has not given up: a rank of which it needs nothing itself is gone, and who waits for that one may not know it.
     Gone {
         /// Which.
@@ -171,11 +176,17 @@ impl Cause {
     #[must_use]
     pub fn into_error(self, call: CallId, operation: &str) -> CollectiveError {
         match self {
-            // Nobody gives up with this one; a sender that says so has no name to give.
+            // Nobody gives up with these.
             Self::Stalled { .. } => CollectiveError::Deadline {
                 operation: operation.to_owned(),
                 waited: Duration::ZERO,
                 late: Vec::new(),
+                doing: Vec::new(),
+            },
+            Self::Missed { late } => CollectiveError::Deadline {
+                operation: operation.to_owned(),
+                waited: Duration::ZERO,
+                late,
                 doing: Vec::new(),
             },
             Self::Lost { rank, reason, .. } | Self::Gone { rank, reason } => {
@@ -211,7 +222,10 @@ impl Cause {
 
     /// Whether who says it has given up.
     pub(crate) fn ends_operation(&self) -> bool {
-        !matches!(self, Self::Stalled { .. } | Self::Gone { .. })
+        !matches!(
+            self,
+            Self::Stalled { .. } | Self::Missed { .. } | Self::Gone { .. }
+        )
     }
 
     /// The rank that is gone, if one is.
@@ -240,6 +254,7 @@ impl Cause {
     pub(crate) fn ranks(&self) -> Vec<Rank> {
         match self {
             Self::Stalled { .. } => Vec::new(),
+            Self::Missed { late } => late.clone(),
             Self::Gone { rank, .. }
             | Self::Lost { rank, .. }
             | Self::Failed { rank, .. }
@@ -311,6 +326,7 @@ impl Cause {
             Self::Connect { rank, reason } => put(6, 0, &[*rank], &[reason]),
             Self::Protocol { rank, reason } => put(7, 0, &[*rank], &[reason]),
             Self::Gone { rank, reason } => put(8, 0, &[*rank], &[reason]),
+            Self::Missed { late } => put(9, 0, late, &[]),
         }
         debug_assert!(out.len() <= MAX_TEXT);
         out
@@ -383,6 +399,7 @@ impl Cause {
                 rank: rank()?,
                 reason: text()?,
             },
+            9 => Self::Missed { late: ranks },
             _ => return None,
         })
     }
@@ -428,6 +445,9 @@ mod tests {
                 for_good
             }),
             named().prop_map(|(rank, reason)| Cause::Gone { rank, reason }),
+            prop::collection::vec(any::<u32>(), 0..80).prop_map(|late| Cause::Missed {
+                late: late.into_iter().map(Rank).collect()
+            }),
             named().prop_map(|(rank, reason)| Cause::Failed { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Left { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Connect { rank, reason }),

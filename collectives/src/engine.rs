@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kolo_transport::direct::looker;
 use kolo_transport::ids::Generation;
@@ -10,7 +10,7 @@ use kolo_transport::ids::Generation;
 use crate::blocking::processors;
 use crate::cause::Cause;
 use crate::header::{Data, Header};
-use crate::lane::LaneError;
+use crate::lane::{DEPARTURE, Departure, LOOK, LaneError};
 use crate::link::Link;
 use crate::operation::{Operation, Tag};
 use crate::schedule::{Action, Choices, Layout, Schedule, Tuning};
@@ -22,17 +22,6 @@ mod data;
 mod shared;
 
 pub(crate) use data::{element_size, finish_of};
-
-/// What another thread sends has left the process in this time, or a peer does not let it through.
-const DEPARTURE: Duration = Duration::from_millis(10);
-
-/// A peer to which last words are to leave, and what its lane had [sent](crate::lane::Lane::departures) before them and a moment
-/// ago.
-struct Leaving {
-    peer: usize,
-    first: Option<u64>,
-    last: Option<u64>,
-}
 
 /// How far an action of the present step is.
 #[derive(Debug, Clone, Copy, Default)]
@@ -257,29 +246,21 @@ impl Engine {
     /// moment until they have left it. The thread is held for that long, whether it is an executor's or not.
     pub(crate) fn see_off(&mut self) {
         let links = self.links.iter().enumerate();
-        let mut leaving: Vec<Leaving> = links
+        let mut leaving: Vec<(usize, Departure)> = links
             .filter(|(_, link)| link.has_backlog())
-            .map(|(peer, link)| Leaving {
-                peer,
-                first: link.departures(),
-                last: link.departures(),
-            })
+            .map(|(peer, link)| (peer, Departure::new(link.departures())))
             .collect();
         let begun = Instant::now();
         loop {
             self.flush_now();
-            leaving.retain_mut(|leaving| {
-                let link = &self.links[leaving.peer];
-                let now = link.departures();
-                // What is before the last words leaves first.
-                let rests = std::mem::replace(&mut leaving.last, now) == now;
-                let has_left = now.is_none() || now != leaving.first;
-                link.has_backlog() || !(has_left && rests)
+            leaving.retain_mut(|(peer, departure)| {
+                let link = &self.links[*peer];
+                !departure.is_over(link.departures()) || link.has_backlog()
             });
             if leaving.is_empty() || begun.elapsed() >= DEPARTURE {
                 return;
             }
-            std::thread::sleep(DEPARTURE / 200);
+            std::thread::sleep(LOOK);
         }
     }
 

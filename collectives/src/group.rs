@@ -243,9 +243,13 @@ impl Family {
         }
     }
 
-    /// A rank has a link to this one, in some group. Returns whether it is the first.
-    pub(crate) fn meet(&self, rank: u32) -> bool {
-        self.lock().met.insert(rank)
+    /// A rank has a link to this one, in some group.
+    pub(crate) fn meet(&self, rank: u32) {
+        let is_first = self.lock().met.insert(rank);
+        if is_first && let Some(look) = self.is_gone(rank) {
+            // It is there: whoever is to know later that it is gone sees what that looks like.
+            self.handle.spawn(look);
+        }
     }
 
     /// Whether a rank has had a link to this one, in some group.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -55,6 +55,8 @@ pub(crate) struct Inner {
     pub(crate) progress: OnceLock<Progress>,
     /// Operations that are told apart by name.
     names: OnceLock<Arc<Names>>,
+    /// Whose operations these are, in a group for those.
+    run_by: OnceLock<Weak<Names>>,
     /// How many groups were made out of this one of the same members.
     made: std::sync::Mutex<HashMap<GroupId, u64>>,
     /// For what one rank sends to one other, by sender and receiver.
@@ -112,6 +114,7 @@ impl Inner {
             listener: Arc::default(),
             progress: OnceLock::new(),
             names: OnceLock::new(),
+            run_by: OnceLock::new(),
             made: std::sync::Mutex::default(),
             pairs: std::sync::Mutex::default(),
         });
@@ -123,6 +126,11 @@ impl Inner {
     /// What runs named operations; made at first use.
     pub(crate) fn names(&self) -> &Arc<Names> {
         self.names.get_or_init(|| Names::start(self))
+    }
+
+    /// Here named operations run when it is their turn.
+    pub(crate) fn runs_names(&self, names: &Arc<Names>) {
+        drop(self.run_by.set(Arc::downgrade(names)));
     }
 
     /// The group for what one rank sends to another, of which this is one.
@@ -333,13 +341,7 @@ impl Inner {
         theirs: bool,
     ) {
         if lane.is_ok() {
-            let rank = self.job_rank(rank);
-            if self.family.meet(rank)
-                && let Some(look) = self.family.is_gone(rank)
-            {
-                // It is there: whoever is to know later that it is gone sees what that looks like.
-                self.family.handle.spawn(look);
-            }
+            self.family.meet(self.job_rank(rank));
         }
         let failed = self.signals.change(|state| {
             state.arrive(Arrival { rank, lane, theirs });
@@ -442,13 +444,14 @@ impl Inner {
                 let requests = std::mem::take(&mut state.requests);
                 (state.take_links(), requests, state.notices())
             };
+            for arrival in arrivals {
+                drop(engine.arrive(arrival, &notices));
+            }
+            // After that: what is asked for may just have come.
             for peer in requests {
                 if engine.may_begin_link(peer) {
                     self.connect(peer);
                 }
-            }
-            for arrival in arrivals {
-                drop(engine.arrive(arrival, &notices));
             }
             let flushed = engine.poll_flush(cx).is_ready();
             let late = !flushed && sleep.as_mut().poll(cx).is_ready();

@@ -85,6 +85,7 @@ mod inner;
 mod link;
 mod listen;
 mod local;
+mod lost;
 mod names;
 mod ops;
 mod options;
@@ -107,4 +108,6 @@ pub use schedule::{Algorithm, Calibration, Layout, Tuning};
 pub use shm::buffer::SharedBuffer;
 
 // What the arguments are made of, so that nobody needs another crate for them.
+pub use half::{bf16, f16};
 pub use kolo_transport::ids::{CallId, Generation, JobId, Rank};
+pub use kolo_transport::wire::GenerationTable;

@@ -46,6 +46,13 @@ pub struct Operation {
 impl Operation {
     pub(crate) const BARRIER: Self = Self::new(OperationKind::Barrier, None, 0);
 
+    /// Bytes of the buffer that is asked for: elements times their size.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let size = self.dtype.map_or(0, DType::size) as u64;
+        self.count.saturating_mul(size)
+    }
+
     /// An operation of `count` elements without operator, root, scale and compression.
     #[must_use]
     pub const fn new(kind: OperationKind, dtype: Option<DType>, count: u64) -> Self {

@@ -130,7 +130,8 @@ pub struct Record {
     pub operation: Operation,
     /// Its name, if it has one.
     pub name: ShortName,
-    /// When it was asked for.
+    /// When it was asked for. Operations in shared memory of less than 16 KiB that are done at once get one look at the clock, at
+    /// their end: they were asked for then, and took no time.
     pub asked: Duration,
     /// When it had its turn.
     pub started: Duration,
@@ -150,8 +151,7 @@ impl Record {
     /// Bytes of the buffer that was asked for: elements times their size.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let size = self.operation.dtype.map_or(0, crate::DType::size) as u64;
-        self.operation.count.saturating_mul(size)
+        self.operation.bytes()
     }
 }
 

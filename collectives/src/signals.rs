@@ -13,6 +13,7 @@ use tokio::task::AbortHandle;
 use crate::error::CollectiveError;
 use crate::lane::LaneError;
 use crate::link::Link;
+use crate::lost::Lost;
 use crate::operation::Tag;
 use crate::schedule::{Layout, Tuning};
 
@@ -73,7 +74,7 @@ pub(crate) struct State {
     pub(crate) one_host: Option<bool>,
     /// The frame that says that this rank shares no memory, if it was asked.
     pub(crate) refusal: Option<Vec<u8>>,
-    pub(crate) lost: BTreeMap<u32, String>,
+    pub(crate) lost: Lost,
     /// Ranks that were found to be gone.
     pub(crate) gone: Vec<(u32, String)>,
     /// What links to come are told of these and of others of whom peers say it.
@@ -113,7 +114,7 @@ impl State {
             requests: Vec::new(),
             one_host: None,
             refusal: None,
-            lost: BTreeMap::new(),
+            lost: Lost::default(),
             gone: Vec::new(),
             gone_notices: BTreeMap::new(),
             unsaid: Vec::new(),
@@ -253,10 +254,10 @@ impl State {
 
     /// Why an operation with this tag can't go on, if so.
     pub(crate) fn obstacle(&self, tag: Tag) -> Option<CollectiveError> {
-        if let Some((rank, reason)) = self.lost.first_key_value() {
+        if let Some((rank, reason)) = self.lost.first() {
             return Some(CollectiveError::PeerLost {
-                rank: Rank(*rank),
-                reason: reason.clone(),
+                rank: Rank(rank),
+                reason: reason.to_owned(),
             });
         }
         if tag.call != self.call {
@@ -315,11 +316,7 @@ impl Signals {
         new.table.clone_from(&old.table);
         new.timeout = old.timeout;
         new.tuning = old.tuning;
-        new.lost = old
-            .lost
-            .iter()
-            .filter_map(|(rank, reason)| Some((position(job_rank(*rank))?, reason.clone())))
-            .collect();
+        new.lost = old.lost.map(|rank| position(job_rank(rank)));
         let hosts: Vec<u32> = new
             .members
             .iter()

@@ -226,6 +226,64 @@ fn the_deadline_names_the_rank_that_did_not_come() {
     }
 }
 
+/// Whoever is there, whether they wait for all the late ones or only for each other.
+#[test]
+fn the_deadline_names_all_ranks_that_did_not_come() {
+    type Body = fn(&Communicator) -> Result<(), CollectiveError>;
+    let operations: [Body; 3] = [
+        |comm| sum(comm, 50),
+        Communicator::barrier,
+        |comm| comm.broadcast(&mut [0_f32; 5], Rank(0)),
+    ];
+    let late: [&[u32]; 5] = [&[1, 2], &[0, 3, 4], &[1, 3, 5], &[0, 1, 2, 3, 4], &[5, 6]];
+    let check = |kind, late: &[u32], algorithm, warm: bool| {
+        let group = Group::new(kind, 7);
+        if let Some(algorithm) = algorithm {
+            force(&group, algorithm);
+        }
+        if warm {
+            group.run(|comm| sum(comm, 50).unwrap());
+        }
+        group.set_timeout(Duration::from_millis(100));
+        let is_late = |comm: &&Communicator| late.contains(&comm.rank().0);
+        let (late, present): (Vec<&Communicator>, Vec<&Communicator>) =
+            group.members.iter().partition(is_late);
+        let late: Vec<Rank> = late.iter().map(|comm| comm.rank()).collect();
+        let operations = match algorithm {
+            Some(_) => &operations[..1],
+            None => &operations[..],
+        };
+        for (number, operation) in operations.iter().enumerate() {
+            let at = format!("{kind:?} {algorithm:?} {warm} {number}");
+            for result in run(present.clone(), operation) {
+                let error = result.unwrap_err();
+                let CollectiveError::Deadline { late: named, .. } = &error else {
+                    panic!("{at}: late {late:?}: {error}");
+                };
+                assert_eq!(*named, late, "{at}: {error}");
+            }
+        }
+    };
+    let algorithms = [None, Some(Algorithm::Ring), Some(Algorithm::Halving)];
+    for (kind, warm) in [
+        (Kind::Memory, false),
+        (Kind::Unix, false),
+        (Kind::Unix, true),
+        (Kind::Shared, false),
+        (Kind::Shared, true),
+    ] {
+        let check = &check;
+        std::thread::scope(|scope| {
+            for (late, algorithm) in late
+                .into_iter()
+                .flat_map(|late| algorithms.map(|algorithm| (late, algorithm)))
+            {
+                scope.spawn(move || check(kind, late, algorithm, warm));
+            }
+        });
+    }
+}
+
 /// A leaf of the tree waits for its parent, which waits for the root: the root is named, not the parent.
 #[test]
 fn the_deadline_names_a_late_root_and_not_those_that_wait_for_it() {

@@ -7,6 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Group, Kind, LONG, run};
+use kolo_collectives::record::Record;
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{CollectiveError, Communicator, Compression, Options, ReduceOp};
 use kolo_transport::ids::{CallId, Rank};
@@ -185,6 +186,22 @@ fn several_buffers_and_named_ones_are_reduced_in_shared_memory() {
             .unwrap_err();
         assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
         assert!(buffers.iter().flatten().all(|value| *value == mine));
+    });
+}
+
+/// The clock is looked at twice for what takes long, wherever the values lie.
+#[test]
+fn the_time_of_large_operations_is_in_the_records() {
+    let group = Group::new(Kind::Shared, 2);
+    group.run(|comm| {
+        let mut buffer = comm.buffer::<f32>(1 << 20).unwrap();
+        for _ in 0..20 {
+            comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).unwrap();
+        }
+        let large = |record: &&Record| record.bytes() == 4 << 20;
+        for record in comm.records().iter().filter(large) {
+            assert!(record.ended > record.asked, "{record:?}");
+        }
     });
 }
 

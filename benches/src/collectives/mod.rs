@@ -110,14 +110,14 @@ pub(crate) struct Options {
 fn size_of(text: &str) -> Result<u64, String> {
     match size::parse(text)? {
         bytes @ 4..=0x1_0000_0000 => Ok(bytes),
-        bytes => Err(format!("{bytes} bytes; allowed is 4 to 4G")),
+        bytes => Err(format!("that is {bytes} bytes; allowed is 4 to 4G")),
     }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.001..=600.0).contains(&seconds) => Ok(seconds),
-        _ => Err(format!("`{text}`; allowed is 0.001 to 600 seconds")),
+        _ => Err("allowed is 0.001 to 600 seconds".to_owned()),
     }
 }
 
@@ -140,6 +140,10 @@ impl Options {
         anyhow::ensure!(
             self.lane != Lane::Shm || self.hosts == 1,
             "--lane shm is for one host: hosts share no memory; use --lane auto for shared memory inside of each"
+        );
+        anyhow::ensure!(
+            !self.peers.contains(&Peer::None) || self.peers.iter().all(|peer| *peer == Peer::None),
+            "--peers has none and others; leave one of them out"
         );
         Ok(())
     }
@@ -228,7 +232,9 @@ impl Drop for Progress {
 }
 
 pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()> {
-    options.check(operation)?;
+    if let Err(error) = options.check(operation) {
+        crate::refuse(&error.to_string());
+    }
     let progress = Progress(std::io::stderr().is_terminal());
     let load_before = load();
     let scratch = Scratch::new()?;

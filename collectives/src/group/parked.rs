@@ -200,6 +200,8 @@ impl Family {
             // What the peer said before is for the group, which also finds the end.
             link.write_error = Some(error.to_string());
         }
+        // It may wait for long, and nothing more will come.
+        link.let_go();
         let member = {
             let mut state = self.lock();
             let is_gone = state.gone.contains(&group);

@@ -92,8 +92,7 @@ impl Member for Inner {
         };
         let is_news = self.signals.change(|state| {
             let is_news = !state.gone_notices.contains_key(&member);
-            let lost = state.lost.entry(member);
-            lost.or_insert_with(|| reason.to_owned());
+            state.lost.add(member, reason);
             if is_news {
                 // Peers may wait for it in an operation that this rank never begins.
                 let cause = Cause::Gone {

@@ -75,7 +75,7 @@ pub(crate) enum Quick<'a> {
 }
 
 /// Operations of fewer bytes get one look at the clock, at their end.
-const TIMED: usize = 16 << 10;
+const TIMED: u64 = 16 << 10;
 
 impl Inner {
     /// Begins an operation in shared memory, and waits a little for its end, if nothing at all stands in the way: no
@@ -135,7 +135,8 @@ impl Inner {
         if forced || !valid || hasty || arena.is_told() || !suits(arena, offsets) {
             return Quick::No;
         }
-        let asked = if input.len() < TIMED {
+        // Buffers in the memory are no input.
+        let asked = if operation.bytes() < TIMED {
             self.family.recorder.epoch()
         } else {
             Instant::now()
@@ -273,12 +274,14 @@ impl Turn<'_> {
         }
         self.engine.unplan();
         let connect = |peer| inner.connect(peer);
+        let watch = |peer, waited| inner.watch(peer, waited);
+        let lose = |peer, reason: &str| inner.lose(peer, reason);
         let place = Place {
             signals: &inner.signals,
             stalls: &inner.family.stalls,
             connect: &connect,
-            watch: &|_, _| false,
-            lose: &|_, _| (),
+            watch: &watch,
+            lose: &lose,
             id: inner.id,
         };
         // Whoever asks what this rank does is told of the operation that it waits to begin.

@@ -12,6 +12,11 @@ pub(crate) const OF_WAITED: (Duration, Duration) =
 const OF_OTHERS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
 impl Inner {
+    /// A peer that is gone counts as lost, in all groups.
+    pub(super) fn lose(&self, peer: u32, reason: &str) {
+        self.family.rank_lost(self.job_rank(peer), reason);
+    }
+
     /// Asks the [connector](crate::Connector::is_gone) again and again whether a peer is gone, until it is, or until this
     /// rank [no longer waits](crate::signals::State::unwatch). The operation hears of it. Less often if it is not `waited` for.
     /// Returns whether it can be asked.

@@ -5,7 +5,9 @@
 //! message, and so that two ranks which send to each other at once can't block each other.
 
 mod bell;
+mod departure;
 mod door;
+mod ended;
 mod hello;
 mod measure;
 mod memory;
@@ -28,8 +30,10 @@ use kolo_transport::ids::{Generation, Rank};
 
 use crate::group::GroupId;
 
+pub(crate) use departure::{DEPARTURE, Departure, LOOK};
 pub use door::Door;
 pub(crate) use door::Links;
+pub(crate) use ended::EndedLane;
 pub use hello::{LinkHello, greet};
 pub(crate) use hello::{excuse, greet_any};
 pub use memory::MemoryLane;

@@ -195,9 +195,9 @@ impl Lane for QuicLane {
         let read = ready!(stream.poll_read(cx, into));
         self.ended_by_peer = match &read {
             Ok(count) => *count == 0,
-            Err(FrameError::Lost(lost)) => {
-                matches!(lost, ConnectionLost::Closed { .. } | ConnectionLost::Reset)
-            }
+            // Not a reset: only the process that has made the connection can send one, and so it lives. It may have been
+            // stopped for so long that it gave the connection up.
+            Err(FrameError::Lost(lost)) => matches!(lost, ConnectionLost::Closed { .. }),
             Err(error) => matches!(error, FrameError::Reset(_)),
         };
         Poll::Ready(read.map_err(ended))

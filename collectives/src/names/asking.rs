@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
-use super::Names;
+use super::loss::Loss;
+use super::{Command, Names};
 use crate::group::until_gone;
 use crate::inner::OF_WAITED;
 
@@ -44,10 +45,15 @@ impl Asking {
                 continue;
             };
             let family = Arc::downgrade(&names.family);
+            let names_of = Arc::downgrade(names);
             let asking = async move {
-                let gone = until_gone(family.clone(), rank, first, OF_WAITED).await;
-                if let (Some(reason), Some(family)) = (gone, family.upgrade()) {
-                    family.rank_lost(rank, &reason);
+                let gone = until_gone(family, rank, first, OF_WAITED).await;
+                if let (Some(reason), Some(names)) = (gone, names_of.upgrade()) {
+                    names.tell(Command::Gone(Loss {
+                        rank: member,
+                        reason,
+                        for_good: true,
+                    }));
                 }
             };
             let task = names.family.handle.spawn(asking);

@@ -148,11 +148,6 @@ fn likeness(operation: &Operation) -> Option<Likeness> {
     ))
 }
 
-fn bytes(operation: &Operation) -> u64 {
-    let size = operation.dtype.map_or(1, DType::size) as u64;
-    operation.count.saturating_mul(size)
-}
-
 #[derive(Debug)]
 pub(super) struct Book {
     world: u32,
@@ -300,7 +295,14 @@ impl Book {
         if for_good && self.lost.is_none() {
             self.lost = Some(cause.clone());
         }
+        // With the first one it began.
+        let cause = self.lost.clone().unwrap_or(cause);
         self.fail_all(u64::MAX, &cause);
+    }
+
+    /// Whether a rank is gone for good.
+    pub(super) fn has_lost(&self) -> bool {
+        self.lost.is_some()
     }
 
     /// Calls before this one are over on some rank.
@@ -388,7 +390,7 @@ impl Book {
         let Some(like) = likeness(operation) else {
             return names;
         };
-        let mut sum = bytes(operation);
+        let mut sum = operation.bytes();
         let mut ready = std::mem::take(&mut self.ready);
         ready.retain(|key| {
             if key.0 != call || sum >= self.threshold || names.len() == BATCH {
@@ -398,7 +400,7 @@ impl Book {
             let Some(Ok(Some(other))) = judged else {
                 return true;
             };
-            let with = sum.saturating_add(bytes(&other));
+            let with = sum.saturating_add(other.bytes());
             if likeness(&other) != Some(like) || with > self.threshold {
                 return true;
             }

@@ -1,7 +1,6 @@
 //! The links over which named operations are negotiated: from every rank to rank 0.
 
 use std::future::{Future, poll_fn};
-use std::io::IoSlice;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
@@ -13,7 +12,10 @@ use tokio::time::Sleep;
 
 use super::asking::Asking;
 use super::book::{Book, Verdict};
-use super::wire::{self, BATCH, Down, Inbox, Up};
+use super::farewell::{Farewell, Then};
+use super::line::Line;
+use super::loss::{Loss, Words};
+use super::wire::{self, BATCH, Down, Up};
 use super::{Command, Names, THRESHOLD, until};
 use crate::cause::{Cause, cut};
 use crate::lane::{Lane, LaneError};
@@ -22,13 +24,8 @@ use crate::operation::Operation;
 /// Most bytes that are read at once.
 const READ: usize = 16 << 10;
 
-/// Most reads of one link in a row, and most rounds before other tasks have their turn: a rank that never stops talking
-/// holds up nobody.
-const MOST_READS: usize = 16;
+/// Most rounds before other tasks have their turn: a rank that never stops talking holds up nobody.
 const MOST_ROUNDS: usize = 64;
-
-/// Most bytes that wait for a rank that does not read: four of the longest messages.
-const BACKLOG: usize = 4 * wire::MOST;
 
 /// So long after the deadline of an operation the others wait for rank 0 to say so.
 pub(super) const SILENT: Duration = Duration::from_secs(2);
@@ -36,66 +33,21 @@ pub(super) const SILENT: Duration = Duration::from_secs(2);
 /// So long what was decided last is being said when the names are gone.
 const REST: Duration = Duration::from_secs(1);
 
-/// A link, with what is half read and half written.
-#[derive(Debug, Default)]
-struct Line {
-    lane: Option<Box<dyn Lane>>,
-    /// This rank is making it ...
-    connecting: bool,
-    /// ... because rank 0 asks for it, and not for something of its own.
-    is_asked: bool,
-    out: Vec<u8>,
-    sent: usize,
-    inbox: Inbox,
-}
-
-impl Line {
-    /// Writes and reads. What came is in the inbox. Returns whether there may be more to read.
-    fn poll(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Result<bool, (String, bool)> {
-        let Some(lane) = &mut self.lane else {
-            return Ok(false);
-        };
-        if self.out.len() - self.sent > BACKLOG {
-            return Err(("it does not read what it is sent".to_owned(), false));
-        }
-        while self.sent < self.out.len() {
-            match lane.poll_write(cx, &[IoSlice::new(&self.out[self.sent..])]) {
-                Poll::Ready(Ok(count)) => self.sent += count,
-                Poll::Ready(Err(error)) => return Err((error.to_string(), lane.end_is_final())),
-                Poll::Pending => break,
-            }
-        }
-        if self.sent == self.out.len() {
-            self.out.clear();
-            self.sent = 0;
-        }
-        for _ in 0..MOST_READS {
-            match lane.poll_read(cx, buffer) {
-                Poll::Ready(Ok(0)) => {
-                    let ended = "the peer closed its link for names".to_owned();
-                    return Err((ended, lane.end_is_final()));
-                }
-                Poll::Ready(Ok(count)) => self.inbox.push(&buffer[..count]),
-                Poll::Ready(Err(error)) => return Err((error.to_string(), lane.end_is_final())),
-                Poll::Pending => return Ok(false),
-            }
-        }
-        Ok(true)
-    }
-}
-
 pub(super) struct Hub {
     names: Weak<Names>,
     todo: UnboundedReceiver<Command>,
-    me: u32,
+    pub(super) me: u32,
     /// On rank 0 one for each rank, on the others one.
-    lines: Vec<Line>,
+    pub(super) lines: Vec<Line>,
     /// Only on rank 0.
-    book: Option<Book>,
+    pub(super) book: Option<Book>,
     /// On the others: when to look whether rank 0 is silent for too long.
     look_at: Option<Instant>,
     buffer: Vec<u8>,
     asking: Asking,
+    /// The last link that ended for a reason of its own.
+    pub(super) ended_last: Option<Words>,
+    pub(super) farewell: Farewell,
     /// The names are gone, and what was decided last is still being said.
     is_leaving: bool,
 }
@@ -114,6 +66,8 @@ impl Hub {
             look_at: None,
             buffer: vec![0; READ],
             asking: Asking::default(),
+            ended_last: None,
+            farewell: Farewell::default(),
             is_leaving: false,
         }
     }
@@ -145,12 +99,14 @@ impl Hub {
                 busy |= self.serve(&names, index, cx);
             }
             let alarm = self.decide(&names);
+            let farewell = self.farewell.see_off(&names, &mut self.lines, cx);
             // What was decided is written at once.
             if busy {
                 self.asking.stir(Instant::now());
                 continue;
             }
-            let alarm = alarm.into_iter().chain(self.look_who_is_gone(&names)).min();
+            let looks = self.look_who_is_gone(&names).into_iter().chain(farewell);
+            let alarm = alarm.into_iter().chain(looks).min();
             let at = tokio::time::Instant::from_std(until(alarm, Instant::now()));
             if alarm.is_some() || sleep.deadline() < at {
                 sleep.as_mut().reset(at);
@@ -194,8 +150,7 @@ impl Hub {
                 *line = Line::default();
             }
         }
-        let is_unsaid = |line: &Line| line.lane.is_some() && !line.out.is_empty();
-        if self.lines.iter().any(is_unsaid) {
+        if self.lines.iter().any(Line::is_unsaid) {
             return sleep.as_mut().poll(cx);
         }
         Poll::Ready(())
@@ -226,17 +181,15 @@ impl Hub {
             }
             (Command::Join, Some(book)) => book.join(0),
             (Command::Over { before, cause }, Some(book)) => book.over(before, cause),
-            (Command::Lost { rank, reason }, Some(book)) => {
-                let rank = Rank(rank);
-                let for_good = true;
-                book.lost(
-                    Cause::Lost {
-                        rank,
-                        reason,
-                        for_good,
-                    },
-                    for_good,
-                );
+            (Command::Lost(loss), _) => self.declare_lost(names, loss),
+            (Command::Gone(loss), _) => self.found_gone(names, &loss),
+            (Command::LostInTurn { loss, told }, _) => {
+                self.farewell.add(&self.lines, Then::Tell(told));
+                if loss.for_good {
+                    self.declare_lost(names, loss);
+                } else {
+                    self.say_why(names, &loss);
+                }
             }
             (Command::Ended, Some(book)) => book.ended(),
             (Command::Settings { threshold }, Some(book)) => book.threshold = threshold,
@@ -267,13 +220,13 @@ impl Hub {
                     self.say(names, &Up::Over { before, cause });
                 }
             }
-            (Command::Ended | Command::Lost { .. } | Command::Settings { .. }, None)
+            (Command::Ended | Command::Settings { .. }, None)
             | (Command::Requested | Command::Connecting, Some(_)) => {}
         }
     }
 
     /// Tells rank 0 something; makes the link first if there is none.
-    fn say(&mut self, names: &Arc<Names>, message: &Up) {
+    pub(super) fn say(&mut self, names: &Arc<Names>, message: &Up) {
         wire::put(&mut self.lines[0].out, message);
         self.link(names);
     }
@@ -307,6 +260,9 @@ impl Hub {
         let is_asked = std::mem::take(&mut line.is_asked);
         match lane {
             Ok((lane, read)) => {
+                names.family.meet(names.members[rank as usize]);
+                // It is there again.
+                self.ended_last.take_if(|words| words.is_of(rank));
                 line.inbox.clear();
                 line.inbox.push(&read);
                 let Some(_old) = line.lane.replace(lane) else {
@@ -363,12 +319,12 @@ impl Hub {
         }
         let polled = line.poll(cx, &mut self.buffer);
         let mut came = matches!(polled, Ok(true));
-        let mut ended = polled.err();
+        let (ended, mut fault) = (polled.err(), None);
         loop {
             let inbox = &mut self.lines[index].inbox;
             let taken = if self.me == 0 {
                 inbox.take().and_then(|up| match up {
-                    Some(up) => self.heard(rank, up).map(Some),
+                    Some(up) => self.heard(names, rank, up).map(Some),
                     None => Ok(None),
                 })
             } else {
@@ -379,34 +335,36 @@ impl Hub {
                 Ok(Some(())) => came = true,
                 Ok(None) => break,
                 Err(reason) => {
-                    ended = Some((reason, false));
+                    fault = Some(reason);
                     break;
                 }
             }
         }
-        if let Some((reason, for_good)) = ended {
-            self.lines[index] = Line::default();
-            came = true;
-            match &mut self.book {
-                Some(book) => {
-                    let rank = Rank(rank);
-                    book.lost(
-                        Cause::Lost {
-                            rank,
-                            reason,
-                            for_good,
-                        },
-                        for_good,
-                    );
-                }
-                None => names.lost(rank, &reason, for_good),
-            }
+        if fault.is_none() && self.lines[index].is_overfull() {
+            fault = Some("it does not read what it is sent".to_owned());
         }
-        came
+        if fault.is_none() && ended.is_none() {
+            return came;
+        }
+        let line = std::mem::take(&mut self.lines[index]);
+        let loss = |reason, for_good| Loss {
+            rank,
+            reason,
+            for_good,
+        };
+        match (fault, ended) {
+            // Its own, whatever else has ended.
+            (Some(fault), _) => self.fail_what_waits(names, &loss(fault, false)),
+            (None, Some((reason, for_good))) => {
+                self.line_ended(names, loss(reason, for_good), line.last_words.as_ref());
+            }
+            (None, None) => {}
+        }
+        true
     }
 
     /// Rank 0 hears of a rank. Fails if it says what it can't mean.
-    fn heard(&mut self, rank: u32, message: Up) -> Result<(), String> {
+    fn heard(&mut self, names: &Arc<Names>, rank: u32, message: Up) -> Result<(), String> {
         let Some(book) = &mut self.book else {
             return Ok(());
         };
@@ -432,7 +390,21 @@ impl Hub {
                 book.ask(Instant::now(), rank, (call, name), operation, limit);
             }
             Up::Join => book.join(rank),
-            Up::Over { before, cause } => book.over(before, wire::decode_cause(&cause, rank)),
+            Up::Over { before, cause } => {
+                let cause = wire::decode_cause(&cause, rank);
+                match Loss::of(&cause, self.lines.len() as u32) {
+                    Some(loss) if before == 0 && loss.for_good && loss.rank != 0 => {
+                        // Once: whoever says more of them makes no work for the others.
+                        if !book.has_lost() {
+                            self.declare_lost(names, loss);
+                        }
+                    }
+                    Some(loss) if before == 0 => {
+                        self.lines[rank as usize].last_words = Some(Words::now(loss));
+                    }
+                    _ => book.over(before, cause),
+                }
+            }
             Up::Doing { text } => book.doing(Instant::now(), rank, cut(&text).to_owned()),
         }
         Ok(())
@@ -455,7 +427,13 @@ impl Hub {
                 call,
                 names: which,
                 cause,
-            } => names.fail(call, which, &wire::decode_cause(&cause, 0)),
+            } => {
+                let cause = wire::decode_cause(&cause, 0);
+                if let Some(loss) = Loss::of(&cause, names.world) {
+                    self.lines[0].last_words = Some(Words::now(loss));
+                }
+                names.fail(call, &which, &cause);
+            }
             Down::Query => {
                 let text = names.family.present();
                 self.say(names, &Up::Doing { text });
@@ -512,6 +490,12 @@ impl Hub {
                 names: which,
                 cause,
             } => {
+                let then = Then::Fail {
+                    call,
+                    names: names.take(call, &which),
+                    cause: cause.clone(),
+                };
+                self.farewell.add(&self.lines, then);
                 for some in which.chunks(BATCH) {
                     self.say_all(&Down::Fail {
                         call,
@@ -519,7 +503,6 @@ impl Hub {
                         cause: cause.encode(),
                     });
                 }
-                names.fail(call, which, &cause);
             }
             Verdict::Query { ranks } => {
                 for rank in ranks {
@@ -555,7 +538,7 @@ impl Hub {
     }
 
     /// Tells all ranks that are linked; those that are not have asked for nothing.
-    fn say_all(&mut self, message: &Down) {
+    pub(super) fn say_all(&mut self, message: &Down) {
         for line in &mut self.lines {
             if line.lane.is_some() {
                 wire::put(&mut line.out, message);

@@ -10,18 +10,23 @@
 //! |---|---|
 //! | [`book`] | what rank 0 knows and decides: pure |
 //! | [`wire`] | the messages: pure |
-//! | [`hub`] | the links |
+//! | [`hub`] | the links: [`line`], what a lost rank means: [`loss`] |
+//! | [`farewell`] | what is given up: the others hear of it first |
 //! | [`turn`] | running what was decided |
 //! | this one | starting, waiting and giving up |
 
 mod asking;
 mod book;
+mod farewell;
 mod hub;
+mod line;
+mod loss;
 mod turn;
 mod wire;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -42,6 +47,7 @@ use crate::options::Options;
 use crate::stall::{Missing, StallReport};
 use book::Key;
 use hub::SILENT;
+use loss::Loss;
 
 /// Most bytes that are fused in one operation, if nothing else is set.
 pub(crate) const THRESHOLD: u64 = 128 << 20;
@@ -96,9 +102,15 @@ enum Command {
         before: u64,
         cause: Cause,
     },
-    Lost {
-        rank: u32,
-        reason: String,
+    /// A rank is gone.
+    Lost(Loss),
+    /// A rank of which nothing was heard was found to be gone.
+    Gone(Loss),
+    /// An operation whose turn it was has failed because of a rank that is lost. Who waits for it is told when the others can hear
+    /// of it.
+    LostInTurn {
+        loss: Loss,
+        told: Sender<()>,
     },
     /// A batch has ended here.
     Ended,
@@ -197,7 +209,11 @@ impl Names {
                 ..State::default()
             }),
         });
+        names.data.runs_names(&names);
         names.family.join(id, &names);
+        if let Some(loss) = names.first_lost() {
+            names.tell(Command::Lost(loss));
+        }
         let hub = hub::Hub::new(&names, todo);
         parent.family.handle.spawn(hub.run());
         names
@@ -307,17 +323,33 @@ impl Names {
 
     /// The member that a rank of all is, if this rank has a link to it: rank 0 has one to each, the others to rank 0.
     fn linked(&self, job_rank: u32) -> Option<u32> {
-        let position = (self.members.iter()).position(|member| *member == job_rank)? as u32;
+        let position = self.position(job_rank)?;
         ((self.me == 0) != (position == 0)).then_some(position)
     }
 
-    /// Rank 0 has given names up.
-    fn fail(&self, call: u64, names: Vec<String>, cause: &Cause) {
-        for name in names {
-            let task = self.lock().pending.remove(&(call, name.clone()));
-            let Some(pending) = task else {
-                continue;
-            };
+    /// Rank 0 has given names up. If that is because a rank is gone, no name works any more.
+    fn fail(&self, call: u64, names: &[String], cause: &Cause) {
+        let taken = self.take(call, names);
+        self.fail_taken(call, taken, cause);
+        if let Some(loss) = Loss::of(cause, self.world)
+            && loss.for_good
+        {
+            self.give_up_for_good(&loss);
+        }
+    }
+
+    /// These wait no more.
+    fn take(&self, call: u64, names: &[String]) -> Vec<(String, Pending)> {
+        let mut state = self.lock();
+        let of_name = |name: &String| {
+            let pending = state.pending.remove(&(call, name.clone()))?;
+            Some((name.clone(), pending))
+        };
+        names.iter().filter_map(of_name).collect()
+    }
+
+    fn fail_taken(&self, call: u64, taken: Vec<(String, Pending)>, cause: &Cause) {
+        for (name, pending) in taken {
             let what = format!("{} named `{name}`", pending.operation);
             let error = self.outward(cause.clone(), call, &what);
             self.family.failed(call, &error);
@@ -384,16 +416,10 @@ impl Names {
         self.fail_all(u64::MAX, &error);
     }
 
-    /// The links have ended: to rank 0, or, on rank 0, to some rank.
-    fn lost(&self, rank: u32, reason: &str, for_good: bool) {
-        let error = CollectiveError::PeerLost {
-            rank: self.job_rank(Rank(rank)),
-            reason: reason.to_owned(),
-        };
-        if for_good {
-            self.lock().lost.get_or_insert_with(|| error.clone());
-        }
-        self.fail_all(u64::MAX, &error);
+    /// The member that a rank of all is.
+    fn position(&self, rank: u32) -> Option<u32> {
+        let position = self.members.iter().position(|member| *member == rank)?;
+        Some(position as u32)
     }
 
     /// Rank 0 says that these wait for long.
@@ -540,14 +566,13 @@ impl Member for Names {
     }
 
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {
-        let Some(position) = self.members.iter().position(|member| *member == rank) else {
-            return;
-        };
-        self.lost(position as u32, reason, true);
-        self.tell(Command::Lost {
-            rank: position as u32,
-            reason: reason.to_owned(),
-        });
+        if let Some(rank) = self.position(rank) {
+            self.tell(Command::Lost(Loss {
+                rank,
+                reason: reason.to_owned(),
+                for_good: true,
+            }));
+        }
     }
 }
 

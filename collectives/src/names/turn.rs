@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::loss::Loss;
 use super::{Command, Names, Pending, Task};
 use crate::communicator::Communicator;
 use crate::element::DType;
@@ -67,7 +68,12 @@ impl Names {
                 })
         });
         if let Err(error) = started {
-            self.lost(self.me, &error.to_string(), true);
+            let (rank, reason) = (self.me, error.to_string());
+            self.tell(Command::Lost(Loss {
+                rank,
+                reason,
+                for_good: true,
+            }));
         }
     }
 }

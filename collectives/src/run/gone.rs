@@ -60,7 +60,7 @@ impl Questions {
 impl Run<'_> {
     /// Has it asked whether those are gone of whom nothing is heard, and no more when something is heard again.
     pub(super) fn look_who_is_gone(&mut self, now: Instant) {
-        if self.mode != Mode::Links {
+        if self.mode == Mode::Shared {
             self.questions.at = None;
             return;
         }

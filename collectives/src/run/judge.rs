@@ -246,7 +246,7 @@ impl Run<'_> {
             self.missing_heard(Some(peer), rank, doing);
             return Ok(());
         }
-        let Some(cause) = Cause::parse(text) else {
+        let Some(mut cause) = Cause::parse(text) else {
             return Err(self.broken(peer, "a notice that is none".to_owned()));
         };
         let world = self.engine.world;
@@ -265,8 +265,10 @@ impl Run<'_> {
             && rank.0 != self.engine.me
         {
             // Whatever it was needed for.
-            let reason = reason.clone();
-            self.signals.lock().lost.entry(rank.0).or_insert(reason);
+            self.signals.lock().lost.add(rank.0, reason);
+        } else if of.is_some() && !cause.ends_operation() {
+            // It was in an operation before this one, and has not given that up.
+            return Ok(());
         } else if let Some(tag) = of {
             self.engine.links[peer as usize].gave_up = Some((tag, cause));
             self.questions.stir();
@@ -285,6 +287,17 @@ impl Run<'_> {
             self.engine.links[peer as usize].stalled_in = Some(self.tag);
             self.asked = true;
             return Ok(());
+        }
+        if let Cause::Missed { late } = &cause {
+            self.asked = true;
+            self.miss(Some(peer), late);
+            return Ok(());
+        }
+        if let Cause::Deadline { late, .. } = &mut cause {
+            // It may have given up before it had heard of all.
+            late.extend(self.still_missed());
+            late.sort_unstable();
+            late.dedup();
         }
         let error = cause.into_error(CallId(self.tag.call), &self.request.to_string());
         self.ends_call = matches!(header, Header::AbortCall { .. });

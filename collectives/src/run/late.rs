@@ -41,7 +41,11 @@ impl Run<'_> {
                     reason,
                 };
             }
-            late = vec![culprit];
+            // The others are late all the same.
+            late.retain(|other| *other != rank);
+            late.push(culprit);
+            late.sort_unstable();
+            late.dedup();
             let absent = self.job_rank(culprit);
             let gave_up = format!("it gave up {tag}, to which rank {absent} did not come");
             doing.retain(|other| other.rank != rank);
@@ -69,9 +73,11 @@ impl Run<'_> {
     fn why_late(&self, late: &[Rank]) -> Option<WhyLate> {
         late.iter().find_map(|rank| {
             let (tag, cause) = self.engine.links[rank.index()].gave_up.as_ref()?;
-            Some(WhyLate {
+            // One that has come by now keeps nobody away.
+            let culprit = self.culprit_of(*rank)?;
+            (!self.has_come(culprit)).then_some(WhyLate {
                 rank: *rank,
-                culprit: self.culprit_of(*rank)?,
+                culprit,
                 tag: *tag,
                 is_loss: !matches!(cause, Cause::Deadline { .. }),
             })

@@ -5,6 +5,7 @@
 
 mod ahead;
 mod consent;
+mod deadline;
 mod gone;
 mod judge;
 mod late;
@@ -14,6 +15,7 @@ mod share;
 mod stall;
 mod transfer;
 
+use std::collections::BTreeSet;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -28,27 +30,12 @@ use crate::operation::{Operation, Tag};
 use crate::signals::Signals;
 use crate::stall::Stalls;
 use consent::Consent;
+use deadline::Stall;
 use gone::Questions;
 use stall::Watch;
 
 pub(crate) use place::InPlace;
 pub(crate) use share::Mode;
-
-/// After its deadline a rank asks its peers who is still there. It names those that have said nothing after
-/// this time (longer if the deadline was far away, so that a loaded host is not taken for a late rank) ...
-const ANSWER: Duration = Duration::from_millis(400);
-const LONGEST_ANSWER: Duration = Duration::from_secs(2);
-const OF_LIMIT: u32 = 30;
-/// ... and, if all have answered, waits for so many times as long for somebody else to name one.
-const NAMED: u32 = 2;
-
-/// The deadline of this rank or of another one has passed.
-#[derive(Debug)]
-struct Stall {
-    answer_at: Instant,
-    named_at: Instant,
-    answered: bool,
-}
 
 /// Whether the operation lacks a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,9 +88,12 @@ pub(crate) struct Run<'a> {
     questions: Questions,
     /// For a rank without data: what the others ask for.
     learned: Option<Operation>,
+    /// The deadline of this rank or of another one has passed.
     stall: Option<Stall>,
     /// A peer's deadline has passed.
     asked: bool,
+    /// Late ranks that others miss.
+    missed: BTreeSet<Rank>,
     /// Something was put on links that may have been written to already.
     unsaid: bool,
     missing: Missing,
@@ -158,6 +148,7 @@ impl<'a> Run<'a> {
             step: 0,
             stall: None,
             asked: false,
+            missed: BTreeSet::new(),
             unsaid: false,
             missing: Missing::Unknown,
             ends_call: false,
@@ -229,11 +220,7 @@ impl<'a> Run<'a> {
         if self.mode == Mode::Shared && self.engine.must_poll() {
             return self.deadline.min(Instant::now() + Duration::from_millis(1));
         }
-        let limit = match &self.stall {
-            None => self.deadline,
-            Some(stall) if stall.answered => stall.named_at,
-            Some(stall) => stall.answer_at,
-        };
+        let limit = self.stall.as_ref().map_or(self.deadline, Stall::next);
         let limit = self.left_at.map_or(limit, |at| limit.min(at));
         [self.watch.next(), self.questions.next()]
             .into_iter()
@@ -353,11 +340,6 @@ impl<'a> Run<'a> {
             let requests = std::mem::take(&mut state.requests);
             (state.take_arrivals(), requests, gone, state.notices())
         };
-        for peer in requests {
-            if self.engine.may_begin_link(peer) {
-                (self.connect)(peer);
-            }
-        }
         if !arrivals.is_empty() {
             self.questions.stir();
         }
@@ -386,6 +368,12 @@ impl<'a> Run<'a> {
                     failure = Some(self.unlinked(peer, &error));
                 }
                 Ok(()) | Err(_) => {}
+            }
+        }
+        // After that: what is asked for may just have come.
+        for peer in requests {
+            if self.engine.may_begin_link(peer) {
+                (self.connect)(peer);
             }
         }
         self.found_gone.extend(gone);
@@ -441,53 +429,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Looks at the clock. Returns whether there is something new to tell the peers.
-    fn check_time(&mut self, fired: bool) -> Result<bool, CollectiveError> {
-        let now = Instant::now();
-        let now = if fired { now.max(self.wake_at()) } else { now };
-        let told = self.look(now);
-        let Some(stall) = &mut self.stall else {
-            if now < self.deadline && !self.asked {
-                return Ok(told);
-            }
-            // A peer that this rank waits for may itself wait for the one that is late. So ask first.
-            let limit = self.deadline.saturating_duration_since(self.started);
-            let answer = (limit / OF_LIMIT).clamp(ANSWER, LONGEST_ANSWER);
-            self.stall = Some(Stall {
-                answer_at: now + answer,
-                named_at: now + NAMED * answer,
-                answered: false,
-            });
-            let asked = self.request.to_string();
-            let notice = self.engine.tell(self.tag, &Cause::Stalled { asked });
-            self.signals.lock().put_notice(notice);
-            self.link_neighbours();
-            self.request_links();
-            return Ok(true);
-        };
-        if !stall.answered && now >= stall.answer_at {
-            stall.answered = true;
-            let silent: Vec<Rank> = self
-                .waited_for()
-                .into_iter()
-                .filter(|rank| self.engine.links[rank.index()].stalled_in != Some(self.tag))
-                .collect();
-            if !silent.is_empty() {
-                return Err(self.late(silent));
-            }
-        }
-        match &self.stall {
-            Some(stall) if now >= stall.named_at => Err(self.late(self.waited_for())),
-            _ => Ok(told),
-        }
-    }
-
     /// Whether an error is the loss of a rank that is gone, and not of its link.
     fn is_for_good(&self, error: &CollectiveError) -> bool {
         let CollectiveError::PeerLost { rank, .. } = error else {
             return false;
         };
-        self.engine.links[rank.index()].is_over() || self.signals.lock().lost.contains_key(&rank.0)
+        self.engine.links[rank.index()].is_over() || self.signals.lock().lost.has(rank.0)
     }
 
     /// Leaves the operation and tells every linked peer why, so that they leave it too.
@@ -516,8 +463,7 @@ impl<'a> Run<'a> {
             && self.is_for_good(error)
         {
             *for_good = true;
-            let mut state = self.signals.lock();
-            state.lost.entry(rank.0).or_insert_with(|| reason.clone());
+            self.signals.lock().lost.add(rank.0, reason);
         }
         if self.ends_call {
             // This rank takes part in nothing more of the call either; peers may be ahead of this operation.

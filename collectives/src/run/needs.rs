@@ -48,10 +48,12 @@ impl Run<'_> {
                 .any(|action| matches!(action, Action::Send { peer: other, .. } if *other == peer))
     }
 
-    /// The peers that the present step waits for.
+    /// The peers that the present step waits for; or that have not shared memory so far.
     pub(super) fn waited_for(&self) -> Vec<Rank> {
-        if self.mode == Mode::Shared {
-            return self.engine.late_in_shared();
+        match self.mode {
+            Mode::Links => {}
+            Mode::Form => return self.not_attached(),
+            Mode::Shared => return self.engine.late_in_shared(),
         }
         let step = self.engine.schedule.step(self.step);
         let open = step.iter().zip(&self.engine.progress);

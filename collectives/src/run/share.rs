@@ -40,7 +40,10 @@ impl Run<'_> {
             match asked {
                 Some(true) => self.engine.form(self.job),
                 Some(false) => self.engine.shm = Sharing::Off,
-                None => return self.form_in_time().map(|()| false),
+                None => {
+                    self.judge_the_gone()?;
+                    return self.form_in_time().map(|()| false);
+                }
             }
         }
         let complete = self.link_all()?;
@@ -51,6 +54,7 @@ impl Run<'_> {
                 self.read(peer, cx)?;
             }
         }
+        self.judge_the_gone()?;
         let Some(forming) = self.engine.shm.forming() else {
             return Ok(true);
         };
@@ -77,32 +81,27 @@ impl Run<'_> {
     }
 
     fn form_in_time(&mut self) -> Result<(), CollectiveError> {
-        if Instant::now() < self.deadline {
-            return Ok(());
-        }
-        let me = self.engine.me;
+        self.unsaid |= self.check_time(false)?;
+        Ok(())
+    }
+
+    /// Those for which this rank waits before it shares memory.
+    pub(super) fn not_attached(&self) -> Vec<Rank> {
+        let links = &self.engine.links;
         // Without a link to a rank nobody attaches: it is late, and not all that wait for it.
-        let links = (0..).zip(&self.engine.links);
-        let unlinked: Vec<u32> = links
-            .filter(|(rank, link)| *rank != me && !link.is_up())
-            .map(|(rank, _)| rank)
+        let unlinked: Vec<u32> = (self.others())
+            .filter(|rank| !links[*rank as usize].is_up())
             .collect();
-        let late = match self.engine.shm.forming().filter(|_| unlinked.is_empty()) {
-            Some(forming) => forming.missing(),
-            None => unlinked,
+        let awaited = match &self.engine.shm {
+            Sharing::Forming(forming) if unlinked.is_empty() => forming.missing(),
+            _ => unlinked,
         };
-        let late: Vec<u32> = late.into_iter().filter(|rank| *rank != me).collect();
-        // One that has asked what this rank asks for is here, and itself waits for another one.
-        let is_here = |rank: &u32| {
-            let came = self.engine.links[*rank as usize].came;
-            came.is_some_and(|(tag, _)| tag == self.tag)
-        };
-        let mut absent: Vec<u32> = late.iter().copied().filter(|rank| !is_here(rank)).collect();
-        if absent.is_empty() {
-            absent = late;
-        }
-        let late = absent.into_iter().map(Rank).collect();
-        Err(self.late(late))
+        let me = self.engine.me;
+        awaited
+            .into_iter()
+            .filter(|rank| *rank != me)
+            .map(Rank)
+            .collect()
     }
 
     /// There will be no shared memory, and this rank says so to whoever asks.

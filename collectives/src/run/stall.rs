@@ -155,8 +155,8 @@ impl Run<'_> {
     }
 
     /// Those that this rank waits for and that are not known to be here.
-    fn silent(&mut self) -> Vec<Rank> {
-        let mut silent = self.absent();
+    fn silent(&self) -> Vec<Rank> {
+        let mut silent = self.waited_for();
         if self.mode == Mode::Shared {
             return silent;
         }
@@ -165,28 +165,6 @@ impl Run<'_> {
             came.is_none_or(|(tag, _)| tag != self.tag)
         });
         silent
-    }
-
-    /// Those that this rank waits for.
-    fn absent(&mut self) -> Vec<Rank> {
-        let me = self.engine.me;
-        match self.mode {
-            Mode::Links => self.waited_for(),
-            Mode::Shared => self
-                .engine
-                .shm
-                .active()
-                .map_or(Vec::new(), |arena| arena.late()),
-            // Nobody goes on before all share memory, or know that they don't.
-            Mode::Form => match self.engine.shm.forming() {
-                Some(forming) => forming.missing().into_iter().collect(),
-                None => (0..self.engine.world).collect::<Vec<u32>>(),
-            }
-            .into_iter()
-            .filter(|rank| *rank != me)
-            .map(Rank)
-            .collect(),
-        }
     }
 
     /// Of late ranks, what those said themselves that are known to do something else.
@@ -230,7 +208,7 @@ impl Run<'_> {
             .collect();
         if missing.is_empty() {
             // All have come, and something else holds them up.
-            missing.extend(self.absent().into_iter().map(|rank| Missing {
+            missing.extend(self.waited_for().into_iter().map(|rank| Missing {
                 rank: job_rank(rank.0),
                 doing: "it is in the operation, too".to_owned(),
             }));
@@ -290,6 +268,7 @@ impl Run<'_> {
 
     /// A link has come while this rank waits.
     pub(super) fn tell_newcomer(&mut self, peer: u32) {
+        self.tell_missed(peer);
         if self.watch.said {
             let frame = self.ask_frame();
             self.engine.links[peer as usize].notify(&frame);

@@ -114,7 +114,7 @@ impl Fault {
 struct FaultyLane {
     inner: Option<Box<dyn Lane>>,
     fault: Arc<Fault>,
-    /// It was made after the fault was armed, which is for those that were there.
+    /// It was made after the fault was armed, which is for those that were there, unless the rank stands still.
     immune: bool,
 }
 
@@ -260,7 +260,8 @@ impl Hub {
             Some(fault) => Box::new(FaultyLane {
                 inner: Some(lane),
                 fault: Arc::clone(fault),
-                immune: fault.armed.load(Ordering::SeqCst),
+                // A rank that stands still does so on all links.
+                immune: !fault.freeze && fault.armed.load(Ordering::SeqCst),
             }),
             None => lane,
         }

@@ -50,6 +50,24 @@ fn child() {
             let comm = Local::in_folder(&path).join(rank, world).unwrap();
             descriptors::exhaust(&comm, next() == "named");
         }
+        "leaves" => {
+            let (way, work, dies) = (next(), next(), next().parse().unwrap());
+            let comm = if way == "local" {
+                Local::in_folder(&path).join(rank, world).unwrap()
+            } else {
+                let table: Vec<Peer> = (0..world)
+                    .map(|rank| Peer::new(format!("host-{rank}"), next().parse().unwrap()))
+                    .collect();
+                let credentials = Credentials::load(&path).unwrap();
+                let lane = if way == "tls" {
+                    LaneChoice::Tls
+                } else {
+                    LaneChoice::Quic
+                };
+                Network::new(credentials).lane(lane).join(&table).unwrap()
+            };
+            leaving::leave(&comm, work, dies);
+        }
         "sends and ends" => {
             // No operation is a farewell here: what is on its way is delivered all the same.
             let table: Vec<Peer> = (0..world)
@@ -104,6 +122,14 @@ impl Process {
             .lines()
             .any(|line| line.unwrap() == expected);
         assert!(said, "{expected}");
+    }
+
+    /// The next line that begins with this.
+    pub(crate) fn line(&mut self, begins: &str) -> String {
+        let mut lines = self.output.by_ref().lines().map(Result::unwrap);
+        lines
+            .find(|line| line.starts_with(begins))
+            .unwrap_or_else(|| panic!("{begins}"))
     }
 
     /// Waits for its end.

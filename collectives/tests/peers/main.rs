@@ -5,6 +5,7 @@
 
 mod children;
 mod descriptors;
+mod leaving;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -516,31 +517,33 @@ fn free_ports(count: u32) -> Vec<(std::net::UdpSocket, std::net::TcpListener)> {
     ports
 }
 
-#[test]
-fn a_program_may_end_right_after_its_last_operation() {
-    const WORLD: u32 = 3;
-    let (folder, authority) = (Folder::new("ends"), authority());
-    let ports = free_ports(WORLD);
+/// Ranks of several hosts in processes of their own. `given` is what one does, from its credentials on; the addresses come behind.
+fn on_hosts(folder: &Folder, world: u32, given: impl Fn(u32, &Path) -> String) -> Vec<Process> {
+    let authority = authority();
+    let ports = free_ports(world);
     let addresses: Vec<String> = ports
         .iter()
         .map(|(udp, _)| udp.local_addr().unwrap().to_string())
         .collect();
     drop(ports);
-    let ranks: Vec<Process> = (0..WORLD)
+    (0..world)
         .map(|rank| {
             let credentials = folder.0.join(rank.to_string());
-            issue(&authority, JOB, Rank(rank))
-                .unwrap()
-                .save(&credentials)
-                .unwrap();
+            let issued = issue(&authority, JOB, Rank(rank)).unwrap();
+            issued.save(&credentials).unwrap();
             let addresses = addresses.join(",");
-            let place = credentials.display();
-            Process::start(&format!(
-                "sends and ends,{place},{rank},{WORLD},{addresses}"
-            ))
+            Process::start(&format!("{},{addresses}", given(rank, &credentials)))
         })
-        .collect();
-    for rank in ranks {
+        .collect()
+}
+
+#[test]
+fn a_program_may_end_right_after_its_last_operation() {
+    const WORLD: u32 = 3;
+    let folder = Folder::new("ends");
+    let given =
+        |rank: u32, place: &Path| format!("sends and ends,{},{rank},{WORLD}", place.display());
+    for rank in on_hosts(&folder, WORLD, given) {
         rank.ends_well();
     }
     for credentials in folder.files() {

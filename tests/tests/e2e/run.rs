@@ -7,6 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use kolo_harness::{TestCluster, kolo};
+use kolo_transport::wire::JobState;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{gone, is_running};
@@ -563,6 +564,11 @@ async fn on_a_cluster_a_killed_node_is_the_cause() {
     let (child, _out, _) = tokio::task::spawn_blocking(|| start(command, 4))
         .await
         .unwrap();
+    // The programs may be there before the head has heard of all of them: until then the loss would be one of the start.
+    let driver = cluster.connect().await.unwrap();
+    while driver.jobs().await.unwrap()[0].state != JobState::Healthy {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     cluster.kill_node(1).unwrap();
     let out = tokio::task::spawn_blocking(move || child.wait_with_output())
         .await

@@ -132,8 +132,9 @@ pub enum ConnectionLost {
     /// Nothing came for the idle timeout: the peer, its host or the network between is gone.
     #[error("the peer did not answer any more")]
     TimedOut,
-    /// The peer does not know the connection: its process was started again.
-    #[error("the peer was restarted")]
+    /// The peer does not know the connection any more: it has heard nothing for so long that it gave it up (it was stopped for a
+    /// while, say).
+    #[error("the peer does not know the connection any more")]
     Reset,
     /// A QUIC or TLS error.
     #[error("the connection failed: {reason}")]

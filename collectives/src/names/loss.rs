@@ -1,0 +1,231 @@
+//! What a lost rank means for named operations.
+//!
+//! Who hears of a loss may end at once, and then its own link ends, too. So it says first why, and who finds that a link has
+//! ended names the rank with which it began. What is only said, or only a link, is believed for what waits at that moment;
+//! that a rank is lost for good follows from the end of its own link, or from a question.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::Rank;
+
+use super::farewell::Then;
+use super::hub::Hub;
+use super::wire::{Down, Up};
+use super::{Command, Names};
+use crate::cause::Cause;
+use crate::error::CollectiveError;
+
+/// Longest that an operation waits until it is said why it failed: as long as a busy host may need for it.
+const TOLD: Duration = Duration::from_millis(500);
+
+/// Links that end so shortly one after the other do so for one reason.
+const SHORTLY: Duration = Duration::from_secs(1);
+
+/// Who says that it has lost a rank ends because of that in this time, if it does: so long it may take to find out over QUIC.
+const BECAUSE: Duration = Duration::from_secs(5);
+
+/// A rank that is lost, by its number among the members.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Loss {
+    pub(super) rank: u32,
+    pub(super) reason: String,
+    /// It is gone, and not only a link to it.
+    pub(super) for_good: bool,
+}
+
+impl Loss {
+    pub(super) fn cause(&self) -> Cause {
+        Cause::Lost {
+            rank: Rank(self.rank),
+            reason: self.reason.clone(),
+            for_good: self.for_good,
+        }
+    }
+
+    /// What a peer says of a loss in a group of so many.
+    pub(super) fn of(cause: &Cause, world: u32) -> Option<Self> {
+        match cause {
+            Cause::Lost {
+                rank,
+                reason,
+                for_good,
+            } if rank.0 < world => Some(Self {
+                rank: rank.0,
+                reason: reason.clone(),
+                for_good: *for_good,
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// A loss because of which somebody may end, and since when.
+#[derive(Debug)]
+pub(super) struct Words(Loss, Instant);
+
+impl Words {
+    pub(super) fn now(loss: Loss) -> Self {
+        Self(loss, Instant::now())
+    }
+
+    pub(super) fn is_of(&self, rank: u32) -> bool {
+        self.0.rank == rank
+    }
+
+    /// The loss, if it is not older than that.
+    fn within(&self, age: Duration) -> Option<&Loss> {
+        (self.1.elapsed() < age).then_some(&self.0)
+    }
+}
+
+impl Names {
+    /// Gives up all that wait, because of a rank that is lost for now.
+    fn give_up(&self, loss: &Loss) {
+        let error = self.error_of(loss);
+        self.fail_all(u64::MAX, &error);
+    }
+
+    /// Gives up all that wait, and all to come. What was heard first stays.
+    pub(super) fn give_up_for_good(&self, loss: &Loss) {
+        let error = {
+            let mut state = self.lock();
+            let error = self.error_of(loss);
+            state.lost.get_or_insert(error).clone()
+        };
+        self.fail_all(u64::MAX, &error);
+    }
+
+    fn error_of(&self, loss: &Loss) -> CollectiveError {
+        CollectiveError::PeerLost {
+            rank: self.job_rank(Rank(loss.rank)),
+            reason: loss.reason.clone(),
+        }
+    }
+
+    /// An operation whose turn it was has failed because a rank (one of all) is lost. Waits for a moment until the others can
+    /// hear of it on the links for names: if this rank ends because of that, they know why.
+    pub(crate) fn lost_in_turn(&self, rank: u32, reason: &str, for_good: bool) {
+        let Some(position) = self.position(rank) else {
+            return;
+        };
+        let (told, is_told) = channel();
+        let loss = Loss {
+            rank: position,
+            reason: reason.to_owned(),
+            for_good,
+        };
+        self.tell(Command::LostInTurn { loss, told });
+        // If it can't be said by then it is lost.
+        is_told.recv_timeout(TOLD).unwrap_or_default();
+    }
+
+    /// The member of which it was heard first that it is gone, if any is.
+    pub(super) fn first_lost(&self) -> Option<Loss> {
+        let state = self.data.signals.lock();
+        let (rank, reason) = state.lost.first()?;
+        Some(Loss {
+            rank: self.position(self.data.job_rank(rank))?,
+            reason: reason.to_owned(),
+            for_good: true,
+        })
+    }
+}
+
+impl Hub {
+    /// A link has ended, maybe because of another rank.
+    pub(super) fn line_ended(&mut self, names: &Arc<Names>, ended: Loss, words: Option<&Words>) {
+        match self.first_before(names, &ended, words) {
+            Some(first) if first.for_good => return self.declare_lost(names, first),
+            Some(first) => self.fail_what_waits(names, &first),
+            None => {
+                self.ended_last = Some(Words::now(ended.clone()));
+                if !ended.for_good {
+                    self.fail_what_waits(names, &ended);
+                }
+            }
+        }
+        if ended.for_good {
+            self.declare_lost(names, ended);
+        }
+    }
+
+    /// A rank of which nothing was heard is gone. It is lost in all groups, and this hears of that from there.
+    pub(super) fn found_gone(&mut self, names: &Arc<Names>, gone: &Loss) {
+        let line = if self.me == 0 { gone.rank } else { 0 };
+        let words = self.lines[line as usize].last_words.take();
+        if let Some(first) = self.first_before(names, gone, words.as_ref()) {
+            self.fail_what_waits(names, &first);
+        }
+        (names.family).rank_lost(names.members[gone.rank as usize], &gone.reason);
+    }
+
+    /// The rank because of which another one is lost, if there is one.
+    fn first_before(&self, names: &Names, lost: &Loss, words: Option<&Words>) -> Option<Loss> {
+        let said = words.and_then(|words| words.within(BECAUSE)).cloned();
+        let just_ended = || self.ended_last.as_ref()?.within(SHORTLY).cloned();
+        let first = said.or_else(|| names.first_lost()).or_else(just_ended)?;
+        (first.rank != self.me && first.rank != lost.rank).then_some(first)
+    }
+
+    /// Only what waits now fails because of it.
+    pub(super) fn fail_what_waits(&mut self, names: &Arc<Names>, loss: &Loss) {
+        match &mut self.book {
+            Some(book) => {
+                book.lost(loss.cause(), false);
+                self.say_why(names, loss);
+            }
+            None => names.give_up(loss),
+        }
+    }
+
+    /// A rank is gone: nothing with a name works any more. All are told, those that have nothing under way as well: when this
+    /// rank leaves because of it, they know why.
+    pub(super) fn declare_lost(&mut self, names: &Arc<Names>, loss: Loss) {
+        if let Some(book) = &mut self.book {
+            book.lost(loss.cause(), true);
+        }
+        self.farewell.add(&self.lines, Then::GiveUp(loss.clone()));
+        self.say_why(names, &loss);
+    }
+
+    /// Says why this rank may end now.
+    pub(super) fn say_why(&mut self, names: &Arc<Names>, loss: &Loss) {
+        let cause = loss.cause().encode();
+        if self.book.is_some() {
+            self.say_all(&Down::Fail {
+                call: 0,
+                names: Vec::new(),
+                cause,
+            });
+        } else if self.lines[0].lane.is_some() || self.lines[0].connecting {
+            self.say(names, &Up::Over { before: 0, cause });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_is_said_and_understood() {
+        let loss = Loss {
+            rank: 3,
+            reason: "killed".to_owned(),
+            for_good: false,
+        };
+        assert_eq!(Loss::of(&loss.cause(), 4), Some(loss.clone()));
+        // It is none of the group's.
+        assert_eq!(Loss::of(&loss.cause(), 3), None);
+        let left = Cause::Left {
+            rank: Rank(1),
+            reason: String::new(),
+        };
+        assert_eq!(Loss::of(&left, 4), None);
+        let words = Words::now(loss.clone());
+        assert_eq!(words.within(Duration::MAX), Some(&loss));
+        assert_eq!(words.within(Duration::ZERO), None);
+    }
+}

@@ -1,0 +1,232 @@
+//! The end of an operation by its time: the ranks that are there find out together who is late.
+//!
+//! A rank that this one waits for may itself wait for the one that is late, and of several late ranks each may be missed by
+//! another one. So a rank whose deadline has passed says so, and so do all that hear of it. Who has said nothing after a while
+//! is late; who misses somebody tells the others, and shortly after that all give up, with the names of all that are missed.
+
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::Rank;
+
+use super::Run;
+use crate::cause::Cause;
+use crate::error::CollectiveError;
+
+/// After its deadline a rank asks its peers who is still there. It names those that have said nothing after
+/// this time (longer if the deadline was far away, so that a loaded host is not taken for a late rank) ...
+const ANSWER: Duration = Duration::from_millis(400);
+const LONGEST_ANSWER: Duration = Duration::from_secs(2);
+const OF_LIMIT: u32 = 30;
+/// ... after a part of that in which it hears whom the others miss ...
+const GATHER: u32 = 4;
+/// ... and, if all have answered, waits for so many times as long for somebody else to name one.
+const NAMED: u32 = 2;
+
+/// In groups up to this size a rank whose deadline has passed asks all others, linked so far or not. In larger ones each only asks
+/// those that it is linked with and some more: late ranks that nobody waits for are not named there.
+const ASKS_ALL: u32 = 64;
+
+/// What is to be done when, after the deadline.
+#[derive(Debug)]
+pub(super) struct Stall {
+    answer_at: Instant,
+    /// Those that were asked have had their time.
+    answered: bool,
+    gather: Duration,
+    /// When all that is known of late ranks is with all, once somebody is known to be late.
+    gathered_at: Option<Instant>,
+    named_at: Instant,
+}
+
+impl Stall {
+    fn new(now: Instant, limit: Duration) -> Self {
+        let answer = (limit / OF_LIMIT).clamp(ANSWER, LONGEST_ANSWER);
+        Self {
+            answer_at: now + answer,
+            answered: false,
+            gather: answer / GATHER,
+            gathered_at: None,
+            named_at: now + NAMED * answer,
+        }
+    }
+
+    /// Whether it is time to give up; from now on those that were asked have had their time, if it has passed.
+    fn is_over(&mut self, now: Instant, misses: bool) -> bool {
+        self.answered |= now >= self.answer_at;
+        if !misses {
+            self.gathered_at = None;
+        } else if self.answered {
+            self.gathered_at.get_or_insert(now + self.gather);
+        }
+        now >= self.named_at || self.gathered_at.is_some_and(|at| now >= at)
+    }
+
+    /// When to look next.
+    pub(super) fn next(&self) -> Instant {
+        match self.gathered_at {
+            _ if !self.answered => self.answer_at,
+            Some(at) => at.min(self.named_at),
+            None => self.named_at,
+        }
+    }
+}
+
+impl Run<'_> {
+    /// Looks at the clock. Returns whether there is something new to tell the peers.
+    pub(super) fn check_time(&mut self, fired: bool) -> Result<bool, CollectiveError> {
+        let now = Instant::now();
+        let now = if fired { now.max(self.wake_at()) } else { now };
+        let mut told = self.look(now);
+        if self.stall.is_none() {
+            if now >= self.deadline || self.asked {
+                self.ask_who_is_there(now);
+                told = true;
+            }
+            return Ok(told);
+        }
+        let is_due = |stall: &mut Stall| now >= stall.answer_at && !stall.answered;
+        if self.stall.as_mut().is_some_and(is_due) {
+            let late = self.who_is_late();
+            told |= self.miss(None, &late);
+        }
+        let missed = self.still_missed();
+        let is_over = |stall: &mut Stall| stall.is_over(now, !missed.is_empty());
+        if !self.stall.as_mut().is_some_and(is_over) {
+            return Ok(told);
+        }
+        let late = if missed.is_empty() {
+            self.waited_for()
+        } else {
+            missed
+        };
+        Err(self.late(late))
+    }
+
+    /// The time is over.
+    fn ask_who_is_there(&mut self, now: Instant) {
+        let limit = self.deadline.saturating_duration_since(self.started);
+        self.stall = Some(Stall::new(now, limit));
+        let asked = self.request.to_string();
+        let notice = self.engine.tell(self.tag, &Cause::Stalled { asked });
+        self.signals.lock().put_notice(notice);
+        if self.engine.world <= ASKS_ALL {
+            let (me, world) = (self.engine.me, self.engine.world);
+            for peer in (0..world).filter(|peer| *peer != me) {
+                let link = &self.engine.links[peer as usize];
+                let is_asked_for = !link.is_up() && !link.is_over() && !self.engine.dials(peer);
+                if is_asked_for || self.engine.may_begin_link(peer) {
+                    (self.connect)(peer);
+                }
+            }
+        } else {
+            self.link_neighbours();
+            self.request_links();
+        }
+    }
+
+    /// Tells a rank whose link has just come whom somebody misses.
+    pub(super) fn tell_missed(&mut self, peer: u32) {
+        if !self.missed.is_empty() {
+            let frame = self.missed_frame();
+            self.engine.links[peer as usize].notify(&frame);
+        }
+    }
+
+    fn missed_frame(&self) -> Vec<u8> {
+        let late = self.missed.iter().copied().collect();
+        self.engine.notice(self.tag, &Cause::Missed { late })
+    }
+
+    /// Whether a rank has come to this operation, or is past it.
+    pub(super) fn has_come(&self, rank: Rank) -> bool {
+        let came = self.engine.links[rank.index()].came;
+        self.has_answered(rank) || came.is_some_and(|(tag, _)| tag >= self.tag)
+    }
+
+    /// Whether a rank has said that its deadline has passed, too.
+    fn has_answered(&self, rank: Rank) -> bool {
+        self.engine.links[rank.index()].stalled_in == Some(self.tag)
+    }
+
+    /// Those that have not answered: of the ones that this rank waits for, and, if one of those has never come, of all that are
+    /// linked with it and have not come either, for nobody gets through an operation to which somebody has not come.
+    fn who_is_late(&self) -> Vec<Rank> {
+        let mut late = self.waited_for();
+        late.retain(|rank| !self.has_answered(*rank));
+        if late.iter().all(|rank| self.has_come(*rank)) {
+            return late;
+        }
+        let others = (0..self.engine.world).map(Rank).filter(|rank| {
+            let is_linked = self.engine.links[rank.index()].is_up();
+            rank.0 != self.engine.me && is_linked && !self.has_come(*rank)
+        });
+        late.extend(others);
+        late.sort_unstable();
+        late.dedup();
+        late
+    }
+
+    /// Somebody misses these ranks, which all are to know. Returns whether any of them is news.
+    pub(super) fn miss(&mut self, from: Option<u32>, late: &[Rank]) -> bool {
+        let known = self.missed.len();
+        self.missed.extend(late);
+        let is_news = self.missed.len() > known;
+        if is_news {
+            let frame = self.missed_frame();
+            self.unsaid = true;
+            for (peer, link) in (0..).zip(&mut self.engine.links) {
+                if Some(peer) != from {
+                    link.notify(&frame);
+                }
+            }
+        }
+        is_news
+    }
+
+    /// Of the ranks that were missed, those that have not come by now.
+    pub(super) fn still_missed(&self) -> Vec<Rank> {
+        let missed = self.missed.iter().copied();
+        missed
+            .filter(|rank| rank.0 != self.engine.me && !self.has_answered(*rank))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_named_before_all_had_their_time_and_none_later_than_that_needs() {
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let mut stall = Stall::new(start, ms(100));
+        assert_eq!(stall.next(), start + ANSWER);
+        // Others may be faster, and miss somebody already.
+        assert!(!stall.is_over(start + ANSWER / 2, true));
+        assert_eq!(stall.next(), start + ANSWER);
+        assert!(!stall.is_over(start + ANSWER, true));
+        let gathered = start + ANSWER + ANSWER / GATHER;
+        assert_eq!(stall.next(), gathered);
+        // Who was missed has come, and then somebody else is missed.
+        assert!(!stall.is_over(gathered, false));
+        assert_eq!(stall.next(), start + NAMED * ANSWER);
+        assert!(!stall.is_over(gathered, true));
+        assert!(stall.is_over(gathered + ANSWER / GATHER, true));
+        // Nobody is missed by anybody.
+        let mut stall = Stall::new(start, ms(100));
+        assert!(!stall.is_over(start + ANSWER, false));
+        assert!(!stall.is_over(start + ANSWER + ms(1), false));
+        assert!(stall.is_over(start + NAMED * ANSWER, false));
+    }
+
+    #[test]
+    fn who_was_given_much_time_gets_more_to_answer() {
+        let (start, seconds) = (Instant::now(), Duration::from_secs);
+        assert_eq!(Stall::new(start, seconds(30)).next(), start + seconds(1));
+        assert_eq!(
+            Stall::new(start, seconds(6000)).next(),
+            start + LONGEST_ANSWER
+        );
+        assert_eq!(Stall::new(start, Duration::ZERO).next(), start + ANSWER);
+    }
+}
