@@ -175,10 +175,11 @@ fn watch_it(kill: &Kill, processes: &mut HashMap<u32, Process>, seat: &Seat) -> 
         let lost = error.culprit_rank().map_or(-1, |rank| i64::from(rank.0));
         reports.push((own, format!("lost {lost} after {operations}: {error}")));
         let right = format!("lost {victim} after");
-        // A link that is still being made says nothing: who ends before it is there can't tell the other side why.
+        // A link that is still being made carries no word: who ends before it is there, for one side or for both, can't say why.
         let is_unheard = |said: &str| {
-            let unlinked = said.contains(" after 0: can't connect to rank ");
-            kill.hasty && kill.early && unlinked && !said.starts_with(&format!("lost {own} "))
+            let unlinked = said.contains(" after 0: ");
+            let names_a_rank = !said.starts_with("lost -1 ");
+            kill.hasty && unlinked && names_a_rank && !said.starts_with(&format!("lost {own} "))
         };
         assert!(
             (reports.iter()).all(|(_, said)| said.starts_with(&right) || is_unheard(said)),

@@ -141,15 +141,21 @@ pub(crate) fn endpoint(credentials: &Credentials) -> (Endpoint, TlsListener) {
     }
 }
 
-/// Works until a rank is lost. Returns the error and how many operations went well before.
+/// Works until a rank is lost. Returns the error and how many operations went well before. Once there are some, it has a link to
+/// each of the others.
 pub(crate) fn work(
     comm: &Communicator,
     mut seed: u64,
     ready: impl FnOnce(),
 ) -> (CollectiveError, u32) {
     let (rank, world) = (comm.rank().0, comm.world_size());
-    let mut ready = Some(ready);
-    let mut operations = 0_u32;
+    // Every rank sends to every other one.
+    let (own, counts) = (vec![rank; world as usize], vec![1; world as usize]);
+    if let Err(error) = comm.all_to_all_varcount(&own, &counts) {
+        return (error, 0);
+    }
+    ready();
+    let mut operations = 1_u32;
     loop {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let length = [1, 40, 3000, 60_000, 400_000][(seed >> 33) as usize % 5];
@@ -194,8 +200,5 @@ pub(crate) fn work(
             return (error, operations);
         }
         operations += 1;
-        if let Some(ready) = ready.take() {
-            ready();
-        }
     }
 }
