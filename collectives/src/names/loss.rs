@@ -163,10 +163,14 @@ impl Hub {
 
     /// The rank because of which another one is lost, if there is one.
     fn first_before(&self, names: &Names, lost: &Loss, words: Option<&Words>) -> Option<Loss> {
-        let said = words.and_then(|words| words.within(BECAUSE)).cloned();
+        let is_other = |loss: &Loss| loss.rank != self.me && loss.rank != lost.rank;
+        // That the other one has lost this rank says nothing of who was lost first.
+        let said = words.and_then(|words| words.within(BECAUSE));
+        let said = said.filter(|loss| is_other(loss)).cloned();
         let just_ended = || self.ended_last.as_ref()?.within(SHORTLY).cloned();
-        let first = said.or_else(|| names.first_lost()).or_else(just_ended)?;
-        (first.rank != self.me && first.rank != lost.rank).then_some(first)
+        said.or_else(|| names.first_lost())
+            .or_else(just_ended)
+            .filter(is_other)
     }
 
     /// Only what waits now fails because of it.

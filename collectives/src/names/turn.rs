@@ -1,6 +1,6 @@
 //! What is done when it is the turn of named operations.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -33,19 +33,24 @@ impl Names {
             state.joined
         };
         let whole = tasks.len() == names.len();
+        let none_is_its_own = tasks.is_empty();
+        // Who can't run them says so to those that wait here.
+        let tasks = Arc::new(Mutex::new(tasks));
+        let taken = Arc::clone(&tasks);
         let end = Ended(self.commands.clone());
         let comm = Communicator::of(Arc::clone(&self.data));
         let own = comm.clone();
+        let tag = Tag {
+            call,
+            operation: number,
+        };
         let job = Box::new(move || {
-            let tag = Tag {
-                call,
-                operation: number,
-            };
+            let tasks = take(&taken);
             // All count alike, whatever came of those before.
             let in_call = comm.inner.signals.go_to(tag);
             if in_call && whole {
                 perform(&comm, tasks, &names);
-            } else if in_call && joined && tasks.is_empty() {
+            } else if in_call && joined && none_is_its_own {
                 follow(&comm, operation);
             } else {
                 // They were given up here in the meantime: the others hear that now.
@@ -69,6 +74,11 @@ impl Names {
         });
         if let Err(error) = started {
             let (rank, reason) = (self.me, error.to_string());
+            for pending in take(&tasks) {
+                pending.task.fail(error.clone());
+            }
+            // Who waits in it for this rank hears it there.
+            own.give_up_meanwhile(tag, numbers(&operation), reason.clone());
             self.tell(Command::Lost(Loss {
                 rank,
                 reason,
@@ -76,6 +86,10 @@ impl Names {
             }));
         }
     }
+}
+
+fn take(tasks: &Mutex<Vec<Pending>>) -> Vec<Pending> {
+    std::mem::take(&mut *tasks.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Tells the hub that a batch has ended, however it did.
@@ -155,4 +169,39 @@ pub(super) fn numbers(operation: &Operation) -> u64 {
             | OperationKind::AllToAllVarcount
     ) || Mark::of(operation.shape) == Some(Mark::Object);
     if two { 2 } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::local_group;
+
+    #[test]
+    fn who_has_no_room_for_an_operation_says_so_in_it() {
+        let group = local_group(2).unwrap();
+        for comm in &group {
+            comm.set_timeout(Duration::from_secs(60));
+        }
+        let data = Communicator::of(Arc::clone(&group[1].inner.names().data));
+        let progress = data.progress().unwrap();
+        let (end, ended) = channel::<()>();
+        let busy = Box::new(move || ended.recv().unwrap_or_default());
+        assert!(progress.try_start(busy).is_ok());
+        while progress.try_start(Box::new(|| ())).is_ok() {}
+        let [one, other] = [&group[0], &group[1]].map(|comm| {
+            let sum = comm.named("sum");
+            sum.all_reduce(vec![1.0_f32; 10], ReduceOp::Sum)
+        });
+        let error = other.wait().unwrap_err().to_string();
+        assert!(error.contains("more run than it can have"), "{error}");
+        drop(end);
+        let error = one.wait().unwrap_err();
+        assert!(
+            !matches!(error, CollectiveError::Deadline { .. }),
+            "{error}"
+        );
+    }
 }

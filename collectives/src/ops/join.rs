@@ -1,10 +1,12 @@
 //! Ranks that run out of data.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use crate::blocking::Alarm;
+use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
 use crate::engine::Engine;
 use crate::error::CollectiveError;
@@ -107,19 +109,39 @@ impl Communicator {
     }
 
     /// Does not take part in so many operations, of which this is the first, and tells the others.
-    pub(crate) fn give_up(&self, mut tag: Tag, numbers: u64, reason: &str) {
-        let given_up: Result<(), CollectiveError> = Self::blocking(async |alarm, started| {
-            let (mut turn, _) = self.turn(alarm, started, OperationKind::Barrier, 0).await?;
-            for _ in 0..numbers {
-                let reason = reason.to_owned();
-                turn.refuse(tag, CollectiveError::Aborted { reason });
-                tag = tag.after();
-            }
-            Ok(())
+    pub(crate) fn give_up(&self, tag: Tag, numbers: u64, reason: &str) {
+        let given_up = Self::blocking(async |alarm, started| {
+            self.refuse(alarm, started, tag, numbers, reason).await
         });
-        if let Err(error) = given_up {
-            tracing::debug!(%error, "an operation was given up, and nobody could be told");
+        log_unsaid(given_up);
+    }
+
+    /// As [`Communicator::give_up`], beside what this thread does, which may be the only one that reads the links.
+    pub(crate) fn give_up_meanwhile(self, tag: Tag, numbers: u64, reason: String) {
+        let runtime = self.inner.family.handle.clone();
+        runtime.spawn(async move {
+            let sleep = pin!(self.inner.sleep());
+            let (mut alarm, started) = (SleepAlarm(sleep), Instant::now());
+            let refused = self.refuse(&mut alarm, started, tag, numbers, &reason);
+            log_unsaid(refused.await);
+        });
+    }
+
+    async fn refuse<A: Alarm>(
+        &self,
+        alarm: &mut A,
+        started: Instant,
+        mut tag: Tag,
+        numbers: u64,
+        reason: &str,
+    ) -> Result<(), CollectiveError> {
+        let (mut turn, _) = self.turn(alarm, started, OperationKind::Barrier, 0).await?;
+        for _ in 0..numbers {
+            let reason = reason.to_owned();
+            turn.refuse(tag, CollectiveError::Aborted { reason });
+            tag = tag.after();
         }
+        Ok(())
     }
 
     /// Takes part in one operation, whichever it is. `since` is the number at which this rank ran out of data.
@@ -189,5 +211,11 @@ impl Communicator {
             turn.engine().set_offsets(counts);
         }
         Ok(Followed::Done)
+    }
+}
+
+fn log_unsaid(given_up: Result<(), CollectiveError>) {
+    if let Err(error) = given_up {
+        tracing::debug!(%error, "an operation was given up, and nobody could be told");
     }
 }

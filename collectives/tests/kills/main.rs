@@ -182,7 +182,8 @@ fn watch_it(kill: &Kill, processes: &mut HashMap<u32, Process>, seat: &Seat) -> 
             kill.hasty && unlinked && names_a_rank && !said.starts_with(&format!("lost {own} "))
         };
         assert!(
-            (reports.iter()).all(|(_, said)| said.starts_with(&right) || is_unheard(said)),
+            reports.iter().any(|(_, said)| said.starts_with(&right))
+                && (reports.iter()).all(|(_, said)| said.starts_with(&right) || is_unheard(said)),
             "{kill:?}: {reports:#?}"
         );
         let took = begun.elapsed();

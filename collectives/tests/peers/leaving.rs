@@ -94,7 +94,7 @@ fn check(way: &str, work: Work, world: u32, dies: u32) {
     };
     let killed = ranks.remove(dies as usize);
     let others = (0..world).filter(|rank| *rank != dies);
-    let mut wrong = Vec::new();
+    let (mut wrong, mut is_named) = (Vec::new(), false);
     for (me, mut rank) in others.zip(ranks) {
         let said = rank.line("kolo: ");
         let names = |rank: u32| said.starts_with(&format!("kolo: {rank} rank {rank} is lost"));
@@ -107,6 +107,7 @@ fn check(way: &str, work: Work, world: u32, dies: u32) {
             Work::NewGroups => (0..world).any(names),
             _ => names(dies),
         };
+        is_named |= names(dies);
         if !is_right {
             wrong.push((me, said));
         }
@@ -121,6 +122,7 @@ fn check(way: &str, work: Work, world: u32, dies: u32) {
         drop(std::fs::remove_file(&left));
         drop(std::fs::remove_dir_all(&left));
     }
+    assert!(is_named, "{way}, {work:?} of {world}: nobody named {dies}");
     assert!(
         wrong.is_empty(),
         "{way}, {work:?} of {world}: {dies} was killed, and not so: {wrong:?}"

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kolo::Cluster;
 use kolo_runtime::{Head, HeadConfig, HeadState, Node, NodeConfig, NodeCredentials, NodeResources};
@@ -42,6 +42,28 @@ pub enum HarnessError {
     /// The cluster could not be reached as a driver.
     #[error("can't reach the cluster: {0}")]
     Cluster(String),
+}
+
+/// Looks again and again until what is seen is as wanted.
+async fn poll_until<T: fmt::Debug>(
+    what: &str,
+    look: impl AsyncFn() -> Result<T, kolo::error::ClusterError>,
+    mut holds: impl FnMut(&T) -> bool,
+) -> Result<T, HarnessError> {
+    let start = Instant::now();
+    loop {
+        let seen = look().await.map_err(cluster_error)?;
+        if holds(&seen) {
+            return Ok(seen);
+        }
+        if start.elapsed() > PATIENCE {
+            return Err(HarnessError::Patience {
+                what: what.to_owned(),
+                last: format!("{seen:?}"),
+            });
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 fn cluster_error(error: impl fmt::Display) -> HarnessError {
@@ -496,23 +518,29 @@ impl TestCluster {
     pub async fn wait_until(
         &self,
         what: &str,
-        mut holds: impl FnMut(&ClusterInfo) -> bool,
+        holds: impl FnMut(&ClusterInfo) -> bool,
     ) -> Result<ClusterInfo, HarnessError> {
         let cluster = self.connect().await?;
-        let start = std::time::Instant::now();
-        loop {
-            let info = cluster.status().await.map_err(cluster_error)?;
-            if holds(&info) {
-                return Ok(info);
-            }
-            if start.elapsed() > PATIENCE {
-                return Err(HarnessError::Patience {
-                    what: what.to_owned(),
-                    last: format!("{info:?}"),
-                });
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        poll_until(what, async || cluster.status().await, holds).await
+    }
+
+    /// Waits until the head sees the jobs, the newest first, as `holds` wants them; at most a minute.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Patience`] with what the head saw last.
+    pub async fn wait_for_jobs(
+        &self,
+        what: &str,
+        mut holds: impl FnMut(&[JobInfo]) -> bool,
+    ) -> Result<Vec<JobInfo>, HarnessError> {
+        let cluster = self.connect().await?;
+        poll_until(
+            what,
+            async || cluster.jobs().await,
+            |jobs: &Vec<JobInfo>| holds(jobs),
+        )
+        .await
     }
 
     /// What every daemon wrote so far, with its name. Empty in [`Mode::InProcess`].

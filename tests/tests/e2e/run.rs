@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use kolo_harness::{TestCluster, kolo};
-use kolo_transport::wire::JobState;
+use kolo_transport::wire::{JobInfo, JobState};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{gone, is_running};
@@ -565,10 +565,9 @@ async fn on_a_cluster_a_killed_node_is_the_cause() {
         .await
         .unwrap();
     // The programs may be there before the head has heard of all of them: until then the loss would be one of the start.
-    let driver = cluster.connect().await.unwrap();
-    while driver.jobs().await.unwrap()[0].state != JobState::Healthy {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let is_healthy = |jobs: &[JobInfo]| jobs[0].state == JobState::Healthy;
+    let healthy = cluster.wait_for_jobs("the job is healthy", is_healthy);
+    healthy.await.unwrap();
     cluster.kill_node(1).unwrap();
     let out = tokio::task::spawn_blocking(move || child.wait_with_output())
         .await
