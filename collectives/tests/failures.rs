@@ -9,12 +9,13 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use common::victim::{NoConnector, frame, lonely, runtime, write};
-use common::{Fault, GENERATION, Group, JOB, Kind, LONG, force, others, run, sum, until};
+use common::{Fault, GENERATION, Group, JOB, Kind, LONG, faulty, force, others, run, sum, until};
 use kolo_collectives::cause::Cause;
 use kolo_collectives::header::Header;
 use kolo_collectives::lane::{Connecting, MemoryLane};
@@ -469,6 +470,56 @@ fn who_left_because_of_a_loss_is_not_the_one_that_is_lost() {
         text.contains("its link broke (rank 1 gave up operation 0 of call 0 because of it"),
         "{text}"
     );
+}
+
+/// Makes one link to each of the ranks below, which a network may break.
+#[derive(Debug)]
+struct MadeOnce(Mutex<HashMap<u32, Box<dyn Lane>>>);
+
+impl Connector for MadeOnce {
+    fn connect(&self, peer: Rank) -> Connecting {
+        let lane = self.0.lock().unwrap().remove(&peer.0);
+        Box::pin(async move {
+            lane.ok_or_else(|| LaneError::Unreachable {
+                reason: format!("nothing listens where rank {peer} was"),
+            })
+        })
+    }
+}
+
+/// It said why it goes on a link that has ended since, and that can't be made again.
+#[test]
+fn who_left_because_of_a_loss_and_can_not_be_reached_is_not_the_one_that_is_lost() {
+    let runtime = runtime();
+    let (fault, mut ends) = (Fault::cut(), Vec::new());
+    let lanes = [0, 1].map(|rank| {
+        let (mine, theirs) = MemoryLane::pair(1 << 20);
+        ends.push(theirs);
+        (rank, faulty(Box::new(mine), &fault))
+    });
+    let connector = Arc::new(MadeOnce(Mutex::new(HashMap::from(lanes))));
+    let handle = runtime.handle().clone();
+    let comm = Communicator::new(Rank(2), 3, GENERATION, JOB, connector, handle).unwrap();
+    comm.set_timeout(Duration::from_millis(100));
+    comm.barrier().unwrap_err();
+    comm.set_timeout(LONG);
+    let cause = Cause::Lost {
+        rank: Rank(0),
+        reason: "its link broke".to_owned(),
+        for_good: false,
+    };
+    let text = cause.encode();
+    let header = Header::AbortOperation {
+        generation: GENERATION,
+        tag: Tag::default(),
+        length: text.len() as u32,
+    };
+    let mut one = ends.remove(1);
+    write(&runtime, &mut one, &frame(header, &text));
+    drop(one);
+    let error = comm.broadcast(&mut [0_u8], Rank(1)).unwrap_err();
+    assert_eq!(error.culprit_rank(), Some(Rank(0)), "{error}");
+    assert!(error.to_string().contains("rank 1 gave up"), "{error}");
 }
 
 /// Makes links to rank 0, but for the first, which fails when it is told to.

@@ -365,7 +365,11 @@ impl<'a> Run<'a> {
                 Err(_) if is_old => self.missing = Missing::Unknown,
                 // A link that has come all the same will do.
                 Err(error) if self.needs(peer) && !self.engine.links[peer as usize].is_up() => {
-                    failure = Some(self.unlinked(peer, &error));
+                    failure = Some(if self.left_because_of_loss(peer) {
+                        self.lost(peer)
+                    } else {
+                        self.unlinked(peer, &error)
+                    });
                 }
                 Ok(()) | Err(_) => {}
             }

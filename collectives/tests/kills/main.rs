@@ -294,8 +294,21 @@ fn a_rank_on_tls_that_is_killed_is_named_and_leaves_nothing() {
 
 /// What a rank has to say about the loss gets through, though nobody drops its communicator.
 #[test]
-fn survivors_that_end_their_processes_at_once_are_not_taken_for_the_lost_rank() {
-    for lanes in Lanes::ALL {
-        check(lanes, true);
-    }
+fn survivors_in_shared_memory_that_end_at_once_are_not_taken_for_the_lost_rank() {
+    check(Lanes::Shared, true);
+}
+
+#[test]
+fn survivors_on_unix_sockets_that_end_at_once_are_not_taken_for_the_lost_rank() {
+    check(Lanes::Unix, true);
+}
+
+#[test]
+fn survivors_on_quic_that_end_at_once_are_not_taken_for_the_lost_rank() {
+    check(Lanes::Quic, true);
+}
+
+#[test]
+fn survivors_on_tls_that_end_at_once_are_not_taken_for_the_lost_rank() {
+    check(Lanes::Tls, true);
 }
