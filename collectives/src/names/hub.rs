@@ -45,7 +45,7 @@ pub(super) struct Hub {
     look_at: Option<Instant>,
     buffer: Vec<u8>,
     asking: Asking,
-    /// The last link that ended for a reason of its own.
+    /// Because of which rank the last link ended.
     pub(super) ended_last: Option<Words>,
     pub(super) farewell: Farewell,
     /// The names are gone, and what was decided last is still being said.
@@ -298,7 +298,15 @@ impl Hub {
                 }
             }
             Err(error) => {
-                *line = Line::default();
+                let words = std::mem::take(line).last_words;
+                let loss = Loss {
+                    rank,
+                    reason: error.to_string(),
+                    for_good: false,
+                };
+                if let Some(first) = self.first_before(names, &loss, words.as_ref()) {
+                    return self.fail_what_waits(names, &first);
+                }
                 let numbers = |rank: u32| (Rank(rank), Rank(names.members[rank as usize]));
                 let (me, peer) = (numbers(self.me), numbers(rank));
                 let cause = Cause::unlinked(&error, me, peer, self.me != 0);

@@ -138,7 +138,10 @@ impl Hub {
     pub(super) fn line_ended(&mut self, names: &Arc<Names>, ended: Loss, words: Option<&Words>) {
         match self.first_before(names, &ended, words) {
             Some(first) if first.for_good => return self.declare_lost(names, first),
-            Some(first) => self.fail_what_waits(names, &first),
+            Some(first) => {
+                self.fail_what_waits(names, &first);
+                self.ended_last = Some(Words::now(first));
+            }
             None => {
                 self.ended_last = Some(Words::now(ended.clone()));
                 if !ended.for_good {
@@ -162,7 +165,12 @@ impl Hub {
     }
 
     /// The rank because of which another one is lost, if there is one.
-    fn first_before(&self, names: &Names, lost: &Loss, words: Option<&Words>) -> Option<Loss> {
+    pub(super) fn first_before(
+        &self,
+        names: &Names,
+        lost: &Loss,
+        words: Option<&Words>,
+    ) -> Option<Loss> {
         let is_other = |loss: &Loss| loss.rank != self.me && loss.rank != lost.rank;
         // That the other one has lost this rank says nothing of who was lost first.
         let said = words.and_then(|words| words.within(BECAUSE));
@@ -211,7 +219,99 @@ impl Hub {
 
 #[cfg(test)]
 mod tests {
+    use std::io::IoSlice;
+    use std::sync::Mutex;
+    use std::task::{Context, Poll, Waker};
+
+    use kolo_transport::ids::{Generation, JobId};
+
     use super::*;
+    use crate::communicator::Communicator;
+    use crate::group::GroupId;
+    use crate::lane::{Connecting, Connector, Lane, LaneError, MemoryLane};
+    use crate::names::wire;
+    use crate::operation::ReduceOp;
+
+    /// Its end says nothing of the peer, as that of a link through a network.
+    #[derive(Debug)]
+    struct Breakable(MemoryLane);
+
+    impl Lane for Breakable {
+        fn poll_write(
+            &mut self,
+            cx: &mut Context<'_>,
+            parts: &[IoSlice<'_>],
+        ) -> Poll<Result<usize, LaneError>> {
+            self.0.poll_write(cx, parts)
+        }
+
+        fn poll_read(
+            &mut self,
+            cx: &mut Context<'_>,
+            into: &mut [u8],
+        ) -> Poll<Result<usize, LaneError>> {
+            self.0.poll_read(cx, into)
+        }
+
+        fn kind(&self) -> &'static str {
+            "memory"
+        }
+    }
+
+    #[derive(Debug)]
+    struct MadeOnce(Mutex<Option<Breakable>>);
+
+    impl Connector for MadeOnce {
+        fn connect(&self, peer: Rank) -> Connecting {
+            let lane = self.0.lock().unwrap().take();
+            Box::pin(async move {
+                let lane = lane.ok_or_else(|| LaneError::Unreachable {
+                    reason: format!("nothing listens where rank {peer} was"),
+                })?;
+                Ok(Box::new(lane) as Box<dyn Lane>)
+            })
+        }
+
+        fn connect_group(&self, peer: Rank, _group: GroupId) -> Connecting {
+            self.connect(peer)
+        }
+    }
+
+    #[test]
+    fn who_said_why_it_goes_and_can_not_be_reached_is_not_named() {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
+        let (mine, mut theirs) = MemoryLane::pair(1 << 16);
+        let connector = Arc::new(MadeOnce(Mutex::new(Some(Breakable(mine)))));
+        let (generation, job) = (Generation(1), JobId(1));
+        let handle = runtime.handle().clone();
+        let comm = Communicator::new(Rank(2), 3, generation, job, connector, handle).unwrap();
+        let cause = Cause::Lost {
+            rank: Rank(1),
+            reason: "killed".to_owned(),
+            for_good: false,
+        };
+        let mut words = Vec::new();
+        let fail = Down::Fail {
+            call: 0,
+            names: Vec::new(),
+            cause: cause.encode(),
+        };
+        wire::put(&mut words, &fail);
+        let mut cx = Context::from_waker(Waker::noop());
+        let sent = theirs.poll_write(&mut cx, &[IoSlice::new(&words)]);
+        assert!(matches!(sent, Poll::Ready(Ok(count)) if count == words.len()));
+        drop(theirs);
+        let sum = || {
+            let sum = comm.named("sum").all_reduce(vec![1.0_f32], ReduceOp::Sum);
+            sum.wait().unwrap_err()
+        };
+        // The link to rank 0 ends, and then there is none to be had.
+        for _ in 0..2 {
+            let error = sum();
+            assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
+        }
+    }
 
     #[test]
     fn a_loss_is_said_and_understood() {
