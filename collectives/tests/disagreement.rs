@@ -2,6 +2,7 @@
 
 #![allow(
     clippy::cast_possible_wrap,
+    clippy::cast_precision_loss,
     clippy::cast_sign_loss,
     clippy::float_cmp,
     clippy::unwrap_used
@@ -230,6 +231,34 @@ fn different_tuning_is_a_mismatch_too() {
                 && text.contains("by the ring algorithm"),
             "{text}"
         );
+    }
+}
+
+/// Adasum looks at each buffer as a whole, one after the other; those that were done are as they were, too.
+#[test]
+fn an_adasum_of_several_buffers_that_fails_leaves_all_as_they_were() {
+    for kind in [Kind::Memory, Kind::Shared] {
+        let group = Group::new(kind, 2);
+        let errors = group.run(|comm| {
+            let me = comm.rank().index();
+            let input = vec![vec![1.0 + me as f32; 3], vec![2.0; 5 + me]];
+            let mut given = input.clone();
+            let mut buffers: Vec<&mut [f32]> = given.iter_mut().map(Vec::as_mut_slice).collect();
+            let blocking = comm.all_reduce_grouped(&mut buffers, ReduceOp::Adasum);
+            assert_eq!(given, input, "{kind:?}");
+            let handle = comm.start().all_reduce_grouped(given, ReduceOp::Adasum);
+            let failure = handle.wait_or_reclaim().unwrap_err();
+            assert_eq!(failure.input, Some(input), "{kind:?}");
+            [blocking.unwrap_err(), failure.error]
+        });
+        for error in errors.into_iter().flatten() {
+            let text = error.to_string();
+            assert!(
+                text.contains("of 5 f32") && text.contains("of 6 f32"),
+                "{kind:?}: {text}"
+            );
+        }
+        group.run(|comm| sum(comm, 10).unwrap());
     }
 }
 

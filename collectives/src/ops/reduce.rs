@@ -153,19 +153,45 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`CollectiveError`]; all buffers are as they were (with Adasum, those before the one that failed are done).
+    /// [`CollectiveError`]; all buffers are as they were.
     pub fn all_reduce_grouped<T: Element>(
         &self,
         buffers: &mut [&mut [T]],
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
         if op == ReduceOp::Adasum {
-            return buffers
-                .iter_mut()
-                .try_for_each(|buffer| self.all_reduce(buffer, op));
+            return self.all_reduce_each(buffers, op);
         }
         let request = self.grouped::<T>(buffers.iter().map(|buffer| buffer.len()), op);
         self.all_reduce_parts(request, buffers)
+    }
+
+    /// One operation for each buffer. If one fails, those before it get back what was in them.
+    fn all_reduce_each<T: Element>(
+        &self,
+        buffers: &mut [&mut [T]],
+        op: ReduceOp,
+    ) -> Result<(), CollectiveError> {
+        Self::blocking(async |alarm, started| {
+            let kind = OperationKind::AllReduce;
+            let numbers = buffers.len() as u64;
+            let (mut turn, mut tag) = self.turn(alarm, started, kind, numbers).await?;
+            let mut kept: Vec<Vec<T>> = Vec::with_capacity(buffers.len());
+            for index in 0..buffers.len() {
+                let buffer = &mut *buffers[index];
+                let request = self.reduction::<T>(kind, buffer.len(), op);
+                kept.push(buffer.to_vec());
+                let done = turn.run_in_place(alarm, tag, request, buffer, true).await;
+                if let Err(error) = done {
+                    for (buffer, was) in buffers.iter_mut().zip(&kept) {
+                        buffer.copy_from_slice(was);
+                    }
+                    return Err(error);
+                }
+                tag = tag.after();
+            }
+            Ok(())
+        })
     }
 
     /// The operation for several buffers together.
