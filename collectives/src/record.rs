@@ -1,7 +1,8 @@
 //! The flight recorder: what this rank did last, and how much it moved. Nothing is allocated after the first operation.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
@@ -141,7 +142,7 @@ pub struct Record {
     pub outcome: Outcome,
     /// Over which lanes.
     pub lanes: Lanes,
-    /// Bytes that went out over them, headers included.
+    /// Bytes that went out over them, headers included. What goes through shared memory is in the [counters](Counters) alone.
     pub sent: u64,
     /// Bytes that came in over them.
     pub received: u64,
@@ -186,7 +187,45 @@ impl Moved {
     }
 }
 
+/// What moves in memory that ranks share. One thread at a time writes it, the one that runs the operation.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+impl Tally {
+    #[inline]
+    pub(crate) fn sent(&self, bytes: usize) {
+        grow(&self.sent, bytes);
+    }
+
+    #[inline]
+    pub(crate) fn received(&self, bytes: usize) {
+        grow(&self.received, bytes);
+    }
+
+    fn moved(&self) -> Moved {
+        Moved {
+            sent: self.sent.load(Ordering::Relaxed),
+            received: self.received.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Not in one step, which would take as long as all else in the shortest operations.
+#[inline]
+fn grow(count: &AtomicU64, bytes: usize) {
+    count.store(
+        count.load(Ordering::Relaxed) + bytes as u64,
+        Ordering::Relaxed,
+    );
+}
+
 /// Counters of one rank, of all its groups, since its first communicator was made. They only grow.
+///
+/// What goes through shared memory (`shm`) counts as received from the peer in whose memory this rank reads it. It counts as sent
+/// when this rank writes it: to a peer, if it is that one's memory, and otherwise once for all that may read it, and to no peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
@@ -196,6 +235,33 @@ pub struct Counters {
     pub lanes: Vec<(&'static str, Moved)>,
     /// By peer, of all ranks of the job; those with which nothing was exchanged are left out.
     pub peers: Vec<(Rank, Moved)>,
+}
+
+/// Memory that a group shares.
+#[derive(Debug)]
+struct SharedMemory {
+    moved: Arc<[Tally]>,
+    /// By their ranks in the job.
+    members: Vec<u32>,
+    me: u32,
+}
+
+impl SharedMemory {
+    fn add_to(&self, lanes: &mut [Moved; LANES.len()], peers: &mut [Moved]) {
+        let lane = &mut lanes[place("shm")];
+        for (tally, member) in self.moved.iter().zip(&self.members) {
+            let moved = tally.moved();
+            if *member == self.me {
+                // Its own memory: what it reads there nobody has sent.
+                lane.sent += moved.sent;
+                continue;
+            }
+            lane.add(moved);
+            if let Some(peer) = peers.get_mut(*member as usize) {
+                peer.add(moved);
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -211,6 +277,7 @@ struct State {
     operations: [OperationCount; OperationKind::ALL.len() + 1],
     lanes: [Moved; LANES.len()],
     peers: Vec<Moved>,
+    shared: Vec<SharedMemory>,
 }
 
 impl State {
@@ -237,6 +304,7 @@ impl Recorder {
                 operations: [OperationCount::default(); OperationKind::ALL.len() + 1],
                 lanes: [Moved::default(); LANES.len()],
                 peers: vec![Moved::default(); world as usize],
+                shared: Vec::new(),
             }),
         }
     }
@@ -244,6 +312,22 @@ impl Recorder {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing that runs under the lock panics half-way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A group shares memory from here on. `members` are its ranks among all, `me` this one.
+    pub(crate) fn shares(&self, moved: Arc<[Tally]>, members: Vec<u32>, me: u32) {
+        let mut guard = self.lock();
+        let State {
+            shared,
+            lanes,
+            peers,
+            ..
+        } = &mut *guard;
+        // Of groups that are gone only the sums stay.
+        for gone in shared.extract_if(.., |memory| Arc::strong_count(&memory.moved) == 1) {
+            gone.add_to(lanes, peers);
+        }
+        shared.push(SharedMemory { moved, members, me });
     }
 
     /// The time of an instant on this rank's clock.
@@ -404,18 +488,22 @@ impl Recorder {
         let kinds = OperationKind::ALL
             .into_iter()
             .map(|kind| (kind, state.operations[usize::from(kind.code())]));
+        let (mut lanes, mut peers) = (state.lanes, state.peers.clone());
+        for memory in &state.shared {
+            memory.add_to(&mut lanes, &mut peers);
+        }
         Counters {
             operations: kinds
                 .filter(|(_, count)| *count != OperationCount::default())
                 .collect(),
             lanes: LANES
                 .into_iter()
-                .zip(state.lanes)
+                .zip(lanes)
                 .filter(|(_, moved)| *moved != Moved::default())
                 .collect(),
             peers: (0..)
                 .map(Rank)
-                .zip(state.peers.iter().copied())
+                .zip(peers)
                 .filter(|(_, moved)| *moved != Moved::default())
                 .collect(),
         }

@@ -10,9 +10,50 @@ use std::time::{Duration, Instant};
 use common::victim::{lonely, runtime};
 use common::{Group, Kind, LONG, run};
 use kolo_collectives::operation::OperationKind;
-use kolo_collectives::record::Outcome;
+use kolo_collectives::record::{Moved, Outcome};
 use kolo_collectives::{CollectiveError, Communicator, GroupId, LaneError, ReduceOp};
 use kolo_transport::ids::Rank;
+
+#[test]
+fn what_goes_through_shared_memory_is_counted() {
+    let group = Group::new(Kind::Shared, 3);
+    let of = |comm: &Communicator| -> (Moved, Vec<(Rank, Moved)>) {
+        let counters = comm.counters();
+        let mut shm = counters.lanes.iter().filter(|(kind, _)| *kind == "shm");
+        (shm.next().unwrap().1, counters.peers)
+    };
+    group.run(|comm| {
+        let me = comm.rank();
+        comm.all_reduce(&mut [1_u8], ReduceOp::Sum).unwrap();
+        let (first, _) = of(comm);
+        // Below any length from which on a rank does not read all that the others give.
+        let gathered = comm.all_gather(&[7_u8; 100]).unwrap();
+        assert_eq!(gathered, [7; 300]);
+        let (then, peers) = of(comm);
+        assert_eq!(then.sent - first.sent, 100, "once for all");
+        assert_eq!(then.received - first.received, 200);
+        let from: u64 = peers.iter().map(|(_, moved)| moved.received).sum();
+        assert!(from >= then.received && peers.iter().all(|(rank, _)| *rank != me));
+        // Those of a group that is gone stay, and so do the ranks' names in it.
+        if me.0 < 2 {
+            let pair = comm.group(&[Rank(0), Rank(1)]).unwrap().unwrap();
+            pair.all_gather(&[1_u8; 1000]).unwrap();
+            drop(pair);
+            let pair = comm.group(&[Rank(1), Rank(0)]).unwrap().unwrap();
+            pair.all_gather(&[1_u8; 1000]).unwrap();
+            let (last, peers) = of(comm);
+            let of_other = |peers: &[(Rank, Moved)]| {
+                let other = Rank(1 - me.0);
+                peers.iter().find(|(rank, _)| *rank == other).unwrap().1
+            };
+            assert_eq!(last.received - then.received, 2000);
+            assert!(of_other(&peers).received >= 2100, "{peers:?}");
+        } else {
+            assert!(comm.group(&[Rank(0), Rank(1)]).unwrap().is_none());
+            assert!(comm.group(&[Rank(1), Rank(0)]).unwrap().is_none());
+        }
+    });
+}
 
 #[test]
 fn the_recorder_says_what_was_done_how_and_when() {

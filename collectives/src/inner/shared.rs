@@ -296,6 +296,10 @@ impl Turn<'_> {
         match result {
             Ok(_) => {
                 recording.forget();
+                if let Some(arena) = self.engine.shm.active() {
+                    let (members, me) = (inner.job_ranks(), inner.job_rank(inner.me));
+                    recorder.shares(arena.map.moved(), members, me);
+                }
                 Ok(())
             }
             Err(error) => {

@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use kolo_transport::ids::{Generation, JobId};
@@ -16,6 +17,7 @@ use rustix::mm::Advice;
 pub(crate) use super::region::MapError;
 use super::region::Region;
 use crate::copy;
+use crate::record::Tally;
 
 /// Most ranks that share an arena: each of them has a link to each other one.
 pub(crate) const MOST_RANKS: u32 = 64;
@@ -79,11 +81,17 @@ pub(crate) struct Map {
     region: Region,
     world: usize,
     crowded: bool,
+    /// By rank, what was written to its memory and read from there.
+    moved: Arc<[Tally]>,
 }
 
 /// Bytes that a rank has behind the flags.
 const fn share() -> usize {
     2 * SLOT + AREA + HEAP
+}
+
+fn tallies(world: usize) -> Arc<[Tally]> {
+    (0..world).map(|_| Tally::default()).collect()
 }
 
 const fn total(world: usize) -> usize {
@@ -104,6 +112,7 @@ impl Map {
             region,
             world,
             crowded,
+            moved: tallies(world),
         };
         let head = [
             MAGIC,
@@ -130,6 +139,7 @@ impl Map {
             region,
             world,
             crowded: false,
+            moved: tallies(world),
         };
         let head = [
             (MAGIC, "it has another magic word"),
@@ -154,6 +164,11 @@ impl Map {
 
     pub(crate) fn world(&self) -> usize {
         self.world
+    }
+
+    /// What this rank moved, by the rank whose memory it is.
+    pub(crate) fn moved(&self) -> Arc<[Tally]> {
+        Arc::clone(&self.moved)
     }
 
     /// An atomic at this byte, which is a multiple of 8 among the flags.
@@ -279,6 +294,7 @@ impl Map {
 
     /// Copies data of a rank.
     pub(crate) fn read(&self, rank: usize, place: Place, at: usize, into: &mut [u8]) {
+        self.moved[rank].received(into.len());
         if let Place::Inline(parity) = place {
             assert!(at + into.len() <= INLINE && at.is_multiple_of(8));
             for (index, piece) in into.chunks_mut(8).enumerate() {
@@ -306,12 +322,14 @@ impl Map {
         // SAFETY: source and destination have `lines` lines, checked by `data` and by the slice, whose beginning is aligned by
         // the choice of `head` (or which has no line).
         unsafe { copy::stream_lines::<true>(from.as_ptr(), middle.as_mut_ptr(), lines) };
+        self.moved[rank].received(middle.len());
         self.read(rank, place, at + head + lines * copy::LINE, last);
         copy::fence();
     }
 
     /// Copies to a rank's data: the own ones, or others' by agreement.
     pub(crate) fn write(&self, rank: usize, place: Place, at: usize, from: &[u8]) {
+        self.moved[rank].sent(from.len());
         if let Place::Inline(parity) = place {
             assert!(at == 0 && from.len() <= INLINE);
             for (index, piece) in from.chunks(8).enumerate() {
@@ -343,6 +361,7 @@ impl Map {
             let into = into.as_ptr().add(head);
             copy::stream_lines::<false>(middle.as_ptr(), into, lines);
         }
+        self.moved[rank].sent(middle.len());
         self.write(rank, place, at + head + lines * copy::LINE, last);
     }
 
