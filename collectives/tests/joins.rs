@@ -222,6 +222,24 @@ fn ranks_that_disagree_beside_one_that_joined_hear_of_it() {
 }
 
 #[test]
+fn a_join_that_is_started_runs_by_itself_and_what_comes_after_it_waits() {
+    let group = Group::new(Kind::Unix, 3);
+    group.run(|comm| {
+        let me = comm.rank().0;
+        let sum = || comm.start().all_reduce(vec![1_u32], ReduceOp::Sum);
+        let batches: Vec<_> = (0..=me).map(|_| sum()).collect();
+        let join = comm.start().join();
+        let after = sum();
+        for (number, batch) in (0..).zip(batches) {
+            // Ranks below have joined.
+            assert_eq!(batch.wait().unwrap(), [3 - number]);
+        }
+        assert_eq!(join.wait().unwrap(), Rank(2));
+        assert_eq!(after.wait().unwrap(), [3]);
+    });
+}
+
+#[test]
 fn a_join_that_others_do_not_follow_ends_by_the_time_limit() {
     let group = Group::new(Kind::Unix, 3);
     group.run(|comm| comm.barrier().unwrap());

@@ -396,3 +396,34 @@ fn a_buffer_that_no_memory_can_hold_is_an_error_on_every_rank() {
         group.run(|comm| comm.barrier().unwrap());
     }
 }
+
+/// A handle takes the buffer and gives it back, with a name or without, whether it went well or not.
+#[test]
+fn buffers_go_through_handles() {
+    for kind in [Kind::Shared, Kind::Unix] {
+        let group = Group::new(kind, 2);
+        group.run(|comm| {
+            for start in [comm.start(), comm.named("sum")] {
+                let mut buffer = comm.buffer::<i32>(1000).unwrap();
+                let shared = buffer.is_shared();
+                assert_eq!(shared, kind == Kind::Shared);
+                buffer.fill(2);
+                let buffer = start.all_reduce_buffer(buffer, ReduceOp::Sum).wait();
+                let mut buffer = buffer.unwrap();
+                assert!(buffer.iter().all(|value| *value == 4));
+                assert_eq!(buffer.is_shared(), shared);
+                let op = if comm.rank() == Rank(0) {
+                    ReduceOp::Sum
+                } else {
+                    ReduceOp::Max
+                };
+                buffer[7] = 5;
+                let failure = start.all_reduce_buffer(buffer, op).wait_or_reclaim();
+                let failure = failure.err().unwrap();
+                assert!(matches!(failure.error, CollectiveError::Mismatch { .. }));
+                let buffer = failure.input.unwrap();
+                assert_eq!((buffer[6], buffer[7]), (4, 5));
+            }
+        });
+    }
+}

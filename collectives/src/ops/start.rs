@@ -18,6 +18,7 @@ use crate::names::{Fusable, Task};
 use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::ops::{Gathered, Part};
 use crate::shape::Mark;
+use crate::shm::buffer::SharedBuffer;
 
 /// Starts operations that run by themselves: see [`Communicator::start`] and [`Communicator::named`].
 ///
@@ -222,6 +223,23 @@ impl Start {
         })
     }
 
+    /// See [`Communicator::all_reduce_buffer`]. By name it takes a copy more, as on memory of this process alone.
+    pub fn all_reduce_buffer<T: Element>(
+        &self,
+        mut buffer: SharedBuffer<T>,
+        op: ReduceOp,
+    ) -> Handle<SharedBuffer<T>> {
+        let operation = Operation {
+            // Not to be fused with others.
+            rows: 1,
+            ..self.reduction::<T>(OperationKind::AllReduce, buffer.len(), op)
+        };
+        self.submit(operation, move |access| {
+            let result = access.and_then(|comm| comm.all_reduce_buffer(&mut buffer, op));
+            in_place(buffer, result)
+        })
+    }
+
     /// See [`Communicator::reduce`].
     pub fn reduce<T: Element>(&self, mut data: Vec<T>, op: ReduceOp, root: Rank) -> Handle<Vec<T>> {
         let operation = Operation {
@@ -385,6 +403,14 @@ impl Start {
         };
         self.submit(operation, move |access| {
             Ok(access.and_then(|comm| comm.all_gather_object(&value))?)
+        })
+    }
+
+    /// See [`Communicator::join`]. What is started after it waits until all have joined. It has no name, also if others have.
+    pub fn join(&self) -> Handle<Rank> {
+        let unnamed = self.comm.start();
+        unnamed.submit(Operation::JOIN, |access| {
+            Ok(access.and_then(|comm| comm.join())?)
         })
     }
 
