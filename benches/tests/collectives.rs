@@ -74,8 +74,56 @@ fn two_ranks_are_measured_and_their_results_are_right() {
     assert_eq!(barrier.len(), 3, "{barrier:?}");
     let forced = figures(&["all-reduce", "--sizes", "1K", "--algorithm", "ring"]);
     assert_eq!(forced.len(), 5);
-    let quic = figures(&["all-reduce", "--sizes", "64K", "--lane", "quic"]);
-    assert_eq!(quic.len(), 5);
+    for lane in ["shm", "quic", "tls"] {
+        let figures = figures(&["all-reduce", "--sizes", "64K", "--lane", lane]);
+        assert_eq!(figures.len(), 5, "{lane}");
+    }
+    let shared = figures(&["all-reduce", "--sizes", "64K", "--shared"]);
+    assert_eq!(shared.len(), 5);
+}
+
+#[test]
+fn ceilings_are_of_the_same_run() {
+    let all = bench(&[
+        "all-reduce",
+        "--sizes",
+        "64K",
+        "--ceilings",
+        "--peers",
+        "none",
+        "--format",
+        "json",
+    ]);
+    let all = lines(&all);
+    let (figures, ceilings): (Vec<_>, Vec<_>) =
+        all.iter().partition(|line| line["bench"] == "all-reduce");
+    assert_eq!(figures.len(), 5);
+    for what in [
+        "memory copy, 1 thread",
+        "Unix socket",
+        "TCP on the loopback",
+    ] {
+        let rate = ceilings.iter().find(|line| {
+            line["bench"] == "ceiling" && line["case"] == what && line["metric"] == "rate"
+        });
+        assert!(rate.unwrap()["value"].as_f64() > Some(0.0), "{ceilings:?}");
+    }
+}
+
+/// Where no compiler can be found.
+#[test]
+fn peers_that_can_not_be_built_are_said_to_be_missing() {
+    let output = Command::new(env!("CARGO_BIN_EXE_kolo-bench"))
+        .args(["all-reduce", "--sizes", "4", "--peers", "openmpi,gloo"])
+        .args(["--rounds", "1", "--seconds", "0.005"])
+        .env("PATH", "")
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    for peer in ["openmpi", "gloo"] {
+        assert!(errors.contains(&format!("{peer} is missing: ")), "{errors}");
+    }
 }
 
 #[test]

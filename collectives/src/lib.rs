@@ -39,14 +39,16 @@
 //!
 //! # What holds
 //!
-//! * Results have the same bits on every rank, and in every run of one world layout, length and tuning.
+//! * Results have the same bits on every rank, and in every run of one world layout, length and tuning (sums of floats by name: if
+//!   nothing is fused).
 //! * An operation that fails leaves its inputs as they were (F-2). A buffer for the result alone may hold a part of it, and
 //!   so may a broadcast's on ranks that are not the root.
 //! * Every wait has a deadline. A rank that dies, fails, leaves or is late ends the operation on all ranks that
 //!   are in it, and is named (F-1). Ranks that are not linked with it hear of it from those that are.
 //! * Frames carry the generation, the call and the operation. What is older is dropped; what is of another
 //!   generation ends the link (G-1). After a failure the next operation works, unless a rank is lost.
-//! * After the first operation of a size, nothing is allocated (results that are returned aside).
+//! * After the first operation of a size, nothing is allocated (aside from results that are returned, and from what QUIC's library
+//!   takes for what it sends).
 //!
 //! # How it is made
 //!

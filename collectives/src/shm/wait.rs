@@ -245,3 +245,45 @@ impl Drop for Porter {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks until it is there, at the look with this number.
+    fn look(patience: &Patience, at: u32) -> [u32; 2] {
+        let mut looks = 0;
+        let came = patience.look(|| {
+            looks += 1;
+            looks >= at
+        });
+        assert!(came && looks == at);
+        [&patience.eager, &patience.spins].map(|word| word.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn who_shares_a_processor_gives_it_away_at_once() {
+        let patience = Patience::of(processors() + 1);
+        assert_eq!(look(&patience, 1), [0, 0]);
+        assert_eq!(look(&patience, 50), [0, 0]);
+    }
+
+    #[test]
+    fn looks_last_as_long_as_they_are_worth_while() {
+        let patience = Patience::of(1);
+        for word in [&patience.eager, &patience.spins] {
+            word.store(100, Ordering::Relaxed);
+        }
+        assert_eq!(look(&patience, 100), [100, 100]);
+        // It came during the looks with pauses, ...
+        assert_eq!(look(&patience, 150), [200, 200]);
+        // ... as soon as the processor was given away, ...
+        assert_eq!(look(&patience, 402), [100, 100]);
+        // ... and a while after that.
+        assert_eq!(look(&patience, 300), [100, 50]);
+        for _ in 0..10 {
+            look(&patience, 1000);
+        }
+        assert_eq!(look(&patience, 1000), [100, LEAST]);
+    }
+}
