@@ -1,10 +1,11 @@
 //! Which algorithm is chosen, and what it is expected to cost: no rank is started.
 
 use std::io::{self, Write};
+use std::num::NonZero;
 
-use kolo::collectives::ReduceOp;
-use kolo::collectives::operation::OperationKind;
+use kolo::collectives::operation::{Operation, OperationKind};
 use kolo::collectives::schedule::{Algorithm, Choices, Class, Model, Shape, Tuning, predict};
+use kolo::collectives::{DType, ReduceOp, way_in_shared_memory};
 use serde::Serialize;
 
 use crate::report::{self, Format};
@@ -121,6 +122,42 @@ struct Row {
     across_bytes: f64,
     /// Only for pipelined algorithms: bytes of a segment.
     segment: Option<u64>,
+    /// How ranks of this machine would do it that share memory, if they do.
+    shared_memory: Option<&'static str>,
+}
+
+/// One rank's part of an operation on so many bytes, as `--sizes` counts them.
+fn operation_of(kind: OperationKind, op: Option<ReduceOp>, ranks: u32, bytes: u64) -> Operation {
+    let shares = match kind {
+        OperationKind::AllGather
+        | OperationKind::AllGatherVarcount
+        | OperationKind::Gather
+        | OperationKind::GatherVarcount
+        | OperationKind::Scatter
+        | OperationKind::ScatterVarcount
+        | OperationKind::AllToAll
+        | OperationKind::AllToAllVarcount => u64::from(ranks),
+        _ => 1,
+    };
+    let is_reduction = matches!(
+        kind,
+        OperationKind::AllReduce | OperationKind::Reduce | OperationKind::ReduceScatter
+    );
+    let has_root = matches!(
+        kind,
+        OperationKind::Reduce
+            | OperationKind::Broadcast
+            | OperationKind::Gather
+            | OperationKind::GatherVarcount
+            | OperationKind::Scatter
+    );
+    let count = bytes.div_ceil(shares);
+    Operation {
+        reduce: op.or(is_reduction.then_some(ReduceOp::Sum)),
+        root: has_root.then_some(0),
+        rows: count,
+        ..Operation::new(kind, Some(DType::U8), count)
+    }
 }
 
 fn rows(options: &Options) -> Vec<Row> {
@@ -139,12 +176,18 @@ fn rows(options: &Options) -> Vec<Row> {
     } else {
         Algorithm::able(kind)
     };
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     let mut rows = Vec::new();
     for &ranks in &options.ranks {
         let shape = Shape::even(ranks, options.hosts);
         let mut choices = Choices::new(tuning, shape);
+        let shares = shape.hosts == 1 && options.force.is_none();
         for &bytes in &options.sizes {
             let chosen = choices.choose(kind, op, bytes);
+            let operation = operation_of(kind, op, ranks, bytes);
+            let shared_memory = shares
+                .then(|| way_in_shared_memory(&operation, ranks, processors))
+                .flatten();
             let row = |algorithm: Algorithm| {
                 let segment = Some(choices.segment(kind, algorithm, bytes)).filter(|log| *log > 0);
                 let segment = segment.map(|log| 1_u64 << log);
@@ -163,6 +206,7 @@ fn rows(options: &Options) -> Vec<Row> {
                     inside_bytes: cost.inside,
                     across_bytes: cost.across,
                     segment,
+                    shared_memory,
                 }
             };
             if options.all && ranks > 1 {
@@ -208,11 +252,11 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 fn table(out: &mut dyn Write, rows: &[Row], all: bool) -> io::Result<()> {
     writeln!(
         out,
-        "Over links, as the model of this version expects it; nothing was measured."
+        "Over links, as the model of this version expects it; nothing was measured. Ranks of one host that share memory do it there, in the way of the last column."
     )?;
     writeln!(
         out,
-        "{:<20} {:>7} {:>6} {:>10}  {:<20} {:>12} {:>8} {:>12} {:>12} {:>9}",
+        "{:<20} {:>7} {:>6} {:>10}  {:<20} {:>12} {:>8} {:>12} {:>12} {:>9}  IN SHARED MEMORY",
         "OPERATION",
         "RANKS",
         "HOSTS",
@@ -228,7 +272,7 @@ fn table(out: &mut dyn Write, rows: &[Row], all: bool) -> io::Result<()> {
         let mark = if all && row.chosen { "*" } else { "" };
         writeln!(
             out,
-            "{:<20} {:>7} {:>6} {:>10}  {:<20} {:>12.1} {:>8} {:>12.3} {:>12.3} {:>9}",
+            "{:<20} {:>7} {:>6} {:>10}  {:<20} {:>12.1} {:>8} {:>12.3} {:>12.3} {:>9}  {}",
             row.operation,
             row.ranks,
             row.hosts,
@@ -239,6 +283,7 @@ fn table(out: &mut dyn Write, rows: &[Row], all: bool) -> io::Result<()> {
             row.inside_bytes / 1e6,
             row.across_bytes / 1e6,
             row.segment.map_or_else(|| "-".to_owned(), size::show),
+            row.shared_memory.unwrap_or("-"),
         )?;
     }
     Ok(())
@@ -320,6 +365,41 @@ mod tests {
         let alone = check(&["--across", "30,5,1"]);
         assert!(alone.unwrap_err().contains("--hosts"));
         assert!(check(&["--across", "30,5,1", "--hosts", "2"]).is_ok());
+    }
+
+    #[test]
+    fn ranks_of_one_host_may_share_memory() {
+        let ways = |args: &[&str]| -> Vec<_> {
+            rows_of(args).iter().map(|row| row.shared_memory).collect()
+        };
+        let sizes = ["--ranks", "2", "--sizes", "4,1M"];
+        assert_eq!(ways(&sizes), [Some("flat"), Some("slices")]);
+        let hosts = [&sizes[..], &["--hosts", "2"]].concat();
+        assert_eq!(ways(&hosts), [None; 2]);
+        let forced = [&sizes[..], &["--force", "ring"]].concat();
+        assert_eq!(ways(&forced), [None; 2]);
+        // Of all shares together.
+        let gather = [
+            "--ranks",
+            "2",
+            "--sizes",
+            "1020K,1M",
+            "--operation",
+            "gather",
+        ];
+        assert_eq!(ways(&gather), [Some("flat"), Some("pieces")]);
+        let scatter = [
+            "--ranks",
+            "2",
+            "--sizes",
+            "1M",
+            "--operation",
+            "reduce-scatter",
+        ];
+        assert_eq!(ways(&scatter), [Some("flat")]);
+        assert_eq!(ways(&["--ranks", "1,1000", "--sizes", "4"]), [None; 2]);
+        let adasum = ["--ranks", "2", "--sizes", "4", "--operation", "adasum"];
+        assert_eq!(ways(&adasum), [None]);
     }
 
     #[test]

@@ -107,6 +107,7 @@ pub use operation::{Factor, ReduceOp, Unsupported};
 pub use ops::{Gathered, Start};
 pub use options::{Compression, Options};
 pub use schedule::{Algorithm, Calibration, Layout, Tuning};
+pub use shm::arena::way_in_shared_memory;
 pub use shm::buffer::SharedBuffer;
 
 // What the arguments are made of, so that nobody needs another crate for them.

@@ -37,6 +37,7 @@ use crate::operation::{Operation, Tag};
 use crate::scratch::Scratch;
 use stream::Pieces;
 pub(crate) use way::Buffers;
+pub use way::way_in_shared_memory;
 use way::{Way, is_given_as_it_is};
 
 /// Bytes that are combined at once, of all ranks together: they stay in the first cache.

@@ -40,7 +40,8 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    fn of(operation: &Operation) -> Option<Self> {
+    /// If an operation may be done so.
+    pub(super) fn of(operation: &Operation) -> Option<Self> {
         let is_kind = matches!(
             operation.kind,
             OperationKind::AllReduce | OperationKind::Reduce
@@ -122,12 +123,6 @@ impl Rounds {
 }
 
 impl Arena {
-    /// If an operation is done so. All ranks say the same.
-    pub(super) fn rounds_of(&self, operation: &Operation) -> Option<Rounds> {
-        // Ranks that wait for each other's turn on a processor have no use for short turns.
-        Rounds::of(operation).filter(|_| !self.map.is_crowded())
-    }
-
     /// Begins an operation that is done [piece by piece](Arena::streams) in one buffer, for input and result, as
     /// [`Arena::begin`] those in two. `keeps`: if it fails, the buffer is to be [as it was](Arena::undo).
     pub(crate) fn begin_in_place(

@@ -15,7 +15,7 @@ use super::super::map::Place;
 use super::super::rules::{self, Word};
 use super::Arena;
 use super::store::streams_from;
-use super::way::{is_given_as_it_is, rows};
+use super::way::{Way, is_given_as_it_is, rows};
 use crate::copy;
 use crate::element::DType;
 use crate::engine::element_size;
@@ -192,7 +192,8 @@ impl Stream {
 impl Arena {
     /// Whether an operation is done piece by piece: then it is given the buffer for its result when it begins.
     pub(crate) fn streams(&self, operation: &Operation) -> bool {
-        Stream::of(operation, self.world).is_some() || self.rounds_of(operation).is_some()
+        let way = Way::of(operation, self.world, self.map.is_crowded());
+        matches!(way, Way::Stream(_) | Way::Rounds(_))
     }
 
     /// Whoever calls gives all buffers that there are.

@@ -41,6 +41,91 @@ pub(crate) struct Buffers {
     pub(crate) output: usize,
 }
 
+impl Way {
+    /// How an operation is done by so many ranks that share memory, more than there are processors if it is `crowded`. Pure: all
+    /// ranks say the same. Buffers in the memory have a way of their own.
+    #[inline]
+    pub(super) fn of(operation: &Operation, world: usize, crowded: bool) -> Self {
+        if operation.is_join() || operation.reduce == Some(ReduceOp::Adasum) {
+            return Self::Agree;
+        }
+        let Some(bytes) = usize::try_from(operation.count)
+            .ok()
+            .and_then(|count| count.checked_mul(element_size(operation)))
+            .filter(|bytes| *bytes <= AREA / world)
+        else {
+            return Self::Agree;
+        };
+        if let Some(stream) = Stream::of(operation, world) {
+            return Self::Stream(stream);
+        }
+        // Ranks that wait for each other's turn on a processor have no use for short turns.
+        if let Some(rounds) = Rounds::of(operation).filter(|_| !crowded) {
+            return Self::Rounds(rounds);
+        }
+        match operation.kind {
+            OperationKind::AllReduce | OperationKind::Reduce if bytes * world > FLAT => {
+                Self::Slices
+            }
+            OperationKind::AllReduce
+            | OperationKind::Reduce
+            | OperationKind::ReduceScatter
+            | OperationKind::AllGather
+            | OperationKind::AllGatherCounts
+            | OperationKind::Barrier
+            | OperationKind::Gather
+            | OperationKind::Broadcast
+            | OperationKind::Scatter
+            | OperationKind::AllToAll
+            | OperationKind::AllGatherVarcount
+            | OperationKind::GatherVarcount => Self::Flat,
+            _ => Self::Agree,
+        }
+    }
+
+    /// What it is called in documentation.
+    fn name(self) -> Option<&'static str> {
+        match self {
+            Self::Agree => None,
+            Self::Flat => Some("flat"),
+            Self::Slices | Self::Buffers(_) => Some("slices"),
+            Self::Stream(_) => Some("pieces"),
+            Self::Rounds(_) => Some("rounds"),
+        }
+    }
+}
+
+/// How an operation is done by so many ranks of one host that share memory: `flat`, `slices`, `pieces` or `rounds`, as the
+/// documentation of collectives explains them. `None` if it goes over links, or so many ranks share none.
+///
+/// ```
+/// use kolo_collectives::element::DType;
+/// use kolo_collectives::operation::{Operation, OperationKind};
+/// use kolo_collectives::{ReduceOp, way_in_shared_memory};
+///
+/// let sum = |count| Operation {
+///     reduce: Some(ReduceOp::Sum),
+///     ..Operation::new(OperationKind::AllReduce, Some(DType::F32), count)
+/// };
+/// assert_eq!(way_in_shared_memory(&sum(1), 2, 2), Some("flat"));
+/// assert_eq!(way_in_shared_memory(&sum(1 << 20), 2, 2), Some("slices"));
+/// assert_eq!(way_in_shared_memory(&sum(8 << 20), 2, 2), Some("rounds"));
+/// // They share processors.
+/// assert_eq!(way_in_shared_memory(&sum(8 << 20), 4, 2), Some("slices"));
+/// ```
+#[must_use]
+pub fn way_in_shared_memory(
+    operation: &Operation,
+    ranks: u32,
+    processors: usize,
+) -> Option<&'static str> {
+    if !(2..=MOST_RANKS).contains(&ranks) {
+        return None;
+    }
+    let world = ranks as usize;
+    Way::of(operation, world, world > processors).name()
+}
+
 impl Arena {
     /// How an operation is done, and how many bytes this rank gives.
     #[inline]
@@ -51,50 +136,42 @@ impl Arena {
         offsets: &[usize],
     ) -> (Way, usize) {
         let agree = (Way::Agree, 0);
-        if forced || operation.is_join() || operation.reduce == Some(ReduceOp::Adasum) {
+        if forced {
             return agree;
         }
-        let size = element_size(operation);
-        let Some(bytes) = usize::try_from(operation.count)
-            .ok()
-            .and_then(|count| count.checked_mul(size))
-            .filter(|bytes| *bytes <= AREA / self.world)
-        else {
-            return agree;
+        let way = Way::of(operation, self.world, self.map.is_crowded());
+        let bytes = match way {
+            Way::Stream(stream) if stream.gives(self.me) => WINDOW,
+            Way::Agree | Way::Buffers(_) | Way::Stream(_) => 0,
+            Way::Rounds(_) => Rounds::window(self.world),
+            Way::Slices => Self::length(operation),
+            Way::Flat => match self.given_flat(operation, offsets) {
+                Some(bytes) => bytes,
+                None => return agree,
+            },
         };
-        if let Some(stream) = Stream::of(operation, self.world) {
-            let bytes = if stream.gives(self.me) { WINDOW } else { 0 };
-            return (Way::Stream(stream), bytes);
-        }
-        if let Some(rounds) = self.rounds_of(operation) {
-            return (Way::Rounds(rounds), Rounds::window(self.world));
-        }
+        (way, bytes)
+    }
+
+    /// `None` if the lengths of others are not known.
+    #[inline]
+    fn given_flat(&self, operation: &Operation, offsets: &[usize]) -> Option<usize> {
+        let bytes = Self::length(operation);
         let is_root = operation.root == Some(self.me as u32);
         let only_root = |bytes| if is_root { bytes } else { 0 };
-        match operation.kind {
-            OperationKind::AllReduce | OperationKind::Reduce if bytes * self.world > FLAT => {
-                (Way::Slices, bytes)
-            }
-            OperationKind::AllReduce
-            | OperationKind::Reduce
-            | OperationKind::ReduceScatter
-            | OperationKind::AllGather
-            | OperationKind::AllGatherCounts
-            | OperationKind::Barrier => (Way::Flat, bytes),
-            OperationKind::Gather => (Way::Flat, self.needed(operation, bytes)),
-            OperationKind::Broadcast => (Way::Flat, only_root(bytes)),
-            OperationKind::Scatter => (Way::Flat, only_root(bytes * self.world)),
-            OperationKind::AllToAll => (Way::Flat, bytes * self.world),
+        Some(match operation.kind {
+            OperationKind::Gather => self.needed(operation, bytes),
+            OperationKind::Broadcast => only_root(bytes),
+            OperationKind::Scatter => only_root(bytes * self.world),
+            OperationKind::AllToAll => bytes * self.world,
             OperationKind::AllGatherVarcount | OperationKind::GatherVarcount => {
-                match offsets.get(self.me..self.me + 2) {
-                    Some(&[start, end]) => {
-                        (Way::Flat, self.needed(operation, (end - start) * size))
-                    }
-                    _ => agree,
-                }
+                let Some(&[start, end]) = offsets.get(self.me..self.me + 2) else {
+                    return None;
+                };
+                self.needed(operation, (end - start) * element_size(operation))
             }
-            _ => agree,
-        }
+            _ => bytes,
+        })
     }
 
     /// Whether it is not done here, but over the links when all have agreed.
