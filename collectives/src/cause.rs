@@ -32,6 +32,8 @@ pub enum Cause {
     Missed {
         /// Whom.
         late: Vec<Rank>,
+        /// Who does not come because of one of these, and how that is known.
+        excused: Vec<Missing>,
     },
     /// It has not given up: a rank of which it needs nothing itself is gone, and who waits for that one may not know it.
     Gone {
@@ -183,11 +185,11 @@ impl Cause {
                 late: Vec::new(),
                 doing: Vec::new(),
             },
-            Self::Missed { late } => CollectiveError::Deadline {
+            Self::Missed { late, excused } => CollectiveError::Deadline {
                 operation: operation.to_owned(),
                 waited: Duration::ZERO,
                 late,
-                doing: Vec::new(),
+                doing: excused,
             },
             Self::Lost { rank, reason, .. } | Self::Gone { rank, reason } => {
                 CollectiveError::PeerLost { rank, reason }
@@ -254,14 +256,17 @@ impl Cause {
     pub(crate) fn ranks(&self) -> Vec<Rank> {
         match self {
             Self::Stalled { .. } => Vec::new(),
-            Self::Missed { late } => late.clone(),
             Self::Gone { rank, .. }
             | Self::Lost { rank, .. }
             | Self::Failed { rank, .. }
             | Self::Left { rank, .. }
             | Self::Connect { rank, .. }
             | Self::Protocol { rank, .. } => vec![*rank],
-            Self::Deadline { late, doing, .. } => {
+            Self::Missed {
+                late,
+                excused: doing,
+            }
+            | Self::Deadline { late, doing, .. } => {
                 let doing = doing.iter().map(|missing| missing.rank);
                 late.iter().copied().chain(doing).collect()
             }
@@ -303,18 +308,7 @@ impl Cause {
                 doing,
             } => {
                 let micros = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
-                // The last ranks are those of the texts.
-                let doing = &doing[..doing.len().min(DOING)];
-                let late = &late[..late.len().min(RANKS - doing.len())];
-                let ranks: Vec<Rank> = late
-                    .iter()
-                    .copied()
-                    .chain(doing.iter().map(|missing| missing.rank))
-                    .collect();
-                let texts: Vec<&str> = doing
-                    .iter()
-                    .map(|missing| cut_to(&missing.doing, SHORT_TEXT))
-                    .collect();
+                let (ranks, texts) = ranks_and_texts(late, doing);
                 put(4, micros, &ranks, &texts);
             }
             Self::Mismatch {
@@ -326,7 +320,10 @@ impl Cause {
             Self::Connect { rank, reason } => put(6, 0, &[*rank], &[reason]),
             Self::Protocol { rank, reason } => put(7, 0, &[*rank], &[reason]),
             Self::Gone { rank, reason } => put(8, 0, &[*rank], &[reason]),
-            Self::Missed { late } => put(9, 0, late, &[]),
+            Self::Missed { late, excused } => {
+                let (ranks, texts) = ranks_and_texts(late, excused);
+                put(9, 0, &ranks, &texts);
+            }
         }
         debug_assert!(out.len() <= MAX_TEXT);
         out
@@ -370,15 +367,23 @@ impl Cause {
                 rank: rank()?,
                 reason: text()?,
             },
-            4 => {
-                let late = ranks.len().checked_sub(texts.len())?;
-                let doing = ranks[late..].iter().zip(texts);
+            4 | 9 => {
+                let count = ranks.len().checked_sub(texts.len())?;
+                let doing = ranks[count..].iter().zip(texts);
+                let doing = doing
+                    .map(|(rank, doing)| Missing { rank: *rank, doing })
+                    .collect();
+                let late = ranks[..count].to_vec();
+                if code == 9 {
+                    return Some(Self::Missed {
+                        late,
+                        excused: doing,
+                    });
+                }
                 Self::Deadline {
                     waited: Duration::from_micros(micros),
-                    late: ranks[..late].to_vec(),
-                    doing: doing
-                        .map(|(rank, doing)| Missing { rank: *rank, doing })
-                        .collect(),
+                    late,
+                    doing,
                 }
             }
             5 => Self::Mismatch {
@@ -399,10 +404,23 @@ impl Cause {
                 rank: rank()?,
                 reason: text()?,
             },
-            9 => Self::Missed { late: ranks },
             _ => return None,
         })
     }
+}
+
+/// As many as are passed on; the last ranks are those of the texts.
+fn ranks_and_texts<'a>(late: &[Rank], doing: &'a [Missing]) -> (Vec<Rank>, Vec<&'a str>) {
+    let doing = &doing[..doing.len().min(DOING)];
+    let late = &late[..late.len().min(RANKS - doing.len())];
+    let of_texts = doing.iter().map(|missing| missing.rank);
+    let texts = doing
+        .iter()
+        .map(|missing| cut_to(&missing.doing, SHORT_TEXT));
+    (
+        late.iter().copied().chain(of_texts).collect(),
+        texts.collect(),
+    )
 }
 
 fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
@@ -445,9 +463,17 @@ mod tests {
                 for_good
             }),
             named().prop_map(|(rank, reason)| Cause::Gone { rank, reason }),
-            prop::collection::vec(any::<u32>(), 0..80).prop_map(|late| Cause::Missed {
-                late: late.into_iter().map(Rank).collect()
-            }),
+            (
+                prop::collection::vec(any::<u32>(), 0..80),
+                prop::collection::vec(named(), 0..3)
+            )
+                .prop_map(|(late, excused)| Cause::Missed {
+                    late: late.into_iter().map(Rank).collect(),
+                    excused: excused
+                        .into_iter()
+                        .map(|(rank, doing)| Missing { rank, doing })
+                        .collect(),
+                }),
             named().prop_map(|(rank, reason)| Cause::Failed { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Left { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Connect { rank, reason }),

@@ -409,10 +409,6 @@ impl Communicator {
 
     /// The tag that the next operation will have, for tests and diagnosis.
     pub fn next_tag(&self) -> Tag {
-        let state = self.inner.signals.lock();
-        Tag {
-            call: state.call,
-            operation: state.next,
-        }
+        self.inner.signals.lock().next_tag()
     }
 }

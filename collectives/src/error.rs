@@ -151,6 +151,8 @@ impl CollectiveError {
                 late.iter_mut()
                     .chain(doing)
                     .for_each(|rank| *rank = map(*rank));
+                // A group may have its members in another order.
+                late.sort_unstable();
             }
             Self::Mismatch { rank, other, .. } => {
                 *rank = map(*rank);

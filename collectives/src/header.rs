@@ -42,7 +42,7 @@ pub const MAX_TEXT: usize = 4096;
 pub const SENDER: Rank = Rank(u32::MAX);
 
 const MAGIC: [u8; 4] = *b"kolo";
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 const NONE: u8 = u8::MAX;
 const NO_ROOT: u32 = u32::MAX;
 
@@ -366,10 +366,7 @@ impl Header {
             return Err(HeaderError::Version(bytes[4]));
         }
         let generation = Generation(fields.get_u64(16));
-        let tag = Tag {
-            call: fields.get_u64(24),
-            operation: fields.get_u64(32),
-        };
+        let tag = Tag::of_word(fields.get_u64(24), fields.get_u64(32));
         let length = |limit: usize| {
             let given = fields.get_u32(52);
             if given as usize <= limit {
@@ -456,7 +453,7 @@ impl Fields {
 
     fn tag(&mut self, tag: Tag) {
         self.u64(24, tag.call);
-        self.u64(32, tag.operation);
+        self.u64(32, tag.word());
     }
 
     fn u32(&mut self, at: usize, value: u32) {

@@ -233,14 +233,25 @@ impl Inner {
         tokio::time::sleep(FOREVER)
     }
 
-    /// Waits until no other operation is under way, and takes the next `numbers` numbers of operations.
+    /// Waits until no other operation is under way, and takes the number of the next one.
     pub(crate) async fn turn<A: Alarm>(
         self: &Arc<Self>,
         alarm: &mut A,
         started: Instant,
         operation: &'static str,
-        numbers: u64,
     ) -> Result<(Turn<'_>, Tag), CollectiveError> {
+        let turn = self.turn_without_number(alarm, started, operation).await?;
+        let tag = self.signals.lock().take_number();
+        Ok((turn, tag))
+    }
+
+    /// As [`Inner::turn`], for what has a number already.
+    pub(crate) async fn turn_without_number<A: Alarm>(
+        self: &Arc<Self>,
+        alarm: &mut A,
+        started: Instant,
+        operation: &'static str,
+    ) -> Result<Turn<'_>, CollectiveError> {
         let timeout = self.signals.lock().timeout.min(FOREVER);
         let deadline = started + timeout;
         let handles = self.progress.get().and_then(Progress::ahead);
@@ -254,7 +265,6 @@ impl Inner {
             let mut waiting = Waiting {
                 inner: self,
                 operation,
-                numbers,
                 call: self.signals.lock().call,
                 over: false,
             };
@@ -297,15 +307,14 @@ impl Inner {
         };
         self.listener.disturb();
         self.settle(&mut turn.engine);
-        let tag = self.signals.lock().take_numbers(numbers);
-        Ok((turn, tag))
+        Ok(turn)
     }
 
     /// Takes the numbers of the operations that were given up before their turn, and tells the peers.
     fn settle(&self, engine: &mut Engine) {
         let mut state = self.signals.lock();
-        for (operation, numbers) in std::mem::take(&mut state.cancelled) {
-            let tag = state.take_numbers(numbers);
+        for operation in std::mem::take(&mut state.cancelled) {
+            let tag = state.take_number();
             let error = CollectiveError::Aborted {
                 reason: format!("{operation} was cancelled before its turn"),
             };
@@ -487,24 +496,23 @@ impl Drop for Inner {
     }
 }
 
-/// An operation that waits for its turn. Given up before that, it still takes its numbers when its turn comes,
+/// An operation that waits for its turn. Given up before that, it still takes its number when its turn comes,
 /// so that this rank stays in step, and the peers hear that it was cancelled.
 struct Waiting<'a> {
     inner: &'a Arc<Inner>,
     operation: &'static str,
-    numbers: u64,
     call: u64,
     over: bool,
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if self.over || self.numbers == 0 {
+        if self.over {
             return;
         }
         self.inner.signals.change(|state| {
             if state.call == self.call {
-                state.cancelled.push((self.operation, self.numbers));
+                state.cancelled.push(self.operation);
             }
         });
         self.inner.attend();

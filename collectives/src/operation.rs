@@ -145,6 +145,20 @@ impl Operation {
         }
     }
 
+    /// Whether this is a part of an operation that has another one after it: lengths before values, one of several buffers.
+    pub(crate) fn has_more(&self) -> bool {
+        match Mark::of(self.shape) {
+            Some(Mark::Lengths { .. }) => true,
+            Some(Mark::Object) if self.kind == OperationKind::Broadcast => {
+                self.dtype == Some(DType::U64)
+            }
+            _ => {
+                let is_adasum = self.reduce == Some(ReduceOp::Adasum);
+                self.kind == OperationKind::AllGatherCounts || is_adasum && self.rows > 1
+            }
+        }
+    }
+
     /// Whether operator, scale factors, type and the type that travels go together in a world of this size, and so many
     /// elements are possible.
     ///
@@ -249,8 +263,10 @@ impl fmt::Display for Operation {
         }
         // Between which ranks the pair knows: `Inner::outward`.
         let is_pair = self.kind == OperationKind::SendReceive;
-        if self.rows > 0 && !is_pair {
-            write!(f, " in {} rows", self.rows)?;
+        match (self.kind, self.rows) {
+            (OperationKind::SendReceive, _) | (_, 0) | (OperationKind::AllReduce, 1) => {}
+            (OperationKind::AllReduce, buffers) => write!(f, " and more, {buffers} buffers")?,
+            (_, rows) => write!(f, " in {rows} rows")?,
         }
         if let Some(root) = self.root.filter(|_| !is_pair) {
             let way = match self.kind {
@@ -279,17 +295,49 @@ impl fmt::Display for Operation {
 pub struct Tag {
     /// The user's call.
     pub call: u64,
-    /// The number of the operation in the call, from 0.
+    /// The number of the operation in the call, from 0. On a wire it has 48 bits.
     pub operation: u64,
+    /// Its part, from 0: lengths come before values, say. Every operation has one number, whatever its parts are, so that ranks
+    /// which did not agree on an operation are at the same one after it.
+    pub part: u16,
 }
 
 impl Tag {
-    /// The tag of the next operation in the call.
+    /// The first part of an operation.
     #[must_use]
-    pub fn after(self) -> Self {
+    pub const fn new(call: u64, operation: u64) -> Self {
         Self {
-            operation: self.operation + 1,
+            call,
+            operation,
+            part: 0,
+        }
+    }
+
+    /// The tag of the next part of the operation.
+    ///
+    /// # Panics
+    ///
+    /// After 65,536 parts.
+    #[must_use]
+    pub fn next_part(self) -> Self {
+        let part = self.part.checked_add(1);
+        Self {
+            part: part.expect("no operation has so many parts"),
             ..self
+        }
+    }
+
+    /// Number and part, in one word.
+    pub(crate) fn word(self) -> u64 {
+        self.operation << 16 | u64::from(self.part)
+    }
+
+    /// What has this [word](Tag::word).
+    pub(crate) fn of_word(call: u64, word: u64) -> Self {
+        Self {
+            call,
+            operation: word >> 16,
+            part: word as u16,
         }
     }
 }

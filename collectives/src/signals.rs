@@ -51,8 +51,8 @@ pub(crate) struct State {
     /// The present call and the number of its next operation.
     pub(crate) call: u64,
     pub(crate) next: u64,
-    /// Operations of the present call that were given up before their turn, with how many numbers they have.
-    pub(crate) cancelled: Vec<(&'static str, u64)>,
+    /// Operations of the present call that were given up before their turn.
+    pub(crate) cancelled: Vec<&'static str>,
     /// Why operations of the present call fail from now on.
     pub(crate) call_failed: Option<CollectiveError>,
     /// The last operation of the present call that failed.
@@ -196,22 +196,16 @@ impl State {
         self.agreeing.unwrap_or(self.tuning)
     }
 
-    /// The numbers of the next `count` operations, as the tag of the first.
-    pub(crate) fn take_numbers(&mut self, count: u64) -> Tag {
-        let tag = Tag {
-            call: self.call,
-            operation: self.next,
-        };
-        self.next += count;
+    /// The number of the next operation, which is taken by it.
+    pub(crate) fn take_number(&mut self) -> Tag {
+        let tag = self.next_tag();
+        self.next += 1;
         tag
     }
 
     /// The number of the next operation.
     pub(crate) fn next_tag(&self) -> Tag {
-        Tag {
-            call: self.call,
-            operation: self.next,
-        }
+        Tag::new(self.call, self.next)
     }
 
     /// What a new link is told first. A peer that is past it takes no notice.

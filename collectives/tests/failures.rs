@@ -377,6 +377,50 @@ fn links_that_broke_are_made_again() {
     }
 }
 
+/// Adasum looks at each buffer as a whole, one after the other; those that were done are as they were, too.
+#[test]
+fn an_adasum_of_several_buffers_that_fails_leaves_all_as_they_were() {
+    let input = |comm: &Communicator| {
+        let first = if comm.rank() == Rank(0) { 1.0 } else { 2.0 };
+        [vec![first; 100], vec![first; 100_000]]
+    };
+    for by_handle in [false, true] {
+        let group = Group::new(Kind::Memory, 2);
+        let fault = Fault::cut();
+        for rank in 0..2 {
+            group.set_fault(rank, &fault);
+        }
+        group.run(|comm| {
+            let mut given = input(comm);
+            let mut buffers = given.each_mut().map(Vec::as_mut_slice);
+            comm.all_reduce_grouped(&mut buffers, ReduceOp::Adasum)
+                .unwrap();
+            assert!(given.iter().flatten().all(|value| *value == 1.5_f32));
+        });
+        // In the middle of the second buffer.
+        fault.arm(200_000);
+        let errors = group.run(|comm| {
+            let mut given = input(comm);
+            let error = if by_handle {
+                let start = comm.start();
+                let handle = start.all_reduce_grouped(given.to_vec(), ReduceOp::Adasum);
+                let failure = handle.wait_or_reclaim().err().unwrap();
+                given = failure.input.unwrap().try_into().unwrap();
+                failure.error
+            } else {
+                let mut buffers = given.each_mut().map(Vec::as_mut_slice);
+                let result = comm.all_reduce_grouped(&mut buffers, ReduceOp::Adasum);
+                result.unwrap_err()
+            };
+            assert!(given == input(comm), "a buffer was changed: {error}");
+            error
+        });
+        for error in errors {
+            assert!(matches!(error, CollectiveError::PeerLost { .. }), "{error}");
+        }
+    }
+}
+
 /// A word that was given on a link that breaks is given again on the next one.
 #[test]
 fn what_was_said_on_links_that_broke_is_said_again() {

@@ -59,7 +59,7 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
     protocol_error(&[b'H'; HEADER], "instead of `kolo`");
     let mut old = Header::Data(right()).encode();
     old[4] = 0;
-    protocol_error(&old, "protocol version 0, this side has 2");
+    protocol_error(&old, "protocol version 0, this side has 3");
     let mut long = right();
     long.length = SEGMENT as u32 + 1;
     protocol_error(&Header::Data(long).encode(), "over the limit of 262144");
@@ -146,7 +146,7 @@ fn a_notice_that_is_cut_by_the_end_of_its_operation_does_not_hurt_the_next() {
         .unwrap();
 
     let mut next = right();
-    next.tag = next.tag.after();
+    next.tag.operation += 1;
     let mut bytes = text[5..].to_vec();
     bytes.extend_from_slice(&frame(Header::Data(next), &values));
     write(&runtime, &mut lane, &bytes);
@@ -190,7 +190,7 @@ fn a_peer_hears_why_this_rank_gave_up() {
 fn text_length(said: &[u8]) -> usize {
     let last = said
         .windows(5)
-        .rposition(|window| window == [b'k', b'o', b'l', b'o', 2])
+        .rposition(|window| window == [b'k', b'o', b'l', b'o', 3])
         .unwrap();
     said.len() - last - HEADER
 }
@@ -327,7 +327,7 @@ proptest! {
         let (comm, mut lane) = victim(&runtime, 0);
         let mut bytes = Vec::new();
         for (operation, kind, number, length, right_one) in frames {
-            let tag = Tag { call: 0, operation: number };
+            let tag = Tag::new(0, number);
             let operation = if right_one { right().operation } else { operation };
             let mut header = Header::Data(Data { operation, tag, ..right() }).encode();
             header[5] = kind;

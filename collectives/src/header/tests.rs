@@ -7,10 +7,7 @@ use super::*;
 fn data() -> Data {
     Data {
         generation: Generation(3),
-        tag: Tag {
-            call: 7,
-            operation: 9,
-        },
+        tag: Tag::new(7, 9),
         operation: Operation {
             reduce: Some(ReduceOp::Max),
             algorithm: Algorithm::Ring,
@@ -30,9 +27,10 @@ fn data() -> Data {
 #[test]
 fn the_layout_is_fixed() {
     let bytes = Header::Data(data()).encode();
-    let mut expected = vec![b'k', b'o', b'l', b'o', 2, 4, 1, 7, 4, 3, 10, 18];
+    let mut expected = vec![b'k', b'o', b'l', b'o', 3, 4, 1, 7, 4, 3, 10, 18];
     expected.extend_from_slice(&u32::MAX.to_le_bytes());
-    for field in [3_u64, 7, 9, 1000] {
+    // The number of the operation is above 16 bits for its part.
+    for field in [3_u64, 7, 9 << 16, 1000] {
         expected.extend_from_slice(&field.to_le_bytes());
     }
     expected.extend_from_slice(&2_u32.to_le_bytes());
@@ -56,7 +54,7 @@ fn what_is_not_understood_is_named() {
         Header::parse(&bytes).unwrap_err().to_string()
     };
     assert!(with(0, b'H').contains("instead of `kolo`"));
-    assert_eq!(with(4, 9), "data-plane protocol version 9, this side has 2");
+    assert_eq!(with(4, 9), "data-plane protocol version 9, this side has 3");
     assert_eq!(with(5, 77), "unknown frame code 77");
     assert_eq!(with(6, 77), "unknown operation code 77");
     assert_eq!(with(7, 77), "unknown type code 77");
@@ -97,7 +95,7 @@ fn any_header() -> impl Strategy<Value = Header> {
                 segment,
             },
         );
-    let tag = any::<(u64, u64)>().prop_map(|(call, operation)| Tag { call, operation });
+    let tag = any::<(u64, u64)>().prop_map(|(call, word)| Tag::of_word(call, word));
     let generation = any::<u64>().prop_map(Generation);
     prop_oneof![
         (any::<[u64; 2]>(), generation.clone(), any::<[u32; 2]>()).prop_map(

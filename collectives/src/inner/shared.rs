@@ -146,7 +146,7 @@ impl Inner {
             if !state.is_calm(settings) {
                 return Quick::No;
             }
-            (state.take_numbers(1), state.timeout)
+            (state.take_number(), state.timeout)
         };
         self.listener.disturb();
         let begun = begin(arena, tag, offsets);

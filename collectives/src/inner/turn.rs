@@ -360,7 +360,7 @@ impl Turn<'_> {
 
     /// Takes the number of one more operation.
     pub(crate) fn next_number(&mut self) -> Tag {
-        self.inner.signals.lock().take_numbers(1)
+        self.inner.signals.lock().take_number()
     }
 
     /// Whether operations of this call still have a sense.

@@ -199,10 +199,7 @@ mod tests {
     use crate::operation::{Operation, Tag};
 
     const GENERATION: Generation = Generation(1);
-    const TAG: Tag = Tag {
-        call: 0,
-        operation: 4,
-    };
+    const TAG: Tag = Tag::new(0, 4);
 
     const MOST: usize = 4 << 20;
 

@@ -44,7 +44,6 @@ pub(super) enum Verdict {
         call: u64,
         number: u64,
         names: Vec<String>,
-        operation: Operation,
     },
     /// They are given up.
     Fail {
@@ -342,13 +341,13 @@ impl Book {
         Some(entry)
     }
 
-    /// The number of the next operation of a call, which takes `numbers` of them.
-    fn number(&mut self, call: u64, numbers: u64) -> u64 {
+    /// The number of the next operation of a call, which is taken by it.
+    fn number(&mut self, call: u64) -> u64 {
         if self.next.0 != call {
             self.next = (call, 0);
         }
         let number = self.next.1;
-        self.next.1 += numbers;
+        self.next.1 += 1;
         number
     }
 
@@ -371,12 +370,11 @@ impl Book {
                 Ok(Some(operation)) => {
                     let names = self.fuse(call, name, &operation);
                     self.running += 1;
-                    let number = self.number(call, super::turn::numbers(&operation));
+                    let number = self.number(call);
                     self.verdicts.push(Verdict::Run {
                         call,
                         number,
                         names,
-                        operation,
                     });
                 }
             }

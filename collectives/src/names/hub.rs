@@ -19,7 +19,6 @@ use super::wire::{self, BATCH, Down, Up};
 use super::{Command, Names, THRESHOLD, until};
 use crate::cause::{Cause, cut};
 use crate::lane::{Lane, LaneError};
-use crate::operation::Operation;
 
 /// Most bytes that are read at once.
 const READ: usize = 16 << 10;
@@ -425,12 +424,7 @@ impl Hub {
                 call,
                 number,
                 names: which,
-                operation,
-            } => {
-                // One that is not understood is followed like a barrier, and fails in the check of the others.
-                let operation = wire::decode_operation(&operation).unwrap_or(Operation::BARRIER);
-                names.run((call, number), which, operation);
-            }
+            } => names.run((call, number), which),
             Down::Fail {
                 call,
                 names: which,
@@ -483,15 +477,13 @@ impl Hub {
                 call,
                 number,
                 names: which,
-                operation,
             } => {
                 self.say_all(&Down::Run {
                     call,
                     number,
                     names: which.clone(),
-                    operation: wire::encode_operation(operation),
                 });
-                names.run((call, number), which, operation);
+                names.run((call, number), which);
             }
             Verdict::Fail {
                 call,

@@ -456,7 +456,7 @@ impl Names {
         self.family.stalls.report(StallReport {
             operation,
             group: self.id,
-            tag: Tag { call, operation: 0 },
+            tag: Tag::new(call, 0),
             waited,
             missing,
         });

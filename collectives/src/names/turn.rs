@@ -9,19 +9,14 @@ use super::{Command, Names, Pending, Task};
 use crate::communicator::Communicator;
 use crate::element::DType;
 use crate::error::CollectiveError;
-use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
+use crate::operation::{Operation, Tag};
 use crate::options::Options;
 use crate::record::ShortName;
-use crate::shape::{self, Mark};
+use crate::shape;
 
 impl Names {
     /// Rank 0 says that it is the turn of these, as the operation with this number of the call.
-    pub(super) fn run(
-        self: &Arc<Self>,
-        (call, number): (u64, u64),
-        names: Vec<String>,
-        operation: Operation,
-    ) {
+    pub(super) fn run(self: &Arc<Self>, (call, number): (u64, u64), names: Vec<String>) {
         let mut tasks = Vec::new();
         let joined = {
             let mut state = self.lock();
@@ -40,10 +35,7 @@ impl Names {
         let end = Ended(self.commands.clone());
         let comm = Communicator::of(Arc::clone(&self.data));
         let own = comm.clone();
-        let tag = Tag {
-            call,
-            operation: number,
-        };
+        let tag = Tag::new(call, number);
         let job = Box::new(move || {
             let tasks = take(&taken);
             // All count alike, whatever came of those before.
@@ -51,11 +43,11 @@ impl Names {
             if in_call && whole {
                 perform(&comm, tasks, &names);
             } else if in_call && joined && none_is_its_own {
-                follow(&comm, operation);
+                follow(&comm);
             } else {
                 // They were given up here in the meantime: the others hear that now.
                 let reason = format!("{} was given up", names.join(", "));
-                comm.give_up(tag, numbers(&operation), &reason);
+                comm.give_up(tag, &reason);
                 for pending in tasks {
                     pending.task.fail(CollectiveError::Aborted {
                         reason: reason.clone(),
@@ -78,7 +70,7 @@ impl Names {
                 pending.task.fail(error.clone());
             }
             // Who waits in it for this rank hears it there.
-            own.give_up_meanwhile(tag, numbers(&operation), reason.clone());
+            own.give_up_meanwhile(tag, reason.clone());
             self.tell(Command::Lost(Loss {
                 rank,
                 reason,
@@ -145,30 +137,11 @@ fn perform(comm: &Communicator, tasks: Vec<Pending>, names: &[String]) {
 }
 
 /// Takes part in what the others do.
-fn follow(comm: &Communicator, operation: Operation) {
-    for _ in 0..numbers(&operation) {
-        if let Err(error) = comm.follow_one() {
-            // It failed on all, and the rest of it is not done.
-            tracing::debug!(%error, "an operation failed that this rank only took part in");
-            return;
-        }
+fn follow(comm: &Communicator) {
+    if let Err(error) = comm.follow_one() {
+        // It failed on all.
+        tracing::debug!(%error, "an operation failed that this rank only took part in");
     }
-}
-
-/// How many numbers an operation takes.
-pub(super) fn numbers(operation: &Operation) -> u64 {
-    if operation.reduce == Some(ReduceOp::Adasum) {
-        // One for each buffer of several.
-        return operation.rows.max(1);
-    }
-    let two = matches!(
-        operation.kind,
-        OperationKind::AllGatherVarcount
-            | OperationKind::GatherVarcount
-            | OperationKind::ScatterVarcount
-            | OperationKind::AllToAllVarcount
-    ) || Mark::of(operation.shape) == Some(Mark::Object);
-    if two { 2 } else { 1 }
 }
 
 #[cfg(test)]
@@ -178,6 +151,7 @@ mod tests {
 
     use super::*;
     use crate::local_group;
+    use crate::operation::ReduceOp;
 
     #[test]
     fn who_has_no_room_for_an_operation_says_so_in_it() {

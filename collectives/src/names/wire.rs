@@ -42,7 +42,6 @@ pub(super) enum Down {
         call: u64,
         number: u64,
         names: Vec<String>,
-        operation: Vec<u8>,
     },
     /// They are given up.
     Fail {
@@ -195,7 +194,6 @@ mod tests {
             call: u64::MAX,
             number: u64::MAX,
             names,
-            operation: encode_operation(Operation::BARRIER),
         };
         put(&mut bytes, &run);
         assert!(bytes.len() < MOST, "{}", bytes.len());

@@ -91,7 +91,7 @@ impl Communicator {
         root: Rank,
     ) -> Result<(), CollectiveError> {
         let kind = OperationKind::Broadcast;
-        let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+        let (mut turn, tag) = self.turn(alarm, started, kind).await?;
         let root = match self.check_root(kind, root) {
             Ok(root) => root,
             Err(error) => return Err(turn.refuse(tag, error)),

@@ -42,7 +42,7 @@ impl Communicator {
     pub fn buffer<T: Element>(&self, len: usize) -> Result<SharedBuffer<T>, CollectiveError> {
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::Barrier;
-            let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
             let request = Operation {
                 dtype: Some(T::DTYPE),
                 shape: crate::shape::of(&[len]),
@@ -107,7 +107,7 @@ impl Communicator {
         buffer: &mut SharedBuffer<T>,
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
-        let (mut turn, tag) = self.turn(alarm, started, request.kind, 1).await?;
+        let (mut turn, tag) = self.turn(alarm, started, request.kind).await?;
         let tainted = buffer.taint();
         if let Some(shared) = turn.run_buffers(alarm, tag, request, buffer).await? {
             end_in(turn, buffer, shared, tainted);

@@ -15,9 +15,6 @@ use crate::schedule::calibrate::{LONG, Report, Round, SHORT, Sample, median};
 use crate::schedule::{Algorithm, Calibration, Tuning};
 use crate::shape::Mark;
 
-/// Operations of the whole group: all begin, all report, all hear what was found.
-const NUMBERS: u64 = 3;
-
 /// Short messages that follow each other without an answer.
 const BURST: usize = 16;
 
@@ -109,9 +106,10 @@ impl Communicator {
         let plain = self.with(Options::new());
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::Barrier;
-            let (mut turn, tag) = plain.turn(alarm, started, kind, NUMBERS).await?;
+            let (mut turn, tag) = plain.turn(alarm, started, kind).await?;
             let _agreeing = Agreeing::begin(&plain);
-            let tags = [tag, tag.after(), tag.after().after()];
+            let gather = tag.next_part();
+            let tags = [tag, gather, gather.next_part()];
             plain.calibrate_in(alarm, &mut turn, tags).await
         })
     }
@@ -296,7 +294,7 @@ impl Communicator {
         data: &mut [u8],
     ) -> Result<(), CollectiveError> {
         let kind = OperationKind::SendReceive;
-        let (mut turn, tag) = self.turn(alarm, Instant::now(), kind, 1).await?;
+        let (mut turn, tag) = self.turn(alarm, Instant::now(), kind).await?;
         let operation = Operation {
             root: Some(from),
             rows: u64::from(1 - from),

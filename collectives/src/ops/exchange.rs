@@ -57,7 +57,7 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         Self::blocking(async |alarm, started| {
             let (kind, world) = (OperationKind::AllToAll, self.world());
-            let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
             if !data.len().is_multiple_of(world) {
                 let reason = format!(
                     "{kind} of {} elements: they are not a whole number for each of {world} ranks; give splits to \
@@ -124,7 +124,7 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         Self::blocking(async |alarm, started| {
             let (kind, world) = (OperationKind::AllToAllVarcount, self.world());
-            let (mut turn, tag) = self.turn(alarm, started, kind, 2).await?;
+            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
             if splits.len() != world {
                 let what = format_args!("the splits of {kind} on {world} ranks");
                 return Err(turn.refuse(tag, wrong_buffer(what, splits.len(), world)));
@@ -150,11 +150,11 @@ impl Communicator {
                 .set_offsets(counts)
                 .filter(|total| fits::<T>(*total))
             else {
-                return Err(turn.refuse(tag.after(), too_many::<T>(&lengths)));
+                return Err(turn.refuse(tag.next_part(), too_many::<T>(&lengths)));
             };
             let values = self.request::<T>(kind, 0);
             let input = element::bytes_of(&data[..sent]);
-            turn.run(alarm, tag.after(), values, input).await?;
+            turn.run(alarm, tag.next_part(), values, input).await?;
             // Not before: memory is touched here that peers say they fill.
             received.prepare(&lengths, total);
             turn.store(&mut received.values);
@@ -210,7 +210,7 @@ impl Communicator {
         let pair = self.pair(self.rank(), to)?;
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::SendReceive;
-            let (mut turn, tag) = pair.turn(alarm, started, kind, 2).await?;
+            let (mut turn, tag) = pair.turn(alarm, started, kind).await?;
             let values = pair.directed(pair.request::<T>(kind, data.len()), true);
             let bytes = element::bytes_of(data);
             let along = bytes.len() <= ALONG && values.is_plain();
@@ -225,7 +225,7 @@ impl Communicator {
                 return turn.run_until_taken(alarm, tag, request, first).await;
             }
             turn.run(alarm, tag, request, first).await?;
-            turn.run_into(alarm, tag.after(), values, data, &mut [])
+            turn.run_into(alarm, tag.next_part(), values, data, &mut [])
                 .await
         })
     }
@@ -276,18 +276,18 @@ impl Communicator {
         let pair = self.pair(from, self.rank())?;
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::SendReceive;
-            let (mut turn, tag) = pair.turn(alarm, started, kind, 2).await?;
+            let (mut turn, tag) = pair.turn(alarm, started, kind).await?;
             let request = pair.directed(first_part::<T>(), false);
             if let Err(error) = turn.run(alarm, tag, request, &[]).await {
                 // The sender may be past it already.
-                turn.skip(tag.after());
+                turn.skip(tag.next_part());
                 return Err(error);
             }
             let mut first = [0_u64; WORDS];
             turn.store(&mut first);
             let (wanted, is_along) = (first[0] as usize, first[1] != 0);
             // Where the sender waits for this rank's word.
-            let tag = if is_along { tag } else { tag.after() };
+            let tag = if is_along { tag } else { tag.next_part() };
             let room = if fits::<T>(wanted) {
                 room(wanted)
             } else {

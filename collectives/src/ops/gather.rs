@@ -242,7 +242,7 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::Gather;
-            let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
             let root = match self.check_root(kind, root) {
                 Ok(root) => root,
                 Err(error) => return Err(turn.refuse(tag, error)),
@@ -307,7 +307,7 @@ impl Communicator {
         all: &mut [T],
     ) -> Result<(), CollectiveError> {
         let kind = OperationKind::AllGather;
-        let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+        let (mut turn, tag) = self.turn(alarm, started, kind).await?;
         let request = self.request::<T>(kind, data.len());
         if Some(all.len()) != data.len().checked_mul(self.world()) {
             let what = format_args!(
@@ -329,8 +329,7 @@ impl Communicator {
         all: &mut Gathered<T>,
         (kind, root): (OperationKind, Option<Rank>),
     ) -> Result<(), CollectiveError> {
-        // Both numbers at once: a rank that fails in the first half skips the second.
-        let (mut turn, tag) = self.turn(alarm, started, kind, 2).await?;
+        let (mut turn, tag) = self.turn(alarm, started, kind).await?;
         let root = match root.map(|root| self.check_root(kind, root)).transpose() {
             Ok(root) => root,
             Err(error) => return Err(turn.refuse(tag, error)),
@@ -344,14 +343,14 @@ impl Communicator {
             .set_offsets(counts)
             .filter(|total| fits::<T>(*total))
         else {
-            return Err(turn.refuse(tag.after(), too_many::<T>(&lengths)));
+            return Err(turn.refuse(tag.next_part(), too_many::<T>(&lengths)));
         };
         let values = Operation {
             root,
             ..self.request::<T>(kind, total)
         };
         let input = element::bytes_of(data);
-        turn.run(alarm, tag.after(), values, input).await?;
+        turn.run(alarm, tag.next_part(), values, input).await?;
         // Not before: memory is touched here that a peer says it fills.
         if root.is_none_or(|root| root == self.inner.me) {
             all.prepare(&lengths, total);

@@ -18,8 +18,8 @@ use crate::shape::Mark;
 pub(crate) enum Followed {
     /// All ranks are out of data. Who said so last.
     AllJoined(Rank),
-    /// Another operation, with what this rank may give to it.
-    Done,
+    /// Another operation, or a part of one, with what this rank may give to it; whether more parts follow.
+    Done { has_more: bool },
 }
 
 impl Communicator {
@@ -71,19 +71,24 @@ impl Communicator {
     fn join_in_order(&self) -> Result<Rank, CollectiveError> {
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::AllGather;
-            let (mut turn, mut tag) = self.turn(alarm, started, kind, 1).await?;
+            let (mut turn, mut tag) = self.turn(alarm, started, kind).await?;
             let first = tag;
             loop {
                 match self.follow(alarm, &mut turn, tag, first.operation).await {
                     Ok(Followed::AllJoined(last)) => return Ok(last),
-                    Ok(Followed::Done)
+                    Ok(Followed::Done { has_more: true }) => {
+                        tag = tag.next_part();
+                        turn.renew();
+                        continue;
+                    }
+                    Ok(Followed::Done { .. })
                     | Err(
                         CollectiveError::Mismatch { .. }
                         | CollectiveError::Invalid { .. }
                         | CollectiveError::PeerFailed { .. }
                         | CollectiveError::PeerLeft { .. },
                     ) if turn.call_goes_on(first.call) => {}
-                    Ok(Followed::Done) => {
+                    Ok(Followed::Done { .. }) => {
                         return Err(CollectiveError::Aborted {
                             reason: format!("join: call {} has ended", first.call),
                         });
@@ -99,30 +104,32 @@ impl Communicator {
     /// Takes part in the next operation, whichever it is.
     pub(crate) fn follow_one(&self) -> Result<(), CollectiveError> {
         Self::blocking(async |alarm, started| {
-            let (mut turn, tag) = self
-                .turn(alarm, started, OperationKind::AllGather, 1)
-                .await?;
-            self.follow(alarm, &mut turn, tag, tag.operation)
-                .await
-                .map(drop)
+            let (mut turn, mut tag) = self.turn(alarm, started, OperationKind::AllGather).await?;
+            loop {
+                let followed = self.follow(alarm, &mut turn, tag, tag.operation);
+                let Followed::Done { has_more: true } = followed.await? else {
+                    return Ok(());
+                };
+                tag = tag.next_part();
+                turn.renew();
+            }
         })
     }
 
-    /// Does not take part in so many operations, of which this is the first, and tells the others.
-    pub(crate) fn give_up(&self, tag: Tag, numbers: u64, reason: &str) {
-        let given_up = Self::blocking(async |alarm, started| {
-            self.refuse(alarm, started, tag, numbers, reason).await
-        });
+    /// Does not take part in an operation, and tells the others.
+    pub(crate) fn give_up(&self, tag: Tag, reason: &str) {
+        let given_up =
+            Self::blocking(async |alarm, started| self.refuse(alarm, started, tag, reason).await);
         log_unsaid(given_up);
     }
 
     /// As [`Communicator::give_up`], beside what this thread does, which may be the only one that reads the links.
-    pub(crate) fn give_up_meanwhile(self, tag: Tag, numbers: u64, reason: String) {
+    pub(crate) fn give_up_meanwhile(self, tag: Tag, reason: String) {
         let runtime = self.inner.family.handle.clone();
         runtime.spawn(async move {
             let sleep = pin!(self.inner.sleep());
             let (mut alarm, started) = (SleepAlarm(sleep), Instant::now());
-            let refused = self.refuse(&mut alarm, started, tag, numbers, &reason);
+            let refused = self.refuse(&mut alarm, started, tag, &reason);
             log_unsaid(refused.await);
         });
     }
@@ -131,16 +138,15 @@ impl Communicator {
         &self,
         alarm: &mut A,
         started: Instant,
-        mut tag: Tag,
-        numbers: u64,
+        tag: Tag,
         reason: &str,
     ) -> Result<(), CollectiveError> {
-        let (mut turn, _) = self.turn(alarm, started, OperationKind::Barrier, 0).await?;
-        for _ in 0..numbers {
-            let reason = reason.to_owned();
-            turn.refuse(tag, CollectiveError::Aborted { reason });
-            tag = tag.after();
-        }
+        let mut turn = self
+            .inner
+            .turn_without_number(alarm, started, OperationKind::Barrier.name())
+            .await?;
+        let reason = reason.to_owned();
+        turn.refuse(tag, CollectiveError::Aborted { reason });
         Ok(())
     }
 
@@ -210,7 +216,8 @@ impl Communicator {
             let counts = lengths.iter().map(|length| *length as usize);
             turn.engine().set_offsets(counts);
         }
-        Ok(Followed::Done)
+        let has_more = asked.has_more();
+        Ok(Followed::Done { has_more })
     }
 }
 

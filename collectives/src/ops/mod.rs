@@ -43,12 +43,8 @@ impl Communicator {
         alarm: &mut A,
         started: Instant,
         kind: OperationKind,
-        numbers: u64,
     ) -> Result<(Turn<'_>, Tag), CollectiveError> {
-        let (mut turn, tag) = self
-            .inner
-            .turn(alarm, started, kind.name(), numbers)
-            .await?;
+        let (mut turn, tag) = self.inner.turn(alarm, started, kind.name()).await?;
         turn.name = self.options.name;
         turn.asked = self.options.asked.unwrap_or(started);
         Ok((turn, tag))
@@ -136,7 +132,7 @@ impl Communicator {
     }
 
     async fn meet<A: Alarm>(&self, alarm: &mut A, started: Instant) -> Result<(), CollectiveError> {
-        let (mut turn, tag) = self.turn(alarm, started, OperationKind::Barrier, 1).await?;
+        let (mut turn, tag) = self.turn(alarm, started, OperationKind::Barrier).await?;
         turn.run(alarm, tag, Operation::BARRIER, &[]).await
     }
 

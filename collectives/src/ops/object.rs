@@ -44,7 +44,7 @@ impl Communicator {
     ) -> Result<T, CollectiveError> {
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::Broadcast;
-            let (mut turn, tag) = self.turn(alarm, started, kind, 2).await?;
+            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
             let root = match self.check_root(kind, root) {
                 Ok(root) => root,
                 Err(error) => return Err(turn.refuse(tag, error)),
@@ -77,10 +77,15 @@ impl Communicator {
             .await?;
             turn.store(&mut length);
             if !fits::<u8>(length[0] as usize) {
-                return Err(turn.refuse(tag.after(), too_many::<u8>(&length)));
+                return Err(turn.refuse(tag.next_part(), too_many::<u8>(&length)));
             }
-            turn.run(alarm, tag.after(), request(DType::U8, length[0]), &encoded)
-                .await?;
+            turn.run(
+                alarm,
+                tag.next_part(),
+                request(DType::U8, length[0]),
+                &encoded,
+            )
+            .await?;
             match value {
                 Some(value) if is_root => Ok(value),
                 _ => {
@@ -121,7 +126,7 @@ impl Communicator {
             Err(error) => {
                 return Self::blocking(async |alarm, started| {
                     let kind = OperationKind::AllGatherVarcount;
-                    let (mut turn, tag) = self.turn(alarm, started, kind, 2).await?;
+                    let (mut turn, tag) = self.turn(alarm, started, kind).await?;
                     Err(turn.refuse(tag, error))
                 });
             }

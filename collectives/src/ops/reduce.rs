@@ -122,7 +122,7 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::AllReduce;
-            let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
             let request = self.reduction::<T>(kind, data.len(), op);
             if data.len() != result.len() {
                 let error = wrong_buffer(format_args!("{request}"), result.len(), data.len());
@@ -174,12 +174,21 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::AllReduce;
-            let numbers = buffers.len() as u64;
-            let (mut turn, mut tag) = self.turn(alarm, started, kind, numbers).await?;
-            let mut kept: Vec<Vec<T>> = Vec::with_capacity(buffers.len());
-            for index in 0..buffers.len() {
+            let (mut turn, mut tag) = self.turn(alarm, started, kind).await?;
+            let count = buffers.len();
+            if count > usize::from(u16::MAX) {
+                let reason = format!("{count} buffers by adasum: give {} at most", u16::MAX);
+                return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
+            }
+            let shape = shape::of_each(buffers.iter().map(|buffer| buffer.len()));
+            let mut kept: Vec<Vec<T>> = Vec::with_capacity(count);
+            for index in 0..count {
                 let buffer = &mut *buffers[index];
-                let request = self.reduction::<T>(kind, buffer.len(), op);
+                let request = Operation {
+                    shape,
+                    rows: (count - index) as u64,
+                    ..self.reduction::<T>(kind, buffer.len(), op)
+                };
                 kept.push(buffer.to_vec());
                 let done = turn.run_in_place(alarm, tag, request, buffer, true).await;
                 if let Err(error) = done {
@@ -188,7 +197,7 @@ impl Communicator {
                     }
                     return Err(error);
                 }
-                tag = tag.after();
+                tag = tag.next_part();
             }
             Ok(())
         })
@@ -212,7 +221,7 @@ impl Communicator {
         parts: &mut [P],
     ) -> Result<(), CollectiveError> {
         Self::blocking(async |alarm, started| {
-            let (mut turn, tag) = self.turn(alarm, started, request.kind, 1).await?;
+            let (mut turn, tag) = self.turn(alarm, started, request.kind).await?;
             turn.run_parts(alarm, tag, request, || parts.iter().map(P::bytes))
                 .await?;
             let size = request.dtype.map_or(1, DType::size);
@@ -255,7 +264,7 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::Reduce;
-            let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
             let root = match self.check_root(kind, root) {
                 Ok(root) => root,
                 Err(error) => return Err(turn.refuse(tag, error)),
@@ -341,7 +350,7 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::ReduceScatter;
-            let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
             if (rows == 0 && !data.is_empty()) || (rows > 0 && !data.len().is_multiple_of(rows)) {
                 let reason = format!(
                     "reduce_scatter of {} elements in {rows} rows: all rows have as many elements",
@@ -392,7 +401,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
         let kind = OperationKind::AllReduce;
-        let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+        let (mut turn, tag) = self.turn(alarm, started, kind).await?;
         let request = self.reduction::<T>(kind, data.len(), op);
         turn.run_in_place(alarm, tag, request, data, true).await
     }

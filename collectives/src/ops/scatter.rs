@@ -56,7 +56,7 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::Scatter;
-            let (mut turn, tag) = self.turn(alarm, started, kind, 1).await?;
+            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
             let root = match self.check_root(kind, root) {
                 Ok(root) => root,
                 Err(error) => return Err(turn.refuse(tag, error)),
@@ -130,7 +130,7 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         Self::blocking(async |alarm, started| {
             let (kind, world) = (OperationKind::ScatterVarcount, self.world());
-            let (mut turn, tag) = self.turn(alarm, started, kind, 2).await?;
+            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
             let root = match self.check_root(kind, root) {
                 Ok(root) => root,
                 Err(error) => return Err(turn.refuse(tag, error)),
@@ -167,14 +167,14 @@ impl Communicator {
                 .set_offsets(all)
                 .filter(|total| fits::<T>(*total))
             else {
-                return Err(turn.refuse(tag.after(), too_many::<T>(&lengths)));
+                return Err(turn.refuse(tag.next_part(), too_many::<T>(&lengths)));
             };
             let values = Operation {
                 root: Some(root),
                 ..self.request::<T>(kind, total)
             };
             let input = if is_root { data } else { &[] };
-            turn.run(alarm, tag.after(), values, element::bytes_of(input))
+            turn.run(alarm, tag.next_part(), values, element::bytes_of(input))
                 .await?;
             // Not before: memory is touched here that the root says it fills.
             part.clear();

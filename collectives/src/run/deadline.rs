@@ -11,6 +11,7 @@ use kolo_transport::ids::Rank;
 use super::Run;
 use crate::cause::Cause;
 use crate::error::CollectiveError;
+use crate::stall::Missing;
 
 /// After its deadline a rank asks its peers who is still there. It names those that have said nothing after
 /// this time (longer if the deadline was far away, so that a loaded host is not taken for a late rank) ...
@@ -86,8 +87,10 @@ impl Run<'_> {
         }
         let is_due = |stall: &mut Stall| now >= stall.answer_at && !stall.answered;
         if self.stall.as_mut().is_some_and(is_due) {
-            let late = self.who_is_late();
-            told |= self.miss(None, &late);
+            let mut late = self.who_is_late();
+            self.excuse(&mut late);
+            let excused = self.excuses();
+            told |= self.miss(None, &late, &excused);
         }
         let missed = self.still_missed();
         let is_over = |stall: &mut Stall| stall.is_over(now, !missed.is_empty());
@@ -134,7 +137,9 @@ impl Run<'_> {
 
     fn missed_frame(&self) -> Vec<u8> {
         let late = self.missed.iter().copied().collect();
-        self.engine.notice(self.tag, &Cause::Missed { late })
+        let excused = self.excuses();
+        self.engine
+            .notice(self.tag, &Cause::Missed { late, excused })
     }
 
     /// Whether a rank has come to this operation, or is past it.
@@ -166,11 +171,18 @@ impl Run<'_> {
         late
     }
 
-    /// Somebody misses these ranks, which all are to know. Returns whether any of them is news.
-    pub(super) fn miss(&mut self, from: Option<u32>, late: &[Rank]) -> bool {
-        let known = self.missed.len();
+    /// Somebody misses these ranks, and others because of these, which all are to know. Returns whether any of that is news.
+    pub(super) fn miss(&mut self, from: Option<u32>, late: &[Rank], excused: &[Missing]) -> bool {
+        let known = (self.missed.len(), self.excused.len());
         self.missed.extend(late);
-        let is_news = self.missed.len() > known;
+        let me = Rank(self.engine.me);
+        for Missing { rank, doing } in excused.iter().filter(|missing| missing.rank != me) {
+            let why = || doing.clone();
+            self.excused.entry(*rank).or_insert_with(why);
+        }
+        // What this rank knows itself is among the excused already.
+        let is_own = from.is_none() && !excused.is_empty();
+        let is_news = (self.missed.len(), self.excused.len()) != known || is_own;
         if is_news {
             let frame = self.missed_frame();
             self.unsaid = true;
@@ -188,6 +200,7 @@ impl Run<'_> {
         let missed = self.missed.iter().copied();
         missed
             .filter(|rank| rank.0 != self.engine.me && !self.has_answered(*rank))
+            .filter(|rank| !self.excused.contains_key(rank))
             .collect()
     }
 }

@@ -150,12 +150,12 @@ impl Run<'_> {
                 generation, call, ..
             } => {
                 // It counts for whatever operation of the call this rank is in.
-                let operation = if call == self.tag.call {
-                    self.tag.operation
+                let tag = if call == self.tag.call {
+                    self.tag
                 } else {
-                    0
+                    Tag::new(call, 0)
                 };
-                Some((generation, Tag { call, operation }))
+                Some((generation, tag))
             }
             Header::Hello { .. }
             | Header::Welcome
@@ -288,16 +288,15 @@ impl Run<'_> {
             self.asked = true;
             return Ok(());
         }
-        if let Cause::Missed { late } = &cause {
+        if let Cause::Missed { late, excused } = &cause {
             self.asked = true;
-            self.miss(Some(peer), late);
+            self.miss(Some(peer), late, excused);
             return Ok(());
         }
         if let Cause::Deadline { late, .. } = &mut cause {
             // It may have given up before it had heard of all.
             late.extend(self.still_missed());
-            late.sort_unstable();
-            late.dedup();
+            self.excuse(late);
         }
         let error = cause.into_error(CallId(self.tag.call), &self.request.to_string());
         self.ends_call = matches!(header, Header::AbortCall { .. });
@@ -345,7 +344,16 @@ impl Run<'_> {
         is_loss && self.culprit_of(Rank(peer)).is_some()
     }
 
-    pub(super) fn lost(&self, peer: u32) -> CollectiveError {
+    /// Whether a peer has said that it gives up because another rank did not come.
+    fn left_because_of_the_late(&self, peer: u32) -> bool {
+        let gave_up = &self.engine.links[peer as usize].gave_up;
+        let is_late = matches!(gave_up, Some((_, Cause::Deadline { .. })));
+        let culprit = self.culprit_of(Rank(peer));
+        is_late && culprit.is_some_and(|culprit| !self.has_come(culprit))
+    }
+
+    /// The error of a rank that is gone, or its link.
+    pub(super) fn lost(&mut self, peer: u32) -> CollectiveError {
         if let Some((tag, Cause::Lost { rank, reason, .. })) =
             &self.engine.links[peer as usize].gave_up
             && self.left_because_of_loss(peer)
@@ -358,6 +366,9 @@ impl Run<'_> {
                     self.job_rank(Rank(peer))
                 ),
             };
+        }
+        if self.left_because_of_the_late(peer) {
+            return self.late(vec![Rank(peer)]);
         }
         let link = &self.engine.links[peer as usize];
         let ended = link.ended.as_ref().map(|ended| &ended.reason);

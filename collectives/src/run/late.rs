@@ -25,42 +25,66 @@ impl Run<'_> {
     /// The error of ranks that did not come in time.
     pub(super) fn late(&mut self, mut late: Vec<Rank>) -> CollectiveError {
         self.report_before_the_end();
-        let mut doing = self.what_they_do(&late);
-        if let Some(why) = self.why_late(&late) {
-            let WhyLate {
-                rank, culprit, tag, ..
-            } = why;
-            if why.is_loss {
-                let reason = format!(
-                    "rank {} gave up {tag} because of it, and did not come to {}",
-                    self.job_rank(rank),
-                    self.tag
-                );
-                return CollectiveError::PeerLost {
-                    rank: culprit,
-                    reason,
-                };
-            }
-            // The others are late all the same.
-            late.retain(|other| *other != rank);
-            late.push(culprit);
-            late.sort_unstable();
-            late.dedup();
-            let absent = self.job_rank(culprit);
-            let gave_up = format!("it gave up {tag}, to which rank {absent} did not come");
-            doing.retain(|other| other.rank != rank);
-            doing.truncate(DOING - 1);
-            doing.push(Missing {
-                rank,
-                doing: gave_up,
-            });
+        if let Some(why) = late.iter().find_map(|rank| self.why_late(*rank))
+            && why.is_loss
+        {
+            let WhyLate { culprit, tag, .. } = why;
+            let reason = format!(
+                "rank {} gave up {tag} because of it, and did not come to {}",
+                self.job_rank(why.rank),
+                self.tag
+            );
+            return CollectiveError::PeerLost {
+                rank: culprit,
+                reason,
+            };
         }
+        let mut doing = self.what_they_do(&late);
+        self.excuse(&mut late);
+        doing.retain(|other| !self.excused.contains_key(&other.rank));
+        doing.truncate(DOING.saturating_sub(self.excused.len()));
+        doing.extend(self.excuses());
+        doing.truncate(DOING);
         CollectiveError::Deadline {
             operation: self.request.to_string(),
             waited: Duration::from_millis(self.started.elapsed().as_millis() as u64),
             doing,
             late,
         }
+    }
+
+    /// Puts the ranks because of whom others are late in the place of these. Leaves them in order.
+    pub(super) fn excuse(&mut self, late: &mut Vec<Rank>) {
+        let whys: Vec<WhyLate> = late
+            .iter()
+            .filter_map(|rank| self.why_late(*rank))
+            .filter(|why| !why.is_loss)
+            .collect();
+        for WhyLate {
+            rank, culprit, tag, ..
+        } in whys
+        {
+            let absent = self.job_rank(culprit);
+            let gave_up = format!("it gave up {tag}, to which rank {absent} did not come");
+            self.excused.insert(rank, gave_up);
+            late.push(culprit);
+        }
+        late.sort_unstable();
+        late.dedup();
+        if late.iter().any(|rank| !self.excused.contains_key(rank)) {
+            late.retain(|rank| !self.excused.contains_key(rank));
+        }
+    }
+
+    /// Who is excused, and how that is known.
+    pub(super) fn excuses(&self) -> Vec<Missing> {
+        let excused = self.excused.iter();
+        excused
+            .map(|(rank, doing)| Missing {
+                rank: *rank,
+                doing: doing.clone(),
+            })
+            .collect()
     }
 
     /// A rank by its number among all, as it is named in texts.
@@ -70,17 +94,15 @@ impl Run<'_> {
 
     /// A rank that is late gave up an operation before this one, because of another rank: it is not likely to come, and that
     /// is that rank's fault.
-    fn why_late(&self, late: &[Rank]) -> Option<WhyLate> {
-        late.iter().find_map(|rank| {
-            let (tag, cause) = self.engine.links[rank.index()].gave_up.as_ref()?;
-            // One that has come by now keeps nobody away.
-            let culprit = self.culprit_of(*rank)?;
-            (!self.has_come(culprit)).then_some(WhyLate {
-                rank: *rank,
-                culprit,
-                tag: *tag,
-                is_loss: !matches!(cause, Cause::Deadline { .. }),
-            })
+    fn why_late(&self, rank: Rank) -> Option<WhyLate> {
+        let (tag, cause) = self.engine.links[rank.index()].gave_up.as_ref()?;
+        // One that has come by now keeps nobody away.
+        let culprit = self.culprit_of(rank)?;
+        (!self.has_come(culprit)).then_some(WhyLate {
+            rank,
+            culprit,
+            tag: *tag,
+            is_loss: !matches!(cause, Cause::Deadline { .. }),
         })
     }
 

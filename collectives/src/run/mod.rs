@@ -15,7 +15,7 @@ mod share;
 mod stall;
 mod transfer;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -94,6 +94,8 @@ pub(crate) struct Run<'a> {
     asked: bool,
     /// Late ranks that others miss.
     missed: BTreeSet<Rank>,
+    /// Those that do not come because of others that are late, and how that is known.
+    excused: BTreeMap<Rank, String>,
     /// Something was put on links that may have been written to already.
     unsaid: bool,
     missing: Missing,
@@ -149,6 +151,7 @@ impl<'a> Run<'a> {
             stall: None,
             asked: false,
             missed: BTreeSet::new(),
+            excused: BTreeMap::new(),
             unsaid: false,
             missing: Missing::Unknown,
             ends_call: false,

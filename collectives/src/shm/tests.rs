@@ -94,7 +94,7 @@ fn ranks<const N: usize>() -> [Arena; N] {
 }
 
 fn number(operation: u64) -> Tag {
-    Tag { call: 0, operation }
+    Tag::new(0, operation)
 }
 
 fn sum(count: u64) -> Operation {
@@ -104,10 +104,7 @@ fn sum(count: u64) -> Operation {
     }
 }
 
-const TAG: Tag = Tag {
-    call: 0,
-    operation: 0,
-};
+const TAG: Tag = Tag::new(0, 0);
 
 /// A peer that says that its buffer is elsewhere is named, and nothing is read there.
 #[test]
@@ -141,10 +138,7 @@ fn noise_of_a_peer_does_no_harm() {
         random
     };
     for number in 0..300 {
-        let tag = Tag {
-            call: 0,
-            operation: number,
-        };
+        let tag = Tag::new(0, number);
         let request = sum([8, 2000, 400_000][number as usize % 3]);
         let input = vec![1; request.count as usize];
         for parity in 0..2 {
@@ -198,10 +192,7 @@ fn who_ends_well_has_the_right_sum() {
                 continue;
             }
             let request = sum([5, 300, 300_000][number as usize % 3]);
-            let tag = Tag {
-                call: 0,
-                operation: number,
-            };
+            let tag = Tag::new(0, number);
             let outcome = if inside {
                 ranks[me].advance(&inputs[me], &mut [])
             } else {
@@ -293,7 +284,7 @@ fn what_is_left_half_way_is_given_up() {
 #[test]
 fn numbers_of_operations_only_grow() {
     let (mut one, _other) = pair();
-    let tag = |call, operation| Tag { call, operation };
+    let tag = |call, operation| Tag::new(call, operation);
     let mut begin = |tag| {
         let begun = one.begin(tag, &sum(3), false, &[], &[1; 3], &mut []);
         one.leave();

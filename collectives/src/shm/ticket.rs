@@ -22,10 +22,11 @@ pub(crate) fn digest(operation: &Operation) -> u64 {
 /// in 2^62). The lowest bit is free.
 pub(crate) fn ticket(tag: Tag, digest: u64) -> u64 {
     let call = mix(tag.call ^ digest, 0xe703_7ed1_a0b4_28db);
-    (mix(call ^ tag.operation, 0x8ebc_6af0_9c88_c6e3) << 2) | 2
+    (mix(call ^ tag.word(), 0x8ebc_6af0_9c88_c6e3) << 2) | 2
 }
 
-/// Which of a rank's two flags an operation has. Neighbours have different ones.
+/// Which of a rank's two flags an operation has. Neighbours have different ones, parts of an operation the same: the first part
+/// is short, so that all have left it soon.
 pub(crate) fn parity(tag: Tag) -> usize {
     ((tag.call ^ tag.operation) & 1) as usize
 }
@@ -70,7 +71,7 @@ pub(crate) fn write_record(map: &Map, me: usize, tag: Tag, operation: &Operation
         map.record(me, parity, TAG_WORDS[0])
             .store(tag.call, Relaxed);
         map.record(me, parity, TAG_WORDS[1])
-            .store(tag.operation, Relaxed);
+            .store(tag.word(), Relaxed);
     }
 }
 
@@ -102,11 +103,12 @@ mod tests {
         let mut seen = std::collections::BTreeSet::new();
         for call in 0..50 {
             for number in 0..50 {
-                let tag = Tag {
-                    call,
-                    operation: number,
-                };
-                for reduce in [None, Some(ReduceOp::Sum), Some(ReduceOp::Max)] {
+                let tag = Tag::new(call, number);
+                let parts = [tag, tag.next_part()];
+                for (reduce, tag) in [None, Some(ReduceOp::Sum), Some(ReduceOp::Max)]
+                    .into_iter()
+                    .flat_map(|reduce| parts.map(|tag| (reduce, tag)))
+                {
                     let ticket = ticket(
                         tag,
                         digest(&Operation {
@@ -117,7 +119,8 @@ mod tests {
                     assert_eq!(ticket & 3, 2);
                     assert!(seen.insert(ticket));
                 }
-                assert_ne!(parity(tag), parity(tag.after()));
+                assert_eq!(parity(tag), parity(tag.next_part()));
+                assert_ne!(parity(tag), parity(Tag::new(call, number + 1)));
             }
         }
         let other = Operation {

@@ -93,7 +93,7 @@ fn operations_have_numbers_in_their_calls() {
         }
         book.ended();
     }
-    assert_eq!(numbers, [(0, 0), (0, 1), (0, 3), (7, 0), (7, 1)]);
+    assert_eq!(numbers, [(0, 0), (0, 1), (0, 2), (7, 0), (7, 1)]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn sum(length: usize) -> Operation {
 }
 
 const fn tag(operation: u64) -> Tag {
-    Tag { call: 0, operation }
+    Tag::new(0, operation)
 }
 
 #[test]

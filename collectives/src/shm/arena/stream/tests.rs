@@ -201,10 +201,7 @@ fn every_order_of_steps_gives_every_rank_what_is_its() {
             let outcome = if begun[me] == ended[me] {
                 begun[me] += 1;
                 result.fill(0);
-                let tag = Tag {
-                    call: 0,
-                    operation: begun[me],
-                };
+                let tag = Tag::new(0, begun[me]);
                 arena.begin(tag, &request, false, &[], input, result)
             } else {
                 arena.advance(input, result)
@@ -224,7 +221,7 @@ fn every_order_of_steps_gives_every_rank_what_is_its() {
 fn a_rank_that_leaves_in_the_middle_is_late_and_held() {
     let request = operation(OperationKind::AllGather, 3 * WINDOW, 0);
     let mut ranks = ranks(3, &request);
-    let tag = |operation| Tag { call: 0, operation };
+    let tag = |operation| Tag::new(0, operation);
     for rank in &mut ranks {
         rank.arena
             .begin(tag(1), &request, false, &[], &rank.input, &mut rank.result)
@@ -283,10 +280,7 @@ fn buffers_that_do_not_fit_are_refused_before_anything_is_given() {
     let request = operation(OperationKind::AllGather, WINDOW, 0);
     let mut ranks = ranks(2, &request);
     let rank = &mut ranks[0];
-    let tag = Tag {
-        call: 0,
-        operation: 1,
-    };
+    let tag = Tag::new(0, 1);
     let error = rank
         .arena
         .begin(tag, &request, false, &[], &rank.input, &mut [0; 5])
@@ -300,10 +294,7 @@ fn buffers_that_do_not_fit_are_refused_before_anything_is_given() {
 fn a_peers_counts_move_nothing_out_of_its_place() {
     let request = operation(OperationKind::AllToAll, 4 << 20, 0);
     let mut ranks = ranks(2, &request);
-    let tag = Tag {
-        call: 0,
-        operation: 1,
-    };
+    let tag = Tag::new(0, 1);
     for rank in &mut ranks {
         rank.arena
             .begin(tag, &request, false, &[], &rank.input, &mut rank.result)
