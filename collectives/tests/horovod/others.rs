@@ -28,11 +28,22 @@ fn test_compression_fp16() {
     });
 }
 
+/// All but rank 1, which is in `join`.
+fn sums_without_1<T: Value>(comm: &Communicator, length: usize) {
+    let mut data = mine::<T>(comm, length);
+    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+    let expected = combined::<T>(ReduceOp::Sum, [0, 2, 3], length);
+    assert_eq!(data, expected, "{length} {}", T::DTYPE);
+}
+
 /// The average still divides by the size: (n - 1) / n.
 #[test]
 fn test_horovod_join_allreduce() {
     on_all(|comm| {
         if comm.rank().0 != 1 {
+            each(of_numbers!(sums_without_1), |check, length| {
+                check(comm, length);
+            });
             let mut data = vec![1.0_f32; cube(2)];
             comm.all_reduce(&mut data, ReduceOp::Average).unwrap();
             assert_eq!(data, vec![0.75; cube(2)]);
