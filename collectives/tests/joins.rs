@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::value::{Value, input, number};
+use common::value::{Value, combined, input};
 use common::{Group, Kind};
 use half::{bf16, f16};
 use kolo_collectives::schedule::{Algorithm, Tuning};
@@ -20,15 +20,8 @@ fn reduce_without<T: Value>(comm: &Communicator, gone: &[u32], length: usize) {
         if matches!(op, ReduceOp::Adasum | ReduceOp::Average) || !op.allows(T::DTYPE) {
             continue;
         }
-        let expected: Vec<T> = (0..length)
-            .map(|index| {
-                let numbers: Vec<i64> = (0..world)
-                    .filter(|rank| !gone.contains(rank))
-                    .map(|rank| number(rank, index))
-                    .collect();
-                T::reference(op, &numbers)
-            })
-            .collect();
+        let there = (0..world).filter(|rank| !gone.contains(rank));
+        let expected = combined::<T>(op, there, length);
         let mut data = input::<T>(me, length);
         comm.all_reduce(&mut data, op).unwrap();
         assert_eq!(data, expected, "all_reduce({op}) of {}", T::DTYPE);

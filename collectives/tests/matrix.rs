@@ -9,7 +9,7 @@
 
 mod common;
 
-use common::value::{Value, input, number};
+use common::value::{Value, combined, input, number};
 use common::{Group, Kind, run};
 use half::{bf16, f16};
 use kolo_collectives::operation::OperationKind;
@@ -27,15 +27,9 @@ fn check_type<T: Value>(comm: &Communicator, length: usize) {
         }
         let mut data = input::<T>(me, length);
         comm.all_reduce(&mut data, op).unwrap();
-        let expected: Vec<T> = (0..length)
-            .map(|index| {
-                let numbers: Vec<i64> = (0..world).map(|rank| number(rank, index)).collect();
-                T::reference(op, &numbers)
-            })
-            .collect();
         assert_eq!(
             data,
-            expected,
+            combined::<T>(op, 0..world, length),
             "all_reduce({op}) of {length} {}, world {world}",
             T::DTYPE
         );

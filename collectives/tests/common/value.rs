@@ -116,3 +116,18 @@ pub(crate) fn input<T: Value>(rank: u32, length: usize) -> Vec<T> {
         .map(|index| T::from_number(number(rank, index)))
         .collect()
 }
+
+/// The combination of the values of these ranks, element by element.
+pub(crate) fn combined<T: Value>(
+    op: ReduceOp,
+    ranks: impl IntoIterator<Item = u32> + Clone,
+    length: usize,
+) -> Vec<T> {
+    (0..length)
+        .map(|index| {
+            let ranks = ranks.clone().into_iter();
+            let numbers: Vec<i64> = ranks.map(|rank| number(rank, index)).collect();
+            T::reference(op, &numbers)
+        })
+        .collect()
+}

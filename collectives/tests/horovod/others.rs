@@ -1,6 +1,16 @@
-//! Compression, ranks without data, process sets, timeline, Adasum.
+//! Who is there, compression, ranks without data, timeline.
 
 use super::*;
+
+#[test]
+fn test_horovod_rank() {
+    assert_eq!(on_all(|comm| comm.rank().0), [0, 1, 2, 3]);
+}
+
+#[test]
+fn test_horovod_size() {
+    assert_eq!(on_all(Communicator::world_size), [SIZE; 4]);
+}
 
 #[test]
 fn test_compression_fp16() {
@@ -18,11 +28,22 @@ fn test_compression_fp16() {
     });
 }
 
+/// All but rank 1, which is in `join`.
+fn sums_without_1<T: Value>(comm: &Communicator, length: usize) {
+    let mut data = mine::<T>(comm, length);
+    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+    let expected = combined::<T>(ReduceOp::Sum, [0, 2, 3], length);
+    assert_eq!(data, expected, "{length} {}", T::DTYPE);
+}
+
 /// The average still divides by the size: (n - 1) / n.
 #[test]
 fn test_horovod_join_allreduce() {
     on_all(|comm| {
         if comm.rank().0 != 1 {
+            each(of_numbers!(sums_without_1), |check, length| {
+                check(comm, length);
+            });
             let mut data = vec![1.0_f32; cube(2)];
             comm.all_reduce(&mut data, ReduceOp::Average).unwrap();
             assert_eq!(data, vec![0.75; cube(2)]);
@@ -69,37 +90,6 @@ fn test_horovod_join_last_joined_rank() {
 }
 
 #[test]
-fn test_horovod_barrier() {
-    use std::sync::atomic::{AtomicU32, Ordering};
-    let came = AtomicU32::new(0);
-    on_all(|comm| {
-        for round in 1..=10 {
-            came.fetch_add(1, Ordering::SeqCst);
-            comm.barrier().unwrap();
-            assert!(came.load(Ordering::SeqCst) >= SIZE * round);
-            comm.barrier().unwrap();
-        }
-    });
-}
-
-#[test]
-fn test_process_set_add_remove() {
-    on_all(|comm| {
-        for _ in 0..3 {
-            let set = comm.group(&[Rank(0), Rank(1)]).unwrap();
-            assert_eq!(set.is_some(), comm.rank().0 < 2);
-            if let Some(set) = set {
-                let mut data = [1_u8];
-                set.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-                assert_eq!(data, [2]);
-            }
-        }
-        assert!(comm.group(&[Rank(0), Rank(0)]).is_err());
-        assert!(comm.group(&[Rank(17)]).is_err());
-    });
-}
-
-#[test]
 fn test_timeline() {
     let traces = on_all(|comm| {
         let data = comm
@@ -114,39 +104,37 @@ fn test_timeline() {
     serde_json::from_str::<serde_json::Value>(trace).unwrap();
 }
 
-#[test]
-fn test_orthogonal() {
-    on_all(|comm| {
-        let mut data = vec![0.0_f64; 4];
-        data[comm.rank().index()] = 2.0;
-        comm.all_reduce(&mut data, ReduceOp::Adasum).unwrap();
-        assert!(
-            data.iter().all(|value| (value - 2.0).abs() < 1e-12),
-            "{data:?}"
-        );
-    });
+/// Whether the trace of all so far has so many of these operations. Only rank 0 has it.
+fn check_timeline(comm: &Communicator, count: usize) {
+    let Some(trace) = comm.trace().unwrap() else {
+        assert_ne!(comm.rank(), Rank(0));
+        return;
+    };
+    assert_eq!(comm.rank(), Rank(0));
+    assert!(trace.contains("\"NEGOTIATE_ALL_REDUCE\""), "{trace}");
+    assert!(
+        trace.contains("start_time_since_epoch_in_micros"),
+        "{trace}"
+    );
+    let json: serde_json::Value = serde_json::from_str(&trace).unwrap();
+    for rank in 0..SIZE {
+        let events = json["traceEvents"].as_array().unwrap().iter();
+        let of_rank = events
+            .filter(|event| event["name"] == "all_reduce.test_allreduce" && event["pid"] == rank);
+        assert_eq!(of_rank.count(), count, "rank {rank}: {trace}");
+    }
 }
 
+/// Nothing is switched on or off, and nobody names a file: each trace has all so far. There are no cycles to be marked.
 #[test]
-fn test_parallel() {
+fn test_timeline_api() {
     on_all(|comm| {
-        let mut data = vec![1.25_f32; 4096];
-        comm.all_reduce(&mut data, ReduceOp::Adasum).unwrap();
-        assert!(data.iter().all(|value| (value - 1.25).abs() < 1e-6));
-    });
-}
-
-#[test]
-fn test_stability() {
-    on_all(|comm| {
-        // Tiny and large values, and nothing at all: no NaN comes out.
-        for value in [1e-30_f32, 1e18, 0.0] {
-            let mut data = vec![value * (1.0 + comm.rank().0 as f32); 64];
-            comm.all_reduce(&mut data, ReduceOp::Adasum).unwrap();
-            assert!(
-                data.iter().all(|value| value.is_finite()),
-                "{value}: {data:?}"
-            );
+        for count in 1..=4 {
+            let named = comm.named("test_allreduce");
+            let sum = named.all_reduce(vec![1.0_f32, 2.0, 3.0], ReduceOp::Sum);
+            assert_eq!(sum.wait().unwrap(), [4.0, 8.0, 12.0]);
+            check_timeline(comm, count);
         }
+        check_timeline(comm, 4);
     });
 }

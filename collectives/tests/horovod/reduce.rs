@@ -2,113 +2,125 @@
 
 use super::*;
 
+pub(super) fn reduces<T: Value>(comm: &Communicator, op: ReduceOp, length: usize) {
+    let mut data = mine::<T>(comm, length);
+    comm.all_reduce(&mut data, op).unwrap();
+    let expected = combined::<T>(op, members(comm), length);
+    assert_eq!(data, expected, "{op} of {length} {}", T::DTYPE);
+}
+
+fn starts_reduce<T: Value>(comm: &Communicator, start: &Start, length: usize) -> Started {
+    let handle = start.all_reduce(mine::<T>(comm, length), ReduceOp::Sum);
+    Started::new(handle, combined::<T>(ReduceOp::Sum, 0..SIZE, length))
+}
+
+/// Five buffers, as Horovod's tests have it.
+pub(super) fn reduces_group<T: Value>(comm: &Communicator, op: ReduceOp, length: usize) {
+    let lengths = (length..).step_by(3).take(5);
+    let expected: Vec<Vec<T>> = lengths
+        .clone()
+        .map(|length| combined(op, members(comm), length))
+        .collect();
+    let mut buffers: Vec<Vec<T>> = lengths.map(|length| mine(comm, length)).collect();
+    let started = comm.start().all_reduce_grouped(buffers.clone(), op);
+    let mut group: Vec<&mut [T]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+    comm.all_reduce_grouped(&mut group, op).unwrap();
+    assert_eq!(buffers, expected, "{op} of {length} {}", T::DTYPE);
+    assert_eq!(started.wait().unwrap(), expected);
+}
+
+fn scales<T: Element>(comm: &Communicator, value: T, expected: T) {
+    let mut data = vec![value; 17];
+    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+    assert_eq!(data, [expected; 17], "{}", T::DTYPE);
+}
+
+fn reduces_in_place<T: Value>(comm: &Communicator, length: usize) {
+    let mut data = mine::<T>(comm, length);
+    let place = data.as_ptr();
+    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+    let sum = combined::<T>(ReduceOp::Sum, 0..SIZE, length);
+    assert_eq!((data.as_ptr(), &data), (place, &sum), "{}", T::DTYPE);
+    let data = comm.start().all_reduce(data, ReduceOp::Min).wait().unwrap();
+    assert_eq!((data.as_ptr(), data), (place, sum), "{}", T::DTYPE);
+}
+
 #[test]
 fn test_horovod_allreduce() {
     on_all(|comm| {
-        for sum in [
-            sums::<i32>,
-            sums::<i64>,
-            sums::<f16>,
-            sums::<f32>,
-            sums::<f64>,
-            sums::<u8>,
-        ] {
-            each_type(comm, &sum);
-        }
+        each(of_numbers!(reduces), |check, length| {
+            check(comm, ReduceOp::Sum, length);
+        });
     });
 }
 
+/// Of integers it is truncated toward zero.
 #[test]
 fn test_horovod_allreduce_average() {
     on_all(|comm| {
-        let mut data = vec![3.0 + comm.rank().0 as f32; cube(2)];
-        comm.all_reduce(&mut data, ReduceOp::Average).unwrap();
-        assert_eq!(data, vec![4.5; cube(2)]);
-        let mut data = vec![3 + comm.rank().0 as i32; cube(2)];
-        comm.all_reduce(&mut data, ReduceOp::Average).unwrap();
-        assert_eq!(data, vec![4; cube(2)]);
+        each(of_numbers!(reduces), |check, length| {
+            check(comm, ReduceOp::Average, length);
+        });
+    });
+}
+
+/// Here flags have a least and a greatest value, too.
+#[test]
+fn test_horovod_allreduce_min() {
+    on_all(|comm| {
+        each(of_all!(reduces), |check, length| {
+            check(comm, ReduceOp::Min, length);
+        });
     });
 }
 
 #[test]
-fn test_horovod_allreduce_min_max_product() {
+fn test_horovod_allreduce_max() {
     on_all(|comm| {
-        for (op, expected) in [
-            (ReduceOp::Min, 1_i64),
-            (ReduceOp::Max, 4),
-            (ReduceOp::Product, 24),
-        ] {
-            let mut data = vec![i64::from(comm.rank().0 + 1); 50];
-            comm.all_reduce(&mut data, op).unwrap();
-            assert_eq!(data, vec![expected; 50], "{op}");
-        }
+        each(of_all!(reduces), |check, length| {
+            check(comm, ReduceOp::Max, length);
+        });
+    });
+}
+
+#[test]
+fn test_horovod_allreduce_product() {
+    on_all(|comm| {
+        each(of_numbers!(reduces), |check, length| {
+            check(comm, ReduceOp::Product, length);
+        });
     });
 }
 
 #[test]
 fn test_horovod_allreduce_inplace() {
     on_all(|comm| {
-        let mut data = vec![1_i64; cube(3)];
-        let place = data.as_ptr();
-        comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-        assert_eq!((data.as_ptr(), data[0]), (place, 4));
-        let data = comm.start().all_reduce(data, ReduceOp::Sum).wait().unwrap();
-        assert_eq!((data.as_ptr(), data[0]), (place, 16));
+        each(of_numbers!(reduces_in_place), |check, length| {
+            check(comm, length);
+        });
     });
 }
 
 #[test]
 fn test_horovod_allreduce_async_fused() {
-    on_all(|comm| {
-        let handles: Vec<Handle<Vec<f32>>> = (0..60)
-            .map(|index| {
-                let name = format!("allreduce.noname.{index}");
-                comm.named(name)
-                    .all_reduce(vec![index as f32; cube(2)], ReduceOp::Sum)
-            })
-            .collect();
-        for (index, handle) in handles.into_iter().enumerate() {
-            assert_eq!(handle.wait().unwrap(), vec![4.0 * index as f32; cube(2)]);
-        }
-    });
+    async_fused(of_numbers!(starts_reduce));
 }
 
+/// Of integers, the scaled input is truncated.
 #[test]
 fn test_horovod_allreduce_prescale() {
     on_all(|comm| {
         let half = comm.with(Options::new().prescale(0.5));
-        let mut data = vec![3.0_f64; 17];
-        half.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-        assert_eq!(data, [6.0; 17]);
-        // Of integers, the scaled input is truncated.
-        let mut data = vec![3_i32; 17];
-        half.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-        assert_eq!(data, [4; 17]);
+        with_numbers!(scales(&half), 3, 4, 6.0);
     });
 }
 
+/// Of integers, the scaled result is truncated.
 #[test]
 fn test_horovod_allreduce_postscale() {
     on_all(|comm| {
-        let half = comm.with(Options::new().postscale(0.125));
-        let mut data = vec![3_i32; 17];
-        half.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-        assert_eq!(data, [1; 17]);
-        let mut data = vec![f16::from_f32(3.0); 17];
-        half.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-        assert_eq!(data, [f16::from_f32(1.5); 17]);
-    });
-}
-
-#[test]
-fn test_horovod_allreduce_process_sets() {
-    on_all(|comm| {
-        let even = comm.group(&[Rank(0), Rank(2)]).unwrap();
-        let odd = comm.group(&[Rank(1), Rank(3)]).unwrap();
-        let set = even.or(odd).unwrap();
-        let mut data = vec![comm.rank().0; cube(2)];
-        set.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-        assert_eq!(data[0], if comm.rank().0 % 2 == 0 { 2 } else { 4 });
+        let eighth = comm.with(Options::new().postscale(0.125));
+        with_numbers!(scales(&eighth), 3, 1, 1.5);
     });
 }
 
@@ -121,11 +133,10 @@ fn test_horovod_allreduce_error() {
         let mut dimensions = [2, 3, 4];
         dimensions.rotate_left(comm.rank().index() % 2);
         let shaped = comm.with(Options::new().shape(&dimensions));
-        (length, shaped.all_reduce(&mut [0.0_f32; 24], ReduceOp::Sum))
+        [length, shaped.all_reduce(&mut [0.0_f32; 24], ReduceOp::Sum)]
     });
-    let (lengths, shapes): (Vec<_>, Vec<_>) = results.into_iter().unzip();
-    all_mismatch(lengths, &["of 17 f32", "of 18 f32"]);
-    all_mismatch(shapes, &["[2, 3, 4]", "[3, 4, 2]"]);
+    let shapes = ["[2, 3, 4]", "[3, 4, 2]"];
+    each_mismatch(&results, [["of 17 f32", "of 18 f32"], shapes]);
 }
 
 #[test]
@@ -165,41 +176,50 @@ fn test_horovod_allreduce_scale_error() {
 
 #[test]
 fn test_horovod_allreduce_duplicate_name_error() {
+    duplicate_name(
+        |start| start.all_reduce(vec![1.0_f32], ReduceOp::Sum),
+        |_| vec![4.0],
+    );
+}
+
+/// Two layers have parameters of the same names. Those of the first are reduced, those of the second refused, also if they
+/// are for another operation.
+#[test]
+fn test_duplicate_names() {
     on_all(|comm| {
-        let start = || {
-            comm.named("duplicate")
-                .all_reduce(vec![1.0_f32], ReduceOp::Sum)
-        };
-        if comm.rank() != Rank(0) {
-            // The first can't end before rank 0 has tried twice.
+        let reduce = |name| comm.named(name).all_reduce(vec![1.0_f32], ReduceOp::Sum);
+        let first = if comm.rank() == Rank(0) {
+            let first = ["weight", "bias"].map(reduce);
+            in_use(reduce("weight"));
+            in_use(comm.named("bias").broadcast(vec![1.0_f32], Rank(0)));
             comm.barrier().unwrap();
-            assert_eq!(start().wait().unwrap(), [4.0]);
-            return;
+            first
+        } else {
+            // The first layer's can't end before rank 0 has tried the second's.
+            comm.barrier().unwrap();
+            ["weight", "bias"].map(reduce)
+        };
+        for handle in first {
+            assert_eq!(handle.wait().unwrap(), [4.0]);
         }
-        let first = start();
-        let error = start().wait().unwrap_err();
-        assert!(
-            error.to_string().contains("under way on this rank already"),
-            "{error}"
-        );
-        comm.barrier().unwrap();
-        assert_eq!(first.wait().unwrap(), [4.0]);
     });
 }
 
 #[test]
 fn test_horovod_grouped_allreduce() {
     on_all(|comm| {
-        let mut buffers: Vec<Vec<f64>> = (1..=5).map(|index| vec![1.0; index * 7]).collect();
-        let mut group: Vec<&mut [f64]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
-        comm.all_reduce_grouped(&mut group, ReduceOp::Sum).unwrap();
-        assert!(buffers.iter().flatten().all(|value| *value == 4.0));
+        each(of_numbers!(reduces_group), |check, length| {
+            check(comm, ReduceOp::Sum, length);
+        });
     });
 }
 
 #[test]
 fn test_horovod_grouped_allreduce_average() {
     on_all(|comm| {
+        each(of_numbers!(reduces_group), |check, length| {
+            check(comm, ReduceOp::Average, length);
+        });
         let buffers = vec![vec![comm.rank().0 as f32; 5]; 5];
         let handle = comm
             .named("group")
@@ -209,53 +229,22 @@ fn test_horovod_grouped_allreduce_average() {
 }
 
 #[test]
-fn test_horovod_reducescatter() {
+fn test_horovod_grouped_allreduce_inplace() {
     on_all(|comm| {
-        for dimensions in 1..=3_u32 {
-            let width = cube(dimensions - 1);
-            let data = vec![comm.rank().0 as i32; 16 * width];
-            let part = comm.reduce_scatter(&data, 16, ReduceOp::Sum).unwrap();
-            assert_eq!(part, vec![6; 4 * width]);
-            let part = comm
-                .reduce_scatter(&vec![2.0_f32; 16 * width], 16, ReduceOp::Average)
-                .unwrap();
-            assert_eq!(part, vec![2.0; 4 * width]);
-        }
+        let places = |buffers: &[Vec<f32>]| -> Vec<_> { buffers.iter().map(Vec::as_ptr).collect() };
+        let mut buffers: Vec<Vec<f32>> = (1..=5).map(|rows| mine(comm, rows * 17)).collect();
+        let before = places(&buffers);
+        let mut group: Vec<&mut [f32]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+        comm.all_reduce_grouped(&mut group, ReduceOp::Sum).unwrap();
+        let sums: Vec<Vec<f32>> = (1..=5)
+            .map(|rows| combined(ReduceOp::Sum, 0..SIZE, rows * 17))
+            .collect();
+        assert_eq!(buffers, sums);
+        let started = comm
+            .named("group")
+            .all_reduce_grouped(buffers, ReduceOp::Max);
+        let buffers = started.wait().unwrap();
+        assert_eq!(buffers, sums);
+        assert_eq!(places(&buffers), before);
     });
-}
-
-/// The first ranks get one row more, those that come last perhaps none.
-#[test]
-fn test_horovod_reducescatter_uneven() {
-    on_all(|comm| {
-        for rows in [0, 1, 2, 3, 5, 17] {
-            let part = comm
-                .reduce_scatter(&vec![1_u32; rows * 3], rows, ReduceOp::Sum)
-                .unwrap();
-            let mine = rows / 4 + usize::from(comm.rank().index() < rows % 4);
-            assert_eq!(part, vec![4; mine * 3], "{rows}");
-        }
-    });
-}
-
-#[test]
-fn test_horovod_reducescatter_error() {
-    let results = on_all(|comm| {
-        let rows = 2 + 2 * (comm.rank().index() % 2);
-        comm.reduce_scatter(&[1_u8; 16], rows, ReduceOp::Sum)
-            .map(drop)
-    });
-    all_mismatch(results, &["in 2 rows", "in 4 rows"]);
-}
-
-/// A number by itself has no first dimension to split.
-#[test]
-fn test_horovod_reducescatter_scalar_error() {
-    let results = on_all(|comm| comm.reduce_scatter(&[1_u8], 0, ReduceOp::Sum).map(drop));
-    for result in results {
-        assert!(
-            matches!(result, Err(CollectiveError::Invalid { .. })),
-            "{result:?}"
-        );
-    }
 }

@@ -8,7 +8,7 @@ mod common;
 mod forms;
 mod mistakes;
 
-use common::value::{Value, input, number};
+use common::value::{Value, combined, input};
 use common::{Group, Kind};
 use half::{bf16, f16};
 use kolo_collectives::operation::OperationKind;
@@ -20,16 +20,6 @@ use kolo_transport::ids::Rank;
 
 const WORLDS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
 const LENGTHS: [usize; 6] = [0, 1, 2, 3, 7, 61];
-
-/// The combination of all ranks' values, element by element.
-fn combined<T: Value>(op: ReduceOp, world: u32, length: usize) -> Vec<T> {
-    (0..length)
-        .map(|index| {
-            let numbers: Vec<i64> = (0..world).map(|rank| number(rank, index)).collect();
-            T::reference(op, &numbers)
-        })
-        .collect()
-}
 
 /// The part of a rank's numbers that goes to another one, for operations on parts.
 fn parts<T: Value>(rank: u32, lengths: impl Fn(u32) -> usize, world: u32) -> Vec<T> {
@@ -48,7 +38,7 @@ fn check_operators<T: Value>(comm: &Communicator, length: usize, ops: &[ReduceOp
             continue;
         }
         let what = format!("{op} of {length} {} in a world of {world}", T::DTYPE);
-        let expected = combined::<T>(op, world, length);
+        let expected = combined::<T>(op, 0..world, length);
 
         let root = Rank((length as u32 + 1) % world);
         let mut data = input::<T>(me, length);
@@ -84,7 +74,7 @@ fn check_operators<T: Value>(comm: &Communicator, length: usize, ops: &[ReduceOp
         comm.all_reduce_grouped(&mut [&mut one, &mut none, &mut two], op)
             .unwrap();
         assert_eq!(one, expected, "grouped {what}");
-        assert_eq!(two, combined::<T>(op, world, 3), "grouped {what}");
+        assert_eq!(two, combined::<T>(op, 0..world, 3), "grouped {what}");
 
         let mut into = vec![T::default(); length];
         comm.all_reduce_into(&input::<T>(me, length), &mut into, op)
