@@ -5,7 +5,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod floats;
 mod forms;
+mod lanes;
 mod mistakes;
 
 use common::value::{Value, input, number};
@@ -201,6 +203,7 @@ macro_rules! for_all_types {
         $check::<f64>($comm, $length);
     };
 }
+use for_all_types;
 
 #[test]
 fn reductions_are_right_for_every_type_and_operator() {
