@@ -9,6 +9,7 @@ mod floats;
 mod forms;
 mod lanes;
 mod mistakes;
+mod pieces;
 
 use common::value::{Value, input, number};
 use common::{Group, Kind};
