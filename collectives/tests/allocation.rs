@@ -76,6 +76,9 @@ fn check(kind: Kind) {
             .prescale(2.0)
             .shape(&[10, 10]);
         let scaled = comm.with(options.compression(kolo_collectives::Compression::Bf16));
+        let (ones, mut into) = (vec![1.0_f32; 5000], vec![0.0_f32; 5000]);
+        let mut buffer = comm.buffer::<f32>(70_000).unwrap();
+        buffer.fill(1.0);
         let mut round = || {
             let mut others = [1_i64; 50];
             scaled.all_reduce(&mut short, ReduceOp::Average).unwrap();
@@ -108,6 +111,10 @@ fn check(kind: Kind) {
             comm.all_reduce(&mut long, ReduceOp::Max).unwrap();
             comm.broadcast(&mut long, Rank(2)).unwrap();
             comm.all_gather_into(&short, &mut all).unwrap();
+            comm.all_reduce_into(&ones, &mut into, ReduceOp::Sum)
+                .unwrap();
+            comm.all_reduce(&mut into, ReduceOp::Adasum).unwrap();
+            comm.all_reduce_buffer(&mut buffer, ReduceOp::Max).unwrap();
             comm.barrier().unwrap();
         };
         // Twice: which stages and read buffers are needed may depend on who is how fast.

@@ -164,13 +164,18 @@ const CASES: [(Body, Body, &str, &str); 20] = [
 /// On every rank, whoever it is that asks for something else, long before the deadline, whether there are links already or
 /// not; and the communicator stays usable.
 fn check(kind: Kind) {
-    for world in [2, 3, 4, 7] {
+    // Links between hosts take long to make: fewer of them.
+    let (worlds, with_cold) = match kind {
+        Kind::Tls | Kind::Quic => (&[2, 3][..], false),
+        _ => (&[2, 3, 4, 7][..], true),
+    };
+    for &world in worlds {
         let warm = Group::new(kind, world);
         warm.run(|comm| sum(comm, 10).unwrap());
         for odd in [0, world - 1, world / 2] {
             for (most, one, most_ask, one_asks) in &CASES {
-                let cold = Group::new(kind, world);
-                for group in [&warm, &cold] {
+                let cold = with_cold.then(|| Group::new(kind, world));
+                for group in std::iter::once(&warm).chain(&cold) {
                     let begun = Instant::now();
                     let results = group.run(|comm| {
                         if comm.rank() == Rank(odd) {
@@ -213,6 +218,12 @@ fn ranks_that_disagree_over_unix_sockets_all_hear_who_asked_for_what() {
 #[test]
 fn ranks_that_disagree_in_shared_memory_all_hear_who_asked_for_what() {
     check(Kind::Shared);
+}
+
+#[test]
+fn ranks_that_disagree_between_hosts_all_hear_who_asked_for_what() {
+    check(Kind::Tls);
+    check(Kind::Quic);
 }
 
 #[test]

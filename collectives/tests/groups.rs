@@ -122,7 +122,13 @@ impl Draw {
 #[test]
 fn random_schedules_of_several_groups_at_once() {
     let world = 5;
-    for (kind, seed) in [(Kind::Memory, 1), (Kind::Unix, 2), (Kind::Narrow(50), 3)] {
+    for (kind, seed) in [
+        (Kind::Memory, 1),
+        (Kind::Unix, 2),
+        (Kind::Narrow(50), 3),
+        (Kind::Shared, 4),
+        (Kind::Ring, 5),
+    ] {
         let group = Group::new(kind, world);
         let mut draw = Draw(seed);
         let sets: Vec<Vec<Rank>> = (0..6)
@@ -157,7 +163,7 @@ fn work(comm: &Communicator, seed: u64, rounds: usize) {
         let length = draw.below(50) as usize * draw.below(50) as usize;
         let root = draw.below(world as u64) as u32;
         let ones = vec![1_u32; length];
-        match draw.below(8) {
+        match draw.below(12) {
             0 => {
                 let mut data = ones;
                 comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
@@ -187,6 +193,41 @@ fn work(comm: &Communicator, seed: u64, rounds: usize) {
             6 => {
                 let handle = comm.start().all_reduce(ones, ReduceOp::Min);
                 assert_eq!(handle.wait().unwrap(), vec![1; length]);
+            }
+            7 => {
+                // In another order on each rank.
+                let mut names = ["a", "b", "c"];
+                names.rotate_left(me % 3);
+                let handles = names.map(|name| {
+                    let data = vec![u32::from(name.as_bytes()[0]); length];
+                    (name, comm.named(name).all_reduce(data, ReduceOp::Sum))
+                });
+                for (name, handle) in handles {
+                    let sum = u32::from(name.as_bytes()[0]) * world as u32;
+                    assert_eq!(handle.wait().unwrap(), vec![sum; length]);
+                }
+            }
+            8 => {
+                let mut data = vec![me as u32; length];
+                comm.reduce(&mut data, ReduceOp::Max, Rank(root)).unwrap();
+                let expected = if me == root as usize { world - 1 } else { me };
+                assert_eq!(data, vec![expected as u32; length]);
+            }
+            9 => {
+                let data: Vec<u32> = (0..world as u32)
+                    .flat_map(|rank| vec![rank; length])
+                    .collect();
+                let given = if me == root as usize { &data[..] } else { &[] };
+                let part = comm.scatter(given, length, Rank(root)).unwrap();
+                assert_eq!(part, vec![me as u32; length]);
+            }
+            10 => {
+                let got = comm
+                    .named("counts")
+                    .all_gather_varcount(vec![me as u8; me])
+                    .wait()
+                    .unwrap();
+                assert!((0..world).all(|rank| got.of(Rank(rank as u32)) == vec![rank as u8; rank]));
             }
             _ => comm.barrier().unwrap(),
         }

@@ -302,7 +302,7 @@ fn a_rank_that_joined_takes_part_in_named_operations() {
 }
 
 #[test]
-fn idle_names_cost_nothing_and_go_with_their_communicator() {
+fn a_name_that_waits_ends_when_the_other_communicator_goes() {
     let group = Group::new(Kind::Unix, 2);
     group.run(|comm| comm.named("a").barrier().wait().unwrap());
     let waiting = group.members[0]

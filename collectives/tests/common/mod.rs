@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use kolo_collectives::lane::{
-    Connecting, Gone, MemoryLane, OneHost, Requesting, TlsLane, UnixLane,
+    Connecting, Gone, MemoryLane, OneHost, QuicLane, Requesting, TlsLane, UnixLane,
 };
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{
@@ -44,6 +44,8 @@ pub(crate) enum Kind {
     Shared,
     /// TLS over TCP, with the certificates of a real authority.
     Tls,
+    /// QUIC, with the same certificates.
+    Quic,
     /// As [`Kind::Shared`], but this rank says that they don't.
     Unshared(u32),
 }
@@ -229,7 +231,7 @@ struct Hub {
     gone: Mutex<Vec<Rank>>,
     /// Who asked whom whether it is gone, how often, and how often that was answered so.
     questions: Mutex<HashMap<(Rank, Rank), (usize, usize)>>,
-    /// For [`Kind::Tls`], by rank. One link at a time is accepted.
+    /// For [`Kind::Tls`] and [`Kind::Quic`], by rank. One link at a time is accepted.
     hosts: Vec<(Endpoint, tokio::sync::Mutex<TlsListener>)>,
 }
 
@@ -347,6 +349,26 @@ impl Connector for TestConnector {
                     assert_eq!(theirs.group(), group);
                     (Box::new(mine), Box::new(theirs))
                 }
+                Kind::Quic => {
+                    let (mine_hello, theirs_hello) = (hello(rank).of_group(group), hello(peer));
+                    let (endpoint, listener) = &hub.hosts[peer.index()];
+                    let accepts = listener.lock().await;
+                    let expect = Expect::worker(JOB, Slot(peer.0));
+                    let (mine, theirs) = tokio::join!(
+                        hub.hosts[rank.index()]
+                            .0
+                            .connect(endpoint.local_addr(), expect),
+                        endpoint.accept()
+                    );
+                    drop(accepts);
+                    let (mine, theirs) = (mine.unwrap(), theirs.unwrap());
+                    let (mine, theirs) = tokio::try_join!(
+                        QuicLane::connect(&mine, &mine_hello, peer, LONG),
+                        QuicLane::accept(&theirs, &theirs_hello, rank, LONG)
+                    )?;
+                    assert_eq!(theirs.group(), group);
+                    (Box::new(mine), Box::new(theirs))
+                }
                 Kind::Unix | Kind::Ring | Kind::Shared | Kind::Unshared(_) => {
                     let (mine, theirs) = UnixStream::pair().unwrap();
                     let (mine_hello, theirs_hello) = (hello(rank).of_group(group), hello(peer));
@@ -412,7 +434,7 @@ impl Group {
             links: AtomicUsize::new(0),
             gone: Mutex::default(),
             questions: Mutex::default(),
-            hosts: if kind == Kind::Tls {
+            hosts: if matches!(kind, Kind::Tls | Kind::Quic) {
                 hosts(world)
             } else {
                 Vec::new()

@@ -5,8 +5,11 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod floats;
 mod forms;
+mod lanes;
 mod mistakes;
+mod pieces;
 
 use common::value::{Value, combined, input};
 use common::{Group, Kind};
@@ -191,6 +194,7 @@ macro_rules! for_all_types {
         $check::<f64>($comm, $length);
     };
 }
+use for_all_types;
 
 #[test]
 fn reductions_are_right_for_every_type_and_operator() {
