@@ -465,13 +465,16 @@ mod tests {
             named().prop_map(|(rank, reason)| Cause::Gone { rank, reason }),
             (
                 prop::collection::vec(any::<u32>(), 0..80),
-                prop::collection::vec(named(), 0..3)
+                prop::collection::vec(named(), 0..=DOING)
             )
                 .prop_map(|(late, excused)| Cause::Missed {
                     late: late.into_iter().map(Rank).collect(),
                     excused: excused
                         .into_iter()
-                        .map(|(rank, doing)| Missing { rank, doing })
+                        .map(|(rank, doing)| Missing {
+                            rank,
+                            doing: cut_to(&doing, SHORT_TEXT).to_owned(),
+                        })
                         .collect(),
                 }),
             named().prop_map(|(rank, reason)| Cause::Failed { rank, reason }),

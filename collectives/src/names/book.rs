@@ -96,6 +96,18 @@ enum Stall {
 }
 
 impl Entry {
+    /// When there is something to be done about it, if it is not ready by then.
+    fn alarm(&self, stall_after: Duration, asks_from: Option<Instant>) -> Instant {
+        let stall = match self.stall {
+            Stall::Not => self.since.checked_add(stall_after),
+            Stall::Asked(at) => Some(at + COLLECT),
+            Stall::Reported => None,
+        };
+        let ask_at = asks_from.map_or(self.ask_at, |from| from.max(self.ask_at));
+        let first = self.deadline.min(ask_at);
+        stall.map_or(first, |stall| stall.min(first))
+    }
+
     fn missing(&self, joined: &[bool]) -> Vec<u32> {
         (0..)
             .zip(self.asked.iter().zip(joined))
@@ -152,14 +164,18 @@ pub(super) struct Book {
     world: u32,
     /// Most bytes that are fused.
     pub(super) threshold: u64,
-    pub(super) stall_after: Duration,
+    stall_after: Duration,
     entries: HashMap<Key, Entry>,
+    /// How many of them are not ready.
+    waiting: usize,
     /// Those for which all have asked, in that order.
     ready: VecDeque<Key>,
     joined: Vec<bool>,
     doing: HashMap<u32, Doing>,
     /// Before this time nobody is asked.
     asks_from: Option<Instant>,
+    /// Before this time there is nothing to be seen on the clock: there may be thousands of entries.
+    alarm: Option<Instant>,
     /// How many entries each rank has asked for.
     asked: Vec<usize>,
     /// The number of the next operation, and of which call.
@@ -180,10 +196,12 @@ impl Book {
             threshold,
             stall_after,
             entries: HashMap::new(),
+            waiting: 0,
             ready: VecDeque::new(),
             joined: vec![false; world as usize],
             doing: HashMap::new(),
             asks_from: None,
+            alarm: None,
             asked: vec![0; world as usize],
             next: (0, 0),
             lost: None,
@@ -219,10 +237,9 @@ impl Book {
             self.verdicts.push(Verdict::Fail { call, names, cause });
             return;
         }
-        let entry = self
-            .entries
-            .entry((call, name.clone()))
-            .or_insert_with(|| Entry {
+        let entry = self.entries.entry((call, name.clone())).or_insert_with(|| {
+            self.waiting += 1;
+            Entry {
                 asked: vec![None; self.world as usize],
                 since: now,
                 deadline: now + limit,
@@ -230,8 +247,11 @@ impl Book {
                 ask_at: now + ASK,
                 stall: Stall::Not,
                 is_ready: false,
-            });
+            }
+        });
         entry.deadline = entry.deadline.min(now + limit);
+        let alarm = entry.alarm(self.stall_after, self.asks_from);
+        self.alarm = Some(self.alarm.map_or(alarm, |at| at.min(alarm)));
         if entry.asked[rank as usize].replace(operation).is_none() {
             self.asked[rank as usize] += 1;
         }
@@ -266,6 +286,7 @@ impl Book {
         };
         if !entry.is_ready && entry.missing(&self.joined).is_empty() {
             entry.is_ready = true;
+            self.waiting -= 1;
             self.ready.push_back(key.clone());
         }
     }
@@ -335,6 +356,7 @@ impl Book {
 
     fn remove(&mut self, key: &Key) -> Option<Entry> {
         let entry = self.entries.remove(key)?;
+        self.waiting -= usize::from(!entry.is_ready);
         for (count, asked) in self.asked.iter_mut().zip(&entry.asked) {
             *count -= usize::from(asked.is_some());
         }
@@ -411,7 +433,19 @@ impl Book {
         names
     }
 
+    /// After such a time operations are said to wait for long.
+    pub(super) fn set_stall_after(&mut self, now: Instant, stall_after: Duration) {
+        if self.stall_after != stall_after {
+            self.stall_after = stall_after;
+            // Of those that wait, too.
+            self.alarm = Some(now);
+        }
+    }
+
     fn look_at_the_clock(&mut self, now: Instant) {
+        if self.alarm.is_none_or(|at| now < at) {
+            return;
+        }
         let mut late: Vec<(Key, Cause)> = Vec::new();
         let (asks, mut asked) = (self.asks_from.is_none_or(|at| now >= at), false);
         let mut query = Vec::new();
@@ -462,9 +496,13 @@ impl Book {
         if asked {
             self.asks_from = Some(now + PAUSE);
         }
-        for (key, cause) in late {
-            self.remove(&key);
-            let (call, name) = key;
+        for (key, _) in &late {
+            self.remove(key);
+        }
+        let waiting = self.entries.values().filter(|entry| !entry.is_ready);
+        let alarms = waiting.map(|entry| entry.alarm(self.stall_after, self.asks_from));
+        self.alarm = alarms.min();
+        for ((call, name), cause) in late {
             let names = vec![name];
             self.verdicts.push(Verdict::Fail { call, names, cause });
         }
@@ -505,22 +543,7 @@ impl Book {
 
     /// When to look at the clock again.
     pub(super) fn next_alarm(&self) -> Option<Instant> {
-        self.entries
-            .values()
-            .filter(|entry| !entry.is_ready)
-            .flat_map(|entry| {
-                let stall = match entry.stall {
-                    Stall::Not => entry.since.checked_add(self.stall_after),
-                    Stall::Asked(at) => Some(at + COLLECT),
-                    Stall::Reported => None,
-                };
-                let ask_at = self
-                    .asks_from
-                    .map_or(entry.ask_at, |from| from.max(entry.ask_at));
-                [Some(entry.deadline), Some(ask_at), stall]
-            })
-            .flatten()
-            .min()
+        self.alarm.filter(|_| self.waiting > 0)
     }
 }
 

@@ -175,7 +175,7 @@ impl Hub {
                 },
                 Some(book),
             ) => {
-                book.stall_after = names.family.stalls.after();
+                book.set_stall_after(now, names.family.stalls.after());
                 book.ask(now, 0, key, operation, limit);
             }
             (Command::Join, Some(book)) => book.join(0),

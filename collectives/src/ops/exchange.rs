@@ -2,7 +2,7 @@
 
 use kolo_transport::ids::Rank;
 
-use super::{fits, too_many, wrong_buffer};
+use super::{fits, make_room, too_many, wrong_buffer};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
@@ -156,7 +156,7 @@ impl Communicator {
             let input = element::bytes_of(&data[..sent]);
             turn.run(alarm, tag.next_part(), values, input).await?;
             // Not before: memory is touched here that peers say they fill.
-            received.prepare(&lengths, total);
+            received.prepare(&lengths, total)?;
             turn.store(&mut received.values);
             turn.engine().lengths = lengths;
             Ok(())
@@ -239,10 +239,7 @@ impl Communicator {
         let mut data = Vec::new();
         self.receive_from(from, |wanted| {
             // The other rank says how many: this one's memory may not hold them.
-            if data.try_reserve_exact(wanted).is_err() {
-                return Err(too_many::<T>(&[wanted as u64]));
-            }
-            data.resize(wanted, T::default());
+            make_room(&mut data, wanted)?;
             Ok(&mut data[..])
         })?;
         Ok(data)

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use super::{fits, too_many, wrong_buffer};
+use super::{fits, make_room, too_many, wrong_buffer};
 use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
@@ -32,12 +32,12 @@ impl<T> Gathered<T> {
 
 impl<T: Element> Gathered<T> {
     /// Makes room. Nothing is allocated if it had as much before.
-    pub(super) fn prepare(&mut self, counts: &[u64], total: usize) {
+    pub(super) fn prepare(&mut self, counts: &[u64], total: usize) -> Result<(), CollectiveError> {
+        make_room(&mut self.values, total)?;
         self.counts.clear();
         self.counts
             .extend(counts.iter().map(|count| *count as usize));
-        self.values.clear();
-        self.values.resize(total, T::default());
+        Ok(())
     }
 }
 
@@ -353,7 +353,7 @@ impl Communicator {
         turn.run(alarm, tag.next_part(), values, input).await?;
         // Not before: memory is touched here that a peer says it fills.
         if root.is_none_or(|root| root == self.inner.me) {
-            all.prepare(&lengths, total);
+            all.prepare(&lengths, total)?;
             turn.store_with(input, &mut all.values);
         }
         turn.engine().lengths = lengths;

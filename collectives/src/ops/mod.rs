@@ -184,6 +184,17 @@ fn too_many<T>(lengths: &[u64]) -> CollectiveError {
     }
 }
 
+/// Makes `into` as long as that, of neutral values. Fails if there is not so much memory: the length may be a peer's.
+fn make_room<T: Element>(into: &mut Vec<T>, length: usize) -> Result<(), CollectiveError> {
+    let more = length.saturating_sub(into.len());
+    if !fits::<T>(length) || into.try_reserve(more).is_err() {
+        return Err(too_many::<T>(&[length as u64]));
+    }
+    into.clear();
+    into.resize(length, T::default());
+    Ok(())
+}
+
 fn wrong_buffer(what: std::fmt::Arguments<'_>, given: usize, wanted: usize) -> CollectiveError {
     CollectiveError::Invalid {
         reason: format!("{what} into a buffer of {given} elements: it must have {wanted}"),

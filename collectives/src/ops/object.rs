@@ -4,7 +4,7 @@ use kolo_transport::ids::Rank;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{fits, too_many};
+use super::{fits, make_room, too_many};
 use crate::DType;
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
@@ -89,7 +89,8 @@ impl Communicator {
             match value {
                 Some(value) if is_root => Ok(value),
                 _ => {
-                    let mut bytes = vec![0_u8; length[0] as usize];
+                    let mut bytes = Vec::new();
+                    make_room::<u8>(&mut bytes, length[0] as usize)?;
                     turn.store(&mut bytes);
                     decode(&bytes, root)
                 }

@@ -2,7 +2,7 @@
 
 use kolo_transport::ids::Rank;
 
-use super::{fits, too_many, wrong_buffer};
+use super::{fits, make_room, too_many, wrong_buffer};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
@@ -38,7 +38,13 @@ impl Communicator {
         length: usize,
         root: Rank,
     ) -> Result<Vec<T>, CollectiveError> {
-        let mut part = vec![T::default(); length];
+        let mut part = Vec::new();
+        if let Err(error) = make_room(&mut part, length) {
+            return Self::blocking(async |alarm, started| {
+                let (mut turn, tag) = self.turn(alarm, started, OperationKind::Scatter).await?;
+                Err(turn.refuse(tag, error))
+            });
+        }
         self.scatter_into(data, &mut part, root)?;
         Ok(part)
     }
@@ -177,8 +183,7 @@ impl Communicator {
             turn.run(alarm, tag.next_part(), values, element::bytes_of(input))
                 .await?;
             // Not before: memory is touched here that the root says it fills.
-            part.clear();
-            part.resize(lengths[self.inner.me as usize] as usize, T::default());
+            make_room(part, lengths[self.inner.me as usize] as usize)?;
             turn.store(part);
             turn.engine().lengths = lengths;
             Ok(())

@@ -25,7 +25,7 @@ use crate::cause::Cause;
 use crate::engine::{Engine, call_notice, element_size};
 use crate::error::CollectiveError;
 use crate::group::GroupId;
-use crate::lane::LaneError;
+use crate::lane::{LOOK, LaneError};
 use crate::operation::{Operation, Tag};
 use crate::signals::Signals;
 use crate::stall::Stalls;
@@ -36,6 +36,9 @@ use stall::Watch;
 
 pub(crate) use place::InPlace;
 pub(crate) use share::Mode;
+
+/// A link that is on its way when ranks disagree is there in this time, or its peer is.
+const ON_THE_WAY: Duration = Duration::from_millis(50);
 
 /// Whether the operation lacks a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -488,6 +491,27 @@ impl<'a> Run<'a> {
         if matches!(error, CollectiveError::Mismatch { .. }) {
             // Who asked for the other thing may wait for a link that this rank's schedule does not have.
             self.link_neighbours();
+            self.see_newcomers_off();
+        }
+    }
+
+    /// Tells those, too, to whom a link is on its way: if this rank ends because of the failure, nobody else may tell them.
+    fn see_newcomers_off(&mut self) {
+        let begun = Instant::now();
+        while self.engine.links.iter().any(|link| link.connecting) && begun.elapsed() < ON_THE_WAY {
+            let (arrivals, notices) = {
+                let mut state = self.signals.lock();
+                (state.take_arrivals(), state.notices())
+            };
+            if arrivals.is_empty() {
+                std::thread::sleep(LOOK);
+                continue;
+            }
+            for arrival in arrivals {
+                // One that failed has nobody to tell.
+                self.engine.arrive(arrival, &notices).unwrap_or_default();
+            }
+            self.engine.see_off();
         }
     }
 

@@ -12,7 +12,7 @@ fn check_common<T: Value>(comm: &Communicator, length: usize, ops: &[ReduceOp]) 
         if op == ReduceOp::Adasum || !op.allows(T::DTYPE) {
             continue;
         }
-        let expected = combined::<T>(op, world, length);
+        let expected = combined::<T>(op, 0..world, length);
         let mut data = input::<T>(me, length);
         comm.all_reduce(&mut data, op).unwrap();
         assert_eq!(data, expected, "all_reduce({op}) of {what}");

@@ -11,7 +11,7 @@ mod lanes;
 mod mistakes;
 mod pieces;
 
-use common::value::{Value, combined, input};
+use common::value::{Value, combined, input, number};
 use common::{Group, Kind};
 use half::{bf16, f16};
 use kolo_collectives::operation::OperationKind;
