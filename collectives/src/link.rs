@@ -12,6 +12,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
+use kolo_transport::ids::Rank;
+
 use crate::cause::Cause;
 use crate::header::{Data, HEADER, Header, MAX_TEXT, SEGMENT};
 use crate::lane::{EndedLane, Lane, LaneError};
@@ -105,6 +107,8 @@ pub(crate) struct Link {
     pub(crate) came: Option<(Tag, Operation)>,
     /// The last operation that the peer gave up before this rank did, and why.
     pub(crate) gave_up: Option<(Tag, Cause)>,
+    /// Whom the peer missed last, in which operation, when its deadline had passed.
+    pub(crate) misses: Option<(Tag, Vec<Rank>)>,
     /// The peer is gone, as was found out here or by another rank. The peers of this rank were told.
     pub(crate) found_gone: Option<String>,
     /// What the peer does while this rank waits for it, and in which operation of this rank and when that was heard.

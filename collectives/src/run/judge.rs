@@ -266,8 +266,13 @@ impl Run<'_> {
         {
             // Whatever it was needed for.
             self.signals.lock().lost.add(rank.0, reason);
-        } else if of.is_some() && !cause.ends_operation() {
+        } else if let Some(tag) = of
+            && !cause.ends_operation()
+        {
             // It was in an operation before this one, and has not given that up.
+            if let Cause::Missed { late, .. } = cause {
+                self.engine.links[peer as usize].misses = Some((tag, late));
+            }
             return Ok(());
         } else if let Some(tag) = of {
             self.engine.links[peer as usize].gave_up = Some((tag, cause));

@@ -13,12 +13,22 @@ use crate::stall::Missing;
 /// Why a rank is late.
 struct WhyLate {
     rank: Rank,
-    /// Because of whom it gave up ...
+    /// Because of whom it did not get through ...
     culprit: Rank,
     /// ... which operation before this one.
     tag: Tag,
-    /// That one is gone or can't be reached, and was not only late itself.
-    is_loss: bool,
+    fault: Fault,
+}
+
+/// What is known of who is the cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// The operation was given up, because that one is gone or can't be reached.
+    Lost,
+    /// It was given up, because that one was late.
+    Late,
+    /// That one is still waited for, after the deadline.
+    Awaited,
 }
 
 impl Run<'_> {
@@ -26,7 +36,7 @@ impl Run<'_> {
     pub(super) fn late(&mut self, mut late: Vec<Rank>) -> CollectiveError {
         self.report_before_the_end();
         if let Some(why) = late.iter().find_map(|rank| self.why_late(*rank))
-            && why.is_loss
+            && why.fault == Fault::Lost
         {
             let WhyLate { culprit, tag, .. } = why;
             let reason = format!(
@@ -58,15 +68,19 @@ impl Run<'_> {
         let whys: Vec<WhyLate> = late
             .iter()
             .filter_map(|rank| self.why_late(*rank))
-            .filter(|why| !why.is_loss)
+            .filter(|why| why.fault != Fault::Lost)
             .collect();
-        for WhyLate {
-            rank, culprit, tag, ..
-        } in whys
-        {
+        for why in whys {
+            let WhyLate {
+                rank, culprit, tag, ..
+            } = why;
             let absent = self.job_rank(culprit);
-            let gave_up = format!("it gave up {tag}, to which rank {absent} did not come");
-            self.excused.insert(rank, gave_up);
+            let did = match why.fault {
+                Fault::Awaited => "it is in",
+                _ => "it gave up",
+            };
+            let doing = format!("{did} {tag}, to which rank {absent} did not come");
+            self.excused.insert(rank, doing);
             late.push(culprit);
         }
         late.sort_unstable();
@@ -92,25 +106,45 @@ impl Run<'_> {
         self.signals.lock().job_rank(rank.0)
     }
 
-    /// A rank that is late gave up an operation before this one, because of another rank: it is not likely to come, and that
-    /// is that rank's fault.
+    /// A rank that is late has given up an operation before this one because of another rank, or waits for that one there: it is
+    /// not likely to come, and that is the other rank's fault.
     fn why_late(&self, rank: Rank) -> Option<WhyLate> {
-        let (tag, cause) = self.engine.links[rank.index()].gave_up.as_ref()?;
-        // One that has come by now keeps nobody away.
-        let culprit = self.culprit_of(rank)?;
-        (!self.has_come(culprit)).then_some(WhyLate {
+        let link = &self.engine.links[rank.index()];
+        let why = |culprit, tag, fault| WhyLate {
             rank,
             culprit,
-            tag: *tag,
-            is_loss: !matches!(cause, Cause::Deadline { .. }),
-        })
+            tag,
+            fault,
+        };
+        // One that has come by now keeps nobody away.
+        let is_absent = |culprit: &Rank| !self.has_come(*culprit);
+        if let Some((tag, cause)) = &link.gave_up
+            && let Some(culprit) = self.culprit_of(rank)
+        {
+            let fault = match cause {
+                Cause::Deadline { .. } => Fault::Late,
+                _ => Fault::Lost,
+            };
+            return is_absent(&culprit).then(|| why(culprit, *tag, fault));
+        }
+        let (tag, missed) = link.misses.as_ref()?;
+        let others = |other: &&Rank| **other != rank && other.0 != self.engine.me;
+        let culprit = missed
+            .iter()
+            .filter(others)
+            .find(|other| is_absent(other))?;
+        (self.is_before(*tag)).then(|| why(*culprit, *tag, Fault::Awaited))
+    }
+
+    /// Whether it is an operation of this call before this one.
+    fn is_before(&self, tag: Tag) -> bool {
+        tag.call == self.tag.call && tag < self.tag
     }
 
     /// Because of which other rank that is not there a peer gave up an operation of this call before this one.
     pub(super) fn culprit_of(&self, peer: Rank) -> Option<Rank> {
         let (tag, cause) = self.engine.links[peer.index()].gave_up.as_ref()?;
         let absent = cause.absent()?;
-        let news = tag.call == self.tag.call && *tag < self.tag;
-        (news && absent != peer && absent.0 != self.engine.me).then_some(absent)
+        (self.is_before(*tag) && absent != peer && absent.0 != self.engine.me).then_some(absent)
     }
 }

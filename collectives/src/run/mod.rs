@@ -38,7 +38,7 @@ pub(crate) use place::InPlace;
 pub(crate) use share::Mode;
 
 /// A link that is on its way when ranks disagree is there in this time, or its peer is.
-const ON_THE_WAY: Duration = Duration::from_millis(50);
+const ON_THE_WAY: Duration = Duration::from_millis(200);
 
 /// Whether the operation lacks a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -498,7 +498,13 @@ impl<'a> Run<'a> {
     /// Tells those, too, to whom a link is on its way: if this rank ends because of the failure, nobody else may tell them.
     fn see_newcomers_off(&mut self) {
         let begun = Instant::now();
-        while self.engine.links.iter().any(|link| link.connecting) && begun.elapsed() < ON_THE_WAY {
+        let is_awaited = |run: &Self, peer: u32| {
+            let link = &run.engine.links[peer as usize];
+            link.connecting || !link.is_up() && !link.is_over() && run.needs(peer)
+        };
+        let (me, world) = (self.engine.me, self.engine.world);
+        let others = (0..world).filter(|peer| *peer != me);
+        while others.clone().any(|peer| is_awaited(self, peer)) && begun.elapsed() < ON_THE_WAY {
             let (arrivals, notices) = {
                 let mut state = self.signals.lock();
                 (state.take_arrivals(), state.notices())
