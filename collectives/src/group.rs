@@ -82,7 +82,7 @@ pub(crate) trait Member: Send + Sync {
         lane: Result<Box<Link>, LaneError>,
         theirs: bool,
     ) -> Result<(), LaneError>;
-    /// A link to a lower rank (one of all) was begun before this was made, and will come.
+    /// A link to a rank (one of all) was begun before this was made, and will come.
     fn connecting(&self, rank: u32);
     /// A user call begins.
     fn begin_call(self: Arc<Self>, call: CallId);
@@ -273,7 +273,12 @@ impl Family {
             for (_, rank) in begun {
                 member.connecting(*rank);
             }
-            state.room.take(id)
+            let early = state.room.take(id);
+            // What is left there is being answered, and comes right after this.
+            for rank in state.room.ranks_of(id) {
+                member.connecting(rank);
+            }
+            early
         };
         for (rank, lane) in early {
             if let Err(error) = Arc::clone(member).lane(rank, lane, true) {

@@ -137,6 +137,15 @@ impl Room {
             .collect()
     }
 
+    /// The ranks whose links wait for a group.
+    pub(super) fn ranks_of(&self, group: GroupId) -> impl Iterator<Item = u32> {
+        let of_group = self
+            .parked
+            .iter()
+            .filter(move |parked| parked.group == group);
+        of_group.map(|parked| parked.rank)
+    }
+
     /// There is another link.
     pub(super) fn forget(&mut self, group: GroupId, rank: u32) {
         self.parked
@@ -289,6 +298,9 @@ mod tests {
         let link = room.find(serial).unwrap().link.take();
         assert!(room.has_link(GroupId(7), 1));
         assert!(room.take(GroupId(7)).is_empty());
+        // It is not to be made again.
+        assert_eq!(room.ranks_of(GroupId(7)).collect::<Vec<_>>(), [1]);
+        assert_eq!(room.ranks_of(GroupId(8)).count(), 0);
         room.find(serial).unwrap().link = link;
         assert_eq!(room.take(GroupId(7)).len(), 1);
     }

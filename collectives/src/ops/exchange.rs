@@ -80,7 +80,7 @@ impl Communicator {
     /// each rank, in rank order. What their sum leaves over stays here. Returns what came, and how many elements came
     /// from each rank.
     ///
-    /// It is two operations: one for the lengths, one for the values.
+    /// It has two parts: one for the lengths, one for the values.
     ///
     /// ```
     /// # use kolo_collectives::local_group;

@@ -121,7 +121,7 @@ impl Communicator {
 
     /// Gathers the ranks' values on every rank, in rank order. Each rank may give another length, 0 included.
     ///
-    /// It is two operations: one for the lengths, one for the values.
+    /// It has two parts: one for the lengths, one for the values.
     ///
     /// ```
     /// # use kolo_collectives::local_group;
@@ -261,7 +261,7 @@ impl Communicator {
         })
     }
 
-    /// As [`Communicator::gather`], where each rank may give another length. It is two operations.
+    /// As [`Communicator::gather`], where each rank may give another length. It has two parts.
     ///
     /// # Errors
     ///

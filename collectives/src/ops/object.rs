@@ -15,7 +15,7 @@ impl Communicator {
     /// Gives the root's value to every rank. The root gives `Some`; what the others give is not looked at. It travels as
     /// MessagePack, with the names of fields.
     ///
-    /// It is two operations: one for the length, one for the value.
+    /// It has two parts: one for the length, one for the value.
     ///
     /// ```
     /// # use kolo_collectives::local_group;

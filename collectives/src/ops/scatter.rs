@@ -87,7 +87,7 @@ impl Communicator {
     }
 
     /// Every rank gets its part of the root's values; `counts` says how many elements each rank gets, in rank order. The
-    /// others' `data` and `counts` are not looked at. It is two operations: one for the counts, one for the values.
+    /// others' `data` and `counts` are not looked at. It has two parts: one for the counts, one for the values.
     ///
     /// ```
     /// # use kolo_collectives::local_group;
