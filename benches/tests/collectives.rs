@@ -110,20 +110,18 @@ fn ceilings_are_of_the_same_run() {
     }
 }
 
-/// Where no compiler can be found.
+/// Where it can't be found. (Gloo's program may be there from before.)
 #[test]
-fn peers_that_can_not_be_built_are_said_to_be_missing() {
+fn a_peer_that_is_not_installed_is_said_to_be_missing() {
     let output = Command::new(env!("CARGO_BIN_EXE_kolo-bench"))
-        .args(["all-reduce", "--sizes", "4", "--peers", "openmpi,gloo"])
+        .args(["all-reduce", "--sizes", "4", "--peers", "openmpi"])
         .args(["--rounds", "1", "--seconds", "0.005"])
         .env("PATH", "")
         .output()
         .unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
-    for peer in ["openmpi", "gloo"] {
-        assert!(errors.contains(&format!("{peer} is missing: ")), "{errors}");
-    }
+    assert!(errors.contains("openmpi is missing: "), "{errors}");
 }
 
 #[test]
