@@ -216,7 +216,8 @@ impl Communicator {
             let counts = lengths.iter().map(|length| *length as usize);
             turn.engine().set_offsets(counts);
         }
-        let has_more = asked.has_more();
+        // A peer may claim parts without end.
+        let has_more = asked.has_more() && tag.part < u16::MAX;
         Ok(Followed::Done { has_more })
     }
 }
