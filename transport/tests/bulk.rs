@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use common::{Cluster, within};
 use kolo_transport::ids::{JobId, Slot};
 use kolo_transport::{
-    BindError, ConnectError, Credentials, Endpoint, Expect, Identity, LinkLost, Role, TlsLink,
-    TlsListener, tls,
+    BindError, ConnectError, Credentials, Endpoint, EndpointConfig, Expect, Identity, LinkLost,
+    Role, TlsLink, TlsListener, tls,
 };
 
 const JOB: JobId = JobId(7);
@@ -24,20 +24,13 @@ fn worker(cluster: &Cluster, slot: u32) -> Credentials {
 }
 
 fn server(cluster: &Cluster) -> (Endpoint, TlsListener) {
-    server_with(cluster, Duration::from_secs(5), 64)
+    server_with(cluster, |_| {})
 }
 
-fn server_with(
-    cluster: &Cluster,
-    handshake: Duration,
-    per_address: usize,
-) -> (Endpoint, TlsListener) {
+fn server_with(cluster: &Cluster, set: impl Fn(&mut EndpointConfig)) -> (Endpoint, TlsListener) {
     // Another test's client may have the TCP port.
     loop {
-        let endpoint = cluster.bind_with(worker(cluster, 0), |config| {
-            config.handshake_timeout = handshake;
-            config.max_handshakes_per_address = per_address;
-        });
+        let endpoint = cluster.bind_with(worker(cluster, 0), &set);
         match endpoint.listen_tls() {
             Ok(listener) => {
                 assert_eq!(listener.local_addr(), endpoint.local_addr());
@@ -299,7 +292,9 @@ async fn clients_without_a_certificate_of_the_cluster_or_with_another_protocol_a
 #[tokio::test]
 async fn slow_and_silent_clients_and_those_that_speak_something_else_are_cut_off() {
     let cluster = Cluster::new();
-    let (_endpoint, listener) = server_with(&cluster, Duration::from_millis(700), 64);
+    let (_endpoint, listener) = server_with(&cluster, |config| {
+        config.handshake_timeout = Duration::from_millis(700);
+    });
     let address = listener.local_addr();
     let begun = Instant::now();
     let connect = || {
@@ -349,7 +344,11 @@ async fn slow_and_silent_clients_and_those_that_speak_something_else_are_cut_off
 #[tokio::test]
 async fn one_address_has_only_so_many_handshakes_and_gets_them_back() {
     let cluster = Cluster::new();
-    let (_endpoint, listener) = server_with(&cluster, Duration::from_millis(1500), 4);
+    let (_endpoint, listener) = server_with(&cluster, |config| {
+        config.handshake_timeout = Duration::from_millis(1500);
+        config.handshake_patience = Duration::from_millis(1500);
+        config.max_handshakes_per_address = 4;
+    });
     let address = listener.local_addr();
     let sockets: Vec<TcpStream> = (0..12)
         .map(|_| TcpStream::connect(address).unwrap())
@@ -371,6 +370,34 @@ async fn one_address_has_only_so_many_handshakes_and_gets_them_back() {
     // The first four wait for the deadline; the others were closed meanwhile.
     within(refused).await.unwrap();
     still_serves(&cluster, &listener).await;
+}
+
+#[tokio::test]
+async fn clients_that_say_nothing_make_room_for_members() {
+    let cluster = Cluster::new();
+    let (_endpoint, listener) = server_with(&cluster, |config| {
+        config.handshake_timeout = Duration::from_secs(3600);
+        config.handshake_patience = Duration::from_millis(100);
+        config.max_handshakes_per_address = 8;
+    });
+    let address = listener.local_addr();
+    // As many as may be, and more: whoever is refused is closed.
+    let silent: Vec<TcpStream> = (0..20)
+        .map(|_| TcpStream::connect(address).unwrap())
+        .collect();
+    let client = cluster.bind(worker(&cluster, 1));
+    let connected = async {
+        while client
+            .connect_tls(address, Expect::worker(JOB, Slot(0)))
+            .await
+            .is_err()
+        {
+            tokio::task::yield_now().await;
+        }
+    };
+    within(connected).await;
+    within(listener.accept()).await.unwrap();
+    drop(silent);
 }
 
 /// Both ends of a link, with somebody in between who changes what the client sends. Messages of the handshake, which are

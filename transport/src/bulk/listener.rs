@@ -3,19 +3,19 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustls::ServerConfig;
 use rustls::server::UnbufferedServerConnection;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 
 use super::handshake::shake;
 use super::link::TlsLink;
 use super::records::Records;
 use super::{ALPN_BULK, peer_of, prepare};
-use crate::endpoint::{BindError, ByAddress, Endpoint, EndpointConfig, Place, Refused};
+use crate::endpoint::{BindError, Endpoint, EndpointConfig, Place, Places, Refused};
 use crate::identity::Identity;
 use crate::runtime::TransportRuntime;
 use crate::session::canonical;
@@ -65,8 +65,7 @@ impl TlsListener {
             config: config.clone(),
             runtime: runtime.clone(),
             accepted: sender,
-            handshakes: Arc::new(Semaphore::new(config.max_handshakes)),
-            by_address: Arc::default(),
+            places: Places::new(config),
             refused: Refused::default(),
         });
         let admission = runtime.handle().spawn(admission.run(listener));
@@ -112,8 +111,7 @@ struct Admission {
     config: EndpointConfig,
     runtime: TransportRuntime,
     accepted: mpsc::Sender<TlsLink>,
-    handshakes: Arc<Semaphore>,
-    by_address: Arc<ByAddress>,
+    places: Arc<Places>,
     refused: Refused,
 }
 
@@ -143,32 +141,19 @@ impl Admission {
                 }
             };
             let peer = canonical(peer);
-            let Ok(permit) = Arc::clone(&self.handshakes).try_acquire_owned() else {
-                self.refused.log(peer, "too many handshakes at once");
-                continue;
-            };
             // TCP has checked that the address is the peer's.
-            let place = ByAddress::enter(&self.by_address, peer.ip());
-            if place.others() >= self.config.max_handshakes_per_address {
-                self.refused
-                    .log(peer, "too many handshakes at once with its address");
-                continue;
+            match self.places.enter(peer.ip(), Instant::now()) {
+                Ok(place) => drop(handshakes.spawn(Arc::clone(&self).admit(tcp, peer, place))),
+                Err(reason) => self.refused.log(peer, reason),
             }
-            handshakes.spawn(Arc::clone(&self).admit(tcp, peer, (permit, place)));
         }
     }
 
-    async fn admit(
-        self: Arc<Self>,
-        tcp: TcpStream,
-        peer: SocketAddr,
-        _place: (OwnedSemaphorePermit, Place),
-    ) {
+    async fn admit(self: Arc<Self>, tcp: TcpStream, peer: SocketAddr, place: Place) {
+        let handshake = Box::pin(self.handshake(tcp, peer));
         let limit = self.config.handshake_timeout;
-        match tokio::time::timeout(limit, Box::pin(self.handshake(tcp, peer))).await {
-            Ok(Ok(())) => {}
-            Ok(Err(reason)) => self.refused.log(peer, &reason),
-            Err(_) => self.refused.log(peer, "the handshake did not end in time"),
+        if let Err(reason) = place.hold(limit, handshake).await {
+            self.refused.log(peer, &reason);
         }
     }
 

@@ -1,14 +1,14 @@
 //! Letting peers in: handshakes at the same time, each with a deadline, and what an unknown peer may do.
 
-use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use quinn::crypto::rustls::HandshakeData;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 
 use super::peers::Peers;
+use super::places::{Place, Places};
 use super::{ALPN, ALPN_JOIN, EndpointConfig, peer_identity};
 use crate::frame::FrameWriter;
 use crate::identity::Identity;
@@ -33,8 +33,7 @@ pub(super) struct Admission {
     /// The endpoint's address.
     bound: IpAddr,
     peers: Arc<Peers>,
-    handshakes: Arc<Semaphore>,
-    by_address: Arc<ByAddress>,
+    places: Arc<Places>,
     refused: Refused,
 }
 
@@ -49,8 +48,7 @@ impl Admission {
     ) -> Arc<Self> {
         Arc::new(Self {
             own: credentials.identity().clone(),
-            handshakes: Arc::new(Semaphore::new(config.max_handshakes)),
-            by_address: Arc::default(),
+            places: Places::new(config),
             config: config.clone(),
             runtime: runtime.clone(),
             accepted,
@@ -64,44 +62,29 @@ impl Admission {
     pub(super) async fn run(self: Arc<Self>, quinn: quinn::Endpoint) {
         while let Some(incoming) = quinn.accept().await {
             let peer = canonical(incoming.remote_address());
-            let Ok(permit) = Arc::clone(&self.handshakes).try_acquire_owned() else {
-                self.refused.log(peer, "too many handshakes at once");
-                incoming.refuse();
-                continue;
-            };
-            let limit = self.config.max_handshakes_per_address;
-            let place = ByAddress::enter(&self.by_address, peer.ip());
             // A sender that forges its address never gets past this, and takes no handshake from others, nor from
             // those whose address it shows.
-            let crowded = self.handshakes.available_permits() < self.config.max_handshakes / 2
-                || place.others >= limit.div_ceil(2);
-            if crowded && !incoming.remote_address_validated() {
+            if !incoming.remote_address_validated() && self.places.is_crowded(peer.ip()) {
                 if let Err(error) = incoming.retry() {
                     error.into_incoming().ignore();
                 }
                 continue;
             }
-            if place.others >= limit {
-                self.refused
-                    .log(peer, "too many handshakes at once with its address");
-                incoming.refuse();
-                continue;
+            match self.places.enter(peer.ip(), Instant::now()) {
+                Ok(place) => drop(tokio::spawn(Arc::clone(&self).admit(incoming, peer, place))),
+                Err(reason) => {
+                    self.refused.log(peer, reason);
+                    incoming.refuse();
+                }
             }
-            tokio::spawn(Arc::clone(&self).admit(incoming, peer, (permit, place)));
         }
     }
 
-    async fn admit(
-        self: Arc<Self>,
-        incoming: quinn::Incoming,
-        peer: SocketAddr,
-        _place: (OwnedSemaphorePermit, Place),
-    ) {
+    async fn admit(self: Arc<Self>, incoming: quinn::Incoming, peer: SocketAddr, place: Place) {
+        let handshake = self.handshake(incoming, peer);
         let limit = self.config.handshake_timeout;
-        match tokio::time::timeout(limit, self.handshake(incoming, peer)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(reason)) => self.refused.log(peer, &reason),
-            Err(_) => self.refused.log(peer, "the handshake did not end in time"),
+        if let Err(reason) = place.hold(limit, handshake).await {
+            self.refused.log(peer, &reason);
         }
     }
 
@@ -168,61 +151,6 @@ impl Admission {
             .map_err(|error| gone(error.to_string()))?;
         place.send(member);
         Ok(())
-    }
-}
-
-/// How many handshakes go on with the peers of an address.
-#[derive(Debug, Default)]
-pub(crate) struct ByAddress(Mutex<HashMap<IpAddr, usize>>);
-
-impl ByAddress {
-    /// Takes a place for one more handshake.
-    pub(crate) fn enter(all: &Arc<Self>, peer: IpAddr) -> Place {
-        let source = source(peer);
-        let mut counts = all.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(source).or_default();
-        *count += 1;
-        Place {
-            others: *count - 1,
-            source,
-            all: Arc::clone(all),
-        }
-    }
-}
-
-/// One handshake of its address, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Place {
-    /// Those that there were already.
-    others: usize,
-    source: IpAddr,
-    all: Arc<ByAddress>,
-}
-
-impl Place {
-    /// How many there were already.
-    pub(crate) fn others(&self) -> usize {
-        self.others
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut counts = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.source) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.source);
-            }
-        }
-    }
-}
-
-/// What counts as one address: a host has all of an IPv6 network to choose from.
-fn source(peer: IpAddr) -> IpAddr {
-    match peer.to_canonical() {
-        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
-        ip @ IpAddr::V4(_) => ip,
     }
 }
 
@@ -294,22 +222,6 @@ fn is_given_up(error: &quinn::ConnectionError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn handshakes_are_counted_by_address_as_long_as_they_last() {
-        let all = Arc::default();
-        let enter = |ip: &str| ByAddress::enter(&all, ip.parse().unwrap());
-        let places = [enter("10.0.0.1"), enter("::ffff:10.0.0.1")];
-        assert_eq!(places.each_ref().map(|place| place.others), [0, 1]);
-        assert_eq!(enter("10.0.0.2").others, 0);
-        let network = [enter("2001:db8::1"), enter("2001:db8::ffff:0:0:1")];
-        assert_eq!(network.each_ref().map(|place| place.others), [0, 1]);
-        assert_eq!(enter("2001:db8:0:1::1").others, 0);
-        drop(places);
-        assert_eq!(enter("10.0.0.1").others, 0);
-        drop(network);
-        assert!(all.0.lock().unwrap().is_empty());
-    }
 
     #[test]
     fn a_flood_of_refused_peers_is_one_line() {

@@ -26,8 +26,13 @@ pub struct EndpointConfig {
     pub keep_alive: Duration,
     /// How long a handshake may take in all, joining included, on both sides. Default: 5 s.
     pub handshake_timeout: Duration,
-    /// Handshakes at the same time. Default: 256. More are refused, and can be tried again; from half of it on,
-    /// peers must first show that their address is theirs.
+    /// How long a handshake keeps its place when there are as many as there may be and another one wants to begin. Default: 1 s.
+    /// A member's takes a few round trips; who takes longer is most likely somebody who says nothing, and a few dozen of those
+    /// would keep members out until their timeout.
+    pub handshake_patience: Duration,
+    /// Handshakes at the same time. Default: 256. More are refused, and can be tried again, unless one has taken longer than
+    /// [`handshake_patience`](Self::handshake_patience): that is ended for them. From half of it on, peers must first show that
+    /// their address is theirs.
     pub max_handshakes: usize,
     /// Handshakes at the same time with peers of one address (for IPv6 of one /64 network), so that a flood of them leaves
     /// room for others. Default: 64. As with `max_handshakes`, more are refused, and from half of it on the address is checked.
@@ -69,6 +74,7 @@ impl Default for EndpointConfig {
             idle_timeout: Duration::from_secs(3),
             keep_alive: Duration::from_millis(500),
             handshake_timeout: Duration::from_secs(5),
+            handshake_patience: Duration::from_secs(1),
             max_handshakes: 256,
             max_handshakes_per_address: 64,
             backlog: 256,
@@ -179,6 +185,7 @@ impl fmt::Debug for EndpointConfig {
             .field("idle_timeout", &self.idle_timeout)
             .field("keep_alive", &self.keep_alive)
             .field("handshake_timeout", &self.handshake_timeout)
+            .field("handshake_patience", &self.handshake_patience)
             .field("mtu_upper_bound", &self.mtu_upper_bound)
             .field("joins", &self.join.is_some())
             .finish_non_exhaustive()

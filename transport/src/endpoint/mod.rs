@@ -14,6 +14,7 @@ mod admission;
 mod config;
 mod error;
 mod peers;
+mod places;
 mod socket;
 
 use std::fmt;
@@ -24,10 +25,11 @@ use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 
-pub(crate) use self::admission::{ByAddress, Place, Refused};
+pub(crate) use self::admission::Refused;
 pub use self::config::EndpointConfig;
 pub use self::error::{BindError, ConnectError};
 use self::peers::Peers;
+pub(crate) use self::places::{Place, Places};
 use crate::bulk::{self, TlsLink, TlsListener};
 use crate::credentials::Credentials;
 use crate::frame::{FrameReader, Limits};
