@@ -14,10 +14,15 @@ use std::time::{Duration, Instant};
 use common::{Group, Kind, LONG, others, sum};
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::stall::Missing;
-use kolo_collectives::{CollectiveError, Communicator, Compression, Options, ReduceOp};
+use kolo_collectives::{CollectiveError, Communicator, Compression, Element, Options, ReduceOp};
 use kolo_transport::ids::Rank;
 
 type Body = fn(&Communicator) -> Result<(), CollectiveError>;
+
+fn all_to_all<T: Element>(comm: &Communicator, value: T) -> Result<(), CollectiveError> {
+    comm.all_to_all(&vec![value; comm.world_size() as usize])
+        .map(drop)
+}
 
 fn reduction(comm: &Communicator, options: Options) -> Result<(), CollectiveError> {
     comm.with(options)
@@ -142,14 +147,8 @@ const CASES: [(Body, Body, &str, &str); 20] = [
         "gather_varcount u8 to root 0",
     ),
     (
-        |comm| {
-            comm.all_to_all(&vec![1_u8; comm.world_size() as usize])
-                .map(drop)
-        },
-        |comm| {
-            comm.all_to_all(&vec![1_i8; comm.world_size() as usize])
-                .map(drop)
-        },
+        |comm| all_to_all(comm, 1_u8),
+        |comm| all_to_all(comm, 1_i8),
         "all_to_all of 1 u8",
         "all_to_all of 1 i8",
     ),
@@ -264,17 +263,11 @@ fn ranks_are_in_step_after_operations_of_different_parts() {
                 comm.all_to_all_varcount(&vec![1_u8; splits.len()], &splits)
                     .map(drop)
             },
-            |comm| {
-                comm.all_to_all(&vec![1_u8; comm.world_size() as usize])
-                    .map(drop)
-            },
+            |comm| all_to_all(comm, 1_u8),
         ),
         // It is wrong by itself.
         (
-            |comm| {
-                comm.all_to_all(&vec![1_u64; comm.world_size() as usize])
-                    .map(drop)
-            },
+            |comm| all_to_all(comm, 1_u64),
             |comm| comm.all_to_all_varcount(&[1_u64], &[5, 5]).map(drop),
         ),
         (
@@ -357,7 +350,6 @@ fn arguments_that_cannot_be_right_fail_here_and_are_told_to_the_others() {
 /// done without the others.
 #[test]
 fn ranks_that_disagree_all_hear_who_asked_for_what_even_if_they_only_send() {
-    type Body = fn(&Communicator) -> Result<(), CollectiveError>;
     let bodies: [(&str, Body); 6] = [
         ("broadcast", |comm| {
             comm.broadcast(&mut [1_u8; 3], comm.rank())

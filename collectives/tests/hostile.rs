@@ -7,7 +7,7 @@ mod common;
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use common::victim::{COUNT, NoConnector, frame, right, runtime, victim, write};
+use common::victim::{COUNT, NoConnector, frame, notice, right, runtime, victim, write};
 use common::{GENERATION, JOB};
 use kolo_collectives::cause::Cause;
 use kolo_collectives::header::{Data, HEADER, Header, SEGMENT};
@@ -86,27 +86,18 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
     let mut shifted = right();
     shifted.offset = 4;
     protocol_error(&Header::Data(shifted).encode(), "400 bytes at 4");
-    let notice = Header::AbortOperation {
+    let unknown = Header::AbortOperation {
         generation: GENERATION,
         tag: Tag::default(),
         length: 3,
     };
-    protocol_error(&frame(notice, b"???"), "a notice that is none");
-    let text = Cause::Lost {
+    protocol_error(&frame(unknown, b"???"), "a notice that is none");
+    let stranger = Cause::Lost {
         rank: Rank(2),
         reason: "who?".to_owned(),
         for_good: false,
-    }
-    .encode();
-    let stranger = Header::AbortOperation {
-        generation: GENERATION,
-        tag: Tag::default(),
-        length: text.len() as u32,
     };
-    protocol_error(
-        &frame(stranger, &text),
-        "a notice about rank 2 of a world of 2",
-    );
+    protocol_error(&notice(&stranger), "a notice about rank 2 of a world of 2");
 }
 
 #[test]
@@ -131,23 +122,18 @@ fn a_notice_that_is_cut_by_the_end_of_its_operation_does_not_hurt_the_next() {
         rank: Rank(1),
         reason: "too late".to_owned(),
     };
-    let text = cause.encode();
-    let notice = Header::AbortOperation {
-        generation: GENERATION,
-        tag: Tag::default(),
-        length: text.len() as u32,
-    };
     let values = [1_u8; 4 * COUNT as usize];
     let mut bytes = frame(Header::Data(right()), &values);
-    bytes.extend_from_slice(&notice.encode());
-    bytes.extend_from_slice(&text[..5]);
+    let notice = notice(&cause);
+    let (begin, rest) = notice.split_at(notice.len() - 10);
+    bytes.extend_from_slice(begin);
     write(&runtime, &mut lane, &bytes);
     comm.all_reduce(&mut [0_i32; COUNT as usize], ReduceOp::Sum)
         .unwrap();
 
     let mut next = right();
     next.tag.operation += 1;
-    let mut bytes = text[5..].to_vec();
+    let mut bytes = rest.to_vec();
     bytes.extend_from_slice(&frame(Header::Data(next), &values));
     write(&runtime, &mut lane, &bytes);
     let mut data = [1_i32; COUNT as usize];

@@ -268,6 +268,42 @@ impl Hub {
             None => lane,
         }
     }
+
+    /// Both ends of a link over the loopback, `rank`'s first.
+    async fn link(
+        &self,
+        rank: Rank,
+        peer: Rank,
+        group: GroupId,
+    ) -> Result<(Box<dyn Lane>, Box<dyn Lane>), LaneError> {
+        let hellos = (hello(rank).of_group(group), hello(peer));
+        let (own, _) = &self.hosts[rank.index()];
+        let (endpoint, listener) = &self.hosts[peer.index()];
+        let (address, expect) = (endpoint.local_addr(), Expect::worker(JOB, Slot(peer.0)));
+        // Nobody else accepts before this link is there.
+        let listener = listener.lock().await;
+        let ends: (Box<dyn Lane>, Box<dyn Lane>) = if self.kind == Kind::Tls {
+            let (mine, theirs) = tokio::join!(own.connect_tls(address, expect), listener.accept());
+            drop(listener);
+            let (mine, theirs) = tokio::try_join!(
+                TlsLane::open(mine.unwrap(), &hellos.0, peer, LONG),
+                TlsLane::open(theirs.unwrap(), &hellos.1, rank, LONG)
+            )?;
+            assert_eq!(theirs.group(), group);
+            (Box::new(mine), Box::new(theirs))
+        } else {
+            let (mine, theirs) = tokio::join!(own.connect(address, expect), endpoint.accept());
+            drop(listener);
+            let (mine, theirs) = (mine.unwrap(), theirs.unwrap());
+            let (mine, theirs) = tokio::try_join!(
+                QuicLane::connect(&mine, &hellos.0, peer, LONG),
+                QuicLane::accept(&theirs, &hellos.1, rank, LONG)
+            )?;
+            assert_eq!(theirs.group(), group);
+            (Box::new(mine), Box::new(theirs))
+        };
+        Ok(ends)
+    }
 }
 
 #[derive(Debug)]
@@ -330,45 +366,7 @@ impl Connector for TestConnector {
                     let (mine, theirs) = MemoryLane::pair(capacity);
                     (Box::new(mine), Box::new(theirs))
                 }
-                Kind::Tls => {
-                    let (mine_hello, theirs_hello) = (hello(rank).of_group(group), hello(peer));
-                    let (endpoint, listener) = &hub.hosts[peer.index()];
-                    let listener = listener.lock().await;
-                    let expect = Expect::worker(JOB, Slot(peer.0));
-                    let (mine, theirs) = tokio::join!(
-                        hub.hosts[rank.index()]
-                            .0
-                            .connect_tls(endpoint.local_addr(), expect),
-                        listener.accept()
-                    );
-                    drop(listener);
-                    let (mine, theirs) = tokio::try_join!(
-                        TlsLane::open(mine.unwrap(), &mine_hello, peer, LONG),
-                        TlsLane::open(theirs.unwrap(), &theirs_hello, rank, LONG)
-                    )?;
-                    assert_eq!(theirs.group(), group);
-                    (Box::new(mine), Box::new(theirs))
-                }
-                Kind::Quic => {
-                    let (mine_hello, theirs_hello) = (hello(rank).of_group(group), hello(peer));
-                    let (endpoint, listener) = &hub.hosts[peer.index()];
-                    let accepts = listener.lock().await;
-                    let expect = Expect::worker(JOB, Slot(peer.0));
-                    let (mine, theirs) = tokio::join!(
-                        hub.hosts[rank.index()]
-                            .0
-                            .connect(endpoint.local_addr(), expect),
-                        endpoint.accept()
-                    );
-                    drop(accepts);
-                    let (mine, theirs) = (mine.unwrap(), theirs.unwrap());
-                    let (mine, theirs) = tokio::try_join!(
-                        QuicLane::connect(&mine, &mine_hello, peer, LONG),
-                        QuicLane::accept(&theirs, &theirs_hello, rank, LONG)
-                    )?;
-                    assert_eq!(theirs.group(), group);
-                    (Box::new(mine), Box::new(theirs))
-                }
+                Kind::Tls | Kind::Quic => hub.link(rank, peer, group).await?,
                 Kind::Unix | Kind::Ring | Kind::Shared | Kind::Unshared(_) => {
                     let (mine, theirs) = UnixStream::pair().unwrap();
                     let (mine_hello, theirs_hello) = (hello(rank).of_group(group), hello(peer));

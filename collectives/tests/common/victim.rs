@@ -4,6 +4,7 @@ use std::future::poll_fn;
 use std::io::IoSlice;
 use std::sync::Arc;
 
+use kolo_collectives::cause::Cause;
 use kolo_collectives::header::{Data, Header};
 use kolo_collectives::lane::{Connecting, MemoryLane};
 use kolo_collectives::operation::{Operation, OperationKind, Tag};
@@ -85,4 +86,15 @@ pub(crate) fn frame(header: Header, payload: &[u8]) -> Vec<u8> {
     let mut bytes = header.encode().to_vec();
     bytes.extend_from_slice(payload);
     bytes
+}
+
+/// What a rank sends in its first operation when it gives up.
+pub(crate) fn notice(cause: &Cause) -> Vec<u8> {
+    let text = cause.encode();
+    let header = Header::AbortOperation {
+        generation: GENERATION,
+        tag: Tag::default(),
+        length: text.len() as u32,
+    };
+    frame(header, &text)
 }

@@ -7,19 +7,20 @@
     clippy::unwrap_used
 )]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod deadlines;
+mod links;
 
 use std::collections::HashMap;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use common::victim::{NoConnector, frame, lonely, runtime, write};
+use common::victim::{NoConnector, lonely, notice, runtime, write};
 use common::{Fault, GENERATION, Group, JOB, Kind, LONG, faulty, force, others, run, sum, until};
 use kolo_collectives::cause::Cause;
-use kolo_collectives::header::Header;
 use kolo_collectives::lane::{Connecting, MemoryLane};
-use kolo_collectives::operation::Tag;
 use kolo_collectives::schedule::Algorithm;
 use kolo_collectives::{
     Acceptor, CollectiveError, Communicator, Connector, GroupId, Lane, LaneError, ReduceOp,
@@ -195,188 +196,6 @@ fn a_loss_from_the_control_plane_ends_every_wait_at_once() {
     assert_eq!(error.culprit_rank(), Some(Rank(3)));
 }
 
-#[test]
-fn the_deadline_names_the_rank_that_did_not_come() {
-    for world in [2_u32, 3, 8] {
-        for late in [0, world - 1] {
-            for algorithm in [Algorithm::Flat, Algorithm::Halving, Algorithm::Ring] {
-                let group = Group::new(Kind::Memory, world);
-                force(&group, algorithm);
-                let warm = world % 2 == 0;
-                if warm {
-                    group.run(|comm| sum(comm, 50).unwrap());
-                }
-                group.set_timeout(Duration::from_millis(100));
-                let present: Vec<&Communicator> = group
-                    .members
-                    .iter()
-                    .filter(|comm| comm.rank() != Rank(late))
-                    .collect();
-                for result in run(present, |comm| sum(comm, 50)) {
-                    let error = result.unwrap_err();
-                    let CollectiveError::Deadline { late: named, .. } = &error else {
-                        panic!("world {world} late {late} {algorithm}: {error}");
-                    };
-                    assert_eq!(*named, [Rank(late)], "world {world} {algorithm}: {error}");
-                    assert!(error.is_retryable());
-                    let text = error.to_string();
-                    assert!(text.contains("all_reduce(sum) of 50 f64"), "{text}");
-                }
-            }
-        }
-    }
-}
-
-/// Whoever is there, whether they wait for all the late ones or only for each other.
-#[test]
-fn the_deadline_names_all_ranks_that_did_not_come() {
-    type Body = fn(&Communicator) -> Result<(), CollectiveError>;
-    let operations: [Body; 3] = [
-        |comm| sum(comm, 50),
-        Communicator::barrier,
-        |comm| comm.broadcast(&mut [0_f32; 5], Rank(0)),
-    ];
-    let late: [&[u32]; 5] = [&[1, 2], &[0, 3, 4], &[1, 3, 5], &[0, 1, 2, 3, 4], &[5, 6]];
-    let check = |kind, late: &[u32], algorithm, warm: bool| {
-        let group = Group::new(kind, 7);
-        if let Some(algorithm) = algorithm {
-            force(&group, algorithm);
-        }
-        if warm {
-            group.run(|comm| sum(comm, 50).unwrap());
-        }
-        group.set_timeout(Duration::from_millis(100));
-        let is_late = |comm: &&Communicator| late.contains(&comm.rank().0);
-        let (late, present): (Vec<&Communicator>, Vec<&Communicator>) =
-            group.members.iter().partition(is_late);
-        let late: Vec<Rank> = late.iter().map(|comm| comm.rank()).collect();
-        let operations = match algorithm {
-            Some(_) => &operations[..1],
-            None => &operations[..],
-        };
-        for (number, operation) in operations.iter().enumerate() {
-            let at = format!("{kind:?} {algorithm:?} {warm} {number}");
-            for result in run(present.clone(), operation) {
-                let error = result.unwrap_err();
-                let CollectiveError::Deadline { late: named, .. } = &error else {
-                    panic!("{at}: late {late:?}: {error}");
-                };
-                assert_eq!(*named, late, "{at}: {error}");
-            }
-        }
-    };
-    let algorithms = [None, Some(Algorithm::Ring), Some(Algorithm::Halving)];
-    for (kind, warm) in [
-        (Kind::Memory, false),
-        (Kind::Unix, false),
-        (Kind::Unix, true),
-        (Kind::Shared, false),
-        (Kind::Shared, true),
-    ] {
-        let check = &check;
-        std::thread::scope(|scope| {
-            for (late, algorithm) in late
-                .into_iter()
-                .flat_map(|late| algorithms.map(|algorithm| (late, algorithm)))
-            {
-                scope.spawn(move || check(kind, late, algorithm, warm));
-            }
-        });
-    }
-}
-
-/// A leaf of the tree waits for its parent, which waits for the root: the root is named, not the parent.
-#[test]
-fn the_deadline_names_a_late_root_and_not_those_that_wait_for_it() {
-    let group = Group::new(Kind::Unix, 8);
-    group.set_timeout(Duration::from_millis(100));
-    let results = run(&group.members[1..], |comm| {
-        comm.broadcast(&mut [0_f32; 5], Rank(0))
-    });
-    for result in results {
-        let error = result.unwrap_err();
-        assert_eq!(error.culprit_rank(), Some(Rank(0)), "{error}");
-    }
-}
-
-/// A rank that has come, and then stands still (as by SIGSTOP).
-#[test]
-fn the_deadline_names_a_rank_that_stopped_in_the_middle() {
-    for algorithm in [Algorithm::Ring, Algorithm::Halving] {
-        let group = Group::new(Kind::Memory, 4);
-        force(&group, algorithm);
-        let fault = Fault::freeze();
-        group.set_fault(2, &fault);
-        group.run(|comm| sum(comm, 10).unwrap());
-        // Who is late must not be one that only got no processor: all begin together, and have time.
-        group.set_timeout(Duration::from_secs(1));
-        // Its own deadline is far away, and its links move nothing.
-        group.members[2].set_timeout(Duration::from_secs(6));
-        fault.arm(300_000);
-        let begin = Barrier::new(4);
-        let results = group.run(|comm| {
-            begin.wait();
-            sum(comm, 500_000)
-        });
-        for result in others(results, 2) {
-            let error = result.unwrap_err();
-            assert_eq!(error.culprit_rank(), Some(Rank(2)), "{algorithm}: {error}");
-        }
-    }
-}
-
-#[test]
-fn a_late_rank_hears_that_it_was_late_and_the_next_operation_works() {
-    let group = Group::new(Kind::Unix, 3);
-    group.run(|comm| sum(comm, 10).unwrap());
-    group.set_timeout(Duration::from_millis(100));
-    for result in run(&group.members[..2], |comm| sum(comm, 10)) {
-        assert_eq!(result.unwrap_err().culprit_rank(), Some(Rank(2)));
-    }
-    let error = sum(&group.members[2], 10).unwrap_err();
-    assert_eq!(
-        error.culprit_rank(),
-        Some(Rank(2)),
-        "it is named itself: {error}"
-    );
-    group.set_timeout(LONG);
-    group.run(|comm| sum(comm, 100_000).unwrap());
-}
-
-/// A network may break while both sides live. Between operations that costs nothing; in the middle of one it
-/// costs that one.
-#[test]
-fn links_that_broke_are_made_again() {
-    for (world, after) in [(2, 0), (2, 50_000), (5, 0), (5, 50_000)] {
-        let group = Group::new(Kind::Memory, world);
-        let fault = Fault::cut();
-        for rank in 0..world {
-            group.set_fault(rank, &fault);
-        }
-        group.run(|comm| sum(comm, 10).unwrap());
-        let links = group.links();
-        // All links that are there end when so many bytes more have gone over them together.
-        fault.arm(after);
-        let begun = Instant::now();
-        for result in group.run(|comm| sum(comm, 100_000)) {
-            if after == 0 {
-                assert_eq!(result, Ok(()));
-            } else {
-                let error = result.unwrap_err();
-                assert!(matches!(error, CollectiveError::PeerLost { .. }), "{error}");
-            }
-        }
-        // Where one side only has noticed, the other does in the next operation.
-        let mut attempts = 0;
-        while group.run(|comm| sum(comm, 1000)).iter().any(Result::is_err) {
-            attempts += 1;
-            assert!(attempts < 4, "the group does not find together again");
-        }
-        assert!(begun.elapsed() < LONG / 2);
-        assert!(group.links() > links);
-    }
-}
-
 /// Adasum looks at each buffer as a whole, one after the other; those that were done are as they were, too.
 #[test]
 fn an_adasum_of_several_buffers_that_fails_leaves_all_as_they_were() {
@@ -417,41 +236,6 @@ fn an_adasum_of_several_buffers_that_fails_leaves_all_as_they_were() {
         });
         for error in errors {
             assert!(matches!(error, CollectiveError::PeerLost { .. }), "{error}");
-        }
-    }
-}
-
-/// A word that was given on a link that breaks is given again on the next one.
-#[test]
-fn what_was_said_on_links_that_broke_is_said_again() {
-    type Body = fn(&Communicator, &mut [f32]) -> Result<(), CollectiveError>;
-    let moves: [Body; 3] = [
-        |comm, data| match comm.rank() {
-            Rank(0) => comm.send(data, Rank(1)),
-            _ => comm.receive_into(data, Rank(0)),
-        },
-        |comm, data| comm.broadcast(data, Rank(0)),
-        |comm, data| comm.reduce(data, ReduceOp::Sum, Rank(0)),
-    ];
-    for moves in moves {
-        for (length, after) in [10, 2000, 100_000]
-            .into_iter()
-            .flat_map(|length| [0, 1, 97, 1100, 1200, 1300].map(|after| (length, after)))
-        {
-            let group = Group::new(Kind::Memory, 2);
-            let fault = Fault::cut();
-            for rank in 0..2 {
-                group.set_fault(rank, &fault);
-            }
-            group.run(|comm| moves(comm, &mut vec![1.0; length]).unwrap());
-            fault.arm(after);
-            let begun = Instant::now();
-            for result in group.run(|comm| moves(comm, &mut vec![1.0; length])) {
-                // What went on a link before it broke may be lost, and is missed at once.
-                let is_late = matches!(result, Err(CollectiveError::Deadline { .. }));
-                assert!(!is_late, "{length}, {after}: {result:?}");
-            }
-            assert!(begun.elapsed() < LONG / 2);
         }
     }
 }
@@ -499,13 +283,7 @@ fn who_left_because_of_a_loss_is_not_the_one_that_is_lost() {
         reason: "its link broke".to_owned(),
         for_good: false,
     };
-    let text = cause.encode();
-    let header = Header::AbortOperation {
-        generation: GENERATION,
-        tag: Tag::default(),
-        length: text.len() as u32,
-    };
-    write(&runtime, &mut one, &frame(header, &text));
+    write(&runtime, &mut one, &notice(&cause));
     drop(one);
     let error = comm.barrier().unwrap_err();
     assert_eq!(error.culprit_rank(), Some(Rank(2)), "{error}");
@@ -552,85 +330,10 @@ fn who_left_because_of_a_loss_and_can_not_be_reached_is_not_the_one_that_is_lost
         reason: "its link broke".to_owned(),
         for_good: false,
     };
-    let text = cause.encode();
-    let header = Header::AbortOperation {
-        generation: GENERATION,
-        tag: Tag::default(),
-        length: text.len() as u32,
-    };
     let mut one = ends.remove(1);
-    write(&runtime, &mut one, &frame(header, &text));
+    write(&runtime, &mut one, &notice(&cause));
     drop(one);
     let error = comm.broadcast(&mut [0_u8], Rank(1)).unwrap_err();
     assert_eq!(error.culprit_rank(), Some(Rank(0)), "{error}");
     assert!(error.to_string().contains("rank 1 gave up"), "{error}");
-}
-
-/// Makes links to rank 0, but for the first, which fails when it is told to.
-#[derive(Debug)]
-struct FailsOnce {
-    zero: Acceptor,
-    first: Mutex<Option<oneshot::Receiver<()>>>,
-}
-
-impl Connector for FailsOnce {
-    fn connect(&self, peer: Rank) -> Connecting {
-        let (first, zero) = (self.first.lock().unwrap().take(), self.zero.clone());
-        Box::pin(async move {
-            if let Some(first) = first {
-                first.await.unwrap();
-                let reason = format!("rank {peer} is too far away");
-                return Err(LaneError::Unreachable { reason });
-            }
-            let (mine, theirs) = MemoryLane::pair(MemoryLane::CAPACITY);
-            zero.accept(Rank(1), Box::new(theirs))?;
-            let mine: Box<dyn Lane> = Box::new(mine);
-            Ok(mine)
-        })
-    }
-}
-
-/// The time of an attempt that was begun because a peer has asked for the link is not that of an operation.
-#[test]
-fn an_operation_tries_itself_to_make_a_link_that_could_not_be_made_before() {
-    let runtime = runtime();
-    let zero = lonely(&runtime, 0);
-    let (fail, first) = oneshot::channel();
-    let connector = Arc::new(FailsOnce {
-        zero: zero.acceptor(),
-        first: Mutex::new(Some(first)),
-    });
-    let handle = runtime.handle().clone();
-    let one = Communicator::new(Rank(1), 2, GENERATION, JOB, connector, handle).unwrap();
-    one.acceptor().requested(GroupId::WORLD, Rank(0)).unwrap();
-    std::thread::scope(|scope| {
-        let both = [&zero, &one].map(|comm| scope.spawn(|| comm.barrier()));
-        until(|| one.next_tag().operation == 1);
-        fail.send(()).unwrap();
-        for barrier in both {
-            assert_eq!(barrier.join().unwrap(), Ok(()));
-        }
-    });
-}
-
-#[test]
-fn requests_for_links_that_make_no_sense_are_refused() {
-    let group = Group::new(Kind::Memory, 3);
-    let acceptor = group.members[1].acceptor();
-    for rank in [1, 2, 3] {
-        let error = acceptor.requested(GroupId::WORLD, Rank(rank)).unwrap_err();
-        assert!(matches!(error, LaneError::Refused { .. }), "{error}");
-    }
-    // Whoever asks in a group that this rank has not made gets a link, to hear what it does, and only one.
-    let strange = GroupId(77);
-    for _ in 0..3 {
-        acceptor.requested(strange, Rank(0)).unwrap();
-        until(|| group.links() > 0);
-    }
-    assert_eq!(group.links(), 1);
-    // As it comes from other hosts.
-    let (lane, _) = MemoryLane::pair(MemoryLane::CAPACITY);
-    acceptor
-        .accept_group(strange, Rank(0), Box::new(lane))
-        .unwrap();
 }

@@ -1,0 +1,141 @@
+//! Links that break, and links that others ask for.
+
+use super::*;
+
+/// A network may break while both sides live. Between operations that costs nothing; in the middle of one it
+/// costs that one.
+#[test]
+fn links_that_broke_are_made_again() {
+    for (world, after) in [(2, 0), (2, 50_000), (5, 0), (5, 50_000)] {
+        let group = Group::new(Kind::Memory, world);
+        let fault = Fault::cut();
+        for rank in 0..world {
+            group.set_fault(rank, &fault);
+        }
+        group.run(|comm| sum(comm, 10).unwrap());
+        let links = group.links();
+        // All links that are there end when so many bytes more have gone over them together.
+        fault.arm(after);
+        let begun = Instant::now();
+        for result in group.run(|comm| sum(comm, 100_000)) {
+            if after == 0 {
+                assert_eq!(result, Ok(()));
+            } else {
+                let error = result.unwrap_err();
+                assert!(matches!(error, CollectiveError::PeerLost { .. }), "{error}");
+            }
+        }
+        // Where one side only has noticed, the other does in the next operation.
+        let mut attempts = 0;
+        while group.run(|comm| sum(comm, 1000)).iter().any(Result::is_err) {
+            attempts += 1;
+            assert!(attempts < 4, "the group does not find together again");
+        }
+        assert!(begun.elapsed() < LONG / 2);
+        assert!(group.links() > links);
+    }
+}
+
+/// A word that was given on a link that breaks is given again on the next one.
+#[test]
+fn what_was_said_on_links_that_broke_is_said_again() {
+    type Body = fn(&Communicator, &mut [f32]) -> Result<(), CollectiveError>;
+    let moves: [Body; 3] = [
+        |comm, data| match comm.rank() {
+            Rank(0) => comm.send(data, Rank(1)),
+            _ => comm.receive_into(data, Rank(0)),
+        },
+        |comm, data| comm.broadcast(data, Rank(0)),
+        |comm, data| comm.reduce(data, ReduceOp::Sum, Rank(0)),
+    ];
+    for moves in moves {
+        for (length, after) in [10, 2000, 100_000]
+            .into_iter()
+            .flat_map(|length| [0, 1, 97, 1100, 1200, 1300].map(|after| (length, after)))
+        {
+            let group = Group::new(Kind::Memory, 2);
+            let fault = Fault::cut();
+            for rank in 0..2 {
+                group.set_fault(rank, &fault);
+            }
+            group.run(|comm| moves(comm, &mut vec![1.0; length]).unwrap());
+            fault.arm(after);
+            let begun = Instant::now();
+            for result in group.run(|comm| moves(comm, &mut vec![1.0; length])) {
+                // What went on a link before it broke may be lost, and is missed at once.
+                let is_late = matches!(result, Err(CollectiveError::Deadline { .. }));
+                assert!(!is_late, "{length}, {after}: {result:?}");
+            }
+            assert!(begun.elapsed() < LONG / 2);
+        }
+    }
+}
+
+/// Makes links to rank 0, but for the first, which fails when it is told to.
+#[derive(Debug)]
+struct FailsOnce {
+    zero: Acceptor,
+    first: Mutex<Option<oneshot::Receiver<()>>>,
+}
+
+impl Connector for FailsOnce {
+    fn connect(&self, peer: Rank) -> Connecting {
+        let (first, zero) = (self.first.lock().unwrap().take(), self.zero.clone());
+        Box::pin(async move {
+            if let Some(first) = first {
+                first.await.unwrap();
+                let reason = format!("rank {peer} is too far away");
+                return Err(LaneError::Unreachable { reason });
+            }
+            let (mine, theirs) = MemoryLane::pair(MemoryLane::CAPACITY);
+            zero.accept(Rank(1), Box::new(theirs))?;
+            let mine: Box<dyn Lane> = Box::new(mine);
+            Ok(mine)
+        })
+    }
+}
+
+/// The time of an attempt that was begun because a peer has asked for the link is not that of an operation.
+#[test]
+fn an_operation_tries_itself_to_make_a_link_that_could_not_be_made_before() {
+    let runtime = runtime();
+    let zero = lonely(&runtime, 0);
+    let (fail, first) = oneshot::channel();
+    let connector = Arc::new(FailsOnce {
+        zero: zero.acceptor(),
+        first: Mutex::new(Some(first)),
+    });
+    let handle = runtime.handle().clone();
+    let one = Communicator::new(Rank(1), 2, GENERATION, JOB, connector, handle).unwrap();
+    one.acceptor().requested(GroupId::WORLD, Rank(0)).unwrap();
+    std::thread::scope(|scope| {
+        let both = [&zero, &one].map(|comm| scope.spawn(|| comm.barrier()));
+        until(|| one.next_tag().operation == 1);
+        fail.send(()).unwrap();
+        for barrier in both {
+            assert_eq!(barrier.join().unwrap(), Ok(()));
+        }
+    });
+}
+
+#[test]
+fn requests_for_links_that_make_no_sense_are_refused() {
+    let group = Group::new(Kind::Memory, 3);
+    let acceptor = group.members[1].acceptor();
+    for rank in [1, 2, 3] {
+        let error = acceptor.requested(GroupId::WORLD, Rank(rank)).unwrap_err();
+        assert!(matches!(error, LaneError::Refused { .. }), "{error}");
+    }
+    // Whoever asks in a group that this rank has not made gets a link, to hear what it does, and only one.
+    let strange = GroupId(77);
+    for _ in 0..3 {
+        acceptor.requested(strange, Rank(0)).unwrap();
+        until(|| group.links() > 0);
+    }
+    assert_eq!(group.links(), 1);
+    // As it comes from other hosts.
+    let (lane, _) = MemoryLane::pair(MemoryLane::CAPACITY);
+    acceptor
+        .accept_group(strange, Rank(0), Box::new(lane))
+        .unwrap();
+}
