@@ -25,7 +25,7 @@ use crate::cause::Cause;
 use crate::engine::{Engine, call_notice, element_size};
 use crate::error::CollectiveError;
 use crate::group::GroupId;
-use crate::lane::{LOOK, LaneError};
+use crate::lane::LaneError;
 use crate::operation::{Operation, Tag};
 use crate::signals::Signals;
 use crate::stall::Stalls;
@@ -115,6 +115,8 @@ pub(crate) struct Run<'a> {
     in_place: Option<InPlace<'a>>,
     /// Until then this rank waits for the word of one that has left the operation.
     left_at: Option<Instant>,
+    /// This rank has given up because of this, and ends then or when all are told to whom a link is on its way.
+    parting: Option<(CollectiveError, Instant)>,
     job: JobId,
 }
 
@@ -165,6 +167,7 @@ impl<'a> Run<'a> {
             result: &mut [],
             in_place: None,
             left_at: None,
+            parting: None,
             job: JobId(0),
         };
         run.enter_step();
@@ -223,6 +226,9 @@ impl<'a> Run<'a> {
 
     /// When to poll again if nothing else happens.
     pub(crate) fn wake_at(&self) -> Instant {
+        if let Some((_, until)) = &self.parting {
+            return *until;
+        }
         if self.mode == Mode::Shared && self.engine.must_poll() {
             return self.deadline.min(Instant::now() + Duration::from_millis(1));
         }
@@ -246,6 +252,9 @@ impl<'a> Run<'a> {
         cx: &mut Context<'_>,
         fired: bool,
     ) -> Poll<Result<Option<Operation>, CollectiveError>> {
+        if self.parting.is_some() {
+            return self.part(cx);
+        }
         match self.advance(cx, fired) {
             Ok(false) => Poll::Pending,
             Ok(true) if self.learned.is_some() => {
@@ -267,7 +276,8 @@ impl<'a> Run<'a> {
             }
             Err(error) => {
                 self.give_up(&error);
-                Poll::Ready(Err(error))
+                self.parting = Some((error, Instant::now() + ON_THE_WAY));
+                self.part(cx)
             }
         }
     }
@@ -491,34 +501,42 @@ impl<'a> Run<'a> {
         if matches!(error, CollectiveError::Mismatch { .. }) {
             // Who asked for the other thing may wait for a link that this rank's schedule does not have.
             self.link_neighbours();
-            self.see_newcomers_off();
         }
     }
 
-    /// Tells those, too, to whom a link is on its way: if this rank ends because of the failure, nobody else may tell them.
-    fn see_newcomers_off(&mut self) {
-        let begun = Instant::now();
-        let is_awaited = |run: &Self, peer: u32| {
-            let link = &run.engine.links[peer as usize];
-            link.connecting || !link.is_up() && !link.is_over() && run.needs(peer)
+    /// Ends the operation that this rank gave up. If ranks disagree, those hear of it first to whom a link is on its way: if this
+    /// rank's program ends because of the failure, nobody else may tell them.
+    fn part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Operation>, CollectiveError>> {
+        let Some((error, until)) = self.parting.take() else {
+            return Poll::Pending;
         };
-        let (me, world) = (self.engine.me, self.engine.world);
-        let others = (0..world).filter(|peer| *peer != me);
-        while others.clone().any(|peer| is_awaited(self, peer)) && begun.elapsed() < ON_THE_WAY {
+        if matches!(error, CollectiveError::Mismatch { .. }) {
             let (arrivals, notices) = {
                 let mut state = self.signals.lock();
+                state.register(cx);
                 (state.take_arrivals(), state.notices())
             };
-            if arrivals.is_empty() {
-                std::thread::sleep(LOOK);
-                continue;
+            if !arrivals.is_empty() {
+                for arrival in arrivals {
+                    // One that failed has nobody to tell.
+                    self.engine.arrive(arrival, &notices).unwrap_or_default();
+                }
+                self.engine.see_off();
             }
-            for arrival in arrivals {
-                // One that failed has nobody to tell.
-                self.engine.arrive(arrival, &notices).unwrap_or_default();
+            let me = self.engine.me;
+            let mut others = (0..self.engine.world).filter(|peer| *peer != me);
+            if Instant::now() < until && others.any(|peer| self.is_on_the_way(peer)) {
+                self.parting = Some((error, until));
+                return Poll::Pending;
             }
-            self.engine.see_off();
         }
+        Poll::Ready(Err(error))
+    }
+
+    /// Whether a link is being made that was needed, or will be by the peer whose it is to make.
+    fn is_on_the_way(&self, peer: u32) -> bool {
+        let link = &self.engine.links[peer as usize];
+        link.connecting || !link.is_up() && !link.is_over() && self.needs(peer)
     }
 
     fn link_neighbours(&mut self) {

@@ -398,7 +398,7 @@ pub(crate) struct Group {
     // Fields drop in order: members before the runtime.
     pub(crate) members: Vec<Communicator>,
     hub: Arc<Hub>,
-    _runtime: Runtime,
+    pub(crate) runtime: Runtime,
 }
 
 impl Group {
@@ -460,7 +460,7 @@ impl Group {
         Self {
             members,
             hub,
-            _runtime: runtime,
+            runtime,
         }
     }
 
