@@ -18,6 +18,9 @@ impl Communicator {
     /// without a copy. It is an operation: all ranks make it, of the same length. Where the ranks share no memory it is
     /// memory of this process alone, and everything works as well.
     ///
+    /// The time limit is for the ranks to agree. After that each gets its memory from the system, twice what it asks for, which
+    /// takes as long as writing to it.
+    ///
     /// ```
     /// use kolo_collectives::{ReduceOp, local_group};
     ///
@@ -37,7 +40,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`CollectiveError`], of which [`CollectiveError::Invalid`] if the host has not so much memory: then the other
+    /// [`CollectiveError`], of which [`CollectiveError::Invalid`] if the host has not so much memory left: then the other
     /// ranks may have their buffers.
     pub fn buffer<T: Element>(&self, len: usize) -> Result<SharedBuffer<T>, CollectiveError> {
         Self::blocking(async |alarm, started| {

@@ -3,6 +3,7 @@
 //! | part | what |
 //! |---|---|
 //! | [`region`] | a memory file, mapped |
+//! | [`left`] | how much memory the host has left |
 //! | [`map`] | the memory itself, and the only ways to touch it |
 //! | [`copy`] | copies of what others may write meanwhile |
 //! | [`rules`] | who may write what, when: pure |
@@ -22,6 +23,7 @@
 
 pub(crate) mod arena;
 pub(crate) mod buffer;
+mod left;
 pub(crate) mod map;
 mod parts;
 mod region;

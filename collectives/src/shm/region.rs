@@ -8,7 +8,11 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use super::left;
+
 const PAGE: usize = 4096;
+/// Pages are asked for in pieces of this size: an order of magnitude longer than what it takes to find out how many are left.
+const PIECE: usize = 64 << 20;
 /// Shorter memory has no use for huge pages.
 const HUGE: usize = 2 << 20;
 
@@ -138,23 +142,36 @@ impl Region {
         unsafe { self.base.add(at) }
     }
 
-    /// Gets pages for a range, so that the system says now if there are none, and not by a signal later.
+    /// Gets pages for a range, so that the system says now if there are none, and not by a signal later. Takes about as long as
+    /// writing to all of it.
+    ///
+    /// # Errors
+    ///
+    /// The system's, or that the host has not so much memory left. Then a part of the pages may be there.
     pub(super) fn populate(&self, at: usize, length: usize) -> io::Result<()> {
-        let slack = at % PAGE;
-        let begin = self.range(at - slack, length + slack);
-        // SAFETY: the range is inside the mapping. Populating changes nothing that is there.
-        let populated = unsafe {
-            rustix::mm::madvise(
-                begin.as_ptr().cast(),
-                length + slack,
-                Advice::LinuxPopulateWrite,
-            )
-        };
-        match populated {
-            // Before Linux 5.14 there is no such thing; pages come when they are touched.
-            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
-            Err(error) => Err(error.into()),
+        let (mut at, end) = (at - at % PAGE, at + length);
+        if length >= PIECE {
+            left::check(length)?;
         }
+        while at < end {
+            let piece = PIECE.min(end - at);
+            // The ranks of the host may all ask at once.
+            if piece == PIECE {
+                left::check(piece)?;
+            }
+            let begin = self.range(at, piece);
+            // SAFETY: the range is inside the mapping. Populating changes nothing that is there.
+            let populated = unsafe {
+                rustix::mm::madvise(begin.as_ptr().cast(), piece, Advice::LinuxPopulateWrite)
+            };
+            match populated {
+                Ok(()) => at += piece,
+                // Before Linux 5.14 there is no such thing; pages come when they are touched.
+                Err(rustix::io::Errno::INVAL) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 }
 
