@@ -27,8 +27,8 @@ pub enum Cause {
     Missed {
         /// Whom.
         late: Vec<Rank>,
-        /// Who does not come because of one of these, and how that is known.
-        excused: Vec<Missing>,
+        /// Who does not come because of one of these.
+        excused: Vec<Excuse>,
     },
     /// It has not given up: a rank of which it needs nothing itself is gone, and who waits for that one may not know it.
     Gone {
@@ -94,6 +94,26 @@ pub enum Cause {
         /// How.
         reason: String,
     },
+}
+
+/// A rank does not come because of another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Excuse {
+    /// Which rank.
+    pub rank: Rank,
+    /// The one that it waits for, or that kept it.
+    pub culprit: Rank,
+    /// How that is known: what it did.
+    pub doing: String,
+}
+
+impl From<Excuse> for Missing {
+    fn from(excuse: Excuse) -> Self {
+        Self {
+            rank: excuse.rank,
+            doing: excuse.doing,
+        }
+    }
 }
 
 impl Cause {
@@ -184,7 +204,7 @@ impl Cause {
                 operation: operation.to_owned(),
                 waited: Duration::ZERO,
                 late,
-                doing: excused,
+                doing: excused.into_iter().map(Missing::from).collect(),
             },
             Self::Lost { rank, reason, .. } | Self::Gone { rank, reason } => {
                 CollectiveError::PeerLost { rank, reason }
@@ -257,11 +277,11 @@ impl Cause {
             | Self::Left { rank, .. }
             | Self::Connect { rank, .. }
             | Self::Protocol { rank, .. } => vec![*rank],
-            Self::Missed {
-                late,
-                excused: doing,
+            Self::Missed { late, excused } => {
+                let excused = excused.iter().flat_map(|one| [one.rank, one.culprit]);
+                late.iter().copied().chain(excused).collect()
             }
-            | Self::Deadline { late, doing, .. } => {
+            Self::Deadline { late, doing, .. } => {
                 let doing = doing.iter().map(|missing| missing.rank);
                 late.iter().copied().chain(doing).collect()
             }

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use kolo_transport::direct::looker;
-use kolo_transport::ids::Generation;
+use kolo_transport::ids::{Generation, Rank};
 
 use crate::blocking::processors;
 use crate::cause::Cause;
@@ -31,6 +31,10 @@ pub(crate) struct Progress {
     pub(crate) done: bool,
 }
 
+/// The links on which last words wait.
+#[derive(Debug)]
+pub(crate) struct LastWords(Vec<(u32, Departure)>);
+
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) me: u32,
@@ -53,6 +57,8 @@ pub(crate) struct Engine {
     pub(crate) progress: Vec<Progress>,
     /// The last operation, if it succeeded here.
     pub(crate) previous: Option<(Tag, Operation)>,
+    /// The last one that succeeded here, to which all ranks have come therefore.
+    pub(crate) passed: Option<Tag>,
     /// Where the shares begin, of an operation on different lengths; for an all-to-all of what comes.
     pub(crate) offsets: Vec<usize>,
     /// For an all-to-all of different lengths, where that begins which goes to each rank.
@@ -87,6 +93,7 @@ impl Engine {
             settings: 0,
             progress: Vec::new(),
             previous: None,
+            passed: None,
             offsets: Vec::new(),
             sent_offsets: Vec::new(),
             lengths: Vec::new(),
@@ -180,6 +187,12 @@ impl Engine {
         found
     }
 
+    /// An operation has ended well here.
+    pub(crate) fn passes(&mut self, tag: Tag, operation: Operation) {
+        self.previous = Some((tag, operation));
+        self.passed = Some(tag);
+    }
+
     /// Whether a certain algorithm is asked for.
     pub(crate) fn is_forced(&self) -> bool {
         self.choices.tuning().force.is_some()
@@ -242,24 +255,34 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::flush_now`], for the last words of an operation: this process may end right after them, and so waits for a
-    /// moment until they have left it. The thread is held for that long, whether it is an executor's or not.
+    /// The last words of an operation have just been put on the links: this process may end right after them. Nobody waits until
+    /// they have left for `lost`.
+    pub(crate) fn last_words(&self, lost: Option<Rank>) -> LastWords {
+        let links = (0..).zip(&self.links);
+        LastWords(
+            links
+                .filter(|(peer, link)| lost != Some(Rank(*peer)) && link.has_backlog())
+                .map(|(peer, link)| (peer, Departure::new(link.departures())))
+                .collect(),
+        )
+    }
+
+    /// Writes as much of them as goes. Returns whether all have left this process, or can't.
+    pub(crate) fn have_left(&mut self, words: &mut LastWords) -> bool {
+        self.flush_now();
+        words.0.retain_mut(|(peer, departure)| {
+            let link = &self.links[*peer as usize];
+            !departure.is_over(link.departures()) || link.has_backlog()
+        });
+        words.0.is_empty()
+    }
+
+    /// Waits for a moment until the last words of an operation have left. The thread is held for that long, whether it is an
+    /// executor's or not.
     pub(crate) fn see_off(&mut self) {
-        let links = self.links.iter().enumerate();
-        let mut leaving: Vec<(usize, Departure)> = links
-            .filter(|(_, link)| link.has_backlog())
-            .map(|(peer, link)| (peer, Departure::new(link.departures())))
-            .collect();
+        let mut words = self.last_words(None);
         let begun = Instant::now();
-        loop {
-            self.flush_now();
-            leaving.retain_mut(|(peer, departure)| {
-                let link = &self.links[*peer];
-                !departure.is_over(link.departures()) || link.has_backlog()
-            });
-            if leaving.is_empty() || begun.elapsed() >= DEPARTURE {
-                return;
-            }
+        while !self.have_left(&mut words) && begun.elapsed() < DEPARTURE {
             std::thread::sleep(LOOK);
         }
     }

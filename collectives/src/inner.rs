@@ -240,7 +240,9 @@ impl Inner {
         started: Instant,
         operation: &'static str,
     ) -> Result<(Turn<'_>, Tag), CollectiveError> {
+        let waiting = Waiting::new(self, operation);
         let turn = self.turn_without_number(alarm, started, operation).await?;
+        waiting.end();
         let tag = self.signals.lock().take_number();
         Ok((turn, tag))
     }
@@ -262,12 +264,6 @@ impl Inner {
         let engine = if let Some(engine) = free {
             engine
         } else {
-            let mut waiting = Waiting {
-                inner: self,
-                operation,
-                call: self.signals.lock().call,
-                over: false,
-            };
             let mut lock = pin!(async {
                 // What was given to handles before comes first.
                 if let Some(handles) = handles {
@@ -276,7 +272,7 @@ impl Inner {
                 let _wanted = self.signals.want();
                 self.engine.lock().await
             });
-            let engine = poll_fn(|cx| {
+            poll_fn(|cx| {
                 if let Poll::Ready(engine) = lock.as_mut().poll(cx) {
                     return Poll::Ready(Ok(engine));
                 }
@@ -289,9 +285,7 @@ impl Inner {
                     })
                 })
             })
-            .await?;
-            waiting.over = true;
-            engine
+            .await?
         };
         let mut turn = Turn {
             inner: self,
@@ -503,6 +497,21 @@ struct Waiting<'a> {
     operation: &'static str,
     call: u64,
     over: bool,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(inner: &'a Arc<Inner>, operation: &'static str) -> Self {
+        Self {
+            inner,
+            operation,
+            call: inner.signals.lock().call,
+            over: false,
+        }
+    }
+
+    fn end(mut self) {
+        self.over = true;
+    }
 }
 
 impl Drop for Waiting<'_> {

@@ -26,8 +26,9 @@ pub struct Operation {
     /// Elements: of the buffer; for gathers and scatters of one rank's share, or of all shares if they differ; for an
     /// all-to-all of equal parts of one part. 0 for an all-to-all of different parts: no two ranks have the same sum.
     pub count: u64,
-    /// Of a reduce-scatter the first dimension, which is split; it divides `count`. Of a send the rank that receives.
-    /// 0 for all others.
+    /// Of a reduce-scatter the first dimension, which is split; it divides `count`. Of a send the rank that receives. Of an
+    /// all-reduce of several buffers how many there are, or still are to come if each is combined by itself; of a
+    /// named one of a shared buffer `u64::MAX`. 0 for all others.
     pub rows: u64,
     /// Whatever else must agree, as [`shape::of`] makes it of dimensions; 0 if there is nothing.
     pub shape: u64,
@@ -45,6 +46,9 @@ pub struct Operation {
 
 impl Operation {
     pub(crate) const BARRIER: Self = Self::new(OperationKind::Barrier, None, 0);
+
+    /// The `rows` of a named all-reduce of a shared buffer, which is not to be fused with others.
+    pub(crate) const OF_SHARED_BUFFER: u64 = u64::MAX;
 
     /// Bytes of the buffer that is asked for: elements times their size.
     #[must_use]
@@ -265,7 +269,13 @@ impl fmt::Display for Operation {
         let is_pair = self.kind == OperationKind::SendReceive;
         match (self.kind, self.rows) {
             (OperationKind::SendReceive, _) | (_, 0) | (OperationKind::AllReduce, 1) => {}
-            (OperationKind::AllReduce, buffers) => write!(f, " and more, {buffers} buffers")?,
+            (OperationKind::AllReduce, Self::OF_SHARED_BUFFER) => {
+                f.write_str(" in a shared buffer")?;
+            }
+            (OperationKind::AllReduce, buffers) if self.reduce == Some(ReduceOp::Adasum) => {
+                write!(f, " and more, {buffers} buffers")?;
+            }
+            (OperationKind::AllReduce, buffers) => write!(f, " in {buffers} buffers")?,
             (_, rows) => write!(f, " in {rows} rows")?,
         }
         if let Some(root) = self.root.filter(|_| !is_pair) {
@@ -303,6 +313,9 @@ pub struct Tag {
 }
 
 impl Tag {
+    /// The greatest number of an operation that a wire can carry.
+    pub(crate) const MOST: u64 = (1 << 48) - 1;
+
     /// The first part of an operation.
     #[must_use]
     pub const fn new(call: u64, operation: u64) -> Self {
@@ -327,8 +340,14 @@ impl Tag {
         }
     }
 
+    /// Whether both are of one operation.
+    pub(crate) fn is_part_of(self, other: Self) -> bool {
+        (self.call, self.operation) == (other.call, other.operation)
+    }
+
     /// Number and part, in one word.
     pub(crate) fn word(self) -> u64 {
+        debug_assert!(self.operation <= Self::MOST);
         self.operation << 16 | u64::from(self.part)
     }
 
@@ -344,7 +363,11 @@ impl Tag {
 
 impl fmt::Display for Tag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "operation {} of call {}", self.operation, self.call)
+        write!(f, "operation {} of call {}", self.operation, self.call)?;
+        if self.part > 0 {
+            write!(f, ", part {}", self.part)?;
+        }
+        Ok(())
     }
 }
 

@@ -16,6 +16,7 @@ use common::victim::{notice, runtime, write};
 use common::{Fault, GENERATION, Group, JOB, Kind, LONG, faulty, force, hello, run, sum, until};
 use kolo_collectives::cause::Cause;
 use kolo_collectives::lane::{Connecting, Gone, LaneChoice, MemoryLane, NetworkLanes, accept_tls};
+use kolo_collectives::operation::Tag;
 use kolo_collectives::schedule::Algorithm;
 use kolo_collectives::{CollectiveError, Communicator, Connector, LaneError, Rank};
 use kolo_transport::identity::Role;
@@ -208,7 +209,7 @@ fn after_rank_1_gave_up(cause: &Cause, is_gone: bool) -> CollectiveError {
     comm.acceptor().accept(Rank(1), lane).unwrap();
     comm.set_timeout(Duration::from_millis(1));
     comm.barrier().unwrap_err();
-    write(&runtime, &mut theirs, &notice(cause));
+    write(&runtime, &mut theirs, &notice(Tag::default(), cause));
     let again = || comm.broadcast(&mut [0_u8], Rank(1)).unwrap_err();
     if is_gone {
         drop(theirs);

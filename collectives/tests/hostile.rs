@@ -97,7 +97,10 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
         reason: "who?".to_owned(),
         for_good: false,
     };
-    protocol_error(&notice(&stranger), "a notice about rank 2 of a world of 2");
+    protocol_error(
+        &notice(Tag::default(), &stranger),
+        "a notice about rank 2 of a world of 2",
+    );
 }
 
 #[test]
@@ -124,7 +127,7 @@ fn a_notice_that_is_cut_by_the_end_of_its_operation_does_not_hurt_the_next() {
     };
     let values = [1_u8; 4 * COUNT as usize];
     let mut bytes = frame(Header::Data(right()), &values);
-    let notice = notice(&cause);
+    let notice = notice(Tag::default(), &cause);
     let (begin, rest) = notice.split_at(notice.len() - 10);
     bytes.extend_from_slice(begin);
     write(&runtime, &mut lane, &bytes);

@@ -320,3 +320,24 @@ fn what_needs_all_ranks_says_who_has_joined() {
         });
     }
 }
+
+/// What a joined rank asks for is no other operation than that of a rank whose deadline has passed.
+#[test]
+fn a_deadline_beside_a_join_names_the_late_ranks() {
+    for mine in [300, 60_000] {
+        let group = Group::new(Kind::Memory, 4);
+        common::force(&group, Algorithm::Ring);
+        group.members[0].set_timeout(Duration::from_millis(mine));
+        group.members[2].set_timeout(Duration::from_millis(60_300 - mine));
+        std::thread::scope(|scope| {
+            let join = scope.spawn(|| group.members[0].join().map(drop));
+            let sum = scope.spawn(|| common::sum(&group.members[2], 50));
+            for ended in [join, sum].map(|one| one.join().unwrap()) {
+                let Err(CollectiveError::Deadline { late, .. }) = ended else {
+                    panic!("{ended:?}");
+                };
+                assert_eq!(late, [Rank(1), Rank(3)]);
+            }
+        });
+    }
+}

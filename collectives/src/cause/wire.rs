@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kolo_transport::ids::Rank;
 
-use super::Cause;
+use super::{Cause, Excuse};
 use crate::error::DOING;
 use crate::header::MAX_TEXT;
 use crate::stall::Missing;
@@ -51,6 +51,7 @@ impl Cause {
                 doing,
             } => {
                 let micros = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
+                let doing = doing.iter().map(|one| ([one.rank], one.doing.as_str()));
                 let (ranks, texts) = ranks_and_texts(late, doing);
                 put(4, micros, &ranks, &texts);
             }
@@ -64,6 +65,8 @@ impl Cause {
             Self::Protocol { rank, reason } => put(7, 0, &[*rank], &[reason]),
             Self::Gone { rank, reason } => put(8, 0, &[*rank], &[reason]),
             Self::Missed { late, excused } => {
+                let excused = excused.iter();
+                let excused = excused.map(|one| ([one.rank, one.culprit], one.doing.as_str()));
                 let (ranks, texts) = ranks_and_texts(late, excused);
                 put(9, 0, &ranks, &texts);
             }
@@ -110,23 +113,27 @@ impl Cause {
                 rank: rank()?,
                 reason: text()?,
             },
-            4 | 9 => {
-                let count = ranks.len().checked_sub(texts.len())?;
-                let doing = ranks[count..].iter().zip(texts);
-                let doing = doing
-                    .map(|(rank, doing)| Missing { rank: *rank, doing })
-                    .collect();
-                let late = ranks[..count].to_vec();
-                if code == 9 {
-                    return Some(Self::Missed {
-                        late,
-                        excused: doing,
-                    });
-                }
+            4 => {
+                let (late, of_texts) = ranks.split_at(ranks.len().checked_sub(texts.len())?);
+                let doing = of_texts.iter().zip(texts);
+                let doing = doing.map(|(rank, doing)| Missing { rank: *rank, doing });
                 Self::Deadline {
                     waited: Duration::from_micros(micros),
-                    late,
+                    late: late.to_vec(),
+                    doing: doing.collect(),
+                }
+            }
+            9 => {
+                let (late, of_texts) = ranks.split_at(ranks.len().checked_sub(2 * texts.len())?);
+                let excused = of_texts.chunks_exact(2).zip(texts);
+                let excused = excused.map(|(ranks, doing)| Excuse {
+                    rank: ranks[0],
+                    culprit: ranks[1],
                     doing,
+                });
+                Self::Missed {
+                    late: late.to_vec(),
+                    excused: excused.collect(),
                 }
             }
             5 => Self::Mismatch {
@@ -152,18 +159,19 @@ impl Cause {
     }
 }
 
-/// As many as are passed on; the last ranks are those of the texts.
-fn ranks_and_texts<'a>(late: &[Rank], doing: &'a [Missing]) -> (Vec<Rank>, Vec<&'a str>) {
-    let doing = &doing[..doing.len().min(DOING)];
-    let late = &late[..late.len().min(RANKS - doing.len())];
-    let of_texts = doing.iter().map(|missing| missing.rank);
-    let texts = doing
-        .iter()
-        .map(|missing| cut_to(&missing.doing, SHORT_TEXT));
-    (
-        late.iter().copied().chain(of_texts).collect(),
-        texts.collect(),
-    )
+/// As many as are passed on; the last ranks are those of the texts, so many for each.
+fn ranks_and_texts<'a, const EACH: usize>(
+    late: &[Rank],
+    others: impl Iterator<Item = ([Rank; EACH], &'a str)>,
+) -> (Vec<Rank>, Vec<&'a str>) {
+    let (of_texts, texts): (Vec<_>, Vec<_>) = others
+        .take(DOING)
+        .map(|(ranks, text)| (ranks, cut_to(text, SHORT_TEXT)))
+        .unzip();
+    let late = &late[..late.len().min(RANKS - EACH * of_texts.len())];
+    let mut ranks = late.to_vec();
+    ranks.extend(of_texts.into_iter().flatten());
+    (ranks, texts)
 }
 
 fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
@@ -206,6 +214,14 @@ mod tests {
             })
         };
         let doing = || prop::collection::vec(missing(), 0..=DOING);
+        let excused = || {
+            let excuse = (missing(), any::<u32>()).prop_map(|(missing, culprit)| Excuse {
+                rank: missing.rank,
+                culprit: Rank(culprit),
+                doing: missing.doing,
+            });
+            prop::collection::vec(excuse, 0..=DOING)
+        };
         prop_oneof![
             ".{0,300}".prop_map(|asked| Cause::Stalled { asked }),
             (named(), any::<bool>()).prop_map(|((rank, reason), for_good)| Cause::Lost {
@@ -214,7 +230,7 @@ mod tests {
                 for_good
             }),
             named().prop_map(|(rank, reason)| Cause::Gone { rank, reason }),
-            (late(), doing()).prop_map(|(late, excused)| Cause::Missed { late, excused }),
+            (late(), excused()).prop_map(|(late, excused)| Cause::Missed { late, excused }),
             named().prop_map(|(rank, reason)| Cause::Failed { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Left { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Connect { rank, reason }),

@@ -167,7 +167,7 @@ impl Inner {
             return Quick::Failed(turn.refuse(tag, error));
         }
         if done {
-            turn.engine.previous = Some((tag, *operation));
+            turn.engine.passes(tag, *operation);
             let place = (self.id, tag);
             self.family.recorder.done(place, *operation, name, asked);
             Quick::Done(turn)
@@ -402,7 +402,7 @@ impl Turn<'_> {
             _ => Ok(Outcome::Pending),
         };
         let result = if matches!(looked, Ok(Outcome::Ready | Outcome::Elsewhere)) {
-            self.engine.previous = Some((tag, operation));
+            self.engine.passes(tag, operation);
             Ok(())
         } else {
             self.engine.unplan();

@@ -19,6 +19,7 @@ use super::wire::{self, BATCH, Down, Up};
 use super::{Command, Names, THRESHOLD, until};
 use crate::cause::{Cause, cut};
 use crate::lane::{Lane, LaneError};
+use crate::operation::Tag;
 
 /// Most bytes that are read at once.
 const READ: usize = 16 << 10;
@@ -335,8 +336,10 @@ impl Hub {
                     None => Ok(None),
                 })
             } else {
-                let down = inbox.take();
-                down.map(|down| down.map(|down| self.told(names, down)))
+                inbox.take().and_then(|down| match down {
+                    Some(down) => self.told(names, down).map(Some),
+                    None => Ok(None),
+                })
             };
             match taken {
                 Ok(Some(())) => came = true,
@@ -417,9 +420,12 @@ impl Hub {
         Ok(())
     }
 
-    /// A rank hears of rank 0.
-    fn told(&mut self, names: &Arc<Names>, message: Down) {
+    /// A rank hears of rank 0. Fails if that says what it can't mean.
+    fn told(&mut self, names: &Arc<Names>, message: Down) -> Result<(), String> {
         match message {
+            Down::Run { number, .. } if number > Tag::MOST => {
+                return Err(format!("it gave an operation the number {number}"));
+            }
             Down::Run {
                 call,
                 number,
@@ -447,6 +453,7 @@ impl Hub {
                 missing,
             } => names.stalled(call, which, Duration::from_millis(waited_ms), missing),
         }
+        Ok(())
     }
 
     /// On rank 0: does and tells what follows from all that came. On the others: gives up what rank 0 does not answer.

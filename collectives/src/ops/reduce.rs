@@ -181,6 +181,14 @@ impl Communicator {
                 return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
             }
             let shape = shape::of_each(buffers.iter().map(|buffer| buffer.len()));
+            if count == 0 {
+                // Others may have some.
+                let request = Operation {
+                    shape,
+                    ..self.reduction::<T>(kind, 0, op)
+                };
+                return turn.run(alarm, tag, request, &[]).await;
+            }
             let mut kept: Vec<Vec<T>> = Vec::with_capacity(count);
             for index in 0..count {
                 let buffer = &mut *buffers[index];

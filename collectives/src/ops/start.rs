@@ -171,12 +171,7 @@ impl Start {
     }
 
     fn reduction<T: Element>(&self, kind: OperationKind, count: usize, op: ReduceOp) -> Operation {
-        let mut operation = Operation {
-            reduce: Some(op),
-            ..Operation::new(kind, Some(T::DTYPE), count as u64)
-        };
-        self.comm.options.apply(&mut operation);
-        operation
+        self.comm.reduction::<T>(kind, count, op)
     }
 
     /// See [`Communicator::all_reduce`].
@@ -230,8 +225,7 @@ impl Start {
         op: ReduceOp,
     ) -> Handle<SharedBuffer<T>> {
         let operation = Operation {
-            // Not to be fused with others.
-            rows: 1,
+            rows: Operation::OF_SHARED_BUFFER,
             ..self.reduction::<T>(OperationKind::AllReduce, buffer.len(), op)
         };
         self.submit(operation, move |access| {

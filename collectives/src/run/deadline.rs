@@ -4,14 +4,14 @@
 //! another one. So a rank whose deadline has passed says so, and so do all that hear of it. Who has said nothing after a while
 //! is late; who misses somebody tells the others, and shortly after that all give up, with the names of all that are missed.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
 
 use super::Run;
-use crate::cause::Cause;
+use crate::cause::{Cause, Excuse};
 use crate::error::CollectiveError;
-use crate::stall::Missing;
 
 /// After its deadline a rank asks its peers who is still there. It names those that have said nothing after
 /// this time (longer if the deadline was far away, so that a loaded host is not taken for a late rank) ...
@@ -89,7 +89,7 @@ impl Run<'_> {
         if self.stall.as_mut().is_some_and(is_due) {
             let mut late = self.who_is_late();
             self.excuse(&mut late);
-            let excused = self.excuses();
+            let excused: Vec<Excuse> = self.excuses().cloned().collect();
             told |= self.miss(None, &late, &excused);
         }
         let missed = self.still_missed();
@@ -97,12 +97,14 @@ impl Run<'_> {
         if !self.stall.as_mut().is_some_and(is_over) {
             return Ok(told);
         }
-        let late = if missed.is_empty() {
-            self.waited_for()
-        } else {
-            missed
-        };
-        Err(self.late(late))
+        if !missed.is_empty() {
+            return Err(self.late(missed));
+        }
+        let waited = self.waited_for();
+        if waited.is_empty() {
+            return Err(self.late_itself());
+        }
+        Err(self.late(waited))
     }
 
     /// The time is over.
@@ -137,7 +139,7 @@ impl Run<'_> {
 
     fn missed_frame(&self) -> Vec<u8> {
         let late = self.missed.iter().copied().collect();
-        let excused = self.excuses();
+        let excused = self.excuses().cloned().collect();
         self.engine
             .notice(self.tag, &Cause::Missed { late, excused })
     }
@@ -154,35 +156,48 @@ impl Run<'_> {
     }
 
     /// Those that have not answered: of the ones that this rank waits for, and, if one of those has never come, of all that are
-    /// linked with it and have not come either, for nobody gets through an operation to which somebody has not come.
+    /// linked with it and have not come either.
+    ///
+    /// Nobody gets through an operation to which somebody has not come. But nothing may have come from a rank that is here, either,
+    /// and who is through does not answer: if one that came does not, and nobody has to wait for it, others may be through, too.
     fn who_is_late(&self) -> Vec<Rank> {
-        let mut late = self.waited_for();
+        let waited = self.waited_for();
+        let mut late = waited.clone();
         late.retain(|rank| !self.has_answered(*rank));
-        if late.iter().all(|rank| self.has_come(*rank)) {
+        let all = || {
+            (0..self.engine.world)
+                .map(Rank)
+                .filter(|rank| rank.0 != self.engine.me)
+        };
+        let is_through = |rank: &Rank| {
+            !waited.contains(rank) && self.has_come(*rank) && !self.has_answered(*rank)
+        };
+        if late.iter().all(|rank| self.has_come(*rank)) || all().any(|rank| is_through(&rank)) {
             return late;
         }
-        let others = (0..self.engine.world).map(Rank).filter(|rank| {
-            let is_linked = self.engine.links[rank.index()].is_up();
-            rank.0 != self.engine.me && is_linked && !self.has_come(*rank)
-        });
-        late.extend(others);
+        late.extend(
+            all().filter(|rank| self.engine.links[rank.index()].is_up() && self.is_absent(*rank)),
+        );
         late.sort_unstable();
         late.dedup();
         late
     }
 
     /// Somebody misses these ranks, and others because of these, which all are to know. Returns whether any of that is news.
-    pub(super) fn miss(&mut self, from: Option<u32>, late: &[Rank], excused: &[Missing]) -> bool {
-        let known = (self.missed.len(), self.excused.len());
-        self.missed.extend(late);
-        let me = Rank(self.engine.me);
-        for Missing { rank, doing } in excused.iter().filter(|missing| missing.rank != me) {
-            let why = || doing.clone();
-            self.excused.entry(*rank).or_insert_with(why);
-        }
+    pub(super) fn miss(&mut self, from: Option<u32>, late: &[Rank], excused: &[Excuse]) -> bool {
         // What this rank knows itself is among the excused already.
-        let is_own = from.is_none() && !excused.is_empty();
-        let is_news = (self.missed.len(), self.excused.len()) != known || is_own;
+        let mut is_news = from.is_none() && !excused.is_empty();
+        for rank in late {
+            is_news |= self.missed.insert(*rank);
+        }
+        for excuse in excused {
+            let rank = excuse.rank;
+            let is_new = rank.0 != self.engine.me && self.excuse_of(rank).is_none();
+            if is_new && self.is_absent(excuse.culprit) {
+                self.excused.insert(rank, excuse.clone());
+                is_news = true;
+            }
+        }
         if is_news {
             let frame = self.missed_frame();
             self.unsaid = true;
@@ -195,12 +210,18 @@ impl Run<'_> {
         is_news
     }
 
-    /// Of the ranks that were missed, those that have not come by now.
+    /// Of the ranks that were missed, those that have not come by now and have no excuse, or none any more.
     pub(super) fn still_missed(&self) -> Vec<Rank> {
-        let missed = self.missed.iter().copied();
+        let missed: BTreeSet<Rank> = self
+            .missed
+            .iter()
+            .chain(self.excused.keys())
+            .copied()
+            .collect();
         missed
+            .into_iter()
             .filter(|rank| rank.0 != self.engine.me && !self.has_answered(*rank))
-            .filter(|rank| !self.excused.contains_key(rank))
+            .filter(|rank| self.excuse_of(*rank).is_none())
             .collect()
     }
 }

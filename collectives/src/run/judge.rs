@@ -2,6 +2,7 @@
 
 use kolo_transport::ids::{CallId, Generation, Rank};
 
+use super::late::Fault;
 use super::transfer::segment;
 use super::{Missing, Mode, Run};
 use crate::cause::Cause;
@@ -235,7 +236,7 @@ impl Run<'_> {
         text: &[u8],
     ) -> Result<(), CollectiveError> {
         // Its header may have come in an earlier operation, which has ended without the text.
-        let of = match self.place_of(header) {
+        let mut of = match self.place_of(header) {
             Some((_, tag)) if tag == self.tag => None,
             Some((_, tag)) if matches!(header, Header::AbortOperation { .. }) => Some(tag),
             _ => return Ok(()),
@@ -257,6 +258,8 @@ impl Run<'_> {
         if let Cause::Gone { rank, reason } = cause {
             return self.hear_gone(Some(peer), rank.0, reason);
         }
+        // Who gives up a part of an operation gives up all of it.
+        of = of.filter(|tag| !(cause.ends_operation() && tag.is_part_of(self.tag)));
         if let Cause::Lost {
             for_good: true,
             rank,
@@ -272,6 +275,11 @@ impl Run<'_> {
             // It was in an operation before this one, and has not given that up.
             if let Cause::Missed { late, .. } = cause {
                 self.engine.links[peer as usize].misses = Some((tag, late));
+            } else {
+                // This rank is through.
+                let frame = self.ask_frame();
+                self.engine.links[peer as usize].notify(&frame);
+                self.unsaid = true;
             }
             return Ok(());
         } else if let Some(tag) = of {
@@ -281,7 +289,9 @@ impl Run<'_> {
         }
         if let Cause::Stalled { asked } = cause {
             let mine = self.request.to_string();
-            if asked != mine {
+            // Who has no data takes part in whatever the others ask for, and hears of that in other words.
+            let has_joined = self.request.is_join() || asked == Operation::JOIN.to_string();
+            if asked != mine && !has_joined {
                 return Err(CollectiveError::Mismatch {
                     rank: Rank(self.engine.me),
                     asked: mine,
@@ -344,38 +354,30 @@ impl Run<'_> {
 
     /// Whether a peer has said that it gives up because another rank is lost.
     pub(super) fn left_because_of_loss(&self, peer: u32) -> bool {
-        let gave_up = &self.engine.links[peer as usize].gave_up;
-        let is_loss = matches!(gave_up, Some((_, Cause::Lost { .. })));
-        is_loss && self.culprit_of(Rank(peer)).is_some()
+        let why = self.why_late(Rank(peer));
+        why.is_some_and(|why| why.fault == Fault::Lost)
     }
 
-    /// Whether a peer has said that it gives up because another rank did not come.
-    fn left_because_of_the_late(&self, peer: u32) -> bool {
-        let gave_up = &self.engine.links[peer as usize].gave_up;
-        let is_late = matches!(gave_up, Some((_, Cause::Deadline { .. })));
-        let culprit = self.culprit_of(Rank(peer));
-        is_late && culprit.is_some_and(|culprit| !self.has_come(culprit))
-    }
-
-    /// The error of a rank that is gone, or its link.
+    /// The error of a rank that is gone, or its link. It may have said why it goes before it went.
     pub(super) fn lost(&mut self, peer: u32) -> CollectiveError {
-        if let Some((tag, Cause::Lost { rank, reason, .. })) =
-            &self.engine.links[peer as usize].gave_up
-            && self.left_because_of_loss(peer)
-        {
-            // It said why it goes before it went.
-            return CollectiveError::PeerLost {
-                rank: *rank,
-                reason: format!(
-                    "{reason} (rank {} gave up {tag} because of it, and has left)",
-                    self.job_rank(Rank(peer))
-                ),
-            };
-        }
-        if self.left_because_of_the_late(peer) {
-            return self.late(vec![Rank(peer)]);
-        }
+        let why = self.why_late(Rank(peer)).map(|why| why.fault);
         let link = &self.engine.links[peer as usize];
+        match (why, &link.gave_up) {
+            (Some(Fault::Late), _) => return self.late(vec![Rank(peer)]),
+            (
+                Some(Fault::Lost),
+                Some((tag, Cause::Lost { rank, reason, .. } | Cause::Connect { rank, reason })),
+            ) => {
+                return CollectiveError::PeerLost {
+                    rank: *rank,
+                    reason: format!(
+                        "{reason} (rank {} gave up {tag} because of it, and has left)",
+                        self.job_rank(Rank(peer))
+                    ),
+                };
+            }
+            _ => {}
+        }
         let ended = link.ended.as_ref().map(|ended| &ended.reason);
         let reason = link.found_gone.as_ref().or(ended);
         let reason = reason.map_or("its link ended", String::as_str);

@@ -5,24 +5,23 @@ use std::time::Duration;
 use kolo_transport::ids::Rank;
 
 use super::Run;
-use crate::cause::Cause;
+use crate::cause::{Cause, Excuse};
 use crate::error::{CollectiveError, DOING};
 use crate::operation::Tag;
 use crate::stall::Missing;
 
-/// Why a rank is late.
-struct WhyLate {
-    rank: Rank,
+/// Why a rank does not come to an operation.
+pub(super) struct WhyLate {
     /// Because of whom it did not get through ...
     culprit: Rank,
     /// ... which operation before this one.
     tag: Tag,
-    fault: Fault,
+    pub(super) fault: Fault,
 }
 
 /// What is known of who is the cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+pub(super) enum Fault {
     /// The operation was given up, because that one is gone or can't be reached.
     Lost,
     /// It was given up, because that one was late.
@@ -35,13 +34,12 @@ impl Run<'_> {
     /// The error of ranks that did not come in time.
     pub(super) fn late(&mut self, mut late: Vec<Rank>) -> CollectiveError {
         self.report_before_the_end();
-        if let Some(why) = late.iter().find_map(|rank| self.why_late(*rank))
-            && why.fault == Fault::Lost
-        {
+        self.excuse(&mut late);
+        if let Some((rank, why)) = late.iter().find_map(|rank| self.lost_for(*rank)) {
             let WhyLate { culprit, tag, .. } = why;
             let reason = format!(
                 "rank {} gave up {tag} because of it, and did not come to {}",
-                self.job_rank(why.rank),
+                self.job_rank(rank),
                 self.tag
             );
             return CollectiveError::PeerLost {
@@ -49,12 +47,11 @@ impl Run<'_> {
                 reason,
             };
         }
+        let excused = self.excuses().cloned().map(Missing::from);
+        let excused: Vec<Missing> = excused.take(DOING).collect();
         let mut doing = self.what_they_do(&late);
-        self.excuse(&mut late);
-        doing.retain(|other| !self.excused.contains_key(&other.rank));
-        doing.truncate(DOING.saturating_sub(self.excused.len()));
-        doing.extend(self.excuses());
-        doing.truncate(DOING);
+        doing.truncate(DOING - excused.len());
+        doing.extend(excused);
         CollectiveError::Deadline {
             operation: self.request.to_string(),
             waited: Duration::from_millis(self.started.elapsed().as_millis() as u64),
@@ -63,42 +60,74 @@ impl Run<'_> {
         }
     }
 
+    /// The error of a rank that waits for no other one: what it waits for is its own.
+    pub(super) fn late_itself(&mut self) -> CollectiveError {
+        let me = Rank(self.engine.me);
+        let mut error = self.late(vec![me]);
+        if let CollectiveError::Deadline { doing, .. } = &mut error {
+            doing.push(Missing {
+                rank: me,
+                doing: "its connector has not said whether the ranks are on one host".to_owned(),
+            });
+        }
+        error
+    }
+
     /// Puts the ranks because of whom others are late in the place of these. Leaves them in order.
     pub(super) fn excuse(&mut self, late: &mut Vec<Rank>) {
-        let whys: Vec<WhyLate> = late
-            .iter()
-            .filter_map(|rank| self.why_late(*rank))
-            .filter(|why| why.fault != Fault::Lost)
-            .collect();
-        for why in whys {
-            let WhyLate {
-                rank, culprit, tag, ..
-            } = why;
-            let absent = self.job_rank(culprit);
-            let did = match why.fault {
-                Fault::Awaited => "it is in",
-                _ => "it gave up",
-            };
-            let doing = format!("{did} {tag}, to which rank {absent} did not come");
-            self.excused.insert(rank, doing);
-            late.push(culprit);
+        let mut looked = 0;
+        while let Some(rank) = late.get(looked).copied() {
+            looked += 1;
+            self.find_excuse(rank);
+            // That one may have an excuse itself.
+            if let Some(excuse) = self.excuse_of(rank)
+                && !late.contains(&excuse.culprit)
+            {
+                late.push(excuse.culprit);
+            }
         }
         late.sort_unstable();
         late.dedup();
-        if late.iter().any(|rank| !self.excused.contains_key(rank)) {
-            late.retain(|rank| !self.excused.contains_key(rank));
+        if late.iter().any(|rank| self.excuse_of(*rank).is_none()) {
+            late.retain(|rank| self.excuse_of(*rank).is_none());
         }
     }
 
-    /// Who is excused, and how that is known.
-    pub(super) fn excuses(&self) -> Vec<Missing> {
-        let excused = self.excused.iter();
-        excused
-            .map(|(rank, doing)| Missing {
-                rank: *rank,
-                doing: doing.clone(),
-            })
-            .collect()
+    /// Looks whether a rank is late because of another one.
+    fn find_excuse(&mut self, rank: Rank) {
+        let Some(WhyLate {
+            culprit,
+            tag,
+            fault,
+        }) = self.why_late(rank)
+        else {
+            return;
+        };
+        let did = match fault {
+            Fault::Lost => return,
+            Fault::Late => "it gave up",
+            Fault::Awaited => "it is in",
+        };
+        let absent = self.job_rank(culprit);
+        let doing = format!("{did} {tag}, to which rank {absent} did not come");
+        let excuse = Excuse {
+            rank,
+            culprit,
+            doing,
+        };
+        self.excused.insert(rank, excuse);
+    }
+
+    /// What keeps a rank away, as long as it does.
+    pub(super) fn excuse_of(&self, rank: Rank) -> Option<&Excuse> {
+        let excuse = self.excused.get(&rank)?;
+        self.is_absent(excuse.culprit).then_some(excuse)
+    }
+
+    /// Of all that have one.
+    pub(super) fn excuses(&self) -> impl Iterator<Item = &Excuse> {
+        let excused = self.excused.keys();
+        excused.filter_map(|rank| self.excuse_of(*rank))
     }
 
     /// A rank by its number among all, as it is named in texts.
@@ -106,45 +135,57 @@ impl Run<'_> {
         self.signals.lock().job_rank(rank.0)
     }
 
-    /// A rank that is late has given up an operation before this one because of another rank, or waits for that one there: it is
-    /// not likely to come, and that is the other rank's fault.
-    fn why_late(&self, rank: Rank) -> Option<WhyLate> {
+    /// Whether a rank has not come to this operation, as far as is known. One that has keeps nobody away.
+    pub(super) fn is_absent(&self, rank: Rank) -> bool {
+        rank.0 != self.engine.me && !self.has_come(rank)
+    }
+
+    /// A rank that has given up an operation before this one because of another rank, or waits for that one there, is not likely
+    /// to come, and that is the other rank's fault.
+    pub(super) fn why_late(&self, rank: Rank) -> Option<WhyLate> {
         let link = &self.engine.links[rank.index()];
-        let why = |culprit, tag, fault| WhyLate {
-            rank,
-            culprit,
-            tag,
-            fault,
-        };
-        // One that has come by now keeps nobody away.
-        let is_absent = |culprit: &Rank| !self.has_come(*culprit);
+        let is_culprit = |other: &Rank| *other != rank && self.is_absent(*other);
         if let Some((tag, cause)) = &link.gave_up
-            && let Some(culprit) = self.culprit_of(rank)
+            && self.still_counts(rank, *tag)
         {
+            let culprit = cause.absent().filter(is_culprit)?;
             let fault = match cause {
                 Cause::Deadline { .. } => Fault::Late,
                 _ => Fault::Lost,
             };
-            return is_absent(&culprit).then(|| why(culprit, *tag, fault));
+            return Some(WhyLate {
+                culprit,
+                tag: *tag,
+                fault,
+            });
         }
         let (tag, missed) = link.misses.as_ref()?;
-        let others = |other: &&Rank| **other != rank && other.0 != self.engine.me;
-        let culprit = missed
-            .iter()
-            .filter(others)
-            .find(|other| is_absent(other))?;
-        (self.is_before(*tag)).then(|| why(*culprit, *tag, Fault::Awaited))
+        let culprit = missed.iter().copied().find(is_culprit)?;
+        self.still_counts(rank, *tag).then_some(WhyLate {
+            culprit,
+            tag: *tag,
+            fault: Fault::Awaited,
+        })
     }
 
-    /// Whether it is an operation of this call before this one.
-    fn is_before(&self, tag: Tag) -> bool {
-        tag.call == self.tag.call && tag < self.tag
+    /// Whether what a rank said in an operation of this call before this one says something about this one: not if it has come to
+    /// a later one, and nobody gets through an operation to which it has not come.
+    fn still_counts(&self, rank: Rank, tag: Tag) -> bool {
+        let came = self.engine.links[rank.index()].came;
+        tag.call == self.tag.call
+            && tag < self.tag
+            && came.is_none_or(|(came, _)| came <= tag)
+            && self.engine.passed.is_none_or(|passed| passed <= tag)
     }
 
-    /// Because of which other rank that is not there a peer gave up an operation of this call before this one.
-    pub(super) fn culprit_of(&self, peer: Rank) -> Option<Rank> {
-        let (tag, cause) = self.engine.links[peer.index()].gave_up.as_ref()?;
-        let absent = cause.absent()?;
-        (self.is_before(*tag) && absent != peer && absent.0 != self.engine.me).then_some(absent)
+    /// A rank, if it does not come because another one is lost, and that one.
+    fn lost_for(&self, rank: Rank) -> Option<(Rank, WhyLate)> {
+        let why = self.why_late(rank)?;
+        (why.fault == Fault::Lost).then_some((rank, why))
+    }
+
+    /// Because of whom a rank does not come.
+    pub(super) fn culprit_of(&self, rank: Rank) -> Option<Rank> {
+        self.why_late(rank).map(|why| why.culprit)
     }
 }

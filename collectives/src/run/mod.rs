@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{CallId, JobId, Rank};
 
-use crate::cause::Cause;
-use crate::engine::{Engine, call_notice, element_size};
+use crate::cause::{Cause, Excuse};
+use crate::engine::{Engine, LastWords, call_notice, element_size};
 use crate::error::CollectiveError;
 use crate::group::GroupId;
-use crate::lane::LaneError;
+use crate::lane::{LOOK, LaneError};
 use crate::operation::{Operation, Tag};
 use crate::signals::Signals;
 use crate::stall::Stalls;
@@ -37,8 +37,20 @@ use stall::Watch;
 pub(crate) use place::InPlace;
 pub(crate) use share::Mode;
 
+/// What a rank says last of an operation has left it in this time, or a peer does not let it through.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
 /// A link that is on its way when ranks disagree is there in this time, or its peer is.
 const ON_THE_WAY: Duration = Duration::from_millis(200);
+
+/// The end of an operation that was given up.
+struct Parting {
+    error: CollectiveError,
+    since: Instant,
+    words: LastWords,
+    /// When to look again.
+    next: Instant,
+}
 
 /// Whether the operation lacks a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +110,7 @@ pub(crate) struct Run<'a> {
     /// Late ranks that others miss.
     missed: BTreeSet<Rank>,
     /// Those that do not come because of others that are late, and how that is known.
-    excused: BTreeMap<Rank, String>,
+    excused: BTreeMap<Rank, Excuse>,
     /// Something was put on links that may have been written to already.
     unsaid: bool,
     missing: Missing,
@@ -115,8 +127,8 @@ pub(crate) struct Run<'a> {
     in_place: Option<InPlace<'a>>,
     /// Until then this rank waits for the word of one that has left the operation.
     left_at: Option<Instant>,
-    /// This rank has given up because of this, and ends then or when all are told to whom a link is on its way.
-    parting: Option<(CollectiveError, Instant)>,
+    /// This rank has given up, and tells the others.
+    parting: Option<Parting>,
     job: JobId,
 }
 
@@ -129,8 +141,11 @@ impl<'a> Run<'a> {
         tag: Tag,
         (started, deadline): (Instant, Instant),
     ) -> Self {
+        // This rank may have been in it already, without data.
+        let mut asked = false;
         for link in &mut engine.links {
             (link.used, link.relinked, link.begun) = (false, false, false);
+            asked |= link.stalled_in == Some(tag);
         }
         let consent = Consent::of(&request, engine.me, engine.world);
         let mut run = Self {
@@ -154,7 +169,7 @@ impl<'a> Run<'a> {
             deadline,
             step: 0,
             stall: None,
-            asked: false,
+            asked,
             missed: BTreeSet::new(),
             excused: BTreeMap::new(),
             unsaid: false,
@@ -219,15 +234,20 @@ impl<'a> Run<'a> {
                 return result;
             }
             let at = self.wake_at();
-            self.engine.sleep_shared(at);
+            if self.parting.is_some() {
+                // In the memory nothing is awaited any more.
+                std::thread::park_timeout(at.saturating_duration_since(Instant::now()));
+            } else {
+                self.engine.sleep_shared(at);
+            }
             fired = Instant::now() >= at;
         }
     }
 
     /// When to poll again if nothing else happens.
     pub(crate) fn wake_at(&self) -> Instant {
-        if let Some((_, until)) = &self.parting {
-            return *until;
+        if let Some(parting) = &self.parting {
+            return parting.next;
         }
         if self.mode == Mode::Shared && self.engine.must_poll() {
             return self.deadline.min(Instant::now() + Duration::from_millis(1));
@@ -266,7 +286,7 @@ impl<'a> Run<'a> {
             Ok(true) => {
                 self.finished = true;
                 if self.mode != Mode::Form {
-                    self.engine.previous = Some((self.tag, self.request));
+                    self.engine.passes(self.tag, self.request);
                 }
                 if self.stall.is_some() {
                     // It ended well after all: peers to come need not hear of it.
@@ -275,8 +295,14 @@ impl<'a> Run<'a> {
                 Poll::Ready(Ok(None))
             }
             Err(error) => {
-                self.give_up(&error);
-                self.parting = Some((error, Instant::now() + ON_THE_WAY));
+                let words = self.give_up(&error);
+                let since = Instant::now();
+                self.parting = Some(Parting {
+                    error,
+                    since,
+                    words,
+                    next: since,
+                });
                 self.part(cx)
             }
         }
@@ -458,7 +484,7 @@ impl<'a> Run<'a> {
     }
 
     /// Leaves the operation and tells every linked peer why, so that they leave it too.
-    fn give_up(&mut self, error: &CollectiveError) {
+    fn give_up(&mut self, error: &CollectiveError) -> LastWords {
         self.finished = true;
         self.engine.previous = None;
         tracing::debug!(rank = self.engine.me, operation = %self.request, tag = %self.tag, %error, "gave up");
@@ -492,7 +518,7 @@ impl<'a> Run<'a> {
             self.signals.call_failed(self.tag.call, error, &notice);
         }
         let notice = self.engine.tell(self.tag, &cause);
-        self.engine.see_off();
+        let words = self.engine.last_words(cause.absent());
         self.signals.failed(self.tag, error, notice);
         for peer in self.engine.broken_links() {
             // It may wait for the link, and hears on it that this rank gave up.
@@ -502,35 +528,47 @@ impl<'a> Run<'a> {
             // Who asked for the other thing may wait for a link that this rank's schedule does not have.
             self.link_neighbours();
         }
+        words
     }
 
-    /// Ends the operation that this rank gave up. If ranks disagree, those hear of it first to whom a link is on its way: if this
-    /// rank's program ends because of the failure, nobody else may tell them.
+    /// Ends the operation that this rank gave up when what it said has left, for its program may end because of the failure. If
+    /// ranks disagree, those hear of it, too, to whom a link is on its way: nobody else may tell them.
     fn part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Operation>, CollectiveError>> {
-        let Some((error, until)) = self.parting.take() else {
+        let Some(mut parting) = self.parting.take() else {
             return Poll::Pending;
         };
-        if matches!(error, CollectiveError::Mismatch { .. }) {
+        let now = Instant::now();
+        let mut waits = false;
+        if matches!(parting.error, CollectiveError::Mismatch { .. }) {
             let (arrivals, notices) = {
                 let mut state = self.signals.lock();
                 state.register(cx);
-                (state.take_arrivals(), state.notices())
+                (state.take_links(), state.notices())
             };
-            if !arrivals.is_empty() {
-                for arrival in arrivals {
-                    // One that failed has nobody to tell.
-                    self.engine.arrive(arrival, &notices).unwrap_or_default();
-                }
-                self.engine.see_off();
+            let has_come = !arrivals.is_empty();
+            for arrival in arrivals {
+                // One that failed has nobody to tell.
+                self.engine.arrive(arrival, &notices).unwrap_or_default();
+            }
+            if has_come {
+                parting.words = self.engine.last_words(None);
             }
             let me = self.engine.me;
             let mut others = (0..self.engine.world).filter(|peer| *peer != me);
-            if Instant::now() < until && others.any(|peer| self.is_on_the_way(peer)) {
-                self.parting = Some((error, until));
-                return Poll::Pending;
+            if others.any(|peer| self.is_on_the_way(peer)) {
+                parting.next = parting.since + ON_THE_WAY;
+                waits = now < parting.next;
             }
         }
-        Poll::Ready(Err(error))
+        if !self.engine.have_left(&mut parting.words) && now < parting.since + LAST_WORDS {
+            parting.next = now + LOOK;
+            waits = true;
+        }
+        if waits {
+            self.parting = Some(parting);
+            return Poll::Pending;
+        }
+        Poll::Ready(Err(parting.error))
     }
 
     /// Whether a link is being made that was needed, or will be by the peer whose it is to make.
@@ -553,6 +591,7 @@ impl Drop for Run<'_> {
             self.give_up(&CollectiveError::Aborted {
                 reason: format!("{} was cancelled", self.request),
             });
+            self.engine.see_off();
         }
     }
 }

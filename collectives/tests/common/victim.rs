@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use kolo_collectives::cause::Cause;
-use kolo_collectives::header::{Data, Header};
+use kolo_collectives::header::{Data, HEADER, Header};
 use kolo_collectives::lane::{Connecting, MemoryLane};
 use kolo_collectives::operation::{Operation, OperationKind, Tag};
 use kolo_collectives::schedule::Algorithm;
@@ -88,13 +88,37 @@ pub(crate) fn frame(header: Header, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a rank sends in its first operation when it gives up.
-pub(crate) fn notice(cause: &Cause) -> Vec<u8> {
+/// What a rank says about an operation: as a rule why it gives up.
+pub(crate) fn notice(tag: Tag, cause: &Cause) -> Vec<u8> {
     let text = cause.encode();
     let header = Header::AbortOperation {
         generation: GENERATION,
-        tag: Tag::default(),
+        tag,
         length: text.len() as u32,
     };
     frame(header, &text)
+}
+
+/// Reads a frame, and what it says about which operation, if it does.
+pub(crate) fn read_notice(runtime: &Runtime, lane: &mut MemoryLane) -> Option<(Tag, Cause)> {
+    let mut header = [0; HEADER];
+    read(runtime, lane, &mut header);
+    let header = Header::parse(&header).unwrap();
+    let mut text = vec![0; header.length()];
+    read(runtime, lane, &mut text);
+    match header {
+        Header::AbortOperation { tag, .. } => Cause::parse(&text).map(|cause| (tag, cause)),
+        _ => None,
+    }
+}
+
+fn read(runtime: &Runtime, lane: &mut MemoryLane, into: &mut [u8]) {
+    runtime.block_on(async {
+        let mut done = 0;
+        while done < into.len() {
+            done += poll_fn(|cx| lane.poll_read(cx, &mut into[done..]))
+                .await
+                .unwrap();
+        }
+    });
 }

@@ -1,5 +1,7 @@
 //! Ranks that come late, or not at all.
 
+use common::victim::{COUNT, read_notice, right};
+
 use super::*;
 
 #[test]
@@ -148,4 +150,103 @@ fn a_late_rank_hears_that_it_was_late_and_the_next_operation_works() {
     );
     group.set_timeout(LONG);
     group.run(|comm| sum(comm, 100_000).unwrap());
+}
+
+/// What a rank said in an operation that it gave up is nothing to go by after others that it was in.
+#[test]
+fn a_rank_that_dies_long_after_a_deadline_is_lost() {
+    for kind in [Kind::Unix, Kind::Shared] {
+        let mut group = Group::new(kind, 3);
+        force(&group, Algorithm::Ring);
+        group.run(|comm| sum(comm, 10).unwrap());
+        group.members[0].set_timeout(Duration::from_millis(100));
+        for result in run(&group.members[..2], |comm| sum(comm, 10)) {
+            assert_eq!(result.unwrap_err().culprit_rank(), Some(Rank(2)));
+        }
+        sum(&group.members[2], 10).unwrap_err();
+        group.set_timeout(LONG);
+        for _ in 0..3 {
+            group.run(|comm| sum(comm, 1000).unwrap());
+        }
+        drop(group.members.remove(1));
+        let error = sum(&group.members[0], 10).unwrap_err();
+        assert!(
+            matches!(error, CollectiveError::PeerLost { rank: Rank(1), .. }),
+            "{kind:?}: {error}"
+        );
+    }
+}
+
+/// Ranks 0 and 2 are through with a barrier in which rank 1 stands still, and rank 0 never sends anything to rank 3.
+#[test]
+fn the_deadline_does_not_name_ranks_that_are_through() {
+    let group = Group::new(Kind::Unix, 4);
+    group.run(|comm| comm.all_to_all(&[1_u8; 4]).map(drop).unwrap());
+    group.members[3].set_timeout(Duration::from_millis(300));
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut stopped = Box::pin(group.members[1].barrier_async());
+    assert!(stopped.as_mut().poll(&mut cx).is_pending());
+    let others = [&group.members[0], &group.members[2], &group.members[3]];
+    let [zero, two, three] = run(others, Communicator::barrier).try_into().unwrap();
+    assert_eq!([zero, two], [Ok(()), Ok(())]);
+    let Err(CollectiveError::Deadline { late, .. }) = three else {
+        panic!("{three:?}");
+    };
+    assert_eq!(late, [Rank(1)]);
+}
+
+/// Of three ranks two are late: rank 1 waits for rank 2 in the operation before, and rank 2 comes when it is missed. Whom rank 0
+/// names then.
+fn late_when_the_culprit_comes() -> Vec<Rank> {
+    let runtime = runtime();
+    let handle = runtime.handle().clone();
+    let comm =
+        Communicator::new(Rank(0), 3, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
+    let [mut one, mut two] = [1, 2].map(|rank| {
+        let (mine, theirs) = MemoryLane::pair(1 << 20);
+        let accepted = comm.acceptor().accept(Rank(rank), Box::new(mine));
+        accepted.unwrap();
+        theirs
+    });
+    let sum = || comm.all_reduce(&mut [0_i32; COUNT as usize], ReduceOp::Sum);
+    comm.set_timeout(Duration::from_millis(1));
+    sum().unwrap_err();
+    let missed = Cause::Missed {
+        late: vec![Rank(2)],
+        excused: Vec::new(),
+    };
+    write(&runtime, &mut one, &notice(Tag::new(0, 0), &missed));
+    let tag = Tag::new(0, 1);
+    let ended = std::thread::scope(|scope| {
+        let sum = scope.spawn(sum);
+        let excused = loop {
+            match read_notice(&runtime, &mut two) {
+                Some((of, Cause::Missed { late, excused })) if of == tag => {
+                    assert_eq!(late, [Rank(2)]);
+                    break excused;
+                }
+                _ => {}
+            }
+        };
+        let because = excused.iter().map(|excuse| (excuse.rank, excuse.culprit));
+        assert_eq!(because.collect::<Vec<_>>(), [(Rank(1), Rank(2))]);
+        let mut here = right();
+        (here.tag, here.length) = (tag, 0);
+        here.operation.algorithm = Algorithm::Local;
+        write(&runtime, &mut two, &Header::Ask(here).encode());
+        let asked = here.operation.to_string();
+        let stalled = notice(tag, &Cause::Stalled { asked });
+        write(&runtime, &mut two, &stalled);
+        sum.join().unwrap()
+    });
+    match ended {
+        Err(CollectiveError::Deadline { late, .. }) => late,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_excuse_ends_when_the_one_comes_whose_fault_it_was() {
+    // It comes too late at times.
+    assert!((0..20).any(|_| late_when_the_culprit_comes() == [Rank(1)]));
 }

@@ -13,17 +13,21 @@ mod deadlines;
 mod links;
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use common::victim::{NoConnector, lonely, notice, runtime, write};
 use common::{Fault, GENERATION, Group, JOB, Kind, LONG, faulty, force, others, run, sum, until};
 use kolo_collectives::cause::Cause;
+use kolo_collectives::header::{Data, Header};
 use kolo_collectives::lane::{Connecting, MemoryLane};
+use kolo_collectives::operation::{Operation, OperationKind, Tag};
 use kolo_collectives::schedule::Algorithm;
 use kolo_collectives::{
-    Acceptor, CollectiveError, Communicator, Connector, GroupId, Lane, LaneError, ReduceOp,
+    Acceptor, CollectiveError, Communicator, Connector, DType, GroupId, Lane, LaneError, ReduceOp,
     local_group,
 };
 use kolo_transport::ids::{CallId, Rank};
@@ -283,7 +287,7 @@ fn who_left_because_of_a_loss_is_not_the_one_that_is_lost() {
         reason: "its link broke".to_owned(),
         for_good: false,
     };
-    write(&runtime, &mut one, &notice(&cause));
+    write(&runtime, &mut one, &notice(Tag::default(), &cause));
     drop(one);
     let error = comm.barrier().unwrap_err();
     assert_eq!(error.culprit_rank(), Some(Rank(2)), "{error}");
@@ -331,9 +335,72 @@ fn who_left_because_of_a_loss_and_can_not_be_reached_is_not_the_one_that_is_lost
         for_good: false,
     };
     let mut one = ends.remove(1);
-    write(&runtime, &mut one, &notice(&cause));
+    write(&runtime, &mut one, &notice(Tag::default(), &cause));
     drop(one);
     let error = comm.broadcast(&mut [0_u8], Rank(1)).unwrap_err();
     assert_eq!(error.culprit_rank(), Some(Rank(0)), "{error}");
     assert!(error.to_string().contains("rank 1 gave up"), "{error}");
+}
+
+/// Rank 1 gave up operation 0 because its link to rank 0 broke. Both have come to operation 1, where rank 1 dies.
+#[test]
+fn who_has_come_is_not_the_one_that_is_lost() {
+    let runtime = runtime();
+    let mut ends = Vec::new();
+    let lanes = [0, 1].map(|rank| {
+        let (mine, theirs) = MemoryLane::pair(1 << 20);
+        ends.push(theirs);
+        let mine: Box<dyn Lane> = Box::new(mine);
+        (rank, mine)
+    });
+    let connector = Arc::new(MadeOnce(Mutex::new(HashMap::from(lanes))));
+    let handle = runtime.handle().clone();
+    let comm = Communicator::new(Rank(2), 3, GENERATION, JOB, connector, handle).unwrap();
+    comm.set_timeout(Duration::from_millis(100));
+    comm.barrier().unwrap_err();
+    comm.set_timeout(LONG);
+    let cause = Cause::Lost {
+        rank: Rank(0),
+        reason: "its link broke".to_owned(),
+        for_good: false,
+    };
+    let ask = Header::Ask(Data {
+        generation: GENERATION,
+        tag: Tag::new(0, 1),
+        operation: Operation {
+            root: Some(1),
+            ..Operation::new(OperationKind::Broadcast, Some(DType::U8), 1)
+        },
+        step: 0,
+        offset: 0,
+        length: 0,
+    });
+    let mut one = ends.remove(1);
+    write(&runtime, &mut one, &notice(Tag::default(), &cause));
+    write(&runtime, &mut one, &ask.encode());
+    write(&runtime, &mut ends[0], &ask.encode());
+    drop(one);
+    let error = comm.broadcast(&mut [0_u8], Rank(1)).unwrap_err();
+    assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
+}
+
+/// Lengths come before values: a rank may be in the second part when another one gives up the first.
+#[test]
+fn who_gives_up_a_part_of_an_operation_ends_it_for_those_that_are_further() {
+    for kind in [Kind::Unix, Kind::Shared] {
+        let group = Group::new(kind, 2);
+        group.run(|comm| comm.all_gather_varcount(&[1_u8]).map(drop).unwrap());
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut first = Box::pin(group.members[0].all_gather_varcount_async(&[1_u8]));
+        assert!(first.as_mut().poll(&mut cx).is_pending());
+        let begun = Instant::now();
+        let error = std::thread::scope(|scope| {
+            let other = scope.spawn(|| group.members[1].all_gather_varcount(&[1_u8]));
+            until(|| group.members[1].records().last().unwrap().tag.part == 1);
+            drop(first);
+            other.join().unwrap().unwrap_err()
+        });
+        assert!(error.to_string().contains("was cancelled"), "{error}");
+        assert!(begun.elapsed() < LONG / 2, "{kind:?}");
+    }
 }
