@@ -268,13 +268,16 @@ impl fmt::Display for Operation {
         // Between which ranks the pair knows: `Inner::outward`.
         let is_pair = self.kind == OperationKind::SendReceive;
         match (self.kind, self.rows) {
-            (OperationKind::SendReceive, _) | (_, 0) | (OperationKind::AllReduce, 1) => {}
+            (OperationKind::SendReceive, _) | (_, 0) => {}
             (OperationKind::AllReduce, Self::OF_SHARED_BUFFER) => {
                 f.write_str(" in a shared buffer")?;
             }
-            (OperationKind::AllReduce, buffers) if self.reduce == Some(ReduceOp::Adasum) => {
-                write!(f, " and more, {buffers} buffers")?;
+            (OperationKind::AllReduce, left) if self.reduce == Some(ReduceOp::Adasum) => {
+                if left > 1 {
+                    write!(f, " and more, {left} buffers")?;
+                }
             }
+            (OperationKind::AllReduce, 1) => f.write_str(" in 1 buffer")?,
             (OperationKind::AllReduce, buffers) => write!(f, " in {buffers} buffers")?,
             (_, rows) => write!(f, " in {rows} rows")?,
         }
@@ -439,6 +442,12 @@ mod tests {
             ..Operation::new(OperationKind::AllReduce, Some(DType::F32), 10)
         };
         assert_eq!(operation.to_string(), "all_reduce(sum) of 10 f32");
+        let rows = |rows| Operation { rows, ..operation }.to_string();
+        assert_eq!(rows(3), "all_reduce(sum) of 10 f32 in 3 buffers");
+        assert_eq!(
+            rows(Operation::OF_SHARED_BUFFER),
+            "all_reduce(sum) of 10 f32 in a shared buffer"
+        );
         operation.prescale = Factor::new(0.5);
         operation.wire = Some(DType::F16);
         assert_eq!(

@@ -257,6 +257,30 @@ fn ranks_that_end_when_they_disagree_leave_nobody_without_the_reason() {
     }
 }
 
+/// An Adasum of several buffers is done one by one; none is no reason to say nothing.
+#[test]
+fn an_adasum_of_no_buffers_is_an_operation_too() {
+    for kind in [Kind::Memory, Kind::Shared] {
+        let group = Group::new(kind, 2);
+        group.run(|comm| {
+            let mut none: [&mut [f32]; 0] = [];
+            assert_eq!(comm.all_reduce_grouped(&mut none, ReduceOp::Adasum), Ok(()));
+            let (mut one, mut other) = ([1_f32; 3], [2_f32; 5]);
+            let mut both: [&mut [f32]; 2] = [&mut one, &mut other];
+            let buffers = if comm.rank() == Rank(0) {
+                &mut both[..]
+            } else {
+                &mut none[..]
+            };
+            let error = comm.all_reduce_grouped(buffers, ReduceOp::Adasum);
+            let error = error.unwrap_err();
+            assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
+            assert_eq!((one, other), ([1_f32; 3], [2_f32; 5]));
+            comm.barrier().unwrap();
+        });
+    }
+}
+
 #[test]
 fn different_tuning_is_a_mismatch_too() {
     let group = Group::new(Kind::Memory, 2);

@@ -6,6 +6,7 @@ mod common;
 
 use std::future::poll_fn;
 use std::io::IoSlice;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -276,6 +277,45 @@ fn names_without_end_are_refused() {
         error.to_string().contains("more than can be under way"),
         "{error}"
     );
+}
+
+/// Makes links, and hands the other ends out.
+#[derive(Debug)]
+struct Hands(Sender<MemoryLane>);
+
+impl Connector for Hands {
+    fn connect(&self, _peer: Rank) -> Connecting {
+        let (mine, theirs) = MemoryLane::pair(1 << 20);
+        self.0.send(theirs).unwrap();
+        Box::pin(async move { Ok(Box::new(mine) as Box<dyn Lane>) })
+    }
+
+    fn connect_group(&self, peer: Rank, _group: GroupId) -> Connecting {
+        self.connect(peer)
+    }
+}
+
+/// Rank 0 says with which number named operations run.
+#[test]
+fn a_number_that_no_frame_holds_is_refused() {
+    for number in [1 << 48, u64::MAX] {
+        let runtime = runtime();
+        let (sender, lanes) = channel();
+        let handle = runtime.handle().clone();
+        let connector = Arc::new(Hands(sender));
+        let comm = Communicator::new(Rank(1), 2, GENERATION, JOB, connector, handle).unwrap();
+        let waiting = comm.named("w").barrier();
+        let mut zero = lanes.recv().unwrap();
+        // MessagePack: {"Run": [call, number, ["w"]]}.
+        let mut message = b"\x81\xa3Run\x93\0\xcf".to_vec();
+        message.extend_from_slice(&u64::to_be_bytes(number));
+        message.extend_from_slice(b"\x91\xa1w");
+        let mut bytes = (message.len() as u32).to_le_bytes().to_vec();
+        bytes.extend_from_slice(&message);
+        write(&runtime, &mut zero, &bytes);
+        let error = waiting.wait().unwrap_err().to_string();
+        assert!(error.contains(&format!("the number {number}")), "{error}");
+    }
 }
 
 proptest! {

@@ -4,11 +4,15 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Group, Kind, LONG, run};
+use kolo_collectives::lane::{Connecting, MemoryLane, OneHost};
 use kolo_collectives::schedule::{Algorithm, Tuning};
-use kolo_collectives::{CollectiveError, Communicator, Compression, Options, ReduceOp};
+use kolo_collectives::{
+    Acceptor, CollectiveError, Communicator, Compression, Connector, Lane, Options, ReduceOp,
+};
 use kolo_transport::ids::{CallId, Rank};
 
 fn lanes_of_last(comm: &Communicator) -> Vec<&'static str> {
@@ -427,4 +431,62 @@ fn buffers_go_through_handles() {
             }
         });
     }
+}
+
+/// Links both ranks, and says of rank 1 alone whether they are on one host.
+#[derive(Debug)]
+struct Undecided {
+    me: u32,
+    zero: Option<Acceptor>,
+}
+
+impl Connector for Undecided {
+    fn connect(&self, _peer: Rank) -> Connecting {
+        let zero = self.zero.clone().unwrap();
+        Box::pin(async move {
+            let (mine, theirs) = MemoryLane::pair(MemoryLane::CAPACITY);
+            zero.accept(Rank(1), Box::new(theirs))?;
+            Ok(Box::new(mine) as Box<dyn Lane>)
+        })
+    }
+
+    fn is_one_host(&self, _ranks: &[Rank]) -> Option<OneHost> {
+        match self.me {
+            0 => Some(Box::pin(std::future::pending())),
+            _ => Some(Box::pin(async { true })),
+        }
+    }
+}
+
+/// Nobody else is late then.
+#[test]
+fn a_rank_that_does_not_get_to_know_whether_memory_is_shared_says_so() {
+    let runtime = common::victim::runtime();
+    let make = |me: u32, zero| {
+        let connector = Arc::new(Undecided { me, zero });
+        let handle = runtime.handle().clone();
+        Communicator::new(
+            Rank(me),
+            2,
+            common::GENERATION,
+            common::JOB,
+            connector,
+            handle,
+        )
+        .unwrap()
+    };
+    let zero = make(0, None);
+    let one = make(1, Some(zero.acceptor()));
+    for comm in [&zero, &one] {
+        comm.set_timeout(Duration::from_millis(200));
+    }
+    let errors: Vec<CollectiveError> = run([&zero, &one], Communicator::barrier)
+        .into_iter()
+        .map(Result::unwrap_err)
+        .collect();
+    for error in &errors {
+        assert_eq!(error.culprit_rank(), Some(Rank(0)), "{error}");
+    }
+    let why = errors[0].to_string();
+    assert!(why.contains("has not said whether"), "{why}");
 }

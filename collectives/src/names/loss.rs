@@ -1,8 +1,9 @@
 //! What a lost rank means for named operations.
 //!
 //! Who hears of a loss may end at once, and then its own link ends, too. So it says first why, and who finds that a link has
-//! ended names the rank with which it began. What is only said, or only a link, is believed for what waits at that moment;
-//! that a rank is lost for good follows from the end of its own link, or from a question.
+//! ended names the rank with which it began. A link alone, or a loss of which the sender knows no more than that, is believed for what
+//! waits at that moment. That a rank is lost for good follows from the end of its own link, from a question, or from the word
+//! of another rank that has found it out so.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;

@@ -400,7 +400,7 @@ impl Start {
         })
     }
 
-    /// See [`Communicator::join`]. What is started after it waits until all have joined. It has no name, also if others have.
+    /// See [`Communicator::join`]. What is started after it without a name waits until all have joined. It has no name, also if others have.
     pub fn join(&self) -> Handle<Rank> {
         let unnamed = self.comm.start();
         unnamed.submit(Operation::JOIN, |access| {

@@ -1,5 +1,8 @@
 //! Lengths around those from which shared memory passes data piece by piece, or sums go round by round.
 
+use kolo_collectives::operation::Operation;
+use kolo_collectives::way_in_shared_memory;
+
 use super::*;
 
 const SIZE: usize = size_of::<u64>();
@@ -83,6 +86,41 @@ fn check_sums(comm: &Communicator) {
             of_rank(me, length)
         };
         assert!(data == expected, "reduce of {length}");
+    }
+}
+
+/// The lengths above are those from which it is done in another way.
+#[test]
+fn what_is_long_in_shared_memory_is_where_the_tests_look() {
+    use OperationKind as K;
+
+    for (kind, bytes, ranks) in [
+        (K::Broadcast, 512 << 10, 1),
+        (K::AllGather, 512 << 10, 1),
+        (K::Gather, 512 << 10, 1),
+        (K::Scatter, 512 << 10, 2),
+        (K::AllToAll, 8 << 20, 2),
+        (K::ReduceScatter, 12 << 20, 1),
+        (K::AllReduce, 24 << 20, 1),
+        (K::Reduce, 24 << 20, 1),
+    ] {
+        let reduces = matches!(kind, K::ReduceScatter | K::AllReduce | K::Reduce);
+        let way = |count: usize| {
+            let operation = Operation {
+                rows: if kind == K::ReduceScatter {
+                    count as u64
+                } else {
+                    0
+                },
+                reduce: reduces.then_some(ReduceOp::Sum),
+                root: matches!(kind, K::Broadcast | K::Gather | K::Scatter | K::Reduce)
+                    .then_some(1),
+                ..Operation::new(kind, Some(DType::U64), count as u64)
+            };
+            way_in_shared_memory(&operation, 2, 2)
+        };
+        let [before, first, _] = around(bytes, ranks).map(way);
+        assert_ne!(before, first, "{kind} of {bytes} bytes");
     }
 }
 
