@@ -41,12 +41,12 @@ pub(crate) struct Options {
     /// List every algorithm, the cheapest first.
     #[arg(long)]
     all: bool,
-    /// How to print.
-    #[arg(long, value_enum, default_value_t = Format::Table)]
+    /// How to print; json is one object a line, of one algorithm for one size.
+    #[arg(long, value_enum, default_value_t = Format::Table, hide_possible_values = true, value_name = "table|json")]
     format: Format,
 }
 
-fn operation(name: &str) -> Result<(OperationKind, Option<ReduceOp>), String> {
+pub(crate) fn operation(name: &str) -> Result<(OperationKind, Option<ReduceOp>), String> {
     // The commands have dashes, and one another name.
     let name = match &*name.replace('-', "_") {
         "send_receive" => OperationKind::SendReceive.name().to_owned(),

@@ -1,7 +1,7 @@
 //! Processes that add up their numbers: a whole program with collectives, and nothing else.
 //!
 //! ```console
-//! $ cargo run -p kolo-collectives --example ranks -- --world 4
+//! $ cargo run --release -p kolo-collectives --example ranks -- --world 4
 //! ```
 //!
 //! starts four of itself. Or start each one by hand, in any order:
@@ -75,6 +75,10 @@ fn work(rank: u32, world: u32, folder: &Path) -> Result {
 fn start(world: u32) -> Result<ExitCode> {
     let folder = std::env::temp_dir().join(format!("kolo-ranks-{}", std::process::id()));
     let program = std::env::current_exe()?;
+    if world == 0 {
+        return Err("--world 0: there is at least one rank".into());
+    }
+    std::fs::create_dir(&folder)?;
     let ranks = (0..world).map(|rank| {
         Command::new(&program)
             .args(["--rank", &rank.to_string(), "--world", &world.to_string()])
@@ -98,11 +102,11 @@ fn arguments() -> Result<Arguments> {
     let mut found = Arguments::default();
     let mut given = std::env::args().skip(1);
     while let Some(name) = given.next() {
-        let value = given.next().ok_or_else(|| format!("{name} has no value"))?;
+        let mut value = || given.next().ok_or_else(|| format!("{name} has no value"));
         match name.as_str() {
-            "--rank" => found.rank = Some(value.parse()?),
-            "--world" => found.world = Some(value.parse()?),
-            "--folder" => found.folder = Some(value.into()),
+            "--rank" => found.rank = Some(value()?.parse()?),
+            "--world" => found.world = Some(value()?.parse()?),
+            "--folder" => found.folder = Some(value()?.into()),
             _ => return Err(format!("{name}: there are --rank, --world and --folder").into()),
         }
     }

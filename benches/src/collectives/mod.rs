@@ -90,7 +90,7 @@ pub(crate) struct Options {
     /// kolo reduces memory from `Communicator::buffer`, which the ranks of a host share (all-reduce).
     #[arg(long)]
     shared: bool,
-    /// Use this algorithm of kolo's wherever it can do the operation.
+    /// Have kolo use this algorithm, over links. One that can't do the operation lists those that can.
     #[arg(long)]
     algorithm: Option<Algorithm>,
     /// Rounds; kolo and its peers take turns in each, and medians over the rounds are printed.
@@ -145,6 +145,17 @@ impl Options {
             !self.peers.contains(&Peer::None) || self.peers.iter().all(|peer| *peer == Peer::None),
             "--peers has none and others; leave one of them out"
         );
+        if let Some(algorithm) = self.algorithm {
+            let (kind, _) = crate::plan::operation(operation.name()).map_err(anyhow::Error::msg)?;
+            let able = Algorithm::able(kind);
+            let names: Vec<&str> = able.iter().map(|algorithm| algorithm.name()).collect();
+            anyhow::ensure!(
+                able.contains(&algorithm),
+                "--algorithm {algorithm} can't do {}; these can: {}",
+                operation.name(),
+                names.join(", ")
+            );
+        }
         Ok(())
     }
 

@@ -70,6 +70,14 @@ fn what_is_wrong_is_said() {
         error.to_string().contains("--shared is for all-reduce"),
         "{error}"
     );
+    let error = parse(&["--algorithm", "bruck"])
+        .unwrap()
+        .check(Operation::AllReduce)
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("these can: ring, flat"),
+        "{error}"
+    );
     let error = parse(&["--ranks", "3"])
         .unwrap()
         .check(Operation::SendReceive)

@@ -32,7 +32,7 @@
 //! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 //! ```
 //!
-//! `cargo run -p kolo-collectives --example ranks` has real processes.
+//! `cargo run --release -p kolo-collectives --example ranks` has real processes.
 //!
 //! # Ranks on several hosts
 //!

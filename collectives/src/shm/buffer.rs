@@ -94,7 +94,10 @@ impl Heap {
         })?;
         if let Err(error) = self.map.populate(self.me, Place::Heap(start), 0, 2 * half) {
             self.give_back(start, 2 * half);
-            return Err(refuse(format!("the system gives no memory: {error}")));
+            return Err(refuse(format!(
+                "it takes {} MiB, and the system does not give them: {error}",
+                2 * half >> 20
+            )));
         }
         Ok(SharedBuffer {
             len,

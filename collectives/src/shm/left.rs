@@ -27,7 +27,11 @@ fn enough(told: &str, bytes: u64) -> io::Result<()> {
     }
     Err(io::Error::new(
         io::ErrorKind::OutOfMemory,
-        format!("the host has {left} bytes left, of which {OTHERS} are for others"),
+        format!(
+            "the host has {} MiB left, of which {} are for others",
+            left >> 20,
+            OTHERS >> 20
+        ),
     ))
 }
 
@@ -71,10 +75,7 @@ mod tests {
         for bytes in [most + 1, u64::MAX] {
             let error = enough(TOLD, bytes).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
-            assert!(
-                error.to_string().contains("205824000 bytes left"),
-                "{error}"
-            );
+            assert!(error.to_string().contains("has 196 MiB left"), "{error}");
         }
     }
 }

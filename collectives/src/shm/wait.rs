@@ -23,6 +23,10 @@ pub(crate) struct Patience {
     spins: AtomicU32,
     /// There may be a processor for each rank.
     may_spin: bool,
+    /// Waits in which the processor is not given away, because somebody kept it for long ...
+    wary: AtomicU32,
+    /// ... and how many there were of them the last time.
+    was_wary: AtomicU32,
 }
 
 const MOST_EAGER: u32 = 2000;
@@ -32,6 +36,12 @@ const LEAST: u32 = 32;
 const YIELDS: u32 = 2000;
 /// Who comes as soon as it gets the processor was waiting for it.
 const AT_ONCE: u32 = 4;
+/// Who keeps a processor for so long that it was given is busy with something else, as a rule until its time slice is over. Who
+/// sleeps gets the processor back as soon as it is woken.
+const SLICE: Duration = Duration::from_millis(1);
+/// So many waits after that are slept through, and twice as many when it is so again.
+const WARY: u32 = 64;
+const MOST_WARY: u32 = 1 << 14;
 
 impl Patience {
     /// For so many ranks on this host.
@@ -46,22 +56,42 @@ impl Patience {
             eager: AtomicU32::new(eager),
             spins: AtomicU32::new(spins),
             may_spin,
+            wary: AtomicU32::new(0),
+            was_wary: AtomicU32::new(0),
         }
     }
 
     /// Returns whether it came to be while this thread was looking.
     #[inline]
-    pub(crate) fn look(&self, mut is_there: impl FnMut() -> bool) -> bool {
+    pub(crate) fn look(&self, is_there: impl FnMut() -> bool) -> bool {
+        self.look_and(is_there, || {
+            let given = Instant::now();
+            std::thread::yield_now();
+            given.elapsed()
+        })
+    }
+
+    /// `give_away` gives the processor away, and returns for how long.
+    #[inline]
+    fn look_and(
+        &self,
+        mut is_there: impl FnMut() -> bool,
+        give_away: impl FnMut() -> Duration,
+    ) -> bool {
         for _ in 0..self.eager.load(Ordering::Relaxed) {
             if is_there() {
                 return true;
             }
         }
-        self.look_longer(is_there)
+        self.look_longer(is_there, give_away)
     }
 
     #[cold]
-    fn look_longer(&self, mut is_there: impl FnMut() -> bool) -> bool {
+    fn look_longer(
+        &self,
+        mut is_there: impl FnMut() -> bool,
+        mut give_away: impl FnMut() -> Duration,
+    ) -> bool {
         let change = |word: &AtomicU32, to: u32, most: u32| {
             word.store(to.clamp(LEAST, most), Ordering::Relaxed);
         };
@@ -78,6 +108,11 @@ impl Patience {
             }
             std::hint::spin_loop();
         }
+        let wary = self.wary.load(Ordering::Relaxed);
+        if wary > 0 {
+            self.wary.store(wary - 1, Ordering::Relaxed);
+            return is_there();
+        }
         for yields in 0..YIELDS {
             if is_there() {
                 if self.may_spin {
@@ -86,9 +121,16 @@ impl Patience {
                         change(&self.eager, eager / 2, MOST_EAGER);
                     }
                 }
+                self.was_wary.store(0, Ordering::Relaxed);
                 return true;
             }
-            std::thread::yield_now();
+            if give_away() > SLICE {
+                let wary = self.was_wary.load(Ordering::Relaxed).saturating_mul(2);
+                let wary = wary.clamp(WARY, MOST_WARY);
+                self.was_wary.store(wary, Ordering::Relaxed);
+                self.wary.store(wary, Ordering::Relaxed);
+                break;
+            }
         }
         is_there()
     }
@@ -253,12 +295,42 @@ mod tests {
     /// Looks until it is there, at the look with this number.
     fn look(patience: &Patience, at: u32) -> [u32; 2] {
         let mut looks = 0;
-        let came = patience.look(|| {
+        let is_there = || {
             looks += 1;
             looks >= at
-        });
+        };
+        let came = patience.look_and(is_there, || Duration::ZERO);
         assert!(came && looks == at);
         [&patience.eager, &patience.spins].map(|word| word.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn who_gets_the_processor_back_late_sleeps_and_tries_again_rarely() {
+        let patience = Patience::of(processors() + 1);
+        let mut given = 0;
+        // Somebody else computes; what is awaited never comes.
+        for _ in 0..1000 {
+            let busy = || {
+                given += 1;
+                SLICE * 4
+            };
+            assert!(!patience.look_longer(|| false, busy));
+        }
+        assert_eq!(given, 5, "after 64, 128, 256 and 512 more");
+        // Then nobody does. A wait is looked through, and the next strangers are met as the first ones were.
+        let looked = |patience: &Patience| {
+            let mut looks = 0;
+            let is_there = || {
+                looks += 1;
+                looks == 5
+            };
+            patience.look_longer(is_there, || Duration::ZERO)
+        };
+        let slept = (0..2000).take_while(|_| !looked(&patience)).count();
+        assert!(slept < 1024, "{slept}");
+        assert!(looked(&patience));
+        assert!(!patience.look_longer(|| false, || SLICE * 4));
+        assert_eq!(patience.wary.load(Ordering::Relaxed), WARY);
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub(super) enum Format {
 #[derive(Debug, Clone, ClapArgs)]
 #[allow(clippy::struct_field_names)] // they are the names of the flags
 pub(super) struct Connect {
-    /// Address of the head; by default the one of the last login
+    /// Address of the head; by default the one of the last login; `run` takes none from there
     #[arg(long, global = true, env = "KOLO_HEAD", value_name = "HOST:PORT")]
     pub(super) head: Option<String>,
     /// Folder of the credentials [default: kolo in $XDG_CONFIG_HOME or ~/.config]

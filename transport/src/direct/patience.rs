@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 const SHORTEST: Duration = Duration::from_micros(2);
-const LONGEST: Duration = Duration::from_micros(50);
+pub(super) const LONGEST: Duration = Duration::from_micros(50);
 
 /// When even the shortest time was in vain, so many sleeps begin without a look.
 const RARELY: u32 = 16;

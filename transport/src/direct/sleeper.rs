@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
-use super::patience::Patience;
+use super::patience::{LONGEST, Patience};
 
 /// Sockets that are waited for without asking the allocator.
 const FEW: usize = 16;
@@ -255,7 +255,13 @@ impl Sleeper {
             std::thread::yield_now();
             let polled = self.poll_once(future.as_mut(), cx, true);
             if polled.is_ready() {
-                self.change_patience(Patience::found);
+                // Somebody else may have kept the processor for long.
+                let in_time = begun.elapsed() <= 2 * LONGEST;
+                self.change_patience(if in_time {
+                    Patience::found
+                } else {
+                    Patience::looked_in_vain
+                });
                 return polled;
             }
         }
