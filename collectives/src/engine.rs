@@ -267,6 +267,15 @@ impl Engine {
         )
     }
 
+    /// There are some on the new link to a peer, too.
+    pub(crate) fn more_last_words(&self, words: &mut LastWords, peer: u32) {
+        let link = &self.links[peer as usize];
+        words.0.retain(|(other, _)| *other != peer);
+        if link.has_backlog() {
+            words.0.push((peer, Departure::new(link.departures())));
+        }
+    }
+
     /// Writes as much of them as goes. Returns whether all have left this process, or can't.
     pub(crate) fn have_left(&mut self, words: &mut LastWords) -> bool {
         self.flush_now();

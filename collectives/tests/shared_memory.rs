@@ -488,5 +488,5 @@ fn a_rank_that_does_not_get_to_know_whether_memory_is_shared_says_so() {
         assert_eq!(error.culprit_rank(), Some(Rank(0)), "{error}");
     }
     let why = errors[0].to_string();
-    assert!(why.contains("has not said whether"), "{why}");
+    assert!(why.contains("does not know yet whether"), "{why}");
 }

@@ -368,7 +368,6 @@ async fn a_listener_that_is_full_refuses_and_recovers() {
         config.join = Some(joins);
         config.max_handshakes = 1;
         config.handshake_timeout = Duration::from_secs(3);
-        config.handshake_patience = Duration::from_secs(3);
     });
     // A joiner that says nothing takes the only place until its deadline.
     let config = anonymous(&cluster.authority, b"kolo-join/1");
@@ -389,36 +388,6 @@ async fn a_listener_that_is_full_refuses_and_recovers() {
 }
 
 #[tokio::test]
-async fn joiners_that_say_nothing_make_room_for_members() {
-    let cluster = Cluster::new();
-    let joins = Joins::new(&cluster);
-    let head = cluster.bind_with(cluster.head(), |config| {
-        config.join = Some(joins);
-        config.max_handshakes_per_address = 2;
-        config.handshake_timeout = Duration::from_secs(3600);
-        config.handshake_patience = Duration::from_millis(100);
-    });
-    let mut silent = Vec::new();
-    for _ in 0..2 {
-        let config = anonymous(&cluster.authority, b"kolo-join/1");
-        silent.push(raw_connect(config, head.local_addr()).await.unwrap());
-    }
-    let driver = cluster.bind(cluster.driver(1));
-    within(async {
-        while driver
-            .connect(head.local_addr(), Expect::head())
-            .await
-            .is_err()
-        {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    assert_eq!(end_of(&silent[0]).await.0, CloseCode::Deadline);
-    assert!(silent[1].close_reason().is_none());
-}
-
-#[tokio::test]
 async fn a_flood_from_one_address_leaves_room_for_others() {
     let cluster = Cluster::new();
     let joins = Joins::new(&cluster);
@@ -426,7 +395,6 @@ async fn a_flood_from_one_address_leaves_room_for_others() {
         config.join = Some(joins);
         config.max_handshakes_per_address = 3;
         config.handshake_timeout = Duration::from_secs(20);
-        config.handshake_patience = Duration::from_secs(20);
     });
     // Joiners that say nothing, until their address has no place left.
     let mut flood = Vec::new();

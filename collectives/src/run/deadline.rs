@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
 
-use super::Run;
+use super::{Mode, Run};
 use crate::cause::{Cause, Excuse};
 use crate::error::CollectiveError;
 
@@ -100,9 +100,12 @@ impl Run<'_> {
         if !missed.is_empty() {
             return Err(self.late(missed));
         }
-        let waited = self.waited_for();
+        let mut waited = self.waited_for();
         if waited.is_empty() {
             return Err(self.late_itself());
+        }
+        if waited.iter().any(|rank| !self.has_answered(*rank)) {
+            waited.retain(|rank| !self.has_answered(*rank));
         }
         Err(self.late(waited))
     }
@@ -147,7 +150,9 @@ impl Run<'_> {
     /// Whether a rank has come to this operation, or is past it.
     pub(super) fn has_come(&self, rank: Rank) -> bool {
         let came = self.engine.links[rank.index()].came;
-        self.has_answered(rank) || came.is_some_and(|(tag, _)| tag >= self.tag)
+        self.has_answered(rank)
+            || came.is_some_and(|(tag, _)| tag >= self.tag)
+            || self.mode == Mode::Shared && !self.engine.late_in_shared().contains(&rank)
     }
 
     /// Whether a rank has said that its deadline has passed, too.
@@ -193,7 +198,7 @@ impl Run<'_> {
         for excuse in excused {
             let rank = excuse.rank;
             let is_new = rank.0 != self.engine.me && self.excuse_of(rank).is_none();
-            if is_new && self.is_absent(excuse.culprit) {
+            if is_new && excuse.culprit != rank && self.is_absent(excuse.culprit) {
                 self.excused.insert(rank, excuse.clone());
                 is_news = true;
             }
@@ -210,19 +215,22 @@ impl Run<'_> {
         is_news
     }
 
-    /// Of the ranks that were missed, those that have not come by now and have no excuse, or none any more.
+    /// Of the ranks that were missed, those that have not come by now and have no excuse, or none any more; all that have not come
+    /// if each of them is excused by another one.
     pub(super) fn still_missed(&self) -> Vec<Rank> {
         let missed: BTreeSet<Rank> = self
             .missed
             .iter()
             .chain(self.excused.keys())
             .copied()
-            .collect();
-        missed
-            .into_iter()
             .filter(|rank| rank.0 != self.engine.me && !self.has_answered(*rank))
-            .filter(|rank| self.excuse_of(*rank).is_none())
-            .collect()
+            .collect();
+        let is_guilty = |rank: &&Rank| self.excuse_of(**rank).is_none();
+        let guilty: Vec<Rank> = missed.iter().filter(is_guilty).copied().collect();
+        if guilty.is_empty() {
+            return missed.into_iter().collect();
+        }
+        guilty
     }
 }
 

@@ -65,10 +65,13 @@ impl Run<'_> {
         let me = Rank(self.engine.me);
         let mut error = self.late(vec![me]);
         if let CollectiveError::Deadline { doing, .. } = &mut error {
-            doing.push(Missing {
-                rank: me,
-                doing: "its connector has not said whether the ranks are on one host".to_owned(),
-            });
+            doing.insert(
+                0,
+                Missing {
+                    rank: me,
+                    doing: "it does not know yet whether the ranks share memory".to_owned(),
+                },
+            );
         }
         error
     }
@@ -126,8 +129,8 @@ impl Run<'_> {
 
     /// Of all that have one.
     pub(super) fn excuses(&self) -> impl Iterator<Item = &Excuse> {
-        let excused = self.excused.keys();
-        excused.filter_map(|rank| self.excuse_of(*rank))
+        let absent = self.excused.keys().filter(|rank| self.is_absent(**rank));
+        absent.filter_map(|rank| self.excuse_of(*rank))
     }
 
     /// A rank by its number among all, as it is named in texts.
@@ -145,37 +148,39 @@ impl Run<'_> {
     pub(super) fn why_late(&self, rank: Rank) -> Option<WhyLate> {
         let link = &self.engine.links[rank.index()];
         let is_culprit = |other: &Rank| *other != rank && self.is_absent(*other);
-        if let Some((tag, cause)) = &link.gave_up
-            && self.still_counts(rank, *tag)
-        {
-            let culprit = cause.absent().filter(is_culprit)?;
-            let fault = match cause {
-                Cause::Deadline { .. } => Fault::Late,
-                _ => Fault::Lost,
-            };
+        let gave_up = link.gave_up.as_ref().filter(|(tag, _)| {
+            // One that passed it here may have failed there.
+            self.still_counts(rank, *tag) && self.engine.passed.is_none_or(|passed| passed <= *tag)
+        });
+        let misses = link.misses.as_ref().filter(|(tag, _)| {
+            let is_newer = gave_up.is_none_or(|(of, _)| of < tag);
+            // All whom it missed have come to what has ended well.
+            let has_passed = self.engine.passed.is_some_and(|passed| passed >= *tag);
+            is_newer && self.still_counts(rank, *tag) && !has_passed
+        });
+        if let Some((tag, missed)) = misses {
             return Some(WhyLate {
-                culprit,
+                culprit: missed.iter().copied().find(is_culprit)?,
                 tag: *tag,
-                fault,
+                fault: Fault::Awaited,
             });
         }
-        let (tag, missed) = link.misses.as_ref()?;
-        let culprit = missed.iter().copied().find(is_culprit)?;
-        self.still_counts(rank, *tag).then_some(WhyLate {
-            culprit,
+        let (tag, cause) = gave_up?;
+        Some(WhyLate {
+            culprit: cause.absent().filter(is_culprit)?,
             tag: *tag,
-            fault: Fault::Awaited,
+            fault: match cause {
+                Cause::Deadline { .. } => Fault::Late,
+                _ => Fault::Lost,
+            },
         })
     }
 
     /// Whether what a rank said in an operation of this call before this one says something about this one: not if it has come to
-    /// a later one, and nobody gets through an operation to which it has not come.
+    /// a later one.
     fn still_counts(&self, rank: Rank, tag: Tag) -> bool {
         let came = self.engine.links[rank.index()].came;
-        tag.call == self.tag.call
-            && tag < self.tag
-            && came.is_none_or(|(came, _)| came <= tag)
-            && self.engine.passed.is_none_or(|passed| passed <= tag)
+        tag.call == self.tag.call && tag < self.tag && came.is_none_or(|(came, _)| came <= tag)
     }
 
     /// A rank, if it does not come because another one is lost, and that one.

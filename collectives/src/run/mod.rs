@@ -48,6 +48,8 @@ struct Parting {
     error: CollectiveError,
     since: Instant,
     words: LastWords,
+    /// No longer than this they are waited for.
+    words_until: Instant,
     /// When to look again.
     next: Instant,
 }
@@ -235,8 +237,9 @@ impl<'a> Run<'a> {
             }
             let at = self.wake_at();
             if self.parting.is_some() {
-                // In the memory nothing is awaited any more.
-                std::thread::park_timeout(at.saturating_duration_since(Instant::now()));
+                // In the memory nothing is awaited any more, and links that come wake nobody there.
+                let left = at.saturating_duration_since(Instant::now());
+                std::thread::park_timeout(left.min(Duration::from_millis(1)));
             } else {
                 self.engine.sleep_shared(at);
             }
@@ -301,6 +304,7 @@ impl<'a> Run<'a> {
                     error,
                     since,
                     words,
+                    words_until: since + LAST_WORDS,
                     next: since,
                 });
                 self.part(cx)
@@ -545,13 +549,13 @@ impl<'a> Run<'a> {
                 state.register(cx);
                 (state.take_links(), state.notices())
             };
-            let has_come = !arrivals.is_empty();
             for arrival in arrivals {
+                let peer = arrival.rank;
                 // One that failed has nobody to tell.
-                self.engine.arrive(arrival, &notices).unwrap_or_default();
-            }
-            if has_come {
-                parting.words = self.engine.last_words(None);
+                if self.engine.arrive(arrival, &notices).is_ok() {
+                    self.engine.more_last_words(&mut parting.words, peer);
+                    parting.words_until = now + LAST_WORDS;
+                }
             }
             let me = self.engine.me;
             let mut others = (0..self.engine.world).filter(|peer| *peer != me);
@@ -560,7 +564,7 @@ impl<'a> Run<'a> {
                 waits = now < parting.next;
             }
         }
-        if !self.engine.have_left(&mut parting.words) && now < parting.since + LAST_WORDS {
+        if !self.engine.have_left(&mut parting.words) && now < parting.words_until {
             parting.next = now + LOOK;
             waits = true;
         }
@@ -587,6 +591,9 @@ impl<'a> Run<'a> {
 impl Drop for Run<'_> {
     fn drop(&mut self) {
         self.end_questions();
+        if self.parting.is_some() {
+            self.engine.see_off();
+        }
         if !self.finished {
             self.give_up(&CollectiveError::Aborted {
                 reason: format!("{} was cancelled", self.request),

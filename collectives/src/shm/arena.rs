@@ -270,14 +270,17 @@ impl Arena {
             });
         }
         if Self::place(way, 0, bytes) == Place::Area && bytes > self.populated {
-            self.map
-                .populate(self.me, Place::Area, 0, bytes)
-                .map_err(|error| CollectiveError::Invalid {
+            let (at, more) = (self.populated, bytes - self.populated);
+            if let Err(error) = self.map.populate(self.me, Place::Area, at, more) {
+                // What is before that others may still read.
+                self.map.release(self.me, Place::Area, at, more);
+                return Err(CollectiveError::Invalid {
                     reason: format!(
                         "{operation} takes {bytes} bytes of shared memory, which the system does not give ({error}): \
                          give less at a time, or the host more memory"
                     ),
-                })?;
+                });
+            }
             self.populated = bytes;
         }
         let ticket = ticket(tag, self.digest(operation));

@@ -96,7 +96,7 @@ impl Heap {
             self.give_back(start, 2 * half);
             return Err(refuse(format!(
                 "it takes {} MiB, and the system does not give them: {error}",
-                2 * half >> 20
+                (2 * half) >> 20
             )));
         }
         Ok(SharedBuffer {

@@ -38,10 +38,10 @@ const YIELDS: u32 = 2000;
 const AT_ONCE: u32 = 4;
 /// Who keeps a processor for so long that it was given is busy with something else, as a rule until its time slice is over. Who
 /// sleeps gets the processor back as soon as it is woken.
-const SLICE: Duration = Duration::from_millis(1);
+const SLICE: Duration = Duration::from_millis(2);
 /// So many waits after that are slept through, and twice as many when it is so again.
-const WARY: u32 = 64;
-const MOST_WARY: u32 = 1 << 14;
+const WARY: u32 = 16;
+const MOST_WARY: u32 = 1024;
 
 impl Patience {
     /// For so many ranks on this host.
@@ -316,7 +316,7 @@ mod tests {
             };
             assert!(!patience.look_longer(|| false, busy));
         }
-        assert_eq!(given, 5, "after 64, 128, 256 and 512 more");
+        assert_eq!(given, 6, "after 16, 32, 64, 128 and 256 more");
         // Then nobody does. A wait is looked through, and the next strangers are met as the first ones were.
         let looked = |patience: &Patience| {
             let mut looks = 0;

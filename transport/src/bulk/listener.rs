@@ -15,7 +15,7 @@ use super::handshake::shake;
 use super::link::TlsLink;
 use super::records::Records;
 use super::{ALPN_BULK, peer_of, prepare};
-use crate::endpoint::{BindError, Endpoint, EndpointConfig, Place, Places, Refused};
+use crate::endpoint::{BindError, Endpoint, EndpointConfig, Kept, Place, Places, Refused};
 use crate::identity::Identity;
 use crate::runtime::TransportRuntime;
 use crate::session::canonical;
@@ -150,18 +150,24 @@ impl Admission {
     }
 
     async fn admit(self: Arc<Self>, tcp: TcpStream, peer: SocketAddr, place: Place) {
-        let handshake = Box::pin(self.handshake(tcp, peer));
         let limit = self.config.handshake_timeout;
+        let handshake = |kept| Box::pin(self.handshake(tcp, peer, kept));
         if let Err(reason) = place.hold(limit, handshake).await {
             self.refused.log(peer, &reason);
         }
     }
 
-    async fn handshake(&self, mut tcp: TcpStream, remote: SocketAddr) -> Result<(), String> {
+    async fn handshake(
+        &self,
+        mut tcp: TcpStream,
+        remote: SocketAddr,
+        place: Kept,
+    ) -> Result<(), String> {
         if matches!(tcp.peek(&mut [0]).await, Ok(0)) {
             // It only wanted to know whether anybody is here.
             return Ok(());
         }
+        place.heard();
         prepare(&tcp, &self.config).map_err(|error| error.to_string())?;
         let mut side = UnbufferedServerConnection::new(Arc::clone(&self.server))
             .map_err(|error| error.to_string())?;

@@ -81,8 +81,10 @@ impl Admission {
     }
 
     async fn admit(self: Arc<Self>, incoming: quinn::Incoming, peer: SocketAddr, place: Place) {
-        let handshake = self.handshake(incoming, peer);
+        // Its first packet has come.
+        place.heard();
         let limit = self.config.handshake_timeout;
+        let handshake = async |_kept| self.handshake(incoming, peer).await;
         if let Err(reason) = place.hold(limit, handshake).await {
             self.refused.log(peer, &reason);
         }

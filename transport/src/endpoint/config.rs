@@ -26,13 +26,12 @@ pub struct EndpointConfig {
     pub keep_alive: Duration,
     /// How long a handshake may take in all, joining included, on both sides. Default: 5 s.
     pub handshake_timeout: Duration,
-    /// How long a handshake keeps its place when there are as many as there may be and another one wants to begin. Default: 1 s.
-    /// A member's takes a few round trips; who takes longer is most likely somebody who says nothing, and a few dozen of those
-    /// would keep members out until their timeout.
+    /// How long a [bulk connection](crate::bulk) on which nothing has come keeps its place when there are as many handshakes as there
+    /// may be and another one wants to begin. Default: 1 s. A member speaks first, at once; a few dozen of those who say
+    /// nothing would keep members out until their timeout.
     pub handshake_patience: Duration,
-    /// Handshakes at the same time. Default: 256. More are refused, and can be tried again, unless one has taken longer than
-    /// [`handshake_patience`](Self::handshake_patience): that is ended for them. From half of it on, peers must first show that
-    /// their address is theirs.
+    /// Handshakes at the same time. Default: 256. More are refused, and can be tried again, unless somebody is
+    /// [silent for too long](Self::handshake_patience). From half of it on, peers must first show that their address is theirs.
     pub max_handshakes: usize,
     /// Handshakes at the same time with peers of one address (for IPv6 of one /64 network), so that a flood of them leaves
     /// room for others. Default: 64. As with `max_handshakes`, more are refused, and from half of it on the address is checked.

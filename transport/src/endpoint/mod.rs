@@ -29,7 +29,7 @@ pub(crate) use self::admission::Refused;
 pub use self::config::EndpointConfig;
 pub use self::error::{BindError, ConnectError};
 use self::peers::Peers;
-pub(crate) use self::places::{Place, Places};
+pub(crate) use self::places::{Kept, Place, Places};
 use crate::bulk::{self, TlsLink, TlsListener};
 use crate::credentials::Credentials;
 use crate::frame::{FrameReader, Limits};

@@ -1,4 +1,4 @@
-//! How many handshakes go on at once, in all and with the peers of one address, and which of them makes room for another.
+//! How many handshakes go on at once, in all and with the peers of one address, and who of them makes room for others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -30,6 +30,8 @@ struct State {
 struct Taken {
     source: IpAddr,
     since: Instant,
+    /// The peer has said nothing so far.
+    is_silent: bool,
     /// Dropped when the place goes to another.
     _is_kept: oneshot::Sender<()>,
 }
@@ -51,9 +53,9 @@ impl Places {
             || state.of(source(peer)) >= self.most_of_address.div_ceil(2)
     }
 
-    /// Takes a place for one more handshake, which begins `now`. If there is none, the one that goes on for longest (of the peer's
-    /// address, if that has too many) loses its place to it, but not before
-    /// [`EndpointConfig::handshake_patience`] is over.
+    /// Takes a place for one more handshake, which begins `now`. If there is none, the one whose peer has [said nothing](Place::heard)
+    /// for longest (of the peer's address, if that has too many) loses its place to it, but not before
+    /// [`EndpointConfig::handshake_patience`] is over. All others end: if many members come at once, some get through.
     ///
     /// # Errors
     ///
@@ -65,11 +67,12 @@ impl Places {
     ) -> Result<Place, &'static str> {
         let source = source(peer);
         let mut state = self.state();
+        let mut silent = state.taken.iter().filter(|(_, taken)| taken.is_silent);
         let full = if state.of(source) >= self.most_of_address {
-            let oldest = state.taken.iter().find(|(_, taken)| taken.source == source);
+            let oldest = silent.find(|(_, taken)| taken.source == source);
             Some(("too many handshakes at once with its address", oldest))
         } else if state.taken.len() >= self.most {
-            Some(("too many handshakes at once", state.taken.iter().next()))
+            Some(("too many handshakes at once", silent.next()))
         } else {
             None
         };
@@ -87,14 +90,17 @@ impl Places {
             Taken {
                 source,
                 since: now,
+                is_silent: true,
                 _is_kept: is_kept,
             },
         );
         *state.by_source.entry(source).or_default() += 1;
         Ok(Place {
-            number,
+            kept: Kept {
+                number,
+                all: Arc::clone(self),
+            },
             lost,
-            all: Arc::clone(self),
         })
     }
 
@@ -125,33 +131,58 @@ impl State {
 /// The place of one handshake, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
-    number: u64,
+    kept: Kept,
     lost: oneshot::Receiver<()>,
+}
+
+/// As long as a handshake has its place.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    number: u64,
     all: Arc<Places>,
 }
 
+impl Kept {
+    /// The peer has said something: the place is its own from here on.
+    pub(crate) fn heard(&self) {
+        if let Some(taken) = self.all.state().taken.get_mut(&self.number) {
+            taken.is_silent = false;
+        }
+    }
+}
+
 impl Place {
+    /// The peer has said something: the place is its own from here on.
+    pub(crate) fn heard(&self) {
+        self.kept.heard();
+    }
+
     /// Runs a handshake, for `limit` at most and only while it has its place.
     ///
     /// # Errors
     ///
     /// The handshake's, or why it was not let go on.
-    pub(crate) async fn hold(
-        mut self,
+    pub(crate) async fn hold<F>(
+        self,
         limit: Duration,
-        handshake: impl Future<Output = Result<(), String>>,
-    ) -> Result<(), String> {
+        handshake: impl FnOnce(Kept) -> F,
+    ) -> Result<(), String>
+    where
+        F: Future<Output = Result<(), String>>,
+    {
+        let Self { kept, mut lost } = self;
         tokio::select! {
-            ended = tokio::time::timeout(limit, handshake) => {
+            biased;
+            ended = tokio::time::timeout(limit, handshake(kept)) => {
                 ended.unwrap_or_else(|_| Err("the handshake did not end in time".to_owned()))
             }
             // The sender never sends.
-            _ = &mut self.lost => Err("the handshake took long, and made room for another".to_owned()),
+            _ = &mut lost => Err("the peer said nothing, and made room for another".to_owned()),
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for Kept {
     fn drop(&mut self) {
         self.all.state().leave(self.number);
     }
@@ -221,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_long_makes_room_for_others_and_nobody_else_does() {
+    fn who_says_nothing_makes_room_for_others_and_nobody_else_does() {
         let all = places(3, 2);
         let begin = Instant::now();
         let enter = |peer, after| all.enter(ip(peer), begin + after);
@@ -235,11 +266,17 @@ mod tests {
         // All are taken: the oldest one makes room.
         let reason = all.enter(ip("10.0.0.3"), begin).unwrap_err();
         assert!(!reason.contains("address"), "{reason}");
-        let _other = enter("10.0.0.3", PATIENCE * 3 / 2).unwrap();
+        let mut other = enter("10.0.0.3", PATIENCE * 3 / 2).unwrap();
         assert!(is_lost(&mut slow) && !is_lost(&mut last) && !is_lost(&mut newcomer));
         // Who lost a place gives back no other's.
         drop((slow, later));
         assert_eq!(all.state().taken.len(), 3);
         enter("10.0.0.4", PATIENCE * 3 / 2).unwrap_err();
+        // Who has said something keeps it as long as it takes.
+        last.heard();
+        newcomer.heard();
+        let _next = enter("10.0.0.4", PATIENCE * 10).unwrap();
+        assert!(is_lost(&mut other) && !is_lost(&mut last) && !is_lost(&mut newcomer));
+        enter("10.0.0.2", PATIENCE * 100).unwrap_err();
     }
 }
