@@ -1,6 +1,7 @@
 //! Ranks that come late, or not at all.
 
 use common::victim::{COUNT, read_notice, right};
+use kolo_collectives::record::{Outcome, Record};
 
 use super::*;
 
@@ -249,4 +250,66 @@ fn late_when_the_culprit_comes() -> Vec<Rank> {
 fn an_excuse_ends_when_the_one_comes_whose_fault_it_was() {
     // It comes too late at times.
     assert!((0..20).any(|_| late_when_the_culprit_comes() == [Rank(1)]));
+}
+
+/// Rank 1 gave up an operation because rank 2 was late, and ends. Rank 2 is in the next one, as its flag in the memory says.
+#[test]
+fn who_has_come_in_shared_memory_is_not_named_for_one_that_dies() {
+    let mut group = Group::new(Kind::Shared, 3);
+    group.run(|comm| comm.barrier().unwrap());
+    group.members[0].set_timeout(Duration::from_millis(100));
+    for result in run(&group.members[..2], Communicator::barrier) {
+        assert_eq!(result.unwrap_err().culprit_rank(), Some(Rank(2)));
+    }
+    group.members[2].barrier().unwrap_err();
+    group.set_timeout(LONG);
+    let dies = group.members.remove(1);
+    let [zero, two] = &group.members[..] else {
+        panic!("two are left");
+    };
+    let before = two.next_tag();
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| two.barrier());
+        // It is in the records when it has given its flag.
+        let is_there = |last: &Record| last.tag >= before && last.outcome == Outcome::Running;
+        until(|| two.records().last().is_some_and(is_there));
+        drop(dies);
+        for error in [zero.barrier(), late.join().unwrap()].map(Result::unwrap_err) {
+            assert!(
+                matches!(error, CollectiveError::PeerLost { rank: Rank(1), .. }),
+                "{error}"
+            );
+        }
+    });
+}
+
+#[test]
+fn ranks_that_excuse_each_other_are_all_late() {
+    let runtime = runtime();
+    let handle = runtime.handle().clone();
+    let comm =
+        Communicator::new(Rank(0), 3, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
+    comm.set_timeout(Duration::from_millis(100));
+    let mut ends = [1, 2].map(|rank| {
+        let (mine, theirs) = MemoryLane::pair(1 << 20);
+        let accepted = comm.acceptor().accept(Rank(rank), Box::new(mine));
+        accepted.unwrap();
+        theirs
+    });
+    let excuse = |rank, culprit| Excuse {
+        rank: Rank(rank),
+        culprit: Rank(culprit),
+        doing: "it says so".to_owned(),
+    };
+    let missed = Cause::Missed {
+        late: vec![Rank(1)],
+        // The last one is nothing.
+        excused: vec![excuse(1, 2), excuse(2, 1), excuse(2, 2)],
+    };
+    write(&runtime, &mut ends[1], &notice(Tag::new(0, 0), &missed));
+    let error = comm.barrier().unwrap_err();
+    let CollectiveError::Deadline { late, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(*late, [Rank(1), Rank(2)], "{error}");
 }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use common::victim::{NoConnector, lonely, notice, runtime, write};
 use common::{Fault, GENERATION, Group, JOB, Kind, LONG, faulty, force, others, run, sum, until};
-use kolo_collectives::cause::Cause;
+use kolo_collectives::cause::{Cause, Excuse};
 use kolo_collectives::header::{Data, Header};
 use kolo_collectives::lane::{Connecting, MemoryLane};
 use kolo_collectives::operation::{Operation, OperationKind, Tag};
