@@ -10,6 +10,7 @@ mod gone;
 mod judge;
 mod late;
 mod needs;
+mod parting;
 mod place;
 mod share;
 mod stall;
@@ -25,34 +26,18 @@ use crate::cause::{Cause, Excuse};
 use crate::engine::{Engine, LastWords, call_notice, element_size};
 use crate::error::CollectiveError;
 use crate::group::GroupId;
-use crate::lane::{LOOK, LaneError};
+use crate::lane::LaneError;
 use crate::operation::{Operation, Tag};
 use crate::signals::Signals;
 use crate::stall::Stalls;
 use consent::Consent;
 use deadline::Stall;
 use gone::Questions;
+use parting::Parting;
 use stall::Watch;
 
 pub(crate) use place::InPlace;
 pub(crate) use share::Mode;
-
-/// What a rank says last of an operation has left it in this time, or a peer does not let it through.
-const LAST_WORDS: Duration = Duration::from_millis(100);
-
-/// A link that is on its way when ranks disagree is there in this time, or its peer is.
-const ON_THE_WAY: Duration = Duration::from_millis(200);
-
-/// The end of an operation that was given up.
-struct Parting {
-    error: CollectiveError,
-    since: Instant,
-    words: LastWords,
-    /// No longer than this they are waited for.
-    words_until: Instant,
-    /// When to look again.
-    next: Instant,
-}
 
 /// Whether the operation lacks a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -250,7 +235,7 @@ impl<'a> Run<'a> {
     /// When to poll again if nothing else happens.
     pub(crate) fn wake_at(&self) -> Instant {
         if let Some(parting) = &self.parting {
-            return parting.next;
+            return parting.next();
         }
         if self.mode == Mode::Shared && self.engine.must_poll() {
             return self.deadline.min(Instant::now() + Duration::from_millis(1));
@@ -299,14 +284,7 @@ impl<'a> Run<'a> {
             }
             Err(error) => {
                 let words = self.give_up(&error);
-                let since = Instant::now();
-                self.parting = Some(Parting {
-                    error,
-                    since,
-                    words,
-                    words_until: since + LAST_WORDS,
-                    next: since,
-                });
+                self.parting = Some(Parting::new(error, words));
                 self.part(cx)
             }
         }
@@ -533,52 +511,6 @@ impl<'a> Run<'a> {
             self.link_neighbours();
         }
         words
-    }
-
-    /// Ends the operation that this rank gave up when what it said has left, for its program may end because of the failure. If
-    /// ranks disagree, those hear of it, too, to whom a link is on its way: nobody else may tell them.
-    fn part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Operation>, CollectiveError>> {
-        let Some(mut parting) = self.parting.take() else {
-            return Poll::Pending;
-        };
-        let now = Instant::now();
-        let mut waits = false;
-        if matches!(parting.error, CollectiveError::Mismatch { .. }) {
-            let (arrivals, notices) = {
-                let mut state = self.signals.lock();
-                state.register(cx);
-                (state.take_links(), state.notices())
-            };
-            for arrival in arrivals {
-                let peer = arrival.rank;
-                // One that failed has nobody to tell.
-                if self.engine.arrive(arrival, &notices).is_ok() {
-                    self.engine.more_last_words(&mut parting.words, peer);
-                    parting.words_until = now + LAST_WORDS;
-                }
-            }
-            let me = self.engine.me;
-            let mut others = (0..self.engine.world).filter(|peer| *peer != me);
-            if others.any(|peer| self.is_on_the_way(peer)) {
-                parting.next = parting.since + ON_THE_WAY;
-                waits = now < parting.next;
-            }
-        }
-        if !self.engine.have_left(&mut parting.words) && now < parting.words_until {
-            parting.next = now + LOOK;
-            waits = true;
-        }
-        if waits {
-            self.parting = Some(parting);
-            return Poll::Pending;
-        }
-        Poll::Ready(Err(parting.error))
-    }
-
-    /// Whether a link is being made that was needed, or will be by the peer whose it is to make.
-    fn is_on_the_way(&self, peer: u32) -> bool {
-        let link = &self.engine.links[peer as usize];
-        link.connecting || !link.is_up() && !link.is_over() && self.needs(peer)
     }
 
     fn link_neighbours(&mut self) {

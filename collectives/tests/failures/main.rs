@@ -31,6 +31,7 @@ use kolo_collectives::{
     local_group,
 };
 use kolo_transport::ids::{CallId, Rank};
+use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 #[test]
@@ -313,27 +314,40 @@ impl Connector for MadeOnce {
     }
 }
 
-/// It said why it goes on a link that has ended since, and that can't be made again.
-#[test]
-fn who_left_because_of_a_loss_and_can_not_be_reached_is_not_the_one_that_is_lost() {
-    let runtime = runtime();
-    let (fault, mut ends) = (Fault::cut(), Vec::new());
-    let lanes = [0, 1].map(|rank| {
-        let (mine, theirs) = MemoryLane::pair(1 << 20);
-        ends.push(theirs);
-        (rank, faulty(Box::new(mine), &fault))
-    });
-    let connector = Arc::new(MadeOnce(Mutex::new(HashMap::from(lanes))));
+/// Rank 2 of three, to whose first operation the others did not come, and the other ends of its links, which can't be made again.
+fn after_a_deadline(
+    runtime: &Runtime,
+    wrap: impl Fn(MemoryLane) -> Box<dyn Lane>,
+) -> (Communicator, Vec<MemoryLane>) {
+    let (mine, ends): (Vec<_>, Vec<_>) = [0, 1]
+        .map(|_| MemoryLane::pair(1 << 20))
+        .into_iter()
+        .unzip();
+    let lanes = (0..).zip(mine.into_iter().map(wrap)).collect();
+    let connector = Arc::new(MadeOnce(Mutex::new(lanes)));
     let handle = runtime.handle().clone();
     let comm = Communicator::new(Rank(2), 3, GENERATION, JOB, connector, handle).unwrap();
     comm.set_timeout(Duration::from_millis(100));
     comm.barrier().unwrap_err();
     comm.set_timeout(LONG);
-    let cause = Cause::Lost {
+    (comm, ends)
+}
+
+fn link_to_0_broke() -> Cause {
+    Cause::Lost {
         rank: Rank(0),
         reason: "its link broke".to_owned(),
         for_good: false,
-    };
+    }
+}
+
+/// It said why it goes on a link that has ended since, and that can't be made again.
+#[test]
+fn who_left_because_of_a_loss_and_can_not_be_reached_is_not_the_one_that_is_lost() {
+    let runtime = runtime();
+    let fault = Fault::cut();
+    let (comm, mut ends) = after_a_deadline(&runtime, |lane| faulty(Box::new(lane), &fault));
+    let cause = link_to_0_broke();
     let mut one = ends.remove(1);
     write(&runtime, &mut one, &notice(Tag::default(), &cause));
     drop(one);
@@ -346,24 +360,8 @@ fn who_left_because_of_a_loss_and_can_not_be_reached_is_not_the_one_that_is_lost
 #[test]
 fn who_has_come_is_not_the_one_that_is_lost() {
     let runtime = runtime();
-    let mut ends = Vec::new();
-    let lanes = [0, 1].map(|rank| {
-        let (mine, theirs) = MemoryLane::pair(1 << 20);
-        ends.push(theirs);
-        let mine: Box<dyn Lane> = Box::new(mine);
-        (rank, mine)
-    });
-    let connector = Arc::new(MadeOnce(Mutex::new(HashMap::from(lanes))));
-    let handle = runtime.handle().clone();
-    let comm = Communicator::new(Rank(2), 3, GENERATION, JOB, connector, handle).unwrap();
-    comm.set_timeout(Duration::from_millis(100));
-    comm.barrier().unwrap_err();
-    comm.set_timeout(LONG);
-    let cause = Cause::Lost {
-        rank: Rank(0),
-        reason: "its link broke".to_owned(),
-        for_good: false,
-    };
+    let (comm, mut ends) = after_a_deadline(&runtime, |lane| Box::new(lane));
+    let cause = link_to_0_broke();
     let ask = Header::Ask(Data {
         generation: GENERATION,
         tag: Tag::new(0, 1),
