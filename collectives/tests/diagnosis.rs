@@ -227,6 +227,19 @@ fn a_trace_has_all_ranks_on_one_clock() {
             .collect()
     };
     assert_eq!(named("process_name").len(), 3);
+    // Each line of a viewer has one name.
+    let place = |event: &serde_json::Value| (event["pid"].to_string(), event["tid"].to_string());
+    let mut lines: Vec<_> = named("thread_name").into_iter().map(place).collect();
+    lines.sort_unstable();
+    let mut used: Vec<_> = (events.iter())
+        .filter(|event| event["ph"] == "X")
+        .map(place)
+        .collect();
+    used.sort_unstable();
+    used.dedup();
+    assert_eq!(lines, used);
+    let of_all = |event: &&&serde_json::Value| event["args"]["name"] == "all ranks";
+    assert_eq!(named("thread_name").iter().filter(of_all).count(), 3);
     let barriers = named("barrier");
     assert_eq!(barriers.len(), 6);
     // Of each barrier, nobody leaves before all have come: on one clock their spans overlap.

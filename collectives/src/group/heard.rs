@@ -87,8 +87,14 @@ impl Family {
                 since.elapsed().as_secs_f64()
             )
         });
-        let describe =
-            |record: &Record| self.describe(self.me, (record.group, record.tag), &record.operation);
+        let describe = |record: &Record| {
+            let place = (record.group, record.tag);
+            let what = self.describe(self.me, place, &record.operation);
+            match record.name.as_str() {
+                "" => what,
+                name => format!("{what} by the name of `{name}`"),
+            }
+        };
         self.recorder.present(waits, describe)
     }
 

@@ -1,5 +1,6 @@
 //! What all ranks did, on one clock.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -7,6 +8,7 @@ use kolo_transport::ids::Rank;
 
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
+use crate::group::GroupId;
 use crate::options::Options;
 use crate::record::{Outcome, Record};
 use crate::shape::Mark;
@@ -93,6 +95,10 @@ impl Communicator {
         let offset = if me == 0 { 0 } else { offset(&rounds) };
         let mut events = String::new();
         self.write_process(&mut events);
+        let groups: BTreeSet<GroupId> = records.iter().map(|record| record.group).collect();
+        for group in groups {
+            write_thread(&mut events, self.inner.family.me, group);
+        }
         for record in &records {
             write_record(&mut events, self.inner.family.me, record, offset);
         }
@@ -129,6 +135,21 @@ impl Communicator {
     }
 }
 
+/// What viewers take for threads. They want small numbers for these.
+fn thread(group: GroupId) -> u64 {
+    group.0 >> 40
+}
+
+/// What a group is called in the viewer.
+fn write_thread(out: &mut String, rank: u32, group: GroupId) {
+    let _infallible = writeln!(
+        out,
+        "{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":{rank},\"tid\":{},\"args\":{{\"name\":{}}}}},",
+        thread(group),
+        quoted(&group.to_string())
+    );
+}
+
 /// One or two spans: waiting for its turn, and the operation.
 fn write_record(out: &mut String, rank: u32, record: &Record, offset: i64) {
     if record.outcome == Outcome::Running {
@@ -141,8 +162,7 @@ fn write_record(out: &mut String, rank: u32, record: &Record, offset: i64) {
         name => format!("{kind}.{name}"),
     };
     let micros = |time: std::time::Duration| (time.as_nanos() as i64 + offset) as f64 / 1000.0;
-    // Perfetto wants small numbers for threads.
-    let thread = record.group.0 >> 40;
+    let thread = thread(record.group);
     let mut span = |name: &str, from: std::time::Duration, to: std::time::Duration, args: &str| {
         let _infallible = writeln!(
             out,
