@@ -28,7 +28,7 @@ pub struct Operation {
     pub count: u64,
     /// Of a reduce-scatter the first dimension, which is split; it divides `count`. Of a send the rank that receives. Of an
     /// all-reduce of several buffers how many there are, or still are to come if each is combined by itself; of a
-    /// named one of a shared buffer `u64::MAX`. 0 for all others.
+    /// named one of a shared buffer `u64::MAX`. Of an all-gather of several buffers how many there are. 0 for all others.
     pub rows: u64,
     /// Whatever else must agree, as [`shape::of`] makes it of dimensions; 0 if there is nothing.
     pub shape: u64,
@@ -224,8 +224,12 @@ impl Operation {
         };
         let rows = self.kind != K::ReduceScatter
             || self.count.checked_rem(self.rows).unwrap_or(self.count) == 0;
-        let one = !lengths && self.kind != K::AllGatherCounts
-            || self.count == u64::from(if self.kind == K::Broadcast { world } else { 1 });
+        let one = match self.kind {
+            // One of each buffer.
+            K::AllGatherCounts => u16::try_from(self.count).is_ok(),
+            K::Broadcast if lengths => self.count == u64::from(world),
+            _ => !lengths || self.count == 1,
+        };
         let numbers = !lengths || self.dtype == Some(DType::U64);
         root && wire
             && rows
@@ -265,6 +269,9 @@ impl fmt::Display for Operation {
         if let Some(dtype) = self.dtype {
             write!(f, " {dtype}")?;
         }
+        if self.kind == OperationKind::AllGatherCounts && self.count != 1 {
+            write!(f, " in {} buffers", self.count)?;
+        }
         // Between which ranks the pair knows: `Inner::outward`.
         let is_pair = self.kind == OperationKind::SendReceive;
         match (self.kind, self.rows) {
@@ -277,8 +284,12 @@ impl fmt::Display for Operation {
                     write!(f, " and more, {left} buffers")?;
                 }
             }
-            (OperationKind::AllReduce, 1) => f.write_str(" in 1 buffer")?,
-            (OperationKind::AllReduce, buffers) => write!(f, " in {buffers} buffers")?,
+            (OperationKind::AllReduce | OperationKind::AllGatherVarcount, 1) => {
+                f.write_str(" in 1 buffer")?;
+            }
+            (OperationKind::AllReduce | OperationKind::AllGatherVarcount, buffers) => {
+                write!(f, " in {buffers} buffers")?;
+            }
             (_, rows) => write!(f, " in {rows} rows")?,
         }
         if let Some(root) = self.root.filter(|_| !is_pair) {
@@ -460,6 +471,8 @@ mod tests {
             ..Operation::new(OperationKind::Reduce, Some(DType::I8), 2)
         };
         assert_eq!(operation.to_string(), "reduce(max) of 2 i8 to root 3");
+        let counts = Operation::new(OperationKind::AllGatherCounts, Some(DType::F16), 3);
+        assert_eq!(counts.to_string(), "all_gather_varcount f16 in 3 buffers");
         let barrier = Operation::new(OperationKind::Barrier, None, 0);
         assert_eq!(barrier.to_string(), "barrier");
     }
@@ -572,7 +585,13 @@ mod tests {
                     ..lengths
                 },
             ),
-            ("two counts", Operation { count: 2, ..counts }),
+            (
+                "too many counts",
+                Operation {
+                    count: 1 << 16,
+                    ..counts
+                },
+            ),
         ] {
             assert!(!odd.is_sound(2), "{what}: {odd}");
         }

@@ -68,7 +68,7 @@ impl fmt::Debug for ShortName {
 pub struct Lanes(u8);
 
 /// What lanes call themselves; others are the last.
-const LANES: [&str; 7] = ["memory", "unix", "quic", "shm", "tls", "ring", "other"];
+const LANES: [&str; 7] = ["memory", "unix", "quic", "shm", "tls", "shm-ring", "other"];
 
 impl Lanes {
     /// Adds a kind.

@@ -78,6 +78,11 @@ fn every_kind_of_operation_can_have_a_name() {
         assert_eq!(objects.wait().unwrap(), [0, 1, 2]);
         met.wait().unwrap();
         assert_eq!(grouped.wait().unwrap(), [[3], [6]]);
+        let gathered = name("gathers").all_gather_grouped(vec![vec![me as u8], vec![]]);
+        let scattered =
+            name("scatters").reduce_scatter_grouped(vec![(vec![1_u8; 3], 3)], ReduceOp::Sum);
+        assert_eq!(gathered.wait().unwrap()[0].values, [0, 1, 2]);
+        assert_eq!(scattered.wait().unwrap(), [[3]]);
         assert_eq!(adasum.wait().unwrap(), [2.0]);
     });
 }

@@ -126,7 +126,7 @@ fn both_sides_use_rings_or_neither_does() {
             let expected = if without.contains(&true) {
                 "unix"
             } else {
-                "ring"
+                "shm-ring"
             };
             for lane in &lanes {
                 assert_eq!(lane.kind(), expected, "{without:?}");
@@ -223,7 +223,7 @@ fn bytes_arrive_between_threads_that_look_before_they_sleep() {
                 lane.greeted(&own, Rank(1 - rank), LONG).await
             })
             .unwrap();
-        assert_eq!(lane.kind(), "ring");
+        assert_eq!(lane.kind(), "shm-ring");
         let (own, theirs) = (rank as u8, 1 - rank as u8);
         // The same on both sides, so that they know what comes; the pauses are each one's own.
         let (mut length, mut pause) = (numbers(2), numbers(u64::from(rank)));

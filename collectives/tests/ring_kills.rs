@@ -226,7 +226,7 @@ fn a_killed_end_leaves_a_true_beginning_and_nothing_else() {
                 return;
             }
             let mut lane = open(mine, 1 - rank).await.unwrap();
-            assert_eq!(lane.kind(), "ring");
+            assert_eq!(lane.kind(), "shm-ring");
             let ((got, ended), died) = tokio::join!(talk(&mut lane, own), kill(process));
             assert!(died.elapsed() < SOON, "{:?}", died.elapsed());
             assert!(

@@ -71,7 +71,7 @@ fn where_one_rank_shares_nothing_all_use_links() {
                 comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
                 assert_eq!(data, [3; 10]);
             }
-            assert_eq!(lanes_of_last(comm), ["ring"]);
+            assert_eq!(lanes_of_last(comm), ["shm-ring"]);
         });
     }
 }
@@ -131,7 +131,7 @@ fn an_algorithm_that_is_asked_for_is_used_over_the_links() {
             ..Tuning::default()
         });
         comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-        assert_eq!(lanes_of_last(comm), ["ring"]);
+        assert_eq!(lanes_of_last(comm), ["shm-ring"]);
         comm.set_tuning(Tuning::default());
         comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         assert_eq!(data, [27; 10]);

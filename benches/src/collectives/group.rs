@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::wire::{Answer, Run, parse_ready};
+use super::wire::{Answer, How, Run, parse_ready};
 use crate::stats::Times;
 
 /// How long a rank may take for its part in a series.
@@ -24,8 +24,8 @@ pub(crate) struct Series {
     pub(crate) times: Vec<f64>,
     /// The processor's time of all ranks for one operation, in microseconds.
     pub(crate) cpu: f64,
-    /// kolo's kinds of lanes, of all ranks.
-    pub(crate) lanes: String,
+    /// How kolo's ranks did it.
+    pub(crate) how: Option<How>,
 }
 
 impl Series {
@@ -46,18 +46,11 @@ impl Series {
                 (ended - begun) as f64 / 1e3
             })
             .collect();
-        let mut lanes: Vec<&str> = answers
-            .iter()
-            .flat_map(|answer| answer.lanes.split(','))
-            .filter(|lane| !lane.is_empty())
-            .collect();
-        lanes.sort_unstable();
-        lanes.dedup();
         let cpu: u64 = answers.iter().map(|answer| answer.cpu).sum();
         Ok(Self {
             times,
             cpu: cpu as f64 / 1e3 / f64::from(untimed.max(1)),
-            lanes: lanes.join("+"),
+            how: How::of_all(answers.iter().filter_map(|answer| answer.how.as_ref())),
         })
     }
 

@@ -26,7 +26,7 @@ use crate::size;
 use group::{Group, Series};
 use hosts::Hosts;
 use scratch::Scratch;
-use summary::{Entry, Row};
+use summary::{Entry, Row, Setting};
 use wire::{Lane, Run};
 
 pub(crate) use launch::{ENTER, enter};
@@ -70,7 +70,8 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u16).range(1280..=65_000))]
     mtu: u16,
     /// Sizes in bytes, with commas between; K, M and G are powers of 1024. Of the buffer of one rank; of gathers,
-    /// scatters and all-to-all of all ranks' shares; of send-receive of one message. A barrier has none.
+    /// scatters and all-to-all of all ranks' shares; of send-receive of one message. A barrier has none. What is no
+    /// whole number of 4-byte values for each rank is rounded down to that.
     #[arg(long, value_delimiter = ',', default_value = "4,1KiB,64KiB,256KiB,4MiB,32MiB", value_parser = size_of)]
     sizes: Vec<u64>,
     /// What to compare with, with commas between.
@@ -102,7 +103,7 @@ pub(crate) struct Options {
     /// Also what memory and sockets of this machine can do.
     #[arg(long)]
     ceilings: bool,
-    /// How to print.
+    /// How to print. JSON says behind each figure what it is of: `ranks, hosts, mtu, buffers, cores, lanes, algorithm`.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
 }
@@ -164,6 +165,17 @@ impl Options {
         (0..self.ranks)
             .map(|rank| rank * self.hosts / self.ranks)
             .collect()
+    }
+
+    /// What holds for all figures.
+    fn setting(&self) -> Setting {
+        Setting {
+            ranks: self.ranks,
+            hosts: self.hosts,
+            mtu: (self.hosts > 1).then_some(self.mtu),
+            buffers: if self.shared { "shared" } else { "own" },
+            cores: cores(),
+        }
     }
 
     fn sizes(&self, operation: Operation) -> Vec<u64> {
@@ -295,15 +307,16 @@ pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()>
     };
     drop(progress);
     if options.format == Format::Json {
-        let mut figures = summary::figures(operation, &rows);
-        figures.extend(ceilings);
-        return report::print(&figures, Format::Json);
+        let lines = summary::figures(operation, options.setting(), &rows);
+        return report::show(|out| {
+            report::json(out, &lines)?;
+            report::json(out, &ceilings)
+        });
     }
     report::show(|out| {
         writeln!(out, "{}", options.title(operation))?;
         writeln!(out, "{}", summary::legend(operation, options.ranks))?;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let load_after = load();
+        let (cores, load_after) = (cores(), load());
         writeln!(
             out,
             "{cores} cores, load {load_before} before and {load_after} after"
@@ -315,6 +328,11 @@ pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()>
         writeln!(out)?;
         report::table(out, &ceilings)
     })
+}
+
+/// Processors that this process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The system's load average of the last minute.

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use super::launch::enter_host;
 use super::pattern::Part;
-use super::wire::{Answer, Lane as Way, Operation, Run};
+use super::wire::{Answer, How, Lane as Way, Operation, Run};
 use crate::raw::child::parent;
 
 /// Role of a rank.
@@ -411,7 +411,7 @@ impl Work {
             stamps: Vec::with_capacity(run.timed as usize),
             cpu: 0,
             wrong: 0,
-            lanes: String::new(),
+            how: None,
         };
         for i in 0..run.warm + run.timed {
             let round = run.seed + i;
@@ -432,7 +432,7 @@ impl Work {
             };
             answer.wrong += part.check(result, round);
         }
-        answer.lanes = self.lanes()?;
+        answer.how = self.how()?;
         // The processor's time, with nothing around the operations. Zeros stay zeros.
         give.values().fill(0.0);
         self.comm.barrier()?;
@@ -444,19 +444,18 @@ impl Work {
         Ok(answer)
     }
 
-    /// The kinds of lanes of the last operation.
-    fn lanes(&self) -> anyhow::Result<String> {
-        let lanes = self
-            .comm
-            .records()
-            .last()
-            .map(|record| record.lanes.to_string());
-        let lanes = lanes.unwrap_or_default();
+    /// How the last operation was done.
+    fn how(&self) -> anyhow::Result<Option<How>> {
+        let Some(record) = self.comm.records().pop() else {
+            return Ok(None);
+        };
+        let lanes = record.lanes.to_string();
         anyhow::ensure!(
             self.setup.lane != Way::Shm || lanes.split(',').any(|lane| lane == "shm"),
             "--lane shm: the ranks share no memory here, their lanes are: {lanes}"
         );
-        Ok(lanes)
+        let algorithm = record.operation.algorithm.to_string();
+        Ok(Some(How { lanes, algorithm }))
     }
 
     /// Does the operation once.

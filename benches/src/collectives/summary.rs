@@ -2,12 +2,14 @@
 
 use std::io::{self, Write};
 
+use serde::Serialize;
+
 use crate::report::Figure;
 use crate::size;
 use crate::stats::{Times, median};
 
 use super::group::Series;
-use super::wire::Operation;
+use super::wire::{How, Operation};
 
 /// What one contestant did for one size.
 #[derive(Debug)]
@@ -75,6 +77,11 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// How kolo did it.
+    fn how(&self) -> Option<&How> {
+        self.entries.first()?.rounds.last()?.how.as_ref()
+    }
+
     /// The smallest and the largest ratio of kolo's time to a peer's in one round.
     fn spread(&self, peer: &Entry) -> Option<(f64, f64)> {
         let ratios = self
@@ -91,9 +98,33 @@ impl Row {
     }
 }
 
-/// For programs: each of kolo's figures beside each peer's, or alone if there is none.
-pub(crate) fn figures(operation: Operation, rows: &[Row]) -> Vec<Figure> {
-    let mut figures = Vec::new();
+/// For programs: a figure, and what it is of.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Line {
+    #[serde(flatten)]
+    pub(crate) figure: Figure,
+    #[serde(flatten)]
+    pub(crate) setting: Setting,
+    /// How kolo did it, see [`How`](super::wire::How).
+    pub(crate) lanes: Option<String>,
+    pub(crate) algorithm: Option<String>,
+}
+
+/// What holds for all figures of a run.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Setting {
+    pub(crate) ranks: u32,
+    pub(crate) hosts: u32,
+    /// Of the network between hosts, where there is one.
+    pub(crate) mtu: Option<u16>,
+    /// `own` or `shared`.
+    pub(crate) buffers: &'static str,
+    pub(crate) cores: usize,
+}
+
+/// Each of kolo's figures beside each peer's, or alone if there is none.
+pub(crate) fn figures(operation: Operation, setting: Setting, rows: &[Row]) -> Vec<Line> {
+    let mut lines = Vec::new();
     for row in rows {
         let mut entries = row
             .entries
@@ -103,18 +134,23 @@ pub(crate) fn figures(operation: Operation, rows: &[Row]) -> Vec<Figure> {
             continue;
         };
         let peers: Vec<(&'static str, Measured)> = entries.collect();
+        let how = row.how();
         let mut add = |metric, unit, of: fn(&Measured) -> Option<f64>| {
             let Some(value) = of(&kolo) else { return };
             let figure = Figure::new(operation.name(), row.bytes.to_string(), metric, unit, value);
-            let beside: Vec<Figure> = peers
+            let mut beside: Vec<Figure> = peers
                 .iter()
                 .filter_map(|(name, peer)| Some(figure.beside(name, of(peer)?)))
                 .collect();
             if beside.is_empty() {
-                figures.push(figure);
-            } else {
-                figures.extend(beside);
+                beside.push(figure);
             }
+            lines.extend(beside.into_iter().map(|figure| Line {
+                figure,
+                setting,
+                lanes: how.map(|how| how.lanes.clone()),
+                algorithm: how.map(|how| how.algorithm.clone()),
+            }));
         };
         add("p50", "us", |measured| Some(measured.p50));
         add("p99", "us", |measured| Some(measured.p99));
@@ -122,7 +158,7 @@ pub(crate) fn figures(operation: Operation, rows: &[Row]) -> Vec<Figure> {
         add("cpu", "s/GB", |measured| measured.cpu_rate);
         add("cpu-each", "us", |measured| Some(measured.cpu));
     }
-    figures
+    lines
 }
 
 /// What the columns mean.
@@ -169,7 +205,7 @@ pub(crate) fn table(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
                     format!("{:.3} ({low:.3} to {high:.3})", kolo.p50 / measured.p50)
                 }
                 _ => match entry.rounds.last() {
-                    Some(series) if !series.lanes.is_empty() => format!("over {}", series.lanes),
+                    Some(Series { how: Some(how), .. }) => how.to_string(),
                     _ => String::new(),
                 },
             };

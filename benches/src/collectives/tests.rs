@@ -3,7 +3,7 @@
 use clap::Parser;
 
 use super::summary::figures;
-use super::wire::Answer;
+use super::wire::{Answer, How};
 use super::*;
 
 #[derive(Debug, Parser)]
@@ -152,15 +152,24 @@ fn what_is_said_is_understood() {
         stamps: vec![(1, 2), (i64::MAX - 1, i64::MAX)],
         cpu: 7,
         wrong: 3,
-        lanes: "shm,unix".to_owned(),
+        how: Some(how("shm-ring,tls", "two-level-ring")),
     };
-    let mut bytes = Vec::new();
-    answer.send(&mut bytes).unwrap();
-    assert_eq!(Answer::receive(&mut &bytes[..]).unwrap(), answer);
+    for answer in [
+        Answer {
+            how: None,
+            ..answer.clone()
+        },
+        answer,
+    ] {
+        let mut bytes = Vec::new();
+        answer.send(&mut bytes).unwrap();
+        assert_eq!(Answer::receive(&mut &bytes[..]).unwrap(), answer);
+    }
     for (bytes, says) in [
         (&b""[..], "a rank ended"),
         (b"error no memory\n", "no memory"),
         (b"done 1 2\n", "a rank answered `done 1 2`"),
+        (b"done 0 2 0 tls\n", "a rank answered `done 0 2 0 tls`"),
         (b"done 1 2 0\nshort", "a rank ended"),
     ] {
         let error = Answer::receive(&mut &bytes[..]).unwrap_err();
@@ -173,8 +182,28 @@ fn answer(stamps: &[(i64, i64)], wrong: u64) -> Answer {
         stamps: stamps.to_vec(),
         cpu: 3000,
         wrong,
-        lanes: "unix".to_owned(),
+        how: Some(how("unix", "doubling")),
     }
+}
+
+fn how(lanes: &str, algorithm: &str) -> How {
+    How {
+        lanes: lanes.to_owned(),
+        algorithm: algorithm.to_owned(),
+    }
+}
+
+#[test]
+fn how_is_of_all_ranks() {
+    let ranks = [
+        how("tls", "two-level-ring"),
+        how("shm-ring,tls", "two-level-ring"),
+    ];
+    let all = How::of_all(ranks.iter()).unwrap();
+    assert_eq!(all, how("shm-ring,tls", "two-level-ring"));
+    assert_eq!(all.to_string(), "two-level-ring over shm-ring,tls");
+    assert_eq!(how("shm", "local").to_string(), "over shm");
+    assert_eq!(How::of_all([].into_iter()), None);
 }
 
 #[test]
@@ -185,7 +214,7 @@ fn a_time_is_from_the_last_begin_to_the_last_end() {
     ];
     let series = Series::new(&answers, 2).unwrap();
     assert_eq!(series.times, [3.0, 2.0]);
-    assert_eq!(series.lanes, "unix");
+    assert_eq!(series.how, Some(how("unix", "doubling")));
     assert!(
         (series.cpu - 3.0).abs() < 1e-9,
         "of both ranks, for one operation"
@@ -204,7 +233,7 @@ fn entry(name: &'static str, rounds: &[&[f64]]) -> Entry {
             .map(|times| Series {
                 times: times.to_vec(),
                 cpu: 2.0,
-                lanes: String::new(),
+                how: (name == "kolo").then(|| how("shm", "local")),
             })
             .collect(),
     }
@@ -231,18 +260,25 @@ fn figures_are_medians_of_rounds_beside_each_peer() {
             entries: vec![entry("kolo", &[&[1.0]])],
         },
     ];
-    let figures = figures(Operation::AllReduce, &rows);
-    let json: Vec<String> = figures
+    let setting = Setting {
+        ranks: 4,
+        hosts: 1,
+        mtu: None,
+        buffers: "own",
+        cores: 2,
+    };
+    let lines = figures(Operation::AllReduce, setting, &rows);
+    let json: Vec<String> = lines
         .iter()
         .map(|figure| serde_json::to_string(figure).unwrap())
         .collect();
     assert_eq!(
         json[0],
-        r#"{"bench":"all-reduce","case":"4096","metric":"p50","unit":"us","value":4.0,"peer":"openmpi","peer_value":8.0,"ratio":0.5}"#
+        r#"{"bench":"all-reduce","case":"4096","metric":"p50","unit":"us","value":4.0,"peer":"openmpi","peer_value":8.0,"ratio":0.5,"ranks":4,"hosts":1,"mtu":null,"buffers":"own","cores":2,"lanes":"shm","algorithm":"local"}"#
     );
-    let metrics: Vec<_> = figures
+    let metrics: Vec<_> = lines
         .iter()
-        .map(|f| (f.metric, f.value, f.ratio))
+        .map(|line| (line.figure.metric, line.figure.value, line.figure.ratio))
         .collect();
     assert_eq!(
         metrics,

@@ -2,10 +2,13 @@
 //!
 //! `benches/peers/rank.h` speaks the same, for the peers.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::io::{BufRead, Write};
 use std::str::FromStr;
 
 use anyhow::Context as _;
+use kolo::collectives::Algorithm;
 use kolo::collectives::lane::LaneChoice;
 use serde::{Deserialize, Serialize};
 
@@ -190,20 +193,59 @@ pub(crate) struct Answer {
     pub(crate) cpu: u64,
     /// Values that were not as they must be.
     pub(crate) wrong: u64,
-    /// Over which kinds of lanes, from kolo's ranks; without spaces.
+    /// How it was done, from kolo's ranks.
+    pub(crate) how: Option<How>,
+}
+
+/// How kolo did an operation. Neither has spaces.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct How {
+    /// Kinds of lanes, with commas between.
     pub(crate) lanes: String,
+    /// The algorithm; `local` where there is none, as in shared memory.
+    pub(crate) algorithm: String,
+}
+
+impl How {
+    /// What ranks did together: all that any of them used.
+    pub(crate) fn of_all<'a>(ranks: impl Iterator<Item = &'a Self>) -> Option<Self> {
+        let (mut lanes, mut algorithms) = (BTreeSet::new(), BTreeSet::new());
+        for how in ranks {
+            lanes.extend(how.lanes.split(','));
+            algorithms.insert(&how.algorithm[..]);
+        }
+        let join = |names: BTreeSet<&str>| names.into_iter().collect::<Vec<_>>().join(",");
+        (!lanes.is_empty()).then(|| Self {
+            lanes: join(lanes),
+            algorithm: join(algorithms),
+        })
+    }
+}
+
+/// For people: `two-level-ring over shm-ring,tls`.
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.algorithm != Algorithm::Local.name() {
+            write!(f, "{} ", self.algorithm)?;
+        }
+        write!(f, "over {}", self.lanes)
+    }
 }
 
 impl Answer {
     pub(crate) fn send(&self, to: &mut impl Write) -> anyhow::Result<()> {
-        let mut out = format!(
-            "done {} {} {} {}\n",
+        let mut out = Vec::new();
+        write!(
+            out,
+            "done {} {} {}",
             self.stamps.len(),
             self.cpu,
-            self.wrong,
-            self.lanes
-        )
-        .into_bytes();
+            self.wrong
+        )?;
+        if let Some(How { lanes, algorithm }) = &self.how {
+            write!(out, " {lanes} {algorithm}")?;
+        }
+        out.push(b'\n');
         for (begun, ended) in &self.stamps {
             out.extend_from_slice(&begun.to_le_bytes());
             out.extend_from_slice(&ended.to_le_bytes());
@@ -219,10 +261,17 @@ impl Answer {
             anyhow::bail!("{}", reason.trim_end());
         }
         let words: Vec<&str> = line.split_whitespace().collect();
-        let (["done", count, cpu, wrong] | ["done", count, cpu, wrong, _]) = words[..] else {
-            anyhow::bail!("a rank answered `{}`", line.trim_end());
+        let (count, cpu, wrong, how) = match words[..] {
+            ["done", count, cpu, wrong] => (count, cpu, wrong, None),
+            ["done", count, cpu, wrong, lanes, algorithm] => {
+                let how = How {
+                    lanes: lanes.to_owned(),
+                    algorithm: algorithm.to_owned(),
+                };
+                (count, cpu, wrong, Some(how))
+            }
+            _ => anyhow::bail!("a rank answered `{}`", line.trim_end()),
         };
-        let lanes = words.get(4).map(|lanes| (*lanes).to_owned());
         let count: usize = count.parse().context("the number of operations")?;
         let mut stamps = Vec::new();
         let mut bytes = [0; 16];
@@ -236,7 +285,7 @@ impl Answer {
             stamps,
             cpu: cpu.parse().context("the processor's time")?,
             wrong: wrong.parse().context("the number of wrong values")?,
-            lanes: lanes.unwrap_or_default(),
+            how,
         })
     }
 }

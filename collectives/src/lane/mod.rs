@@ -169,7 +169,7 @@ pub trait Lane: Send + fmt::Debug {
         None
     }
 
-    /// The kind, for logs: `memory`, `unix`, `ring`, `quic`, `tls`.
+    /// The kind, for logs: `memory`, `unix`, `shm-ring`, `quic`, `tls`.
     fn kind(&self) -> &'static str;
 
     /// Whether the end of this link, which a read has just reported, means that the peer is gone for good. A

@@ -281,7 +281,7 @@ impl Lane for UnixLane {
 
     fn kind(&self) -> &'static str {
         match self.way {
-            Way::Rings(_) => "ring",
+            Way::Rings(_) => "shm-ring",
             _ => "unix",
         }
     }

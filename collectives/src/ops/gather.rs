@@ -335,7 +335,7 @@ impl Communicator {
             Err(error) => return Err(turn.refuse(tag, error)),
         };
         let lengths = self
-            .lengths::<_, T>(alarm, &mut turn, tag, (kind, root), data.len())
+            .lengths::<_, T>(alarm, &mut turn, tag, (kind, root), &[data.len() as u64])
             .await?;
         let counts = lengths.iter().map(|length| *length as usize);
         let Some(total) = turn

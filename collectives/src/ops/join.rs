@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
+use super::total;
 use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
 use crate::engine::Engine;
@@ -211,9 +212,11 @@ impl Communicator {
             OperationKind::AllGatherCounts | OperationKind::AllGather
         );
         if is_lengths {
-            let mut lengths = vec![0_u64; self.world()];
+            // Several of each rank if it gathers several buffers.
+            let of_each = asked.count as usize;
+            let mut lengths = vec![0_u64; self.world() * of_each];
             turn.store(&mut lengths);
-            let counts = lengths.iter().map(|length| *length as usize);
+            let counts = (0..self.world()).map(|rank| total(&lengths[rank * of_each..][..of_each]));
             turn.engine().set_offsets(counts);
         }
         // A peer may claim parts without end.

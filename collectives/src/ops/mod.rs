@@ -5,6 +5,7 @@ mod buffer;
 mod calibrate;
 mod exchange;
 mod gather;
+mod grouped;
 mod join;
 mod object;
 mod reduce;
@@ -25,7 +26,7 @@ use crate::inner::{Quick, Turn};
 use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
 
 pub use gather::Gathered;
-pub(crate) use reduce::Part;
+pub(crate) use grouped::Part;
 pub use start::Start;
 
 impl Communicator {
@@ -136,34 +137,35 @@ impl Communicator {
         turn.run(alarm, tag, Operation::BARRIER, &[]).await
     }
 
-    /// Lengths of all ranks, gathered for an operation on different lengths. `root` is that of the operation.
+    /// Lengths of all ranks, as many of each as this one gives, gathered for an operation on different lengths. `root` is that of
+    /// the operation.
     async fn lengths<A: Alarm, T: Element>(
         &self,
         alarm: &mut A,
         turn: &mut Turn<'_>,
         tag: Tag,
         (kind, root): (OperationKind, Option<u32>),
-        own: usize,
+        own: &[u64],
     ) -> Result<Vec<u64>, CollectiveError> {
+        let count = own.len();
         let request = match kind {
             OperationKind::AllGatherVarcount => Operation {
                 shape: self.options.mark(),
-                ..Operation::new(OperationKind::AllGatherCounts, Some(T::DTYPE), 1)
+                ..Operation::new(OperationKind::AllGatherCounts, Some(T::DTYPE), count as u64)
             },
             _ => Operation {
                 root,
-                ..Operation::lengths(OperationKind::AllGather, kind, T::DTYPE, 1)
+                ..Operation::lengths(OperationKind::AllGather, kind, T::DTYPE, count as u64)
             },
         };
-        let own = own as u64;
-        turn.run(alarm, tag, request, bytemuck::bytes_of(&own))
-            .await?;
+        let input = bytemuck::cast_slice(own);
+        turn.run(alarm, tag, request, input).await?;
         let mut all = std::mem::take(&mut turn.engine().lengths);
         all.clear();
-        all.resize(self.world(), 0);
-        turn.store(&mut all);
+        all.resize(self.world() * count, 0);
+        turn.store_with(input, &mut all);
         // Whatever a peer made of it in the meantime: the rest is computed from what is really given.
-        all[self.inner.me as usize] = own;
+        all[self.inner.me as usize * count..][..count].copy_from_slice(own);
         Ok(all)
     }
 }
@@ -172,6 +174,14 @@ impl Communicator {
 fn fits<T>(total: usize) -> bool {
     let bytes = total.checked_mul(size_of::<T>());
     bytes.is_some_and(|bytes| bytes <= isize::MAX as usize >> 3)
+}
+
+/// The sum of lengths. Too large a one is one that nothing fits.
+fn total(lengths: &[u64]) -> usize {
+    let sum = lengths
+        .iter()
+        .fold(0, |sum: u64, length| sum.saturating_add(*length));
+    usize::try_from(sum).unwrap_or(usize::MAX)
 }
 
 /// So many elements of so many bytes: more than there is memory for.

@@ -9,40 +9,11 @@ use kolo_transport::ids::Rank;
 use super::wrong_buffer;
 use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
-use crate::element::{self, DType, Element};
+use crate::element::{self, Element};
 use crate::error::CollectiveError;
 use crate::inner::Quick;
 use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::schedule::{Counts, Rows};
-use crate::shape;
-
-/// A buffer of some type, among others that are reduced together.
-pub(crate) trait Part {
-    /// Its elements.
-    fn bytes(&self) -> &[u8];
-    /// Takes the result, which travelled in another type if one is given.
-    fn store(&mut self, wire: Option<DType>, bytes: &[u8]);
-}
-
-impl<T: Element> Part for &mut [T] {
-    fn bytes(&self) -> &[u8] {
-        element::bytes_of(self)
-    }
-
-    fn store(&mut self, wire: Option<DType>, bytes: &[u8]) {
-        element::store(self, wire, bytes);
-    }
-}
-
-impl<T: Element> Part for Vec<T> {
-    fn bytes(&self) -> &[u8] {
-        element::bytes_of(self)
-    }
-
-    fn store(&mut self, wire: Option<DType>, bytes: &[u8]) {
-        element::store(self, wire, bytes);
-    }
-}
 
 impl Communicator {
     /// Combines the ranks' values, element by element; every rank gets the result in `data`. All ranks give
@@ -129,117 +100,6 @@ impl Communicator {
                 return Err(turn.refuse(tag, error));
             }
             turn.run_into(alarm, tag, request, data, result).await
-        })
-    }
-
-    /// As [`Communicator::all_reduce`], of several buffers in one operation: all succeed or none. The ranks give as many
-    /// buffers, of the same lengths. It takes the time of one operation on all elements. (With [`ReduceOp::Adasum`], which
-    /// looks at each buffer as a whole, it is one operation for each.)
-    ///
-    /// ```
-    /// # use kolo_collectives::{ReduceOp, local_group};
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let (mut weights, mut bias) = ([1.0_f32; 6], [2.0_f32; 2]);
-    ///             comm.all_reduce_grouped(&mut [&mut weights, &mut bias], ReduceOp::Sum).unwrap();
-    ///             assert_eq!((weights, bias), ([2.0; 6], [4.0; 2]));
-    ///         });
-    ///     }
-    /// });
-    /// # Ok::<(), kolo_collectives::CollectiveError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`CollectiveError`]; all buffers are as they were.
-    pub fn all_reduce_grouped<T: Element>(
-        &self,
-        buffers: &mut [&mut [T]],
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError> {
-        if op == ReduceOp::Adasum {
-            return self.all_reduce_each(buffers, op);
-        }
-        let request = self.grouped::<T>(buffers.iter().map(|buffer| buffer.len()), op);
-        self.all_reduce_parts(request, buffers)
-    }
-
-    /// One operation for each buffer. If one fails, those before it get back what was in them.
-    fn all_reduce_each<T: Element>(
-        &self,
-        buffers: &mut [&mut [T]],
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError> {
-        Self::blocking(async |alarm, started| {
-            let kind = OperationKind::AllReduce;
-            let (mut turn, mut tag) = self.turn(alarm, started, kind).await?;
-            let count = buffers.len();
-            if count > usize::from(u16::MAX) {
-                let reason = format!("{count} buffers by adasum: give {} at most", u16::MAX);
-                return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
-            }
-            let shape = shape::of_each(buffers.iter().map(|buffer| buffer.len()));
-            if count == 0 {
-                // Others may have some.
-                let request = Operation {
-                    shape,
-                    ..self.reduction::<T>(kind, 0, op)
-                };
-                return turn.run(alarm, tag, request, &[]).await;
-            }
-            let mut kept: Vec<Vec<T>> = Vec::with_capacity(count);
-            for index in 0..count {
-                let buffer = &mut *buffers[index];
-                let request = Operation {
-                    shape,
-                    rows: (count - index) as u64,
-                    ..self.reduction::<T>(kind, buffer.len(), op)
-                };
-                kept.push(buffer.to_vec());
-                let done = turn.run_in_place(alarm, tag, request, buffer, true).await;
-                if let Err(error) = done {
-                    for (buffer, was) in buffers.iter_mut().zip(&kept) {
-                        buffer.copy_from_slice(was);
-                    }
-                    return Err(error);
-                }
-                tag = tag.next_part();
-            }
-            Ok(())
-        })
-    }
-
-    /// The operation for several buffers together.
-    pub(crate) fn grouped<T: Element>(
-        &self,
-        lengths: impl Iterator<Item = usize> + Clone,
-        op: ReduceOp,
-    ) -> Operation {
-        let sum = lengths.clone().sum();
-        let mut request = self.reduction::<T>(OperationKind::AllReduce, sum, op);
-        request.shape = shape::of_each(lengths);
-        request
-    }
-
-    pub(crate) fn all_reduce_parts<P: Part>(
-        &self,
-        request: Operation,
-        parts: &mut [P],
-    ) -> Result<(), CollectiveError> {
-        Self::blocking(async |alarm, started| {
-            let (mut turn, tag) = self.turn(alarm, started, request.kind).await?;
-            turn.run_parts(alarm, tag, request, || parts.iter().map(P::bytes))
-                .await?;
-            let size = request.dtype.map_or(1, DType::size);
-            let mut at = 0;
-            for part in parts {
-                let end = at + part.bytes().len() / size;
-                part.store(request.wire, turn.result(at, end));
-                at = end;
-            }
-            Ok(())
         })
     }
 
@@ -359,14 +219,10 @@ impl Communicator {
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::ReduceScatter;
             let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            if (rows == 0 && !data.is_empty()) || (rows > 0 && !data.len().is_multiple_of(rows)) {
-                let reason = format!(
-                    "reduce_scatter of {} elements in {rows} rows: all rows have as many elements",
-                    data.len()
-                );
-                return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
-            }
-            let width = data.len().checked_div(rows).unwrap_or(0);
+            let width = match width(data, rows) {
+                Ok(width) => width,
+                Err(error) => return Err(turn.refuse(tag, error)),
+            };
             let room = match room(self.rows_of(rows, self.rank()).len() * width) {
                 Ok(room) => room,
                 Err(error) => return Err(turn.refuse(tag, error)),
@@ -413,4 +269,17 @@ impl Communicator {
         let request = self.reduction::<T>(kind, data.len(), op);
         turn.run_in_place(alarm, tag, request, data, true).await
     }
+}
+
+/// Elements of a row.
+pub(super) fn width<T>(data: &[T], rows: usize) -> Result<usize, CollectiveError> {
+    let width = data.len().checked_div(rows).unwrap_or(0);
+    if width * rows == data.len() {
+        return Ok(width);
+    }
+    let reason = format!(
+        "reduce_scatter of {} elements in {rows} rows: all rows have as many elements",
+        data.len()
+    );
+    Err(CollectiveError::Invalid { reason })
 }

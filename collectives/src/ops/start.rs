@@ -262,6 +262,23 @@ impl Start {
         })
     }
 
+    /// See [`Communicator::reduce_scatter_grouped`].
+    pub fn reduce_scatter_grouped<T: Element>(
+        &self,
+        buffers: Vec<(Vec<T>, usize)>,
+        op: ReduceOp,
+    ) -> Handle<Vec<Vec<T>>> {
+        let lengths = buffers.iter().map(|(data, rows)| (data.len(), *rows));
+        let operation = self.comm.rows_grouped::<T>(lengths, op);
+        self.submit(operation, move |access| {
+            let buffers: Vec<(&[T], usize)> = buffers
+                .iter()
+                .map(|(data, rows)| (data.as_slice(), *rows))
+                .collect();
+            Ok(access.and_then(|comm| comm.reduce_scatter_grouped(&buffers, op))?)
+        })
+    }
+
     /// See [`Communicator::broadcast`].
     pub fn broadcast<T: Element>(&self, mut data: Vec<T>, root: Rank) -> Handle<Vec<T>> {
         let operation = Operation {
@@ -287,6 +304,18 @@ impl Start {
         let operation = self.operation::<T>(OperationKind::AllGatherVarcount, 0);
         self.submit(operation, move |access| {
             Ok(access.and_then(|comm| comm.all_gather_varcount(&data))?)
+        })
+    }
+
+    /// See [`Communicator::all_gather_grouped`].
+    pub fn all_gather_grouped<T: Element>(&self, buffers: Vec<Vec<T>>) -> Handle<Vec<Gathered<T>>> {
+        let operation = Operation {
+            rows: buffers.len() as u64,
+            ..self.operation::<T>(OperationKind::AllGatherVarcount, 0)
+        };
+        self.submit(operation, move |access| {
+            let buffers: Vec<&[T]> = buffers.iter().map(Vec::as_slice).collect();
+            Ok(access.and_then(|comm| comm.all_gather_grouped(&buffers))?)
         })
     }
 

@@ -382,7 +382,7 @@ impl Connector for TestConnector {
                         open(theirs).greeted(&theirs_hello, rank, LONG)
                     )?;
                     assert_eq!(theirs.group(), group);
-                    assert_eq!(theirs.kind() == "ring", hub.kind != Kind::Unix);
+                    assert_eq!(theirs.kind() == "shm-ring", hub.kind != Kind::Unix);
                     (Box::new(mine), Box::new(theirs))
                 }
             };

@@ -32,7 +32,7 @@ fn reduction(comm: &Communicator, options: Options) -> Result<(), CollectiveErro
 }
 
 /// What most ranks do, what one does, and how both read.
-const CASES: [(Body, Body, &str, &str); 20] = [
+const CASES: [(Body, Body, &str, &str); 22] = [
     (
         |comm| comm.barrier(),
         |comm| comm.all_reduce(&mut [1_f32], ReduceOp::Sum),
@@ -93,6 +93,29 @@ const CASES: [(Body, Body, &str, &str); 20] = [
         |comm| comm.all_reduce_grouped(&mut [&mut [1_u8; 2], &mut [1; 3]], ReduceOp::Sum),
         "shape [3, 2]",
         "shape [2, 3]",
+    ),
+    (
+        |comm| comm.all_gather_grouped(&[&[1_u8; 3], &[1; 2]]).map(drop),
+        |comm| {
+            comm.all_gather_grouped(&[&[1_u8; 3], &[1; 2], &[]])
+                .map(drop)
+        },
+        "all_gather_varcount u8 in 2 buffers",
+        "all_gather_varcount u8 in 3 buffers",
+    ),
+    (
+        |comm| {
+            let buffers: [(&[u8], usize); 2] = [(&[1; 4], 4), (&[1; 4], 2)];
+            comm.reduce_scatter_grouped(&buffers, ReduceOp::Sum)
+                .map(drop)
+        },
+        |comm| {
+            let buffers: [(&[u8], usize); 2] = [(&[1; 4], 2), (&[1; 4], 4)];
+            comm.reduce_scatter_grouped(&buffers, ReduceOp::Sum)
+                .map(drop)
+        },
+        "shape [4, 4, 4, 2]",
+        "shape [4, 2, 4, 4]",
     ),
     (
         |comm| comm.broadcast(&mut [1_f64; 4], Rank(1)),

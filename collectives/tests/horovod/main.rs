@@ -5,7 +5,7 @@
 //! `allreduce_scale_error`, `join_last_joined_rank`, `barrier`.
 //!
 //! No counterpart here have: gradients, optimizers, layers and models (they are the framework's), GPUs (buffers are in the
-//! host's memory), sparse tensors (no such type), grouped gathers and reduce-scatters (each is started by itself),
+//! host's memory), sparse tensors (no such type),
 //! `alltoall_splits_type_error` (splits are `&[usize]`: the compiler refuses others), `reinit` and `is_initialized` (no global
 //! state).
 

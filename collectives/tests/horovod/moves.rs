@@ -77,6 +77,34 @@ fn test_horovod_allgather_variable_size() {
     });
 }
 
+/// Five buffers, as Horovod's tests have it, of lengths that differ from rank to rank.
+pub(super) fn gathers_group<T: Value>(comm: &Communicator, length: usize) {
+    let lengths = |rank: u32| (length..).step_by(3 + rank as usize).take(5);
+    let buffers: Vec<Vec<T>> = lengths(members(comm)[comm.rank().index()])
+        .map(|length| mine(comm, length))
+        .collect();
+    let started = comm.start().all_gather_grouped(buffers.clone());
+    let group: Vec<&[T]> = buffers.iter().map(Vec::as_slice).collect();
+    let gathered = comm.all_gather_grouped(&group).unwrap();
+    assert_eq!(gathered.len(), 5);
+    for (index, gathered) in gathered.iter().enumerate() {
+        let of = |rank| lengths(rank).nth(index).unwrap();
+        let counts: Vec<usize> = members(comm).into_iter().map(of).collect();
+        let parts = members(comm).into_iter();
+        let values: Vec<T> = parts.flat_map(|rank| input(rank, of(rank))).collect();
+        assert_eq!(gathered.counts, counts, "{length} {}", T::DTYPE);
+        assert_eq!(gathered.values, values, "{length} {}", T::DTYPE);
+    }
+    assert_eq!(started.wait().unwrap(), gathered);
+}
+
+#[test]
+fn test_horovod_grouped_allgather() {
+    on_all(|comm| {
+        each(of_all!(gathers_group), |check, length| check(comm, length));
+    });
+}
+
 /// Here gathers are not fused, but any number of them may be under way.
 #[test]
 fn test_horovod_allgather_async_fused() {

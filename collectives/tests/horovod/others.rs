@@ -64,6 +64,37 @@ fn test_horovod_join_allgather() {
     });
 }
 
+/// Horovod refuses a gather beside a rank that joined; here one of any lengths gets nothing of it.
+#[test]
+fn a_rank_that_joined_gives_nothing_to_gathers_and_takes_part_in_groups() {
+    on_all(|comm| {
+        if comm.rank().0 != 1 {
+            let me = comm.rank().0;
+            let all = comm
+                .all_gather_grouped(&[&[me][..], &[], &[me; 2]])
+                .unwrap();
+            assert_eq!(all.len(), 3);
+            assert_eq!(
+                (&all[0].values[..], &all[0].counts[..]),
+                (&[0, 2, 3][..], &[1, 0, 1, 1][..])
+            );
+            assert_eq!(all[1].counts, [0; 4]);
+            assert_eq!(
+                (&all[2].values[..], &all[2].counts[..]),
+                (&[0, 0, 2, 2, 3, 3][..], &[2, 0, 2, 2][..])
+            );
+            let (four, five) = ([1_u64; 4], [2_u64; 5]);
+            let buffers: [(&[u64], usize); 2] = [(&four, 4), (&five, 5)];
+            let mine = comm
+                .reduce_scatter_grouped(&buffers, ReduceOp::Sum)
+                .unwrap();
+            let rows = comm.rows_of(5, comm.rank()).len();
+            assert_eq!(mine, [vec![3], vec![6; rows]]);
+        }
+        assert_eq!(comm.join().unwrap(), Rank(3));
+    });
+}
+
 #[test]
 fn test_horovod_join_broadcast() {
     on_all(|comm| {

@@ -23,6 +23,26 @@ fn starts_scatter<T: Value>(comm: &Communicator, start: &Start, length: usize) -
     Started::new(handle, expected)
 }
 
+/// Five buffers, as Horovod's tests have it.
+pub(super) fn scatters_group<T: Value>(comm: &Communicator, op: ReduceOp, length: usize) {
+    let lengths = (length..).step_by(3 * 17).take(5);
+    let buffers: Vec<(Vec<T>, usize)> = lengths
+        .clone()
+        .map(|length| (mine(comm, length), 17))
+        .collect();
+    let expected: Vec<Vec<T>> = lengths
+        .map(|length| part_of(comm, &combined::<T>(op, members(comm), length)))
+        .collect();
+    let group: Vec<(&[T], usize)> = buffers
+        .iter()
+        .map(|(data, rows)| (&data[..], *rows))
+        .collect();
+    let parts = comm.reduce_scatter_grouped(&group, op).unwrap();
+    assert_eq!(parts, expected, "{op} of {length} {}", T::DTYPE);
+    let started = comm.start().reduce_scatter_grouped(buffers, op);
+    assert_eq!(started.wait().unwrap(), expected);
+}
+
 fn scales<T: Element>(comm: &Communicator, value: T, expected: T) {
     let part = comm.reduce_scatter(&[value; 16], 8, ReduceOp::Sum).unwrap();
     assert_eq!(part, [expected; 4], "{}", T::DTYPE);
@@ -49,6 +69,27 @@ fn test_horovod_reducescatter_average() {
         each(of_numbers!(scatters), |check, length| {
             check(comm, ReduceOp::Average, length);
         });
+    });
+}
+
+#[test]
+fn test_horovod_grouped_reducescatter() {
+    on_all(|comm| {
+        for op in [ReduceOp::Sum, ReduceOp::Average] {
+            each(of_numbers!(scatters_group), |check, length| {
+                check(comm, op, length);
+            });
+        }
+    });
+}
+
+#[test]
+fn test_horovod_grouped_reducescatter_scalar_error() {
+    on_all(|comm| {
+        // A value has no rows.
+        let buffers: [(&[f32], usize); 2] = [(&[1.0; 4], 4), (&[1.0], 0)];
+        let result = comm.reduce_scatter_grouped(&buffers, ReduceOp::Sum);
+        all_invalid(vec![result.map(drop)], "1 elements in 0 rows");
     });
 }
 

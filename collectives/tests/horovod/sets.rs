@@ -47,6 +47,14 @@ fn test_horovod_allgather_process_sets() {
     on_halves(|set| each(of_all!(gathers), |check, length| check(set, length)));
 }
 
+#[test]
+fn test_horovod_grouped_allgather_process_sets() {
+    use moves::gathers_group;
+    on_halves(|set| {
+        each(of_all!(gathers_group), |check, length| check(set, length));
+    });
+}
+
 /// Roots are ranks of the set here, as all ranks in arguments; Horovod takes those of the job.
 #[test]
 fn test_horovod_broadcast_process_sets() {
@@ -69,6 +77,16 @@ fn test_horovod_reducescatter_process_sets() {
     use scatter::scatters;
     on_halves(|set| {
         each(of_numbers!(scatters), |check, length| {
+            check(set, ReduceOp::Sum, length);
+        });
+    });
+}
+
+#[test]
+fn test_horovod_grouped_reducescatter_process_sets() {
+    use scatter::scatters_group;
+    on_halves(|set| {
+        each(of_numbers!(scatters_group), |check, length| {
             check(set, ReduceOp::Sum, length);
         });
     });

@@ -194,7 +194,12 @@ fn handles_run_in_order_beside_blocking_operations() {
         let object = start.broadcast_object(is_root.then(|| "it".to_owned()), root);
         let objects = start.all_gather_object(me);
         let grouped = start.all_reduce_grouped(vec![vec![1_i32], vec![2; 2]], ReduceOp::Product);
+        let gathered_group = start.all_gather_grouped(vec![vec![me as u8; me], vec![1]]);
+        let scattered_group =
+            start.reduce_scatter_grouped(vec![(vec![1_u64; 3], 3)], ReduceOp::Sum);
         assert_eq!(grouped.wait().unwrap(), [vec![1], vec![8; 2]]);
+        assert_eq!(gathered_group.wait().unwrap()[0].values, [1, 2, 2]);
+        assert_eq!(scattered_group.wait().unwrap(), [[3]]);
         assert_eq!(reduced.wait().unwrap(), [if is_root { 3 } else { 1 }]);
         assert_eq!(scattered.wait().unwrap(), [3]);
         assert_eq!(gathered.wait().unwrap(), [0, 1, 2]);

@@ -79,6 +79,25 @@ fn check_operators<T: Value>(comm: &Communicator, length: usize, ops: &[ReduceOp
         assert_eq!(one, expected, "grouped {what}");
         assert_eq!(two, combined::<T>(op, 0..world, 3), "grouped {what}");
 
+        let mut group = vec![(one.len(), 1), (0, 0), (3, 3), (2 * length, length)];
+        group.retain(|(length, rows)| *length > 0 || *rows == 0);
+        let data: Vec<Vec<T>> = group.iter().map(|(length, _)| input(me, *length)).collect();
+        let given: Vec<(&[T], usize)> = data
+            .iter()
+            .zip(&group)
+            .map(|(data, (_, rows))| (&data[..], *rows))
+            .collect();
+        let parts = comm.reduce_scatter_grouped(&given, op).unwrap();
+        let expected_parts: Vec<Vec<T>> = group
+            .iter()
+            .map(|(length, rows)| {
+                let mine = comm.rows_of(*rows, comm.rank());
+                let width = length.checked_div(*rows).unwrap_or(0);
+                combined::<T>(op, 0..world, *length)[mine.start * width..mine.end * width].to_vec()
+            })
+            .collect();
+        assert_eq!(parts, expected_parts, "reduce_scatter_grouped {what}");
+
         let mut into = vec![T::default(); length];
         comm.all_reduce_into(&input::<T>(me, length), &mut into, op)
             .unwrap();
@@ -111,6 +130,24 @@ fn check_moves<T: Value>(comm: &Communicator, length: usize) {
         counts: (0..world).map(share).collect(),
     });
     assert_eq!(gathered, expected, "gather_varcount of {what}");
+
+    let buffers = [share(me), 0, length, 1].map(|length| input::<T>(me, length));
+    let given = buffers.each_ref().map(Vec::as_slice);
+    let gathered = comm.all_gather_grouped(&given).unwrap();
+    let lengths = |rank| [share(rank), 0, length, 1];
+    for (index, gathered) in gathered.iter().enumerate() {
+        let counts: Vec<usize> = (0..world).map(|rank| lengths(rank)[index]).collect();
+        let values: Vec<T> = (0..world)
+            .flat_map(|rank| input(rank, counts[rank as usize]))
+            .collect();
+        assert_eq!(
+            *gathered,
+            Gathered { values, counts },
+            "all_gather_grouped of {what}"
+        );
+    }
+    assert_eq!(gathered.len(), 4);
+    assert_eq!(comm.all_gather_grouped::<T>(&[]), Ok(vec![]));
 
     let all = parts::<T>(root.0, |_| length, world);
     let given = if is_root { &all[..] } else { &[] };

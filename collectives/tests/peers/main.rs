@@ -369,7 +369,7 @@ fn ranks_of_one_of_several_hosts_meet_in_their_folder() {
         work(&comm);
         let layout = comm.layout();
         assert_eq!((layout.hosts(), layout.ranks_on(0)), (2, &[0, 2, 4][..]));
-        let near = ["unix", "ring"];
+        let near = ["unix", "shm-ring"];
         let used = lanes(&comm);
         assert!(used.iter().any(|kind| near.contains(kind)), "{used:?}");
         let local = comm.local().unwrap();

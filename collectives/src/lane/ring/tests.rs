@@ -305,7 +305,7 @@ async fn memory_that_is_no_ring_is_not_used() {
         assert_eq!((settled, lane.kind()), (Ok(()), "unix"), "{descriptor:?}");
     }
     let (settled, lane) = settle(false, b"r", Some(&good)).await;
-    assert_eq!((settled, lane.kind()), (Ok(()), "ring"));
+    assert_eq!((settled, lane.kind()), (Ok(()), "shm-ring"));
 }
 
 #[tokio::test]
