@@ -60,7 +60,7 @@ impl Peer {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Ranks, each a process of its own.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=64))]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: u32,
     /// Hosts that the ranks are spread over, the first ranks on the first. Two hosts are two network namespaces of this machine,
     /// with a pair of interfaces between them; that needs root and `ip`.
@@ -128,6 +128,16 @@ impl Options {
             !self.shared || operation == Operation::AllReduce,
             "--shared is for all-reduce; leave it out for {}",
             operation.name()
+        );
+        anyhow::ensure!(
+            self.hosts <= self.ranks,
+            "--hosts {} with --ranks {}: give each host a rank",
+            self.hosts,
+            self.ranks
+        );
+        anyhow::ensure!(
+            self.ranks > 1 || !self.shared && self.lane == Lane::Auto,
+            "--ranks 1 has nobody to share memory with and no lane; leave --shared and --lane out"
         );
         anyhow::ensure!(
             !self.shared || (self.hosts == 1 && self.lane.shares_memory()),

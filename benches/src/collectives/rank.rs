@@ -446,7 +446,8 @@ impl Work {
 
     /// How the last operation was done.
     fn how(&self) -> anyhow::Result<Option<How>> {
-        let Some(record) = self.comm.records().pop() else {
+        let last = self.comm.records().pop();
+        let Some(record) = last.filter(|_| self.comm.world_size() > 1) else {
             return Ok(None);
         };
         let lanes = record.lanes.to_string();

@@ -46,7 +46,7 @@ fn options_are_read() {
 #[test]
 fn what_is_wrong_is_said() {
     for (args, says) in [
-        (&["--ranks", "1"][..], "2..=64"),
+        (&["--ranks", "65"][..], "1..=64"),
         (&["--hosts", "3"], "1..=2"),
         (&["--sizes", "4X"], "is no size"),
         (&["--sizes", "0"], "allowed is 4 to 4G"),
@@ -92,6 +92,15 @@ fn what_is_wrong_is_said() {
                 .contains("--shared is for ranks that share memory"),
             "{error}"
         );
+    }
+    for (other, says) in [
+        (&["--hosts", "2"][..], "give each host a rank"),
+        (&["--shared"], "nobody to share memory with"),
+        (&["--lane", "tls"], "no lane"),
+    ] {
+        let options = parse(&[&["--ranks", "1"], other].concat()).unwrap();
+        let error = options.check(Operation::AllReduce).unwrap_err();
+        assert!(error.to_string().contains(says), "{error}");
     }
     let options = parse(&["--lane", "shm", "--hosts", "2"]).unwrap();
     let error = options.check(Operation::AllReduce).unwrap_err();
