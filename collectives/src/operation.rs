@@ -28,7 +28,7 @@ pub struct Operation {
     pub count: u64,
     /// Of a reduce-scatter the first dimension, which is split; it divides `count`. Of a send the rank that receives. Of an
     /// all-reduce of several buffers how many there are, or still are to come if each is combined by itself; of a
-    /// named one of a shared buffer `u64::MAX`. Of an all-gather of several buffers how many there are. 0 for all others.
+    /// named one of a shared buffer, and a named reduce-scatter of several buffers, `u64::MAX`. Of an all-gather of several buffers how many there are. 0 for all others.
     pub rows: u64,
     /// Whatever else must agree, as [`shape::of`] makes it of dimensions; 0 if there is nothing.
     pub shape: u64,
@@ -49,6 +49,9 @@ impl Operation {
 
     /// The `rows` of a named all-reduce of a shared buffer, which is not to be fused with others.
     pub(crate) const OF_SHARED_BUFFER: u64 = u64::MAX;
+
+    /// The `rows` of a named reduce-scatter of several buffers, which is not to be fused with others.
+    pub(crate) const OF_SEVERAL: u64 = u64::MAX;
 
     /// Bytes of the buffer that is asked for: elements times their size.
     #[must_use]
@@ -278,6 +281,9 @@ impl fmt::Display for Operation {
             (OperationKind::SendReceive, _) | (_, 0) => {}
             (OperationKind::AllReduce, Self::OF_SHARED_BUFFER) => {
                 f.write_str(" in a shared buffer")?;
+            }
+            (OperationKind::ReduceScatter, Self::OF_SEVERAL) => {
+                f.write_str(" in several buffers")?;
             }
             (OperationKind::AllReduce, left) if self.reduce == Some(ReduceOp::Adasum) => {
                 if left > 1 {

@@ -123,6 +123,84 @@ fn small_ones_are_fused() {
 }
 
 #[test]
+fn gathers_and_scatters_are_fused_with_their_like() {
+    for kind in [Kind::Unix, Kind::Shared] {
+        let world = 3_usize;
+        let group = Group::new(kind, world as u32);
+        let count = 100;
+        let done = group.run(|comm| {
+            let me = comm.rank().index();
+            let mut order: Vec<usize> = (0..count).collect();
+            order.rotate_left(me * 31);
+            let mut handles: Vec<_> = order
+                .into_iter()
+                .map(|index| {
+                    // Lengths of 0, fewer rows than ranks, and rows that can't be split evenly are among them.
+                    let given = vec![(me * 1000 + index) as u32; index % 7];
+                    let rows = vec![index as i64; 2 * (index % 9)];
+                    let gather = comm.named(format!("g{index}")).all_gather(given);
+                    let scatter = comm.named(format!("s{index}")).reduce_scatter(
+                        rows,
+                        index % 9,
+                        ReduceOp::Sum,
+                    );
+                    (index, gather, scatter)
+                })
+                .collect();
+            handles.sort_by_key(|(index, ..)| *index);
+            for (index, gather, scatter) in handles {
+                let all: Vec<u32> = (0..world)
+                    .flat_map(|rank| vec![(rank * 1000 + index) as u32; index % 7])
+                    .collect();
+                assert_eq!(gather.wait().unwrap(), all, "{index}");
+                let mine = comm.rows_of(index % 9, comm.rank()).len();
+                let sum = vec![(world * index) as i64; 2 * mine];
+                assert_eq!(scatter.wait().unwrap(), sum, "{index}");
+            }
+            [OperationKind::AllGather, OperationKind::ReduceScatter].map(|kind| {
+                let operations = comm.counters().operations;
+                let of_kind = operations.into_iter().find(|(of, _)| *of == kind);
+                of_kind.unwrap().1.done
+            })
+        });
+        for counted in done {
+            assert!(
+                counted.iter().all(|done| *done < count as u64),
+                "{counted:?}"
+            );
+        }
+    }
+}
+
+/// What fails by itself does so, and not in the middle of others.
+#[test]
+fn what_nobody_can_do_is_not_fused() {
+    let group = Group::new(Kind::Unix, 2);
+    group.run(|comm| {
+        let name = |name: &str| comm.named(name);
+        // While these are under way the others get ready.
+        let first = ["x", "y"].map(|name| comm.named(name).all_gather(vec![1_u8; 1 << 20]));
+        let good = name("good").reduce_scatter(vec![1_u8; 4], 4, ReduceOp::Sum);
+        let bad = name("bad").reduce_scatter(vec![1_u8; 5], 4, ReduceOp::Sum);
+        let worse = name("worse").reduce_scatter(vec![1.0_f32; 4], 4, ReduceOp::Adasum);
+        let length = 2 + comm.rank().index();
+        let other = name("other").all_gather(vec![1_u8; length]);
+        let better = name("better").reduce_scatter(vec![2_u8; 4], 4, ReduceOp::Sum);
+        assert_eq!(good.wait().unwrap(), [2, 2]);
+        assert_eq!(better.wait().unwrap(), [4, 4]);
+        let error = bad.wait().unwrap_err().to_string();
+        assert!(error.contains("5 elements in 4 rows"), "{error}");
+        let error = worse.wait().unwrap_err().to_string();
+        assert!(error.contains("adasum"), "{error}");
+        let error = other.wait().unwrap_err();
+        assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
+        for handle in first {
+            assert_eq!(handle.wait().unwrap().len(), 2 << 20);
+        }
+    });
+}
+
+#[test]
 fn ranks_that_disagree_about_a_name_all_hear_of_it_and_others_go_on() {
     let group = Group::new(Kind::Unix, 3);
     group.run(|comm| {

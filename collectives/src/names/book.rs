@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use kolo_transport::ids::Rank;
 
 use crate::cause::Cause;
-use crate::element::DType;
 use crate::error::DOING;
-use crate::operation::{Factor, Operation, OperationKind, ReduceOp};
+use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::stall::{Missing, as_said};
 
 use super::wire::BATCH;
@@ -136,27 +135,37 @@ impl Entry {
     }
 }
 
-/// What operations have in common that can be fused.
-type Likeness = (
-    Option<DType>,
-    Option<ReduceOp>,
-    Option<DType>,
-    Factor,
-    Factor,
-);
+/// What operations have in common that can be fused: all but lengths and shapes. None if this one can't be.
+pub(super) fn likeness(operation: &Operation, world: u32) -> Option<Operation> {
+    let alike = match operation.kind {
+        // Several buffers are by themselves.
+        OperationKind::AllReduce => {
+            operation.rows == 0 && operation.reduce != Some(ReduceOp::Adasum)
+        }
+        OperationKind::AllGather => operation.rows == 0,
+        // With fewer rows than ranks most of what is fused would be padding.
+        OperationKind::ReduceScatter => {
+            operation.rows >= u64::from(world)
+                && operation.rows != Operation::OF_SEVERAL
+                && operation.count.is_multiple_of(operation.rows)
+        }
+        _ => false,
+    };
+    // One that fails by itself would let others fail.
+    (alike && operation.check(world).is_ok()).then_some(Operation {
+        count: 0,
+        rows: 0,
+        shape: 0,
+        ..*operation
+    })
+}
 
-fn likeness(operation: &Operation) -> Option<Likeness> {
-    let alike = operation.kind == OperationKind::AllReduce
-        && operation.reduce != Some(ReduceOp::Adasum)
-        // Groups are by themselves.
-        && operation.rows == 0;
-    alike.then_some((
-        operation.dtype,
-        operation.reduce,
-        operation.wire,
-        operation.prescale,
-        operation.postscale,
-    ))
+/// Bytes of the longest buffer that an operation has.
+fn weight(operation: &Operation, world: u32) -> u64 {
+    match operation.kind {
+        OperationKind::AllGather => operation.bytes().saturating_mul(u64::from(world)),
+        _ => operation.bytes(),
+    }
 }
 
 #[derive(Debug)]
@@ -407,10 +416,11 @@ impl Book {
     /// Takes what is ready, is like this operation, and fits. It looks past what does not.
     fn fuse(&mut self, call: u64, name: String, operation: &Operation) -> Vec<String> {
         let mut names = vec![name];
-        let Some(like) = likeness(operation) else {
+        let world = self.world;
+        let Some(like) = likeness(operation, world) else {
             return names;
         };
-        let mut sum = operation.bytes();
+        let mut sum = weight(operation, world);
         let mut ready = std::mem::take(&mut self.ready);
         ready.retain(|key| {
             if key.0 != call || sum >= self.threshold || names.len() == BATCH {
@@ -420,8 +430,8 @@ impl Book {
             let Some(Ok(Some(other))) = judged else {
                 return true;
             };
-            let with = sum.saturating_add(other.bytes());
-            if likeness(&other) != Some(like) || with > self.threshold {
+            let with = sum.saturating_add(weight(&other, world));
+            if likeness(&other, world) != Some(like) || with > self.threshold {
                 return true;
             }
             sum = with;

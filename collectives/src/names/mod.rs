@@ -2,7 +2,7 @@
 //!
 //! Every rank tells rank 0 what it has started, over links of their own. (Ranks are counted here in the order of their ranks
 //! among all; in a group that has another order rank 0 is another one there.) What all ranks have started, rank 0 puts in one
-//! order, which all follow: small all-reduces that are alike become one. Nothing ticks: each message is the answer to
+//! order, which all follow: small operations that are alike become one. Nothing ticks: each message is the answer to
 //! another one, and what gets ready while other operations run is what is fused. The operations themselves run in a group of
 //! their own, beside those without names.
 //!
@@ -24,6 +24,7 @@ mod loss;
 mod turn;
 mod wire;
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::mpsc::Sender;
@@ -35,14 +36,12 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::cause::Cause;
 use crate::communicator::Communicator;
-use crate::element::DType;
 use crate::error::CollectiveError;
 use crate::group::{Family, GroupId, Kind, Member};
 use crate::inner::Inner;
 use crate::lane::{Lane, LaneError};
 use crate::link::Link;
 use crate::operation::{Operation, Tag};
-use crate::ops::Part;
 use crate::options::Options;
 use crate::stall::{Missing, StallReport};
 use book::Key;
@@ -58,20 +57,18 @@ const SHOWN: usize = 100;
 /// Named operations of one rank that wait. More are refused.
 const MOST: usize = 1 << 16;
 
-/// An all-reduce that may be done together with others.
-pub(crate) trait Fusable: Part + Send {
-    /// It has ended.
-    fn end(self: Box<Self>, result: Result<(), CollectiveError>);
+/// An operation that may be done together with others that are [alike](may_fuse).
+pub(crate) trait Fusable: Any + Send {
+    /// Does all of them as one operation.
+    fn perform(self: Box<Self>, others: Vec<Box<dyn Fusable>>, comm: &Communicator);
+
+    /// It can't be done.
+    fn fail(self: Box<Self>, error: CollectiveError);
 }
 
-impl Part for Box<dyn Fusable> {
-    fn bytes(&self) -> &[u8] {
-        (**self).bytes()
-    }
-
-    fn store(&mut self, wire: Option<DType>, bytes: &[u8]) {
-        (**self).store(wire, bytes);
-    }
+/// Whether an operation of so many ranks is one that is done together with others. Pure: all ranks say the same.
+pub(crate) fn may_fuse(operation: &Operation, world: u32) -> bool {
+    book::likeness(operation, world).is_some()
 }
 
 /// What is done when it is a name's turn.
@@ -84,7 +81,7 @@ pub(crate) enum Task {
 impl Task {
     fn fail(self, error: CollectiveError) {
         match self {
-            Self::Fusable(fusable) => fusable.end(Err(error)),
+            Self::Fusable(fusable) => fusable.fail(error),
             Self::Alone(run) => run(Err(error)),
         }
     }
@@ -583,9 +580,10 @@ impl Drop for Names {
 }
 
 impl Communicator {
-    /// Small [named](Communicator::named) all-reduces that are ready at the same time and are alike (type, operator,
-    /// factors, compression) are done as one, up to so many bytes (128 MiB at first); 0 is never. What counts is that of the
-    /// member with the lowest rank among all.
+    /// Small [named](Communicator::named) all-reduces, all-gathers of equal lengths, and reduce-scatters of at least as many rows as
+    /// there are ranks, that are ready at the same time and are alike (operation, type, operator, factors, compression), are done
+    /// as one, up to so many bytes (128 MiB at first; of gathers what a rank gets counts); 0 is never. What counts is
+    /// the setting of the member with the lowest rank among all.
     pub fn set_fusion_threshold(&self, bytes: u64) {
         self.inner.names().set_threshold(bytes);
     }

@@ -4,15 +4,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::book::likeness;
 use super::loss::Loss;
 use super::{Command, Names, Pending, Task};
 use crate::communicator::Communicator;
-use crate::element::DType;
 use crate::error::CollectiveError;
-use crate::operation::{Operation, Tag};
-use crate::options::Options;
+use crate::operation::Tag;
 use crate::record::ShortName;
-use crate::shape;
 
 impl Names {
     /// Rank 0 says that it is the turn of these, as the operation with this number of the call.
@@ -27,7 +25,7 @@ impl Names {
             }
             state.joined
         };
-        let whole = tasks.len() == names.len();
+        let whole = tasks.len() == names.len() && are_alike(&tasks, self.world);
         let none_is_its_own = tasks.is_empty();
         // Who can't run them says so to those that wait here.
         let tasks = Arc::new(Mutex::new(tasks));
@@ -95,44 +93,38 @@ impl Drop for Ended {
     }
 }
 
-/// Does what is one's own.
+/// Does what is one's own. If there are several, they [are alike](are_alike).
 fn perform(comm: &Communicator, tasks: Vec<Pending>, names: &[String]) {
     let short = match names {
         [one] => ShortName::new(one),
         [first, ..] => ShortName::new(&format!("{first} +{}", names.len() - 1)),
         [] => ShortName::default(),
     };
-    let mut parts = Vec::new();
-    let mut request: Option<Operation> = None;
-    let mut asked = None;
-    for pending in tasks {
-        let options = pending.options;
-        match pending.task {
-            Task::Alone(run) => {
-                run(Ok(comm.with(options.called(short, options.asked))));
-            }
-            Task::Fusable(part) => {
-                request.get_or_insert(pending.operation);
-                asked = asked.or(options.asked);
-                parts.push(part);
-            }
-        }
-    }
-    let Some(mut request) = request else {
+    let mut tasks = tasks.into_iter();
+    let Some(first) = tasks.next() else {
         return;
     };
-    let size = request.dtype.map_or(1, DType::size);
-    let lengths: Vec<usize> = parts.iter().map(|part| part.bytes().len() / size).collect();
-    request.count = lengths.iter().sum::<usize>() as u64;
-    request.shape = if lengths.len() > 1 {
-        shape::of(&lengths)
-    } else {
-        request.shape
-    };
-    let options = Options::new().called(short, asked);
-    let result = comm.with(options).all_reduce_parts(request, &mut parts);
-    for part in parts {
-        part.end(result.clone());
+    let comm = comm.with(first.options.called(short, first.options.asked));
+    match first.task {
+        Task::Alone(run) => run(Ok(comm)),
+        Task::Fusable(one) => {
+            let others = tasks.filter_map(|pending| match pending.task {
+                Task::Fusable(other) => Some(other),
+                Task::Alone(_) => None,
+            });
+            one.perform(others.collect(), &comm);
+        }
+    }
+}
+
+/// Whether rank 0 may have these run as one.
+fn are_alike(tasks: &[Pending], world: u32) -> bool {
+    let mut alike = tasks
+        .iter()
+        .map(|pending| likeness(&pending.operation, world));
+    match alike.next() {
+        Some(first) => tasks.len() == 1 || first.is_some() && alike.all(|other| other == first),
+        None => false,
     }
 }
 

@@ -3,7 +3,7 @@
 use super::reduce::width;
 use super::{Gathered, fits, make_room, too_many, total};
 use crate::communicator::Communicator;
-use crate::element::{self, DType, Element};
+use crate::element::{self, Element};
 use crate::error::CollectiveError;
 use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::schedule::{Counts as _, Rows};
@@ -11,34 +11,6 @@ use crate::shape;
 
 /// Most buffers of a gather.
 const MOST: usize = u16::MAX as usize;
-
-/// A buffer of some type, among others that are reduced together.
-pub(crate) trait Part {
-    /// Its elements.
-    fn bytes(&self) -> &[u8];
-    /// Takes the result, which travelled in another type if one is given.
-    fn store(&mut self, wire: Option<DType>, bytes: &[u8]);
-}
-
-impl<T: Element> Part for &mut [T] {
-    fn bytes(&self) -> &[u8] {
-        element::bytes_of(self)
-    }
-
-    fn store(&mut self, wire: Option<DType>, bytes: &[u8]) {
-        element::store(self, wire, bytes);
-    }
-}
-
-impl<T: Element> Part for Vec<T> {
-    fn bytes(&self) -> &[u8] {
-        element::bytes_of(self)
-    }
-
-    fn store(&mut self, wire: Option<DType>, bytes: &[u8]) {
-        element::store(self, wire, bytes);
-    }
-}
 
 impl Communicator {
     /// As [`Communicator::all_reduce`], of several buffers in one operation: all succeed or none. The ranks give as many
@@ -72,7 +44,18 @@ impl Communicator {
             return self.all_reduce_each(buffers, op);
         }
         let request = self.grouped::<T>(buffers.iter().map(|buffer| buffer.len()), op);
-        self.all_reduce_parts(request, buffers)
+        Self::blocking(async |alarm, started| {
+            let (mut turn, tag) = self.turn(alarm, started, request.kind).await?;
+            let parts = || buffers.iter().map(|buffer| element::bytes_of(buffer));
+            turn.run_parts(alarm, tag, request, parts).await?;
+            let mut at = 0;
+            for buffer in buffers {
+                let end = at + buffer.len();
+                element::store(buffer, request.wire, turn.result(at, end));
+                at = end;
+            }
+            Ok(())
+        })
     }
 
     /// One operation for each buffer. If one fails, those before it get back what was in them.
@@ -130,26 +113,6 @@ impl Communicator {
         let mut request = self.reduction::<T>(OperationKind::AllReduce, sum, op);
         request.shape = shape::of_each(lengths);
         request
-    }
-
-    pub(crate) fn all_reduce_parts<P: Part>(
-        &self,
-        request: Operation,
-        parts: &mut [P],
-    ) -> Result<(), CollectiveError> {
-        Self::blocking(async |alarm, started| {
-            let (mut turn, tag) = self.turn(alarm, started, request.kind).await?;
-            turn.run_parts(alarm, tag, request, || parts.iter().map(P::bytes))
-                .await?;
-            let size = request.dtype.map_or(1, DType::size);
-            let mut at = 0;
-            for part in parts {
-                let end = at + part.bytes().len() / size;
-                part.store(request.wire, turn.result(at, end));
-                at = end;
-            }
-            Ok(())
-        })
     }
 
     /// As [`Communicator::all_gather_varcount`], of several buffers: all succeed or none. The ranks give as many buffers, 65,535

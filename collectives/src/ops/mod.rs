@@ -1,5 +1,6 @@
 //! The operations of a communicator.
 
+mod alike;
 mod broadcast;
 mod buffer;
 mod calibrate;
@@ -26,7 +27,6 @@ use crate::inner::{Quick, Turn};
 use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
 
 pub use gather::Gathered;
-pub(crate) use grouped::Part;
 pub use start::Start;
 
 impl Communicator {

@@ -10,13 +10,14 @@ use kolo_transport::ids::Rank;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::Gathered;
+use super::alike::{Gather, Job, Reduce, ReduceScatter, Waiting, in_place};
 use crate::communicator::Communicator;
-use crate::element::{self, DType, Element};
+use crate::element::{DType, Element};
 use crate::error::CollectiveError;
-use crate::handle::{Ended, Failure, Handle, Progress, Promise};
-use crate::names::{Fusable, Task};
+use crate::handle::{Ended, Handle, Progress};
+use crate::names::{Task, may_fuse};
 use crate::operation::{Operation, OperationKind, ReduceOp};
-use crate::ops::{Gathered, Part};
 use crate::shape::Mark;
 use crate::shm::buffer::SharedBuffer;
 
@@ -29,39 +30,6 @@ use crate::shm::buffer::SharedBuffer;
 pub struct Start {
     comm: Communicator,
     name: Option<String>,
-}
-
-/// An all-reduce that may be fused with others.
-struct Reduced<T> {
-    data: Vec<T>,
-    promise: Promise<Vec<T>>,
-}
-
-impl<T: Element> Part for Reduced<T> {
-    fn bytes(&self) -> &[u8] {
-        element::bytes_of(&self.data)
-    }
-
-    fn store(&mut self, wire: Option<DType>, bytes: &[u8]) {
-        element::store(&mut self.data, wire, bytes);
-    }
-}
-
-impl<T: Element> Fusable for Reduced<T> {
-    fn end(self: Box<Self>, result: Result<(), CollectiveError>) {
-        self.promise.keep(in_place(self.data, result));
-    }
-}
-
-/// A buffer that holds the result, or the input.
-fn in_place<R>(data: R, result: Result<(), CollectiveError>) -> Ended<R> {
-    match result {
-        Ok(()) => Ok(data),
-        Err(error) => Err(Failure {
-            error,
-            input: Some(data),
-        }),
-    }
 }
 
 type Access = Result<Communicator, CollectiveError>;
@@ -81,7 +49,7 @@ impl Communicator {
     /// start named operations in different orders, and beside those without names. An operation runs when all ranks have
     /// started it. Two with one name can't be under way at once.
     ///
-    /// Small all-reduces that are ready at the same time are done as one
+    /// Small all-reduces, all-gathers and reduce-scatters that are ready at the same time are done as one
     /// ([`Communicator::set_fusion_threshold`]). Ranks that ask for different things by one name all get
     /// [`CollectiveError::Mismatch`]. The [time limit](Communicator::timeout) counts twice: until all have started it, and
     /// for the operation itself.
@@ -153,6 +121,20 @@ impl Start {
         handle
     }
 
+    /// As [`Start::submit`], of what may be done together with others by name.
+    fn submit_job<J: Job>(&self, operation: Operation, job: J) -> Handle<J::Result> {
+        if self.name.is_some() && may_fuse(&operation, self.comm.inner.world) {
+            let (handle, promise) = Handle::new();
+            let waiting = Waiting { job, promise };
+            self.submit_named(operation, Task::Fusable(Box::new(waiting)));
+            return handle;
+        }
+        self.submit(operation, move |access| match access {
+            Ok(comm) => J::perform(&comm, vec![job]).remove(0),
+            Err(error) => Err(job.refuse(error)),
+        })
+    }
+
     fn submit_named(&self, operation: Operation, task: Task) {
         let name = self.name.as_deref().unwrap_or_default();
         let timeout = self.comm.timeout();
@@ -175,26 +157,9 @@ impl Start {
     }
 
     /// See [`Communicator::all_reduce`].
-    pub fn all_reduce<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Handle<Vec<T>> {
+    pub fn all_reduce<T: Element>(&self, data: Vec<T>, op: ReduceOp) -> Handle<Vec<T>> {
         let operation = self.reduction::<T>(OperationKind::AllReduce, data.len(), op);
-        if self.name.is_some() && op != ReduceOp::Adasum {
-            let (handle, promise) = Handle::new();
-            match operation.check(self.comm.inner.world) {
-                Ok(()) => {
-                    let task = Task::Fusable(Box::new(Reduced { data, promise }));
-                    self.submit_named(operation, task);
-                }
-                Err(error) => {
-                    let reason = format!("{operation}: {error}");
-                    promise.keep(in_place(data, Err(CollectiveError::Invalid { reason })));
-                }
-            }
-            return handle;
-        }
-        self.submit(operation, move |access| {
-            let result = access.and_then(|comm| comm.all_reduce(&mut data, op));
-            in_place(data, result)
-        })
+        self.submit_job(operation, Reduce(data, op))
     }
 
     /// See [`Communicator::all_reduce_grouped`].
@@ -257,9 +222,7 @@ impl Start {
             rows: rows as u64,
             ..self.reduction::<T>(OperationKind::ReduceScatter, data.len(), op)
         };
-        self.submit(operation, move |access| {
-            Ok(access.and_then(|comm| comm.reduce_scatter(&data, rows, op))?)
-        })
+        self.submit_job(operation, ReduceScatter(data, rows, op))
     }
 
     /// See [`Communicator::reduce_scatter_grouped`].
@@ -269,7 +232,11 @@ impl Start {
         op: ReduceOp,
     ) -> Handle<Vec<Vec<T>>> {
         let lengths = buffers.iter().map(|(data, rows)| (data.len(), *rows));
-        let operation = self.comm.rows_grouped::<T>(lengths, op);
+        let operation = Operation {
+            // Not to be fused with others.
+            rows: Operation::OF_SEVERAL,
+            ..self.comm.rows_grouped::<T>(lengths, op)
+        };
         self.submit(operation, move |access| {
             let buffers: Vec<(&[T], usize)> = buffers
                 .iter()
@@ -294,9 +261,7 @@ impl Start {
     /// See [`Communicator::all_gather`].
     pub fn all_gather<T: Element>(&self, data: Vec<T>) -> Handle<Vec<T>> {
         let operation = self.operation::<T>(OperationKind::AllGather, data.len());
-        self.submit(operation, move |access| {
-            Ok(access.and_then(|comm| comm.all_gather(&data))?)
-        })
+        self.submit_job(operation, Gather(data))
     }
 
     /// See [`Communicator::all_gather_varcount`].

@@ -1,6 +1,7 @@
 //! Of the book.
 
 use super::*;
+use crate::element::DType;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -71,6 +72,76 @@ fn what_is_ready_while_others_run_is_fused_up_to_the_threshold() {
     assert_eq!(runs(book.verdicts(now)), [["m"]]);
     book.ended();
     assert_eq!(runs(book.verdicts(now)), [["big"]]);
+}
+
+#[test]
+fn gathers_and_scatters_are_fused_with_their_like() {
+    let (mut book, now) = book(2);
+    let gather = |count| Operation::new(OperationKind::AllGather, Some(DType::F32), count);
+    let scatter = |count, rows| Operation {
+        kind: OperationKind::ReduceScatter,
+        rows,
+        ..sum(count)
+    };
+    let mut ask = |name: &str, operation| {
+        for rank in 0..2 {
+            book.ask(now, rank, key(name), operation, LIMIT);
+        }
+        runs(book.verdicts(now))
+    };
+    assert_eq!(ask("x", sum(1)), [["x"]]);
+    assert_eq!(ask("y", sum(1)), [["y"]]);
+    for (name, operation) in [
+        ("g1", gather(5)),
+        ("s1", scatter(4, 2)),
+        // A rank gets 2 x 4 x 8 bytes, and the threshold is 100.
+        ("g2", gather(8)),
+        (
+            "of bytes",
+            Operation::new(OperationKind::AllGather, Some(DType::U8), 1),
+        ),
+        ("s2", scatter(6, 3)),
+        // Fewer rows than ranks, no whole rows, several buffers, and what can't be done.
+        ("s3", scatter(6, 1)),
+        ("s4", scatter(6, 4)),
+        ("s5", scatter(6, Operation::OF_SEVERAL)),
+        (
+            "s6",
+            Operation {
+                reduce: Some(ReduceOp::Adasum),
+                ..scatter(6, 3)
+            },
+        ),
+        (
+            "group",
+            Operation {
+                rows: 2,
+                ..Operation::new(OperationKind::AllGatherVarcount, Some(DType::F32), 0)
+            },
+        ),
+        ("g3", gather(2)),
+    ] {
+        assert!(ask(name, operation).is_empty());
+    }
+    let mut ran = Vec::new();
+    for _ in 0..20 {
+        book.ended();
+        ran.extend(runs(book.verdicts(now)));
+    }
+    assert_eq!(
+        ran,
+        [
+            &["g1", "g3"][..],
+            &["s1", "s2"],
+            &["g2"],
+            &["of bytes"],
+            &["s3"],
+            &["s4"],
+            &["s5"],
+            &["s6"],
+            &["group"]
+        ]
+    );
 }
 
 #[test]
