@@ -5,8 +5,8 @@
 //! ```text
 //!  0  magic "kolo"        16  generation u64        56  offset u64
 //!  4  version u8          24  call (hello: job) u64 64  prescale f64
-//!  5  frame kind u8       32  operation number u64  72  postscale f64
-//!                             (hello: group)
+//!  5  frame kind u8       32  part u16, operation   72  postscale f64
+//!                             number u48 (hello: group)
 //!  6  operation kind u8   40  elements u64          80  rows u64
 //!  7  type u8             48  step u32              88  shape u64
 //!  8  operator u8         52  length u32
@@ -43,6 +43,9 @@ pub const SENDER: Rank = Rank(u32::MAX);
 
 const MAGIC: [u8; 4] = *b"kolo";
 const VERSION: u8 = 3;
+
+/// The first bytes of every header: what it is, and of which version.
+pub const BEGINNING: [u8; 5] = [MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3], VERSION];
 const NONE: u8 = u8::MAX;
 const NO_ROOT: u32 = u32::MAX;
 

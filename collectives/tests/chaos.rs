@@ -103,6 +103,10 @@ fn operation(comm: &Communicator, round: &Round, index: u64) -> Result<(), Colle
             let counts: Vec<usize> = (0..world as usize).map(|rank| rank * 7 % 5).collect();
             let gathered = comm.all_gather_varcount(&vec![me as f32; counts[me as usize]])?;
             assert_eq!(gathered.counts, counts);
+            let expected: Vec<f32> = (0..world)
+                .flat_map(|rank| vec![rank as f32; counts[rank as usize]])
+                .collect();
+            assert_eq!(gathered.values, expected);
             Ok(())
         }
     }

@@ -128,6 +128,8 @@ fn random_schedules_of_several_groups_at_once() {
         (Kind::Narrow(50), 3),
         (Kind::Shared, 4),
         (Kind::Ring, 5),
+        (Kind::Tls, 6),
+        (Kind::Quic, 7),
     ] {
         let group = Group::new(kind, world);
         let mut draw = Draw(seed);
@@ -156,81 +158,127 @@ fn random_schedules_of_several_groups_at_once() {
     }
 }
 
+/// Values of a rank of which no two ranks and no two places have the same, in one operation.
+fn values(rank: usize, length: usize) -> Vec<u32> {
+    (0..length).map(|at| (rank * 100_000 + at) as u32).collect()
+}
+
 fn work(comm: &Communicator, seed: u64, rounds: usize) {
     let mut draw = Draw(seed);
     let (me, world) = (comm.rank().index(), comm.world_size() as usize);
-    for _ in 0..rounds {
+    let sum = |length: usize| -> Vec<u32> {
+        let ranks = world * (world - 1) / 2 * 100_000;
+        (0..length).map(|at| (ranks + world * at) as u32).collect()
+    };
+    let of_all = |length: fn(usize) -> usize| -> Vec<u32> {
+        (0..world)
+            .flat_map(|rank| values(rank, length(rank)))
+            .collect()
+    };
+    for round in 0..rounds {
         let length = draw.below(50) as usize * draw.below(50) as usize;
-        let root = draw.below(world as u64) as u32;
-        let ones = vec![1_u32; length];
-        match draw.below(12) {
+        let root = draw.below(world as u64) as usize;
+        let (to, is_root) = (Rank(root as u32), me == root);
+        let what = draw.below(14);
+        let (given, expected) = match what {
             0 => {
-                let mut data = ones;
+                let mut data = values(me, length);
                 comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-                assert_eq!(data, vec![world as u32; length]);
+                (data, sum(length))
             }
             1 => {
-                let mut data = vec![me as u32; length];
-                comm.broadcast(&mut data, Rank(root)).unwrap();
-                assert_eq!(data, vec![root; length]);
+                let mut data = values(me, length);
+                comm.broadcast(&mut data, to).unwrap();
+                (data, values(root, length))
             }
-            2 => assert_eq!(comm.all_gather(&ones).unwrap().len(), length * world),
+            2 => {
+                let all = (0..world).flat_map(|rank| values(rank, length)).collect();
+                (comm.all_gather(&values(me, length)).unwrap(), all)
+            }
             3 => {
-                let got = comm
-                    .gather_varcount(&vec![0_u8; me * 10], Rank(root))
-                    .unwrap();
-                assert_eq!(got.is_some(), me == root as usize);
+                let got = comm.gather_varcount(&values(me, me * 10), to).unwrap();
+                assert_eq!(got.is_some(), is_root);
+                match got {
+                    Some(got) => (got.values, of_all(|rank| rank * 10)),
+                    None => (vec![], vec![]),
+                }
             }
             4 => {
-                let got = comm.reduce_scatter(&ones, length, ReduceOp::Max).unwrap();
-                assert_eq!(got.len(), comm.rows_of(length, comm.rank()).len());
+                let mine = comm.rows_of(length, comm.rank());
+                let got = comm.reduce_scatter(&values(me, length), length, ReduceOp::Sum);
+                (got.unwrap(), sum(length)[mine].to_vec())
             }
             5 => {
-                let data = vec![me as u16; world * 7];
-                let got = comm.all_to_all(&data).unwrap();
-                assert!((0..world).all(|rank| got[rank * 7] == rank as u16));
+                let got = comm.all_to_all(&values(me, world * 7)).unwrap();
+                let of = |rank| values(rank, world * 7)[me * 7..][..7].to_vec();
+                (got, (0..world).flat_map(of).collect())
             }
             6 => {
-                let handle = comm.start().all_reduce(ones, ReduceOp::Min);
-                assert_eq!(handle.wait().unwrap(), vec![1; length]);
+                let handle = comm.start().all_reduce(values(me, length), ReduceOp::Min);
+                (handle.wait().unwrap(), values(0, length))
             }
             7 => {
                 // In another order on each rank.
-                let mut names = ["a", "b", "c"];
+                let mut names = [1, 2, 3];
                 names.rotate_left(me % 3);
                 let handles = names.map(|name| {
-                    let data = vec![u32::from(name.as_bytes()[0]); length];
-                    (name, comm.named(name).all_reduce(data, ReduceOp::Sum))
+                    let named = comm.named(name.to_string());
+                    (
+                        name,
+                        named.all_reduce(values(me, length * name), ReduceOp::Sum),
+                    )
                 });
-                for (name, handle) in handles {
-                    let sum = u32::from(name.as_bytes()[0]) * world as u32;
-                    assert_eq!(handle.wait().unwrap(), vec![sum; length]);
-                }
+                let mut done = handles.map(|(name, handle)| (name, handle.wait().unwrap()));
+                done.sort_unstable();
+                let all = done.into_iter().flat_map(|(_, data)| data).collect();
+                (all, [1, 2, 3].map(|name| sum(length * name)).concat())
             }
             8 => {
-                let mut data = vec![me as u32; length];
-                comm.reduce(&mut data, ReduceOp::Max, Rank(root)).unwrap();
-                let expected = if me == root as usize { world - 1 } else { me };
-                assert_eq!(data, vec![expected as u32; length]);
+                let mut data = values(me, length);
+                comm.reduce(&mut data, ReduceOp::Max, to).unwrap();
+                let of = if is_root { world - 1 } else { me };
+                (data, values(of, length))
             }
             9 => {
-                let data: Vec<u32> = (0..world as u32)
-                    .flat_map(|rank| vec![rank; length])
-                    .collect();
-                let given = if me == root as usize { &data[..] } else { &[] };
-                let part = comm.scatter(given, length, Rank(root)).unwrap();
-                assert_eq!(part, vec![me as u32; length]);
+                let data = values(root, world * length);
+                let given = if is_root { &data[..] } else { &[] };
+                let part = comm.scatter(given, length, to).unwrap();
+                (part, data[me * length..][..length].to_vec())
             }
             10 => {
-                let got = comm
-                    .named("counts")
-                    .all_gather_varcount(vec![me as u8; me])
-                    .wait()
-                    .unwrap();
-                assert!((0..world).all(|rank| got.of(Rank(rank as u32)) == vec![rank as u8; rank]));
+                let named = comm.named("counts");
+                let got = named.all_gather_varcount(values(me, me)).wait().unwrap();
+                assert_eq!(got.counts, (0..world).collect::<Vec<_>>());
+                (got.values, of_all(|rank| rank))
             }
-            _ => comm.barrier().unwrap(),
-        }
+            11 => {
+                let (one, two) = (values(me, length), values(me, me));
+                let got = comm.all_gather_grouped(&[&one, &two]).unwrap();
+                let all = (0..world).flat_map(|rank| values(rank, length));
+                let got: Vec<u32> = got.into_iter().flat_map(|all| all.values).collect();
+                (got, all.chain(of_all(|rank| rank)).collect())
+            }
+            12 => {
+                let (one, two) = (values(me, length), values(me, world));
+                let buffers = [(&one[..], length), (&two[..], world)];
+                let got = comm
+                    .reduce_scatter_grouped(&buffers, ReduceOp::Sum)
+                    .unwrap();
+                let mine = comm.rows_of(length, comm.rank());
+                (
+                    got.concat(),
+                    [&sum(length)[mine], &sum(world)[me..=me]].concat(),
+                )
+            }
+            _ => {
+                comm.barrier().unwrap();
+                (vec![], vec![])
+            }
+        };
+        assert!(
+            given == expected,
+            "operation {what} of round {round}, seed {seed}, on rank {me} of {world}"
+        );
     }
 }
 

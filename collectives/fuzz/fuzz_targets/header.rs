@@ -3,7 +3,7 @@
 #![no_main]
 
 use kolo_collectives::cause::Cause;
-use kolo_collectives::header::{HEADER, Header, SEGMENT};
+use kolo_collectives::header::{BEGINNING, HEADER, Header, SEGMENT};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -18,7 +18,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut header = *header;
     // Half of the cases get past the first look.
     if header[0] & 1 == 0 {
-        header[..5].copy_from_slice(&[b'k', b'o', b'l', b'o', 2]);
+        header[..BEGINNING.len()].copy_from_slice(&BEGINNING);
     }
     let Ok(parsed) = Header::parse(&header) else {
         return;

@@ -8,12 +8,18 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use kolo_collectives::header::HEADER;
+use kolo_collectives::header::{BEGINNING, HEADER};
 use kolo_collectives::lane::{Connecting, MemoryLane};
 use kolo_collectives::{CollectiveError, Communicator, Connector, Lane, LaneError, ReduceOp};
 use kolo_transport::ids::{Generation, JobId, Rank};
 use libfuzzer_sys::fuzz_target;
 use tokio::runtime::{Builder, Runtime};
+
+/// Set in the first byte: headers have a [beginning](BEGINNING) that is right.
+const STEERED: u8 = 0x80;
+
+/// Set in the first byte: frames have no payload, if they are steered.
+const BARE: u8 = 0x40;
 
 /// Rank 0 waits for links and makes none.
 #[derive(Debug)]
@@ -41,7 +47,7 @@ fn runtime() -> &'static Runtime {
 }
 
 fn work(comm: &Communicator, which: u8) -> Result<(), CollectiveError> {
-    match which % 10 {
+    match which % 12 {
         0 => comm.all_reduce(&mut [1_i32; 100], ReduceOp::Sum),
         1 => comm.broadcast(&mut [1_u8; 9], Rank(1)),
         2 => comm.all_gather_varcount(&[1_f32; 3]).map(drop),
@@ -51,6 +57,8 @@ fn work(comm: &Communicator, which: u8) -> Result<(), CollectiveError> {
         6 => comm.broadcast_object(Some(5_u8), Rank(1)).map(drop),
         7 => comm.join().map(drop),
         8 => comm.trace().map(drop),
+        9 => comm.all_gather_grouped(&[&[1_u16; 3][..], &[]]).map(drop),
+        10 => comm.receive::<u8>(Rank(1)).map(drop),
         _ => comm.barrier(),
     }
 }
@@ -74,15 +82,15 @@ fuzz_target!(|bytes: &[u8]| {
         .accept(Rank(1), Box::new(mine))
         .expect("rank 1 is in a world of 2");
     let mut frames = bytes.to_vec();
-    if which & 0x80 != 0 {
-        // Every header has the right beginning and generation: deeper, sooner.
+    if which & STEERED != 0 {
+        // Every header has the right beginning and generation, and is of one of the first operations and parts: deeper, sooner.
         for header in frames.chunks_exact_mut(HEADER) {
-            header[..5].copy_from_slice(&[b'k', b'o', b'l', b'o', 2]);
+            let (part, number) = (u64::from(header[32] % 3), u64::from(header[34] % 3));
+            header[..BEGINNING.len()].copy_from_slice(&BEGINNING);
             header[16..24].copy_from_slice(&3_u64.to_le_bytes());
-            header[25..40].fill(0);
-            header[24] = 0;
-            header[32] = header[32].min(3);
-            if which & 0x40 != 0 {
+            header[24..32].fill(0);
+            header[32..40].copy_from_slice(&(number << 16 | part).to_le_bytes());
+            if which & BARE != 0 {
                 // No payload.
                 header[52..56].fill(0);
             }
@@ -98,7 +106,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
     drop(theirs);
-    if let Err(CollectiveError::Deadline { .. }) = work(&comm, which & 0x3f) {
+    if let Err(CollectiveError::Deadline { .. }) = work(&comm, which & !(STEERED | BARE)) {
         panic!("an operation whose peer is gone waited until its deadline");
     }
     // Nothing may be left that keeps the runtime busy.

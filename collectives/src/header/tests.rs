@@ -27,6 +27,7 @@ fn data() -> Data {
 #[test]
 fn the_layout_is_fixed() {
     let bytes = Header::Data(data()).encode();
+    assert!(bytes.starts_with(&BEGINNING));
     let mut expected = vec![b'k', b'o', b'l', b'o', 3, 4, 1, 7, 4, 3, 10, 18];
     expected.extend_from_slice(&u32::MAX.to_le_bytes());
     // The number of the operation is above 16 bits for its part.

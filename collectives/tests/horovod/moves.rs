@@ -105,7 +105,7 @@ fn test_horovod_grouped_allgather() {
     });
 }
 
-/// Here gathers are not fused, but any number of them may be under way.
+/// Any number of them may be under way; those with names are fused.
 #[test]
 fn test_horovod_allgather_async_fused() {
     async_fused(of_all!(starts_gather));
