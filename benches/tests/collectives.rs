@@ -102,6 +102,7 @@ fn ceilings_are_of_the_same_run() {
         "memory copy, 1 thread",
         "Unix socket",
         "TCP on the loopback",
+        "kolo's links inside a host",
     ] {
         let rate = ceilings.iter().find(|line| {
             line["bench"] == "ceiling" && line["case"] == what && line["metric"] == "rate"

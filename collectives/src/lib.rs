@@ -61,7 +61,7 @@
 //! | [`peers`] | ready-made ways to the peers | yes |
 //! | [`communicator`], [`group`] | operations of all ranks and of groups: run over lanes, with deadlines and failures; handles, names | through lanes |
 //! | [`record`], [`stall`] | what was done, and what waits | none |
-// Instructions that not every processor has are called in `reduce::dispatch`, which allows it to itself.
+// Three modules allow it to themselves: `reduce::dispatch` (instructions that not every processor has), `copy`, and `shm`.
 #![deny(unsafe_code)]
 
 pub mod cause;

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use kolo::collectives::reduce::{Store, copy};
 
+use super::wire::LinkCosts;
 use crate::report::Figure;
 use crate::stats::{Times, median};
 
@@ -21,6 +22,23 @@ const CHUNKS: usize = 1024;
 /// Messages that go to and fro.
 const ECHOES: u32 = 5000;
 const TIMES: usize = 5;
+
+/// Alpha, how long a rank is busy, and beta, for `plan --inside` and `--across`.
+pub(crate) fn of_links(links: LinkCosts) -> Vec<Figure> {
+    let classes = [
+        ("kolo's links inside a host", links.inside),
+        ("kolo's links between hosts", links.across),
+    ];
+    let figures = classes.into_iter().filter_map(|(case, class)| {
+        let class = class?;
+        Some([
+            Figure::new("ceiling", case, "latency", "us", class.latency),
+            Figure::new("ceiling", case, "busy", "us", class.busy),
+            Figure::new("ceiling", case, "rate", "GB/s", class.rate),
+        ])
+    });
+    figures.flatten().collect()
+}
 
 pub(crate) fn measure() -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();

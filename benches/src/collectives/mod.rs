@@ -100,7 +100,7 @@ pub(crate) struct Options {
     /// About how long one contestant's operations of one size take in one round, in seconds.
     #[arg(long, default_value_t = 0.2, value_parser = seconds)]
     seconds: f64,
-    /// Also what memory and sockets of this machine can do.
+    /// Also what memory and sockets of this machine can do, and what kolo's links take, for `kolo-bench plan`.
     #[arg(long)]
     ceilings: bool,
     /// How to print. JSON says behind each figure what it is of: `ranks, hosts, mtu, buffers, cores, lanes, algorithm`.
@@ -307,14 +307,19 @@ pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()>
             &progress,
         )?);
     }
+    let mut ceilings = Vec::new();
+    if options.ceilings {
+        progress.say(format_args!("measuring kolo's links"));
+        // Last of all, for algorithms are chosen by it from then on.
+        let links = contestants.first_mut().map(|kolo| kolo.group.links());
+        ceilings.extend(links.transpose()?.map_or_else(Vec::new, ceilings::of_links));
+    }
     // A contestant that still waits for its turn may take memory bandwidth, but nothing else.
     drop(contestants);
-    let ceilings = if options.ceilings {
+    if options.ceilings {
         progress.say(format_args!("measuring memory and sockets"));
-        ceilings::measure()?
-    } else {
-        Vec::new()
-    };
+        ceilings.extend(ceilings::measure()?);
+    }
     drop(progress);
     if options.format == Format::Json {
         let lines = summary::figures(operation, options.setting(), &rows);

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use super::launch::enter_host;
 use super::pattern::Part;
-use super::wire::{Answer, How, Lane as Way, Operation, Run};
+use super::wire::{Answer, How, Lane as Way, LinkCosts, MEASURE_LINKS, Operation, Run};
 use crate::raw::child::parent;
 
 /// Role of a rank.
@@ -125,6 +125,11 @@ fn serve(bench: &UnixStream) -> anyhow::Result<()> {
     let mut work = Work { comm, setup };
     writeln!(out, "ready {} 1", work.setup.rank)?;
     while let Some(line) = next()? {
+        if line == MEASURE_LINKS {
+            let found = LinkCosts::from(&work.comm.calibrate()?);
+            writeln!(out, "{}", serde_json::to_string(&found)?)?;
+            continue;
+        }
         work.series(&line.parse()?)?.send(&mut out)?;
     }
     drop(work);

@@ -8,8 +8,9 @@ use std::io::{BufRead, Write};
 use std::str::FromStr;
 
 use anyhow::Context as _;
-use kolo::collectives::Algorithm;
 use kolo::collectives::lane::LaneChoice;
+use kolo::collectives::schedule::Class;
+use kolo::collectives::{Algorithm, Calibration};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of one value.
@@ -122,6 +123,45 @@ impl Lane {
             Self::Auto | Self::Shm | Self::Unix => LaneChoice::Auto,
             Self::Quic => LaneChoice::Quic,
             Self::Tls => LaneChoice::Tls,
+        }
+    }
+}
+
+/// What kolo's ranks are asked for in place of a [`Run`]: a [`LinkCosts`].
+pub(crate) const MEASURE_LINKS: &str = "links";
+
+/// What links take, as [`Communicator::calibrate`](kolo::collectives::Communicator::calibrate) finds it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct LinkCosts {
+    /// LinkCosts inside a host, if one has two ranks.
+    pub(crate) inside: Option<LinkClass>,
+    /// LinkCosts between hosts, if there are two.
+    pub(crate) across: Option<LinkClass>,
+}
+
+/// LinkCosts of a kind, as `kolo-bench plan` takes them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct LinkClass {
+    /// Until the first byte of a message is there, in microseconds.
+    pub(crate) latency: f64,
+    /// That a rank is busy with each message, in microseconds.
+    pub(crate) busy: f64,
+    /// GB/s.
+    pub(crate) rate: f64,
+}
+
+impl From<&Calibration> for LinkCosts {
+    fn from(found: &Calibration) -> Self {
+        let class = |class: Class, pairs| {
+            (pairs > 0).then_some(LinkClass {
+                latency: class.alpha * 1e6,
+                busy: class.overhead * 1e6,
+                rate: 1e-9 / class.beta,
+            })
+        };
+        Self {
+            inside: class(found.model.inside, found.pairs_inside),
+            across: class(found.model.across, found.pairs_across),
         }
     }
 }

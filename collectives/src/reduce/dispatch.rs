@@ -1,4 +1,4 @@
-//! Which instructions are used: the one place of this crate with unsafe code.
+//! Which instructions are used.
 //!
 //! A [`Kernel`] is a plain loop that is always inlined. Each [`Level`] has one function that is compiled for the
 //! level's instructions and inlines the kernel into itself, so that the compiler makes code for them out of the same

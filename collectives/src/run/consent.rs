@@ -1,9 +1,10 @@
 //! The word of all ranks that they ask for the same, for operations in which a rank could be done without it.
 //!
 //! By doubling distances, as a [barrier](crate::schedule::Algorithm::Dissemination), but beside the schedule and in frames
-//! of a header alone: it takes no time that the operation would not take, unless a rank comes late. A rank that does not
-//! agree says no word, so nobody leaves an operation about which any two ranks disagree. Between two ranks only the
-//! receiver has to say it: the values are the sender's word.
+//! of a header alone. These are as many steps as a tree has, so they take hardly any time that the operation would not
+//! take, unless a rank comes late; only a *linear* gather or scatter has fewer. A rank that does not agree says no word,
+//! so nobody leaves an operation about which any two ranks disagree. Between two ranks only the receiver has to say it:
+//! the values are the sender's word.
 //!
 //! And ranks without data: they send [joins](Operation::JOIN), and are answered with what is asked for in truth.
 
