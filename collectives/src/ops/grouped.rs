@@ -158,10 +158,11 @@ impl Communicator {
                 .lengths::<_, T>(alarm, &mut turn, tag, (kind, None), &own)
                 .await?;
             let of_rank = |rank: usize| &lengths[rank * count..][..count];
-            let sums = (0..self.world()).map(|rank| total(of_rank(rank)));
-            let sum = turn.engine().set_offsets(sums);
+            let sums: Vec<usize> = (0..self.world()).map(|rank| total(of_rank(rank))).collect();
+            let sum = turn.engine().set_offsets(sums.iter().copied());
             let Some(sum) = sum.filter(|sum| fits::<T>(*sum)) else {
-                return Err(turn.refuse(tag.next_part(), too_many::<T>(&lengths)));
+                let sums: Vec<u64> = sums.into_iter().map(|sum| sum as u64).collect();
+                return Err(turn.refuse(tag.next_part(), too_many::<T>(&sums)));
             };
             let given = buffers.concat();
             let values = Operation {
