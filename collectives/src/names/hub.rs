@@ -43,6 +43,8 @@ pub(super) struct Hub {
     pub(super) book: Option<Book>,
     /// On the others: when to look whether rank 0 is silent for too long.
     look_at: Option<Instant>,
+    /// When rank 0 last had names run or gave them up.
+    decided: Option<Instant>,
     buffer: Vec<u8>,
     asking: Asking,
     /// Because of which rank the last link ended.
@@ -64,6 +66,7 @@ impl Hub {
             lines: (0..lines).map(|_| Line::default()).collect(),
             book,
             look_at: None,
+            decided: None,
             buffer: vec![0; READ],
             asking: Asking::default(),
             ended_last: None,
@@ -430,12 +433,16 @@ impl Hub {
                 call,
                 number,
                 names: which,
-            } => names.run((call, number), which),
+            } => {
+                self.decided = Some(Instant::now());
+                names.run((call, number), which);
+            }
             Down::Fail {
                 call,
                 names: which,
                 cause,
             } => {
+                self.decided = Some(Instant::now());
                 let cause = wire::decode_cause(&cause, 0);
                 if let Some(loss) = Loss::of(&cause, names.world) {
                     self.lines[0].last_words = Some(Words::now(loss));
@@ -462,7 +469,7 @@ impl Hub {
         let now = Instant::now();
         let Some(book) = &mut self.book else {
             if self.look_at.is_some_and(|at| now >= at) {
-                self.look_at = names.expire(now);
+                self.look_at = names.expire(now, self.decided);
             }
             return self.look_at;
         };

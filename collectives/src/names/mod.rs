@@ -374,18 +374,20 @@ impl Names {
         }
     }
 
-    /// Gives up what rank 0 has said nothing about for too long. Returns when to look again.
-    fn expire(&self, now: Instant) -> Option<Instant> {
+    /// Gives up what rank 0 has said nothing about for too long, if it has said nothing about any other for as long: what it has run
+    /// may take its time, with the rest behind it. Returns when to look again.
+    fn expire(&self, now: Instant, heard: Option<Instant>) -> Option<Instant> {
+        let until = |pending: &Pending| {
+            let since_heard = heard.map(|heard| heard + pending.limit + SILENT);
+            since_heard.map_or(pending.until, |until| until.max(pending.until))
+        };
         let (silent, next) = {
             let mut state = self.lock();
             let silent: Vec<(Key, Pending)> = state
                 .pending
-                .extract_if(|_, pending| now >= pending.until)
+                .extract_if(|_, pending| now >= until(pending))
                 .collect();
-            (
-                silent,
-                state.pending.values().map(|pending| pending.until).min(),
-            )
+            (silent, state.pending.values().map(until).min())
         };
         for ((call, name), pending) in silent {
             let error = CollectiveError::Deadline {

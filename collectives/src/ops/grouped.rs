@@ -164,7 +164,16 @@ impl Communicator {
                 let sums: Vec<u64> = sums.into_iter().map(|sum| sum as u64).collect();
                 return Err(turn.refuse(tag.next_part(), too_many::<T>(&sums)));
             };
-            let given = buffers.concat();
+            let mut given = Vec::new();
+            if let Err(error) = make_room(&mut given, total(&own)) {
+                return Err(turn.refuse(tag.next_part(), error));
+            }
+            let mut rest = &mut given[..];
+            for buffer in buffers {
+                let (place, behind) = rest.split_at_mut(buffer.len());
+                place.copy_from_slice(buffer);
+                rest = behind;
+            }
             let values = Operation {
                 rows: count as u64,
                 ..self.request::<T>(kind, sum)
@@ -179,7 +188,10 @@ impl Communicator {
             for (index, all) in all.iter_mut().enumerate() {
                 let counts = (0..self.world()).map(|rank| of_rank(rank)[index] as usize);
                 all.counts.extend(counts);
-                all.values.reserve_exact(all.counts.iter().sum());
+                let length: usize = all.counts.iter().sum();
+                if all.values.try_reserve_exact(length).is_err() {
+                    return Err(too_many::<T>(&[length as u64]));
+                }
             }
             let mut rest = &packed[..];
             for rank in 0..self.world() {
@@ -255,7 +267,10 @@ impl Communicator {
                     row = behind;
                 }
             }
-            let mut mine = vec![T::default(); most];
+            let mut mine = Vec::new();
+            if let Err(error) = make_room(&mut mine, most) {
+                return Err(turn.refuse(tag, error));
+            }
             turn.run_into(alarm, tag, request, &packed, &mut mine)
                 .await?;
             let mut rest = &mine[..];

@@ -186,12 +186,12 @@ fn total(lengths: &[u64]) -> usize {
 
 /// So many elements of so many bytes: more than there is memory for.
 fn too_many<T>(lengths: &[u64]) -> CollectiveError {
-    CollectiveError::Invalid {
-        reason: format!(
-            "{lengths:?} elements of {} bytes do not fit memory",
-            size_of::<T>()
-        ),
-    }
+    let size = size_of::<T>();
+    let reason = match lengths {
+        [length] => format!("{length} elements of {size} bytes do not fit memory"),
+        lengths => format!("{lengths:?} elements of {size} bytes do not fit memory"),
+    };
+    CollectiveError::Invalid { reason }
 }
 
 /// Makes `into` as long as that, of neutral values. Fails if there is not so much memory: the length may be a peer's.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use super::wrong_buffer;
+use super::{make_room, wrong_buffer};
 use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
@@ -180,7 +180,7 @@ impl Communicator {
     ) -> Result<Vec<T>, CollectiveError> {
         let mut part = Vec::new();
         self.scatter_reduced(data, rows, op, |length| {
-            part.resize(length, T::default());
+            make_room(&mut part, length)?;
             Ok(&mut part[..])
         })?;
         Ok(part)

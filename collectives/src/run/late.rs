@@ -148,9 +148,12 @@ impl Run<'_> {
     pub(super) fn why_late(&self, rank: Rank) -> Option<WhyLate> {
         let link = &self.engine.links[rank.index()];
         let is_culprit = |other: &Rank| *other != rank && self.is_absent(*other);
-        let gave_up = link.gave_up.as_ref().filter(|(tag, _)| {
+        let gave_up = link.gave_up.as_ref().filter(|(tag, cause)| {
+            // Whoever was late in another call may be in time in this one; who is lost is so in all.
+            let of_this = tag.call == self.tag.call || !matches!(cause, Cause::Deadline { .. });
             // One that passed it here may have failed there.
-            self.still_counts(rank, *tag) && self.engine.passed.is_none_or(|passed| passed <= *tag)
+            let has_passed = self.engine.passed.is_some_and(|passed| passed > *tag);
+            of_this && self.still_counts(rank, *tag) && !has_passed
         });
         let misses = link.misses.as_ref().filter(|(tag, _)| {
             let is_newer = gave_up.is_none_or(|(of, _)| of < tag);
@@ -176,11 +179,11 @@ impl Run<'_> {
         })
     }
 
-    /// Whether what a rank said in an operation of this call before this one says something about this one: not if it has come to
-    /// a later one.
+    /// Whether what a rank said in an operation before this one, of this call or another, says something about this one: not if it
+    /// has come to a later one.
     fn still_counts(&self, rank: Rank, tag: Tag) -> bool {
         let came = self.engine.links[rank.index()].came;
-        tag.call == self.tag.call && tag < self.tag && came.is_none_or(|(came, _)| came <= tag)
+        tag < self.tag && came.is_none_or(|(came, _)| came <= tag)
     }
 
     /// A rank, if it does not come because another one is lost, and that one.

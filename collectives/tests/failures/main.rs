@@ -269,6 +269,16 @@ fn a_group_of_no_ranks_or_a_rank_outside_it_is_refused() {
 /// A rank that is an operation ahead names who was lost, and not who gave up because of that and left.
 #[test]
 fn who_left_because_of_a_loss_is_not_the_one_that_is_lost() {
+    one_leaves_because_two_is_lost(|_| ());
+}
+
+/// The same if it is a call ahead.
+#[test]
+fn who_left_a_call_because_of_a_loss_is_not_the_one_that_is_lost() {
+    one_leaves_because_two_is_lost(|comm| comm.begin_call(CallId(1)));
+}
+
+fn one_leaves_because_two_is_lost(goes_on: impl Fn(&Communicator)) {
     let runtime = runtime();
     let handle = runtime.handle().clone();
     let comm =
@@ -281,6 +291,7 @@ fn who_left_because_of_a_loss_is_not_the_one_that_is_lost() {
     });
     comm.set_timeout(Duration::from_millis(1));
     comm.barrier().unwrap_err();
+    goes_on(&comm);
     comm.set_timeout(LONG);
     let [mut one, _two] = ends;
     let cause = Cause::Lost {
