@@ -105,7 +105,7 @@ pub(crate) struct Line {
     pub(crate) figure: Figure,
     #[serde(flatten)]
     pub(crate) setting: Setting,
-    /// How kolo did it, see [`How`](super::wire::How).
+    /// How kolo did it, see [`How`].
     pub(crate) lanes: Option<String>,
     pub(crate) algorithm: Option<String>,
 }
