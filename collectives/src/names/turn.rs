@@ -170,4 +170,36 @@ mod tests {
             "{error}"
         );
     }
+
+    /// Rank 2 starts all and then does none: what it keeps waiting ends two by two, and the last ones wait for long. That is
+    /// not the fault of rank 0, which has the others run meanwhile.
+    #[test]
+    fn who_waits_behind_a_late_rank_names_that_one() {
+        let group = local_group(3).unwrap();
+        for comm in &group {
+            comm.set_timeout(Duration::from_millis(100));
+            comm.set_fusion_threshold(0);
+        }
+        let data = Communicator::of(Arc::clone(&group[2].inner.names().data));
+        let progress = data.progress().unwrap();
+        let (end, ended) = channel::<()>();
+        let busy = Box::new(move || ended.recv().unwrap_or_default());
+        assert!(progress.try_start(busy).is_ok());
+        let handles: Vec<_> = group
+            .iter()
+            .map(|comm| {
+                let start = |index| {
+                    let named = comm.named(format!("t{index}"));
+                    named.all_reduce(vec![1.0_f32; 10], ReduceOp::Sum)
+                };
+                (0..10).map(start).collect::<Vec<_>>()
+            })
+            .collect();
+        for handle in handles.into_iter().take(2).flatten() {
+            let error = handle.wait().unwrap_err();
+            let who = error.culprit_rank();
+            assert_eq!(who.map(|rank| rank.0), Some(2), "{error}");
+        }
+        drop(end);
+    }
 }
