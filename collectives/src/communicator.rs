@@ -236,6 +236,22 @@ impl Communicator {
     }
 
     /// Sets [`Communicator::timeout`] for operations that begin from now on, on all clones.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use kolo_collectives::{CollectiveError, local_group};
+    /// use kolo_transport::ids::Rank;
+    ///
+    /// let group = local_group(2)?;
+    /// group[0].set_timeout(Duration::from_millis(10));
+    /// // Rank 1 does not come.
+    /// let error = group[0].barrier().unwrap_err();
+    /// assert!(matches!(error, CollectiveError::Deadline { .. }));
+    /// assert_eq!(error.culprit_rank(), Some(Rank(1)));
+    /// assert!(error.is_retryable());
+    /// # Ok::<(), CollectiveError>(())
+    /// ```
     pub fn set_timeout(&self, timeout: Duration) {
         self.inner.signals.lock().timeout = timeout;
     }
@@ -267,6 +283,19 @@ impl Communicator {
 
     /// Sets [`Communicator::layout`] for operations that begin from now on, on all clones. It must be the same
     /// on every rank, as [`Communicator::tuning`]: algorithms are chosen by it.
+    ///
+    /// ```
+    /// use kolo_collectives::{Layout, local_group};
+    ///
+    /// let group = local_group(4)?;
+    /// // Ranks 0 and 1 are on one host, 2 and 3 on another one.
+    /// let layout = Layout::of_hosts(&["a", "a", "b", "b"]);
+    /// for comm in &group {
+    ///     comm.set_layout(layout.clone())?;
+    /// }
+    /// assert_eq!(group[3].layout().hosts(), 2);
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -335,6 +364,21 @@ impl Communicator {
     /// Calls must come in growing order: frames of lower calls are dropped, and a peer in a higher call has
     /// left this one. An operation of the previous call that is still under way (on another thread) fails with
     /// [`CollectiveError::Aborted`]. Without this function all operations are of call 0.
+    ///
+    /// ```
+    /// use kolo_collectives::local_group;
+    /// use kolo_transport::ids::CallId;
+    ///
+    /// let group = local_group(2)?;
+    /// for comm in &group {
+    ///     comm.begin_call(CallId(1));
+    /// }
+    /// // Rank 1 can't do its part.
+    /// group[1].abort_call(CallId(1), "no more memory");
+    /// let error = group[0].barrier().unwrap_err();
+    /// assert!(error.to_string().contains("no more memory"));
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
     pub fn begin_call(&self, call: CallId) {
         self.inner.family.begin_call(call);
     }
@@ -382,6 +426,18 @@ impl Communicator {
     }
 
     /// What this rank's operations came to, in all its groups: by operation, kind of lane, and peer.
+    ///
+    /// ```
+    /// use kolo_collectives::local_group;
+    /// use kolo_collectives::operation::OperationKind;
+    ///
+    /// let group = local_group(1)?;
+    /// group[0].all_gather(&[1_u32; 25])?;
+    /// let counters = group[0].counters();
+    /// let (_, gathers) = counters.operations.iter().find(|(kind, _)| *kind == OperationKind::AllGather).unwrap();
+    /// assert_eq!((gathers.done, gathers.bytes), (1, 100));
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
     pub fn counters(&self) -> Counters {
         self.inner.family.recorder.counters()
     }
@@ -400,6 +456,18 @@ impl Communicator {
 
     /// Calls this function with every report from now on, in place of another one. It is called by the thread that
     /// waits, so it should be short. A panic in it is logged; the operation goes on.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use kolo_collectives::local_group;
+    ///
+    /// let group = local_group(1)?;
+    /// group[0].set_stall_after(Duration::from_secs(10));
+    /// group[0].on_stall(|report| eprintln!("{report}"));
+    /// assert!(group[0].stalls().is_empty());
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
     pub fn on_stall(&self, callback: impl Fn(&StallReport) + Send + Sync + 'static) {
         self.inner
             .family

@@ -105,6 +105,20 @@ impl<R> Handle<R> {
     }
 
     /// Whether the operation has ended, well or not.
+    ///
+    /// ```
+    /// use kolo_collectives::{ReduceOp, local_group};
+    ///
+    /// let group = local_group(2)?;
+    /// let [one, other] = [0, 1].map(|rank: usize| group[rank].start().all_reduce(vec![1], ReduceOp::Sum));
+    /// other.wait()?;
+    /// while !one.poll() {
+    ///     // Something else is done here.
+    ///     std::thread::yield_now();
+    /// }
+    /// assert_eq!(one.wait()?, [2]);
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
     pub fn poll(&self) -> bool {
         let state = self.shared.lock();
         state.taken || state.result.is_some()
@@ -120,6 +134,17 @@ impl<R> Handle<R> {
     }
 
     /// As [`Handle::wait`].
+    ///
+    /// ```
+    /// use kolo_collectives::{ReduceOp, local_group};
+    ///
+    /// let group = local_group(3)?;
+    /// // That needs a power of two of ranks.
+    /// let failed = group[0].start().all_reduce(vec![1.5_f32], ReduceOp::Adasum);
+    /// let failure = failed.wait_or_reclaim().unwrap_err();
+    /// assert_eq!(failure.input, Some(vec![1.5]));
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -141,6 +166,20 @@ impl<R> Handle<R> {
     }
 
     /// As [`Handle::wait`], for at most so long: then the handle comes back.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use kolo_collectives::{ReduceOp, local_group};
+    ///
+    /// let group = local_group(2)?;
+    /// let one = group[0].start().all_reduce(vec![1], ReduceOp::Sum);
+    /// // Rank 1 has not come yet.
+    /// let one = one.wait_for(Duration::from_millis(1)).unwrap_err();
+    /// let other = group[1].start().all_reduce(vec![1], ReduceOp::Sum);
+    /// assert_eq!((one.wait()?, other.wait()?), (vec![2], vec![2]));
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
     ///
     /// # Errors
     ///

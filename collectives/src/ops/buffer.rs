@@ -59,6 +59,22 @@ impl Communicator {
     /// As [`Communicator::all_reduce`], of buffers that [`Communicator::buffer`] made: every rank gives one. The result is
     /// in the buffer. It takes half to two thirds of the time of other memory.
     ///
+    /// ```
+    /// # use kolo_collectives::{ReduceOp, local_group};
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let mut buffer = comm.buffer::<f32>(1000).unwrap();
+    ///             buffer.fill(2.5);
+    ///             comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).unwrap();
+    ///             assert!(buffer.iter().all(|value| *value == 5.0));
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`CollectiveError`]; the buffer is as it was.

@@ -247,6 +247,26 @@ impl Communicator {
 
     /// As [`Communicator::receive`], into a buffer of as many elements as the other rank sends.
     ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// # use kolo_transport::ids::Rank;
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             if comm.rank() == Rank(0) {
+    ///                 comm.send(&[1_u8, 2, 3], Rank(1)).unwrap();
+    ///             } else {
+    ///                 let mut data = [0_u8; 3];
+    ///                 comm.receive_into(&mut data, Rank(0)).unwrap();
+    ///                 assert_eq!(data, [1, 2, 3]);
+    ///             }
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`Communicator::receive`], and [`CollectiveError::Invalid`] if it sends another number: then it fails, too. If it

@@ -86,6 +86,21 @@ impl Communicator {
 
     /// As [`Communicator::all_gather`], into a buffer of the world size times the length of `data`.
     ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let mut all = [0; 2];
+    ///             comm.all_gather_into(&[comm.rank().0 + 7], &mut all).unwrap();
+    ///             assert_eq!(all, [7, 8]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`CollectiveError`], of which [`CollectiveError::Invalid`] for a buffer of another length (the peers
@@ -178,6 +193,23 @@ impl Communicator {
 
     /// As [`Communicator::all_gather_varcount`], into what an earlier one returned: memory is used again.
     ///
+    /// ```
+    /// # use kolo_collectives::{Gathered, local_group};
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let mut all = Gathered::default();
+    ///             for round in 0..3 {
+    ///                 comm.all_gather_varcount_into(&vec![round; comm.rank().index()], &mut all).unwrap();
+    ///                 assert_eq!((&all.values[..], &all.counts[..]), (&[round][..], &[0, 1][..]));
+    ///             }
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`CollectiveError`]; `all` is as it was.
@@ -230,6 +262,22 @@ impl Communicator {
     /// As [`Communicator::gather`], into a buffer that has the world size times the length of `data` on the root. On the
     /// others it may be empty, and stays as it is.
     ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// # use kolo_transport::ids::Rank;
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let mut all = if comm.rank() == Rank(1) { vec![0; 2] } else { vec![] };
+    ///             comm.gather_into(&[comm.rank().0], &mut all, Rank(1)).unwrap();
+    ///             assert!(all.is_empty() || all == [0, 1]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`Communicator::gather`], and [`CollectiveError::Invalid`] for a buffer of another length. After a failure `all` may
@@ -262,6 +310,22 @@ impl Communicator {
     }
 
     /// As [`Communicator::gather`], where each rank may give another length. It has two parts.
+    ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// # use kolo_transport::ids::Rank;
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let mine = vec!['a' as u8; 1 + comm.rank().index()];
+    ///             let all = comm.gather_varcount(&mine, Rank(0)).unwrap();
+    ///             assert_eq!(all.map(|all| all.counts), (comm.rank() == Rank(0)).then_some(vec![1, 2]));
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -81,6 +81,21 @@ impl Communicator {
 
     /// As [`Communicator::all_reduce`], into another buffer of the same length.
     ///
+    /// ```
+    /// # use kolo_collectives::{ReduceOp, local_group};
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let (data, mut sum) = ([1.5_f32; 4], [0.0; 4]);
+    ///             comm.all_reduce_into(&data, &mut sum, ReduceOp::Sum).unwrap();
+    ///             assert_eq!((data, sum), ([1.5; 4], [3.0; 4]));
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`CollectiveError`], of which [`CollectiveError::Invalid`] for a buffer of another length (the peers
@@ -187,6 +202,21 @@ impl Communicator {
     }
 
     /// As [`Communicator::reduce_scatter`], into a buffer of as many elements as this rank's rows have.
+    ///
+    /// ```
+    /// # use kolo_collectives::{ReduceOp, local_group};
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let mut mine = [0_u8; 2];
+    ///             comm.reduce_scatter_into(&[1, 2, 3, 4], 2, &mut mine, ReduceOp::Sum).unwrap();
+    ///             assert_eq!(mine, [[2, 4], [6, 8]][comm.rank().index()]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -148,6 +148,24 @@ impl Communicator {
     }
 
     /// This group's members by their ranks in the job, in the order of their ranks here.
+    ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// # use kolo_transport::ids::Rank;
+    /// let group = local_group(3)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             let even = comm.split(Some(comm.rank().0 % 2), 0).unwrap().unwrap();
+    ///             let expected = if comm.rank().0 % 2 == 0 { vec![Rank(0), Rank(2)] } else { vec![Rank(1)] };
+    ///             assert_eq!(even.members(), expected);
+    ///             assert_eq!(even.rank_of(comm.rank()), Some(even.rank()));
+    ///             assert_eq!(even.rank_of(Rank(7)), None);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
     pub fn members(&self) -> Vec<Rank> {
         (0..self.inner.world)
             .map(|member| Rank(self.inner.job_rank(member)))

@@ -25,6 +25,28 @@ use crate::shm::buffer::SharedBuffer;
 ///
 /// Each method takes the data, and its [`Handle`] gives the result; what they do is said at the methods of
 /// [`Communicator`] with the same names.
+///
+/// ```
+/// use kolo_collectives::{ReduceOp, local_group};
+/// use kolo_transport::ids::Rank;
+///
+/// let group = local_group(2)?;
+/// let started: Vec<_> = group
+///     .iter()
+///     .map(|comm| {
+///         let start = comm.start();
+///         let sum = start.all_reduce(vec![1.0_f32; 3], ReduceOp::Sum);
+///         let all = start.all_gather(vec![comm.rank().0]);
+///         let first = start.broadcast(vec![comm.rank().0], Rank(0));
+///         (sum, all, first, start.barrier())
+///     })
+///     .collect();
+/// for (sum, all, first, met) in started {
+///     assert_eq!((sum.wait()?, all.wait()?, first.wait()?), (vec![2.0; 3], vec![0, 1], vec![0]));
+///     met.wait()?;
+/// }
+/// # Ok::<(), kolo_collectives::CollectiveError>(())
+/// ```
 #[derive(Debug, Clone)]
 #[must_use = "it starts nothing by itself"]
 pub struct Start {
