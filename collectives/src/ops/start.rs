@@ -103,6 +103,30 @@ impl Communicator {
         }
     }
 
+    /// Small [named](Communicator::named) all-reduces, all-gathers of equal lengths, and reduce-scatters of at least as many rows as
+    /// there are ranks, that are ready at the same time and are alike (operation, type, operator, factors, compression), are done
+    /// as one, up to so many bytes (128 MiB at first; of gathers what a rank gets counts); 0 is never. What counts is
+    /// the setting of the member with the lowest rank among all.
+    ///
+    /// ```
+    /// # use kolo_collectives::{ReduceOp, local_group};
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(move || {
+    ///             // Each by itself, so that sums have the same bits in each run.
+    ///             comm.set_fusion_threshold(0);
+    ///             let sum = comm.named("bias").all_reduce(vec![1.0_f32], ReduceOp::Sum);
+    ///             assert_eq!(sum.wait().unwrap(), [2.0]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    pub fn set_fusion_threshold(&self, bytes: u64) {
+        self.inner.names().set_threshold(bytes);
+    }
+
     /// The thread that runs what is started.
     pub(crate) fn progress(&self) -> Result<&Progress, CollectiveError> {
         if let Some(progress) = self.inner.progress.get() {
