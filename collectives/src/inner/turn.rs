@@ -20,6 +20,7 @@ use crate::error::CollectiveError;
 use crate::operation::{Operation, OperationKind, Tag};
 use crate::record::{Moved, ShortName};
 use crate::run::{InPlace, Place, Run};
+use crate::shm::arena::Own;
 
 /// The right to run operations, until it is dropped.
 #[derive(Debug)]
@@ -128,7 +129,7 @@ impl Turn<'_> {
             }
         }
         if stores {
-            self.store(data);
+            self.store_over(data);
         }
         Ok(())
     }
@@ -414,14 +415,23 @@ impl Turn<'_> {
 
     /// Copies the result of the operation that ran last.
     pub(crate) fn store<T: Element>(&mut self, into: &mut [T]) {
-        self.store_with(&[], into);
+        self.store_own(Own::Given, into);
     }
 
-    /// As [`Turn::store`], where this rank did not give what it alone needs: see [`Arena::store`](crate::shm::arena::Arena::store).
+    /// As [`Turn::store`], of an operation that began with this input: so it need not be where it was given.
     pub(crate) fn store_with<T: Element>(&mut self, input: &[u8], into: &mut [T]) {
+        self.store_own(Own::At(input), into);
+    }
+
+    /// As [`Turn::store`], over the input if it is a reduction.
+    pub(crate) fn store_over<T: Element>(&mut self, data: &mut [T]) {
+        self.store_own(Own::InResult, data);
+    }
+
+    fn store_own<T: Element>(&mut self, own: Own<'_>, into: &mut [T]) {
         let Engine { shm, offsets, .. } = &mut *self.engine;
         match shm.active().filter(|arena| arena.is_open()) {
-            Some(arena) => arena.store(offsets, input, into),
+            Some(arena) => arena.store(offsets, own, into),
             None => self.engine.store(&self.operation, into),
         }
     }

@@ -48,12 +48,12 @@ impl Communicator {
             .quick(&request, self.options.name, element::bytes_of(data))
         {
             Quick::Done(mut turn) => {
-                turn.store(data);
+                turn.store_over(data);
                 Ok(())
             }
             Quick::Begun(mut turn, tag) => Self::blocking(async |alarm, _| {
                 turn.resume(alarm, tag, element::bytes_of(data)).await?;
-                turn.store(data);
+                turn.store_over(data);
                 Ok(())
             }),
             Quick::Failed(error) => Err(error),

@@ -16,6 +16,7 @@ mod combine;
 #[cfg(test)]
 mod numbers;
 mod rounds;
+mod staging;
 mod store;
 mod stream;
 mod watch;
@@ -27,7 +28,8 @@ use std::task::{Context, Waker};
 use std::time::Instant;
 
 use super::buffer::{Heap, SharedBuffer};
-use super::map::{Map, Place};
+use super::caches;
+use super::map::{AREA, INLINE, Map, Place};
 use super::rules;
 use super::ticket::{digest, parity, ticket, write_record};
 use super::wait::{Bell, Patience, Porter, ring};
@@ -35,6 +37,8 @@ use crate::element::Element;
 use crate::error::CollectiveError;
 use crate::operation::{Operation, Tag};
 use crate::scratch::Scratch;
+use staging::Staging;
+pub(crate) use store::Own;
 use stream::Pieces;
 pub(crate) use way::Buffers;
 pub use way::way_in_shared_memory;
@@ -42,6 +46,8 @@ use way::{Way, is_given_as_it_is};
 
 /// Bytes that are combined at once, of all ranks together: they stay in the first cache.
 const BLOCK: usize = 16 << 10;
+/// Pages are asked for in groups of so many bytes.
+const POPULATED: usize = 64 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -68,6 +74,28 @@ struct Open {
     stage: Stage,
     /// That this rank gives.
     bytes: usize,
+    /// Where they begin in its area, unless they are beside its flag.
+    start: usize,
+}
+
+impl Open {
+    /// Whether what a rank gives, so many bytes, is beside its flag.
+    fn is_inline(&self, bytes: usize) -> bool {
+        is_inline(self.way, bytes)
+    }
+}
+
+/// Whether some rank may still read what `me` gave at that time. All have left what came before `synced`.
+fn is_read(map: &Map, me: usize, synced: u64, used: Used) -> bool {
+    used.index >= synced
+        && (0..map.world()).filter(|rank| *rank != me).any(|rank| {
+            let flag = map.front(rank, used.parity);
+            rules::holds(flag, map.done(rank, used.parity), used.ticket)
+        })
+}
+
+fn is_inline(way: Way, bytes: usize) -> bool {
+    bytes <= INLINE && !matches!(way, Way::Slices | Way::Stream(_) | Way::Rounds(_))
 }
 
 /// When some place was used last.
@@ -107,7 +135,9 @@ pub(crate) struct Arena {
     /// The last one in which all ranks were seen: they have left all before.
     synced: u64,
     fronts: [Option<Used>; 2],
-    area: Option<Used>,
+    staging: Staging,
+    /// The last operation that [counts pieces](Pieces).
+    counted: Option<Used>,
     buffers: Option<Used>,
     recorded: [Option<Operation>; 2],
     /// Of the last two different operations.
@@ -139,7 +169,8 @@ impl Arena {
             index: 0,
             synced: 0,
             fronts: [None; 2],
-            area: None,
+            staging: Staging::new(world, caches::second(), caches::last()),
+            counted: None,
             buffers: None,
             recorded: [None; 2],
             digested: [None; 2],
@@ -250,7 +281,7 @@ impl Arena {
     /// Buffers that were dropped after an operation failed are free when nobody can be in it any more. Nobody is in an
     /// earlier one: this rank has waited for that.
     fn reclaim(&self) {
-        if self.holder(self.buffers).is_none() {
+        if !self.buffers.is_some_and(|used| self.is_read(used)) {
             self.heap.reclaim();
         }
     }
@@ -269,20 +300,12 @@ impl Arena {
                 reason: format!("{tag} does not come after {last}: calls come in growing order"),
             });
         }
-        if Self::place(way, 0, bytes) == Place::Area && bytes > self.populated {
-            let (at, more) = (self.populated, bytes - self.populated);
-            if let Err(error) = self.map.populate(self.me, Place::Area, at, more) {
-                // What is before that others may still read.
-                self.map.release(self.me, Place::Area, at, more);
-                return Err(CollectiveError::Invalid {
-                    reason: format!(
-                        "{operation} takes {bytes} bytes of shared memory, which the system does not give ({error}): \
-                         give less at a time, or the host more memory"
-                    ),
-                });
-            }
-            self.populated = bytes;
-        }
+        let place = if is_inline(way, bytes) {
+            0..0
+        } else {
+            self.staging.take(bytes)
+        };
+        self.populate(operation, place.end)?;
         let ticket = ticket(tag, self.digest(operation));
         self.last = Some(tag);
         self.index += 1;
@@ -293,30 +316,82 @@ impl Arena {
             way,
             stage: Stage::Held,
             bytes,
+            start: place.start,
         });
         Ok(())
     }
 
-    /// A rank that may still read what was given at that time.
-    fn holder(&self, used: Option<Used>) -> Option<usize> {
-        let used = used.filter(|used| used.index >= self.synced)?;
-        self.others().find(|rank| {
-            let flag = self.map.front(*rank, used.parity);
-            rules::holds(flag, self.map.done(*rank, used.parity), used.ticket)
-        })
+    /// Gets pages for the area up to `end`.
+    fn populate(&mut self, operation: &Operation, end: usize) -> Result<(), CollectiveError> {
+        if end <= self.populated {
+            return Ok(());
+        }
+        let (at, end) = (self.populated, end.next_multiple_of(POPULATED));
+        if let Err(error) = self.map.populate(self.me, Place::Area, at, end - at) {
+            // What is before that others may still read.
+            self.map.release(self.me, Place::Area, at, end - at);
+            return Err(CollectiveError::Invalid {
+                reason: format!(
+                    "{operation} takes {end} bytes of shared memory, which the system does not give ({error}): \
+                     give less at a time, or the host more memory"
+                ),
+            });
+        }
+        self.populated = end;
+        Ok(())
+    }
+
+    /// Whether some rank may still read what was given at that time.
+    fn is_read(&self, used: Used) -> bool {
+        is_read(&self.map, self.me, self.synced, used)
     }
 
     /// Whether what this operation gives can't be given yet.
     fn is_held(&self, open: &Open) -> bool {
-        let parity = parity(open.tag);
+        let is_read = |used| self.is_read(used);
         let before = match open.way {
             Way::Buffers(_) => self.buffers,
-            way if Self::place(way, parity, open.bytes) == Place::Area => self.area,
+            Way::Stream(_) | Way::Rounds(_) => self.counted,
             _ => None,
         };
-        self.holder(self.fronts[parity])
-            .or_else(|| self.holder(before))
-            .is_some()
+        self.fronts[parity(open.tag)].is_some_and(is_read)
+            || before.is_some_and(is_read)
+            || self.staging.before(&Self::staged(open)).any(is_read)
+    }
+
+    /// What this rank uses of its area.
+    fn staged(open: &Open) -> std::ops::Range<usize> {
+        if open.is_inline(open.bytes) {
+            return 0..0;
+        }
+        open.start..open.start + open.bytes
+    }
+
+    /// Where the data are that a rank gave, of which there are so many bytes.
+    #[inline]
+    fn place(&self, open: &Open, rank: usize, bytes: usize) -> (Place, usize) {
+        if open.is_inline(bytes) {
+            return (Place::Inline(parity(open.tag)), 0);
+        }
+        if rank == self.me {
+            return (Place::Area, open.start);
+        }
+        // Whatever stands there, the data are in the area.
+        let start = self.map.inline(rank, parity(open.tag), 0);
+        let start = start.load(Ordering::Relaxed) as usize;
+        (Place::Area, start.min(AREA - bytes))
+    }
+
+    /// Where so many bytes of this rank will be in its area, if its next operation gives them.
+    #[cfg(test)]
+    pub(crate) fn next_place(&self, bytes: usize) -> usize {
+        self.staging.clone().take(bytes).start
+    }
+
+    /// Where they begin in its area, in the operation that is under way.
+    #[inline]
+    fn start(&self, rank: usize, bytes: usize) -> usize {
+        self.open.map_or(0, |open| self.place(&open, rank, bytes).1)
     }
 
     /// Goes on as far as it can without waiting. `input` and `result` are those of the beginning.
@@ -398,11 +473,11 @@ impl Arena {
         match open.way {
             Way::Agree => {}
             Way::Stream(stream) => {
-                self.area = Some(used);
+                self.counted = Some(used);
                 self.open_stream(&stream);
             }
             Way::Rounds(_) => {
-                self.area = Some(used);
+                self.counted = Some(used);
                 self.open_rounds();
             }
             Way::Buffers(Buffers { input, output }) => {
@@ -413,23 +488,31 @@ impl Arena {
                 self.map.write(self.me, Place::Inline(parity), 0, &words);
             }
             way => {
-                let place = Self::place(way, parity, bytes);
-                if place == Place::Area {
-                    self.area = Some(used);
-                }
+                let (place, start) = self.place(open, self.me, bytes);
                 if is_given_as_it_is(operation) {
                     let own = self.withheld(operation, way, bytes);
                     if own.start > 0 {
-                        self.map.write(self.me, place, 0, &input[..own.start]);
+                        self.map.write(self.me, place, start, &input[..own.start]);
                     }
                     if own.end < bytes {
                         self.map
-                            .write(self.me, place, own.end, &input[own.end..bytes]);
+                            .write(self.me, place, start + own.end, &input[own.end..bytes]);
                     }
                 } else {
-                    self.give_converted(operation, place, bytes, input);
+                    self.give_converted(operation, (place, start), bytes, input);
                 }
             }
+        }
+        if !open.is_inline(bytes) {
+            self.map
+                .inline(self.me, parity, 0)
+                .store(open.start as u64, Ordering::Relaxed);
+            let Self {
+                map, me, synced, ..
+            } = self;
+            self.staging.give(used, Self::staged(open), |used| {
+                is_read(map, *me, *synced, used)
+            });
         }
         self.fronts[parity] = Some(used);
         let known = self.recorded[parity] == Some(*operation);
@@ -538,7 +621,8 @@ impl Arena {
 
     /// Gives the memory of long operations back.
     pub(crate) fn release(&mut self) {
-        if self.open.is_none() && self.populated > 0 && self.holder(self.area).is_none() {
+        let is_read = |used| self.is_read(used);
+        if self.open.is_none() && self.populated > 0 && !self.staging.all().any(is_read) {
             self.map.release(self.me, Place::Area, 0, self.populated);
             self.populated = 0;
         }

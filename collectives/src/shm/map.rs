@@ -23,8 +23,6 @@ use crate::record::Tally;
 pub(crate) const MOST_RANKS: u32 = 64;
 /// Bytes of data that travel in the line of the flag.
 pub(crate) const INLINE: usize = 56;
-/// Bytes of each of a rank's two slots.
-pub(crate) const SLOT: usize = 256 << 10;
 /// Bytes of a rank's area, most of which no page ever stands behind.
 pub(crate) const AREA: usize = 16 << 30;
 /// Bytes of a rank's heap, for buffers.
@@ -48,7 +46,7 @@ pub(crate) const RECORD_WORDS: usize = 12;
 
 /// The first page.
 const MAGIC: u64 = u64::from_le_bytes(*b"kolo-shm");
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 const HEADER: usize = 4096;
 /// Words of the first page, from its start on, behind those that say whose it is.
 const CROWDED: usize = 5 * 8;
@@ -59,8 +57,6 @@ const STATE: usize = 512;
 pub(crate) enum Place {
     /// In the line of the flag of this parity.
     Inline(usize),
-    /// The slot of this parity.
-    Slot(usize),
     /// The area.
     Area,
     /// From this byte of the heap on.
@@ -87,7 +83,7 @@ pub(crate) struct Map {
 
 /// Bytes that a rank has behind the flags.
 const fn share() -> usize {
-    2 * SLOT + AREA + HEAP
+    AREA + HEAP
 }
 
 fn tallies(world: usize) -> Arc<[Tally]> {
@@ -276,11 +272,10 @@ impl Map {
     fn data(&self, rank: usize, place: Place, at: usize, length: usize) -> NonNull<u8> {
         let (start, room) = match place {
             Place::Inline(_) => panic!("data in the line of a flag are words"),
-            Place::Slot(parity) => ((parity & 1) * SLOT, SLOT),
-            Place::Area => (2 * SLOT, AREA),
+            Place::Area => (0, AREA),
             Place::Heap(start) => {
                 assert!(start <= HEAP, "a buffer is in the heap");
-                (2 * SLOT + AREA + start, HEAP - start)
+                (AREA + start, HEAP - start)
             }
         };
         assert!(

@@ -23,6 +23,7 @@
 
 pub(crate) mod arena;
 pub(crate) mod buffer;
+mod caches;
 mod left;
 pub(crate) mod map;
 mod parts;

@@ -6,11 +6,11 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use kolo_transport::ids::{Generation, JobId};
+use kolo_transport::ids::{Generation, JobId, Rank};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use super::arena::{Arena, Buffers, Outcome};
-use super::map::{INLINE, Map, Owner, Place, SLOT};
+use super::arena::{Arena, Buffers, Outcome, Own};
+use super::map::{AREA, INLINE, Map, Owner, Place};
 use super::{rules, ticket};
 use crate::operation::{Operation, OperationKind, Tag};
 use crate::{CollectiveError, DType, ReduceOp};
@@ -71,7 +71,7 @@ fn what_is_not_the_groups_memory_is_refused() {
 #[should_panic(expected = "are not in a place")]
 fn nothing_outside_a_place_is_touched() {
     let (map, _descriptor) = Map::create(OWNER, false).unwrap();
-    map.read(1, Place::Slot(0), SLOT - 3, &mut [0; 4]);
+    map.read(1, Place::Area, AREA - 3, &mut [0; 4]);
 }
 
 fn pair() -> (Arena, Arena) {
@@ -147,7 +147,10 @@ fn noise_of_a_peer_does_no_harm() {
             }
             map.front(1, parity).store(next(), Ordering::SeqCst);
         }
-        map.write(1, Place::Slot(0), 0, &next().to_le_bytes());
+        // Where its data begin, too.
+        for parity in 0..2 {
+            map.inline(1, parity, 0).store(next(), Ordering::SeqCst);
+        }
         let mut result = input.clone();
         let begun = one
             .begin(tag, &request, false, &[], &input, &mut [])
@@ -160,7 +163,7 @@ fn noise_of_a_peer_does_no_harm() {
             rules::give(map.front(1, ticket::parity(tag)), ticket);
             map.second(1).store(ticket, Ordering::SeqCst);
             assert_eq!(one.advance(&input, &mut []), Ok(Outcome::Ready));
-            one.store(&[], &[], &mut result);
+            one.store(&[], Own::Given, &mut result);
         } else {
             one.leave();
             assert_eq!(result, input);
@@ -191,7 +194,7 @@ fn who_ends_well_has_the_right_sum() {
             if number > at[1 - me].0 + 3 {
                 continue;
             }
-            let request = sum([5, 300, 300_000][number as usize % 3]);
+            let request = sum([5, 300, 300_000, 20_000, 2_200_000][number as usize % 5]);
             let tag = Tag::new(0, number);
             let outcome = if inside {
                 ranks[me].advance(&inputs[me], &mut [])
@@ -204,7 +207,7 @@ fn who_ends_well_has_the_right_sum() {
             match outcome.unwrap() {
                 Outcome::Ready => {
                     let mut result = inputs[me].clone();
-                    ranks[me].store(&[], &[], &mut result);
+                    ranks[me].store(&[], Own::Given, &mut result);
                     let expected = (number * 6 + 1) as u8;
                     assert_eq!(result, vec![expected; result.len()], "operation {number}");
                     at[me] = (number + 1, false);
@@ -217,6 +220,49 @@ fn who_ends_well_has_the_right_sum() {
                 Outcome::Elsewhere => panic!("nobody has joined"),
             }
         }
+    }
+}
+
+/// Places are used in turn, and nothing is written to one whose data are still read, whatever became of the operations since.
+#[test]
+fn nothing_is_given_where_an_older_operation_is_still_read() {
+    let request = sum(1 << 20);
+    let (mut one, mut slow) = pair();
+    let inputs = [vec![1; 1 << 20], vec![2; 1 << 20]];
+    let begin = |arena: &mut Arena, me: usize, operation| {
+        let begun = arena.begin(
+            number(operation),
+            &request,
+            false,
+            &[],
+            &inputs[me],
+            &mut [],
+        );
+        begun.unwrap()
+    };
+    assert_eq!(begin(&mut one, 0, 0), Outcome::Pending);
+    // The slow one has everything that it needs, and has not copied it yet.
+    assert_eq!(begin(&mut slow, 1, 0), Outcome::Ready);
+    assert_eq!(one.advance(&inputs[0], &mut []), Ok(Outcome::Ready));
+    one.leave();
+    // Whichever place it is, some of these would be that of the first one.
+    let mut held = 0;
+    for operation in (1..20).step_by(2) {
+        assert_eq!(begin(&mut one, 0, operation), Outcome::Pending);
+        held += u32::from(one.must_poll());
+        if one.must_poll() {
+            assert_eq!(one.late(), [Rank(1)]);
+        }
+        one.leave();
+    }
+    assert!((2..8).contains(&held), "{held} of 10");
+    let mut result = inputs[1].clone();
+    slow.store(&[], Own::InResult, &mut result);
+    assert!(result.iter().all(|byte| *byte == 3));
+    for operation in (21..30).step_by(2) {
+        assert_eq!(begin(&mut one, 0, operation), Outcome::Pending);
+        assert!(!one.must_poll());
+        one.leave();
     }
 }
 
@@ -234,7 +280,7 @@ fn who_gives_up_before_giving_holds_nobody() {
     }
     for rank in [&mut one, &mut other] {
         assert_eq!(rank.advance(&input, &mut []), Ok(Outcome::Ready));
-        rank.store(&[], &[], &mut result);
+        rank.store(&[], Own::Given, &mut result);
         assert_eq!(result, [3; 300]);
     }
     // The slow one has not copied anything yet.
@@ -248,7 +294,7 @@ fn who_gives_up_before_giving_holds_nobody() {
         one.leave();
         other.leave();
     }
-    slow.store(&[], &[], &mut result);
+    slow.store(&[], Own::Given, &mut result);
     assert_eq!(result, [3; 300]);
     for operation in 1..4 {
         let begun = slow.begin(number(operation), &request, false, &[], &input, &mut []);
@@ -389,7 +435,7 @@ fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
     let mut operation = 0;
     let (mut one, other) = pair();
     for (kind, reduce) in kinds {
-        for count in [1, 7, 56, 57, 1000, 300_000] {
+        for count in [1, 7, 56, 57, 1000, 300_000, 2_200_000] {
             let request = Operation {
                 reduce,
                 root: (kind == OperationKind::Broadcast).then_some(1),
@@ -403,15 +449,13 @@ fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
             };
             let (parity, noise) = (ticket::parity(tag), vec![0xfe; given]);
             let ticket = ticket::ticket(tag, ticket::digest(&request));
-            let in_slices = reduce.is_some() && count > 100_000;
-            let place = if in_slices || given > SLOT {
-                Place::Area
-            } else if given > INLINE {
-                Place::Slot(parity)
+            let in_slices = reduce.is_some() && count > 2_000_000;
+            if given > INLINE {
+                other.map.write(1, Place::Area, 0, &noise);
+                other.map.inline(1, parity, 0).store(0, Ordering::SeqCst);
             } else {
-                Place::Inline(parity)
-            };
-            other.map.write(1, place, 0, &noise);
+                other.map.write(1, Place::Inline(parity), 0, &noise);
+            }
             rules::give(other.map.front(1, parity), ticket);
             rules::give(other.map.second(1), ticket);
             let input = vec![1; given];
@@ -421,7 +465,8 @@ fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
                 OperationKind::AllGather | OperationKind::AllToAll => vec![false; 2 * count],
                 _ => vec![false; count],
             };
-            one.store(&[], &input, &mut result);
+            one.store(&[], Own::At(&input), &mut result);
+            rules::leave(other.map.done(1, parity), ticket);
             let bytes = crate::element::bytes_of(&result);
             assert!(bytes.iter().all(|byte| *byte < 2), "{request}");
             // The last byte of slices is the peer's work.
@@ -507,7 +552,7 @@ fn threads_that_give_up_at_any_moment_never_spoil_a_sum() {
                             // The others may want to give the next data meanwhile.
                             std::thread::sleep(std::time::Duration::from_micros(next(1500)));
                         }
-                        arena.store(&[], &[], &mut input);
+                        arena.store(&[], Own::Given, &mut input);
                         assert!(input.iter().all(|byte| *byte == expected), "{tag}");
                     }
                 }

@@ -1,5 +1,6 @@
 //! Reductions over what all ranks gave, block by block.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -21,7 +22,7 @@ impl Arena {
     pub(super) fn give_converted(
         &mut self,
         operation: &Operation,
-        place: Place,
+        (place, start): (Place, usize),
         bytes: usize,
         input: &[u8],
     ) {
@@ -44,24 +45,17 @@ impl Arena {
             if operation.reduce.is_some() {
                 reduce::scale(wire, block, operation.prescale);
             }
-            self.map.write(self.me, place, at, block);
+            self.map.write(self.me, place, start + at, block);
         }
     }
 
     pub(super) fn combine_slice(&mut self, open: &Open, input: &[u8]) {
         let range = self.slice(self.me, Self::length(&open.operation));
         let map = Arc::clone(&self.map);
-        let me = self.me;
+        let (me, start) = (self.me, open.start);
         let own = is_given_as_it_is(&open.operation).then_some(input);
-        self.combine(
-            &open.operation,
-            |_, at| (Place::Area, at),
-            own,
-            range,
-            |at, block| {
-                map.write(me, Place::Area, at, block);
-            },
-        );
+        let put = |at: usize, block: &[u8]| map.write(me, Place::Area, start + at, block);
+        self.combine_flat(open, range, &mut To { own, put });
     }
 
     pub(super) fn combine_buffers(
@@ -95,7 +89,7 @@ impl Arena {
         let world = self.world;
         let streaming = length >= streams_from();
         let input = |rank: usize, at: usize| (Place::Heap(places[rank].0), at);
-        self.combine(&open.operation, input, None, range, |at, block| {
+        let put = |at: usize, block: &[u8]| {
             for (rank, place) in places.iter().enumerate().take(world) {
                 if streaming {
                     map.write_streaming(rank, Place::Heap(place.1), at, block);
@@ -103,20 +97,36 @@ impl Arena {
                     map.write(rank, Place::Heap(place.1), at, block);
                 }
             }
-        });
+        };
+        self.combine(&open.operation, input, range, &mut To { own: None, put });
         Map::fence();
         Ok(())
     }
 
+    /// As [`Arena::combine`], of what all gave in their areas, or beside their flags.
+    pub(super) fn combine_flat<T: Target>(
+        &mut self,
+        open: &Open,
+        range: Range<usize>,
+        target: &mut T,
+    ) {
+        let given = Self::length(&open.operation);
+        let mut places = [(Place::Area, 0); MOST_RANKS as usize];
+        for (rank, place) in places.iter_mut().enumerate().take(self.world) {
+            *place = self.place(open, rank, given);
+        }
+        let place = |rank: usize, at: usize| (places[rank].0, places[rank].1 + at);
+        self.combine(&open.operation, place, range, target);
+    }
+
     /// Combines a range of all ranks' data, block by block, in rank order, and finishes it. `place` says where a
-    /// rank's byte at some offset is; `own` are this rank's data, if they are not there.
-    pub(super) fn combine(
+    /// rank's byte at some offset is.
+    pub(super) fn combine<T: Target>(
         &mut self,
         operation: &Operation,
         place: impl Fn(usize, usize) -> (Place, usize),
-        own: Option<&[u8]>,
-        range: std::ops::Range<usize>,
-        mut put: impl FnMut(usize, &[u8]),
+        range: Range<usize>,
+        target: &mut T,
     ) {
         let (Some(dtype), Some(op), Some(finish)) = (
             operation.wire_type(),
@@ -132,6 +142,7 @@ impl Arena {
         let me = self.me;
         for at in range.clone().step_by(each) {
             let length = each.min(range.end - at);
+            let own = target.own(at..at + length);
             for (rank, block) in inputs.chunks_mut(each).enumerate().take(world) {
                 if own.is_none() || rank != me {
                     let (place, at) = place(rank, at);
@@ -139,7 +150,7 @@ impl Arena {
                 }
             }
             let part = |rank: usize| match own {
-                Some(own) if rank == me => &own[at..at + length],
+                Some(own) if rank == me => own,
                 _ => &inputs[rank * each..rank * each + length],
             };
             let result = &mut result[..length];
@@ -155,7 +166,44 @@ impl Arena {
                 }
                 reduce::combine_many(dtype, op, result, &parts[..world], &finish, Store::Cached);
             }
-            put(at, result);
+            target.put(at, result);
         }
+    }
+}
+
+/// Where a result goes, and where this rank's own data are.
+pub(super) trait Target {
+    /// This rank's data of a range, if they are not where it gave them.
+    fn own(&self, range: Range<usize>) -> Option<&[u8]>;
+    /// Takes what has been combined, from a place on.
+    fn put(&mut self, at: usize, block: &[u8]);
+}
+
+/// To wherever `put` brings it.
+pub(super) struct To<'a, F> {
+    pub(super) own: Option<&'a [u8]>,
+    pub(super) put: F,
+}
+
+impl<F: FnMut(usize, &[u8])> Target for To<'_, F> {
+    fn own(&self, range: Range<usize>) -> Option<&[u8]> {
+        self.own.map(|own| &own[range])
+    }
+
+    fn put(&mut self, at: usize, block: &[u8]) {
+        (self.put)(at, block);
+    }
+}
+
+/// Over this rank's own data.
+pub(super) struct Over<'a>(pub(super) &'a mut [u8]);
+
+impl Target for Over<'_> {
+    fn own(&self, range: Range<usize>) -> Option<&[u8]> {
+        Some(&self.0[range])
+    }
+
+    fn put(&mut self, at: usize, block: &[u8]) {
+        copy::slice(block, &mut self.0[at..at + block.len()]);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! In round r a rank gives piece r of its data, combines its slice of piece r - 1, and stores the result of piece r - 2 (of a reduce,
 //! the root does that). It begins a round when all others have ended the one before. So what it reads was written in rounds that have ended, and what it
-//! writes over was read in rounds that have ended: there are two places for what is given, and two for slices, which are used in
+//! writes over was read in rounds that have ended: there are some places for what is given, and as many for slices, which are used in
 //! turn. One word of each rank counts its rounds, and begins at 0 before its flag is set, as in [`stream`](super::stream).
 //!
 //! What others read stays in caches that way, and each byte of the caller's is brought there once, where slices of everything go
@@ -12,8 +12,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::super::map::Place;
+use super::super::map::{MOST_RANKS, Place};
 use super::super::rules::{self, Word};
+use super::combine::To;
 use super::stream::Pieces;
 use super::way::{Way, is_given_as_it_is};
 use super::{Arena, Outcome, Stage};
@@ -23,12 +24,10 @@ use crate::engine::element_size;
 use crate::error::CollectiveError;
 use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
 
-/// Bytes of a piece, all ranks' slices together.
-const PIECE: usize = 256 << 10;
-/// Pieces whose data, or slices, are there at once.
-const PLACES: usize = 2;
+/// Pieces whose data, or slices, are there at once. Two would do; [`super::staging`] says why there are more.
+const PLACES: usize = 8;
 /// Shorter ones take less time in slices, for what all ranks together touch stays in the last cache.
-const LEAST: usize = 24 << 20;
+const LEAST: usize = 12 << 20;
 /// Rounds after that of the last piece.
 const MORE: usize = 2;
 
@@ -37,11 +36,18 @@ const MORE: usize = 2;
 pub(super) struct Rounds {
     length: usize,
     root: Option<usize>,
+    /// Bytes of a piece, all ranks' slices together.
+    piece: usize,
+}
+
+/// Bytes of a piece.
+fn piece(world: usize) -> usize {
+    (world * (64 << 10)).min(256 << 10)
 }
 
 impl Rounds {
     /// If an operation may be done so.
-    pub(super) fn of(operation: &Operation) -> Option<Self> {
+    pub(super) fn of(operation: &Operation, world: usize) -> Option<Self> {
         let is_kind = matches!(
             operation.kind,
             OperationKind::AllReduce | OperationKind::Reduce
@@ -54,7 +60,12 @@ impl Rounds {
             .ok()?
             .checked_mul(element_size(operation))?;
         let root = operation.root.map(|root| root as usize);
-        (is_plain && length >= LEAST).then_some(Self { length, root })
+        let piece = piece(world);
+        (is_plain && length >= LEAST).then_some(Self {
+            length,
+            root,
+            piece,
+        })
     }
 
     /// Whether a rank has a result.
@@ -63,7 +74,7 @@ impl Rounds {
     }
 
     fn pieces(self) -> usize {
-        self.length.div_ceil(PIECE)
+        self.length.div_ceil(self.piece)
     }
 
     fn all(self) -> usize {
@@ -72,7 +83,7 @@ impl Rounds {
 
     /// A piece, in the data.
     fn piece(self, piece: usize) -> Range<usize> {
-        piece * PIECE..((piece + 1) * PIECE).min(self.length)
+        piece * self.piece..((piece + 1) * self.piece).min(self.length)
     }
 
     /// The part of a piece that a rank combines, in the data.
@@ -84,18 +95,18 @@ impl Rounds {
     }
 
     /// Where a piece that a rank gives is in its area.
-    fn place(piece: usize) -> usize {
-        piece % PLACES * PIECE
+    fn place(self, piece: usize) -> usize {
+        piece % PLACES * self.piece
     }
 
     /// Where the slice is that it combines.
-    fn slice_place(world: usize, piece: usize) -> usize {
-        PLACES * PIECE + piece % PLACES * Self::longest(world)
+    fn slice_place(self, world: usize, piece: usize) -> usize {
+        PLACES * self.piece + piece % PLACES * self.longest(world)
     }
 
     /// Bytes of the longest slice.
-    fn longest(world: usize) -> usize {
-        PIECE.div_ceil(world).next_multiple_of(64)
+    fn longest(self, world: usize) -> usize {
+        self.piece.div_ceil(world).next_multiple_of(64)
     }
 
     /// Whoever calls gives all buffers that there are.
@@ -117,8 +128,8 @@ impl Rounds {
     }
 
     /// Bytes of all places.
-    pub(super) fn window(world: usize) -> usize {
-        PLACES * (PIECE + Self::longest(world))
+    pub(super) fn window(self, world: usize) -> usize {
+        PLACES * (self.piece + self.longest(world))
     }
 }
 
@@ -216,7 +227,7 @@ impl Arena {
         if let Way::Rounds(rounds) = open.way
             && self.keeps
         {
-            let end = (self.pieces.given * PIECE).min(rounds.length);
+            let end = (self.pieces.given * rounds.piece).min(rounds.length);
             data[..end].copy_from_slice(&self.kept.bytes()[..end]);
         }
     }
@@ -227,7 +238,7 @@ impl Arena {
             copy::away(&data[all.clone()], &mut self.kept.bytes_mut()[all.clone()]);
         }
         let own = rounds.slice(self.world, piece, me);
-        let place = Rounds::place(piece);
+        let place = self.start(me, rounds.window(self.world)) + rounds.place(piece);
         self.map
             .write(me, Place::Area, place, &data[all.start..own.start]);
         let after = place + (own.end - all.start);
@@ -239,21 +250,28 @@ impl Arena {
         let (me, world) = (self.me, self.world);
         let own = rounds.slice(world, piece, me);
         let (first, start) = (rounds.piece(piece).start, own.start);
-        let (from, into) = (Rounds::place(piece), Rounds::slice_place(world, piece));
+        let (from, into) = (rounds.place(piece), rounds.slice_place(world, piece));
+        let mut starts = [0; MOST_RANKS as usize];
+        for (rank, start) in starts.iter_mut().enumerate().take(world) {
+            *start = self.start(rank, rounds.window(world));
+        }
         let map = Arc::clone(&self.map);
-        self.combine(
-            operation,
-            |_, at| (Place::Area, from + (at - first)),
-            Some(data),
-            own,
-            |at, block| map.write(me, Place::Area, into + (at - start), block),
-        );
+        let place = |rank: usize, at: usize| (Place::Area, starts[rank] + from + (at - first));
+        let put = |at: usize, block: &[u8]| {
+            map.write(me, Place::Area, starts[me] + into + (at - start), block);
+        };
+        let mut target = To {
+            own: Some(data),
+            put,
+        };
+        self.combine(operation, place, own, &mut target);
     }
 
     fn store_piece(&mut self, rounds: Rounds, piece: usize, result: &mut [u8]) {
-        let place = Rounds::slice_place(self.world, piece);
+        let place = rounds.slice_place(self.world, piece);
         for rank in 0..self.world {
             let slice = rounds.slice(self.world, piece, rank);
+            let place = self.start(rank, rounds.window(self.world)) + place;
             self.map.read(rank, Place::Area, place, &mut result[slice]);
         }
     }

@@ -1,10 +1,12 @@
 //! From what all ranks gave to the caller's memory.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
+use super::super::caches;
 use super::super::map::{INLINE, Place};
-use super::super::ticket::parity;
-use super::way::{Way, rows};
+use super::combine::{Over, To};
+use super::way::{Way, is_given_as_it_is, rows};
 use super::{Arena, BLOCK, Open, Stage};
 use crate::copy;
 use crate::element::{self, Element};
@@ -13,12 +15,31 @@ use crate::operation::OperationKind;
 use crate::reduce;
 use crate::schedule::Counts;
 
+/// Where a rank's own data are when the result is stored.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Own<'a> {
+    /// Where it gave them. Not for operations that [withhold](Arena::withheld) some of them. (Lengths, which are gathered before
+    /// operations on different lengths, are too short for that.)
+    Given,
+    /// There.
+    At(&'a [u8]),
+    /// In the buffer for the result, of a reduction that has as many elements.
+    InResult,
+}
+
+impl<'a> Own<'a> {
+    fn bytes(self) -> &'a [u8] {
+        match self {
+            Self::At(own) => own,
+            Self::Given | Self::InResult => &[],
+        }
+    }
+}
+
 impl Arena {
     /// Copies the result to the caller, after [`Outcome::Ready`], and leaves the operation.
-    ///
-    /// `input` is what the operation began with, if its kind [withholds](Arena::withheld) some of it. (Lengths, which are
-    /// gathered before operations on different lengths, are too short for that.)
-    pub(crate) fn store<T: Element>(&mut self, offsets: &[usize], input: &[u8], result: &mut [T]) {
+    pub(crate) fn store<T: Element>(&mut self, offsets: &[usize], own: Own<'_>, result: &mut [T]) {
+        let input = own.bytes();
         let Some(open) = self.open.filter(|open| open.stage == Stage::Ready) else {
             return;
         };
@@ -36,20 +57,21 @@ impl Arena {
             OperationKind::Reduce | OperationKind::Gather | OperationKind::GatherVarcount
                 if !is_root => {}
             OperationKind::AllReduce | OperationKind::Reduce => match open.way {
-                Way::Flat => self.store_combined(&open, 0..count, &[], result),
+                Way::Flat => self.store_combined(&open, 0..count, own, result),
                 Way::Slices => {
                     let length = count * size;
                     for rank in 0..self.world {
                         let slice = self.slice(rank, length);
                         let place = &mut result[slice.start / size..slice.end / size];
-                        self.copy(&open, rank, Place::Area, slice.start, place, length);
+                        let (from, start) = self.place(&open, rank, length);
+                        self.copy(&open, rank, from, start + slice.start, place, length);
                     }
                 }
                 Way::Agree | Way::Stream(_) | Way::Rounds(_) | Way::Buffers(_) => {}
             },
             OperationKind::ReduceScatter => {
-                let own = rows(operation, self.world).span(self.me as u32);
-                self.store_combined(&open, own.start..own.end(), input, result);
+                let span = rows(operation, self.world).span(self.me as u32);
+                self.store_combined(&open, span.start..span.end(), own, result);
             }
             OperationKind::Broadcast => self.part(&open, root, count, 0, &[], result),
             OperationKind::AllGather | OperationKind::AllGatherCounts | OperationKind::Gather => {
@@ -79,7 +101,7 @@ impl Arena {
         self.leave();
     }
 
-    /// As [`Arena::store`], of an all-reduce whose result is to lie in one piece, as it travels.
+    /// As [`Arena::store`], of an all-reduce whose result is to lie in one piece, as it travels, where the input was.
     pub(crate) fn store_packed(&mut self, result: &mut [u8]) {
         let Some(open) = self.open.filter(|open| open.stage == Stage::Ready) else {
             return;
@@ -87,22 +109,21 @@ impl Arena {
         let length = Self::length(&open.operation);
         match open.way {
             Way::Flat => {
-                let place = Self::place(open.way, parity(open.tag), length);
-                self.combine(
-                    &open.operation,
-                    |_, at| (place, at),
-                    None,
-                    0..length,
-                    |at, block| {
+                if is_given_as_it_is(&open.operation) {
+                    self.combine_flat(&open, 0..length, &mut Over(result));
+                } else {
+                    let put = |at: usize, block: &[u8]| {
                         copy::slice(block, &mut result[at..at + block.len()]);
-                    },
-                );
+                    };
+                    self.combine_flat(&open, 0..length, &mut To { own: None, put });
+                }
             }
             Way::Slices => {
                 for rank in 0..self.world {
                     let slice = self.slice(rank, length);
+                    let (place, start) = self.place(&open, rank, length);
                     self.map
-                        .read(rank, Place::Area, slice.start, &mut result[slice]);
+                        .read(rank, place, start + slice.start, &mut result[slice]);
                 }
             }
             Way::Agree | Way::Stream(_) | Way::Rounds(_) | Way::Buffers(_) => {}
@@ -132,8 +153,8 @@ impl Arena {
             }
             return;
         }
-        let place = Self::place(open.way, parity(open.tag), given * size);
-        self.copy(open, rank, place, at * size, into, all);
+        let (place, start) = self.place(open, rank, given * size);
+        self.copy(open, rank, place, start + at * size, into, all);
     }
 
     fn copy<T: Element>(
@@ -180,58 +201,46 @@ impl Arena {
     fn store_combined<T: Element>(
         &mut self,
         open: &Open,
-        range: std::ops::Range<usize>,
-        input: &[u8],
+        range: Range<usize>,
+        own: Own<'_>,
         result: &mut [T],
     ) {
         let operation = &open.operation;
         let size = element_size(operation);
-        let given = operation.count as usize * size;
-        let place = Self::place(open.way, parity(open.tag), given);
-        let is_withheld = !self.withheld(operation, open.way, given).is_empty();
-        let own = is_withheld.then_some(input);
         let bytes = range.start * size..range.end * size;
         let start = range.start;
-        if matches!(place, Place::Inline(_)) && !bytes.start.is_multiple_of(8) {
+        let wire = operation.wire;
+        if open.is_inline(Self::length(operation)) && !bytes.start.is_multiple_of(8) {
             // Words are read as a whole.
             let mut all = [T::default(); INLINE];
-            let wire = operation.wire;
-            self.combine(
-                operation,
-                |_, at| (place, at),
-                None,
-                0..bytes.end,
-                |at, block| {
-                    let at = at / size;
-                    element::store(&mut all[at..at + block.len() / size], wire, block);
-                },
-            );
+            let put = |at: usize, block: &[u8]| {
+                let at = at / size;
+                element::store(&mut all[at..at + block.len() / size], wire, block);
+            };
+            self.combine_flat(open, 0..bytes.end, &mut To { own: None, put });
             result[..range.len()].copy_from_slice(&all[range]);
             return;
         }
-        let wire = operation.wire;
-        self.combine(
-            operation,
-            |_, at| (place, at),
-            own,
-            bytes,
-            |at, block| {
-                let at = at / size - start;
-                element::store(&mut result[at..at + block.len() / size], wire, block);
-            },
-        );
+        if let Own::InResult = own
+            && is_given_as_it_is(operation)
+            && let Some(result) = element::bytes_of_mut(result)
+        {
+            return self.combine_flat(open, bytes, &mut Over(result));
+        }
+        let own = match own {
+            Own::At(own) if is_given_as_it_is(operation) => Some(own),
+            _ => None,
+        };
+        let put = |at: usize, block: &[u8]| {
+            let at = at / size - start;
+            element::store(&mut result[at..at + block.len() / size], wire, block);
+        };
+        self.combine_flat(open, bytes, &mut To { own, put });
     }
 }
 
 /// Results from this length on are written past the caches: they are much longer than what the last cache holds.
 pub(super) fn streams_from() -> usize {
     static FROM: OnceLock<usize> = OnceLock::new();
-    *FROM.get_or_init(|| {
-        let size = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");
-        let kibibytes = size
-            .ok()
-            .and_then(|size| size.trim().strip_suffix('K')?.parse::<usize>().ok())
-            .unwrap_or(0);
-        reduce::STREAM_FROM.max(kibibytes * 1024 / 4)
-    })
+    *FROM.get_or_init(|| reduce::STREAM_FROM.max(caches::last() / 4))
 }

@@ -11,9 +11,10 @@
 
 use std::ops::Range;
 
-use super::super::map::Place;
+use super::super::map::{MOST_RANKS, Place};
 use super::super::rules::{self, Word};
 use super::Arena;
+use super::combine::To;
 use super::store::streams_from;
 use super::way::{Way, is_given_as_it_is, rows};
 use crate::copy;
@@ -24,20 +25,26 @@ use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::schedule::{Counts, Rows};
 use crate::shape::Mark;
 
-/// Places for pieces.
-const PLACES: usize = 4;
 /// Bytes of a place.
 const PLACE: usize = 128 << 10;
+
+/// Places for pieces. Those of two ranks have more room than second caches, of which [`super::staging`] says why; what those of
+/// many have together stays in the last one.
+fn places(world: usize) -> usize {
+    (32 / world).clamp(4, 16)
+}
+
 /// Bytes of all.
-pub(super) const WINDOW: usize = PLACES * PLACE;
+pub(super) fn window(world: usize) -> usize {
+    places(world) * PLACE
+}
 
 /// A rank that gives fewer bytes gives them at once.
 fn least(kind: OperationKind) -> usize {
     match kind {
         // Of which a half at most travels, in pieces of a few lines when there are many ranks: it takes as long either way
         // while it fits caches.
-        OperationKind::AllToAll => 8 << 20,
-        OperationKind::ReduceScatter => 12 << 20,
+        OperationKind::AllToAll | OperationKind::ReduceScatter => 6 << 20,
         _ => 512 << 10,
     }
 }
@@ -153,7 +160,7 @@ impl Stream {
     /// Where a piece for `reader` is in the giver's area.
     fn place(&self, world: usize, piece: usize, reader: usize) -> usize {
         let lane = if self.is_split { reader } else { 0 };
-        piece % PLACES * PLACE + lane * self.piece(world)
+        piece % places(world) * PLACE + lane * self.piece(world)
     }
 
     /// Where the bytes for `reader` begin in the giver's data.
@@ -272,7 +279,9 @@ impl Arena {
             || self
                 .others()
                 .filter(|rank| stream.reads(*rank))
-                .all(|rank| rules::may_give(self.map.taken(rank), self.pieces.given, PLACES))
+                .all(|rank| {
+                    rules::may_give(self.map.taken(rank), self.pieces.given, places(self.world))
+                })
     }
 
     fn may_take(&self, stream: &Stream) -> bool {
@@ -295,7 +304,7 @@ impl Arena {
         (stream.gives(rank) && stream.reads(me) && !rules::may_take(given, pieces - 1))
             || (stream.reads(rank)
                 && stream.gives(me)
-                && !rules::may_give(taken, pieces - 1, PLACES))
+                && !rules::may_give(taken, pieces - 1, places(self.world)))
     }
 
     /// Whether another rank could go on, by what all have done, and does not. Those that wait for it do not count.
@@ -308,7 +317,7 @@ impl Arena {
             && given(rank) < pieces
             && others()
                 .filter(|other| stream.reads(*other))
-                .all(|other| given(rank) < taken(other).saturating_add(PLACES as u64));
+                .all(|other| given(rank) < taken(other).saturating_add(places(self.world) as u64));
         let could_take = stream.reads(rank)
             && taken(rank) < pieces
             && others()
@@ -326,7 +335,7 @@ impl Arena {
         if stream.gives(me) {
             let readers = if stream.is_split { 0..world } else { 0..1 };
             for reader in readers.filter(|reader| !stream.is_split || *reader != me) {
-                let at = stream.place(world, piece, reader);
+                let at = self.start(me, window(world)) + stream.place(world, piece, reader);
                 self.map.write(me, Place::Area, at, part(reader));
             }
         }
@@ -351,6 +360,7 @@ impl Arena {
         let at = stream.place(world, piece, me);
         for giver in self.others().filter(|rank| stream.gives(*rank)) {
             let start = stream.target(giver);
+            let at = self.start(giver, window(world)) + at;
             let into = &mut result[start + range.start..start + range.end];
             if stream.each >= streams_from() {
                 self.map.read_streaming(giver, Place::Area, at, into);
@@ -375,20 +385,21 @@ impl Arena {
         let is_far = stream.each >= streams_from();
         // Copies past the caches have an end of their own.
         let is_away = |block: &[u8]| is_far && block.len() >= 4096;
-        self.combine(
-            operation,
-            |_, at| (Place::Area, place + (at - start)),
-            Some(input),
-            range,
-            |at, block| {
-                let into = &mut result[at - first..at - first + block.len()];
-                if is_away(block) {
-                    copy::away(block, into);
-                } else {
-                    copy::slice(block, into);
-                }
-            },
-        );
+        let mut starts = [0; MOST_RANKS as usize];
+        for (rank, start) in starts.iter_mut().enumerate().take(world) {
+            *start = self.start(rank, window(world));
+        }
+        let place = |rank: usize, at: usize| (Place::Area, starts[rank] + place + (at - start));
+        let put = |at: usize, block: &[u8]| {
+            let into = &mut result[at - first..at - first + block.len()];
+            if is_away(block) {
+                copy::away(block, into);
+            } else {
+                copy::slice(block, into);
+            }
+        };
+        let own = Some(input);
+        self.combine(operation, place, range, &mut To { own, put });
     }
 }
 

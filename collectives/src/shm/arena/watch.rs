@@ -50,16 +50,14 @@ impl Arena {
         };
         match open.stage {
             Stage::Held => {
-                let held = |used: Option<Used>, rank: usize| {
-                    used.is_some_and(|used| {
-                        let flag = self.map.front(rank, used.parity);
-                        rules::holds(flag, self.map.done(rank, used.parity), used.ticket)
-                    })
+                let held = |used: Used, rank: usize| {
+                    let flag = self.map.front(rank, used.parity);
+                    rules::holds(flag, self.map.done(rank, used.parity), used.ticket)
                 };
+                let last = [self.fronts[parity], self.counted, self.buffers];
                 ranks(&|rank| {
-                    [self.fronts[parity], self.area, self.buffers]
-                        .into_iter()
-                        .any(|used| held(used, rank))
+                    let mut before = last.into_iter().flatten().chain(self.staging.all());
+                    before.any(|used| held(used, rank))
                 })
             }
             Stage::Given => {

@@ -2,16 +2,23 @@
 
 use std::ops::Range;
 
-use super::super::map::{AREA, INLINE, MOST_RANKS, Place, SLOT};
+use super::super::map::{AREA, MOST_RANKS};
 use super::Arena;
 use super::rounds::Rounds;
-use super::stream::{Stream, WINDOW};
+use super::stream::{Stream, window};
 use crate::engine::element_size;
 use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::schedule::{Counts, Rows};
 
 /// Reductions whose inputs have more bytes than this, all ranks' together, are done in slices.
 const FLAT: usize = 96 << 10;
+/// As [`FLAT`], of two ranks: each of them reads and writes as much in slices, and waits twice.
+const FLAT_OF_TWO: usize = 4 << 20;
+
+/// The longest reductions that are flat, in bytes of all ranks' inputs.
+fn flat(world: usize) -> usize {
+    if world == 2 { FLAT_OF_TWO } else { FLAT }
+}
 
 /// From so many bytes on a rank withholds what it alone needs. Fewer fit the line of a flag, or cost next to nothing.
 const WITHHELD_FROM: usize = 4 << 10;
@@ -60,11 +67,11 @@ impl Way {
             return Self::Stream(stream);
         }
         // Ranks that wait for each other's turn on a processor have no use for short turns.
-        if let Some(rounds) = Rounds::of(operation).filter(|_| !crowded) {
+        if let Some(rounds) = Rounds::of(operation, world).filter(|_| !crowded) {
             return Self::Rounds(rounds);
         }
         match operation.kind {
-            OperationKind::AllReduce | OperationKind::Reduce if bytes * world > FLAT => {
+            OperationKind::AllReduce | OperationKind::Reduce if bytes * world > flat(world) => {
                 Self::Slices
             }
             OperationKind::AllReduce
@@ -141,9 +148,9 @@ impl Arena {
         }
         let way = Way::of(operation, self.world, self.map.is_crowded());
         let bytes = match way {
-            Way::Stream(stream) if stream.gives(self.me) => WINDOW,
+            Way::Stream(stream) if stream.gives(self.me) => window(self.world),
             Way::Agree | Way::Buffers(_) | Way::Stream(_) => 0,
-            Way::Rounds(_) => Rounds::window(self.world),
+            Way::Rounds(rounds) => rounds.window(self.world),
             Way::Slices => Self::length(operation),
             Way::Flat => match self.given_flat(operation, offsets) {
                 Some(bytes) => bytes,
@@ -182,19 +189,6 @@ impl Arena {
         offsets: &[usize],
     ) -> bool {
         self.plan(operation, forced, offsets).0 == Way::Agree
-    }
-
-    /// Where so many bytes of an operation are.
-    #[inline]
-    pub(super) fn place(way: Way, parity: usize, bytes: usize) -> Place {
-        let is_long = matches!(way, Way::Slices | Way::Stream(_) | Way::Rounds(_));
-        if is_long || bytes > SLOT {
-            Place::Area
-        } else if bytes <= INLINE {
-            Place::Inline(parity)
-        } else {
-            Place::Slot(parity)
-        }
     }
 
     /// The part of a reduction that a rank combines, in bytes.

@@ -2,13 +2,15 @@
 
 use std::ops::Range;
 
-use super::{Arena, Operation, OperationKind, Outcome, Place, ReduceOp, SLOT, number, ranks};
+use super::{Arena, Operation, OperationKind, Outcome, Own, Place, ReduceOp, number, ranks};
 use crate::element::{Element, bytes_of};
 
 /// In no value and in no sum of values.
 const NOISE: u8 = 0xfe;
 /// From so many bytes on something is withheld.
 const FROM: usize = 4 << 10;
+/// So many bytes are given in another part of the area.
+const LONG: usize = 8 << 10;
 /// Copies of so many bytes go in pieces.
 const PIECES: usize = 512 << 10;
 /// Values come again after so many.
@@ -133,15 +135,14 @@ impl<T: Element + From<u8>> Case<T> {
         let (tag, request) = (number(operation), &self.request);
         let map = std::sync::Arc::clone(&ranks[0].map);
         let size = size_of::<T>();
-        let place = |rank: usize| {
-            if size * self.inputs[rank].len() > SLOT {
-                Place::Area
-            } else {
-                Place::Slot(super::ticket::parity(tag))
-            }
-        };
+        let places: Vec<usize> = ranks
+            .iter()
+            .zip(&self.inputs)
+            .map(|(rank, input)| rank.next_place(size * input.len()))
+            .collect();
         for (rank, input) in self.inputs.iter().enumerate() {
-            map.write(rank, place(rank), 0, &vec![NOISE; size * input.len()]);
+            let noise = vec![NOISE; size * input.len()];
+            map.write(rank, Place::Area, places[rank], &noise);
         }
         for (rank, input) in ranks.iter_mut().zip(&self.inputs) {
             rank.begin(tag, request, false, &self.offsets, bytes_of(input), &mut [])
@@ -151,7 +152,8 @@ impl<T: Element + From<u8>> Case<T> {
             if size * self.inputs[rank].len() >= FROM {
                 // Nothing was written there.
                 let mut held = vec![0; size * own.len()];
-                map.read(rank, place(rank), size * own.start, &mut held);
+                let at = places[rank] + size * own.start;
+                map.read(rank, Place::Area, at, &mut held);
                 let noise = held.iter().all(|byte| *byte == NOISE);
                 assert!(noise, "{request}: rank {rank} gives what it alone needs");
             }
@@ -160,7 +162,7 @@ impl<T: Element + From<u8>> Case<T> {
             let input = bytes_of(&self.inputs[me]);
             assert_eq!(rank.advance(input, &mut []), Ok(Outcome::Ready));
             let mut result = vec![T::default(); self.results[me].len()];
-            rank.store(&self.offsets, input, &mut result);
+            rank.store(&self.offsets, Own::At(input), &mut result);
             let right = result == self.results[me];
             assert!(right, "{request} of {:?} at rank {me}", self.own);
         }
@@ -177,7 +179,7 @@ fn check<T: Element + From<u8>, const N: usize>() {
             _ => 1,
         };
         // Elements, around what is given in whole, and around what is given in another place.
-        let [from, slot, most] = [FROM, SLOT, PIECES].map(|bytes| bytes / size_of::<T>());
+        let [from, slot, most] = [FROM, LONG, PIECES].map(|bytes| bytes / size_of::<T>());
         let lengths = [
             from - 1,
             from,
@@ -185,7 +187,7 @@ fn check<T: Element + From<u8>, const N: usize>() {
             slot - 1,
             slot,
             slot + unit,
-            slot + slot / 3,
+            31 * slot + slot / 3,
             most - 1,
         ];
         for (index, given) in lengths.into_iter().enumerate() {

@@ -1,6 +1,7 @@
 //! Slices and places are where they should be, every order of steps gives every rank the sum, and who gives up has its input.
 
 use super::super::super::map::{Map, Owner};
+use super::super::Own;
 use super::super::numbers::Numbers;
 use super::*;
 use kolo_transport::ids::{Generation, JobId, Rank};
@@ -20,29 +21,30 @@ const fn tag(operation: u64) -> Tag {
 #[test]
 fn slices_are_all_of_a_piece_and_places_do_not_overlap() {
     for world in 2..=64 {
-        for length in [LEAST, LEAST + 1, LEAST + PIECE - 3, LEAST + 5 * PIECE + 77] {
-            let rounds = Rounds::of(&sum(length)).unwrap();
+        let long = piece(world);
+        for length in [LEAST, LEAST + 1, LEAST + long - 3, LEAST + 5 * long + 77] {
+            let rounds = Rounds::of(&sum(length), world).unwrap();
             let mut end = 0;
             for piece in 0..rounds.pieces() {
                 assert_eq!(rounds.piece(piece).start, end);
                 for rank in 0..world {
                     let slice = rounds.slice(world, piece, rank);
                     assert!(slice.start == end && slice.end >= end);
-                    assert!(slice.len() <= Rounds::longest(world));
+                    assert!(slice.len() <= rounds.longest(world));
                     end = slice.end;
                 }
                 assert_eq!(rounds.piece(piece).end, end);
             }
             assert_eq!(end, length);
         }
+        let rounds = Rounds::of(&sum(LEAST), world).unwrap();
         let mut places: Vec<(usize, usize)> = (0..PLACES)
-            .map(|piece| (Rounds::place(piece), PIECE))
+            .map(|piece| (rounds.place(piece), long))
             .chain(
-                (0..PLACES)
-                    .map(|piece| (Rounds::slice_place(world, piece), Rounds::longest(world))),
+                (0..PLACES).map(|piece| (rounds.slice_place(world, piece), rounds.longest(world))),
             )
             .collect();
-        places.push((Rounds::window(world), 0));
+        places.push((rounds.window(world), 0));
         assert!(
             places
                 .windows(2)
@@ -54,11 +56,11 @@ fn slices_are_all_of_a_piece_and_places_do_not_overlap() {
 #[test]
 fn what_is_short_or_converted_or_no_number_is_not_done_in_rounds() {
     let plain = sum(LEAST);
-    assert!(Rounds::of(&plain).is_some());
+    assert!(Rounds::of(&plain, 2).is_some());
     let other = |change: fn(&mut Operation)| {
         let mut operation = plain;
         change(&mut operation);
-        Rounds::of(&operation)
+        Rounds::of(&operation, 2)
     };
     assert_eq!(other(|operation| operation.count -= 1), None);
     assert_eq!(other(|operation| operation.wire = Some(DType::F16)), None);
@@ -116,7 +118,7 @@ fn total(world: usize, length: usize) -> Vec<u8> {
 fn every_order_of_steps_gives_every_rank_the_sum() {
     let mut numbers = Numbers(3);
     for world in [2, 3] {
-        let length = LEAST + PIECE + 12_345;
+        let length = LEAST + piece(world) + 12_345;
         let (request, expected) = (sum(length), total(world, length));
         let mut ranks = ranks(world, false, length);
         // Twice in a row, in one buffer and in two: one may be in the second one while others are in the first one.
@@ -142,7 +144,7 @@ fn every_order_of_steps_gives_every_rank_the_sum() {
                 let has = if begun[me] == 1 { &*result } else { &*data };
                 assert!(*has == expected, "rank {me} of {world}");
                 assert!(!arena.lacks((me as u32 + 1) % world as u32));
-                arena.store::<u8>(&[], &[], &mut []);
+                arena.store::<u8>(&[], Own::Given, &mut []);
                 ended[me] += 1;
             }
         }
@@ -187,7 +189,7 @@ fn every_order_of_steps_gives_the_root_of_a_reduce_the_sum() {
                     }
                 };
                 if outcome.unwrap() == Outcome::Ready {
-                    arena.store::<u8>(&[], &[], &mut []);
+                    arena.store::<u8>(&[], Own::Given, &mut []);
                     ended[me] = true;
                 }
             }

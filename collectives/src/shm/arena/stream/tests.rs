@@ -1,6 +1,7 @@
 //! Pieces are where they should be, and every order of steps gives every rank what is its.
 
 use super::super::super::map::{Map, Owner};
+use super::super::Own;
 use super::super::numbers::Numbers;
 use super::super::{Arena, Outcome};
 use super::*;
@@ -46,7 +47,7 @@ fn the_pieces_of_a_stream_are_all_of_it_and_nobody_elses_place() {
         .into_iter()
         .flat_map(|kind| (2..=64).map(move |world| (kind, world)))
     {
-        for bytes in [0, 1, 3 * WINDOW + 12_345] {
+        for bytes in [0, 1, 3 * window(world) + 12_345] {
             let bytes = least(kind) + bytes;
             let count = count(kind, bytes, world);
             let stream = Stream::of(&operation(kind, count, world - 1), world).unwrap();
@@ -72,18 +73,17 @@ fn the_pieces_of_a_stream_are_all_of_it_and_nobody_elses_place() {
             assert!(!stream.is_split || source == stream.given(world));
             // Those that are there at once do not overlap.
             let lanes = if stream.is_split { world } else { 1 };
-            let mut places: Vec<usize> = (0..PLACES)
+            let mut all: Vec<usize> = (0..places(world))
                 .flat_map(|piece| (0..lanes).map(move |reader| (piece, reader)))
                 .map(|(piece, reader)| stream.place(world, piece, reader))
                 .collect();
-            places.push(WINDOW);
+            all.push(window(world));
             assert!(
-                places
-                    .windows(2)
+                all.windows(2)
                     .all(|pair| pair[0] + stream.piece(world) <= pair[1])
             );
             assert_eq!(
-                stream.place(world, PLACES, 0),
+                stream.place(world, places(world), 0),
                 stream.place(world, 0, 0),
                 "places are used in turn"
             );
@@ -180,7 +180,7 @@ fn every_order_of_steps_gives_every_rank_what_is_its() {
         .into_iter()
         .flat_map(|kind| [2, 3, 5].map(|world| (kind, world)))
     {
-        let bytes = least(kind) + numbers.below(2 * WINDOW);
+        let bytes = least(kind) + numbers.below(2 * window(world));
         let root = numbers.below(world);
         let request = operation(kind, count(kind, bytes, world), root);
         let mut ranks = ranks(world, &request);
@@ -209,7 +209,7 @@ fn every_order_of_steps_gives_every_rank_what_is_its() {
             if outcome.unwrap() == Outcome::Ready {
                 assert!(result == expected, "{request} on rank {me} of {world}");
                 assert!(!arena.lacks((me as u32 + 1) % world as u32));
-                arena.store::<u8>(&[], input, result);
+                arena.store::<u8>(&[], Own::At(input), result);
                 ended[me] += 1;
             }
         }
@@ -219,7 +219,7 @@ fn every_order_of_steps_gives_every_rank_what_is_its() {
 /// A rank that gives up in the middle keeps its pieces until nobody reads them any more, and is the one that is waited for.
 #[test]
 fn a_rank_that_leaves_in_the_middle_is_late_and_held() {
-    let request = operation(OperationKind::AllGather, 3 * WINDOW, 0);
+    let request = operation(OperationKind::AllGather, 3 * window(3), 0);
     let mut ranks = ranks(3, &request);
     let tag = |operation| Tag::new(0, operation);
     for rank in &mut ranks {
@@ -277,7 +277,7 @@ fn a_rank_that_leaves_in_the_middle_is_late_and_held() {
 
 #[test]
 fn buffers_that_do_not_fit_are_refused_before_anything_is_given() {
-    let request = operation(OperationKind::AllGather, WINDOW, 0);
+    let request = operation(OperationKind::AllGather, window(2), 0);
     let mut ranks = ranks(2, &request);
     let rank = &mut ranks[0];
     let tag = Tag::new(0, 1);

@@ -1,0 +1,182 @@
+//! Where in its area a rank puts what it gives. Pure.
+//!
+//! The place moves on from operation to operation. If it were always the same one, or one of two, the lines that a rank writes would lie
+//! in the second caches of those that read them the last time, and have to be fetched back from there, one by one; and so would
+//! those that others read. Lines that have gone to the last cache meanwhile, which the cores share, cost a half to a
+//! third of that. So the places of all go around through more memory than a second cache holds, but
+//! together no more than the last one does. (`docs/performance.md` has what it is worth.)
+//!
+//! Short data are better off in few lines that stay where they are.
+
+use std::ops::Range;
+
+use super::Used;
+
+/// From so many bytes on it is worth while.
+const LONG: usize = 8 << 10;
+/// Places for what is shorter.
+const SHORT_PLACES: usize = 4;
+/// Bytes of all of them.
+const SHORT: usize = SHORT_PLACES * LONG;
+/// Of longer data than this there is one place, and not two: with two they would not be in a cache any more.
+const DOUBLE: usize = 2 << 20;
+/// Bounds of the way around.
+const LEAST_LAP: usize = 256 << 10;
+const MOST_LAP: usize = 4 << 20;
+/// Lines come in pairs.
+const ALIGN: usize = 128;
+
+#[derive(Debug, Clone)]
+pub(super) struct Staging {
+    /// Bytes that long data go around through.
+    lap: usize,
+    /// Where the next short data go, and where the next long ones, behind the short ones.
+    short: usize,
+    long: usize,
+    /// What was given, and where, as far as somebody may still read it.
+    given: Vec<(Used, Range<usize>)>,
+}
+
+impl Staging {
+    /// For so many ranks with caches of so many bytes.
+    pub(super) fn new(world: usize, second_cache: usize, last_cache: usize) -> Self {
+        let share = (last_cache / world).max(LEAST_LAP);
+        Self {
+            lap: (2 * second_cache).clamp(LEAST_LAP, MOST_LAP).min(share),
+            short: 0,
+            long: 0,
+            given: Vec::new(),
+        }
+    }
+
+    /// The place for so many bytes.
+    pub(super) fn take(&mut self, bytes: usize) -> Range<usize> {
+        let (base, next, lap) = if bytes < LONG {
+            (0, &mut self.short, SHORT)
+        } else {
+            let lap = match bytes {
+                bytes if bytes <= DOUBLE => self.lap.max(2 * bytes.next_multiple_of(ALIGN)),
+                bytes => bytes,
+            };
+            (SHORT, &mut self.long, lap)
+        };
+        if bytes > lap.saturating_sub(*next) {
+            *next = 0;
+        }
+        let start = *next;
+        *next = (start + bytes).next_multiple_of(ALIGN);
+        base + start..base + start + bytes
+    }
+
+    /// Something is given there. All that nobody reads any more by `is_read` is forgotten.
+    pub(super) fn give(&mut self, used: Used, place: Range<usize>, is_read: impl Fn(Used) -> bool) {
+        self.given.retain(|(used, _)| is_read(*used));
+        if !place.is_empty() {
+            self.given.push((used, place));
+        }
+    }
+
+    /// What was given where this place is, before.
+    pub(super) fn before(&self, place: &Range<usize>) -> impl Iterator<Item = Used> {
+        let overlaps =
+            move |other: &Range<usize>| other.start < place.end && place.start < other.end;
+        self.given
+            .iter()
+            .filter(move |(_, other)| overlaps(other))
+            .map(|(used, _)| *used)
+    }
+
+    /// All that may still be read.
+    pub(super) fn all(&self) -> impl Iterator<Item = Used> {
+        self.given.iter().map(|(used, _)| *used)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::numbers::Numbers;
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn used(index: u64) -> Used {
+        Used {
+            index,
+            ticket: index,
+            parity: 0,
+        }
+    }
+
+    #[test]
+    fn a_lap_is_longer_than_second_caches_and_all_together_fit_the_last() {
+        let lap = |world, second, last| Staging::new(world, second, last).lap;
+        assert_eq!(lap(2, MIB, 32 * MIB), 2 * MIB);
+        assert_eq!(lap(2, 2 * MIB, 100 * MIB), 4 * MIB);
+        assert_eq!(lap(2, 16 * MIB, 100 * MIB), 4 * MIB);
+        assert_eq!(lap(32, MIB, 32 * MIB), MIB);
+        for unknown in [0, MIB] {
+            assert_eq!(lap(64, MIB, unknown), 256 << 10);
+        }
+    }
+
+    #[test]
+    fn long_data_go_around_and_short_ones_stay_in_few_lines() {
+        let mut staging = Staging::new(2, MIB, 32 * MIB);
+        let mut starts: Vec<usize> = (0..100).map(|_| staging.take(64 << 10).start).collect();
+        assert_eq!(starts[0], starts[32]);
+        starts.sort_unstable();
+        starts.dedup();
+        assert_eq!(starts.len(), 32);
+        let short: Vec<usize> = (0..100).map(|_| staging.take(LONG - 1).start).collect();
+        assert!(short.iter().all(|start| start + LONG <= SHORT));
+        assert_ne!(short[0], short[1]);
+        // Two places for what is longer than the half of a lap, and one for what does not stay in caches anyway.
+        let starts = |bytes| {
+            let mut staging = Staging::new(2, MIB, 32 * MIB);
+            [(); 3].map(|()| staging.take(bytes).start)
+        };
+        let [one, two, three] = starts(2 * MIB);
+        assert!(one == three && two >= one + 2 * MIB);
+        let [one, two, three] = starts(2 * MIB + 1);
+        assert!(one == two && two == three);
+    }
+
+    #[test]
+    fn data_of_any_lengths_do_not_overlap_those_just_before() {
+        let mut numbers = Numbers(7);
+        let mut staging = Staging::new(4, MIB, 32 * MIB);
+        let mut before = 0..0;
+        for _ in 0..10_000 {
+            let most = 1 << numbers.below(20);
+            let bytes = numbers.below(most);
+            let place = staging.take(bytes);
+            assert_eq!(place.len(), bytes);
+            assert!(place.start.is_multiple_of(ALIGN));
+            assert!(place.end <= SHORT + 2 * MIB);
+            assert!(place.is_empty() || place.end <= before.start || before.end <= place.start);
+            before = place;
+        }
+    }
+
+    #[test]
+    fn what_is_still_read_is_known_and_all_else_forgotten() {
+        let mut staging = Staging::new(2, MIB, 32 * MIB);
+        let places: Vec<_> = (0..5).map(|_| staging.take(MIB)).collect();
+        for (index, place) in places.iter().enumerate() {
+            // Only the first is read for long.
+            staging.give(used(index as u64), place.clone(), |used| used.index == 0);
+        }
+        let indices = |found: &mut dyn Iterator<Item = Used>| {
+            found.map(|used| used.index).collect::<Vec<_>>()
+        };
+        assert_eq!(indices(&mut staging.all()), [0, 4]);
+        assert_eq!(indices(&mut staging.before(&places[0])), [0, 4]);
+        assert_eq!(indices(&mut staging.before(&places[1])), [0; 0]);
+        assert_eq!(
+            indices(&mut staging.before(&(places[0].end - 1..places[0].end))),
+            [0, 4]
+        );
+        staging.give(used(5), 0..0, |_| false);
+        assert_eq!(indices(&mut staging.all()), [0; 0]);
+    }
+}
