@@ -29,8 +29,8 @@ pub(super) enum Given<'a> {
     InPlace(&'a mut [u8]),
     /// As [`Given::InPlace`], but it may be anything if the operation fails.
     Scratch(&'a mut [u8]),
-    /// Halves of buffers in shared memory.
-    Buffers(Buffers),
+    /// Halves of a buffer in shared memory, and what is in the one that the caller has.
+    Buffers(Buffers, &'a [u8]),
     /// It goes over the links.
     Nothing,
 }
@@ -48,7 +48,8 @@ impl Given<'_> {
                     (data, &mut [])
                 }
             }
-            Self::Buffers(_) | Self::Nothing => (&[], &mut []),
+            Self::Buffers(_, input) => (input, &mut []),
+            Self::Nothing => (&[], &mut []),
         }
     }
 }
@@ -87,11 +88,9 @@ impl Inner {
         name: ShortName,
         input: &[u8],
     ) -> Quick<'a> {
-        let suits = |arena: &Arena, offsets: &[usize]| {
-            !arena.streams(operation) && !arena.only_agrees(operation, false, offsets)
-        };
-        self.quick_with(operation, name, input, suits, |arena, tag, offsets| {
-            arena.begin(tag, operation, false, offsets, input, &mut [])
+        let plan = |arena: &Arena, offsets: &[usize]| arena.plan_short(operation, offsets);
+        self.quick_with(operation, name, input, plan, |arena, tag, plan| {
+            arena.begin_short(tag, operation, plan, input)
         })
     }
 
@@ -102,23 +101,22 @@ impl Inner {
         name: ShortName,
         buffer: &SharedBuffer<T>,
     ) -> Quick<'a> {
-        let suits = |arena: &Arena, _: &[usize]| buffer.halves(&arena.map).is_some();
-        self.quick_with(operation, name, &[], suits, |arena, tag, _| {
-            match buffer.halves(&arena.map) {
-                Some(halves) => arena.begin_buffers(tag, operation, halves),
-                None => Ok(Outcome::Pending),
-            }
+        let halves = |arena: &Arena, _: &[usize]| buffer.halves(&arena.map);
+        let input = element::bytes_of(buffer);
+        self.quick_with(operation, name, input, halves, |arena, tag, halves| {
+            arena.begin_buffers(tag, operation, halves, input)
         })
     }
 
+    /// `plan` says how it is done, if it suits.
     #[inline]
-    fn quick_with<'a>(
+    fn quick_with<'a, P>(
         self: &'a Arc<Self>,
         operation: &Operation,
         name: ShortName,
         input: &[u8],
-        suits: impl FnOnce(&Arena, &[usize]) -> bool,
-        begin: impl FnOnce(&mut Arena, Tag, &[usize]) -> Result<Outcome, CollectiveError>,
+        plan: impl FnOnce(&Arena, &[usize]) -> Option<P>,
+        begin: impl FnOnce(&mut Arena, Tag, P) -> Result<Outcome, CollectiveError>,
     ) -> Quick<'a> {
         if self.progress.get().and_then(Progress::ahead).is_some() {
             return Quick::No;
@@ -132,10 +130,12 @@ impl Inner {
             return Quick::No;
         };
         let valid = operation.check(self.world).is_ok();
-        if forced || !valid || hasty || arena.is_told() || !suits(arena, offsets) {
+        if forced || !valid || hasty || arena.is_told() {
             return Quick::No;
         }
-        // Buffers in the memory are no input.
+        let Some(plan) = plan(arena, offsets) else {
+            return Quick::No;
+        };
         let asked = if operation.bytes() < TIMED {
             self.family.recorder.epoch()
         } else {
@@ -149,7 +149,7 @@ impl Inner {
             (state.take_number(), state.timeout)
         };
         self.listener.disturb();
-        let begun = begin(arena, tag, offsets);
+        let begun = begin(arena, tag, plan);
         let done = begun.is_ok() && matches!(arena.look(input, &mut []), Ok(Outcome::Ready));
         let mut turn = Turn {
             inner: self,
@@ -217,7 +217,7 @@ impl Turn<'_> {
         let Some(halves) = halves else {
             return Ok(None);
         };
-        let given = Given::Buffers(halves);
+        let given = Given::Buffers(halves, element::bytes_of(buffer));
         let shared = self.share(alarm, tag, operation, given).await?;
         if shared == Shared::Not {
             let load = |engine: &mut Engine, operation: &Operation| {
@@ -349,7 +349,7 @@ impl Turn<'_> {
         }
         let forced = self.engine.is_forced() || matches!(given, Given::Nothing);
         let buffers = match given {
-            Given::Buffers(buffers) => Some(buffers),
+            Given::Buffers(buffers, _) => Some(buffers),
             _ => None,
         };
         if self.engine.goes_over_links(&operation, forced) {
@@ -364,7 +364,7 @@ impl Turn<'_> {
         let in_place = keeps || matches!(given, Given::Scratch(_));
         let (input, result) = given.parts(streams);
         let begun = match buffers {
-            Some(buffers) if !forced => arena.begin_buffers(tag, &operation, buffers),
+            Some(buffers) if !forced => arena.begin_buffers(tag, &operation, buffers, input),
             _ if in_place && streams => {
                 arena.begin_in_place(tag, &operation, forced, result, keeps)
             }

@@ -40,8 +40,8 @@ use crate::scratch::Scratch;
 use staging::Staging;
 pub(crate) use store::Own;
 use stream::Pieces;
-pub(crate) use way::Buffers;
 pub use way::way_in_shared_memory;
+pub(crate) use way::{Buffers, Plan};
 use way::{Way, is_given_as_it_is};
 
 /// Bytes that are combined at once, of all ranks together: they stay in the first cache.
@@ -82,6 +82,21 @@ impl Open {
     /// Whether what a rank gives, so many bytes, is beside its flag.
     fn is_inline(&self, bytes: usize) -> bool {
         is_inline(self.way, bytes)
+    }
+
+    /// Where the data are that a rank gave, of which there are so many bytes.
+    #[inline]
+    fn place(&self, map: &Map, me: usize, rank: usize, bytes: usize) -> (Place, usize) {
+        if self.is_inline(bytes) {
+            return (Place::Inline(parity(self.tag)), 0);
+        }
+        if rank == me {
+            return (Place::Area, self.start);
+        }
+        // Whatever stands there, the data are in the area.
+        let start = map.inline(rank, parity(self.tag), 0);
+        let start = start.load(Ordering::Relaxed) as usize;
+        (Place::Area, start.min(AREA - bytes))
     }
 }
 
@@ -211,7 +226,7 @@ impl Arena {
 
     /// Whether this rank is in the middle of an operation that is done piece by piece.
     pub(crate) fn is_streaming(&self) -> bool {
-        self.open.is_some_and(|open| open.stage == Stage::Streaming)
+        self.is_at(Stage::Streaming)
     }
 
     /// Whether this rank is in an operation.
@@ -245,7 +260,31 @@ impl Arena {
         input: &[u8],
         result: &mut [u8],
     ) -> Result<Outcome, CollectiveError> {
-        let (way, bytes) = self.plan(operation, forced, offsets);
+        let plan = self.plan(operation, forced, offsets);
+        self.begin_planned(tag, operation, plan, input, result)
+    }
+
+    /// As [`Arena::begin`], if it is done without any [pieces](Arena::streams) or links.
+    #[inline]
+    pub(crate) fn begin_short(
+        &mut self,
+        tag: Tag,
+        operation: &Operation,
+        plan: Plan,
+        input: &[u8],
+    ) -> Result<Outcome, CollectiveError> {
+        self.begin_planned(tag, operation, plan, input, &mut [])
+    }
+
+    #[inline]
+    fn begin_planned(
+        &mut self,
+        tag: Tag,
+        operation: &Operation,
+        Plan(way, bytes): Plan,
+        input: &[u8],
+        result: &mut [u8],
+    ) -> Result<Outcome, CollectiveError> {
         match &way {
             Way::Stream(stream) => self.check_stream(stream, input, result)?,
             Way::Rounds(rounds) => {
@@ -258,15 +297,17 @@ impl Arena {
         self.advance(input, result).inspect_err(|_| self.leave())
     }
 
-    /// Begins an all-reduce of buffers in the memory. As [`Arena::begin`]; also fails if a peer's buffer is nowhere.
+    /// Begins an all-reduce of buffers in the memory, of which `input` is the half that the caller has. As [`Arena::begin`]; also fails
+    /// if a peer's buffer is nowhere.
     pub(crate) fn begin_buffers(
         &mut self,
         tag: Tag,
         operation: &Operation,
         buffers: Buffers,
+        input: &[u8],
     ) -> Result<Outcome, CollectiveError> {
         self.enter(tag, operation, Way::Buffers(buffers), 0)?;
-        self.advance(&[], &mut []).inspect_err(|_| self.leave())
+        self.advance(input, &mut []).inspect_err(|_| self.leave())
     }
 
     /// Memory for the caller's own data. After an operation of all ranks.
@@ -370,16 +411,7 @@ impl Arena {
     /// Where the data are that a rank gave, of which there are so many bytes.
     #[inline]
     fn place(&self, open: &Open, rank: usize, bytes: usize) -> (Place, usize) {
-        if open.is_inline(bytes) {
-            return (Place::Inline(parity(open.tag)), 0);
-        }
-        if rank == self.me {
-            return (Place::Area, open.start);
-        }
-        // Whatever stands there, the data are in the area.
-        let start = self.map.inline(rank, parity(open.tag), 0);
-        let start = start.load(Ordering::Relaxed) as usize;
-        (Place::Area, start.min(AREA - bytes))
+        open.place(&self.map, self.me, rank, bytes)
     }
 
     /// Where so many bytes of this rank will be in its area, if its next operation gives them.
@@ -401,65 +433,85 @@ impl Arena {
         input: &[u8],
         result: &mut [u8],
     ) -> Result<Outcome, CollectiveError> {
-        let Some(mut open) = self.open else {
+        let Some(open) = &self.open else {
             return Ok(Outcome::Ready);
         };
         if open.stage == Stage::Held {
-            if self.is_held(&open) {
+            if self.is_held(open) {
                 return Ok(Outcome::Pending);
             }
+            let open = *open;
             self.give(&open, input);
-            open.stage = Stage::Given;
-            self.open = Some(open);
+            self.comes_to(Stage::Given);
         }
-        if open.stage == Stage::Given {
-            if !self.all_have_given(&open) {
+        if let Some(open) = &self.open
+            && open.stage == Stage::Given
+        {
+            if !self.all_have_given(open) {
                 return Ok(Outcome::Pending);
             }
             self.synced = self.index;
-            open.stage = match open.way {
-                Way::Agree => Stage::Elsewhere,
-                Way::Flat => Stage::Ready,
-                Way::Stream(_) | Way::Rounds(_) => Stage::Streaming,
-                Way::Slices => {
-                    self.combine_slice(&open, input);
-                    Stage::Sliced
-                }
-                Way::Buffers(own) => {
-                    self.combine_buffers(&open, own)?;
-                    Stage::Sliced
-                }
-            };
-            self.open = Some(open);
-            if open.stage == Stage::Sliced {
-                rules::slice(self.map.second(self.me), open.ticket);
-                self.ring_all();
+            match open.way {
+                Way::Agree => self.comes_to(Stage::Elsewhere),
+                Way::Flat => self.comes_to(Stage::Ready),
+                Way::Stream(_) | Way::Rounds(_) => self.comes_to(Stage::Streaming),
+                Way::Slices | Way::Buffers(_) => self.combine_own_slice(input)?,
             }
         }
-        if open.stage == Stage::Sliced {
-            if !self.all_have_sliced(&open) {
+        if let Some(open) = &self.open
+            && open.stage == Stage::Sliced
+        {
+            if !self.all_have_sliced(open) {
                 return Ok(Outcome::Pending);
             }
-            open.stage = Stage::Ready;
-            self.open = Some(open);
+            self.comes_to(Stage::Ready);
         }
-        if open.stage == Stage::Streaming {
-            let done = match &open.way {
-                Way::Stream(stream) => self.stream(&open.operation, stream, input, result),
-                Way::Rounds(rounds) => self.go_rounds(&open.operation, *rounds, input, result),
-                _ => true,
-            };
-            if !done {
+        if self.is_streaming() {
+            if !self.go_through_pieces(input, result) {
                 return Ok(Outcome::Pending);
             }
-            open.stage = Stage::Ready;
-            self.open = Some(open);
+            self.comes_to(Stage::Ready);
         }
-        if open.stage == Stage::Elsewhere {
+        if self.is_at(Stage::Elsewhere) {
             self.leave();
             return Ok(Outcome::Elsewhere);
         }
         Ok(Outcome::Ready)
+    }
+
+    #[inline]
+    fn comes_to(&mut self, stage: Stage) {
+        if let Some(open) = &mut self.open {
+            open.stage = stage;
+        }
+    }
+
+    #[inline]
+    fn is_at(&self, stage: Stage) -> bool {
+        self.open.as_ref().is_some_and(|open| open.stage == stage)
+    }
+
+    /// Combines the slice of this rank, and says so.
+    fn combine_own_slice(&mut self, input: &[u8]) -> Result<(), CollectiveError> {
+        let Some(open) = self.open else { return Ok(()) };
+        match open.way {
+            Way::Buffers(own) => self.combine_buffers(&open, own, input)?,
+            _ => self.combine_slice(&open, input),
+        }
+        self.comes_to(Stage::Sliced);
+        rules::slice(self.map.second(self.me), open.ticket);
+        self.ring_all();
+        Ok(())
+    }
+
+    /// Returns whether nothing is left to do.
+    fn go_through_pieces(&mut self, input: &[u8], result: &mut [u8]) -> bool {
+        let Some(open) = self.open else { return true };
+        match &open.way {
+            Way::Stream(stream) => self.stream(&open.operation, stream, input, result),
+            Way::Rounds(rounds) => self.go_rounds(&open.operation, *rounds, input, result),
+            _ => true,
+        }
     }
 
     fn give(&mut self, open: &Open, input: &[u8]) {
@@ -510,9 +562,10 @@ impl Arena {
             let Self {
                 map, me, synced, ..
             } = self;
-            self.staging.give(used, Self::staged(open), |used| {
-                is_read(map, *me, *synced, used)
-            });
+            self.staging
+                .give(used, Self::staged(open), *synced, |used| {
+                    is_read(map, *me, *synced, used)
+                });
         }
         self.fronts[parity] = Some(used);
         let known = self.recorded[parity] == Some(*operation);
@@ -559,16 +612,16 @@ impl Arena {
     /// Waits a little for what is awaited. Returns whether it came.
     pub(crate) fn linger(&self) -> bool {
         let patience = &self.patience;
-        let Some(open) = self.open else { return true };
+        let Some(open) = &self.open else { return true };
         match open.stage {
-            Stage::Given => patience.look(|| self.all_have_given(&open)),
-            Stage::Sliced => patience.look(|| self.all_have_sliced(&open)),
+            Stage::Given => patience.look(|| self.all_have_given(open)),
+            Stage::Sliced => patience.look(|| self.all_have_sliced(open)),
             Stage::Streaming => patience.look(|| match &open.way {
                 Way::Stream(stream) => self.can_stream(stream),
                 Way::Rounds(rounds) => self.can_go_round(*rounds),
                 _ => true,
             }),
-            _ => patience.look(|| !self.is_held(&open)),
+            _ => patience.look(|| !self.is_held(open)),
         }
     }
 
@@ -592,29 +645,30 @@ impl Arena {
 
     /// Whether nobody rings when what is waited for comes: it has to be looked for.
     pub(crate) fn must_poll(&self) -> bool {
-        self.open.is_some_and(|open| open.stage == Stage::Held)
+        self.is_at(Stage::Held)
     }
 
     /// Leaves the operation: this rank touches others' data no more. One that has not ended is given up by that.
     pub(crate) fn leave(&mut self) {
-        let Some(open) = self.open.take() else { return };
-        let parity = parity(open.tag);
-        match open.stage {
+        let Some(open) = &self.open else { return };
+        let (parity, ticket, stage) = (parity(open.tag), open.ticket, open.stage);
+        self.open = None;
+        match stage {
             // Flag and `done` are still those of the operation before.
             Stage::Held => return,
             Stage::Given | Stage::Sliced | Stage::Streaming => {
-                if open.stage == Stage::Sliced {
+                if stage == Stage::Sliced {
                     // Its buffer is the caller's again, and others may still combine what is in it.
-                    rules::take_back(self.map.second(self.me), open.ticket);
+                    rules::take_back(self.map.second(self.me), ticket);
                     // What the caller writes from here on is not atomic: it comes after that, too.
                     fence(Ordering::SeqCst);
                 }
-                rules::give_up(self.map.front(self.me, parity), open.ticket);
+                rules::give_up(self.map.front(self.me, parity), ticket);
             }
             // The others may still see the flag, and end well, too.
             Stage::Ready | Stage::Elsewhere => {}
         }
-        rules::leave(self.map.done(self.me, parity), open.ticket);
+        rules::leave(self.map.done(self.me, parity), ticket);
         // The next operation writes the other line: nobody reads that any more, and this rank gets it back meanwhile.
         self.map.expect_write(self.me, 1 - parity);
     }

@@ -113,13 +113,13 @@ fn buffers_outside_the_memory_are_a_broken_protocol() {
         let (mut one, other) = pair();
         let buffer = one.buffer::<u8>(100).unwrap();
         let halves = buffer.halves(&one.map).unwrap();
-        let begun = one.begin_buffers(TAG, &sum(100), halves).unwrap();
+        let begun = one.begin_buffers(TAG, &sum(100), halves, &buffer).unwrap();
         assert_eq!(begun, Outcome::Pending);
         let map = Arc::clone(&other.map);
         map.write(1, Place::Inline(0), 0, &[wrong.to_le_bytes(); 2].concat());
         let ticket = ticket::ticket(TAG, ticket::digest(&sum(100)));
         rules::give(map.front(1, 0), ticket);
-        let error = one.advance(&[], &mut []).unwrap_err();
+        let error = one.advance(&buffer, &mut []).unwrap_err();
         assert!(matches!(error, CollectiveError::Protocol { .. }), "{error}");
         assert_eq!(error.culprit_rank().unwrap().0, 1);
     }
@@ -363,15 +363,15 @@ fn a_peer_can_not_send_a_rank_to_another_buffer_of_its_own() {
     let mut theirs = other.buffer::<u8>(100).unwrap();
     theirs.fill(2);
     let (own, wrong) = (halves(&one, &buffer), halves(&one, &bystander));
-    one.begin_buffers(TAG, &sum(100), own).unwrap();
+    one.begin_buffers(TAG, &sum(100), own, &buffer).unwrap();
     let words = [
         (wrong.input as u64).to_le_bytes(),
         (wrong.input as u64).to_le_bytes(),
     ];
     other.map.write(0, Place::Inline(0), 0, &words.concat());
     let place = halves(&other, &theirs);
-    other.begin_buffers(TAG, &sum(100), place).unwrap();
-    assert_eq!(one.advance(&[], &mut []), Ok(Outcome::Ready));
+    other.begin_buffers(TAG, &sum(100), place, &theirs).unwrap();
+    assert_eq!(one.advance(&buffer, &mut []), Ok(Outcome::Ready));
     one.leave();
     buffer.turn();
     // The first slice of the two is this rank's.
@@ -388,11 +388,14 @@ fn a_failed_operation_of_buffers_is_given_up() {
     other.map.write(1, Place::Inline(0), 0, &wrong);
     rules::give(other.map.front(1, 0), ticket);
     let place = halves(&one, &buffer);
-    let error = one.begin_buffers(TAG, &sum(100), place).unwrap_err();
+    let error = one
+        .begin_buffers(TAG, &sum(100), place, &buffer)
+        .unwrap_err();
     assert!(matches!(error, CollectiveError::Protocol { .. }), "{error}");
     assert!(!one.is_open());
     assert!(rules::is_gone(other.map.front(0, 0), ticket));
-    assert!(other.begin_buffers(number(1), &sum(100), place).is_ok());
+    let begun = other.begin_buffers(number(1), &sum(100), place, &buffer);
+    assert!(begun.is_ok());
 }
 
 /// A buffer of an operation that failed here is not used again while a peer may write it, and is when none can.
@@ -403,9 +406,11 @@ fn what_late_peers_write_is_nobody_elses() {
     let theirs = other.buffer::<u8>(5000).unwrap();
     let (own, place) = (halves(&one, &buffer), halves(&other, &theirs));
     buffer.taint();
-    one.begin_buffers(TAG, &sum(5000), own).unwrap();
+    one.begin_buffers(TAG, &sum(5000), own, &buffer).unwrap();
     // It is in the middle of it: it has combined its slice, and waits.
-    let begun = other.begin_buffers(TAG, &sum(5000), place).unwrap();
+    let begun = other
+        .begin_buffers(TAG, &sum(5000), place, &theirs)
+        .unwrap();
     assert_eq!(begun, Outcome::Pending);
     one.leave();
     drop(buffer);
@@ -525,7 +530,7 @@ fn threads_that_give_up_at_any_moment_never_spoil_a_sum() {
                         buffer.fill(value);
                         buffer.taint();
                         let place = halves(&arena, &buffer);
-                        arena.begin_buffers(tag, &sum(length as u64), place)
+                        arena.begin_buffers(tag, &sum(length as u64), place, &buffer)
                     } else {
                         arena.begin(tag, &sum(length as u64), false, &[], &input, &mut [])
                     };
@@ -535,7 +540,8 @@ fn threads_that_give_up_at_any_moment_never_spoil_a_sum() {
                             break;
                         }
                         std::thread::yield_now();
-                        outcome = arena.advance(&input, &mut []).unwrap();
+                        let given = if in_buffer { &buffer[..] } else { &input[..] };
+                        outcome = arena.advance(given, &mut []).unwrap();
                     }
                     if outcome == Outcome::Pending {
                         arena.leave();

@@ -17,6 +17,7 @@ use crate::engine::finish_of;
 use crate::error::CollectiveError;
 use crate::operation::Operation;
 use crate::reduce::{self, Store};
+use crate::scratch::Scratch;
 
 impl Arena {
     pub(super) fn give_converted(
@@ -62,6 +63,7 @@ impl Arena {
         &mut self,
         open: &Open,
         own: Buffers,
+        data: &[u8],
     ) -> Result<(), CollectiveError> {
         let length = Self::length(&open.operation);
         let parity = parity(open.tag);
@@ -98,7 +100,8 @@ impl Arena {
                 }
             }
         };
-        self.combine(&open.operation, input, range, &mut To { own: None, put });
+        let own = Some(data);
+        self.combine(&open.operation, input, range, &mut To { own, put });
         Map::fence();
         Ok(())
     }
@@ -111,20 +114,48 @@ impl Arena {
         target: &mut T,
     ) {
         let given = Self::length(&open.operation);
-        let mut places = [(Place::Area, 0); MOST_RANKS as usize];
-        for (rank, place) in places.iter_mut().enumerate().take(self.world) {
-            *place = self.place(open, rank, given);
-        }
-        let place = |rank: usize, at: usize| (places[rank].0, places[rank].1 + at);
-        self.combine(&open.operation, place, range, target);
+        let place = |map: &Map, rank: usize, at: usize| {
+            let (place, start) = open.place(map, self.me, rank, given);
+            (place, start + at)
+        };
+        let (ranks, blocks) = (Ranks::of(&self.map, self.me), &mut self.blocks);
+        ranks.combine(blocks, &open.operation, place, range, target);
     }
 
-    /// Combines a range of all ranks' data, block by block, in rank order, and finishes it. `place` says where a
-    /// rank's byte at some offset is.
+    /// As [`Ranks::combine`].
     pub(super) fn combine<T: Target>(
         &mut self,
         operation: &Operation,
         place: impl Fn(usize, usize) -> (Place, usize),
+        range: Range<usize>,
+        target: &mut T,
+    ) {
+        let (ranks, blocks) = (Ranks::of(&self.map, self.me), &mut self.blocks);
+        let place = |_: &Map, rank: usize, at: usize| place(rank, at);
+        ranks.combine(blocks, operation, place, range, target);
+    }
+}
+
+/// Those that share the memory.
+struct Ranks<'a> {
+    map: &'a Map,
+    me: usize,
+    world: usize,
+}
+
+impl<'a> Ranks<'a> {
+    fn of(map: &'a Map, me: usize) -> Self {
+        let world = map.world();
+        Self { map, me, world }
+    }
+
+    /// Combines a range of all ranks' data, block by block, in rank order, and finishes it. `place` says where a
+    /// rank's byte at some offset is.
+    fn combine<T: Target>(
+        &self,
+        blocks: &mut Scratch,
+        operation: &Operation,
+        place: impl Fn(&Map, usize, usize) -> (Place, usize),
         range: Range<usize>,
         target: &mut T,
     ) {
@@ -135,17 +166,16 @@ impl Arena {
         ) else {
             return;
         };
-        let world = self.world;
+        let (me, world) = (self.me, self.world);
         let each = (BLOCK / world).max(512) / 64 * 64;
-        self.blocks.reserve((world + 1) * each);
-        let (result, inputs) = self.blocks.bytes_mut().split_at_mut(each);
-        let me = self.me;
+        blocks.reserve((world + 1) * each);
+        let (result, inputs) = blocks.bytes_mut().split_at_mut(each);
         for at in range.clone().step_by(each) {
             let length = each.min(range.end - at);
             let own = target.own(at..at + length);
             for (rank, block) in inputs.chunks_mut(each).enumerate().take(world) {
                 if own.is_none() || rank != me {
-                    let (place, at) = place(rank, at);
+                    let (place, at) = place(self.map, rank, at);
                     self.map.read(rank, place, at, &mut block[..length]);
                 }
             }

@@ -16,7 +16,7 @@ use super::super::map::{MOST_RANKS, Place};
 use super::super::rules::{self, Word};
 use super::combine::To;
 use super::stream::Pieces;
-use super::way::{Way, is_given_as_it_is};
+use super::way::{Plan, Way, is_given_as_it_is};
 use super::{Arena, Outcome, Stage};
 use crate::copy;
 use crate::element::DType;
@@ -144,7 +144,7 @@ impl Arena {
         data: &mut [u8],
         keeps: bool,
     ) -> Result<Outcome, CollectiveError> {
-        let (way, bytes) = self.plan(operation, forced, &[]);
+        let Plan(way, bytes) = self.plan(operation, forced, &[]);
         if let Way::Rounds(rounds) = way {
             rounds.check(self.me, data.len(), data.len())?;
             self.keeps = keeps;

@@ -41,6 +41,10 @@ pub(super) enum Way {
     Buffers(Buffers),
 }
 
+/// How an operation is done, and how many bytes this rank gives.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan(pub(super) Way, pub(super) usize);
+
 /// The two halves of a buffer, as places in the heap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Buffers {
@@ -136,13 +140,8 @@ pub fn way_in_shared_memory(
 impl Arena {
     /// How an operation is done, and how many bytes this rank gives.
     #[inline]
-    pub(super) fn plan(
-        &self,
-        operation: &Operation,
-        forced: bool,
-        offsets: &[usize],
-    ) -> (Way, usize) {
-        let agree = (Way::Agree, 0);
+    pub(super) fn plan(&self, operation: &Operation, forced: bool, offsets: &[usize]) -> Plan {
+        let agree = Plan(Way::Agree, 0);
         if forced {
             return agree;
         }
@@ -157,7 +156,7 @@ impl Arena {
                 None => return agree,
             },
         };
-        (way, bytes)
+        Plan(way, bytes)
     }
 
     /// `None` if the lengths of others are not known.
@@ -189,6 +188,13 @@ impl Arena {
         offsets: &[usize],
     ) -> bool {
         self.plan(operation, forced, offsets).0 == Way::Agree
+    }
+
+    /// How an operation is done, if it is done [without any pieces](Arena::streams) or links.
+    #[inline]
+    pub(crate) fn plan_short(&self, operation: &Operation, offsets: &[usize]) -> Option<Plan> {
+        let plan = self.plan(operation, false, offsets);
+        matches!(plan.0, Way::Flat | Way::Slices).then_some(plan)
     }
 
     /// The part of a reduction that a rank combines, in bytes.
