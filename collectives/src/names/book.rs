@@ -1,29 +1,20 @@
 //! What rank 0 knows of named operations: who has started which, and what follows from that. Pure: time comes in as
 //! arguments, messages go out as verdicts.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use kolo_transport::ids::Rank;
-
 use crate::cause::Cause;
-use crate::error::DOING;
-use crate::operation::{Operation, OperationKind, ReduceOp};
-use crate::stall::{Missing, as_said};
+use crate::operation::Operation;
 
 use super::wire::BATCH;
+use clock::Doing;
+use entry::{ASK, Entry, Stall, weight};
 
-/// So long it waits for those that did not come to say what they do, before it reports them.
-const COLLECT: Duration = Duration::from_millis(300);
+pub(super) use entry::likeness;
 
-/// Those that did not come are asked what they do when an operation has waited for so long ...
-const ASK: Duration = Duration::from_millis(100);
-
-/// ... (but once in this time, for all entries are looked at) ...
-const PAUSE: Duration = Duration::from_millis(50);
-
-/// ... and for so long, and whenever it has waited for twice as long as then.
-const REPEAT: Duration = Duration::from_secs(1);
+mod clock;
+mod entry;
 
 /// Batches that are under way on rank 0 at once. While they are, what gets ready waits, and is fused.
 const AHEAD: usize = 2;
@@ -59,113 +50,6 @@ pub(super) enum Verdict {
         waited: Duration,
         missing: Vec<(u32, String)>,
     },
-}
-
-/// What a rank said that it does, and when.
-#[derive(Debug)]
-struct Doing {
-    at: Instant,
-    text: String,
-}
-
-impl Doing {
-    fn in_words(&self, now: Instant) -> String {
-        as_said(&self.text, now.saturating_duration_since(self.at))
-    }
-}
-
-#[derive(Debug)]
-struct Entry {
-    /// By rank.
-    asked: Vec<Option<Operation>>,
-    since: Instant,
-    deadline: Instant,
-    limit: Duration,
-    /// When those that are missing are asked next what they do.
-    ask_at: Instant,
-    stall: Stall,
-    is_ready: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stall {
-    Not,
-    Asked(Instant),
-    Reported,
-}
-
-impl Entry {
-    /// When there is something to be done about it, if it is not ready by then.
-    fn alarm(&self, stall_after: Duration, asks_from: Option<Instant>) -> Instant {
-        let stall = match self.stall {
-            Stall::Not => self.since.checked_add(stall_after),
-            Stall::Asked(at) => Some(at + COLLECT),
-            Stall::Reported => None,
-        };
-        let ask_at = asks_from.map_or(self.ask_at, |from| from.max(self.ask_at));
-        let first = self.deadline.min(ask_at);
-        stall.map_or(first, |stall| stall.min(first))
-    }
-
-    fn missing(&self, joined: &[bool]) -> Vec<u32> {
-        (0..)
-            .zip(self.asked.iter().zip(joined))
-            .filter(|(_, (asked, joined))| asked.is_none() && !**joined)
-            .map(|(rank, _)| rank)
-            .collect()
-    }
-
-    /// The first operation, and another one that differs.
-    fn judge(&self, name: &str) -> Result<Option<Operation>, Cause> {
-        let mut asked = (0..)
-            .zip(&self.asked)
-            .filter_map(|(rank, asked)| Some((Rank(rank), (*asked)?)));
-        let Some((rank, first)) = asked.next() else {
-            return Ok(None);
-        };
-        match asked.find(|(_, other)| *other != first) {
-            None => Ok(Some(first)),
-            Some((other, theirs)) => Err(Cause::Mismatch {
-                rank,
-                asked: format!("{first} named `{name}`"),
-                other,
-                other_asked: theirs.to_string(),
-            }),
-        }
-    }
-}
-
-/// What operations have in common that can be fused: all but lengths and shapes. None if this one can't be.
-pub(super) fn likeness(operation: &Operation, world: u32) -> Option<Operation> {
-    let alike = match operation.kind {
-        // Several buffers are by themselves.
-        OperationKind::AllReduce => {
-            operation.rows == 0 && operation.reduce != Some(ReduceOp::Adasum)
-        }
-        OperationKind::AllGather => operation.rows == 0,
-        // With fewer rows than ranks most of what is fused would be padding.
-        OperationKind::ReduceScatter => {
-            operation.rows >= u64::from(world)
-                && operation.rows != Operation::OF_SEVERAL
-                && operation.count.is_multiple_of(operation.rows)
-        }
-        _ => false,
-    };
-    // One that fails by itself would let others fail.
-    (alike && operation.check(world).is_ok()).then_some(Operation {
-        count: 0,
-        rows: 0,
-        shape: 0,
-        ..*operation
-    })
-}
-
-/// Bytes of the longest buffer that an operation has.
-fn weight(operation: &Operation, world: u32) -> u64 {
-    match operation.kind {
-        OperationKind::AllGather => operation.bytes().saturating_mul(u64::from(world)),
-        _ => operation.bytes(),
-    }
 }
 
 #[derive(Debug)]
@@ -300,20 +184,6 @@ impl Book {
         }
     }
 
-    /// A rank says what it does.
-    pub(super) fn doing(&mut self, now: Instant, rank: u32, text: String) {
-        self.doing.insert(rank, Doing { at: now, text });
-    }
-
-    /// Whether a rank that has a link now was to be asked what it does.
-    pub(super) fn wants_to_know(&self, rank: u32) -> bool {
-        let mut asked = self.entries.values().filter(|entry| {
-            let was_asked = entry.ask_at != entry.since + ASK || entry.stall != Stall::Not;
-            was_asked && !entry.is_ready
-        });
-        asked.any(|entry| entry.missing(&self.joined).contains(&rank))
-    }
-
     /// A batch has ended on rank 0.
     pub(super) fn ended(&mut self) {
         self.running = self.running.saturating_sub(1);
@@ -441,119 +311,6 @@ impl Book {
         });
         self.ready = ready;
         names
-    }
-
-    /// After such a time operations are said to wait for long.
-    pub(super) fn set_stall_after(&mut self, now: Instant, stall_after: Duration) {
-        if self.stall_after != stall_after {
-            self.stall_after = stall_after;
-            // Of those that wait, too.
-            self.alarm = Some(now);
-        }
-    }
-
-    fn look_at_the_clock(&mut self, now: Instant) {
-        if self.alarm.is_none_or(|at| now < at) {
-            return;
-        }
-        let mut late: Vec<(Key, Cause)> = Vec::new();
-        let (asks, mut asked) = (self.asks_from.is_none_or(|at| now >= at), false);
-        let mut query = Vec::new();
-        let mut stalled: HashMap<(u64, Vec<u32>), (Vec<String>, Duration)> = HashMap::new();
-        for (key, entry) in &mut self.entries {
-            if entry.is_ready {
-                continue;
-            }
-            let waited = now.saturating_duration_since(entry.since);
-            if now >= entry.deadline {
-                let missing = entry.missing(&self.joined);
-                let doing = missing.iter().filter_map(|rank| {
-                    let doing = self.doing.get(rank)?;
-                    (doing.at >= entry.since).then(|| Missing {
-                        rank: Rank(*rank),
-                        doing: doing.in_words(now),
-                    })
-                });
-                let cause = Cause::Deadline {
-                    waited: entry.limit,
-                    doing: doing.take(DOING).collect(),
-                    late: missing.into_iter().map(Rank).collect(),
-                };
-                late.push((key.clone(), cause));
-            } else if asks && now >= entry.ask_at {
-                asked = true;
-                query.extend(entry.missing(&self.joined).into_iter().filter(|rank| {
-                    let said = self.doing.get(rank).map(|doing| doing.at);
-                    said.is_none_or(|at| now >= at + ASK)
-                }));
-                entry.ask_at = (entry.since + REPEAT).max(now + waited);
-            }
-            match entry.stall {
-                Stall::Not if waited >= self.stall_after => {
-                    query.extend(entry.missing(&self.joined));
-                    entry.stall = Stall::Asked(now);
-                }
-                Stall::Asked(at) if now >= at + COLLECT => {
-                    let of_call = (key.0, entry.missing(&self.joined));
-                    let (names, longest) = stalled.entry(of_call).or_default();
-                    names.push(key.1.clone());
-                    *longest = waited.max(*longest);
-                    entry.stall = Stall::Reported;
-                }
-                _ => {}
-            }
-        }
-        if asked {
-            self.asks_from = Some(now + PAUSE);
-        }
-        for (key, _) in &late {
-            self.remove(key);
-        }
-        let waiting = self.entries.values().filter(|entry| !entry.is_ready);
-        let alarms = waiting.map(|entry| entry.alarm(self.stall_after, self.asks_from));
-        self.alarm = alarms.min();
-        for ((call, name), cause) in late {
-            let names = vec![name];
-            self.verdicts.push(Verdict::Fail { call, names, cause });
-        }
-        if !query.is_empty() {
-            query.sort_unstable();
-            query.dedup();
-            self.verdicts.push(Verdict::Query { ranks: query });
-        }
-        for ((call, missing), (mut names, waited)) in stalled {
-            names.sort();
-            let missing = missing
-                .into_iter()
-                .map(|rank| {
-                    let doing = (self.doing.get(&rank)).filter(|doing| doing.at + waited >= now);
-                    let doing = doing.map(|doing| doing.in_words(now));
-                    (
-                        rank,
-                        doing.unwrap_or_else(|| "nothing is heard from it".to_owned()),
-                    )
-                })
-                .collect();
-            self.verdicts.push(Verdict::Stalled {
-                call,
-                names,
-                waited,
-                missing,
-            });
-        }
-    }
-
-    /// The ranks that operations wait for.
-    pub(super) fn waits_for(&self) -> BTreeSet<u32> {
-        let waiting = self.entries.values().filter(|entry| !entry.is_ready);
-        waiting
-            .flat_map(|entry| entry.missing(&self.joined))
-            .collect()
-    }
-
-    /// When to look at the clock again.
-    pub(super) fn next_alarm(&self) -> Option<Instant> {
-        self.alarm.filter(|_| self.waiting > 0)
     }
 }
 

@@ -1,7 +1,11 @@
 //! Of the book.
 
+use kolo_transport::ids::Rank;
+
 use super::*;
 use crate::element::DType;
+use crate::operation::{OperationKind, ReduceOp};
+use crate::stall::Missing;
 
 const LIMIT: Duration = Duration::from_secs(10);
 

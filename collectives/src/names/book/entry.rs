@@ -1,0 +1,108 @@
+//! One named operation that ranks have asked for, and what operations have in common.
+
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::Rank;
+
+use crate::cause::Cause;
+use crate::operation::{Operation, OperationKind, ReduceOp};
+
+/// So long it waits for those that did not come to say what they do, before it reports them.
+pub(super) const COLLECT: Duration = Duration::from_millis(300);
+
+/// Those that did not come are asked what they do when an operation has waited for so long ...
+pub(super) const ASK: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// By rank.
+    pub(super) asked: Vec<Option<Operation>>,
+    pub(super) since: Instant,
+    pub(super) deadline: Instant,
+    pub(super) limit: Duration,
+    /// When those that are missing are asked next what they do.
+    pub(super) ask_at: Instant,
+    pub(super) stall: Stall,
+    pub(super) is_ready: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stall {
+    Not,
+    Asked(Instant),
+    Reported,
+}
+
+impl Entry {
+    /// When there is something to be done about it, if it is not ready by then.
+    pub(super) fn alarm(&self, stall_after: Duration, asks_from: Option<Instant>) -> Instant {
+        let stall = match self.stall {
+            Stall::Not => self.since.checked_add(stall_after),
+            Stall::Asked(at) => Some(at + COLLECT),
+            Stall::Reported => None,
+        };
+        let ask_at = asks_from.map_or(self.ask_at, |from| from.max(self.ask_at));
+        let first = self.deadline.min(ask_at);
+        stall.map_or(first, |stall| stall.min(first))
+    }
+
+    pub(super) fn missing(&self, joined: &[bool]) -> Vec<u32> {
+        (0..)
+            .zip(self.asked.iter().zip(joined))
+            .filter(|(_, (asked, joined))| asked.is_none() && !**joined)
+            .map(|(rank, _)| rank)
+            .collect()
+    }
+
+    /// The first operation, and another one that differs.
+    pub(super) fn judge(&self, name: &str) -> Result<Option<Operation>, Cause> {
+        let mut asked = (0..)
+            .zip(&self.asked)
+            .filter_map(|(rank, asked)| Some((Rank(rank), (*asked)?)));
+        let Some((rank, first)) = asked.next() else {
+            return Ok(None);
+        };
+        match asked.find(|(_, other)| *other != first) {
+            None => Ok(Some(first)),
+            Some((other, theirs)) => Err(Cause::Mismatch {
+                rank,
+                asked: format!("{first} named `{name}`"),
+                other,
+                other_asked: theirs.to_string(),
+            }),
+        }
+    }
+}
+
+/// What operations have in common that can be fused: all but lengths and shapes. None if this one can't be.
+pub(in crate::names) fn likeness(operation: &Operation, world: u32) -> Option<Operation> {
+    let alike = match operation.kind {
+        // Several buffers are by themselves.
+        OperationKind::AllReduce => {
+            operation.rows == 0 && operation.reduce != Some(ReduceOp::Adasum)
+        }
+        OperationKind::AllGather => operation.rows == 0,
+        // With fewer rows than ranks most of what is fused would be padding.
+        OperationKind::ReduceScatter => {
+            operation.rows >= u64::from(world)
+                && operation.rows != Operation::OF_SEVERAL
+                && operation.count.is_multiple_of(operation.rows)
+        }
+        _ => false,
+    };
+    // One that fails by itself would let others fail.
+    (alike && operation.check(world).is_ok()).then_some(Operation {
+        count: 0,
+        rows: 0,
+        shape: 0,
+        ..*operation
+    })
+}
+
+/// Bytes of the longest buffer that an operation has.
+pub(super) fn weight(operation: &Operation, world: u32) -> u64 {
+    match operation.kind {
+        OperationKind::AllGather => operation.bytes().saturating_mul(u64::from(world)),
+        _ => operation.bytes(),
+    }
+}
