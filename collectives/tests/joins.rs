@@ -11,7 +11,7 @@ use common::{Group, Kind};
 use half::{bf16, f16};
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
-use kolo_transport::ids::Rank;
+use kolo_transport::ids::{CallId, Rank};
 
 /// The neutral element of every operator, for every type, by every algorithm: the others see nothing of a rank that joined.
 fn reduce_without<T: Value>(comm: &Communicator, gone: &[u32], length: usize) {
@@ -339,5 +339,85 @@ fn a_deadline_beside_a_join_names_the_late_ranks() {
                 assert_eq!(late, [Rank(1), Rank(3)]);
             }
         });
+    }
+}
+
+enum Seen {
+    Waits,
+    Ended(Result<Vec<u32>, CollectiveError>),
+}
+
+/// A rank that has joined no more starts a named operation when another one is seen to wait for it there.
+fn sums_with_a_rank_that_is_late(group: &Group, late: usize) {
+    let [other, late] = [1 - late, late].map(|rank| &group.members[rank]);
+    let (seen, events) = std::sync::mpsc::channel();
+    let waits = std::sync::Mutex::new(seen.clone());
+    other.on_stall(move |_| waits.lock().unwrap().send(Seen::Waits).unwrap_or_default());
+    let sum = |comm: &Communicator| comm.named("sum").all_reduce(vec![1_u32], ReduceOp::Sum);
+    std::thread::scope(|scope| {
+        let start = || {
+            let (seen, handle) = (seen.clone(), sum(other));
+            scope.spawn(move || seen.send(Seen::Ended(handle.wait())).unwrap_or_default());
+        };
+        start();
+        loop {
+            match events.recv().unwrap() {
+                Seen::Waits => break,
+                // It began before rank 0 heard that the join has failed.
+                Seen::Ended(Err(error)) => {
+                    assert!(error.to_string().contains("join has failed"), "{error}");
+                    start();
+                }
+                Seen::Ended(Ok(sum)) => panic!("{sum:?} without rank {}", late.rank()),
+            }
+        }
+        assert_eq!(sum(late).wait(), Ok(vec![2]));
+        let ended = events.iter().find_map(|seen| match seen {
+            Seen::Ended(ended) => Some(ended),
+            Seen::Waits => None,
+        });
+        assert_eq!(ended, Some(Ok(vec![2])));
+    });
+}
+
+#[test]
+fn a_rank_whose_join_failed_is_waited_for_by_names() {
+    for joins in [0, 1] {
+        let group = Group::new(Kind::Unix, 2);
+        for comm in &group.members {
+            comm.set_stall_after(Duration::from_millis(10));
+        }
+        group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+        let late = &group.members[joins];
+        late.set_timeout(Duration::from_millis(50));
+        let error = late.join().unwrap_err();
+        assert!(matches!(error, CollectiveError::Deadline { .. }), "{error}");
+        group.set_timeout(common::LONG);
+        sums_with_a_rank_that_is_late(&group, joins);
+    }
+}
+
+#[test]
+fn a_join_counts_for_no_name_of_the_next_call() {
+    for joins in [0, 1] {
+        let group = Group::new(Kind::Unix, 2);
+        for comm in &group.members {
+            comm.set_stall_after(Duration::from_millis(10));
+            comm.begin_call(CallId(1));
+        }
+        group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+        let late = &group.members[joins];
+        std::thread::scope(|scope| {
+            let join = scope.spawn(|| late.join());
+            // It takes part, so it has joined.
+            let sum = group.members[1 - joins].named("sum");
+            assert_eq!(sum.all_reduce(vec![1], ReduceOp::Sum).wait(), Ok(vec![1]));
+            late.abort_call(CallId(1), "user code panicked");
+            join.join().unwrap().unwrap_err();
+        });
+        for comm in &group.members {
+            comm.begin_call(CallId(2));
+        }
+        sums_with_a_rank_that_is_late(&group, joins);
     }
 }

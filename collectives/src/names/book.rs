@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::cause::Cause;
 use crate::operation::Operation;
 
-use super::wire::BATCH;
+use super::wire::{BATCH, Join};
 use clock::Doing;
 use entry::{ASK, Entry, Stall, weight};
 
@@ -15,6 +15,7 @@ pub(super) use entry::likeness;
 
 mod clock;
 mod entry;
+mod joined;
 
 /// Batches that are under way on rank 0 at once. While they are, what gets ready waits, and is fused.
 const AHEAD: usize = 2;
@@ -26,6 +27,15 @@ const ASKED: usize = 2 * super::MOST;
 /// A named operation of a call.
 pub(super) type Key = (u64, String);
 
+/// What a rank asks for by a name.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    pub(super) operation: Operation,
+    pub(super) limit: Duration,
+    /// All ranks had joined last before this operation without a name of the call.
+    pub(super) epoch: u64,
+}
+
 /// What rank 0 has decided.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Verdict {
@@ -34,6 +44,8 @@ pub(super) enum Verdict {
         call: u64,
         number: u64,
         names: Vec<String>,
+        /// Who takes part without data, and by which of its joins.
+        followers: Vec<(u32, u64)>,
     },
     /// They are given up.
     Fail {
@@ -63,7 +75,8 @@ pub(super) struct Book {
     waiting: usize,
     /// Those for which all have asked, in that order.
     ready: VecDeque<Key>,
-    joined: Vec<bool>,
+    /// By rank.
+    joined: Vec<Option<Join>>,
     doing: HashMap<u32, Doing>,
     /// Before this time nobody is asked.
     asks_from: Option<Instant>,
@@ -91,7 +104,7 @@ impl Book {
             entries: HashMap::new(),
             waiting: 0,
             ready: VecDeque::new(),
-            joined: vec![false; world as usize],
+            joined: vec![None; world as usize],
             doing: HashMap::new(),
             asks_from: None,
             alarm: None,
@@ -113,14 +126,7 @@ impl Book {
     }
 
     /// A rank has started an operation.
-    pub(super) fn ask(
-        &mut self,
-        now: Instant,
-        rank: u32,
-        (call, name): Key,
-        operation: Operation,
-        limit: Duration,
-    ) {
+    pub(super) fn ask(&mut self, now: Instant, rank: u32, (call, name): Key, request: Request) {
         if rank >= self.world {
             return;
         }
@@ -135,53 +141,27 @@ impl Book {
             Entry {
                 asked: vec![None; self.world as usize],
                 since: now,
-                deadline: now + limit,
-                limit,
+                deadline: now + request.limit,
+                limit: request.limit,
                 ask_at: now + ASK,
                 stall: Stall::Not,
                 is_ready: false,
+                call,
+                epoch: 0,
+                followers: Vec::new(),
             }
         });
-        entry.deadline = entry.deadline.min(now + limit);
+        entry.deadline = entry.deadline.min(now + request.limit);
         let alarm = entry.alarm(self.stall_after, self.asks_from);
         self.alarm = Some(self.alarm.map_or(alarm, |at| at.min(alarm)));
-        if entry.asked[rank as usize].replace(operation).is_none() {
+        if entry.asked[rank as usize]
+            .replace(request.operation)
+            .is_none()
+        {
             self.asked[rank as usize] += 1;
         }
+        entry.epoch = entry.epoch.max(request.epoch);
         self.check(&(call, name));
-    }
-
-    /// A rank has no more data. When all have said so, all begin anew.
-    pub(super) fn join(&mut self, rank: u32) {
-        let Some(joined) = self.joined.get_mut(rank as usize) else {
-            return;
-        };
-        *joined = true;
-        if self.joined.iter().all(|joined| *joined) {
-            self.joined.fill(false);
-            return;
-        }
-        let mut keys: Vec<(Instant, Key)> = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| !entry.is_ready)
-            .map(|(key, entry)| (entry.since, key.clone()))
-            .collect();
-        keys.sort();
-        for (_, key) in keys {
-            self.check(&key);
-        }
-    }
-
-    fn check(&mut self, key: &Key) {
-        let Some(entry) = self.entries.get_mut(key) else {
-            return;
-        };
-        if !entry.is_ready && entry.missing(&self.joined).is_empty() {
-            entry.is_ready = true;
-            self.waiting -= 1;
-            self.ready.push_back(key.clone());
-        }
     }
 
     /// A batch has ended on rank 0.
@@ -207,6 +187,9 @@ impl Book {
     /// Calls before this one are over on some rank.
     pub(super) fn over(&mut self, before: u64, cause: Cause) {
         self.fail_all(before, &cause);
+        for joined in &mut self.joined {
+            joined.take_if(|join| join.call < before);
+        }
         if before > self.over_before {
             self.over_before = before;
             self.over = Some(cause);
@@ -276,6 +259,7 @@ impl Book {
                         call,
                         number,
                         names,
+                        followers: entry.followers,
                     });
                 }
             }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Sleep;
 
 use super::asking::Asking;
-use super::book::{Book, Verdict};
+use super::book::{Book, Request, Verdict};
 use super::farewell::{Farewell, Then};
 use super::line::Line;
 use super::loss::{Loss, Words};
@@ -171,18 +171,12 @@ impl Hub {
             (Command::Connecting, None) => {
                 (self.lines[0].connecting, self.lines[0].is_asked) = (true, true);
             }
-            (
-                Command::Ask {
-                    key,
-                    operation,
-                    limit,
-                },
-                Some(book),
-            ) => {
+            (Command::Ask { key, request }, Some(book)) => {
                 book.set_stall_after(now, names.family.stalls.after());
-                book.ask(now, 0, key, operation, limit);
+                book.ask(now, 0, key, request);
             }
-            (Command::Join, Some(book)) => book.join(0),
+            (Command::Join(join), Some(book)) => book.join(0, join),
+            (Command::Unjoin { serial, all }, Some(book)) => book.unjoin(0, serial, all),
             (Command::Over { before, cause }, Some(book)) => book.over(before, cause),
             (Command::Lost(loss), _) => self.declare_lost(names, loss),
             (Command::Gone(loss), _) => self.found_gone(names, &loss),
@@ -199,23 +193,29 @@ impl Hub {
             (
                 Command::Ask {
                     key: (call, name),
-                    operation,
-                    limit,
+                    request,
                 },
                 None,
             ) => {
                 // What is under way now has begun before now.
-                let at = now + limit + SILENT;
+                let at = now + request.limit + SILENT;
                 self.look_at = Some(self.look_at.map_or(at, |look_at| look_at.min(at)));
                 let ask = Up::Ask {
                     call,
                     name,
-                    operation: wire::encode_operation(operation),
-                    limit_ms: limit.as_millis().min(u128::from(u64::MAX)) as u64,
+                    operation: wire::encode_operation(request.operation),
+                    limit_ms: request.limit.as_millis().min(u128::from(u64::MAX)) as u64,
+                    epoch: request.epoch,
                 };
                 self.say(names, &ask);
             }
-            (Command::Join, None) => self.say(names, &Up::Join),
+            (Command::Join(join), None) => self.say(names, &Up::Join(join)),
+            (Command::Unjoin { serial, all }, None) => {
+                // If it is not linked rank 0 counts on no join of this rank.
+                if self.lines[0].lane.is_some() || self.lines[0].connecting {
+                    self.say(names, &Up::Unjoin { serial, all });
+                }
+            }
             (Command::Over { before, cause }, None) => {
                 let cause = cause.encode();
                 // If nothing was said to rank 0 yet, there is nothing to take back.
@@ -387,6 +387,7 @@ impl Hub {
                 name,
                 operation,
                 limit_ms,
+                epoch,
             } => {
                 if name.len() > wire::NAME {
                     return Err(format!("it sent a name of {} bytes", name.len()));
@@ -399,10 +400,15 @@ impl Hub {
                         "what it asks for by the name of `{name}` is not understood"
                     ));
                 };
-                let limit = Duration::from_millis(limit_ms).min(super::YEAR);
-                book.ask(Instant::now(), rank, (call, name), operation, limit);
+                let request = Request {
+                    operation,
+                    limit: Duration::from_millis(limit_ms).min(super::YEAR),
+                    epoch,
+                };
+                book.ask(Instant::now(), rank, (call, name), request);
             }
-            Up::Join => book.join(rank),
+            Up::Join(join) => book.join(rank, join),
+            Up::Unjoin { serial, all } => book.unjoin(rank, serial, all),
             Up::Over { before, cause } => {
                 let cause = wire::decode_cause(&cause, rank);
                 match Loss::of(&cause, self.lines.len() as u32) {
@@ -432,10 +438,11 @@ impl Hub {
             Down::Run {
                 call,
                 number,
+                follows,
                 names: which,
             } => {
                 self.decided = Some(Instant::now());
-                names.run((call, number), which);
+                names.run((call, number), which, follows);
             }
             Down::Fail {
                 call,
@@ -491,13 +498,19 @@ impl Hub {
                 call,
                 number,
                 names: which,
+                followers,
             } => {
-                self.say_all(&Down::Run {
+                let follows = |rank| {
+                    let follower = followers.iter().find(|(follower, _)| *follower == rank);
+                    follower.map(|(_, join)| *join)
+                };
+                self.say_each(|rank| Down::Run {
                     call,
                     number,
+                    follows: follows(rank),
                     names: which.clone(),
                 });
-                names.run((call, number), which);
+                names.run((call, number), which, follows(0));
             }
             Verdict::Fail {
                 call,
@@ -556,6 +569,15 @@ impl Hub {
         for line in &mut self.lines {
             if line.lane.is_some() {
                 wire::put(&mut line.out, message);
+            }
+        }
+    }
+
+    /// As [`Hub::say_all`], to each its own.
+    fn say_each(&mut self, message: impl Fn(u32) -> Down) {
+        for (rank, line) in (0..).zip(&mut self.lines) {
+            if line.lane.is_some() {
+                wire::put(&mut line.out, &message(rank));
             }
         }
     }

@@ -12,6 +12,7 @@
 //! | [`wire`] | the messages: pure |
 //! | [`hub`] | the links: [`line`], what a lost rank means: [`loss`] |
 //! | [`farewell`] | what is given up: the others hear of it first |
+//! | [`joining`] | ranks without data |
 //! | [`turn`] | running what was decided |
 //! | this one | starting, waiting and giving up |
 
@@ -19,6 +20,7 @@ mod asking;
 mod book;
 mod farewell;
 mod hub;
+mod joining;
 mod line;
 mod loss;
 mod turn;
@@ -44,9 +46,11 @@ use crate::link::Link;
 use crate::operation::{Operation, Tag};
 use crate::options::Options;
 use crate::stall::{Missing, StallReport};
-use book::Key;
+use book::{Key, Request};
 use hub::SILENT;
+use joining::Joining;
 use loss::Loss;
+use wire::Join;
 
 /// Most bytes that are fused in one operation, if nothing else is set.
 pub(crate) const THRESHOLD: u64 = 128 << 20;
@@ -91,10 +95,13 @@ impl Task {
 enum Command {
     Ask {
         key: Key,
-        operation: Operation,
-        limit: Duration,
+        request: Request,
     },
-    Join,
+    Join(Join),
+    Unjoin {
+        serial: u64,
+        all: bool,
+    },
     Over {
         before: u64,
         cause: Cause,
@@ -158,9 +165,7 @@ struct State {
     /// Nothing works any more, or not in this call.
     lost: Option<CollectiveError>,
     over: Option<(u64, CollectiveError)>,
-    joined: bool,
-    /// All have joined; the next start begins anew.
-    all_joined: bool,
+    joining: Joining,
 }
 
 impl fmt::Debug for Names {
@@ -242,9 +247,6 @@ impl Names {
             })
         } else {
             let mut state = self.lock();
-            if std::mem::take(&mut state.all_joined) {
-                state.joined = false;
-            }
             let key = (state.call, name.to_owned());
             let over = state.over.as_ref().filter(|(call, _)| *call >= key.0);
             let pending = state.pending.len();
@@ -274,29 +276,19 @@ impl Names {
                     limit,
                 };
                 state.pending.insert(key.clone(), pending);
-                drop(state);
-                self.tell(Command::Ask {
-                    key,
+                let request = Request {
                     operation,
                     limit,
-                });
+                    epoch: state.joining.epoch(key.0),
+                };
+                // Under the lock: rank 0 hears all in the order in which it happened.
+                self.tell(Command::Ask { key, request });
                 return;
             }
         };
         if let Some(error) = refused {
             task.fail(error);
         }
-    }
-
-    /// This rank has no more data.
-    pub(crate) fn join(&self) {
-        self.lock().joined = true;
-        self.tell(Command::Join);
-    }
-
-    /// All ranks have joined.
-    pub(crate) fn joined_all(&self) {
-        self.lock().all_joined = true;
     }
 
     pub(crate) fn set_timeout(&self, timeout: Duration) {
@@ -524,6 +516,7 @@ impl Member for Names {
         let old = {
             let mut state = self.lock();
             state.over = None;
+            state.joining.begin_call(call.0);
             std::mem::replace(&mut state.call, call.0)
         };
         if old == call.0 {

@@ -13,20 +13,33 @@ use crate::operation::Tag;
 use crate::record::ShortName;
 
 impl Names {
-    /// Rank 0 says that it is the turn of these, as the operation with this number of the call.
-    pub(super) fn run(self: &Arc<Self>, (call, number): (u64, u64), names: Vec<String>) {
+    /// Rank 0 says that it is the turn of these, as the operation with this number of the call. If this rank `follows` it gives no
+    /// data, as it said by that join.
+    pub(super) fn run(
+        self: &Arc<Self>,
+        (call, number): (u64, u64),
+        names: Vec<String>,
+        follows: Option<u64>,
+    ) {
         let mut tasks = Vec::new();
-        let joined = {
+        let (has_joined, reason) = {
             let mut state = self.lock();
-            for name in &names {
-                if let Some(task) = state.pending.remove(&(call, name.clone())) {
-                    tasks.push(task);
+            let listed = names.join(", ");
+            if let Some(join) = follows {
+                // If that failed in the meantime there may be data here: the others must not have a result without those.
+                let reason =
+                    format!("{listed} began without data of this rank, whose join has failed");
+                (state.joining.holds(join), reason)
+            } else {
+                for name in &names {
+                    if let Some(task) = state.pending.remove(&(call, name.clone())) {
+                        tasks.push(task);
+                    }
                 }
+                (false, format!("{listed} was given up"))
             }
-            state.joined
         };
         let whole = tasks.len() == names.len() && are_alike(&tasks, self.world);
-        let none_is_its_own = tasks.is_empty();
         // Who can't run them says so to those that wait here.
         let tasks = Arc::new(Mutex::new(tasks));
         let taken = Arc::clone(&tasks);
@@ -40,11 +53,10 @@ impl Names {
             let in_call = comm.inner.signals.go_to(tag);
             if in_call && whole {
                 perform(&comm, tasks, &names);
-            } else if in_call && joined && none_is_its_own {
+            } else if in_call && has_joined {
                 follow(&comm);
             } else {
                 // They were given up here in the meantime: the others hear that now.
-                let reason = format!("{} was given up", names.join(", "));
                 comm.give_up(tag, &reason);
                 for pending in tasks {
                     pending.task.fail(CollectiveError::Aborted {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use kolo_transport::ids::Rank;
 
 use crate::cause::Cause;
+use crate::names::wire::Join;
 use crate::operation::{Operation, OperationKind, ReduceOp};
 
 /// So long it waits for those that did not come to say what they do, before it reports them.
@@ -24,6 +25,11 @@ pub(super) struct Entry {
     pub(super) ask_at: Instant,
     pub(super) stall: Stall,
     pub(super) is_ready: bool,
+    pub(super) call: u64,
+    /// The latest of those that ask had seen all ranks join [before this operation](super::Request::epoch).
+    pub(super) epoch: u64,
+    /// Who takes part without data when it is ready, and by which of its joins.
+    pub(super) followers: Vec<(u32, u64)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,12 +52,32 @@ impl Entry {
         stall.map_or(first, |stall| stall.min(first))
     }
 
-    pub(super) fn missing(&self, joined: &[bool]) -> Vec<u32> {
-        (0..)
-            .zip(self.asked.iter().zip(joined))
-            .filter(|(_, (asked, joined))| asked.is_none() && !**joined)
+    pub(super) fn missing(&self, joined: &[Option<Join>]) -> Vec<u32> {
+        let have_not_asked = self.without_data(joined);
+        have_not_asked
+            .filter(|(_, join)| join.is_none())
             .map(|(rank, _)| rank)
             .collect()
+    }
+
+    /// It is done without the data of ranks that have none.
+    pub(super) fn set_followers(&mut self, joined: &[Option<Join>]) {
+        let followers = self.without_data(joined);
+        self.followers = followers
+            .filter_map(|(rank, join)| Some((rank, join?.serial)))
+            .collect();
+    }
+
+    /// Those that have not asked, and the joins of theirs that count here: one of another call does not, nor one that was over when
+    /// another rank asked.
+    fn without_data(&self, joined: &[Option<Join>]) -> impl Iterator<Item = (u32, Option<Join>)> {
+        (0..)
+            .zip(self.asked.iter().zip(joined))
+            .filter(|(_, (asked, _))| asked.is_none())
+            .map(|(rank, (_, joined))| {
+                let counts = |join: &Join| join.call == self.call && join.since >= self.epoch;
+                (rank, joined.filter(counts))
+            })
     }
 
     /// The first operation, and another one that differs.
