@@ -342,6 +342,37 @@ fn a_deadline_beside_a_join_names_the_late_ranks() {
     }
 }
 
+/// What it waits for is done with its data, and what it has none for without, fused or not.
+#[test]
+fn a_rank_that_joins_before_its_names_have_ended_does_its_part_in_them() {
+    for joins in [0, 1] {
+        let group = Group::new(Kind::Unix, 2);
+        group.run(|comm| {
+            let start = |letter: &str| {
+                let sum = |index| {
+                    let named = comm.named(format!("{letter}{index}"));
+                    named.all_reduce(vec![1_u32; 10], ReduceOp::Sum)
+                };
+                (0..20).map(sum).collect::<Vec<_>>()
+            };
+            let with_all = start("a");
+            if comm.rank() == Rank(joins) {
+                comm.join().unwrap();
+            } else {
+                for handle in start("b") {
+                    assert_eq!(handle.wait(), Ok(vec![1; 10]));
+                }
+            }
+            for handle in with_all {
+                assert_eq!(handle.wait(), Ok(vec![2; 10]));
+            }
+            if comm.rank() != Rank(joins) {
+                comm.join().unwrap();
+            }
+        });
+    }
+}
+
 enum Seen {
     Waits,
     Ended(Result<Vec<u32>, CollectiveError>),

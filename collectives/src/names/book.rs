@@ -252,7 +252,7 @@ impl Book {
                 }
                 Ok(None) => {}
                 Ok(Some(operation)) => {
-                    let names = self.fuse(call, name, &operation);
+                    let names = self.fuse(call, name, &operation, &entry.followers);
                     self.running += 1;
                     let number = self.number(call);
                     self.verdicts.push(Verdict::Run {
@@ -267,8 +267,15 @@ impl Book {
         std::mem::take(&mut self.verdicts)
     }
 
-    /// Takes what is ready, is like this operation, and fits. It looks past what does not.
-    fn fuse(&mut self, call: u64, name: String, operation: &Operation) -> Vec<String> {
+    /// Takes what is ready, is like this operation, is done without data of the same ranks, and fits: a rank has data for all of a
+    /// batch or for nothing. It looks past what does not.
+    fn fuse(
+        &mut self,
+        call: u64,
+        name: String,
+        operation: &Operation,
+        followers: &[(u32, u64)],
+    ) -> Vec<String> {
         let mut names = vec![name];
         let world = self.world;
         let Some(like) = likeness(operation, world) else {
@@ -280,7 +287,9 @@ impl Book {
             if key.0 != call || sum >= self.threshold || names.len() == BATCH {
                 return true;
             }
-            let judged = self.entries.get(key).map(|entry| entry.judge(&key.1));
+            let entry = self.entries.get(key);
+            let entry = entry.filter(|entry| entry.followers == followers);
+            let judged = entry.map(|entry| entry.judge(&key.1));
             let Some(Ok(Some(other))) = judged else {
                 return true;
             };

@@ -179,6 +179,25 @@ mod tests {
     }
 
     #[test]
+    fn what_a_rank_asked_for_before_its_join_is_not_fused_with_what_it_has_no_data_for() {
+        let (mut book, now) = book(2);
+        for name in ["x", "y", "a", "c"] {
+            book.ask(now, 1, key(name), asked(sum(1)));
+        }
+        book.join(1, join(1, 0));
+        for name in ["x", "y", "a", "b", "c", "d"] {
+            book.ask(now, 0, key(name), asked(sum(1)));
+            book.verdicts(now);
+        }
+        book.ended();
+        assert_eq!(runs(book.verdicts(now)), [["a", "c"]]);
+        book.ended();
+        let verdicts = book.verdicts(now);
+        assert_eq!(followers(&verdicts), [(1, 1)]);
+        assert_eq!(runs(verdicts), [["b", "d"]]);
+    }
+
+    #[test]
     fn a_join_counts_in_its_call_alone() {
         let (mut book, now) = book(2);
         book.join(1, join(1, 0));
