@@ -2,6 +2,7 @@
 //! arguments, messages go out as verdicts.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cause::Cause;
@@ -32,9 +33,14 @@ pub(super) type Key = (u64, String);
 pub(super) struct Request {
     pub(super) operation: Operation,
     pub(super) limit: Duration,
+    /// Later ones of the rank have higher numbers.
+    pub(super) serial: u64,
     /// All ranks had joined last before this operation without a name of the call.
     pub(super) epoch: u64,
 }
+
+/// What was heard last of each rank when something was decided: that is not about what a rank has asked for since.
+pub(super) type Heard = Arc<Vec<u64>>;
 
 /// What rank 0 has decided.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,6 +49,7 @@ pub(super) enum Verdict {
     Run {
         call: u64,
         number: u64,
+        heard: Heard,
         names: Vec<String>,
         /// Who takes part without data, and by which of its joins.
         followers: Vec<(u32, u64)>,
@@ -50,6 +57,7 @@ pub(super) enum Verdict {
     /// They are given up.
     Fail {
         call: u64,
+        heard: Heard,
         names: Vec<String>,
         cause: Cause,
     },
@@ -82,6 +90,8 @@ pub(super) struct Book {
     asks_from: Option<Instant>,
     /// Before this time there is nothing to be seen on the clock: there may be thousands of entries.
     alarm: Option<Instant>,
+    /// The number of the last request of each rank.
+    heard: Heard,
     /// How many entries each rank has asked for.
     asked: Vec<usize>,
     /// The number of the next operation, and of which call.
@@ -108,6 +118,7 @@ impl Book {
             doing: HashMap::new(),
             asks_from: None,
             alarm: None,
+            heard: Arc::new(vec![0; world as usize]),
             asked: vec![0; world as usize],
             next: (0, 0),
             lost: None,
@@ -130,10 +141,12 @@ impl Book {
         if rank >= self.world {
             return;
         }
+        // Verdicts that are not told yet keep what was heard before.
+        let heard = &mut Arc::make_mut(&mut self.heard)[rank as usize];
+        *heard = request.serial.max(*heard);
         let over = self.over.clone().filter(|_| call < self.over_before);
         if let Some(cause) = self.lost.clone().or(over) {
-            let names = vec![name];
-            self.verdicts.push(Verdict::Fail { call, names, cause });
+            self.fail(call, vec![name], cause);
             return;
         }
         let entry = self.entries.entry((call, name.clone())).or_insert_with(|| {
@@ -211,9 +224,17 @@ impl Book {
         self.ready.retain(|(call, _)| *call >= before);
         for (call, mut names) in failed {
             names.sort();
-            let cause = cause.clone();
-            self.verdicts.push(Verdict::Fail { call, names, cause });
+            self.fail(call, names, cause.clone());
         }
+    }
+
+    fn fail(&mut self, call: u64, names: Vec<String>, cause: Cause) {
+        self.verdicts.push(Verdict::Fail {
+            call,
+            heard: Arc::clone(&self.heard),
+            names,
+            cause,
+        });
     }
 
     fn remove(&mut self, key: &Key) -> Option<Entry> {
@@ -246,10 +267,7 @@ impl Book {
             };
             let (call, name) = key;
             match entry.judge(&name) {
-                Err(cause) => {
-                    let names = vec![name];
-                    self.verdicts.push(Verdict::Fail { call, names, cause });
-                }
+                Err(cause) => self.fail(call, vec![name], cause),
                 Ok(None) => {}
                 Ok(Some(operation)) => {
                     let names = self.fuse(call, name, &operation, &entry.followers);
@@ -258,6 +276,7 @@ impl Book {
                     self.verdicts.push(Verdict::Run {
                         call,
                         number,
+                        heard: Arc::clone(&self.heard),
                         names,
                         followers: entry.followers,
                     });

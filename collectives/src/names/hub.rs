@@ -171,6 +171,8 @@ impl Hub {
             (Command::Connecting, None) => {
                 (self.lines[0].connecting, self.lines[0].is_asked) = (true, true);
             }
+            // It was given up meanwhile: others would find that it is there, and wait for it in vain.
+            (Command::Ask { key, request }, _) if !names.still_waits(&key, &request) => {}
             (Command::Ask { key, request }, Some(book)) => {
                 book.set_stall_after(now, names.family.stalls.after());
                 book.ask(now, 0, key, request);
@@ -205,6 +207,7 @@ impl Hub {
                     name,
                     operation: wire::encode_operation(request.operation),
                     limit_ms: request.limit.as_millis().min(u128::from(u64::MAX)) as u64,
+                    serial: request.serial,
                     epoch: request.epoch,
                 };
                 self.say(names, &ask);
@@ -387,6 +390,7 @@ impl Hub {
                 name,
                 operation,
                 limit_ms,
+                serial,
                 epoch,
             } => {
                 if name.len() > wire::NAME {
@@ -403,6 +407,7 @@ impl Hub {
                 let request = Request {
                     operation,
                     limit: Duration::from_millis(limit_ms).min(super::YEAR),
+                    serial,
                     epoch,
                 };
                 book.ask(Instant::now(), rank, (call, name), request);
@@ -438,14 +443,16 @@ impl Hub {
             Down::Run {
                 call,
                 number,
+                heard,
                 follows,
                 names: which,
             } => {
                 self.decided = Some(Instant::now());
-                names.run((call, number), which, follows);
+                names.run((call, number), which, heard, follows);
             }
             Down::Fail {
                 call,
+                heard,
                 names: which,
                 cause,
             } => {
@@ -454,7 +461,7 @@ impl Hub {
                 if let Some(loss) = Loss::of(&cause, names.world) {
                     self.lines[0].last_words = Some(Words::now(loss));
                 }
-                names.fail(call, &which, &cause);
+                names.fail(call, &which, heard, &cause);
             }
             Down::Query => {
                 let text = names.family.present();
@@ -497,6 +504,7 @@ impl Hub {
             Verdict::Run {
                 call,
                 number,
+                heard,
                 names: which,
                 followers,
             } => {
@@ -507,25 +515,28 @@ impl Hub {
                 self.say_each(|rank| Down::Run {
                     call,
                     number,
+                    heard: heard[rank as usize],
                     follows: follows(rank),
                     names: which.clone(),
                 });
-                names.run((call, number), which, follows(0));
+                names.run((call, number), which, heard[0], follows(0));
             }
             Verdict::Fail {
                 call,
+                heard,
                 names: which,
                 cause,
             } => {
                 let then = Then::Fail {
                     call,
-                    names: names.take(call, &which),
+                    names: names.take(call, &which, heard[0]),
                     cause: cause.clone(),
                 };
                 self.farewell.add(&self.lines, then);
                 for some in which.chunks(BATCH) {
-                    self.say_all(&Down::Fail {
+                    self.say_each(|rank| Down::Fail {
                         call,
+                        heard: heard[rank as usize],
                         names: some.to_vec(),
                         cause: cause.encode(),
                     });

@@ -13,8 +13,10 @@ use crate::operation::Tag;
 /// The joins of this rank.
 #[derive(Debug, Default)]
 pub(super) struct Joining {
-    /// The number that was given last.
+    /// The number that was given last to a join or to what was asked.
     serial: u64,
+    /// The number of the last join.
+    last: u64,
     /// The join that this rank is in.
     open: Option<Join>,
     /// The number of the last join that ended before all had joined. It counts no more, nor do those before it.
@@ -24,11 +26,17 @@ pub(super) struct Joining {
 }
 
 impl Joining {
+    /// The number of what is said next: later ones are higher.
+    pub(super) fn number(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
     /// A join begins. The operation without a name that would be next has this tag.
     pub(super) fn begin(&mut self, next: Tag) -> Join {
-        self.serial += 1;
+        self.last = self.number();
         let join = Join {
-            serial: self.serial,
+            serial: self.last,
             call: next.call,
             since: next.operation,
         };
@@ -49,7 +57,7 @@ impl Joining {
     /// A call has begun: no join of one before it counts.
     pub(super) fn begin_call(&mut self, call: u64) {
         self.open.take_if(|open| open.call < call);
-        self.failed = self.open.map_or(self.serial, |open| open.serial - 1);
+        self.failed = self.open.map_or(self.last, |open| open.serial - 1);
     }
 
     /// After which operation of a call all had joined last.
@@ -63,7 +71,7 @@ impl Joining {
 
     /// Whether this rank takes part without data, as it said with this number.
     pub(super) fn holds(&self, serial: u64) -> bool {
-        serial > self.failed && serial <= self.serial
+        serial > self.failed && serial <= self.last
     }
 }
 

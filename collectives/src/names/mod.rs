@@ -28,6 +28,7 @@ mod wire;
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -152,6 +153,8 @@ struct Pending {
     options: Options,
     operation: Operation,
     task: Task,
+    /// Of what this rank has said to rank 0.
+    serial: u64,
     started: Instant,
     /// When rank 0 must have said something about it, and the limit that it was given.
     until: Instant,
@@ -166,6 +169,16 @@ struct State {
     lost: Option<CollectiveError>,
     over: Option<(u64, CollectiveError)>,
     joining: Joining,
+}
+
+impl State {
+    /// Takes what waits, if rank 0 had heard of it.
+    fn take(&mut self, call: u64, name: &str, heard: u64) -> Option<Pending> {
+        match self.pending.entry((call, name.to_owned())) {
+            Entry::Occupied(pending) if pending.get().serial <= heard => Some(pending.remove()),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Debug for Names {
@@ -267,10 +280,12 @@ impl Names {
                 })
             } else {
                 let started = Instant::now();
+                let serial = state.joining.number();
                 let pending = Pending {
                     options,
                     operation,
                     task,
+                    serial,
                     started,
                     until: started + limit + SILENT,
                     limit,
@@ -279,6 +294,7 @@ impl Names {
                 let request = Request {
                     operation,
                     limit,
+                    serial,
                     epoch: state.joining.epoch(key.0),
                 };
                 // Under the lock: rank 0 hears all in the order in which it happened.
@@ -317,8 +333,8 @@ impl Names {
     }
 
     /// Rank 0 has given names up. If that is because a rank is gone, no name works any more.
-    fn fail(&self, call: u64, names: &[String], cause: &Cause) {
-        let taken = self.take(call, names);
+    fn fail(&self, call: u64, names: &[String], heard: u64, cause: &Cause) {
+        let taken = self.take(call, names, heard);
         self.fail_taken(call, taken, cause);
         if let Some(loss) = Loss::of(cause, self.world)
             && loss.for_good
@@ -327,14 +343,21 @@ impl Names {
         }
     }
 
-    /// These wait no more.
-    fn take(&self, call: u64, names: &[String]) -> Vec<(String, Pending)> {
+    /// These wait no more, but for those of which rank 0 had not heard yet.
+    fn take(&self, call: u64, names: &[String], heard: u64) -> Vec<(String, Pending)> {
         let mut state = self.lock();
         let of_name = |name: &String| {
-            let pending = state.pending.remove(&(call, name.clone()))?;
+            let pending = state.take(call, name, heard)?;
             Some((name.clone(), pending))
         };
         names.iter().filter_map(of_name).collect()
+    }
+
+    /// Whether what was asked is still waited for.
+    fn still_waits(&self, key: &Key, request: &Request) -> bool {
+        let state = self.lock();
+        let pending = state.pending.get(key);
+        pending.is_some_and(|pending| pending.serial == request.serial)
     }
 
     fn fail_taken(&self, call: u64, taken: Vec<(String, Pending)>, cause: &Cause) {

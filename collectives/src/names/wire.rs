@@ -35,6 +35,8 @@ pub(super) enum Up {
         name: String,
         operation: Vec<u8>,
         limit_ms: u64,
+        /// Later ones have higher numbers.
+        serial: u64,
         epoch: u64,
     },
     /// It has no more data.
@@ -54,6 +56,8 @@ pub(super) enum Down {
     Run {
         call: u64,
         number: u64,
+        /// What was heard last of the rank that hears this: what it has asked for since is not meant.
+        heard: u64,
         /// The rank that hears this takes part without data, as it said by this join.
         follows: Option<u64>,
         names: Vec<String>,
@@ -61,6 +65,8 @@ pub(super) enum Down {
     /// They are given up.
     Fail {
         call: u64,
+        /// As of [`Down::Run`].
+        heard: u64,
         names: Vec<String>,
         cause: Vec<u8>,
     },
@@ -182,6 +188,7 @@ mod tests {
                 name: "w".to_owned(),
                 operation: encode_operation(Operation::BARRIER),
                 limit_ms: 5,
+                serial: 2,
                 epoch: 0,
             },
         ];
@@ -214,6 +221,7 @@ mod tests {
         let run = Down::Run {
             call: u64::MAX,
             number: u64::MAX,
+            heard: u64::MAX,
             follows: Some(u64::MAX),
             names,
         };

@@ -116,8 +116,7 @@ impl Book {
         let alarms = waiting.map(|entry| entry.alarm(self.stall_after, self.asks_from));
         self.alarm = alarms.min();
         for ((call, name), cause) in late {
-            let names = vec![name];
-            self.verdicts.push(Verdict::Fail { call, names, cause });
+            self.fail(call, vec![name], cause);
         }
         if !query.is_empty() {
             query.sort_unstable();

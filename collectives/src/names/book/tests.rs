@@ -20,6 +20,7 @@ pub(super) fn asked(operation: Operation) -> Request {
     Request {
         operation,
         limit: LIMIT,
+        serial: 0,
         epoch: 0,
     }
 }
@@ -276,6 +277,7 @@ fn a_loss_fails_all_and_a_call_that_is_over_its_own() {
     book.over(5, failed.clone());
     let fail = |call, cause: &Cause| Verdict::Fail {
         call,
+        heard: Arc::new(vec![0; 2]),
         names: vec!["a".to_owned()],
         cause: cause.clone(),
     };
@@ -291,4 +293,38 @@ fn a_loss_fails_all_and_a_call_that_is_over_its_own() {
     assert_eq!(book.verdicts(now), [fail(5, &lost)]);
     book.ask(now, 0, (6, "a".to_owned()), asked(sum(1)));
     assert_eq!(book.verdicts(now), [fail(6, &lost)]);
+}
+
+/// A verdict is about what was heard before it, though more comes before it is told.
+#[test]
+fn verdicts_say_which_requests_they_are_about() {
+    let (mut book, now) = book(2);
+    let with = |serial| Request {
+        serial,
+        ..asked(sum(1))
+    };
+    let left = Cause::Left {
+        rank: Rank(1),
+        reason: "it broke".to_owned(),
+    };
+    book.ask(now, 0, key("a"), with(4));
+    book.lost(left.clone(), false);
+    book.ask(now, 1, key("a"), with(7));
+    let fail = |heard: [u64; 2]| Verdict::Fail {
+        call: 0,
+        heard: Arc::new(heard.to_vec()),
+        names: vec!["a".to_owned()],
+        cause: left.clone(),
+    };
+    assert_eq!(book.verdicts(now), [fail([4, 0])]);
+    // What came since stands, for what rank 0 tries again.
+    book.ask(now, 0, key("a"), with(5));
+    let [Verdict::Run { heard, .. }] = &book.verdicts(now)[..] else {
+        panic!("it runs");
+    };
+    assert_eq!(**heard, [5, 7]);
+    // Of a call that is over, too.
+    book.over(1, left.clone());
+    book.ask(now, 1, key("a"), with(8));
+    assert_eq!(book.verdicts(now), [fail([5, 8])]);
 }
