@@ -271,17 +271,24 @@ impl Hub {
                 self.ended_last.take_if(|words| words.is_of(rank));
                 line.inbox.clear();
                 line.inbox.push(&read);
-                let Some(_old) = line.lane.replace(lane) else {
-                    if let Some(book) = &mut self.book
-                        && book.wants_to_know(rank)
-                    {
-                        wire::put(&mut line.out, &Down::Query);
+                let old = line.lane.replace(lane);
+                if old.is_some() {
+                    // What was on its way may be lost.
+                    (line.out, line.sent) = (Vec::new(), 0);
+                }
+                let Some(book) = &mut self.book else {
+                    // Rank 0 may never have heard that, or has forgotten it with the link before.
+                    if let Some(join) = names.lock().joining.open() {
+                        wire::put(&mut line.out, &Up::Join(join));
                     }
                     return;
                 };
-                // What was on its way may be lost.
-                (line.out, line.sent) = (Vec::new(), 0);
-                if let Some(book) = &mut self.book {
+                if old.is_none() {
+                    if book.wants_to_know(rank) {
+                        wire::put(&mut line.out, &Down::Query);
+                    }
+                } else {
+                    book.unlinked(rank);
                     let reason = "its link for names was replaced while it was in use".to_owned();
                     let rank = Rank(rank);
                     let for_good = false;
@@ -317,7 +324,10 @@ impl Hub {
                 let (me, peer) = (numbers(self.me), numbers(rank));
                 let cause = Cause::unlinked(&error, me, peer, self.me != 0);
                 match &mut self.book {
-                    Some(book) => book.lost(cause, false),
+                    Some(book) => {
+                        book.unlinked(rank);
+                        book.lost(cause, false);
+                    }
                     None => names.unlinked(cause),
                 }
             }
@@ -363,6 +373,9 @@ impl Hub {
             return came;
         }
         let line = std::mem::take(&mut self.lines[index]);
+        if let Some(book) = &mut self.book {
+            book.unlinked(rank);
+        }
         let loss = |reason, for_good| Loss {
             rank,
             reason,
@@ -373,6 +386,10 @@ impl Hub {
             (Some(fault), _) => self.fail_what_waits(names, &loss(fault, false)),
             (None, Some((reason, for_good))) => {
                 self.line_ended(names, loss(reason, for_good), line.last_words.as_ref());
+                // Nobody waits for a rank that has joined, if that is known.
+                if self.book.is_none() && !for_good && names.lock().joining.links_again() {
+                    self.link(names);
+                }
             }
             (None, None) => {}
         }

@@ -15,8 +15,9 @@ use crate::operation::Tag;
 pub(super) struct Joining {
     /// The number that was given last to a join or to what was asked.
     serial: u64,
-    /// The number of the last join.
+    /// The number of the last join, and of the last one for which a link was made again.
     last: u64,
+    linked_again: u64,
     /// The join that this rank is in.
     open: Option<Join>,
     /// The number of the last join that ended before all had joined. It counts no more, nor do those before it.
@@ -52,6 +53,20 @@ impl Joining {
             Some(tag) => self.epoch = self.epoch.max((tag.call, tag.operation + 1)),
             None => self.failed = self.failed.max(join.serial),
         }
+    }
+
+    /// The join that this rank is in: who hears of this rank for the first time hears of that.
+    pub(super) fn open(&self) -> Option<Join> {
+        self.open
+    }
+
+    /// Whether the link is made again at once when it has ended, though this rank asks for nothing: once in a join. After that rank 0
+    /// asks for it when it waits for this rank.
+    pub(super) fn links_again(&mut self) -> bool {
+        let serial = self.open.map_or(0, |open| open.serial);
+        let is_first = serial > self.linked_again;
+        self.linked_again = serial.max(self.linked_again);
+        is_first
     }
 
     /// A call has begun: no join of one before it counts.
@@ -140,6 +155,18 @@ mod tests {
         let fourth = joining.begin(Tag::new(2, 0));
         joining.begin_call(2);
         assert!(joining.holds(fourth.serial));
+    }
+
+    #[test]
+    fn a_link_is_made_again_at_once_only_in_a_join_and_once() {
+        let mut joining = Joining::default();
+        assert!(!joining.links_again());
+        let first = joining.begin(Tag::new(0, 0));
+        assert!(joining.links_again() && !joining.links_again());
+        joining.end(first, None);
+        assert!(!joining.links_again());
+        joining.begin(Tag::new(0, 1));
+        assert!(joining.links_again() && !joining.links_again());
     }
 
     #[test]

@@ -51,6 +51,13 @@ impl Book {
         }
     }
 
+    /// A rank has no link any more: what it says next it says on another one, and that it has joined as well.
+    pub(in crate::names) fn unlinked(&mut self, rank: u32) {
+        if let Some(joined) = self.joined.get_mut(rank as usize) {
+            *joined = None;
+        }
+    }
+
     /// Looks whether all have asked for an operation or have no data.
     pub(super) fn check(&mut self, key: &Key) {
         let Some(entry) = self.entries.get_mut(key) else {
@@ -195,6 +202,17 @@ mod tests {
         let verdicts = book.verdicts(now);
         assert_eq!(followers(&verdicts), [(1, 1)]);
         assert_eq!(runs(verdicts), [["b", "d"]]);
+    }
+
+    #[test]
+    fn a_rank_whose_link_ended_has_to_say_again_that_it_has_joined() {
+        let (mut book, now) = book(2);
+        book.join(1, join(1, 0));
+        book.unlinked(1);
+        book.ask(now, 0, key("a"), asked(sum(1)));
+        assert_eq!(book.verdicts(now), []);
+        book.join(1, join(1, 0));
+        assert_eq!(followers(&book.verdicts(now)), [(1, 1)]);
     }
 
     #[test]
