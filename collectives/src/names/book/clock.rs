@@ -68,7 +68,8 @@ impl Book {
                 continue;
             }
             let waited = now.saturating_duration_since(entry.since);
-            if now >= entry.deadline {
+            let is_late = now >= entry.deadline;
+            if is_late {
                 let missing = entry.missing(&self.joined);
                 let doing = missing.iter().filter_map(|rank| {
                     let doing = self.doing.get(rank)?;
@@ -91,19 +92,22 @@ impl Book {
                 }));
                 entry.ask_at = (entry.since + REPEAT).max(now + waited);
             }
-            match entry.stall {
-                Stall::Not if waited >= self.stall_after => {
-                    query.extend(entry.missing(&self.joined));
-                    entry.stall = Stall::Asked(now);
-                }
-                Stall::Asked(at) if now >= at + COLLECT => {
-                    let of_call = (key.0, entry.missing(&self.joined));
-                    let (names, longest) = stalled.entry(of_call).or_default();
-                    names.push(key.1.clone());
-                    *longest = waited.max(*longest);
-                    entry.stall = Stall::Reported;
-                }
-                _ => {}
+            let is_stalled = waited >= self.stall_after;
+            let is_reported = match entry.stall {
+                // There may be no time left to ask.
+                Stall::Not => is_stalled && is_late,
+                Stall::Asked(at) => is_late || now >= at + COLLECT,
+                Stall::Reported => false,
+            };
+            if is_reported {
+                let of_call = (key.0, entry.missing(&self.joined));
+                let (names, longest) = stalled.entry(of_call).or_default();
+                names.push(key.1.clone());
+                *longest = waited.max(*longest);
+                entry.stall = Stall::Reported;
+            } else if is_stalled && entry.stall == Stall::Not {
+                query.extend(entry.missing(&self.joined));
+                entry.stall = Stall::Asked(now);
             }
         }
         if asked {
@@ -115,9 +119,6 @@ impl Book {
         let waiting = self.entries.values().filter(|entry| !entry.is_ready);
         let alarms = waiting.map(|entry| entry.alarm(self.stall_after, self.asks_from));
         self.alarm = alarms.min();
-        for ((call, name), cause) in late {
-            self.fail(call, vec![name], cause);
-        }
         if !query.is_empty() {
             query.sort_unstable();
             query.dedup();
@@ -142,6 +143,10 @@ impl Book {
                 waited,
                 missing,
             });
+        }
+        // Of what is given up nothing is reported any more.
+        for ((call, name), cause) in late {
+            self.fail(call, vec![name], cause);
         }
     }
 

@@ -328,3 +328,42 @@ fn verdicts_say_which_requests_they_are_about() {
     book.ask(now, 1, key("a"), with(8));
     assert_eq!(book.verdicts(now), [fail([5, 8])]);
 }
+
+/// As with the settings that nobody changes.
+#[test]
+fn what_is_reported_as_late_as_it_is_given_up_is_reported_first() {
+    for (stall_after, is_reported) in [
+        (LIMIT, true),
+        (Duration::from_millis(9900), true),
+        (LIMIT + Duration::from_millis(1), false),
+    ] {
+        let (mut book, now) = book(2);
+        book.set_stall_after(now, stall_after);
+        book.ask(now, 0, key("a"), asked(sum(1)));
+        book.ask(now, 0, key("b"), asked(sum(2)));
+        let mut told = Vec::new();
+        while let Some(at) = book.next_alarm() {
+            told.extend(book.verdicts(at));
+        }
+        told.retain(|verdict| !matches!(verdict, Verdict::Query { .. }));
+        if is_reported {
+            let Verdict::Stalled {
+                names,
+                waited,
+                missing,
+                ..
+            } = told.remove(0)
+            else {
+                panic!("it is reported");
+            };
+            assert_eq!(
+                (names, waited),
+                (vec!["a".to_owned(), "b".to_owned()], LIMIT)
+            );
+            assert_eq!(missing, [(1, "nothing is heard from it".to_owned())]);
+        }
+        let [Verdict::Fail { .. }, Verdict::Fail { .. }] = &told[..] else {
+            panic!("{told:?}");
+        };
+    }
+}
