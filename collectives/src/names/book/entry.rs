@@ -125,10 +125,39 @@ pub(in crate::names) fn likeness(operation: &Operation, world: u32) -> Option<Op
     })
 }
 
-/// Bytes of the longest buffer that an operation has.
+/// Bytes of the longest buffer that an operation has, or its part of one if it is fused.
 pub(super) fn weight(operation: &Operation, world: u32) -> u64 {
     match operation.kind {
         OperationKind::AllGather => operation.bytes().saturating_mul(u64::from(world)),
+        // Rows that can't be split evenly are packed as if all ranks got as many as the one that gets most.
+        OperationKind::ReduceScatter => {
+            let width = operation.bytes().checked_div(operation.rows).unwrap_or(0);
+            let rows = operation.rows.div_ceil(u64::from(world));
+            width.saturating_mul(rows).saturating_mul(u64::from(world))
+        }
         _ => operation.bytes(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::DType;
+
+    #[test]
+    fn what_is_packed_weighs_as_much_as_it_takes() {
+        let of = |kind, count, rows| Operation {
+            rows,
+            reduce: Some(ReduceOp::Sum),
+            ..Operation::new(kind, Some(DType::F32), count)
+        };
+        let weigh = |kind, count, rows| weight(&of(kind, count, rows), 4);
+        assert_eq!(weigh(OperationKind::AllReduce, 10, 0), 40);
+        assert_eq!(weigh(OperationKind::AllGather, 10, 0), 160);
+        // 5 rows of 3: each rank gets room for 2.
+        assert_eq!(weigh(OperationKind::ReduceScatter, 15, 5), 4 * 2 * 3 * 4);
+        assert_eq!(weigh(OperationKind::ReduceScatter, 24, 8), 4 * 24);
+        assert_eq!(weigh(OperationKind::ReduceScatter, 24, 0), 0);
+        assert_eq!(weigh(OperationKind::ReduceScatter, u64::MAX, 1), u64::MAX);
     }
 }
