@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::value::{Value, combined, input};
-use common::{Group, Kind};
+use common::{Fault, Group, Kind};
 use half::{bf16, f16};
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
@@ -451,4 +451,33 @@ fn a_join_counts_for_no_name_of_the_next_call() {
         }
         sums_with_a_rank_that_is_late(&group, joins);
     }
+}
+
+/// Its link for names breaks, and nothing is to be asked for: that it has joined is said again.
+#[test]
+fn a_rank_that_has_joined_is_linked_again_and_takes_part() {
+    let group = Group::new(Kind::Memory, 2);
+    group.run(|comm| comm.barrier().unwrap());
+    // Only links that are made from now on break, and those for operations without names are there.
+    let fault = Fault::cut();
+    for rank in 0..2 {
+        group.set_fault(rank, &fault);
+    }
+    group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+    let [with_data, joined] = [0, 1].map(|rank| &group.members[rank]);
+    std::thread::scope(|scope| {
+        let join = scope.spawn(|| joined.join());
+        with_data.set_timeout(Duration::from_secs(1));
+        let sum = || with_data.named("sum").all_reduce(vec![1], ReduceOp::Sum);
+        assert_eq!(sum().wait(), Ok(vec![1]));
+        fault.arm(0);
+        // Who only reads finds it out when something is written.
+        sum().wait().unwrap_err();
+        fault.disarm();
+        let done = (0..5).find_map(|_| sum().wait().ok());
+        assert_eq!(done, Some(vec![1]), "it does not take part any more");
+        with_data.set_timeout(common::LONG);
+        with_data.join().unwrap();
+        join.join().unwrap().unwrap();
+    });
 }

@@ -10,12 +10,14 @@
 //! |---|---|
 //! | [`book`] | what rank 0 knows and decides: pure |
 //! | [`wire`] | the messages: pure |
-//! | [`hub`] | the links: [`line`], what a lost rank means: [`loss`] |
+//! | [`hub`] | the links: [`line`], how they come: [`arriving`], what a lost rank means: [`loss`] |
 //! | [`farewell`] | what is given up: the others hear of it first |
 //! | [`joining`] | ranks without data |
 //! | [`turn`] | running what was decided |
+//! | [`member`] | what comes from outside: calls, losses, links |
 //! | this one | starting, waiting and giving up |
 
+mod arriving;
 mod asking;
 mod book;
 mod farewell;
@@ -23,6 +25,7 @@ mod hub;
 mod joining;
 mod line;
 mod loss;
+mod member;
 mod turn;
 mod wire;
 
@@ -40,10 +43,9 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use crate::cause::Cause;
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
-use crate::group::{Family, GroupId, Kind, Member};
+use crate::group::{Family, GroupId, Kind};
 use crate::inner::Inner;
 use crate::lane::{Lane, LaneError};
-use crate::link::Link;
 use crate::operation::{Operation, Tag};
 use crate::options::Options;
 use crate::stall::{Missing, StallReport};
@@ -474,120 +476,6 @@ impl Names {
             waited,
             missing,
         });
-    }
-}
-
-impl Member for Names {
-    fn lane(
-        self: Arc<Self>,
-        rank: u32,
-        lane: Result<Box<Link>, LaneError>,
-        _theirs: bool,
-    ) -> Result<(), LaneError> {
-        let Some(member) = self.linked(rank) else {
-            return Err(LaneError::Refused {
-                reason: format!(
-                    "rank {rank} has no link for names to rank {}",
-                    self.members[self.me as usize]
-                ),
-            });
-        };
-        let lane = lane.and_then(|link| {
-            link.into_lane().ok_or_else(|| LaneError::Unreachable {
-                reason: "its link for names ended before this rank had any".to_owned(),
-            })
-        });
-        self.tell(Command::Arrived { rank: member, lane });
-        Ok(())
-    }
-
-    fn connecting(&self, rank: u32) {
-        if self.linked(rank).is_some() {
-            self.tell(Command::Connecting);
-        }
-    }
-
-    fn requested(self: Arc<Self>, rank: u32) {
-        if self.linked(rank).is_some() {
-            self.tell(Command::Requested);
-        }
-    }
-
-    /// Names have no numbers.
-    fn has_yet_to_begin(&self, _tag: Tag) -> bool {
-        false
-    }
-
-    fn make_child(self: Arc<Self>, _group: GroupId, _rank: u32) {}
-
-    fn waits(&self) -> Option<(Instant, String)> {
-        let state = self.lock();
-        let ((_, name), first) =
-            (state.pending.iter()).min_by_key(|(_, pending)| pending.started)?;
-        let more = match state.pending.len() - 1 {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        let name: String = name.chars().take(SHOWN).collect();
-        Some((
-            first.started,
-            format!("{} named `{name}`{more}", first.operation),
-        ))
-    }
-
-    fn begin_call(self: Arc<Self>, call: CallId) {
-        let old = {
-            let mut state = self.lock();
-            state.over = None;
-            state.joining.begin_call(call.0);
-            std::mem::replace(&mut state.call, call.0)
-        };
-        if old == call.0 {
-            return;
-        }
-        let reason = format!("call {call} has begun");
-        let error = CollectiveError::Aborted {
-            reason: reason.clone(),
-        };
-        self.fail_all(call.0, &error);
-        self.tell(Command::Over {
-            before: call.0,
-            cause: Cause::Left {
-                rank: Rank(self.me),
-                reason,
-            },
-        });
-    }
-
-    fn abort_call(self: Arc<Self>, call: u64, reason: &str) {
-        let own = CollectiveError::Aborted {
-            reason: reason.to_owned(),
-        };
-        {
-            let mut state = self.lock();
-            if state.call != call || state.over.is_some() {
-                return;
-            }
-            state.over = Some((call, own.clone()));
-        }
-        self.fail_all(call + 1, &own);
-        self.tell(Command::Over {
-            before: call + 1,
-            cause: Cause::Failed {
-                rank: Rank(self.me),
-                reason: reason.to_owned(),
-            },
-        });
-    }
-
-    fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {
-        if let Some(rank) = self.position(rank) {
-            self.tell(Command::Lost(Loss {
-                rank,
-                reason: reason.to_owned(),
-                for_good: true,
-            }));
-        }
     }
 }
 
