@@ -307,8 +307,7 @@ impl Inner {
     /// Takes the numbers of the operations that were given up before their turn, and tells the peers.
     fn settle(&self, engine: &mut Engine) {
         let mut state = self.signals.lock();
-        for operation in std::mem::take(&mut state.cancelled) {
-            let tag = state.take_number();
+        for (tag, operation) in state.take_cancelled() {
             let error = CollectiveError::Aborted {
                 reason: format!("{operation} was cancelled before its turn"),
             };

@@ -53,6 +53,8 @@ pub(crate) struct State {
     pub(crate) next: u64,
     /// Operations of the present call that were given up before their turn.
     pub(crate) cancelled: Vec<&'static str>,
+    /// Those of them that have their numbers already.
+    passed: Vec<(Tag, &'static str)>,
     /// Why operations of the present call fail from now on.
     pub(crate) call_failed: Option<CollectiveError>,
     /// The last operation of the present call that failed.
@@ -103,6 +105,7 @@ impl State {
             call: 0,
             next: 0,
             cancelled: Vec::new(),
+            passed: Vec::new(),
             call_failed: None,
             last_failure: None,
             call_notice: None,
@@ -187,6 +190,7 @@ impl State {
             && self.call_failed.is_none()
             && self.lost.is_empty()
             && self.cancelled.is_empty()
+            && self.passed.is_empty()
             && self.arrivals.is_empty()
             && !self.notice_pending
     }
@@ -201,6 +205,19 @@ impl State {
         let tag = self.next_tag();
         self.next += 1;
         tag
+    }
+
+    /// Gives what was given up before its turn its numbers, and takes it.
+    pub(crate) fn take_cancelled(&mut self) -> Vec<(Tag, &'static str)> {
+        self.number_cancelled();
+        std::mem::take(&mut self.passed)
+    }
+
+    fn number_cancelled(&mut self) {
+        for operation in std::mem::take(&mut self.cancelled) {
+            let tag = self.take_number();
+            self.passed.push((tag, operation));
+        }
     }
 
     /// The number of the next operation.
@@ -242,6 +259,7 @@ impl State {
         self.notice_pending
             || !self.unsaid.is_empty()
             || !self.cancelled.is_empty()
+            || !self.passed.is_empty()
             || !self.requests.is_empty()
             || (notices && links())
     }
@@ -359,6 +377,8 @@ impl Signals {
         let mut state = self.lock();
         let present = state.call == tag.call;
         if present {
+            // What was given up before its turn had the number before, and not this one.
+            state.number_cancelled();
             state.next = tag.operation;
         }
         present
@@ -394,6 +414,7 @@ impl Signals {
             state.call = call.0;
             state.next = 0;
             state.cancelled.clear();
+            state.passed.clear();
             state.call_failed = None;
             state.last_failure = None;
             state.older_notices.clear();
@@ -407,5 +428,25 @@ pub(crate) struct Wanted<'a>(&'a Signals);
 impl Drop for Wanted<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_given_up_before_its_turn_keeps_its_number_when_another_one_is_given() {
+        let signals = Signals::new(2, None);
+        assert!(signals.go_to(Tag::new(0, 4)));
+        signals.lock().cancelled.push("barrier");
+        assert!(signals.go_to(Tag::new(0, 5)));
+        let mut state = signals.lock();
+        assert!(state.needs_attendant() && !state.is_calm(state.settings));
+        assert_eq!(state.take_cancelled(), [(Tag::new(0, 4), "barrier")]);
+        assert!(!state.needs_attendant() && state.is_calm(state.settings));
+        assert_eq!(state.take_number(), Tag::new(0, 5));
+        state.cancelled.push("join");
+        assert_eq!(state.take_cancelled(), [(Tag::new(0, 6), "join")]);
     }
 }

@@ -7,11 +7,11 @@ mod common;
 use std::time::Duration;
 
 use common::value::{Value, combined, input};
-use common::{Group, Kind};
+use common::{Fault, Group, Kind};
 use half::{bf16, f16};
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
-use kolo_transport::ids::Rank;
+use kolo_transport::ids::{CallId, Rank};
 
 /// The neutral element of every operator, for every type, by every algorithm: the others see nothing of a rank that joined.
 fn reduce_without<T: Value>(comm: &Communicator, gone: &[u32], length: usize) {
@@ -340,4 +340,144 @@ fn a_deadline_beside_a_join_names_the_late_ranks() {
             }
         });
     }
+}
+
+/// What it waits for is done with its data, and what it has none for without, fused or not.
+#[test]
+fn a_rank_that_joins_before_its_names_have_ended_does_its_part_in_them() {
+    for joins in [0, 1] {
+        let group = Group::new(Kind::Unix, 2);
+        group.run(|comm| {
+            let start = |letter: &str| {
+                let sum = |index| {
+                    let named = comm.named(format!("{letter}{index}"));
+                    named.all_reduce(vec![1_u32; 10], ReduceOp::Sum)
+                };
+                (0..20).map(sum).collect::<Vec<_>>()
+            };
+            let with_all = start("a");
+            if comm.rank() == Rank(joins) {
+                comm.join().unwrap();
+            } else {
+                for handle in start("b") {
+                    assert_eq!(handle.wait(), Ok(vec![1; 10]));
+                }
+            }
+            for handle in with_all {
+                assert_eq!(handle.wait(), Ok(vec![2; 10]));
+            }
+            if comm.rank() != Rank(joins) {
+                comm.join().unwrap();
+            }
+        });
+    }
+}
+
+enum Seen {
+    Waits,
+    Ended(Result<Vec<u32>, CollectiveError>),
+}
+
+/// A rank that has joined no more starts a named operation when another one is seen to wait for it there.
+fn sums_with_a_rank_that_is_late(group: &Group, late: usize) {
+    let [other, late] = [1 - late, late].map(|rank| &group.members[rank]);
+    let (seen, events) = std::sync::mpsc::channel();
+    let waits = std::sync::Mutex::new(seen.clone());
+    other.on_stall(move |_| waits.lock().unwrap().send(Seen::Waits).unwrap_or_default());
+    let sum = |comm: &Communicator| comm.named("sum").all_reduce(vec![1_u32], ReduceOp::Sum);
+    std::thread::scope(|scope| {
+        let start = || {
+            let (seen, handle) = (seen.clone(), sum(other));
+            scope.spawn(move || seen.send(Seen::Ended(handle.wait())).unwrap_or_default());
+        };
+        start();
+        loop {
+            match events.recv().unwrap() {
+                Seen::Waits => break,
+                // It began before rank 0 heard that the join has failed.
+                Seen::Ended(Err(error)) => {
+                    assert!(error.to_string().contains("join has failed"), "{error}");
+                    start();
+                }
+                Seen::Ended(Ok(sum)) => panic!("{sum:?} without rank {}", late.rank()),
+            }
+        }
+        assert_eq!(sum(late).wait(), Ok(vec![2]));
+        let ended = events.iter().find_map(|seen| match seen {
+            Seen::Ended(ended) => Some(ended),
+            Seen::Waits => None,
+        });
+        assert_eq!(ended, Some(Ok(vec![2])));
+    });
+}
+
+#[test]
+fn a_rank_whose_join_failed_is_waited_for_by_names() {
+    for joins in [0, 1] {
+        let group = Group::new(Kind::Unix, 2);
+        for comm in &group.members {
+            comm.set_stall_after(Duration::from_millis(10));
+        }
+        group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+        let late = &group.members[joins];
+        late.set_timeout(Duration::from_millis(50));
+        let error = late.join().unwrap_err();
+        assert!(matches!(error, CollectiveError::Deadline { .. }), "{error}");
+        group.set_timeout(common::LONG);
+        sums_with_a_rank_that_is_late(&group, joins);
+    }
+}
+
+#[test]
+fn a_join_counts_for_no_name_of_the_next_call() {
+    for joins in [0, 1] {
+        let group = Group::new(Kind::Unix, 2);
+        for comm in &group.members {
+            comm.set_stall_after(Duration::from_millis(10));
+            comm.begin_call(CallId(1));
+        }
+        group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+        let late = &group.members[joins];
+        std::thread::scope(|scope| {
+            let join = scope.spawn(|| late.join());
+            // It takes part, so it has joined.
+            let sum = group.members[1 - joins].named("sum");
+            assert_eq!(sum.all_reduce(vec![1], ReduceOp::Sum).wait(), Ok(vec![1]));
+            late.abort_call(CallId(1), "user code panicked");
+            join.join().unwrap().unwrap_err();
+        });
+        for comm in &group.members {
+            comm.begin_call(CallId(2));
+        }
+        sums_with_a_rank_that_is_late(&group, joins);
+    }
+}
+
+/// Its link for names breaks, and nothing is to be asked for: that it has joined is said again.
+#[test]
+fn a_rank_that_has_joined_is_linked_again_and_takes_part() {
+    let group = Group::new(Kind::Memory, 2);
+    group.run(|comm| comm.barrier().unwrap());
+    // Only links that are made from now on break, and those for operations without names are there.
+    let fault = Fault::cut();
+    for rank in 0..2 {
+        group.set_fault(rank, &fault);
+    }
+    group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+    let [with_data, joined] = [0, 1].map(|rank| &group.members[rank]);
+    std::thread::scope(|scope| {
+        let join = scope.spawn(|| joined.join());
+        with_data.set_timeout(Duration::from_secs(1));
+        let sum = || with_data.named("sum").all_reduce(vec![1], ReduceOp::Sum);
+        assert_eq!(sum().wait(), Ok(vec![1]));
+        fault.arm(0);
+        // Who only reads finds it out when something is written; if they found it out before, the link is there again.
+        drop(sum().wait());
+        fault.disarm();
+        let done = (0..5).find_map(|_| sum().wait().ok());
+        assert_eq!(done, Some(vec![1]), "it does not take part any more");
+        with_data.set_timeout(common::LONG);
+        with_data.join().unwrap();
+        join.join().unwrap().unwrap();
+    });
 }

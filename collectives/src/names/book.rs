@@ -1,29 +1,22 @@
 //! What rank 0 knows of named operations: who has started which, and what follows from that. Pure: time comes in as
 //! arguments, messages go out as verdicts.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kolo_transport::ids::Rank;
-
 use crate::cause::Cause;
-use crate::error::DOING;
-use crate::operation::{Operation, OperationKind, ReduceOp};
-use crate::stall::{Missing, as_said};
+use crate::operation::Operation;
 
-use super::wire::BATCH;
+use super::wire::{BATCH, Join};
+use clock::Doing;
+use entry::{ASK, Entry, Stall, weight};
 
-/// So long it waits for those that did not come to say what they do, before it reports them.
-const COLLECT: Duration = Duration::from_millis(300);
+pub(super) use entry::likeness;
 
-/// Those that did not come are asked what they do when an operation has waited for so long ...
-const ASK: Duration = Duration::from_millis(100);
-
-/// ... (but once in this time, for all entries are looked at) ...
-const PAUSE: Duration = Duration::from_millis(50);
-
-/// ... and for so long, and whenever it has waited for twice as long as then.
-const REPEAT: Duration = Duration::from_secs(1);
+mod clock;
+mod entry;
+mod joined;
 
 /// Batches that are under way on rank 0 at once. While they are, what gets ready waits, and is fused.
 const AHEAD: usize = 2;
@@ -35,6 +28,20 @@ const ASKED: usize = 2 * super::MOST;
 /// A named operation of a call.
 pub(super) type Key = (u64, String);
 
+/// What a rank asks for by a name.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    pub(super) operation: Operation,
+    pub(super) limit: Duration,
+    /// Later ones of the rank have higher numbers.
+    pub(super) serial: u64,
+    /// All ranks had joined last before this operation without a name of the call.
+    pub(super) epoch: u64,
+}
+
+/// What was heard last of each rank when something was decided: that is not about what a rank has asked for since.
+pub(super) type Heard = Arc<Vec<u64>>;
+
 /// What rank 0 has decided.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Verdict {
@@ -42,11 +49,15 @@ pub(super) enum Verdict {
     Run {
         call: u64,
         number: u64,
+        heard: Heard,
         names: Vec<String>,
+        /// Who takes part without data, and by which of its joins.
+        followers: Vec<(u32, u64)>,
     },
     /// They are given up.
     Fail {
         call: u64,
+        heard: Heard,
         names: Vec<String>,
         cause: Cause,
     },
@@ -61,113 +72,6 @@ pub(super) enum Verdict {
     },
 }
 
-/// What a rank said that it does, and when.
-#[derive(Debug)]
-struct Doing {
-    at: Instant,
-    text: String,
-}
-
-impl Doing {
-    fn in_words(&self, now: Instant) -> String {
-        as_said(&self.text, now.saturating_duration_since(self.at))
-    }
-}
-
-#[derive(Debug)]
-struct Entry {
-    /// By rank.
-    asked: Vec<Option<Operation>>,
-    since: Instant,
-    deadline: Instant,
-    limit: Duration,
-    /// When those that are missing are asked next what they do.
-    ask_at: Instant,
-    stall: Stall,
-    is_ready: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stall {
-    Not,
-    Asked(Instant),
-    Reported,
-}
-
-impl Entry {
-    /// When there is something to be done about it, if it is not ready by then.
-    fn alarm(&self, stall_after: Duration, asks_from: Option<Instant>) -> Instant {
-        let stall = match self.stall {
-            Stall::Not => self.since.checked_add(stall_after),
-            Stall::Asked(at) => Some(at + COLLECT),
-            Stall::Reported => None,
-        };
-        let ask_at = asks_from.map_or(self.ask_at, |from| from.max(self.ask_at));
-        let first = self.deadline.min(ask_at);
-        stall.map_or(first, |stall| stall.min(first))
-    }
-
-    fn missing(&self, joined: &[bool]) -> Vec<u32> {
-        (0..)
-            .zip(self.asked.iter().zip(joined))
-            .filter(|(_, (asked, joined))| asked.is_none() && !**joined)
-            .map(|(rank, _)| rank)
-            .collect()
-    }
-
-    /// The first operation, and another one that differs.
-    fn judge(&self, name: &str) -> Result<Option<Operation>, Cause> {
-        let mut asked = (0..)
-            .zip(&self.asked)
-            .filter_map(|(rank, asked)| Some((Rank(rank), (*asked)?)));
-        let Some((rank, first)) = asked.next() else {
-            return Ok(None);
-        };
-        match asked.find(|(_, other)| *other != first) {
-            None => Ok(Some(first)),
-            Some((other, theirs)) => Err(Cause::Mismatch {
-                rank,
-                asked: format!("{first} named `{name}`"),
-                other,
-                other_asked: theirs.to_string(),
-            }),
-        }
-    }
-}
-
-/// What operations have in common that can be fused: all but lengths and shapes. None if this one can't be.
-pub(super) fn likeness(operation: &Operation, world: u32) -> Option<Operation> {
-    let alike = match operation.kind {
-        // Several buffers are by themselves.
-        OperationKind::AllReduce => {
-            operation.rows == 0 && operation.reduce != Some(ReduceOp::Adasum)
-        }
-        OperationKind::AllGather => operation.rows == 0,
-        // With fewer rows than ranks most of what is fused would be padding.
-        OperationKind::ReduceScatter => {
-            operation.rows >= u64::from(world)
-                && operation.rows != Operation::OF_SEVERAL
-                && operation.count.is_multiple_of(operation.rows)
-        }
-        _ => false,
-    };
-    // One that fails by itself would let others fail.
-    (alike && operation.check(world).is_ok()).then_some(Operation {
-        count: 0,
-        rows: 0,
-        shape: 0,
-        ..*operation
-    })
-}
-
-/// Bytes of the longest buffer that an operation has.
-fn weight(operation: &Operation, world: u32) -> u64 {
-    match operation.kind {
-        OperationKind::AllGather => operation.bytes().saturating_mul(u64::from(world)),
-        _ => operation.bytes(),
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct Book {
     world: u32,
@@ -179,12 +83,15 @@ pub(super) struct Book {
     waiting: usize,
     /// Those for which all have asked, in that order.
     ready: VecDeque<Key>,
-    joined: Vec<bool>,
+    /// By rank.
+    joined: Vec<Option<Join>>,
     doing: HashMap<u32, Doing>,
     /// Before this time nobody is asked.
     asks_from: Option<Instant>,
     /// Before this time there is nothing to be seen on the clock: there may be thousands of entries.
     alarm: Option<Instant>,
+    /// The number of the last request of each rank.
+    heard: Heard,
     /// How many entries each rank has asked for.
     asked: Vec<usize>,
     /// The number of the next operation, and of which call.
@@ -207,10 +114,11 @@ impl Book {
             entries: HashMap::new(),
             waiting: 0,
             ready: VecDeque::new(),
-            joined: vec![false; world as usize],
+            joined: vec![None; world as usize],
             doing: HashMap::new(),
             asks_from: None,
             alarm: None,
+            heard: Arc::new(vec![0; world as usize]),
             asked: vec![0; world as usize],
             next: (0, 0),
             lost: None,
@@ -229,21 +137,16 @@ impl Book {
     }
 
     /// A rank has started an operation.
-    pub(super) fn ask(
-        &mut self,
-        now: Instant,
-        rank: u32,
-        (call, name): Key,
-        operation: Operation,
-        limit: Duration,
-    ) {
+    pub(super) fn ask(&mut self, now: Instant, rank: u32, (call, name): Key, request: Request) {
         if rank >= self.world {
             return;
         }
+        // Verdicts that are not told yet keep what was heard before.
+        let heard = &mut Arc::make_mut(&mut self.heard)[rank as usize];
+        *heard = request.serial.max(*heard);
         let over = self.over.clone().filter(|_| call < self.over_before);
         if let Some(cause) = self.lost.clone().or(over) {
-            let names = vec![name];
-            self.verdicts.push(Verdict::Fail { call, names, cause });
+            self.fail(call, vec![name], cause);
             return;
         }
         let entry = self.entries.entry((call, name.clone())).or_insert_with(|| {
@@ -251,67 +154,27 @@ impl Book {
             Entry {
                 asked: vec![None; self.world as usize],
                 since: now,
-                deadline: now + limit,
-                limit,
+                deadline: now + request.limit,
+                limit: request.limit,
                 ask_at: now + ASK,
                 stall: Stall::Not,
                 is_ready: false,
+                call,
+                epoch: 0,
+                followers: Vec::new(),
             }
         });
-        entry.deadline = entry.deadline.min(now + limit);
+        entry.deadline = entry.deadline.min(now + request.limit);
         let alarm = entry.alarm(self.stall_after, self.asks_from);
         self.alarm = Some(self.alarm.map_or(alarm, |at| at.min(alarm)));
-        if entry.asked[rank as usize].replace(operation).is_none() {
+        if entry.asked[rank as usize]
+            .replace(request.operation)
+            .is_none()
+        {
             self.asked[rank as usize] += 1;
         }
+        entry.epoch = entry.epoch.max(request.epoch);
         self.check(&(call, name));
-    }
-
-    /// A rank has no more data. When all have said so, all begin anew.
-    pub(super) fn join(&mut self, rank: u32) {
-        let Some(joined) = self.joined.get_mut(rank as usize) else {
-            return;
-        };
-        *joined = true;
-        if self.joined.iter().all(|joined| *joined) {
-            self.joined.fill(false);
-            return;
-        }
-        let mut keys: Vec<(Instant, Key)> = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| !entry.is_ready)
-            .map(|(key, entry)| (entry.since, key.clone()))
-            .collect();
-        keys.sort();
-        for (_, key) in keys {
-            self.check(&key);
-        }
-    }
-
-    fn check(&mut self, key: &Key) {
-        let Some(entry) = self.entries.get_mut(key) else {
-            return;
-        };
-        if !entry.is_ready && entry.missing(&self.joined).is_empty() {
-            entry.is_ready = true;
-            self.waiting -= 1;
-            self.ready.push_back(key.clone());
-        }
-    }
-
-    /// A rank says what it does.
-    pub(super) fn doing(&mut self, now: Instant, rank: u32, text: String) {
-        self.doing.insert(rank, Doing { at: now, text });
-    }
-
-    /// Whether a rank that has a link now was to be asked what it does.
-    pub(super) fn wants_to_know(&self, rank: u32) -> bool {
-        let mut asked = self.entries.values().filter(|entry| {
-            let was_asked = entry.ask_at != entry.since + ASK || entry.stall != Stall::Not;
-            was_asked && !entry.is_ready
-        });
-        asked.any(|entry| entry.missing(&self.joined).contains(&rank))
     }
 
     /// A batch has ended on rank 0.
@@ -337,6 +200,9 @@ impl Book {
     /// Calls before this one are over on some rank.
     pub(super) fn over(&mut self, before: u64, cause: Cause) {
         self.fail_all(before, &cause);
+        for joined in &mut self.joined {
+            joined.take_if(|join| join.call < before);
+        }
         if before > self.over_before {
             self.over_before = before;
             self.over = Some(cause);
@@ -358,9 +224,17 @@ impl Book {
         self.ready.retain(|(call, _)| *call >= before);
         for (call, mut names) in failed {
             names.sort();
-            let cause = cause.clone();
-            self.verdicts.push(Verdict::Fail { call, names, cause });
+            self.fail(call, names, cause.clone());
         }
+    }
+
+    fn fail(&mut self, call: u64, names: Vec<String>, cause: Cause) {
+        self.verdicts.push(Verdict::Fail {
+            call,
+            heard: Arc::clone(&self.heard),
+            names,
+            cause,
+        });
     }
 
     fn remove(&mut self, key: &Key) -> Option<Entry> {
@@ -393,19 +267,18 @@ impl Book {
             };
             let (call, name) = key;
             match entry.judge(&name) {
-                Err(cause) => {
-                    let names = vec![name];
-                    self.verdicts.push(Verdict::Fail { call, names, cause });
-                }
+                Err(cause) => self.fail(call, vec![name], cause),
                 Ok(None) => {}
                 Ok(Some(operation)) => {
-                    let names = self.fuse(call, name, &operation);
+                    let names = self.fuse(call, name, &operation, &entry.followers);
                     self.running += 1;
                     let number = self.number(call);
                     self.verdicts.push(Verdict::Run {
                         call,
                         number,
+                        heard: Arc::clone(&self.heard),
                         names,
+                        followers: entry.followers,
                     });
                 }
             }
@@ -413,8 +286,15 @@ impl Book {
         std::mem::take(&mut self.verdicts)
     }
 
-    /// Takes what is ready, is like this operation, and fits. It looks past what does not.
-    fn fuse(&mut self, call: u64, name: String, operation: &Operation) -> Vec<String> {
+    /// Takes what is ready, is like this operation, is done without data of the same ranks, and fits: a rank has data for all of a
+    /// batch or for nothing. It looks past what does not.
+    fn fuse(
+        &mut self,
+        call: u64,
+        name: String,
+        operation: &Operation,
+        followers: &[(u32, u64)],
+    ) -> Vec<String> {
         let mut names = vec![name];
         let world = self.world;
         let Some(like) = likeness(operation, world) else {
@@ -426,7 +306,9 @@ impl Book {
             if key.0 != call || sum >= self.threshold || names.len() == BATCH {
                 return true;
             }
-            let judged = self.entries.get(key).map(|entry| entry.judge(&key.1));
+            let entry = self.entries.get(key);
+            let entry = entry.filter(|entry| entry.followers == followers);
+            let judged = entry.map(|entry| entry.judge(&key.1));
             let Some(Ok(Some(other))) = judged else {
                 return true;
             };
@@ -441,119 +323,6 @@ impl Book {
         });
         self.ready = ready;
         names
-    }
-
-    /// After such a time operations are said to wait for long.
-    pub(super) fn set_stall_after(&mut self, now: Instant, stall_after: Duration) {
-        if self.stall_after != stall_after {
-            self.stall_after = stall_after;
-            // Of those that wait, too.
-            self.alarm = Some(now);
-        }
-    }
-
-    fn look_at_the_clock(&mut self, now: Instant) {
-        if self.alarm.is_none_or(|at| now < at) {
-            return;
-        }
-        let mut late: Vec<(Key, Cause)> = Vec::new();
-        let (asks, mut asked) = (self.asks_from.is_none_or(|at| now >= at), false);
-        let mut query = Vec::new();
-        let mut stalled: HashMap<(u64, Vec<u32>), (Vec<String>, Duration)> = HashMap::new();
-        for (key, entry) in &mut self.entries {
-            if entry.is_ready {
-                continue;
-            }
-            let waited = now.saturating_duration_since(entry.since);
-            if now >= entry.deadline {
-                let missing = entry.missing(&self.joined);
-                let doing = missing.iter().filter_map(|rank| {
-                    let doing = self.doing.get(rank)?;
-                    (doing.at >= entry.since).then(|| Missing {
-                        rank: Rank(*rank),
-                        doing: doing.in_words(now),
-                    })
-                });
-                let cause = Cause::Deadline {
-                    waited: entry.limit,
-                    doing: doing.take(DOING).collect(),
-                    late: missing.into_iter().map(Rank).collect(),
-                };
-                late.push((key.clone(), cause));
-            } else if asks && now >= entry.ask_at {
-                asked = true;
-                query.extend(entry.missing(&self.joined).into_iter().filter(|rank| {
-                    let said = self.doing.get(rank).map(|doing| doing.at);
-                    said.is_none_or(|at| now >= at + ASK)
-                }));
-                entry.ask_at = (entry.since + REPEAT).max(now + waited);
-            }
-            match entry.stall {
-                Stall::Not if waited >= self.stall_after => {
-                    query.extend(entry.missing(&self.joined));
-                    entry.stall = Stall::Asked(now);
-                }
-                Stall::Asked(at) if now >= at + COLLECT => {
-                    let of_call = (key.0, entry.missing(&self.joined));
-                    let (names, longest) = stalled.entry(of_call).or_default();
-                    names.push(key.1.clone());
-                    *longest = waited.max(*longest);
-                    entry.stall = Stall::Reported;
-                }
-                _ => {}
-            }
-        }
-        if asked {
-            self.asks_from = Some(now + PAUSE);
-        }
-        for (key, _) in &late {
-            self.remove(key);
-        }
-        let waiting = self.entries.values().filter(|entry| !entry.is_ready);
-        let alarms = waiting.map(|entry| entry.alarm(self.stall_after, self.asks_from));
-        self.alarm = alarms.min();
-        for ((call, name), cause) in late {
-            let names = vec![name];
-            self.verdicts.push(Verdict::Fail { call, names, cause });
-        }
-        if !query.is_empty() {
-            query.sort_unstable();
-            query.dedup();
-            self.verdicts.push(Verdict::Query { ranks: query });
-        }
-        for ((call, missing), (mut names, waited)) in stalled {
-            names.sort();
-            let missing = missing
-                .into_iter()
-                .map(|rank| {
-                    let doing = (self.doing.get(&rank)).filter(|doing| doing.at + waited >= now);
-                    let doing = doing.map(|doing| doing.in_words(now));
-                    (
-                        rank,
-                        doing.unwrap_or_else(|| "nothing is heard from it".to_owned()),
-                    )
-                })
-                .collect();
-            self.verdicts.push(Verdict::Stalled {
-                call,
-                names,
-                waited,
-                missing,
-            });
-        }
-    }
-
-    /// The ranks that operations wait for.
-    pub(super) fn waits_for(&self) -> BTreeSet<u32> {
-        let waiting = self.entries.values().filter(|entry| !entry.is_ready);
-        waiting
-            .flat_map(|entry| entry.missing(&self.joined))
-            .collect()
-    }
-
-    /// When to look at the clock again.
-    pub(super) fn next_alarm(&self) -> Option<Instant> {
-        self.alarm.filter(|_| self.waiting > 0)
     }
 }
 

@@ -6,19 +6,17 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use kolo_transport::ids::Rank;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Sleep;
 
 use super::asking::Asking;
-use super::book::{Book, Verdict};
+use super::book::{Book, Request, Verdict};
 use super::farewell::{Farewell, Then};
 use super::line::Line;
 use super::loss::{Loss, Words};
 use super::wire::{self, BATCH, Down, Up};
 use super::{Command, Names, THRESHOLD, until};
-use crate::cause::{Cause, cut};
-use crate::lane::{Lane, LaneError};
+use crate::cause::cut;
 use crate::operation::Tag;
 
 /// Most bytes that are read at once.
@@ -171,18 +169,14 @@ impl Hub {
             (Command::Connecting, None) => {
                 (self.lines[0].connecting, self.lines[0].is_asked) = (true, true);
             }
-            (
-                Command::Ask {
-                    key,
-                    operation,
-                    limit,
-                },
-                Some(book),
-            ) => {
+            // It was given up meanwhile: others would find that it is there, and wait for it in vain.
+            (Command::Ask { key, request }, _) if !names.still_waits(&key, &request) => {}
+            (Command::Ask { key, request }, Some(book)) => {
                 book.set_stall_after(now, names.family.stalls.after());
-                book.ask(now, 0, key, operation, limit);
+                book.ask(now, 0, key, request);
             }
-            (Command::Join, Some(book)) => book.join(0),
+            (Command::Join(join), Some(book)) => book.join(0, join),
+            (Command::Unjoin { serial, all }, Some(book)) => book.unjoin(0, serial, all),
             (Command::Over { before, cause }, Some(book)) => book.over(before, cause),
             (Command::Lost(loss), _) => self.declare_lost(names, loss),
             (Command::Gone(loss), _) => self.found_gone(names, &loss),
@@ -199,23 +193,30 @@ impl Hub {
             (
                 Command::Ask {
                     key: (call, name),
-                    operation,
-                    limit,
+                    request,
                 },
                 None,
             ) => {
                 // What is under way now has begun before now.
-                let at = now + limit + SILENT;
+                let at = now + request.limit + SILENT;
                 self.look_at = Some(self.look_at.map_or(at, |look_at| look_at.min(at)));
                 let ask = Up::Ask {
                     call,
                     name,
-                    operation: wire::encode_operation(operation),
-                    limit_ms: limit.as_millis().min(u128::from(u64::MAX)) as u64,
+                    operation: wire::encode_operation(request.operation),
+                    limit_ms: request.limit.as_millis().min(u128::from(u64::MAX)) as u64,
+                    serial: request.serial,
+                    epoch: request.epoch,
                 };
                 self.say(names, &ask);
             }
-            (Command::Join, None) => self.say(names, &Up::Join),
+            (Command::Join(join), None) => self.say(names, &Up::Join(join)),
+            (Command::Unjoin { serial, all }, None) => {
+                // If it is not linked rank 0 counts on no join of this rank.
+                if self.lines[0].lane.is_some() || self.lines[0].connecting {
+                    self.say(names, &Up::Unjoin { serial, all });
+                }
+            }
             (Command::Over { before, cause }, None) => {
                 let cause = cause.encode();
                 // If nothing was said to rank 0 yet, there is nothing to take back.
@@ -232,93 +233,6 @@ impl Hub {
     pub(super) fn say(&mut self, names: &Arc<Names>, message: &Up) {
         wire::put(&mut self.lines[0].out, message);
         self.link(names);
-    }
-
-    /// Starts making the link to rank 0, if there is none.
-    fn link(&mut self, names: &Arc<Names>) {
-        let line = &mut self.lines[0];
-        if line.lane.is_some() || line.connecting {
-            return;
-        }
-        line.connecting = true;
-        let connecting = names.family.connect(names.id, names.members[0]);
-        let commands = names.commands.downgrade();
-        names.family.handle.spawn(async move {
-            let lane = connecting.await.map(|lane| (lane, Vec::new()));
-            if let Some(commands) = commands.upgrade() {
-                drop(commands.send(Command::Arrived { rank: 0, lane }));
-            }
-        });
-    }
-
-    fn arrived(
-        &mut self,
-        names: &Arc<Names>,
-        rank: u32,
-        lane: Result<(Box<dyn Lane>, Vec<u8>), LaneError>,
-    ) {
-        let index = if self.me == 0 { rank as usize } else { 0 };
-        let line = &mut self.lines[index];
-        line.connecting = false;
-        let is_asked = std::mem::take(&mut line.is_asked);
-        match lane {
-            Ok((lane, read)) => {
-                names.family.meet(names.members[rank as usize]);
-                // It is there again.
-                self.ended_last.take_if(|words| words.is_of(rank));
-                line.inbox.clear();
-                line.inbox.push(&read);
-                let Some(_old) = line.lane.replace(lane) else {
-                    if let Some(book) = &mut self.book
-                        && book.wants_to_know(rank)
-                    {
-                        wire::put(&mut line.out, &Down::Query);
-                    }
-                    return;
-                };
-                // What was on its way may be lost.
-                (line.out, line.sent) = (Vec::new(), 0);
-                if let Some(book) = &mut self.book {
-                    let reason = "its link for names was replaced while it was in use".to_owned();
-                    let rank = Rank(rank);
-                    let for_good = false;
-                    book.lost(
-                        Cause::Lost {
-                            rank,
-                            reason,
-                            for_good,
-                        },
-                        for_good,
-                    );
-                }
-            }
-            // One that has come all the same will do.
-            Err(_) if line.lane.is_some() => {}
-            // What was started since has not had its time.
-            Err(_) if is_asked => {
-                if !line.out.is_empty() {
-                    self.link(names);
-                }
-            }
-            Err(error) => {
-                let words = std::mem::take(line).last_words;
-                let loss = Loss {
-                    rank,
-                    reason: error.to_string(),
-                    for_good: false,
-                };
-                if let Some(first) = self.first_before(names, &loss, words.as_ref()) {
-                    return self.fail_what_waits(names, &first);
-                }
-                let numbers = |rank: u32| (Rank(rank), Rank(names.members[rank as usize]));
-                let (me, peer) = (numbers(self.me), numbers(rank));
-                let cause = Cause::unlinked(&error, me, peer, self.me != 0);
-                match &mut self.book {
-                    Some(book) => book.lost(cause, false),
-                    None => names.unlinked(cause),
-                }
-            }
-        }
     }
 
     /// Moves what can be moved on a link. Returns whether messages came.
@@ -360,6 +274,9 @@ impl Hub {
             return came;
         }
         let line = std::mem::take(&mut self.lines[index]);
+        if let Some(book) = &mut self.book {
+            book.unlinked(rank);
+        }
         let loss = |reason, for_good| Loss {
             rank,
             reason,
@@ -370,6 +287,10 @@ impl Hub {
             (Some(fault), _) => self.fail_what_waits(names, &loss(fault, false)),
             (None, Some((reason, for_good))) => {
                 self.line_ended(names, loss(reason, for_good), line.last_words.as_ref());
+                // Nobody waits for a rank that has joined, if that is known.
+                if self.book.is_none() && !for_good && names.lock().joining.links_again() {
+                    self.link(names);
+                }
             }
             (None, None) => {}
         }
@@ -387,6 +308,8 @@ impl Hub {
                 name,
                 operation,
                 limit_ms,
+                serial,
+                epoch,
             } => {
                 if name.len() > wire::NAME {
                     return Err(format!("it sent a name of {} bytes", name.len()));
@@ -399,10 +322,16 @@ impl Hub {
                         "what it asks for by the name of `{name}` is not understood"
                     ));
                 };
-                let limit = Duration::from_millis(limit_ms).min(super::YEAR);
-                book.ask(Instant::now(), rank, (call, name), operation, limit);
+                let request = Request {
+                    operation,
+                    limit: Duration::from_millis(limit_ms).min(super::YEAR),
+                    serial,
+                    epoch,
+                };
+                book.ask(Instant::now(), rank, (call, name), request);
             }
-            Up::Join => book.join(rank),
+            Up::Join(join) => book.join(rank, join),
+            Up::Unjoin { serial, all } => book.unjoin(rank, serial, all),
             Up::Over { before, cause } => {
                 let cause = wire::decode_cause(&cause, rank);
                 match Loss::of(&cause, self.lines.len() as u32) {
@@ -432,13 +361,16 @@ impl Hub {
             Down::Run {
                 call,
                 number,
+                heard,
+                follows,
                 names: which,
             } => {
                 self.decided = Some(Instant::now());
-                names.run((call, number), which);
+                names.run((call, number), which, heard, follows);
             }
             Down::Fail {
                 call,
+                heard,
                 names: which,
                 cause,
             } => {
@@ -447,7 +379,7 @@ impl Hub {
                 if let Some(loss) = Loss::of(&cause, names.world) {
                     self.lines[0].last_words = Some(Words::now(loss));
                 }
-                names.fail(call, &which, &cause);
+                names.fail(call, &which, heard, &cause);
             }
             Down::Query => {
                 let text = names.family.present();
@@ -490,29 +422,39 @@ impl Hub {
             Verdict::Run {
                 call,
                 number,
+                heard,
                 names: which,
+                followers,
             } => {
-                self.say_all(&Down::Run {
+                let follows = |rank| {
+                    let follower = followers.iter().find(|(follower, _)| *follower == rank);
+                    follower.map(|(_, join)| *join)
+                };
+                self.say_each(|rank| Down::Run {
                     call,
                     number,
+                    heard: heard[rank as usize],
+                    follows: follows(rank),
                     names: which.clone(),
                 });
-                names.run((call, number), which);
+                names.run((call, number), which, heard[0], follows(0));
             }
             Verdict::Fail {
                 call,
+                heard,
                 names: which,
                 cause,
             } => {
                 let then = Then::Fail {
                     call,
-                    names: names.take(call, &which),
+                    names: names.take(call, &which, heard[0]),
                     cause: cause.clone(),
                 };
                 self.farewell.add(&self.lines, then);
                 for some in which.chunks(BATCH) {
-                    self.say_all(&Down::Fail {
+                    self.say_each(|rank| Down::Fail {
                         call,
+                        heard: heard[rank as usize],
                         names: some.to_vec(),
                         cause: cause.encode(),
                     });
@@ -556,6 +498,15 @@ impl Hub {
         for line in &mut self.lines {
             if line.lane.is_some() {
                 wire::put(&mut line.out, message);
+            }
+        }
+    }
+
+    /// As [`Hub::say_all`], to each its own.
+    fn say_each(&mut self, message: impl Fn(u32) -> Down) {
+        for (rank, line) in (0..).zip(&mut self.lines) {
+            if line.lane.is_some() {
+                wire::put(&mut line.out, &message(rank));
             }
         }
     }

@@ -209,6 +209,7 @@ impl Hub {
         if self.book.is_some() {
             self.say_all(&Down::Fail {
                 call: 0,
+                heard: 0,
                 names: Vec::new(),
                 cause,
             });
@@ -295,6 +296,7 @@ mod tests {
         let mut words = Vec::new();
         let fail = Down::Fail {
             call: 0,
+            heard: 0,
             names: Vec::new(),
             cause: cause.encode(),
         };

@@ -10,22 +10,28 @@
 //! |---|---|
 //! | [`book`] | what rank 0 knows and decides: pure |
 //! | [`wire`] | the messages: pure |
-//! | [`hub`] | the links: [`line`], what a lost rank means: [`loss`] |
+//! | [`hub`] | the links: [`line`], how they come: [`arriving`], what a lost rank means: [`loss`] |
 //! | [`farewell`] | what is given up: the others hear of it first |
+//! | [`joining`] | ranks without data |
 //! | [`turn`] | running what was decided |
+//! | [`member`] | what comes from outside: calls, losses, links |
 //! | this one | starting, waiting and giving up |
 
+mod arriving;
 mod asking;
 mod book;
 mod farewell;
 mod hub;
+mod joining;
 mod line;
 mod loss;
+mod member;
 mod turn;
 mod wire;
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,16 +43,17 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use crate::cause::Cause;
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
-use crate::group::{Family, GroupId, Kind, Member};
+use crate::group::{Family, GroupId, Kind};
 use crate::inner::Inner;
 use crate::lane::{Lane, LaneError};
-use crate::link::Link;
 use crate::operation::{Operation, Tag};
 use crate::options::Options;
 use crate::stall::{Missing, StallReport};
-use book::Key;
+use book::{Key, Request};
 use hub::SILENT;
+use joining::Joining;
 use loss::Loss;
+use wire::Join;
 
 /// Most bytes that are fused in one operation, if nothing else is set.
 pub(crate) const THRESHOLD: u64 = 128 << 20;
@@ -91,10 +98,13 @@ impl Task {
 enum Command {
     Ask {
         key: Key,
-        operation: Operation,
-        limit: Duration,
+        request: Request,
     },
-    Join,
+    Join(Join),
+    Unjoin {
+        serial: u64,
+        all: bool,
+    },
     Over {
         before: u64,
         cause: Cause,
@@ -145,6 +155,8 @@ struct Pending {
     options: Options,
     operation: Operation,
     task: Task,
+    /// Of what this rank has said to rank 0.
+    serial: u64,
     started: Instant,
     /// When rank 0 must have said something about it, and the limit that it was given.
     until: Instant,
@@ -158,9 +170,17 @@ struct State {
     /// Nothing works any more, or not in this call.
     lost: Option<CollectiveError>,
     over: Option<(u64, CollectiveError)>,
-    joined: bool,
-    /// All have joined; the next start begins anew.
-    all_joined: bool,
+    joining: Joining,
+}
+
+impl State {
+    /// Takes what waits, if rank 0 had heard of it.
+    fn take(&mut self, call: u64, name: &str, heard: u64) -> Option<Pending> {
+        match self.pending.entry((call, name.to_owned())) {
+            Entry::Occupied(pending) if pending.get().serial <= heard => Some(pending.remove()),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Debug for Names {
@@ -242,9 +262,6 @@ impl Names {
             })
         } else {
             let mut state = self.lock();
-            if std::mem::take(&mut state.all_joined) {
-                state.joined = false;
-            }
             let key = (state.call, name.to_owned());
             let over = state.over.as_ref().filter(|(call, _)| *call >= key.0);
             let pending = state.pending.len();
@@ -265,38 +282,31 @@ impl Names {
                 })
             } else {
                 let started = Instant::now();
+                let serial = state.joining.number();
                 let pending = Pending {
                     options,
                     operation,
                     task,
+                    serial,
                     started,
                     until: started + limit + SILENT,
                     limit,
                 };
                 state.pending.insert(key.clone(), pending);
-                drop(state);
-                self.tell(Command::Ask {
-                    key,
+                let request = Request {
                     operation,
                     limit,
-                });
+                    serial,
+                    epoch: state.joining.epoch(key.0),
+                };
+                // Under the lock: rank 0 hears all in the order in which it happened.
+                self.tell(Command::Ask { key, request });
                 return;
             }
         };
         if let Some(error) = refused {
             task.fail(error);
         }
-    }
-
-    /// This rank has no more data.
-    pub(crate) fn join(&self) {
-        self.lock().joined = true;
-        self.tell(Command::Join);
-    }
-
-    /// All ranks have joined.
-    pub(crate) fn joined_all(&self) {
-        self.lock().all_joined = true;
     }
 
     pub(crate) fn set_timeout(&self, timeout: Duration) {
@@ -325,8 +335,8 @@ impl Names {
     }
 
     /// Rank 0 has given names up. If that is because a rank is gone, no name works any more.
-    fn fail(&self, call: u64, names: &[String], cause: &Cause) {
-        let taken = self.take(call, names);
+    fn fail(&self, call: u64, names: &[String], heard: u64, cause: &Cause) {
+        let taken = self.take(call, names, heard);
         self.fail_taken(call, taken, cause);
         if let Some(loss) = Loss::of(cause, self.world)
             && loss.for_good
@@ -335,14 +345,21 @@ impl Names {
         }
     }
 
-    /// These wait no more.
-    fn take(&self, call: u64, names: &[String]) -> Vec<(String, Pending)> {
+    /// These wait no more, but for those of which rank 0 had not heard yet.
+    fn take(&self, call: u64, names: &[String], heard: u64) -> Vec<(String, Pending)> {
         let mut state = self.lock();
         let of_name = |name: &String| {
-            let pending = state.pending.remove(&(call, name.clone()))?;
+            let pending = state.take(call, name, heard)?;
             Some((name.clone(), pending))
         };
         names.iter().filter_map(of_name).collect()
+    }
+
+    /// Whether what was asked is still waited for.
+    fn still_waits(&self, key: &Key, request: &Request) -> bool {
+        let state = self.lock();
+        let pending = state.pending.get(key);
+        pending.is_some_and(|pending| pending.serial == request.serial)
     }
 
     fn fail_taken(&self, call: u64, taken: Vec<(String, Pending)>, cause: &Cause) {
@@ -459,119 +476,6 @@ impl Names {
             waited,
             missing,
         });
-    }
-}
-
-impl Member for Names {
-    fn lane(
-        self: Arc<Self>,
-        rank: u32,
-        lane: Result<Box<Link>, LaneError>,
-        _theirs: bool,
-    ) -> Result<(), LaneError> {
-        let Some(member) = self.linked(rank) else {
-            return Err(LaneError::Refused {
-                reason: format!(
-                    "rank {rank} has no link for names to rank {}",
-                    self.members[self.me as usize]
-                ),
-            });
-        };
-        let lane = lane.and_then(|link| {
-            link.into_lane().ok_or_else(|| LaneError::Unreachable {
-                reason: "its link for names ended before this rank had any".to_owned(),
-            })
-        });
-        self.tell(Command::Arrived { rank: member, lane });
-        Ok(())
-    }
-
-    fn connecting(&self, rank: u32) {
-        if self.linked(rank).is_some() {
-            self.tell(Command::Connecting);
-        }
-    }
-
-    fn requested(self: Arc<Self>, rank: u32) {
-        if self.linked(rank).is_some() {
-            self.tell(Command::Requested);
-        }
-    }
-
-    /// Names have no numbers.
-    fn has_yet_to_begin(&self, _tag: Tag) -> bool {
-        false
-    }
-
-    fn make_child(self: Arc<Self>, _group: GroupId, _rank: u32) {}
-
-    fn waits(&self) -> Option<(Instant, String)> {
-        let state = self.lock();
-        let ((_, name), first) =
-            (state.pending.iter()).min_by_key(|(_, pending)| pending.started)?;
-        let more = match state.pending.len() - 1 {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        let name: String = name.chars().take(SHOWN).collect();
-        Some((
-            first.started,
-            format!("{} named `{name}`{more}", first.operation),
-        ))
-    }
-
-    fn begin_call(self: Arc<Self>, call: CallId) {
-        let old = {
-            let mut state = self.lock();
-            state.over = None;
-            std::mem::replace(&mut state.call, call.0)
-        };
-        if old == call.0 {
-            return;
-        }
-        let reason = format!("call {call} has begun");
-        let error = CollectiveError::Aborted {
-            reason: reason.clone(),
-        };
-        self.fail_all(call.0, &error);
-        self.tell(Command::Over {
-            before: call.0,
-            cause: Cause::Left {
-                rank: Rank(self.me),
-                reason,
-            },
-        });
-    }
-
-    fn abort_call(self: Arc<Self>, call: u64, reason: &str) {
-        let own = CollectiveError::Aborted {
-            reason: reason.to_owned(),
-        };
-        {
-            let mut state = self.lock();
-            if state.call != call || state.over.is_some() {
-                return;
-            }
-            state.over = Some((call, own.clone()));
-        }
-        self.fail_all(call + 1, &own);
-        self.tell(Command::Over {
-            before: call + 1,
-            cause: Cause::Failed {
-                rank: Rank(self.me),
-                reason: reason.to_owned(),
-            },
-        });
-    }
-
-    fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {
-        if let Some(rank) = self.position(rank) {
-            self.tell(Command::Lost(Loss {
-                rank,
-                reason: reason.to_owned(),
-                for_good: true,
-            }));
-        }
     }
 }
 

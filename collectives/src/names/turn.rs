@@ -13,20 +13,32 @@ use crate::operation::Tag;
 use crate::record::ShortName;
 
 impl Names {
-    /// Rank 0 says that it is the turn of these, as the operation with this number of the call.
-    pub(super) fn run(self: &Arc<Self>, (call, number): (u64, u64), names: Vec<String>) {
+    /// Rank 0 says that it is the turn of these, as the operation with this number of the call; what it had not `heard` is not meant. If this rank `follows` it gives no
+    /// data, as it said by that join.
+    pub(super) fn run(
+        self: &Arc<Self>,
+        (call, number): (u64, u64),
+        names: Vec<String>,
+        heard: u64,
+        follows: Option<u64>,
+    ) {
         let mut tasks = Vec::new();
-        let joined = {
+        let (has_joined, reason) = {
             let mut state = self.lock();
-            for name in &names {
-                if let Some(task) = state.pending.remove(&(call, name.clone())) {
-                    tasks.push(task);
+            let listed = names.join(", ");
+            if let Some(join) = follows {
+                // If that failed in the meantime there may be data here: the others must not have a result without those.
+                let reason =
+                    format!("{listed} began without data of this rank, whose join has failed");
+                (state.joining.holds(join), reason)
+            } else {
+                for name in &names {
+                    tasks.extend(state.take(call, name, heard));
                 }
+                (false, format!("{listed} was given up"))
             }
-            state.joined
         };
         let whole = tasks.len() == names.len() && are_alike(&tasks, self.world);
-        let none_is_its_own = tasks.is_empty();
         // Who can't run them says so to those that wait here.
         let tasks = Arc::new(Mutex::new(tasks));
         let taken = Arc::clone(&tasks);
@@ -40,11 +52,10 @@ impl Names {
             let in_call = comm.inner.signals.go_to(tag);
             if in_call && whole {
                 perform(&comm, tasks, &names);
-            } else if in_call && joined && none_is_its_own {
+            } else if in_call && has_joined {
                 follow(&comm);
             } else {
                 // They were given up here in the meantime: the others hear that now.
-                let reason = format!("{} was given up", names.join(", "));
                 comm.give_up(tag, &reason);
                 for pending in tasks {
                     pending.task.fail(CollectiveError::Aborted {
@@ -141,9 +152,13 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
+    use kolo_transport::ids::Rank;
+
+    use super::super::book::Request;
     use super::*;
+    use crate::cause::Cause;
     use crate::local_group;
-    use crate::operation::ReduceOp;
+    use crate::operation::{Operation, ReduceOp};
 
     #[test]
     fn who_has_no_room_for_an_operation_says_so_in_it() {
@@ -169,6 +184,52 @@ mod tests {
             !matches!(error, CollectiveError::Deadline { .. }),
             "{error}"
         );
+    }
+
+    /// That rank 0 has given up a name is no word about what it had not heard of then.
+    #[test]
+    fn what_is_asked_while_rank_0_gives_up_is_there_for_the_next_attempt() {
+        let group = local_group(2).unwrap();
+        for comm in &group {
+            comm.set_timeout(Duration::from_secs(60));
+        }
+        let sum = |comm: &Communicator| {
+            let named = comm.named("sum");
+            named.all_reduce(vec![1_u32], ReduceOp::Sum)
+        };
+        let other = sum(&group[1]);
+        let cause = Cause::Left {
+            rank: Rank(0),
+            reason: "it gave up".to_owned(),
+        };
+        let names = group[1].inner.names();
+        names.fail(0, &["sum".to_owned()], 0, &cause);
+        let results = [sum(&group[0]).wait(), other.wait()];
+        assert_eq!(results, [Ok(vec![2]), Ok(vec![2])]);
+    }
+
+    #[test]
+    fn what_was_given_up_before_it_was_said_is_not_said() {
+        for stale in 0..2 {
+            let group = local_group(2).unwrap();
+            for comm in &group {
+                comm.set_timeout(Duration::from_millis(100));
+            }
+            let request = Request {
+                operation: Operation::BARRIER,
+                limit: Duration::from_secs(60),
+                serial: 0,
+                epoch: 0,
+            };
+            let key = (0, "met".to_owned());
+            let names = group[stale].inner.names();
+            names.tell(Command::Ask { key, request });
+            let error = group[1 - stale].named("met").barrier().wait().unwrap_err();
+            let CollectiveError::Deadline { late, .. } = &error else {
+                panic!("{error}");
+            };
+            assert_eq!(late, &[Rank(stale as u32)]);
+        }
     }
 
     /// Rank 2 starts all and then does none: what it keeps waiting ends two by two, and the last ones wait for long. That is

@@ -16,6 +16,16 @@ pub(super) const NAME: usize = 1024;
 /// Most names in one message.
 pub(super) const BATCH: usize = 4096;
 
+/// A rank's word that it has no more data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Join {
+    /// Later ones have higher numbers.
+    pub(super) serial: u64,
+    pub(super) call: u64,
+    /// The operation of the call without a name that would have been the rank's next.
+    pub(super) since: u64,
+}
+
 /// From a rank to rank 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Up {
@@ -25,9 +35,14 @@ pub(super) enum Up {
         name: String,
         operation: Vec<u8>,
         limit_ms: u64,
+        /// Later ones have higher numbers.
+        serial: u64,
+        epoch: u64,
     },
     /// It has no more data.
-    Join,
+    Join(Join),
+    /// It is in the join with this number no more, because all had joined or because it failed.
+    Unjoin { serial: u64, all: bool },
     /// Calls before this one are over there.
     Over { before: u64, cause: Vec<u8> },
     /// What it does.
@@ -41,11 +56,17 @@ pub(super) enum Down {
     Run {
         call: u64,
         number: u64,
+        /// What was heard last of the rank that hears this: what it has asked for since is not meant.
+        heard: u64,
+        /// The rank that hears this takes part without data, as it said by this join.
+        follows: Option<u64>,
         names: Vec<String>,
     },
     /// They are given up.
     Fail {
         call: u64,
+        /// As of [`Down::Run`].
+        heard: u64,
         names: Vec<String>,
         cause: Vec<u8>,
     },
@@ -155,13 +176,20 @@ mod tests {
 
     #[test]
     fn messages_come_one_by_one_and_bad_ones_are_seen() {
+        let join = Join {
+            serial: 1,
+            call: 3,
+            since: 2,
+        };
         let messages = [
-            Up::Join,
+            Up::Join(join),
             Up::Ask {
                 call: 3,
                 name: "w".to_owned(),
                 operation: encode_operation(Operation::BARRIER),
                 limit_ms: 5,
+                serial: 2,
+                epoch: 0,
             },
         ];
         let mut bytes = Vec::new();
@@ -171,7 +199,7 @@ mod tests {
         let last = bytes.pop().unwrap();
         let mut inbox = Inbox::default();
         inbox.push(&bytes);
-        assert_eq!(inbox.take(), Ok(Some(Up::Join)));
+        assert_eq!(inbox.take(), Ok(Some(Up::Join(join))));
         assert_eq!(inbox.take::<Up>(), Ok(None));
         inbox.push(&[last]);
         let Ok(Some(Up::Ask { operation, .. })) = inbox.take() else {
@@ -193,6 +221,8 @@ mod tests {
         let run = Down::Run {
             call: u64::MAX,
             number: u64::MAX,
+            heard: u64::MAX,
+            follows: Some(u64::MAX),
             names,
         };
         put(&mut bytes, &run);

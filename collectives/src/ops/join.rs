@@ -1,7 +1,6 @@
 //! Ranks that run out of data.
 
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Instant;
 
 use kolo_transport::ids::Rank;
@@ -34,7 +33,7 @@ impl Communicator {
     /// | broadcast, also of objects, barrier | what a rank that is not the root gives |
     /// | all others, and those with this rank as root | it refuses: the operation fails on all ranks, and they may go on |
     ///
-    /// In [named](Communicator::named) operations it takes part as well.
+    /// In [named](Communicator::named) operations it takes part as well, until it ends, in whatever way.
     ///
     /// ```
     /// # use kolo_collectives::{ReduceOp, local_group};
@@ -60,23 +59,23 @@ impl Communicator {
     /// [time limit](Communicator::timeout) anew), or the call was aborted. Operations that only fail are the others'
     /// affair.
     pub fn join(&self) -> Result<Rank, CollectiveError> {
-        let names = Arc::clone(self.inner.names());
-        names.join();
-        let last = self.join_in_order();
-        if last.is_ok() {
-            names.joined_all();
-        }
-        last
+        let next = self.inner.signals.lock().next_tag();
+        // However this ends, it is over for names, too.
+        let joined = self.inner.names().join(next);
+        let (last, tag) = self.join_in_order()?;
+        joined.with_all(tag);
+        Ok(last)
     }
 
-    fn join_in_order(&self) -> Result<Rank, CollectiveError> {
+    /// Returns who joined last, and in which operation that was found.
+    fn join_in_order(&self) -> Result<(Rank, Tag), CollectiveError> {
         Self::blocking(async |alarm, started| {
             let kind = OperationKind::AllGather;
             let (mut turn, mut tag) = self.turn(alarm, started, kind).await?;
             let first = tag;
             loop {
                 match self.follow(alarm, &mut turn, tag, first.operation).await {
-                    Ok(Followed::AllJoined(last)) => return Ok(last),
+                    Ok(Followed::AllJoined(last)) => return Ok((last, tag)),
                     Ok(Followed::Done { has_more: true }) => {
                         tag = tag.next_part();
                         turn.renew();

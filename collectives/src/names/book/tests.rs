@@ -1,29 +1,42 @@
 //! Of the book.
 
+use kolo_transport::ids::Rank;
+
 use super::*;
 use crate::element::DType;
+use crate::operation::{OperationKind, ReduceOp};
+use crate::stall::Missing;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-fn sum(count: u64) -> Operation {
+pub(super) fn sum(count: u64) -> Operation {
     Operation {
         reduce: Some(ReduceOp::Sum),
         ..Operation::new(OperationKind::AllReduce, Some(DType::F32), count)
     }
 }
 
-fn key(name: &str) -> Key {
+pub(super) fn asked(operation: Operation) -> Request {
+    Request {
+        operation,
+        limit: LIMIT,
+        serial: 0,
+        epoch: 0,
+    }
+}
+
+pub(super) fn key(name: &str) -> Key {
     (0, name.to_owned())
 }
 
-fn book(world: u32) -> (Book, Instant) {
+pub(super) fn book(world: u32) -> (Book, Instant) {
     (
         Book::new(world, 100, Duration::from_secs(5)),
         Instant::now(),
     )
 }
 
-fn runs(verdicts: Vec<Verdict>) -> Vec<Vec<String>> {
+pub(super) fn runs(verdicts: Vec<Verdict>) -> Vec<Vec<String>> {
     verdicts
         .into_iter()
         .map(|verdict| match verdict {
@@ -36,11 +49,11 @@ fn runs(verdicts: Vec<Verdict>) -> Vec<Vec<String>> {
 #[test]
 fn a_name_runs_when_all_have_asked_in_whatever_order() {
     let (mut book, now) = book(2);
-    book.ask(now, 0, key("a"), sum(1), LIMIT);
-    book.ask(now, 0, key("b"), sum(100), LIMIT);
-    book.ask(now, 1, key("b"), sum(100), LIMIT);
+    book.ask(now, 0, key("a"), asked(sum(1)));
+    book.ask(now, 0, key("b"), asked(sum(100)));
+    book.ask(now, 1, key("b"), asked(sum(100)));
     assert_eq!(runs(book.verdicts(now)), [["b"]]);
-    book.ask(now, 1, key("a"), sum(1), LIMIT);
+    book.ask(now, 1, key("a"), asked(sum(1)));
     assert_eq!(runs(book.verdicts(now)), [["a"]]);
     assert_eq!(book.next_alarm(), None);
 }
@@ -53,7 +66,7 @@ fn what_is_ready_while_others_run_is_fused_up_to_the_threshold() {
         ..sum(1)
     };
     for name in ["x", "y"] {
-        book.ask(now, 0, key(name), sum(25), LIMIT);
+        book.ask(now, 0, key(name), asked(sum(25)));
         assert_eq!(runs(book.verdicts(now)), [[name]]);
     }
     for (name, operation) in [
@@ -63,7 +76,7 @@ fn what_is_ready_while_others_run_is_fused_up_to_the_threshold() {
         ("big", sum(10)),
         ("c", sum(5)),
     ] {
-        book.ask(now, 0, key(name), operation, LIMIT);
+        book.ask(now, 0, key(name), asked(operation));
     }
     assert_eq!(book.verdicts(now), [], "two are under way");
     book.ended();
@@ -85,7 +98,7 @@ fn gathers_and_scatters_are_fused_with_their_like() {
     };
     let mut ask = |name: &str, operation| {
         for rank in 0..2 {
-            book.ask(now, rank, key(name), operation, LIMIT);
+            book.ask(now, rank, key(name), asked(operation));
         }
         runs(book.verdicts(now))
     };
@@ -156,7 +169,7 @@ fn operations_have_numbers_in_their_calls() {
         (7, "a", sum(1)),
         (7, "b", sum(1)),
     ] {
-        book.ask(now, 0, (call, name.to_owned()), operation, LIMIT);
+        book.ask(now, 0, (call, name.to_owned()), asked(operation));
         for verdict in book.verdicts(now) {
             if let Verdict::Run { call, number, .. } = verdict {
                 numbers.push((call, number));
@@ -172,7 +185,7 @@ fn a_rank_that_asks_without_end_is_seen() {
     let (mut book, now) = book(2);
     for index in 0..ASKED {
         assert!(!book.is_greedy(1));
-        book.ask(now, 1, key(&index.to_string()), sum(1), LIMIT);
+        book.ask(now, 1, key(&index.to_string()), asked(sum(1)));
     }
     assert!(book.is_greedy(1));
     assert!(!book.is_greedy(0));
@@ -189,9 +202,9 @@ fn a_rank_that_asks_without_end_is_seen() {
 #[test]
 fn ranks_that_disagree_are_named() {
     let (mut book, now) = book(3);
-    book.ask(now, 0, key("a"), sum(1), LIMIT);
-    book.ask(now, 1, key("a"), sum(1), LIMIT);
-    book.ask(now, 2, key("a"), sum(2), LIMIT);
+    book.ask(now, 0, key("a"), asked(sum(1)));
+    book.ask(now, 1, key("a"), asked(sum(1)));
+    book.ask(now, 2, key("a"), asked(sum(2)));
     let [Verdict::Fail { names, cause, .. }] = &book.verdicts(now)[..] else {
         panic!("it fails");
     };
@@ -210,8 +223,8 @@ fn ranks_that_disagree_are_named() {
 #[test]
 fn a_late_rank_is_asked_reported_and_in_the_end_named() {
     let (mut book, now) = book(3);
-    book.ask(now, 0, key("a"), sum(1), LIMIT);
-    book.ask(now, 2, key("a"), sum(1), LIMIT);
+    book.ask(now, 0, key("a"), asked(sum(1)));
+    book.ask(now, 2, key("a"), asked(sum(1)));
     let at = |millis| now + Duration::from_millis(millis);
     let query = [Verdict::Query { ranks: vec![1] }];
     assert!(!book.wants_to_know(1));
@@ -253,27 +266,10 @@ fn a_late_rank_is_asked_reported_and_in_the_end_named() {
 }
 
 #[test]
-fn nobody_waits_for_a_rank_that_has_joined() {
-    let (mut book, now) = book(2);
-    book.ask(now, 0, key("a"), sum(1), LIMIT);
-    book.join(1);
-    assert_eq!(runs(book.verdicts(now)), [["a"]]);
-    book.ask(now, 0, key("b"), sum(1), LIMIT);
-    assert_eq!(runs(book.verdicts(now)), [["b"]]);
-    book.ended();
-    // All have joined: from now on all are waited for again.
-    book.join(0);
-    book.ask(now, 0, key("c"), sum(1), LIMIT);
-    assert_eq!(book.verdicts(now), []);
-    book.ask(now, 1, key("c"), sum(1), LIMIT);
-    assert_eq!(runs(book.verdicts(now)), [["c"]]);
-}
-
-#[test]
 fn a_loss_fails_all_and_a_call_that_is_over_its_own() {
     let (mut book, now) = book(2);
-    book.ask(now, 0, (4, "a".to_owned()), sum(1), LIMIT);
-    book.ask(now, 0, (5, "a".to_owned()), sum(1), LIMIT);
+    book.ask(now, 0, (4, "a".to_owned()), asked(sum(1)));
+    book.ask(now, 0, (5, "a".to_owned()), asked(sum(1)));
     let failed = Cause::Failed {
         rank: Rank(1),
         reason: "panic".to_owned(),
@@ -281,11 +277,12 @@ fn a_loss_fails_all_and_a_call_that_is_over_its_own() {
     book.over(5, failed.clone());
     let fail = |call, cause: &Cause| Verdict::Fail {
         call,
+        heard: Arc::new(vec![0; 2]),
         names: vec!["a".to_owned()],
         cause: cause.clone(),
     };
     assert_eq!(book.verdicts(now), [fail(4, &failed)]);
-    book.ask(now, 0, (4, "a".to_owned()), sum(1), LIMIT);
+    book.ask(now, 0, (4, "a".to_owned()), asked(sum(1)));
     assert_eq!(book.verdicts(now), [fail(4, &failed)], "it stays over");
     let lost = Cause::Lost {
         rank: Rank(1),
@@ -294,6 +291,79 @@ fn a_loss_fails_all_and_a_call_that_is_over_its_own() {
     };
     book.lost(lost.clone(), true);
     assert_eq!(book.verdicts(now), [fail(5, &lost)]);
-    book.ask(now, 0, (6, "a".to_owned()), sum(1), LIMIT);
+    book.ask(now, 0, (6, "a".to_owned()), asked(sum(1)));
     assert_eq!(book.verdicts(now), [fail(6, &lost)]);
+}
+
+/// A verdict is about what was heard before it, though more comes before it is told.
+#[test]
+fn verdicts_say_which_requests_they_are_about() {
+    let (mut book, now) = book(2);
+    let with = |serial| Request {
+        serial,
+        ..asked(sum(1))
+    };
+    let left = Cause::Left {
+        rank: Rank(1),
+        reason: "it broke".to_owned(),
+    };
+    book.ask(now, 0, key("a"), with(4));
+    book.lost(left.clone(), false);
+    book.ask(now, 1, key("a"), with(7));
+    let fail = |heard: [u64; 2]| Verdict::Fail {
+        call: 0,
+        heard: Arc::new(heard.to_vec()),
+        names: vec!["a".to_owned()],
+        cause: left.clone(),
+    };
+    assert_eq!(book.verdicts(now), [fail([4, 0])]);
+    // What came since stands, for what rank 0 tries again.
+    book.ask(now, 0, key("a"), with(5));
+    let [Verdict::Run { heard, .. }] = &book.verdicts(now)[..] else {
+        panic!("it runs");
+    };
+    assert_eq!(**heard, [5, 7]);
+    // Of a call that is over, too.
+    book.over(1, left.clone());
+    book.ask(now, 1, key("a"), with(8));
+    assert_eq!(book.verdicts(now), [fail([5, 8])]);
+}
+
+/// As with the settings that nobody changes.
+#[test]
+fn what_is_reported_as_late_as_it_is_given_up_is_reported_first() {
+    for (stall_after, is_reported) in [
+        (LIMIT, true),
+        (Duration::from_millis(9900), true),
+        (LIMIT + Duration::from_millis(1), false),
+    ] {
+        let (mut book, now) = book(2);
+        book.set_stall_after(now, stall_after);
+        book.ask(now, 0, key("a"), asked(sum(1)));
+        book.ask(now, 0, key("b"), asked(sum(2)));
+        let mut told = Vec::new();
+        while let Some(at) = book.next_alarm() {
+            told.extend(book.verdicts(at));
+        }
+        told.retain(|verdict| !matches!(verdict, Verdict::Query { .. }));
+        if is_reported {
+            let Verdict::Stalled {
+                names,
+                waited,
+                missing,
+                ..
+            } = told.remove(0)
+            else {
+                panic!("it is reported");
+            };
+            assert_eq!(
+                (names, waited),
+                (vec!["a".to_owned(), "b".to_owned()], LIMIT)
+            );
+            assert_eq!(missing, [(1, "nothing is heard from it".to_owned())]);
+        }
+        let [Verdict::Fail { .. }, Verdict::Fail { .. }] = &told[..] else {
+            panic!("{told:?}");
+        };
+    }
 }

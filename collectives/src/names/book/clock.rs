@@ -1,0 +1,165 @@
+//! What the book does when time goes by: asking, reporting and naming those that are late.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::Rank;
+
+use crate::cause::Cause;
+use crate::error::DOING;
+use crate::stall::{Missing, as_said};
+
+use super::entry::{ASK, COLLECT, Stall};
+use super::{Book, Key, Verdict};
+
+/// All entries are looked at, so that is done but once in this time.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Those that did not come are asked again after so long, and whenever an operation has waited for twice as long as then.
+const REPEAT: Duration = Duration::from_secs(1);
+
+/// What a rank said that it does, and when.
+#[derive(Debug)]
+pub(super) struct Doing {
+    at: Instant,
+    text: String,
+}
+
+impl Doing {
+    fn in_words(&self, now: Instant) -> String {
+        as_said(&self.text, now.saturating_duration_since(self.at))
+    }
+}
+
+impl Book {
+    /// A rank says what it does.
+    pub(in crate::names) fn doing(&mut self, now: Instant, rank: u32, text: String) {
+        self.doing.insert(rank, Doing { at: now, text });
+    }
+
+    /// Whether a rank that has a link now was to be asked what it does.
+    pub(in crate::names) fn wants_to_know(&self, rank: u32) -> bool {
+        let mut asked = self.entries.values().filter(|entry| {
+            let was_asked = entry.ask_at != entry.since + ASK || entry.stall != Stall::Not;
+            was_asked && !entry.is_ready
+        });
+        asked.any(|entry| entry.missing(&self.joined).contains(&rank))
+    }
+
+    /// After such a time operations are said to wait for long.
+    pub(in crate::names) fn set_stall_after(&mut self, now: Instant, stall_after: Duration) {
+        if self.stall_after != stall_after {
+            self.stall_after = stall_after;
+            // Of those that wait, too.
+            self.alarm = Some(now);
+        }
+    }
+
+    pub(super) fn look_at_the_clock(&mut self, now: Instant) {
+        if self.alarm.is_none_or(|at| now < at) {
+            return;
+        }
+        let mut late: Vec<(Key, Cause)> = Vec::new();
+        let (asks, mut asked) = (self.asks_from.is_none_or(|at| now >= at), false);
+        let mut query = Vec::new();
+        let mut stalled: HashMap<(u64, Vec<u32>), (Vec<String>, Duration)> = HashMap::new();
+        for (key, entry) in &mut self.entries {
+            if entry.is_ready {
+                continue;
+            }
+            let waited = now.saturating_duration_since(entry.since);
+            let is_late = now >= entry.deadline;
+            if is_late {
+                let missing = entry.missing(&self.joined);
+                let doing = missing.iter().filter_map(|rank| {
+                    let doing = self.doing.get(rank)?;
+                    (doing.at >= entry.since).then(|| Missing {
+                        rank: Rank(*rank),
+                        doing: doing.in_words(now),
+                    })
+                });
+                let cause = Cause::Deadline {
+                    waited: entry.limit,
+                    doing: doing.take(DOING).collect(),
+                    late: missing.into_iter().map(Rank).collect(),
+                };
+                late.push((key.clone(), cause));
+            } else if asks && now >= entry.ask_at {
+                asked = true;
+                query.extend(entry.missing(&self.joined).into_iter().filter(|rank| {
+                    let said = self.doing.get(rank).map(|doing| doing.at);
+                    said.is_none_or(|at| now >= at + ASK)
+                }));
+                entry.ask_at = (entry.since + REPEAT).max(now + waited);
+            }
+            let is_stalled = waited >= self.stall_after;
+            let is_reported = match entry.stall {
+                // There may be no time left to ask.
+                Stall::Not => is_stalled && is_late,
+                Stall::Asked(at) => is_late || now >= at + COLLECT,
+                Stall::Reported => false,
+            };
+            if is_reported {
+                let of_call = (key.0, entry.missing(&self.joined));
+                let (names, longest) = stalled.entry(of_call).or_default();
+                names.push(key.1.clone());
+                *longest = waited.max(*longest);
+                entry.stall = Stall::Reported;
+            } else if is_stalled && entry.stall == Stall::Not {
+                query.extend(entry.missing(&self.joined));
+                entry.stall = Stall::Asked(now);
+            }
+        }
+        if asked {
+            self.asks_from = Some(now + PAUSE);
+        }
+        for (key, _) in &late {
+            self.remove(key);
+        }
+        let waiting = self.entries.values().filter(|entry| !entry.is_ready);
+        let alarms = waiting.map(|entry| entry.alarm(self.stall_after, self.asks_from));
+        self.alarm = alarms.min();
+        if !query.is_empty() {
+            query.sort_unstable();
+            query.dedup();
+            self.verdicts.push(Verdict::Query { ranks: query });
+        }
+        for ((call, missing), (mut names, waited)) in stalled {
+            names.sort();
+            let missing = missing
+                .into_iter()
+                .map(|rank| {
+                    let doing = (self.doing.get(&rank)).filter(|doing| doing.at + waited >= now);
+                    let doing = doing.map(|doing| doing.in_words(now));
+                    (
+                        rank,
+                        doing.unwrap_or_else(|| "nothing is heard from it".to_owned()),
+                    )
+                })
+                .collect();
+            self.verdicts.push(Verdict::Stalled {
+                call,
+                names,
+                waited,
+                missing,
+            });
+        }
+        // Of what is given up nothing is reported any more.
+        for ((call, name), cause) in late {
+            self.fail(call, vec![name], cause);
+        }
+    }
+
+    /// The ranks that operations wait for.
+    pub(in crate::names) fn waits_for(&self) -> BTreeSet<u32> {
+        let waiting = self.entries.values().filter(|entry| !entry.is_ready);
+        waiting
+            .flat_map(|entry| entry.missing(&self.joined))
+            .collect()
+    }
+
+    /// When to look at the clock again.
+    pub(in crate::names) fn next_alarm(&self) -> Option<Instant> {
+        self.alarm.filter(|_| self.waiting > 0)
+    }
+}
