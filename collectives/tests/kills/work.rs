@@ -183,8 +183,10 @@ impl Work<'_> {
             6 => self.gather(length),
             7 => self.scatter(length),
             8 => self.all_reduce(length),
-            9 => (self.exchange(length))
-                .map_err(|error| self.told(error, |lost| lost.0 == self.plan.victim)),
+            9 => {
+                let exchanged = self.exchange(length);
+                self.together(exchanged, |lost| lost.0 == self.plan.victim)
+            }
             10 => self.by_name(length),
             11 => self.of_buffers(),
             _ => self.in_part(length),
@@ -355,27 +357,28 @@ impl Work<'_> {
     /// In a group, while all ranks do something, too.
     fn in_part(&self, length: usize) -> Result {
         let Some(part) = &self.more.as_ref().unwrap().part else {
-            return self.all_reduce(length);
+            self.all_reduce(length)?;
+            return self.comm.barrier();
         };
         let handle = part.start().all_reduce(self.mine(length), ReduceOp::Sum);
         let result = self.all_reduce(length);
         let ended = self.ended(handle, part.members(), length);
-        match (result, ended) {
-            (Err(error), _) => Err(error),
-            (Ok(()), Ok(())) => Ok(()),
-            (Ok(()), Err(error)) => Err(self.told(error, |lost| part.rank_of(lost).is_some())),
-        }
+        result?;
+        self.together(ended, |lost| part.rank_of(lost).is_some())
     }
 
-    /// An operation of some of the ranks has failed, of which the others know nothing. Who is missed there may have left because of one
+    /// After an operation of some of the ranks, of which the others know nothing. Who is missed there may have left because of one
     /// that is no member, and who ends its process now would be missed by others in its turn. All together know whom they have lost.
-    fn told(&self, error: CollectiveError, is_member: impl Fn(Rank) -> bool) -> CollectiveError {
-        let of_all = self.comm.barrier().unwrap_err();
-        let lost = of_all.culprit_rank().unwrap();
-        assert!(
-            !is_member(lost) || error.culprit_rank() == Some(lost),
-            "{error} / {of_all}"
-        );
+    fn together(&self, in_part: Result, is_member: impl Fn(Rank) -> bool) -> Result {
+        let of_all = self.comm.barrier();
+        if let Err(error) = in_part {
+            let of_all = of_all.as_ref().unwrap_err();
+            let lost = of_all.culprit_rank().unwrap();
+            assert!(
+                !is_member(lost) || error.culprit_rank() == Some(lost),
+                "{error} / {of_all}"
+            );
+        }
         of_all
     }
 }
