@@ -127,3 +127,39 @@ fn check(kind: Kind) {
     });
     assert_eq!(counts, [0; 4]);
 }
+
+/// Through shared memory piece by piece, and in rounds (on a machine with one processor in slices).
+#[test]
+fn nothing_is_allocated_for_long_data_in_shared_memory() {
+    const LENGTH: usize = (24 << 20) / size_of::<f64>() + 1001;
+    let group = Group::new(Kind::Shared, 2);
+    let counts = group.run(|comm| {
+        let ones = vec![1.0_f64; LENGTH];
+        let (mut data, mut part) = (ones.clone(), vec![0.0; LENGTH / 2]);
+        let mut buffer = comm.buffer::<f64>(LENGTH).unwrap();
+        buffer.fill(1.0);
+        let root = Rank(1);
+        let mut round = || {
+            comm.all_reduce(&mut data, ReduceOp::Max).unwrap();
+            comm.all_reduce_into(&ones, &mut data, ReduceOp::Min)
+                .unwrap();
+            comm.reduce(&mut data, ReduceOp::Max, root).unwrap();
+            comm.all_reduce_buffer(&mut buffer, ReduceOp::Max).unwrap();
+            let even = LENGTH / 2 * 2;
+            comm.reduce_scatter_into(&ones[..even], even, &mut part, ReduceOp::Sum)
+                .unwrap();
+            comm.broadcast(&mut data, root).unwrap();
+            comm.scatter_into(&data[..even], &mut part, root).unwrap();
+            comm.all_gather_into(&part, &mut data[..even]).unwrap();
+            comm.all_to_all_into(&ones[..even], &mut data[..even])
+                .unwrap();
+        };
+        round();
+        round();
+        let before = ALLOCATIONS.get();
+        round();
+        round();
+        ALLOCATIONS.get() - before
+    });
+    assert_eq!(counts, [0; 2]);
+}

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::victim::{lonely, runtime};
-use common::{Group, Kind, LONG, run};
+use common::{Group, Kind, LONG, run, until};
 use kolo_collectives::operation::OperationKind;
 use kolo_collectives::record::{Moved, Outcome};
 use kolo_collectives::{CollectiveError, Communicator, GroupId, LaneError, ReduceOp};
@@ -78,11 +78,10 @@ fn the_recorder_says_what_was_done_how_and_when() {
         let first = &records[0];
         assert_eq!((first.bytes(), first.outcome), (4000, Outcome::Done));
         assert!(first.sent > 0 && first.received > 0, "{first:?}");
-        assert!(
-            first.lanes.to_string().starts_with("unix"),
-            "{}",
-            first.lanes
-        );
+        // Others in a run of all tests over them.
+        let lanes = first.lanes.to_string();
+        let is_known = |lane| ["unix", "shm-ring", "shm", "tls"].contains(&lane);
+        assert!(lanes.split(',').all(is_known), "{lanes}");
         assert_eq!(records[2].outcome, Outcome::Failed);
         assert_eq!(records[3].name.as_str(), "w");
         for record in &records {
@@ -96,7 +95,9 @@ fn the_recorder_says_what_was_done_how_and_when() {
             .unwrap();
         assert_eq!((counted.done, counted.failed, counted.bytes), (2, 1, 4001));
         let sent: u64 = counters.peers.iter().map(|(_, moved)| moved.sent).sum();
-        let over_lanes: u64 = counters.lanes.iter().map(|(_, moved)| moved.sent).sum();
+        // What a rank gives in shared memory is for all.
+        let lanes = counters.lanes.iter().filter(|(kind, _)| *kind != "shm");
+        let over_lanes: u64 = lanes.map(|(_, moved)| moved.sent).sum();
         assert_eq!(sent, over_lanes);
         assert!(counters.peers.iter().all(|(rank, _)| *rank != comm.rank()));
     });
@@ -105,45 +106,78 @@ fn the_recorder_says_what_was_done_how_and_when() {
 /// What does an operation wait for? The report says who, and what that rank does instead.
 #[test]
 fn a_stall_names_who_did_not_come_and_what_it_does() {
-    let group = Group::new(Kind::Unix, 4);
-    let heard = Arc::new(Mutex::new(Vec::new()));
-    for comm in &group.members {
-        comm.set_stall_after(Duration::from_millis(1500));
-        let (heard, rank) = (Arc::clone(&heard), comm.rank());
-        comm.on_stall(move |report| heard.lock().unwrap().push((rank, report.to_string())));
-    }
-    group.run(|comm| comm.all_gather(&[1_u8]).map(drop).unwrap());
-    std::thread::scope(|scope| {
+    for kind in [Kind::Unix, Kind::Shared] {
+        let group = Group::new(kind, 4);
+        let heard = Arc::new(Mutex::new(Vec::new()));
         for comm in &group.members {
-            scope.spawn(move || {
-                if comm.rank() == Rank(2) {
-                    // It is busy with something else.
-                    std::thread::sleep(Duration::from_millis(2600));
-                }
-                comm.all_reduce(&mut [1_u32; 5], ReduceOp::Sum).unwrap();
-            });
+            comm.set_stall_after(Duration::from_millis(1500));
+            let (heard, rank) = (Arc::clone(&heard), comm.rank());
+            comm.on_stall(move |report| heard.lock().unwrap().push((rank, report.to_string())));
         }
-    });
-    let heard = heard.lock().unwrap();
-    let mut ranks: Vec<Rank> = heard.iter().map(|(rank, _)| *rank).collect();
-    ranks.sort();
-    assert_eq!(ranks, [Rank(0), Rank(1), Rank(3)], "{heard:?}");
-    for (_, text) in &*heard {
-        assert!(
-            text.starts_with(
-                "all_reduce(sum) of 5 u32 (operation 1 of call 0, all ranks) has waited 1."
-            ),
-            "{text}"
-        );
-        assert!(
-            text.contains("for rank 2: it is in no operation; its last was all_gather of 1 u8"),
-            "{text}"
-        );
+        group.run(|comm| comm.all_gather(&[1_u8]).map(drop).unwrap());
+        group.run(|comm| {
+            if comm.rank() == Rank(2) {
+                // It is busy with something else until all have missed it.
+                until(|| heard.lock().unwrap().len() == 3);
+            }
+            comm.all_reduce(&mut [1_u32; 5], ReduceOp::Sum).unwrap();
+        });
+        let heard = heard.lock().unwrap();
+        let mut ranks: Vec<Rank> = heard.iter().map(|(rank, _)| *rank).collect();
+        ranks.sort();
+        assert_eq!(ranks, [Rank(0), Rank(1), Rank(3)], "{kind:?}: {heard:?}");
+        for (_, text) in &*heard {
+            assert!(
+                text.starts_with(
+                    "all_reduce(sum) of 5 u32 (operation 1 of call 0, all ranks) has waited 1."
+                ),
+                "{kind:?}: {text}"
+            );
+            assert!(
+                text.contains("for rank 2: it is in no operation; its last was all_gather of 1 u8"),
+                "{kind:?}: {text}"
+            );
+        }
+        let stalls = group.members[0].stalls();
+        assert_eq!(stalls.len(), 1);
+        assert_eq!(stalls[0].missing[0].rank, Rank(2));
+        assert!(group.members[2].stalls().is_empty());
     }
-    let stalls = group.members[0].stalls();
-    assert_eq!(stalls.len(), 1);
-    assert_eq!(stalls[0].missing[0].rank, Rank(2));
-    assert!(group.members[2].stalls().is_empty());
+}
+
+/// As it is by default, where both are a minute.
+#[test]
+fn a_stall_that_is_due_at_the_deadline_is_reported_once() {
+    for kind in [Kind::Unix, Kind::Shared] {
+        let group = Group::new(kind, 3);
+        group.run(|comm| comm.barrier().unwrap());
+        let limit = Duration::from_millis(1200);
+        for comm in &group.members {
+            comm.set_stall_after(limit);
+            comm.set_timeout(limit);
+        }
+        let there = [&group.members[0], &group.members[2]];
+        for (error, stalls) in run(there, |comm| {
+            let error = comm.all_reduce(&mut [1_u32; 5], ReduceOp::Sum).unwrap_err();
+            (error, comm.stalls())
+        }) {
+            let CollectiveError::Deadline { late, .. } = &error else {
+                panic!("{kind:?}: {error}");
+            };
+            assert_eq!(late, &[Rank(1)], "{kind:?}: {error}");
+            let [stall] = &stalls[..] else {
+                panic!("{kind:?}: {stalls:?}");
+            };
+            let missing: Vec<Rank> = stall.missing.iter().map(|missing| missing.rank).collect();
+            assert_eq!(missing, [Rank(1)], "{kind:?}: {stall}");
+            // It may have heard a little sooner that the other one's time is over.
+            assert!(
+                stall.waited + Duration::from_millis(300) >= limit,
+                "{kind:?}: {stall}"
+            );
+        }
+        assert!(group.members[1].stalls().is_empty());
+    }
 }
 
 /// A rank that waits in an operation of another group is not missing without a trace.
@@ -202,8 +236,8 @@ fn ranks_that_wait_for_different_things_find_out_soon() {
 
 #[test]
 fn a_trace_has_all_ranks_on_one_clock() {
-    let group = Group::new(Kind::Unix, 3);
-    // The ranks' clocks begin at different times.
+    // The ranks' clocks begin at times that differ by far more than the test allows.
+    let group = Group::one_by_one(Kind::Unix, 3, Duration::from_millis(120));
     let traces = group.run(|comm| {
         let part = comm.group(&[Rank(0), Rank(1)]).unwrap();
         comm.barrier().unwrap();

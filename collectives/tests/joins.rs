@@ -4,11 +4,14 @@
 
 mod common;
 
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use common::value::{Value, combined, input};
-use common::{Fault, Group, Kind};
+use common::{Fault, Group, Kind, until};
 use half::{bf16, f16};
+use kolo_collectives::record::{Outcome, Record};
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
 use kolo_transport::ids::{CallId, Rank};
@@ -137,6 +140,65 @@ fn uneven_epochs(comm: &Communicator) {
             .max_by_key(|rank| ((rank * 7 + epoch * 3) % 5, *rank))
             .unwrap();
         assert_eq!(last, Rank(expected), "epoch {epoch}");
+    }
+}
+
+/// Who waits in one group for the others to run out of data works in another one meanwhile.
+#[test]
+fn a_group_joins_while_another_one_works() {
+    const OPERATIONS: u32 = 30;
+    for kind in [Kind::Memory, Kind::Unix, Kind::Shared] {
+        let group = Group::new(kind, 4);
+        let worked = AtomicU32::new(0);
+        group.run(|comm| {
+            let me = comm.rank();
+            let joining = comm.group(&[Rank(3), Rank(1), Rank(2)]).unwrap();
+            let working = comm.group(&[Rank(2), Rank(0), Rank(1)]).unwrap();
+            std::thread::scope(|scope| {
+                if let Some(joining) = &joining {
+                    scope.spawn(|| {
+                        if me == Rank(3) {
+                            until(|| worked.load(SeqCst) == 3);
+                        }
+                        // Ranks 1 and 2 have nothing, and one batch; rank 3 comes late and has three.
+                        for batch in 0..[0, 0, 1, 3][me.index()] {
+                            let mut data = [1.0_f64, f64::from(me.0)];
+                            joining.all_reduce(&mut data, ReduceOp::Average).unwrap();
+                            let sums = if batch == 0 { [2.0, 5.0] } else { [1.0, 3.0] };
+                            assert_eq!(data, sums.map(|sum| sum / 3.0), "{kind:?}");
+                        }
+                        // As it is called in this group.
+                        assert_eq!(joining.join(), Ok(Rank(0)), "{kind:?}");
+                    });
+                }
+                let Some(working) = &working else {
+                    return;
+                };
+                let waits = |record: &Record| {
+                    let joining = joining.as_ref().map(Communicator::group_id);
+                    record.outcome == Outcome::Running && Some(record.group) == joining
+                };
+                if joining.is_some() {
+                    until(|| comm.records().iter().any(waits));
+                }
+                for number in 0..OPERATIONS {
+                    let mut data = [me.0 + number];
+                    working.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    assert_eq!(data, [3 * number + 3], "{kind:?}");
+                }
+                assert!(joining.is_none() || comm.records().iter().any(waits));
+                worked.fetch_add(1, SeqCst);
+                // And joins, too, when one of them has a batch more.
+                if me == Rank(0) {
+                    let mut data = [7_u32];
+                    working.all_reduce(&mut data, ReduceOp::Max).unwrap();
+                    assert_eq!(data, [7]);
+                }
+                assert_eq!(working.join(), Ok(Rank(1)), "{kind:?}");
+            });
+            // All ranks are still in step.
+            assert_eq!(comm.all_gather(&[me.0]).unwrap(), [0, 1, 2, 3]);
+        });
     }
 }
 

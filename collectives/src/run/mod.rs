@@ -283,6 +283,9 @@ impl<'a> Run<'a> {
                 Poll::Ready(Ok(None))
             }
             Err(error) => {
+                if let CollectiveError::Deadline { late, .. } = &error {
+                    self.report_with_others(late);
+                }
                 let words = self.give_up(&error);
                 self.parting = Some(Parting::new(error, words));
                 self.part(cx)

@@ -141,17 +141,34 @@ impl Run<'_> {
 
     /// The deadline comes before the report is due, or at the same time: it is made now.
     pub(super) fn report_before_the_end(&mut self) {
-        let due = self.stalls.after() <= self.started.elapsed();
-        if due && (self.watch.collect_at.take().is_some() || self.watch.report_at.take().is_some())
-        {
-            for rank in self.silent() {
-                let doing = self.doing_of(rank.0);
-                if !self.watch.missing.iter().any(|(known, _)| *known == rank.0) {
-                    self.watch.missing.push((rank.0, doing));
-                }
-            }
-            self.report();
+        if self.stalls.after() <= self.started.elapsed() {
+            let silent = self.silent();
+            self.report_now(silent);
         }
+    }
+
+    /// The deadline of another rank has passed, which came a little sooner: what this one was about to report is reported now.
+    pub(super) fn report_with_others(&mut self, late: &[Rank]) {
+        let me = Rank(self.engine.me);
+        let late: Vec<Rank> = late.iter().copied().filter(|rank| *rank != me).collect();
+        if !late.is_empty() && self.stalls.after() <= self.started.elapsed() + COLLECT {
+            self.report_now(late);
+        }
+    }
+
+    /// Reports, unless that was done, that these ranks did not come, too.
+    fn report_now(&mut self, silent: Vec<Rank>) {
+        let due = [self.watch.collect_at.take(), self.watch.report_at.take()];
+        if due.iter().all(Option::is_none) {
+            return;
+        }
+        for rank in silent {
+            let doing = self.doing_of(rank.0);
+            if !self.watch.missing.iter().any(|(known, _)| *known == rank.0) {
+                self.watch.missing.push((rank.0, doing));
+            }
+        }
+        self.report();
     }
 
     /// Those that this rank waits for and that are not known to be here.

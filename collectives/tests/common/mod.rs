@@ -403,6 +403,11 @@ pub(crate) struct Group {
 
 impl Group {
     pub(crate) fn new(kind: Kind, world: u32) -> Self {
+        Self::one_by_one(kind, world, Duration::ZERO)
+    }
+
+    /// Makes a rank's communicator so long after the one before.
+    pub(crate) fn one_by_one(kind: Kind, world: u32, pause: Duration) -> Self {
         // The whole suite in shared memory, as far as its lanes pass descriptors: KOLO_TEST_SHARED=1
         let kind = match kind {
             Kind::Memory | Kind::Unix if std::env::var_os("KOLO_TEST_SHARED").is_some() => {
@@ -440,6 +445,9 @@ impl Group {
         });
         let members: Vec<Communicator> = (0..world)
             .map(|rank| {
+                if rank > 0 {
+                    std::thread::sleep(pause);
+                }
                 let connector = TestConnector {
                     rank: Rank(rank),
                     hub: Arc::clone(&hub),

@@ -98,7 +98,14 @@ pub(crate) fn start(kill: &Kill, certified: Option<&Certified>) -> (HashMap<u32,
     } = *kill;
     let place = Lanes::ALL.iter().position(|other| *other == lanes).unwrap();
     let hasty = u32::from(kill.hasty);
-    let given = |rank: u32| format!("{place},{rank},{world},{},{hasty}", kill.seed);
+    let Plan {
+        seed,
+        victim,
+        simple,
+        long,
+    } = kill.plan;
+    let plan = format!("{seed},{victim},{},{}", u32::from(simple), u32::from(long));
+    let given = |rank: u32| format!("{place},{rank},{world},{hasty},{plan}");
     let ranks = (0..world).filter(|rank| *rank != own);
     let mut processes = HashMap::new();
     let (way, addresses) = if let Some(certified) = certified {
@@ -121,18 +128,21 @@ pub(crate) fn start(kill: &Kill, certified: Option<&Certified>) -> (HashMap<u32,
         }
         (Way::Network(endpoint, listener), addresses)
     } else {
-        let mut ends: HashMap<(u32, u32), UnixStream> = HashMap::new();
+        let mut ends: HashMap<(u32, u32), Vec<UnixStream>> = HashMap::new();
         for low in 0..world {
             for high in low + 1..world {
-                let (one, other) = UnixStream::pair().unwrap();
-                ends.insert((low, high), one);
-                ends.insert((high, low), other);
+                for _ in 0..LINKS {
+                    let (one, other) = UnixStream::pair().unwrap();
+                    ends.entry((low, high)).or_default().push(one);
+                    ends.entry((high, low)).or_default().push(other);
+                }
             }
         }
         for rank in ranks {
             let fds: Vec<RawFd> = (0..world)
                 .filter(|peer| *peer != rank)
-                .map(|peer| ends[&(rank, peer)].as_raw_fd())
+                .flat_map(|peer| &ends[&(rank, peer)])
+                .map(AsRawFd::as_raw_fd)
                 .collect();
             let numbers: Vec<String> = fds.iter().map(ToString::to_string).collect();
             let given = format!("{},{}", given(rank), numbers.join(","));
@@ -141,7 +151,7 @@ pub(crate) fn start(kill: &Kill, certified: Option<&Certified>) -> (HashMap<u32,
         let mine = ends
             .into_iter()
             .filter(|((from, _), _)| *from == own)
-            .map(|((_, to), socket)| (to, socket))
+            .map(|((_, to), sockets)| (to, sockets))
             .collect();
         (Way::Sockets(mine), Vec::new())
     };

@@ -2,10 +2,13 @@
 
 use super::*;
 
+/// Links of two ranks at most: one of all ranks, one of a group, one for names, and one for each direction of sends, and one more.
+pub(crate) const LINKS: usize = 6;
+
 /// How a rank reaches the others, before it has a communicator.
 pub(crate) enum Way {
-    /// By peer.
-    Sockets(HashMap<u32, UnixStream>),
+    /// By peer, one for each link.
+    Sockets(HashMap<u32, Vec<UnixStream>>),
     Network(Endpoint, TlsListener),
 }
 
@@ -30,16 +33,21 @@ impl Drop for Seat {
 pub(crate) struct Sockets {
     pub(crate) rank: Rank,
     pub(crate) shares: bool,
-    pub(crate) left: Mutex<HashMap<u32, UnixStream>>,
+    pub(crate) left: Mutex<HashMap<u32, Vec<UnixStream>>>,
 }
 
 impl Connector for Sockets {
     fn connect(&self, peer: Rank) -> Connecting {
-        let socket = self.left.lock().unwrap().remove(&peer.0);
-        let own = hello(self.rank);
+        self.connect_group(peer, GroupId::WORLD)
+    }
+
+    fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
+        let mut left = self.left.lock().unwrap();
+        let socket = left.get_mut(&peer.0).and_then(Vec::pop);
+        let own = hello(self.rank).of_group(group);
         Box::pin(async move {
             let socket = socket.ok_or_else(|| LaneError::Unreachable {
-                reason: "the socket was used before".to_owned(),
+                reason: "all sockets were used before".to_owned(),
             })?;
             let lane = UnixLane::open(socket, &own, peer, LONG).await?;
             Ok(Box::new(lane) as Box<dyn Lane>)
@@ -69,13 +77,16 @@ pub(crate) fn sit(rank: u32, world: u32, lanes: Lanes, way: Way, addresses: &[So
             let handle = runtime.handle().clone();
             let comm =
                 Communicator::new(Rank(rank), world, GENERATION, JOB, connector, handle).unwrap();
-            let higher: HashMap<u32, UnixStream> = higher;
-            for (peer, socket) in higher {
+            let higher: HashMap<u32, Vec<UnixStream>> = higher;
+            let links = higher
+                .into_iter()
+                .flat_map(|(peer, sockets)| sockets.into_iter().map(move |socket| (peer, socket)));
+            for (peer, socket) in links {
                 let acceptor = comm.acceptor();
                 runtime.spawn(async move {
                     let own = hello(Rank(rank));
                     if let Ok(lane) = UnixLane::open(socket, &own, Rank(peer), LONG).await {
-                        drop(acceptor.accept(Rank(peer), Box::new(lane)));
+                        drop(acceptor.accept_group(lane.group(), Rank(peer), Box::new(lane)));
                     }
                 });
             }
@@ -138,67 +149,5 @@ pub(crate) fn endpoint(credentials: &Credentials) -> (Endpoint, TlsListener) {
         if let Ok(listener) = endpoint.listen_tls() {
             return (endpoint, listener);
         }
-    }
-}
-
-/// Works until a rank is lost. Returns the error and how many operations went well before. Once there are some, it has a link to
-/// each of the others.
-pub(crate) fn work(
-    comm: &Communicator,
-    mut seed: u64,
-    ready: impl FnOnce(),
-) -> (CollectiveError, u32) {
-    let (rank, world) = (comm.rank().0, comm.world_size());
-    // Every rank sends to every other one.
-    let (own, counts) = (vec![rank; world as usize], vec![1; world as usize]);
-    if let Err(error) = comm.all_to_all_varcount(&own, &counts) {
-        return (error, 0);
-    }
-    ready();
-    let mut operations = 1_u32;
-    loop {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let length = [1, 40, 3000, 60_000, 400_000][(seed >> 33) as usize % 5];
-        let value = (operations % 5 + rank) as f32;
-        let mut data = vec![value; length];
-        let sum = (operations % 5 * world + world * (world - 1) / 2) as f32;
-        let root = operations % world;
-        let of_root = (operations % 5 + root) as f32;
-        let (result, expected) = match (seed >> 40) % 6 {
-            0 => (comm.barrier(), value),
-            1 => {
-                let result = comm.broadcast(&mut data, Rank(root));
-                if result.is_err() && rank != root {
-                    // It is no input, and may hold anything.
-                    data.fill(value);
-                }
-                (result, of_root)
-            }
-            2 => {
-                let handle = comm.start().all_reduce(data, ReduceOp::Sum);
-                match handle.wait_or_reclaim() {
-                    Ok(all) => {
-                        data = all;
-                        (Ok(()), sum)
-                    }
-                    Err(failure) => {
-                        data = failure.input.unwrap();
-                        (Err(failure.error), value)
-                    }
-                }
-            }
-            3 => {
-                let mine = &data[..=length / 4];
-                let result = comm.all_gather_varcount(&mine[..mine.len() - rank as usize % 2]);
-                (result.map(drop), value)
-            }
-            _ => (comm.all_reduce(&mut data, ReduceOp::Sum), sum),
-        };
-        let expected = if result.is_ok() { expected } else { value };
-        assert!(data.iter().all(|value| *value == expected), "{result:?}");
-        if let Err(error) = result {
-            return (error, operations);
-        }
-        operations += 1;
     }
 }

@@ -1,0 +1,282 @@
+//! One sample: what it is, and whether it is right.
+
+use super::*;
+
+/// Numbers of the reference repeat after so many.
+const PERIOD: usize = 11;
+
+/// Operations, and the forms of all-reduces that have ways of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    AllReduce,
+    AllReduceInto,
+    AllReduceBuffer,
+    NamedAllReduce,
+    Reduce,
+    ReduceScatter,
+    Broadcast,
+    AllGather,
+    AllGatherVarcount,
+    Gather,
+    GatherVarcount,
+    Scatter,
+    ScatterVarcount,
+    AllToAll,
+    AllToAllVarcount,
+}
+
+impl What {
+    const ALL: [Self; 15] = [
+        Self::AllReduce,
+        Self::AllReduceInto,
+        Self::AllReduceBuffer,
+        Self::NamedAllReduce,
+        Self::Reduce,
+        Self::ReduceScatter,
+        Self::Broadcast,
+        Self::AllGather,
+        Self::AllGatherVarcount,
+        Self::Gather,
+        Self::GatherVarcount,
+        Self::Scatter,
+        Self::ScatterVarcount,
+        Self::AllToAll,
+        Self::AllToAllVarcount,
+    ];
+
+    pub(crate) fn kind(self) -> OperationKind {
+        match self {
+            Self::AllReduce
+            | Self::AllReduceInto
+            | Self::AllReduceBuffer
+            | Self::NamedAllReduce => OperationKind::AllReduce,
+            Self::Reduce => OperationKind::Reduce,
+            Self::ReduceScatter => OperationKind::ReduceScatter,
+            Self::Broadcast => OperationKind::Broadcast,
+            Self::AllGather => OperationKind::AllGather,
+            Self::AllGatherVarcount => OperationKind::AllGatherVarcount,
+            Self::Gather => OperationKind::Gather,
+            Self::GatherVarcount => OperationKind::GatherVarcount,
+            Self::Scatter => OperationKind::Scatter,
+            Self::ScatterVarcount => OperationKind::ScatterVarcount,
+            Self::AllToAll => OperationKind::AllToAll,
+            Self::AllToAllVarcount => OperationKind::AllToAllVarcount,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sample {
+    pub(crate) kind: Kind,
+    pub(crate) world: u32,
+    pub(crate) what: What,
+    pub(crate) dtype: DType,
+    pub(crate) op: Option<ReduceOp>,
+    pub(crate) root: Option<Rank>,
+    /// So many times slower links: algorithms change at shorter lengths.
+    slowed: u32,
+    /// The switch that the length is near to.
+    pub(crate) switch: Option<usize>,
+    /// Of a rank, or of its part where data have parts.
+    pub(crate) length: usize,
+}
+
+impl Sample {
+    pub(crate) fn draw(seed: u64) -> Self {
+        let mut state = seed;
+        // SplitMix64: neighbours among seeds have nothing in common.
+        let mut below = |limit: usize| {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((mixed ^ (mixed >> 31)) % limit as u64) as usize
+        };
+        let world = [1, 2, 3, 4, 5, 7, 8][below(7)];
+        let (what, dtype) = (What::ALL[below(15)], DType::ALL[below(13)]);
+        let ops: Vec<ReduceOp> = (ReduceOp::ALL.into_iter())
+            .filter(|op| *op != ReduceOp::Adasum && op.allows(dtype))
+            .collect();
+        let op = ops[below(ops.len())];
+        let root = Rank(below(world as usize) as u32);
+        let mut sample = Self {
+            kind: [Kind::Shared, Kind::Unix, Kind::Memory][below(3)],
+            world,
+            what,
+            dtype,
+            op: matches!(
+                what.kind(),
+                OperationKind::AllReduce | OperationKind::Reduce | OperationKind::ReduceScatter
+            )
+            .then_some(op),
+            root: matches!(
+                what.kind(),
+                OperationKind::Reduce
+                    | OperationKind::Broadcast
+                    | OperationKind::Gather
+                    | OperationKind::GatherVarcount
+                    | OperationKind::Scatter
+                    | OperationKind::ScatterVarcount
+            )
+            .then_some(root),
+            slowed: [1, 40, 400][below(3)],
+            switch: None,
+            length: [0, 1, 2, 3, 61, 1021, 4099][below(7)],
+        };
+        let switches = sample.switches();
+        if !switches.is_empty() && below(4) > 0 {
+            let switch = switches[below(switches.len())];
+            sample.switch = Some(switch);
+            sample.length = (switch + below(4)).saturating_sub(2);
+        }
+        sample
+    }
+
+    pub(crate) fn tuning(&self) -> Tuning {
+        Tuning {
+            model: Model::default().slowed(f64::from(self.slowed)),
+            ..Tuning::default()
+        }
+    }
+
+    /// How many elements a rank has where they have different ones: as many in all as if not.
+    fn share(&self, rank: u32) -> usize {
+        let more = self.length.min(3 + rank as usize / 2);
+        match rank % 2 {
+            0 if rank + 1 < self.world => self.length + more,
+            0 => self.length,
+            _ => self.length - more,
+        }
+    }
+}
+
+/// A rank's numbers.
+fn of_rank<T: Value>(rank: u32, length: usize) -> Vec<T> {
+    repeated(&input::<T>(rank, PERIOD), length)
+}
+
+fn repeated<T: Element>(period: &[T], length: usize) -> Vec<T> {
+    let mut values = period.repeat(length.div_ceil(PERIOD));
+    values.truncate(length);
+    values
+}
+
+pub(crate) fn run<T: Value>(sample: &Sample) {
+    let group = Group::new(sample.kind, sample.world);
+    group.run(|comm| {
+        comm.set_tuning(sample.tuning());
+        // What an operation leaves behind is met by the next.
+        for _ in 0..2 {
+            match sample.op {
+                Some(op) => reduces::<T>(comm, sample, op),
+                None => moves::<T>(comm, sample),
+            }
+        }
+    });
+}
+
+fn reduces<T: Value>(comm: &Communicator, sample: &Sample, op: ReduceOp) {
+    let (me, world, length) = (comm.rank(), sample.world, sample.length);
+    let before = of_rank::<T>(me.0, length);
+    let expected = repeated(&combined::<T>(op, 0..world, PERIOD), length);
+    let mut data = before.clone();
+    match sample.what {
+        What::AllReduce => {
+            comm.all_reduce(&mut data, op).unwrap();
+            assert!(data == expected);
+        }
+        What::AllReduceInto => {
+            let mut into = vec![T::default(); length];
+            comm.all_reduce_into(&data, &mut into, op).unwrap();
+            assert!(into == expected && data == before);
+        }
+        What::AllReduceBuffer => {
+            let mut buffer = comm.buffer::<T>(length).unwrap();
+            buffer.copy_from_slice(&data);
+            comm.all_reduce_buffer(&mut buffer, op).unwrap();
+            assert!(*buffer == *expected);
+        }
+        What::NamedAllReduce => {
+            let named = comm.named("sample").all_reduce(data, op);
+            assert!(named.wait().unwrap() == expected);
+        }
+        What::Reduce => {
+            let root = sample.root.unwrap();
+            comm.reduce(&mut data, op, root).unwrap();
+            assert!(data == if me == root { expected } else { before });
+        }
+        What::ReduceScatter => {
+            let part = comm.reduce_scatter(&data, length, op).unwrap();
+            assert!(part == expected[comm.rows_of(length, me)] && data == before);
+        }
+        other => panic!("{other:?} reduces nothing"),
+    }
+}
+
+fn moves<T: Value>(comm: &Communicator, sample: &Sample) {
+    let (me, world, length) = (comm.rank().0, sample.world, sample.length);
+    let is_root = sample.root == Some(comm.rank());
+    let root = sample.root.unwrap_or_default();
+    let mut data = of_rank::<T>(me, length);
+    let of_all = || -> Vec<T> { (0..world).flat_map(|rank| of_rank(rank, length)).collect() };
+    let counts: Vec<usize> = (0..world).map(|rank| sample.share(rank)).collect();
+    let varied = || Gathered {
+        values: (0..world)
+            .flat_map(|rank| of_rank::<T>(rank, sample.share(rank)))
+            .collect(),
+        counts: counts.clone(),
+    };
+    match sample.what {
+        What::Broadcast => {
+            comm.broadcast(&mut data, root).unwrap();
+            assert!(data == of_rank(root.0, length));
+        }
+        What::AllGather => assert!(comm.all_gather(&data).unwrap() == of_all()),
+        What::Gather => {
+            assert!(comm.gather(&data, root).unwrap() == is_root.then(of_all));
+        }
+        What::AllGatherVarcount => {
+            let mine = of_rank::<T>(me, sample.share(me));
+            assert!(comm.all_gather_varcount(&mine).unwrap() == varied());
+        }
+        What::GatherVarcount => {
+            let mine = of_rank::<T>(me, sample.share(me));
+            assert!(comm.gather_varcount(&mine, root).unwrap() == is_root.then(varied));
+        }
+        What::Scatter => {
+            let all = if is_root { of_all() } else { Vec::new() };
+            let part = comm.scatter(&all, length, root).unwrap();
+            assert!(part == data);
+        }
+        What::ScatterVarcount => {
+            let (all, counts) = if is_root {
+                (varied().values, &counts[..])
+            } else {
+                (Vec::new(), &[][..])
+            };
+            let part = comm.scatter_varcount(&all, counts, root).unwrap();
+            assert!(part == of_rank::<T>(me, sample.share(me)));
+        }
+        What::AllToAll => {
+            // Other numbers for each two ranks.
+            let part = |from: u32, to: u32| of_rank::<T>(from + world * to, length);
+            let all: Vec<T> = (0..world).flat_map(|to| part(me, to)).collect();
+            let expected: Vec<T> = (0..world).flat_map(|from| part(from, me)).collect();
+            assert!(comm.all_to_all(&all).unwrap() == expected);
+        }
+        What::AllToAllVarcount => {
+            let part = |from: u32, to: u32| {
+                let length = sample.share((from + to) % world);
+                of_rank::<T>(from + world * to, length)
+            };
+            let splits: Vec<usize> = (0..world).map(|to| part(me, to).len()).collect();
+            let all: Vec<T> = (0..world).flat_map(|to| part(me, to)).collect();
+            let parts: Vec<Vec<T>> = (0..world).map(|from| part(from, me)).collect();
+            let expected = Gathered {
+                counts: parts.iter().map(Vec::len).collect(),
+                values: parts.concat(),
+            };
+            assert!(comm.all_to_all_varcount(&all, &splits).unwrap() == expected);
+        }
+        other => panic!("{other:?} moves nothing"),
+    }
+}
