@@ -224,7 +224,11 @@ impl Turn<'_> {
         if self.engine.may_share() {
             // In one piece, which the result becomes.
             let mut packed = std::mem::take(&mut self.engine.packed);
-            packed.reserve(parts().map(<[u8]>::len).sum());
+            let bytes = parts().map(<[u8]>::len).sum();
+            if !packed.try_reserve(bytes) {
+                let reason = format!("{operation}: {bytes} bytes to pack it in do not fit memory");
+                return Err(self.refuse(tag, CollectiveError::Invalid { reason }));
+            }
             let mut end = 0;
             for part in parts() {
                 copy::slice(part, &mut packed.bytes_mut()[end..end + part.len()]);
