@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use common::{Group, Kind};
-use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
+use kolo_collectives::{CollectiveError, Communicator, Options, ReduceOp};
 use kolo_transport::ids::Rank;
 
 thread_local! {
@@ -148,4 +148,25 @@ fn an_adasum_of_several_buffers_without_memory_to_keep_them_fails_on_all_ranks()
         );
         result
     });
+}
+
+/// Alone, a rank packs nothing.
+#[test]
+fn several_buffers_of_a_world_of_one_take_no_memory() {
+    let group = Group::new(Kind::Shared, 1);
+    let alone = &group.members[0];
+    let (mut first, mut second) = (vec![1_u64; LENGTH], [2_u64; 10]);
+    // What any operation of this length works in is there from here on.
+    let mut all = vec![0_u64; LENGTH + second.len()];
+    alone.all_reduce(&mut all, ReduceOp::Sum).unwrap();
+    MOST.set(LENGTH / 2);
+    let result = alone.all_reduce_grouped(&mut [&mut first, &mut second], ReduceOp::Average);
+    MOST.set(usize::MAX);
+    assert_eq!(result, Ok(()));
+    assert!(first.iter().all(|value| *value == 1) && second == [2; 10]);
+    // What has a factor is computed all the same.
+    let scaled = alone.with(Options::new().prescale(2.0));
+    let result = scaled.all_reduce_grouped(&mut [&mut first, &mut second], ReduceOp::Sum);
+    assert_eq!(result, Ok(()));
+    assert!(first.iter().all(|value| *value == 2) && second == [4; 10]);
 }

@@ -47,7 +47,9 @@ impl Communicator {
         Self::blocking(async |alarm, started| {
             let (mut turn, tag) = self.turn(alarm, started, request.kind).await?;
             let parts = || buffers.iter().map(|buffer| element::bytes_of(buffer));
-            turn.run_parts(alarm, tag, request, parts).await?;
+            if !turn.run_parts(alarm, tag, request, parts).await? {
+                return Ok(());
+            }
             let mut at = 0;
             for buffer in buffers {
                 let end = at + buffer.len();
