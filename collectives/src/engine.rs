@@ -296,15 +296,6 @@ impl Engine {
         }
     }
 
-    /// Ends the links whose peers have not read for too long.
-    pub(crate) fn end_slow_links(&mut self) {
-        for link in &mut self.links {
-            if link.has_backlog() {
-                link.end("the peer does not read what it is sent".to_owned());
-            }
-        }
-    }
-
     /// Tells every linked peer something about an operation. Returns the frame, for peers to come.
     pub(crate) fn tell(&mut self, tag: Tag, cause: &Cause) -> Vec<u8> {
         let frame = self.notice(tag, cause);

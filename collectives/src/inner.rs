@@ -28,6 +28,8 @@ use crate::signals::{Arrival, Signals};
 
 mod member;
 mod shared;
+#[cfg(test)]
+mod tests;
 mod turn;
 mod watch;
 
@@ -38,6 +40,12 @@ pub(crate) use watch::OF_WAITED;
 
 /// Longer timeouts count as this one: clocks end somewhere.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// So many operations that were given up before their turn are told of before the links are written to.
+const AT_ONCE: usize = 64;
+
+/// So long at least what is to be said waits for peers that do not read, until the listener sees to it.
+const ATTENDED: Duration = Duration::from_secs(2);
 
 pub(crate) struct Inner {
     pub(crate) me: u32,
@@ -307,7 +315,7 @@ impl Inner {
     /// Takes the numbers of the operations that were given up before their turn, and tells the peers.
     fn settle(&self, engine: &mut Engine) {
         let mut state = self.signals.lock();
-        for (tag, operation) in state.take_cancelled() {
+        for (index, (tag, operation)) in (1..).zip(state.take_cancelled()) {
             let error = CollectiveError::Aborted {
                 reason: format!("{operation} was cancelled before its turn"),
             };
@@ -315,6 +323,10 @@ impl Inner {
             engine.previous = None;
             let notice = engine.tell(tag, &Cause::of(&error, Rank(self.me)));
             state.put_notice(notice);
+            if index % AT_ONCE == 0 {
+                // A peer that reads hears of all of them: more do not wait on a link than it has room for.
+                engine.flush_now();
+            }
         }
     }
 
@@ -430,7 +442,7 @@ impl Inner {
 
     async fn attend_until_done(self: &Arc<Self>) {
         let mut engine = self.engine.lock().await;
-        let timeout = self.signals.lock().timeout.min(FOREVER);
+        let timeout = self.signals.lock().timeout.clamp(ATTENDED, FOREVER);
         let mut sleep = pin!(tokio::time::sleep(timeout));
         poll_fn(|cx| {
             self.settle(&mut engine);
@@ -456,10 +468,9 @@ impl Inner {
                 }
             }
             let flushed = engine.poll_flush(cx).is_ready();
+            // A peer that does not read is late, and nothing worse. The listener goes on when it reads: the communicator is not
+            // kept for that, nor the right to run operations.
             let late = !flushed && sleep.as_mut().poll(cx).is_ready();
-            if late {
-                engine.end_slow_links();
-            }
             let mut state = self.signals.lock();
             // An operation that waits sends the rest itself, and asks for the attendant again if it must.
             if flushed || late || self.signals.is_wanted() {

@@ -4,6 +4,7 @@
 //! frame that was half sent is kept (as a copy) and sent before anything else; the rest of one that was half
 //! received is read and dropped. So both sides stay in step without a new connection.
 
+mod backlog;
 mod buffer;
 
 use std::io::IoSlice;
@@ -15,15 +16,13 @@ use std::time::Instant;
 use kolo_transport::ids::Rank;
 
 use crate::cause::Cause;
-use crate::header::{Data, HEADER, Header, MAX_TEXT, SEGMENT};
+use crate::header::{Data, HEADER, Header};
 use crate::lane::{EndedLane, Lane, LaneError};
 use crate::operation::{Operation, Tag};
 use crate::record::Moved;
 use crate::scratch::Scratch;
+use backlog::Backlog;
 use buffer::ReadBuffer;
-
-/// Most bytes that wait for a peer that does not read: the rest of one segment and some notices.
-const BACKLOG: usize = SEGMENT + 16 * (HEADER + MAX_TEXT);
 
 /// What is being read.
 #[derive(Debug)]
@@ -89,8 +88,7 @@ pub(crate) struct Link {
     /// Where a segment waits that is combined when it is complete.
     pub(crate) stage: Scratch,
     outgoing: Option<Outgoing>,
-    backlog: Vec<u8>,
-    backlog_sent: usize,
+    backlog: Backlog,
     /// Nothing can be written any more. What the peer said before may still be read.
     pub(crate) write_error: Option<String>,
     /// Data of the present operation went over it, in either direction.
@@ -211,7 +209,6 @@ impl Link {
         self.inbound = None;
         self.outgoing = None;
         self.backlog.clear();
-        self.backlog_sent = 0;
     }
 
     /// Gives back what an ended lane holds. What was read from it stays, and how it ended.
@@ -231,30 +228,21 @@ impl Link {
             // Before the notices that came after it: nothing may come between the parts of a frame.
             let header = outgoing.sent.min(HEADER);
             let payload = outgoing.sent.saturating_sub(HEADER);
-            let mut rest = outgoing.header[header..].to_vec();
-            rest.extend_from_slice(&work[outgoing.payload][payload..]);
-            self.backlog
-                .splice(self.backlog_sent..self.backlog_sent, rest);
+            self.backlog.put_rest(&[
+                &outgoing.header[header..],
+                &work[outgoing.payload][payload..],
+            ]);
         }
         if let Some(Inbound::Payload { header, got, .. }) = &self.inbound {
             self.inbound = Some(Inbound::Discard(header.length as usize - got));
         }
     }
 
-    /// Puts a notice behind what is to be sent. A peer that reads nothing for so long loses the link.
-    pub(crate) fn notify(&mut self, frame: &[u8]) {
-        if self.lane.is_none() || self.write_error.is_some() {
-            return;
+    /// Puts a notice, or several, behind what is to be sent. If the peer reads nothing for long, older ones give way.
+    pub(crate) fn notify(&mut self, frames: &[u8]) {
+        if self.lane.is_some() && self.write_error.is_none() {
+            self.backlog.put(frames);
         }
-        if self.backlog.len() - self.backlog_sent + frame.len() > BACKLOG {
-            self.end("the peer does not read what it is sent".to_owned());
-            return;
-        }
-        if self.backlog.capacity() == 0 {
-            // How many frames wait at once depends on who is how fast: there is room for some from the beginning.
-            self.backlog.reserve(8 * HEADER);
-        }
-        self.backlog.extend_from_slice(frame);
     }
 
     /// Sends a frame with a descriptor beside it. Pending if other frames come first.
@@ -268,7 +256,7 @@ impl Link {
         if let Some(lane) = &mut self.lane {
             let sent = ready!(lane.poll_write_with(cx, frame, descriptor))?;
             self.moved.sent += sent as u64;
-            self.backlog.extend_from_slice(&frame[sent..]);
+            self.backlog.put_rest(&[&frame[sent..]]);
         }
         Poll::Ready(Ok(()))
     }
@@ -326,17 +314,19 @@ impl Link {
 
     /// Writes what waits from earlier operations, and notices. For use between operations.
     pub(crate) fn poll_backlog(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LaneError>> {
+        if self.outgoing.as_ref().is_some_and(|frame| frame.sent > 0) {
+            // Its operation goes on with it, or gives it up.
+            return Poll::Pending;
+        }
         let Some(lane) = &mut self.lane else {
             return Poll::Ready(Ok(()));
         };
-        while self.backlog_sent < self.backlog.len() {
-            let rest = &self.backlog[self.backlog_sent..];
+        while !self.backlog.is_empty() {
+            let rest = self.backlog.unsent();
             let written = ready!(lane.poll_write(cx, &[IoSlice::new(rest)]))?;
-            self.backlog_sent += written;
+            self.backlog.advance(written);
             self.moved.sent += written as u64;
         }
-        self.backlog.clear();
-        self.backlog_sent = 0;
         lane.poll_flush(cx)
     }
 

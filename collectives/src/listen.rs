@@ -170,7 +170,10 @@ fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Told], cx: &mut C
     for ((peer, link), told) in (0..).zip(&mut engine.links).zip(told) {
         answers.give(inner.job_rank(peer), link, told, cx);
     }
-    engine.flush_now();
+    // Of failed operations, too, the rest for peers that have not read before.
+    if engine.poll_flush(cx).is_pending() {
+        tracing::trace!("a peer does not read yet");
+    }
 }
 
 /// For whom a rank answers.

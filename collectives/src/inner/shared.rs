@@ -39,7 +39,7 @@ impl Given<'_> {
     /// What is read alone, and what is written while the operation is under way, or both read and written.
     fn parts(&mut self, streams: bool) -> (&[u8], &mut [u8]) {
         match self {
-            Self::Input(input) => (input, &mut []),
+            Self::Input(input) | Self::Buffers(_, input) => (input, &mut []),
             Self::Both(input, result) => (input, result),
             Self::InPlace(data) | Self::Scratch(data) => {
                 if streams {
@@ -48,7 +48,6 @@ impl Given<'_> {
                     (data, &mut [])
                 }
             }
-            Self::Buffers(_, input) => (input, &mut []),
             Self::Nothing => (&[], &mut []),
         }
     }

@@ -214,18 +214,26 @@ impl Turn<'_> {
             && operation.dtype.is_some_and(|dtype| dtype != DType::Bool)
     }
 
-    /// As [`Turn::run`], of an input in several parts.
+    /// As [`Turn::run`], of an input in several parts. Returns whether there is a result, or the parts are that already.
     pub(crate) async fn run_parts<'a, A: Alarm, I: Iterator<Item = &'a [u8]>>(
         &mut self,
         alarm: &mut A,
         tag: Tag,
         operation: Operation,
         parts: impl Fn() -> I,
-    ) -> Result<(), CollectiveError> {
-        if self.engine.may_share() {
+    ) -> Result<bool, CollectiveError> {
+        if self.is_result(&operation) {
+            self.run_alone(alarm, tag, operation).await?;
+            return Ok(false);
+        }
+        if self.inner.world > 1 && self.engine.may_share() {
             // In one piece, which the result becomes.
             let mut packed = std::mem::take(&mut self.engine.packed);
-            packed.reserve(parts().map(<[u8]>::len).sum());
+            let bytes = parts().map(<[u8]>::len).sum();
+            if !packed.try_reserve(bytes) {
+                let reason = format!("{operation}: {bytes} bytes to pack it in do not fit memory");
+                return Err(self.refuse(tag, CollectiveError::Invalid { reason }));
+            }
             let mut end = 0;
             for part in parts() {
                 copy::slice(part, &mut packed.bytes_mut()[end..end + part.len()]);
@@ -240,7 +248,7 @@ impl Turn<'_> {
             self.engine.packed = packed;
             self.in_packed = shared? == Shared::Done;
             if self.in_packed {
-                return Ok(());
+                return Ok(true);
             }
         }
         let load = |engine: &mut Engine, operation: &Operation| {
@@ -248,7 +256,7 @@ impl Turn<'_> {
         };
         self.run_over_links(alarm, tag, operation, load)
             .await
-            .map(drop)
+            .map(|_| true)
     }
 
     /// As [`Turn::run`]; `load` puts the input in its place. Returns what the others ask for, if this is a

@@ -2,12 +2,13 @@
 
 use std::any::Any;
 
+use super::room;
 use crate::communicator::Communicator;
 use crate::element::Element;
 use crate::error::CollectiveError;
 use crate::handle::{Ended, Failure, Promise};
 use crate::names::Fusable;
-use crate::operation::ReduceOp;
+use crate::operation::{OperationKind, ReduceOp};
 
 /// What is given to an operation that may be done for several at once.
 pub(super) trait Job: Send + Sized + 'static {
@@ -82,15 +83,19 @@ fn gather_packed<T: Element>(
     jobs: &[Gather<T>],
 ) -> Result<Vec<Vec<T>>, CollectiveError> {
     let world = comm.world();
-    let mut packed = Vec::with_capacity(jobs.iter().map(|Gather(data)| data.len()).sum());
+    // Before the operation: afterwards the others would not hear that there is no room here.
+    let rooms = || -> Result<_, CollectiveError> {
+        let lengths = jobs.iter().map(|Gather(data)| data.len());
+        let packed: Vec<T> = room(lengths.clone().sum())?;
+        let all = lengths.map(|length| room(length.saturating_mul(world)));
+        Ok((packed, all.collect::<Result<Vec<Vec<T>>, _>>()?))
+    };
+    let rooms = comm.or_refuse_now(OperationKind::AllGather, rooms());
+    let (mut packed, mut all) = rooms?;
     for Gather(data) in jobs {
         packed.extend_from_slice(data);
     }
     let gathered = comm.all_gather(&packed)?;
-    let mut all: Vec<Vec<T>> = jobs
-        .iter()
-        .map(|Gather(data)| Vec::with_capacity(data.len() * world))
-        .collect();
     let mut rest = &gathered[..];
     for _ in 0..world {
         for (all, Gather(data)) in all.iter_mut().zip(jobs) {

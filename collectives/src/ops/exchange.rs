@@ -2,7 +2,7 @@
 
 use kolo_transport::ids::Rank;
 
-use super::{fits, make_room, too_many, wrong_buffer};
+use super::{fits, make_room, too_many, wrong_buffer, zeros};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
@@ -39,7 +39,8 @@ impl Communicator {
     ///
     /// [`CollectiveError`], of which [`CollectiveError::Invalid`] if the length is no multiple of the world size.
     pub fn all_to_all<T: Element>(&self, data: &[T]) -> Result<Vec<T>, CollectiveError> {
-        let mut received = vec![T::default(); data.len()];
+        let received = zeros(data.len());
+        let mut received = self.or_refuse_now(OperationKind::AllToAll, received)?;
         self.all_to_all_into(data, &mut received)?;
         Ok(received)
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use super::{fits, make_room, too_many, wrong_buffer};
+use super::{fits, make_room, too_many, wrong_buffer, zeros};
 use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
@@ -62,7 +62,8 @@ impl Communicator {
     ///
     /// [`CollectiveError`].
     pub fn all_gather<T: Element>(&self, data: &[T]) -> Result<Vec<T>, CollectiveError> {
-        let mut all = self.room_for_all(data);
+        let all = self.room_for_all(data);
+        let mut all = self.or_refuse_now(OperationKind::AllGather, all)?;
         self.all_gather_into(data, &mut all)?;
         Ok(all)
     }
@@ -76,11 +77,11 @@ impl Communicator {
         &self,
         data: &[T],
     ) -> Result<Vec<T>, CollectiveError> {
-        let mut all = self.room_for_all(data);
         let started = Instant::now();
-        let sleep = pin!(self.inner.sleep());
-        self.gather_all(&mut SleepAlarm(sleep), started, data, &mut all)
-            .await?;
+        let alarm = &mut SleepAlarm(pin!(self.inner.sleep()));
+        let (kind, all) = (OperationKind::AllGather, self.room_for_all(data));
+        let mut all = self.or_refuse(alarm, started, kind, all).await?;
+        self.gather_all(alarm, started, data, &mut all).await?;
         Ok(all)
     }
 
@@ -254,7 +255,8 @@ impl Communicator {
             self.gather_into(data, &mut [], root)?;
             return Ok(None);
         }
-        let mut all = self.room_for_all(data);
+        let all = self.room_for_all(data);
+        let mut all = self.or_refuse_now(OperationKind::Gather, all)?;
         self.gather_into(data, &mut all, root)?;
         Ok(Some(all))
     }
@@ -359,8 +361,8 @@ impl Communicator {
         })
     }
 
-    fn room_for_all<T: Element>(&self, data: &[T]) -> Vec<T> {
-        vec![T::default(); data.len() * self.world()]
+    fn room_for_all<T: Element>(&self, data: &[T]) -> Result<Vec<T>, CollectiveError> {
+        zeros(data.len().saturating_mul(self.world()))
     }
 
     async fn gather_all<A: Alarm, T: Element>(

@@ -1,7 +1,7 @@
 //! Operations on several buffers at once: all succeed or none.
 
 use super::reduce::width;
-use super::{Gathered, fits, make_room, too_many, total};
+use super::{Gathered, fits, make_room, room, too_many, total};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
@@ -47,7 +47,9 @@ impl Communicator {
         Self::blocking(async |alarm, started| {
             let (mut turn, tag) = self.turn(alarm, started, request.kind).await?;
             let parts = || buffers.iter().map(|buffer| element::bytes_of(buffer));
-            turn.run_parts(alarm, tag, request, parts).await?;
+            if !turn.run_parts(alarm, tag, request, parts).await? {
+                return Ok(());
+            }
             let mut at = 0;
             for buffer in buffers {
                 let end = at + buffer.len();
@@ -81,7 +83,12 @@ impl Communicator {
                 };
                 return turn.run(alarm, tag, request, &[]).await;
             }
-            let mut kept: Vec<Vec<T>> = Vec::with_capacity(count);
+            // For all of them at once: the others hear that there is no room here before anything is overwritten.
+            let lengths = buffers.iter().map(|buffer| buffer.len());
+            let mut kept = match lengths.map(room).collect::<Result<Vec<Vec<T>>, _>>() {
+                Ok(kept) => kept,
+                Err(error) => return Err(turn.refuse(tag, error)),
+            };
             for index in 0..count {
                 let buffer = &mut *buffers[index];
                 let request = Operation {
@@ -89,10 +96,10 @@ impl Communicator {
                     rows: (count - index) as u64,
                     ..self.reduction::<T>(kind, buffer.len(), op)
                 };
-                kept.push(buffer.to_vec());
+                kept[index].extend_from_slice(buffer);
                 let done = turn.run_in_place(alarm, tag, request, buffer, true).await;
                 if let Err(error) = done {
-                    for (buffer, was) in buffers.iter_mut().zip(&kept) {
+                    for (buffer, was) in buffers.iter_mut().zip(&kept[..=index]) {
                         buffer.copy_from_slice(was);
                     }
                     return Err(error);

@@ -51,6 +51,37 @@ impl Communicator {
         Ok((turn, tag))
     }
 
+    /// What an operation needs, or its end: it takes its number, and the peers hear why this rank does not do it.
+    async fn or_refuse<A: Alarm, R>(
+        &self,
+        alarm: &mut A,
+        started: Instant,
+        kind: OperationKind,
+        needed: Result<R, CollectiveError>,
+    ) -> Result<R, CollectiveError> {
+        match needed {
+            Ok(needed) => Ok(needed),
+            Err(error) => {
+                let (mut turn, tag) = self.turn(alarm, started, kind).await?;
+                Err(turn.refuse(tag, error))
+            }
+        }
+    }
+
+    /// As [`Communicator::or_refuse`], on this thread.
+    fn or_refuse_now<R>(
+        &self,
+        kind: OperationKind,
+        needed: Result<R, CollectiveError>,
+    ) -> Result<R, CollectiveError> {
+        match needed {
+            Ok(needed) => Ok(needed),
+            needed => Self::blocking(async |alarm, started| {
+                self.or_refuse(alarm, started, kind, needed).await
+            }),
+        }
+    }
+
     fn world(&self) -> usize {
         self.inner.world as usize
     }
@@ -203,6 +234,24 @@ fn make_room<T: Element>(into: &mut Vec<T>, length: usize) -> Result<(), Collect
     into.clear();
     into.resize(length, T::default());
     Ok(())
+}
+
+/// So many neutral values. Fails if there is not so much memory.
+fn zeros<T: Element>(length: usize) -> Result<Vec<T>, CollectiveError> {
+    // It is asked for and given back, and then taken as zeros, which the system has at hand.
+    if !fits::<T>(length) || Vec::<T>::new().try_reserve_exact(length).is_err() {
+        return Err(too_many::<T>(&[length as u64]));
+    }
+    Ok(vec![T::default(); length])
+}
+
+/// An empty vector with room for so many values. Fails if there is not so much memory.
+fn room<T>(length: usize) -> Result<Vec<T>, CollectiveError> {
+    let mut room = Vec::new();
+    match room.try_reserve_exact(length) {
+        Ok(()) => Ok(room),
+        Err(_) => Err(too_many::<T>(&[length as u64])),
+    }
 }
 
 fn wrong_buffer(what: std::fmt::Arguments<'_>, given: usize, wanted: usize) -> CollectiveError {

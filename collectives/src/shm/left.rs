@@ -1,25 +1,36 @@
-//! How much memory the host has left. The system gives pages of a shared file for as long as it can, and then ends processes:
-//! who wants many asks first.
+//! How much memory the host has left, and the container, if this process is in one. The system gives pages of a shared file for as
+//! long as it can, and then ends processes: who wants many asks first.
 
 use std::io;
+use std::path::{Path, PathBuf};
 
 /// What is left to others, of what this process could have: they may be ranks that ask at the same time.
 const OTHERS: u64 = 512 << 20;
 
-/// Whether the host still has `bytes` for this process.
+/// Where the groups of processes are that have limits of their own (cgroup v2).
+const GROUPS: &str = "/sys/fs/cgroup";
+
+/// Whether the host still has `bytes` for this process, and its container.
 ///
 /// # Errors
 ///
 /// [`io::ErrorKind::OutOfMemory`], with how much there is. On a system that does not tell, none.
 pub(super) fn check(bytes: usize) -> io::Result<()> {
-    match std::fs::read_to_string("/proc/meminfo") {
-        Ok(told) => enough(&told, bytes as u64),
-        Err(_) => Ok(()),
+    let bytes = bytes as u64;
+    if let Ok(told) = std::fs::read_to_string("/proc/meminfo") {
+        enough("host", left(&told), bytes)?;
     }
+    let of_container = match std::fs::read_to_string("/proc/self/cgroup") {
+        Ok(told) => left_in(Path::new(GROUPS), &told, |file| {
+            std::fs::read_to_string(file).ok()
+        }),
+        Err(_) => None,
+    };
+    enough("container", of_container, bytes)
 }
 
-fn enough(told: &str, bytes: u64) -> io::Result<()> {
-    let Some(left) = left(told) else {
+fn enough(of: &str, left: Option<u64>, bytes: u64) -> io::Result<()> {
+    let Some(left) = left else {
         return Ok(());
     };
     if bytes.saturating_add(OTHERS) <= left {
@@ -28,11 +39,38 @@ fn enough(told: &str, bytes: u64) -> io::Result<()> {
     Err(io::Error::new(
         io::ErrorKind::OutOfMemory,
         format!(
-            "the host has {} MiB left, of which {} are for others",
+            "the {of} has {} MiB left, of which {} are for others",
             left >> 20,
             OTHERS >> 20
         ),
     ))
+}
+
+/// What the limits of this process's group leave it, and of all groups in which that is. `told` is what the system says of which
+/// groups that are, `read` reads a file. None if there is no limit.
+fn left_in(root: &Path, told: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
+    // Of version 2 there is one group, which has no number and no names.
+    let group = told.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let own: PathBuf = root.join(group);
+    let groups = own.ancestors().take_while(|group| group.starts_with(root));
+    groups.filter_map(|group| left_of(group, &read)).min()
+}
+
+/// What the limit of one group leaves it, if it has one.
+fn left_of(group: &Path, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
+    let number = |file: &str| read(&group.join(file))?.trim().parse::<u64>().ok();
+    // The other word is `max`.
+    let most = number("memory.max")?;
+    let used = number("memory.current")?;
+    // Pages of files, which are counted, too, are given up for others.
+    let files = read(&group.join("memory.stat")).map_or(0, |stat| of_files(&stat));
+    Some(most.saturating_sub(used.saturating_sub(files)))
+}
+
+/// Bytes of pages of files that nobody has used lately. What is in shared memory is not among them.
+fn of_files(stat: &str) -> u64 {
+    let line = |line: &str| line.strip_prefix("inactive_file ")?.trim().parse().ok();
+    stat.lines().find_map(line).unwrap_or(0)
 }
 
 /// Bytes without what would have to be taken from a process; pages of shared files can be swapped out.
@@ -70,12 +108,64 @@ mod tests {
     #[test]
     fn more_than_is_left_is_refused_with_how_much_there_is() {
         let most = 2_010_000 * 1024 - OTHERS;
-        enough(TOLD, most).unwrap();
-        enough("", u64::MAX).unwrap();
+        enough("host", left(TOLD), most).unwrap();
+        enough("host", left(""), u64::MAX).unwrap();
         for bytes in [most + 1, u64::MAX] {
-            let error = enough(TOLD, bytes).unwrap_err();
+            let error = enough("host", left(TOLD), bytes).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
             assert!(error.to_string().contains("has 1962 MiB left"), "{error}");
         }
+    }
+
+    /// What is left in these groups.
+    fn in_groups(told: &str, files: &[(&str, &str)]) -> Option<u64> {
+        left_in(Path::new("/groups"), told, |wanted| {
+            let of = |(file, _): &&(&str, &str)| Path::new("/groups").join(file) == wanted;
+            files.iter().find(of).map(|(_, text)| (*text).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_least_that_any_group_leaves_counts() {
+        let told = "4:memory:/old\n0::/jobs/one\n";
+        let mut files = vec![
+            ("jobs/one/memory.max", "max\n"),
+            ("jobs/one/memory.current", "700\n"),
+            ("jobs/memory.max", "1000\n"),
+            ("jobs/memory.current", "900\n"),
+        ];
+        assert_eq!(in_groups(told, &files), Some(100));
+        files.push((
+            "jobs/memory.stat",
+            "anon 1\nfile 800\ninactive_file 300\nactive_file 2\n",
+        ));
+        assert_eq!(in_groups(told, &files), Some(400));
+        files[0].1 = "750\n";
+        assert_eq!(in_groups(told, &files), Some(50));
+        files[1].1 = "800\n";
+        assert_eq!(in_groups(told, &files), Some(0));
+        // Inside a container its own group is the root.
+        files = vec![("memory.max", "5000"), ("memory.current", "1000")];
+        assert_eq!(in_groups("0::/", &files), Some(4000));
+        assert_eq!(in_groups(told, &files), Some(4000));
+    }
+
+    #[test]
+    fn who_has_no_limit_or_does_not_tell_it_may_have_all() {
+        let none = [("memory.max", "max"), ("memory.current", "5")];
+        assert_eq!(in_groups("0::/", &none), None);
+        assert_eq!(in_groups("0::/", &[("memory.max", "100")]), None);
+        assert_eq!(in_groups("", &none), None);
+        // Of version 1.
+        let limited = [("memory.max", "5"), ("memory.current", "5")];
+        assert_eq!(in_groups("4:memory:/\n", &limited), None);
+        // A group outside of what this process sees has no files there.
+        let strange = in_groups("0::/../../etc\n", &limited);
+        assert_eq!(strange, Some(0));
+        let error = enough("container", Some(OTHERS), 1).unwrap_err();
+        assert!(
+            error.to_string().contains("the container has 512 MiB"),
+            "{error}"
+        );
     }
 }

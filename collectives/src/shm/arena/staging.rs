@@ -190,9 +190,9 @@ mod tests {
             all.iter()
                 .filter(move |index| **index as usize % 2 == place)
         };
-        for place in 0..2 {
-            let before = indices(&mut staging.before(&places[place]));
-            assert!(before.iter().eq(of(place)), "{before:?} of {all:?}");
+        for (index, place) in places[..2].iter().enumerate() {
+            let before = indices(&mut staging.before(place));
+            assert!(before.iter().eq(of(index)), "{before:?} of {all:?}");
         }
         let last = places[0].end - 1..places[0].end;
         assert_eq!(indices(&mut staging.before(&last))[0], 0);
