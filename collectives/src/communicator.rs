@@ -268,12 +268,12 @@ impl Communicator {
         self.inner.signals.lock().tuning
     }
 
-    /// Sets [`Communicator::tuning`] for operations that begin from now on, on all clones. It must be the same
+    /// Sets [`Communicator::tuning`] for operations that begin from now on, named ones and sends included, on all clones. It must be the same
     /// on every rank; operations whose algorithms differ are a [`CollectiveError::Mismatch`].
     pub fn set_tuning(&self, tuning: Tuning) {
-        let mut state = self.inner.signals.lock();
-        state.tuning = tuning;
-        state.settings += 1;
+        let layout = self.layout();
+        self.inner.signals.lock().choose_by(tuning, layout);
+        self.inner.retune();
     }
 
     /// Which ranks share a host: all, if nothing else was set.
@@ -310,9 +310,12 @@ impl Communicator {
                 ),
             });
         }
-        let mut state = self.inner.signals.lock();
-        state.layout = Arc::new(layout);
-        state.settings += 1;
+        let tuning = self.tuning();
+        self.inner
+            .signals
+            .lock()
+            .choose_by(tuning, Arc::new(layout));
+        self.inner.retune();
         Ok(())
     }
 

@@ -133,7 +133,31 @@ impl Inner {
 
     /// What runs named operations; made at first use.
     pub(crate) fn names(&self) -> &Arc<Names> {
-        self.names.get_or_init(|| Names::start(self))
+        if let Some(names) = self.names.get() {
+            return names;
+        }
+        let names = self.names.get_or_init(|| Names::start(self));
+        // They may have changed while it started.
+        self.retune();
+        names
+    }
+
+    /// What algorithms are chosen by has changed: the groups that this one has made for itself do the same.
+    pub(crate) fn retune(&self) {
+        let (tuning, layout) = {
+            let state = self.signals.lock();
+            (state.tuning, Arc::clone(&state.layout))
+        };
+        if let Some(names) = self.names.get() {
+            let data = names.data();
+            data.signals.lock().choose_by(tuning, layout);
+        }
+        let pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        for pair in pairs.values() {
+            let mut state = pair.signals.lock();
+            let layout = Arc::clone(&state.layout);
+            state.choose_by(tuning, layout);
+        }
     }
 
     /// Here named operations run when it is their turn.

@@ -195,6 +195,13 @@ impl State {
             && !self.notice_pending
     }
 
+    /// From here on algorithms are chosen by these.
+    pub(crate) fn choose_by(&mut self, tuning: Tuning, layout: Arc<Layout>) {
+        self.tuning = tuning;
+        self.layout = layout;
+        self.settings += 1;
+    }
+
     /// What algorithms are chosen by at this moment.
     pub(crate) fn tuning_now(&self) -> Tuning {
         self.agreeing.unwrap_or(self.tuning)

@@ -370,3 +370,36 @@ fn a_rank_that_is_killed_at_any_moment_is_named_by_all() {
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }
+
+/// What a communicator has made for itself, for names and for sends, is no group of its own to the program.
+#[test]
+fn what_is_set_holds_for_names_and_sends_that_were_used_before() {
+    let group = Group::new(Kind::Memory, 3);
+    group.run(|comm| {
+        let (me, world) = (comm.rank(), comm.world_size());
+        let mut algorithms = Vec::new();
+        for force in [None, Some(Algorithm::Ring), Some(Algorithm::Binomial)] {
+            comm.set_tuning(Tuning {
+                force,
+                ..Tuning::default()
+            });
+            // Nobody names anything before all have set it.
+            comm.barrier().unwrap();
+            let named = comm.named("sum").all_reduce(vec![me.0; 99], ReduceOp::Sum);
+            assert_eq!(named.wait().unwrap(), [3; 99]);
+            let records = comm.records();
+            let sum = records
+                .iter()
+                .rev()
+                .find(|record| record.name.as_str() == "sum");
+            algorithms.push(sum.unwrap().operation.algorithm);
+            let next = Rank((me.0 + 1) % world);
+            let sent = comm.start().send(vec![me.0; 5000], next);
+            let before = (me.0 + world - 1) % world;
+            let received = comm.receive::<u32>(Rank(before)).unwrap();
+            assert_eq!(received, vec![before; 5000]);
+            sent.wait().unwrap();
+        }
+        assert_eq!(algorithms[1..], [Algorithm::Ring, Algorithm::Binomial]);
+    });
+}

@@ -241,11 +241,11 @@ fn names_without_end_are_refused() {
     let mut sent = 0_u32;
     runtime.block_on(async {
         loop {
-            // MessagePack: {"Ask": {call, name, operation, limit_ms}} as arrays and maps of serde's making.
+            // MessagePack: {"Ask": {call, name, operation, limit_ms, serial, epoch}} as arrays and maps of serde's making.
             let name = format!("{sent:08}");
             let mut message = vec![0x81, 0xa3];
             message.extend_from_slice(b"Ask");
-            message.extend_from_slice(&[0x94, 0, 0xa8]);
+            message.extend_from_slice(&[0x96, 0, 0xa8]);
             message.extend_from_slice(name.as_bytes());
             message.extend_from_slice(&[0xdc, 0, HEADER as u8]);
             for byte in operation {
@@ -254,7 +254,9 @@ fn names_without_end_are_refused() {
                 }
                 message.push(byte);
             }
-            message.extend_from_slice(&[0xce, 0x7f, 0xff, 0xff, 0xff]);
+            message.extend_from_slice(&[0xce, 0x7f, 0xff, 0xff, 0xff, 0xce]);
+            message.extend_from_slice(&(sent + 1).to_be_bytes());
+            message.push(0);
             let mut bytes = (message.len() as u32).to_le_bytes().to_vec();
             bytes.extend_from_slice(&message);
             let mut rest = &bytes[..];
@@ -306,10 +308,10 @@ fn a_number_that_no_frame_holds_is_refused() {
         let comm = Communicator::new(Rank(1), 2, GENERATION, JOB, connector, handle).unwrap();
         let waiting = comm.named("w").barrier();
         let mut zero = lanes.recv().unwrap();
-        // MessagePack: {"Run": [call, number, ["w"]]}.
-        let mut message = b"\x81\xa3Run\x93\0\xcf".to_vec();
+        // MessagePack: {"Run": [call, number, heard, follows, ["w"]]}.
+        let mut message = b"\x81\xa3Run\x95\0\xcf".to_vec();
         message.extend_from_slice(&u64::to_be_bytes(number));
-        message.extend_from_slice(b"\x91\xa1w");
+        message.extend_from_slice(b"\x7f\xc0\x91\xa1w");
         let mut bytes = (message.len() as u32).to_le_bytes().to_vec();
         bytes.extend_from_slice(&message);
         write(&runtime, &mut zero, &bytes);

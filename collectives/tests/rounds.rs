@@ -13,7 +13,7 @@ use kolo_collectives::{Communicator, Options, ReduceOp};
 use kolo_transport::ids::Rank;
 
 /// Bytes from which on it is so.
-const FROM: usize = 24 << 20;
+const FROM: usize = 12 << 20;
 /// Elements of f32.
 const LENGTH: usize = FROM / size_of::<f32>() + 70_001;
 

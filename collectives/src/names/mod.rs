@@ -236,6 +236,11 @@ impl Names {
         names
     }
 
+    /// Where named operations run.
+    pub(crate) fn data(&self) -> &Inner {
+        &self.data
+    }
+
     fn tell(&self, command: Command) {
         // The hub lives as long as this does.
         if self.commands.send(command).is_err() {

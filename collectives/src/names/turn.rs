@@ -23,19 +23,17 @@ impl Names {
         follows: Option<u64>,
     ) {
         let mut tasks = Vec::new();
-        let (has_joined, reason) = {
+        let (has_joined, why) = {
             let mut state = self.lock();
-            let listed = names.join(", ");
             if let Some(join) = follows {
                 // If that failed in the meantime there may be data here: the others must not have a result without those.
-                let reason =
-                    format!("{listed} began without data of this rank, whose join has failed");
-                (state.joining.holds(join), reason)
+                let why = "began without data of this rank, whose join has failed";
+                (state.joining.holds(join), why)
             } else {
                 for name in &names {
                     tasks.extend(state.take(call, name, heard));
                 }
-                (false, format!("{listed} was given up"))
+                (false, "was given up")
             }
         };
         let whole = tasks.len() == names.len() && are_alike(&tasks, self.world);
@@ -56,6 +54,7 @@ impl Names {
                 follow(&comm);
             } else {
                 // They were given up here in the meantime: the others hear that now.
+                let reason = format!("{} {why}", listed(&names));
                 comm.give_up(tag, &reason);
                 for pending in tasks {
                     pending.task.fail(CollectiveError::Aborted {
@@ -86,6 +85,16 @@ impl Names {
                 for_good: true,
             }));
         }
+    }
+}
+
+/// The first of them, and how many more there are.
+fn listed(names: &[String]) -> String {
+    const FIRST: usize = 6;
+    let first = names[..names.len().min(FIRST)].join(", ");
+    match names.len().saturating_sub(FIRST) {
+        0 => first,
+        more => format!("{first} and {more} more"),
     }
 }
 

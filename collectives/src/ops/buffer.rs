@@ -57,7 +57,7 @@ impl Communicator {
     }
 
     /// As [`Communicator::all_reduce`], of buffers that [`Communicator::buffer`] made: every rank gives one. The result is
-    /// in the buffer. It takes half to two thirds of the time of other memory.
+    /// in the buffer. It takes half to nine tenths of the time of other memory.
     ///
     /// ```
     /// # use kolo_collectives::{ReduceOp, local_group};

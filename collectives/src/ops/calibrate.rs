@@ -169,9 +169,11 @@ impl Communicator {
         turn.store(&mut agreed);
         let found = Calibration::decode(agreed);
         // The next operation has its turn after this one, on every rank.
-        let mut state = self.inner.signals.lock();
-        state.tuning.model = found.model;
-        state.settings += 1;
+        let tuning = Tuning {
+            model: found.model,
+            ..self.tuning()
+        };
+        self.set_tuning(tuning);
         Ok(found)
     }
 

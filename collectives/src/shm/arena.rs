@@ -22,6 +22,7 @@ mod stream;
 mod watch;
 mod way;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::task::{Context, Waker};
@@ -344,9 +345,8 @@ impl Arena {
         let place = if is_inline(way, bytes) {
             0..0
         } else {
-            self.staging.take(bytes)
+            self.stage(operation, bytes)?
         };
-        self.populate(operation, place.end)?;
         let ticket = ticket(tag, self.digest(operation));
         self.last = Some(tag);
         self.index += 1;
@@ -360,6 +360,27 @@ impl Arena {
             start: place.start,
         });
         Ok(())
+    }
+
+    /// A place in the area, with pages behind it.
+    fn stage(
+        &mut self,
+        operation: &Operation,
+        bytes: usize,
+    ) -> Result<Range<usize>, CollectiveError> {
+        let place = self.staging.take(bytes);
+        self.populate(operation, place.end)
+            .map(|()| place)
+            .or_else(|error| {
+                // There may be enough of them already, further to the front.
+                self.staging.begin_anew();
+                let place = self.staging.take(bytes);
+                if place.end <= self.populated {
+                    Ok(place)
+                } else {
+                    Err(error)
+                }
+            })
     }
 
     /// Gets pages for the area up to `end`.
@@ -389,19 +410,23 @@ impl Arena {
 
     /// Whether what this operation gives can't be given yet.
     fn is_held(&self, open: &Open) -> bool {
-        let is_read = |used| self.is_read(used);
-        let before = match open.way {
+        self.before(open).any(|used| self.is_read(used))
+    }
+
+    /// When what this operation writes was written before.
+    fn before(&self, open: &Open) -> impl Iterator<Item = Used> {
+        let special = match open.way {
             Way::Buffers(_) => self.buffers,
             Way::Stream(_) | Way::Rounds(_) => self.counted,
             _ => None,
         };
-        self.fronts[parity(open.tag)].is_some_and(is_read)
-            || before.is_some_and(is_read)
-            || self.staging.before(&Self::staged(open)).any(is_read)
+        let front = self.fronts[parity(open.tag)];
+        let staged = self.staging.before(Self::staged(open));
+        front.into_iter().chain(special).chain(staged)
     }
 
     /// What this rank uses of its area.
-    fn staged(open: &Open) -> std::ops::Range<usize> {
+    fn staged(open: &Open) -> Range<usize> {
         if open.is_inline(open.bytes) {
             return 0..0;
         }

@@ -4,8 +4,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What is left to others, of what this process could have: they may be ranks that ask at the same time.
+/// What is left to others, of what this process could have: they may be ranks that ask at the same time. Of the little that there may be an
+/// eighth at most.
 const OTHERS: u64 = 512 << 20;
+
+/// What is left, and how much of it is for others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Left {
+    bytes: u64,
+    others: u64,
+}
 
 /// Where the groups of processes are that have limits of their own (cgroup v2).
 const GROUPS: &str = "/sys/fs/cgroup";
@@ -29,11 +37,15 @@ pub(super) fn check(bytes: usize) -> io::Result<()> {
     enough("container", of_container, bytes)
 }
 
-fn enough(of: &str, left: Option<u64>, bytes: u64) -> io::Result<()> {
-    let Some(left) = left else {
+fn enough(of: &str, left: Option<Left>, bytes: u64) -> io::Result<()> {
+    let Some(Left {
+        bytes: left,
+        others,
+    }) = left
+    else {
         return Ok(());
     };
-    if bytes.saturating_add(OTHERS) <= left {
+    if bytes.saturating_add(others) <= left {
         return Ok(());
     }
     Err(io::Error::new(
@@ -41,14 +53,14 @@ fn enough(of: &str, left: Option<u64>, bytes: u64) -> io::Result<()> {
         format!(
             "the {of} has {} MiB left, of which {} are for others",
             left >> 20,
-            OTHERS >> 20
+            others >> 20
         ),
     ))
 }
 
 /// What the limits of this process's group leave it, and of all groups in which that is. `told` is what the system says of which
 /// groups that are, `read` reads a file. None if there is no limit.
-fn left_in(root: &Path, told: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
+fn left_in(root: &Path, told: &str, read: impl Fn(&Path) -> Option<String>) -> Option<Left> {
     // Of version 2 there is one group, which has no number and no names.
     let group = told.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let own: PathBuf = root.join(group);
@@ -57,31 +69,41 @@ fn left_in(root: &Path, told: &str, read: impl Fn(&Path) -> Option<String>) -> O
 }
 
 /// What the limit of one group leaves it, if it has one.
-fn left_of(group: &Path, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
+fn left_of(group: &Path, read: impl Fn(&Path) -> Option<String>) -> Option<Left> {
     let number = |file: &str| read(&group.join(file))?.trim().parse::<u64>().ok();
     // The other word is `max`.
     let most = number("memory.max")?;
     let used = number("memory.current")?;
-    // Pages of files, which are counted, too, are given up for others.
-    let files = read(&group.join("memory.stat")).map_or(0, |stat| of_files(&stat));
-    Some(most.saturating_sub(used.saturating_sub(files)))
+    // What can be had again, as pages of files, is counted as used, too.
+    let again = read(&group.join("memory.stat")).map_or(0, |stat| to_be_had_again(&stat));
+    Some(Left {
+        bytes: most.saturating_sub(used.saturating_sub(again)),
+        others: OTHERS.min(most / 8),
+    })
 }
 
-/// Bytes of pages of files that nobody has used lately. What is in shared memory is not among them.
-fn of_files(stat: &str) -> u64 {
-    let line = |line: &str| line.strip_prefix("inactive_file ")?.trim().parse().ok();
-    stat.lines().find_map(line).unwrap_or(0)
+/// Bytes of pages of files, and of what the kernel keeps as long as nobody wants the memory. What is in shared memory is not among them.
+fn to_be_had_again(stat: &str) -> u64 {
+    let line = |line: &str| {
+        let (name, bytes) = line.split_once(' ')?;
+        let counts = matches!(name, "inactive_file" | "active_file" | "slab_reclaimable");
+        bytes.trim().parse::<u64>().ok().filter(|_| counts)
+    };
+    stat.lines().filter_map(line).fold(0, u64::saturating_add)
 }
 
 /// Bytes without what would have to be taken from a process; pages of shared files can be swapped out.
-fn left(told: &str) -> Option<u64> {
+fn left(told: &str) -> Option<Left> {
     let kilobytes = |name: &str| {
         let line = told.lines().find_map(|line| line.strip_prefix(name))?;
         let number = line.trim().strip_suffix("kB")?.trim();
         number.parse::<u64>().ok()
     };
     let left = kilobytes("MemAvailable:")?.saturating_add(kilobytes("SwapFree:").unwrap_or(0));
-    Some(left.saturating_mul(1024))
+    Some(Left {
+        bytes: left.saturating_mul(1024),
+        others: OTHERS,
+    })
 }
 
 #[cfg(test)]
@@ -93,6 +115,7 @@ mod tests {
 
     #[test]
     fn what_is_left_is_read_from_what_linux_tells() {
+        let left = |told: &str| left(told).map(|left| left.bytes);
         assert_eq!(left(TOLD), Some(2_010_000 * 1024));
         assert_eq!(left("MemAvailable: 5 kB"), Some(5 * 1024));
         for strange in ["", "MemFree: 5 kB", "MemAvailable: x kB", "MemAvailable: 5"] {
@@ -119,10 +142,12 @@ mod tests {
 
     /// What is left in these groups.
     fn in_groups(told: &str, files: &[(&str, &str)]) -> Option<u64> {
-        left_in(Path::new("/groups"), told, |wanted| {
+        let left = left_in(Path::new("/groups"), told, |wanted| {
             let of = |(file, _): &&(&str, &str)| Path::new("/groups").join(file) == wanted;
             files.iter().find(of).map(|(_, text)| (*text).to_owned())
-        })
+        })?;
+        assert!(left.others <= OTHERS);
+        Some(left.bytes)
     }
 
     #[test]
@@ -137,9 +162,9 @@ mod tests {
         assert_eq!(in_groups(told, &files), Some(100));
         files.push((
             "jobs/memory.stat",
-            "anon 1\nfile 800\ninactive_file 300\nactive_file 2\n",
+            "anon 1\nfile 800\ninactive_file 300\nactive_file 2\nslab_reclaimable 7\n",
         ));
-        assert_eq!(in_groups(told, &files), Some(400));
+        assert_eq!(in_groups(told, &files), Some(409));
         files[0].1 = "750\n";
         assert_eq!(in_groups(told, &files), Some(50));
         files[1].1 = "800\n";
@@ -162,7 +187,11 @@ mod tests {
         // A group outside of what this process sees has no files there.
         let strange = in_groups("0::/../../etc\n", &limited);
         assert_eq!(strange, Some(0));
-        let error = enough("container", Some(OTHERS), 1).unwrap_err();
+        let few = Left {
+            bytes: OTHERS,
+            others: OTHERS,
+        };
+        let error = enough("container", Some(few), 1).unwrap_err();
         assert!(
             error.to_string().contains("the container has 512 MiB"),
             "{error}"

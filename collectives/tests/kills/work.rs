@@ -6,7 +6,7 @@ type Result<T = ()> = std::result::Result<T, CollectiveError>;
 
 /// Shared memory has a way of its own for all-reduces and reduces from here on, if ranks have a processor each: it writes over the
 /// caller's data while the operation can still fail.
-const LONG_BYTES: usize = 24 << 20;
+const LONG_BYTES: usize = 12 << 20;
 
 /// Elements of a buffer in shared memory.
 const OF_BUFFER: usize = 60_000;

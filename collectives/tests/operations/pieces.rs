@@ -6,6 +6,8 @@ use kolo_collectives::way_in_shared_memory;
 use super::*;
 
 const SIZE: usize = size_of::<u64>();
+/// From here on two ranks sum in slices, and not everything at once.
+const AT_ONCE: usize = (2 << 20) + SIZE;
 /// Not a divisor of any piece or part, so that a piece in another's place is seen.
 const PERIOD: usize = 1021;
 
@@ -49,7 +51,7 @@ fn check_pieces(comm: &Communicator) {
         let mine = &all[each * me as usize..][..each];
         assert!(part == mine, "scatter of {each}");
     }
-    for each in around(8 << 20, ranks) {
+    for each in around(6 << 20, ranks) {
         let received = comm.all_to_all(&of_rank(me, each * ranks)).unwrap();
         assert_eq!(received.len(), each * ranks);
         for (from, got) in (0..).zip(received.chunks_exact(each)) {
@@ -68,13 +70,16 @@ fn check_sums(comm: &Communicator) {
             (0..u64::from(world)).map(of).sum()
         })
     };
-    for length in around(12 << 20, 1) {
+    for length in around(6 << 20, 1) {
         let mine = of_rank(me, length);
         let part = comm.reduce_scatter(&mine, length, ReduceOp::Sum).unwrap();
         let expected = &sums(length)[comm.rows_of(length, comm.rank())];
         assert!(part == expected, "reduce_scatter of {length}");
     }
-    for length in around(24 << 20, 1) {
+    for length in [AT_ONCE, 12 << 20]
+        .into_iter()
+        .flat_map(|bytes| around(bytes, 1))
+    {
         let mut data = of_rank(me, length);
         comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         assert!(data == sums(length), "all_reduce of {length}");
@@ -99,10 +104,11 @@ fn what_is_long_in_shared_memory_is_where_the_tests_look() {
         (K::AllGather, 512 << 10, 1),
         (K::Gather, 512 << 10, 1),
         (K::Scatter, 512 << 10, 2),
-        (K::AllToAll, 8 << 20, 2),
-        (K::ReduceScatter, 12 << 20, 1),
-        (K::AllReduce, 24 << 20, 1),
-        (K::Reduce, 24 << 20, 1),
+        (K::AllToAll, 6 << 20, 2),
+        (K::ReduceScatter, 6 << 20, 1),
+        (K::AllReduce, AT_ONCE, 1),
+        (K::AllReduce, 12 << 20, 1),
+        (K::Reduce, 12 << 20, 1),
     ] {
         let reduces = matches!(kind, K::ReduceScatter | K::AllReduce | K::Reduce);
         let way = |count: usize| {

@@ -6,7 +6,7 @@ use super::{Book, Key};
 use crate::names::wire::Join;
 
 impl Book {
-    /// A rank has no more data. When all have said so nobody has any for what waits.
+    /// A rank has no more data. What it has asked for before it has data for, and the others follow.
     pub(in crate::names) fn join(&mut self, rank: u32, join: Join) {
         let Some(joined) = self.joined.get_mut(rank as usize) else {
             return;
@@ -16,10 +16,6 @@ impl Book {
             return;
         }
         *joined = Some(join);
-        let is_of_call = |joined: &Option<Join>| joined.is_some_and(|of| of.call == join.call);
-        if self.joined.iter().all(is_of_call) {
-            return;
-        }
         let mut keys: Vec<(Instant, Key)> = self
             .entries
             .iter()

@@ -18,6 +18,8 @@ const LONG: usize = 8 << 10;
 const SHORT_PLACES: usize = 4;
 /// Bytes of all of them.
 const SHORT: usize = SHORT_PLACES * LONG;
+/// Long data are behind that.
+pub(super) const BEFORE: usize = SHORT;
 /// Of longer data than this there is one place, and not two: with two they would not be in a cache any more.
 const DOUBLE: usize = 2 << 20;
 /// Bounds of the way around.
@@ -70,6 +72,11 @@ impl Staging {
         base + start..base + start + bytes
     }
 
+    /// The next data are where the first ones were.
+    pub(super) fn begin_anew(&mut self) {
+        (self.short, self.long) = (0, 0);
+    }
+
     /// Something is given there. What was given before operation `synced` nobody reads any more; `is_read` says it of the rest, by a
     /// look at others' lines, which takes as long as a short operation.
     pub(super) fn give(
@@ -89,7 +96,7 @@ impl Staging {
     }
 
     /// What was given where this place is, before.
-    pub(super) fn before(&self, place: &Range<usize>) -> impl Iterator<Item = Used> {
+    pub(super) fn before(&self, place: Range<usize>) -> impl Iterator<Item = Used> {
         let overlaps =
             move |other: &Range<usize>| other.start < place.end && place.start < other.end;
         self.given
@@ -191,11 +198,11 @@ mod tests {
                 .filter(move |index| **index as usize % 2 == place)
         };
         for (index, place) in places[..2].iter().enumerate() {
-            let before = indices(&mut staging.before(place));
+            let before = indices(&mut staging.before(place.clone()));
             assert!(before.iter().eq(of(index)), "{before:?} of {all:?}");
         }
         let last = places[0].end - 1..places[0].end;
-        assert_eq!(indices(&mut staging.before(&last))[0], 0);
+        assert_eq!(indices(&mut staging.before(last))[0], 0);
         // One has ended well, and all that came before it.
         staging.give(used(8), places[0].clone(), 7, |_| true);
         assert_eq!(indices(&mut staging.all()), [7, 8]);

@@ -54,11 +54,7 @@ impl Arena {
                     let flag = self.map.front(rank, used.parity);
                     rules::holds(flag, self.map.done(rank, used.parity), used.ticket)
                 };
-                let last = [self.fronts[parity], self.counted, self.buffers];
-                ranks(&|rank| {
-                    let mut before = last.into_iter().flatten().chain(self.staging.all());
-                    before.any(|used| held(used, rank))
-                })
+                ranks(&|rank| self.before(&open).any(|used| held(used, rank)))
             }
             Stage::Given => {
                 let flag = |rank| self.map.front(rank, parity);

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::super::map::{AREA, MOST_RANKS};
 use super::Arena;
 use super::rounds::Rounds;
+use super::staging;
 use super::stream::{Stream, window};
 use crate::engine::element_size;
 use crate::operation::{Operation, OperationKind, ReduceOp};
@@ -63,7 +64,7 @@ impl Way {
         let Some(bytes) = usize::try_from(operation.count)
             .ok()
             .and_then(|count| count.checked_mul(element_size(operation)))
-            .filter(|bytes| *bytes <= AREA / world)
+            .filter(|bytes| *bytes <= (AREA - staging::BEFORE) / world)
         else {
             return Self::Agree;
         };
