@@ -129,6 +129,19 @@ mod tests {
         assert_eq!(runs(book.verdicts(now)), [["c"]]);
     }
 
+    /// In whatever order they are heard.
+    #[test]
+    fn what_a_rank_has_asked_for_before_all_joined_runs() {
+        for order in [[0, 1], [1, 0]] {
+            let (mut book, now) = book(2);
+            book.ask(now, 0, key("a"), asked(sum(1)));
+            for rank in order {
+                book.join(rank, join(1, 0));
+            }
+            assert_eq!(followers(&book.verdicts(now)), [(1, 1)]);
+        }
+    }
+
     #[test]
     fn a_join_of_an_earlier_epoch_counts_for_nothing_in_a_later_one() {
         let (mut book, now) = book(3);
