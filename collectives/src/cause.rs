@@ -37,6 +37,13 @@ pub enum Cause {
         /// How it is known.
         reason: String,
     },
+    /// It has not given up: it has lost a rank in another group, and may end because of that.
+    LostElsewhere {
+        /// Which.
+        rank: Rank,
+        /// Why.
+        reason: String,
+    },
     /// A rank is lost.
     Lost {
         /// Which.
@@ -206,9 +213,9 @@ impl Cause {
                 late,
                 doing: excused.into_iter().map(Missing::from).collect(),
             },
-            Self::Lost { rank, reason, .. } | Self::Gone { rank, reason } => {
-                CollectiveError::PeerLost { rank, reason }
-            }
+            Self::Lost { rank, reason, .. }
+            | Self::LostElsewhere { rank, reason }
+            | Self::Gone { rank, reason } => CollectiveError::PeerLost { rank, reason },
             Self::Failed { rank, reason } => CollectiveError::PeerFailed { rank, call, reason },
             Self::Left { rank, reason } => CollectiveError::PeerLeft { rank, reason },
             Self::Deadline {
@@ -241,7 +248,10 @@ impl Cause {
     pub(crate) fn ends_operation(&self) -> bool {
         !matches!(
             self,
-            Self::Stalled { .. } | Self::Missed { .. } | Self::Gone { .. }
+            Self::Stalled { .. }
+                | Self::Missed { .. }
+                | Self::Gone { .. }
+                | Self::LostElsewhere { .. }
         )
     }
 
@@ -272,6 +282,7 @@ impl Cause {
         match self {
             Self::Stalled { .. } => Vec::new(),
             Self::Gone { rank, .. }
+            | Self::LostElsewhere { rank, .. }
             | Self::Lost { rank, .. }
             | Self::Failed { rank, .. }
             | Self::Left { rank, .. }

@@ -90,6 +90,9 @@ pub(crate) trait Member: Send + Sync {
     fn abort_call(self: Arc<Self>, call: u64, reason: &str);
     /// A rank (one of all) is lost.
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str);
+    /// A rank (one of all) is lost in another group. The peers here hear of it: this rank may end because of that. `None` if there
+    /// is nobody to tell.
+    fn lost_elsewhere(self: Arc<Self>, rank: u32, reason: &str) -> Option<Saying>;
     /// A lower rank (one of all) asks for its link.
     fn requested(self: Arc<Self>, rank: u32);
     /// Whether this rank has not begun this operation.
@@ -100,6 +103,12 @@ pub(crate) trait Member: Send + Sync {
     /// Since when and for what this rank waits that is no operation yet.
     fn waits(&self) -> Option<(Instant, String)>;
 }
+
+/// Something is being said: whether it has left this process, or can't.
+pub(crate) type Saying = Box<dyn FnMut() -> bool + Send>;
+
+/// What is said in other groups has left in this time, or a peer does not let it through.
+pub(crate) const ELSEWHERE: Duration = Duration::from_millis(100);
 
 /// What the groups of one rank share.
 pub(crate) struct Family {
@@ -494,6 +503,18 @@ impl Family {
         for member in self.members() {
             member.rank_lost(rank, reason);
         }
+    }
+
+    /// A rank is lost in these groups, which is not to say that it is so in others. But those are to know why if this rank ends.
+    pub(crate) fn lost_in(&self, groups: &[GroupId], rank: u32, reason: &str) -> Vec<Saying> {
+        let members: Vec<Arc<dyn Member>> = {
+            let state = self.lock();
+            let others = (state.members.iter()).filter(|(group, _)| !groups.contains(group));
+            others.filter_map(|(_, member)| member.upgrade()).collect()
+        };
+        let told = members.into_iter();
+        told.filter_map(|member| member.lost_elsewhere(rank, reason))
+            .collect()
     }
 
     /// An operation of some group failed. Ranks are those among all.

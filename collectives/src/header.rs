@@ -42,7 +42,7 @@ pub const MAX_TEXT: usize = 4096;
 pub const SENDER: Rank = Rank(u32::MAX);
 
 const MAGIC: [u8; 4] = *b"kolo";
-const VERSION: u8 = 4;
+const VERSION: u8 = 5;
 
 /// The first bytes of every header: what it is, and of which version.
 pub const BEGINNING: [u8; 5] = [MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3], VERSION];

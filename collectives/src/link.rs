@@ -105,6 +105,8 @@ pub(crate) struct Link {
     pub(crate) came: Option<(Tag, Operation)>,
     /// The last operation that the peer gave up before this rank did, and why.
     pub(crate) gave_up: Option<(Tag, Cause)>,
+    /// Whom the peer has lost in another group, and what its last operation in this one was when it said so.
+    pub(crate) mourns: Option<(Tag, Rank, String)>,
     /// Whom the peer missed last, in which operation, when its deadline had passed.
     pub(crate) misses: Option<(Tag, Vec<Rank>)>,
     /// The peer is gone, as was found out here or by another rank. The peers of this rank were told.

@@ -227,6 +227,19 @@ impl State {
         }
     }
 
+    /// Whether there is nothing for the operation that is under way.
+    pub(crate) fn is_nothing_new(&self) -> bool {
+        self.arrivals.is_empty()
+            && self.gone.is_empty()
+            && self.requests.is_empty()
+            && self.unsaid.is_empty()
+    }
+
+    /// The number of the last operation that had its turn, or of the first one.
+    pub(crate) fn last_tag(&self) -> Tag {
+        Tag::new(self.call, self.next.saturating_sub(1))
+    }
+
     /// The number of the next operation.
     pub(crate) fn next_tag(&self) -> Tag {
         Tag::new(self.call, self.next)

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::victim::{COUNT, NoConnector, frame, notice, right, runtime, victim, write};
 use common::{GENERATION, JOB};
 use kolo_collectives::cause::Cause;
-use kolo_collectives::header::{Data, HEADER, Header, SEGMENT};
+use kolo_collectives::header::{BEGINNING, Data, HEADER, Header, SEGMENT};
 use kolo_collectives::lane::MemoryLane;
 use kolo_collectives::operation::{Factor, Operation, OperationKind, Tag};
 use kolo_collectives::schedule::Algorithm;
@@ -59,7 +59,10 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
     protocol_error(&[b'H'; HEADER], "instead of `kolo`");
     let mut old = Header::Data(right()).encode();
     old[4] = 0;
-    protocol_error(&old, "protocol version 0, this side has 4");
+    protocol_error(
+        &old,
+        &format!("protocol version 0, this side has {}", BEGINNING[4]),
+    );
     let mut long = right();
     long.length = SEGMENT as u32 + 1;
     protocol_error(&Header::Data(long).encode(), "over the limit of 262144");
@@ -179,7 +182,7 @@ fn a_peer_hears_why_this_rank_gave_up() {
 fn text_length(said: &[u8]) -> usize {
     let last = said
         .windows(5)
-        .rposition(|window| window == [b'k', b'o', b'l', b'o', 4])
+        .rposition(|window| window == BEGINNING)
         .unwrap();
     said.len() - last - HEADER
 }

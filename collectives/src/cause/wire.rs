@@ -64,6 +64,7 @@ impl Cause {
             Self::Connect { rank, reason } => put(6, 0, &[*rank], &[reason]),
             Self::Protocol { rank, reason } => put(7, 0, &[*rank], &[reason]),
             Self::Gone { rank, reason } => put(8, 0, &[*rank], &[reason]),
+            Self::LostElsewhere { rank, reason } => put(10, 0, &[*rank], &[reason]),
             Self::Missed { late, excused } => {
                 let excused = excused.iter();
                 let excused = excused.map(|one| ([one.rank, one.culprit], one.doing.as_str()));
@@ -151,6 +152,10 @@ impl Cause {
                 reason: text()?,
             },
             8 => Self::Gone {
+                rank: rank()?,
+                reason: text()?,
+            },
+            10 => Self::LostElsewhere {
                 rank: rank()?,
                 reason: text()?,
             },

@@ -8,7 +8,7 @@ use kolo_transport::ids::{CallId, Rank};
 use super::Inner;
 use crate::cause::Cause;
 use crate::engine::notice;
-use crate::group::{GroupId, Member};
+use crate::group::{GroupId, Member, Saying};
 use crate::lane::LaneError;
 use crate::link::Link;
 use crate::names::Names;
@@ -84,6 +84,46 @@ impl Member for Inner {
 
     fn abort_call(self: Arc<Self>, call: u64, reason: &str) {
         Inner::abort_call(&self, call, reason);
+    }
+
+    fn lost_elsewhere(self: Arc<Self>, rank: u32, reason: &str) -> Option<Saying> {
+        const OF_TWO: u32 = 2;
+        let member = self.position(rank).filter(|_| self.world > OF_TWO)?;
+        let frame = {
+            let state = self.signals.lock();
+            let cause = Cause::LostElsewhere {
+                rank: Rank(member),
+                reason: reason.to_owned(),
+            };
+            let is_known = state.lost.has(member);
+            (!is_known).then(|| notice(self.generation, state.last_tag(), &cause))?
+        };
+        let mut words = None;
+        if let Ok(mut engine) = self.engine.try_lock() {
+            engine.notify_all(&frame);
+            engine.flush_now();
+            words = Some(engine.last_words(Some(Rank(member))));
+        } else {
+            // The operation that is under way says it.
+            self.signals
+                .change(|state| state.unsaid.extend_from_slice(&frame));
+        }
+        // What does not go now, and what is left by an operation that ends at this moment.
+        self.attend();
+        // Who waits for that does not keep the group.
+        let weak = Arc::downgrade(&self);
+        Some(Box::new(move || {
+            let Some(inner) = weak.upgrade() else {
+                return true;
+            };
+            if !inner.signals.lock().unsaid.is_empty() {
+                return false;
+            }
+            let (Some(words), Ok(mut engine)) = (&mut words, inner.engine.try_lock()) else {
+                return true;
+            };
+            engine.have_left(words)
+        }))
     }
 
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {

@@ -382,6 +382,7 @@ impl Turn<'_> {
         };
         let error = self.inner.outward(error);
         self.inner.family.failed(tag.call, &error);
+        self.inner.tell_elsewhere(&error);
         if let CollectiveError::PeerLost { rank, reason } = &error
             && let Some(names) = self.inner.run_by.get().and_then(Weak::upgrade)
         {

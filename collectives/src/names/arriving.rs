@@ -98,12 +98,12 @@ impl Hub {
                 let numbers = |rank: u32| (Rank(rank), Rank(names.members[rank as usize]));
                 let (me, peer) = (numbers(self.me), numbers(rank));
                 let cause = Cause::unlinked(&error, me, peer, self.me != 0);
-                match &mut self.book {
-                    Some(book) => {
-                        book.unlinked(rank);
-                        book.lost(cause, false);
-                    }
-                    None => names.unlinked(cause),
+                self.farewell.say_elsewhere(names.tell_elsewhere(&loss));
+                if let Some(book) = &mut self.book {
+                    book.unlinked(rank);
+                    book.lost(cause, false);
+                } else {
+                    self.fail_waiting(names, names.unlinked(cause));
                 }
             }
         }

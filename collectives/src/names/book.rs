@@ -23,7 +23,7 @@ const AHEAD: usize = 2;
 
 /// Most operations that one rank may have asked for. It has no more under way than [`super::MOST`], and what it gave up
 /// itself may not have reached rank 0 yet.
-const ASKED: usize = 2 * super::MOST;
+pub(super) const ASKED: usize = 2 * super::MOST;
 
 /// A named operation of a call.
 pub(super) type Key = (u64, String);
@@ -60,6 +60,8 @@ pub(super) enum Verdict {
         heard: Heard,
         names: Vec<String>,
         cause: Cause,
+        /// By rank, whether it has asked for one of them: it is no news for the others.
+        asked: Vec<bool>,
     },
     /// These ranks are asked what they do.
     Query { ranks: Vec<u32> },
@@ -146,7 +148,8 @@ impl Book {
         *heard = request.serial.max(*heard);
         let over = self.over.clone().filter(|_| call < self.over_before);
         if let Some(cause) = self.lost.clone().or(over) {
-            self.fail(call, vec![name], cause);
+            let asked = (0..self.world).map(|other| other == rank).collect();
+            self.fail(call, vec![name], cause, asked);
             return;
         }
         let entry = self.entries.entry((call, name.clone())).or_insert_with(|| {
@@ -210,7 +213,7 @@ impl Book {
     }
 
     fn fail_all(&mut self, before: u64, cause: &Cause) {
-        let mut failed: HashMap<u64, Vec<String>> = HashMap::new();
+        let mut failed: HashMap<u64, (Vec<String>, Vec<bool>)> = HashMap::new();
         let keys: Vec<Key> = self
             .entries
             .keys()
@@ -218,22 +221,31 @@ impl Book {
             .cloned()
             .collect();
         for key in keys {
-            self.remove(&key);
-            failed.entry(key.0).or_default().push(key.1);
+            let Some(entry) = self.remove(&key) else {
+                continue;
+            };
+            let (names, asked) = failed
+                .entry(key.0)
+                .or_insert_with(|| (Vec::new(), vec![false; self.world as usize]));
+            names.push(key.1);
+            for (any, one) in asked.iter_mut().zip(entry.who_asked()) {
+                *any |= one;
+            }
         }
         self.ready.retain(|(call, _)| *call >= before);
-        for (call, mut names) in failed {
+        for (call, (mut names, asked)) in failed {
             names.sort();
-            self.fail(call, names, cause.clone());
+            self.fail(call, names, cause.clone(), asked);
         }
     }
 
-    fn fail(&mut self, call: u64, names: Vec<String>, cause: Cause) {
+    fn fail(&mut self, call: u64, names: Vec<String>, cause: Cause, asked: Vec<bool>) {
         self.verdicts.push(Verdict::Fail {
             call,
             heard: Arc::clone(&self.heard),
             names,
             cause,
+            asked,
         });
     }
 
@@ -267,7 +279,9 @@ impl Book {
             };
             let (call, name) = key;
             match entry.judge(&name) {
-                Err(cause) => self.fail(call, vec![name], cause),
+                Err(cause) => {
+                    self.fail(call, vec![name], cause, entry.who_asked().collect());
+                }
                 Ok(None) => {}
                 Ok(Some(operation)) => {
                     let names = self.fuse(call, name, &operation, &entry.followers);

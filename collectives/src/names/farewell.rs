@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::line::Line;
 use super::loss::Loss;
-use super::{Names, Pending};
+use super::{Names, Pending, Task};
 use crate::cause::Cause;
+use crate::error::CollectiveError;
+use crate::group::{ELSEWHERE, Saying};
 use crate::lane::{DEPARTURE, Departure};
 
 /// So often it is looked whether the others can hear of it.
@@ -21,6 +23,8 @@ pub(super) enum Then {
         names: Vec<(String, Pending)>,
         cause: Cause,
     },
+    /// These are given up here. They wait no more.
+    FailWaiting(Vec<Task>, CollectiveError),
     /// Nothing works any more because of this rank: all that wait fail, and all to come.
     GiveUp(Loss),
     /// Who waits for it hears so.
@@ -36,17 +40,30 @@ struct Leaving {
 }
 
 #[derive(Default)]
-pub(super) struct Farewell(Vec<Leaving>);
+pub(super) struct Farewell {
+    leaving: Vec<Leaving>,
+    /// What is being said in other groups, and for how long that is waited for.
+    elsewhere: Vec<Saying>,
+    elsewhere_until: Option<Instant>,
+}
 
 impl Farewell {
     /// Does something when what is put on the lines after this has left this process.
     pub(super) fn add(&mut self, lines: &[Line], then: Then) {
         let departures = lines.iter().map(|line| Departure::new(line.departures()));
-        self.0.push(Leaving {
+        self.leaving.push(Leaving {
             then,
             since: Instant::now(),
             departures: departures.collect(),
         });
+    }
+
+    /// Nothing is done before this has left, too, or can't.
+    pub(super) fn say_elsewhere(&mut self, saying: Vec<Saying>) {
+        if !saying.is_empty() {
+            self.elsewhere.extend(saying);
+            self.elsewhere_until = Some(Instant::now() + ELSEWHERE);
+        }
     }
 
     /// Writes, and does what is to be done. Returns when to look again.
@@ -56,7 +73,7 @@ impl Farewell {
         lines: &mut [Line],
         cx: &mut Context<'_>,
     ) -> Option<Instant> {
-        if self.0.is_empty() {
+        if self.leaving.is_empty() && self.elsewhere.is_empty() {
             return None;
         }
         for line in lines.iter_mut() {
@@ -64,6 +81,13 @@ impl Farewell {
             line.write(cx).ok();
         }
         let now = Instant::now();
+        self.elsewhere.retain_mut(|has_left| !has_left());
+        if self.elsewhere_until.is_some_and(|until| now >= until) {
+            self.elsewhere.clear();
+        }
+        if !self.elsewhere.is_empty() {
+            return Some(now + TICK);
+        }
         let has_left = |leaving: &mut Leaving| {
             let mut all = true;
             for (line, departure) in lines.iter().zip(&mut leaving.departures) {
@@ -71,7 +95,7 @@ impl Farewell {
             }
             all || now >= leaving.since + DEPARTURE
         };
-        let over: Vec<Leaving> = self.0.extract_if(.., has_left).collect();
+        let over: Vec<Leaving> = self.leaving.extract_if(.., has_left).collect();
         for leaving in over {
             match leaving.then {
                 Then::Fail {
@@ -79,11 +103,16 @@ impl Farewell {
                     names: which,
                     cause,
                 } => names.fail_taken(call, which, &cause),
+                Then::FailWaiting(tasks, error) => {
+                    for task in tasks {
+                        task.fail(error.clone());
+                    }
+                }
                 Then::GiveUp(loss) => names.give_up_for_good(&loss),
                 // Who waited may have gone.
                 Then::Tell(sender) => sender.send(()).unwrap_or_default(),
             }
         }
-        (!self.0.is_empty()).then(|| now + TICK)
+        (!self.leaving.is_empty()).then(|| now + TICK)
     }
 }

@@ -48,6 +48,8 @@ pub(super) struct Hub {
     /// Because of which rank the last link ended.
     pub(super) ended_last: Option<Words>,
     pub(super) farewell: Farewell,
+    /// Because of whom no name works any more.
+    pub(super) declared: Option<Loss>,
     /// The names are gone, and what was decided last is still being said.
     is_leaving: bool,
 }
@@ -69,6 +71,7 @@ impl Hub {
             asking: Asking::default(),
             ended_last: None,
             farewell: Farewell::default(),
+            declared: None,
             is_leaving: false,
         }
     }
@@ -208,7 +211,10 @@ impl Hub {
                     serial: request.serial,
                     epoch: request.epoch,
                 };
-                self.say(names, &ask);
+                // If rank 0 reads nothing for so long, what it is not asked for ends when its time is over.
+                if !self.lines[0].is_overfull() {
+                    self.say(names, &ask);
+                }
             }
             (Command::Join(join), None) => self.say(names, &Up::Join(join)),
             (Command::Unjoin { serial, all }, None) => {
@@ -267,8 +273,8 @@ impl Hub {
                 }
             }
         }
-        if fault.is_none() && self.lines[index].is_overfull() {
-            fault = Some("it does not read what it is sent".to_owned());
+        if fault.is_none() && self.me == 0 && self.lines[index].is_overfull() {
+            fault = Some("it asks for more and more and reads no answer".to_owned());
         }
         if fault.is_none() && ended.is_none() {
             return came;
@@ -430,7 +436,8 @@ impl Hub {
                     let follower = followers.iter().find(|(follower, _)| *follower == rank);
                     follower.map(|(_, join)| *join)
                 };
-                self.say_each(|rank| Down::Run {
+                let to_all = |_| true;
+                self.say_each(to_all, |rank| Down::Run {
                     call,
                     number,
                     heard: heard[rank as usize],
@@ -444,6 +451,7 @@ impl Hub {
                 heard,
                 names: which,
                 cause,
+                asked,
             } => {
                 let then = Then::Fail {
                     call,
@@ -452,7 +460,9 @@ impl Hub {
                 };
                 self.farewell.add(&self.lines, then);
                 for some in which.chunks(BATCH) {
-                    self.say_each(|rank| Down::Fail {
+                    // Who reads nothing would have more and more to read of what the others do.
+                    let has_asked = |rank| asked[rank as usize];
+                    self.say_each(has_asked, |rank| Down::Fail {
                         call,
                         heard: heard[rank as usize],
                         names: some.to_vec(),
@@ -468,6 +478,9 @@ impl Hub {
                             book.doing(Instant::now(), 0, text);
                         }
                     } else if self.lines[rank as usize].lane.is_some() {
+                        if !self.lines[rank as usize].is_read() {
+                            continue;
+                        }
                         wire::put(&mut self.lines[rank as usize].out, &Down::Query);
                     } else {
                         // It has started nothing with a name, and is asked when its link comes.
@@ -482,12 +495,15 @@ impl Hub {
                 missing,
             } => {
                 which.truncate(BATCH);
-                self.say_all(&Down::Stalled {
+                let message = Down::Stalled {
                     call,
                     names: which.clone(),
                     waited_ms: waited.as_millis() as u64,
                     missing: missing.clone(),
-                });
+                };
+                for line in self.lines.iter_mut().filter(|line| line.is_read()) {
+                    wire::put(&mut line.out, &message);
+                }
                 names.stalled(call, which, waited, missing);
             }
         }
@@ -502,10 +518,10 @@ impl Hub {
         }
     }
 
-    /// As [`Hub::say_all`], to each its own.
-    fn say_each(&mut self, message: impl Fn(u32) -> Down) {
+    /// As [`Hub::say_all`] to some, to each its own.
+    fn say_each(&mut self, whom: impl Fn(u32) -> bool, message: impl Fn(u32) -> Down) {
         for (rank, line) in (0..).zip(&mut self.lines) {
-            if line.lane.is_some() {
+            if line.lane.is_some() && whom(rank) {
                 wire::put(&mut line.out, &message(rank));
             }
         }

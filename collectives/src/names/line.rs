@@ -3,12 +3,17 @@
 use std::io::IoSlice;
 use std::task::{Context, Poll};
 
+use super::book::ASKED;
 use super::loss::Words;
 use super::wire::{self, Inbox};
 use crate::lane::Lane;
 
-/// Most bytes that wait for a rank that does not read: four of the longest messages.
-const BACKLOG: usize = 4 * wire::MOST;
+/// Most bytes that wait for a rank that does not read, which is late and nothing worse. All answers to what a rank may have asked
+/// for are less, with the longest names and why they failed: who has more unread asks on without reading.
+const BACKLOG: usize = ASKED * 2 * wire::NAME;
+
+/// What is for people is not said to a rank that has not read so much.
+const FOR_PEOPLE: usize = 1 << 20;
 
 /// Most reads in a row.
 const MOST_READS: usize = 16;
@@ -53,9 +58,14 @@ impl Line {
         Ok(())
     }
 
-    /// Whether the peer does not read what it is sent.
+    /// Whether more waits than can be answers to what the peer asks for, or than it may be asked for.
     pub(super) fn is_overfull(&self) -> bool {
         self.out.len() - self.sent > BACKLOG
+    }
+
+    /// Whether the peer is linked and reads what it is sent.
+    pub(super) fn is_read(&self) -> bool {
+        self.lane.is_some() && self.out.len() - self.sent <= FOR_PEOPLE
     }
 
     /// Whether something waits to be written.

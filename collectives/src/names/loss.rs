@@ -17,6 +17,7 @@ use super::wire::{Down, Up};
 use super::{Command, Names};
 use crate::cause::Cause;
 use crate::error::CollectiveError;
+use crate::group::Saying;
 
 /// Longest that an operation waits until it is said why it failed: as long as a busy host may need for it.
 const TOLD: Duration = Duration::from_millis(500);
@@ -42,6 +43,17 @@ impl Loss {
             rank: Rank(self.rank),
             reason: self.reason.clone(),
             for_good: self.for_good,
+        }
+    }
+
+    /// A rank is gone, and with it all that works here, because another one is lost.
+    fn because_of(self, first: Option<Self>) -> Self {
+        match first {
+            Some(first) => Self {
+                for_good: true,
+                ..first
+            },
+            None => self,
         }
     }
 
@@ -82,12 +94,6 @@ impl Words {
 }
 
 impl Names {
-    /// Gives up all that wait, because of a rank that is lost for now.
-    fn give_up(&self, loss: &Loss) {
-        let error = self.error_of(loss);
-        self.fail_all(u64::MAX, &error);
-    }
-
     /// Gives up all that wait, and all to come. What was heard first stays.
     pub(super) fn give_up_for_good(&self, loss: &Loss) {
         let error = {
@@ -96,6 +102,16 @@ impl Names {
             state.lost.get_or_insert(error).clone()
         };
         self.fail_all(u64::MAX, &error);
+    }
+
+    /// The other groups hear of a rank that is lost, for now or for good.
+    pub(super) fn tell_elsewhere(&self, loss: &Loss) -> Vec<Saying> {
+        if loss.rank == self.me {
+            return Vec::new();
+        }
+        let rank = self.members[loss.rank as usize];
+        self.family
+            .lost_in(&[self.id, self.data.id], rank, &loss.reason)
     }
 
     fn error_of(&self, loss: &Loss) -> CollectiveError {
@@ -151,7 +167,8 @@ impl Hub {
             }
         }
         if ended.for_good {
-            self.declare_lost(names, ended);
+            let why = self.said_before(&ended, words);
+            self.declare_lost(names, ended.because_of(why));
         }
     }
 
@@ -161,6 +178,9 @@ impl Hub {
         let words = self.lines[line as usize].last_words.take();
         if let Some(first) = self.first_before(names, gone, words.as_ref()) {
             self.fail_what_waits(names, &first);
+        }
+        if let Some(first) = self.said_before(gone, words.as_ref()) {
+            self.declare_lost(names, gone.clone().because_of(Some(first)));
         }
         (names.family).rank_lost(names.members[gone.rank as usize], &gone.reason);
     }
@@ -172,33 +192,50 @@ impl Hub {
         lost: &Loss,
         words: Option<&Words>,
     ) -> Option<Loss> {
-        let is_other = |loss: &Loss| loss.rank != self.me && loss.rank != lost.rank;
-        // That the other one has lost this rank says nothing of who was lost first.
-        let said = words.and_then(|words| words.within(BECAUSE));
-        let said = said.filter(|loss| is_other(loss)).cloned();
         let just_ended = || self.ended_last.as_ref()?.within(SHORTLY).cloned();
-        said.or_else(|| names.first_lost())
+        self.said_before(lost, words)
+            .or_else(|| names.first_lost())
             .or_else(just_ended)
-            .filter(is_other)
+            .filter(|loss| self.is_other(loss, lost))
+    }
+
+    /// The rank because of which another one has left, as that one said.
+    fn said_before(&self, lost: &Loss, words: Option<&Words>) -> Option<Loss> {
+        let said = words.and_then(|words| words.within(BECAUSE));
+        said.filter(|loss| self.is_other(loss, lost)).cloned()
+    }
+
+    /// That the other one has lost this rank says nothing of who was lost first.
+    fn is_other(&self, loss: &Loss, lost: &Loss) -> bool {
+        loss.rank != self.me && loss.rank != lost.rank
     }
 
     /// Only what waits now fails because of it.
     pub(super) fn fail_what_waits(&mut self, names: &Arc<Names>, loss: &Loss) {
-        match &mut self.book {
-            Some(book) => {
-                book.lost(loss.cause(), false);
-                self.say_why(names, loss);
-            }
-            None => names.give_up(loss),
+        self.farewell.say_elsewhere(names.tell_elsewhere(loss));
+        if let Some(book) = &mut self.book {
+            book.lost(loss.cause(), false);
+            self.say_why(names, loss);
+        } else {
+            self.fail_waiting(names, names.error_of(loss));
         }
+    }
+
+    /// All that wait on this rank fail, when the other groups can hear why.
+    pub(super) fn fail_waiting(&mut self, names: &Names, error: CollectiveError) {
+        let then = Then::FailWaiting(names.take_waiting(u64::MAX), error);
+        self.farewell.add(&self.lines, then);
     }
 
     /// A rank is gone: nothing with a name works any more. All are told, those that have nothing under way as well: when this
     /// rank leaves because of it, they know why.
     pub(super) fn declare_lost(&mut self, names: &Arc<Names>, loss: Loss) {
+        // With the first one it began.
+        let loss = self.declared.get_or_insert(loss).clone();
         if let Some(book) = &mut self.book {
             book.lost(loss.cause(), true);
         }
+        self.farewell.say_elsewhere(names.tell_elsewhere(&loss));
         self.farewell.add(&self.lines, Then::GiveUp(loss.clone()));
         self.say_why(names, &loss);
     }

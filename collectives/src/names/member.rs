@@ -1,6 +1,7 @@
 //! Named operations as one of the groups of their rank: what comes to them from outside.
 
 use std::sync::Arc;
+use std::sync::mpsc::{TryRecvError, channel};
 use std::time::Instant;
 
 use kolo_transport::ids::{CallId, Rank};
@@ -9,7 +10,7 @@ use super::loss::Loss;
 use super::{Command, Names, SHOWN};
 use crate::cause::Cause;
 use crate::error::CollectiveError;
-use crate::group::{GroupId, Member};
+use crate::group::{GroupId, Member, Saying};
 use crate::lane::LaneError;
 use crate::link::Link;
 use crate::operation::Tag;
@@ -115,6 +116,19 @@ impl Member for Names {
                 reason: reason.to_owned(),
             },
         });
+    }
+
+    fn lost_elsewhere(self: Arc<Self>, rank: u32, reason: &str) -> Option<Saying> {
+        let loss = Loss {
+            rank: self.position(rank)?,
+            reason: reason.to_owned(),
+            for_good: false,
+        };
+        let (told, is_told) = channel();
+        self.tell(Command::LostInTurn { loss, told });
+        Some(Box::new(move || {
+            is_told.try_recv() != Err(TryRecvError::Empty)
+        }))
     }
 
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {

@@ -378,22 +378,16 @@ impl Names {
 
     /// All that wait are given up on this rank.
     fn fail_all(&self, before: u64, error: &CollectiveError) {
-        let failed: Vec<Task> = {
-            let mut state = self.lock();
-            let keys: Vec<Key> = state
-                .pending
-                .keys()
-                .filter(|(call, _)| *call < before)
-                .cloned()
-                .collect();
-            keys.iter()
-                .filter_map(|key| state.pending.remove(key))
-                .map(|pending| pending.task)
-                .collect()
-        };
-        for task in failed {
+        for task in self.take_waiting(before) {
             task.fail(error.clone());
         }
+    }
+
+    /// What waits of calls before this one. It waits no more.
+    fn take_waiting(&self, before: u64) -> Vec<Task> {
+        let mut state = self.lock();
+        let taken = state.pending.extract_if(|(call, _), _| *call < before);
+        taken.map(|(_, pending)| pending.task).collect()
     }
 
     /// Gives up what rank 0 has said nothing about for too long, if it has said nothing about any other for as long: what it has run
@@ -429,12 +423,11 @@ impl Names {
         !self.lock().pending.is_empty()
     }
 
-    /// There is no link to rank 0, or will be none.
-    fn unlinked(&self, cause: Cause) {
-        let error = cause
+    /// The error of what waits when there is no link to rank 0.
+    fn unlinked(&self, cause: Cause) -> CollectiveError {
+        cause
             .into_own_error(Rank(self.me), CallId(self.lock().call), "names")
-            .with_ranks(|rank| self.job_rank(rank));
-        self.fail_all(u64::MAX, &error);
+            .with_ranks(|rank| self.job_rank(rank))
     }
 
     /// The member that a rank of all is.

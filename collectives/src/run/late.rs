@@ -13,7 +13,7 @@ use crate::stall::Missing;
 /// Why a rank does not come to an operation.
 pub(super) struct WhyLate {
     /// Because of whom it did not get through ...
-    culprit: Rank,
+    pub(super) culprit: Rank,
     /// ... which operation before this one.
     tag: Tag,
     pub(super) fault: Fault,
@@ -24,10 +24,18 @@ pub(super) struct WhyLate {
 pub(super) enum Fault {
     /// The operation was given up, because that one is gone or can't be reached.
     Lost,
+    /// That one is lost in another group.
+    LostElsewhere,
     /// It was given up, because that one was late.
     Late,
     /// That one is still waited for, after the deadline.
     Awaited,
+}
+
+impl Fault {
+    pub(super) fn is_loss(self) -> bool {
+        matches!(self, Self::Lost | Self::LostElsewhere)
+    }
 }
 
 impl Run<'_> {
@@ -36,9 +44,17 @@ impl Run<'_> {
         self.report_before_the_end();
         self.excuse(&mut late);
         if let Some((rank, why)) = late.iter().find_map(|rank| self.lost_for(*rank)) {
-            let WhyLate { culprit, tag, .. } = why;
+            let WhyLate {
+                culprit,
+                tag,
+                fault,
+            } = why;
+            let did = match fault {
+                Fault::LostElsewhere => "lost it in another group".to_owned(),
+                _ => format!("gave up {tag} because of it"),
+            };
             let reason = format!(
-                "rank {} gave up {tag} because of it, and did not come to {}",
+                "rank {} {did}, and did not come to {}",
                 self.job_rank(rank),
                 self.tag
             );
@@ -107,7 +123,7 @@ impl Run<'_> {
             return;
         };
         let did = match fault {
-            Fault::Lost => return,
+            Fault::Lost | Fault::LostElsewhere => return,
             Fault::Late => "it gave up",
             Fault::Awaited => "it is in",
         };
@@ -161,6 +177,15 @@ impl Run<'_> {
             let has_passed = self.engine.passed.is_some_and(|passed| passed >= *tag);
             is_newer && self.still_counts(rank, *tag) && !has_passed
         });
+        let has_given_up =
+            gave_up.is_some_and(|(_, cause)| !matches!(cause, Cause::Deadline { .. }));
+        if !has_given_up
+            && let Some(why) = self
+                .why_mourning(rank)
+                .filter(|why| is_culprit(&why.culprit))
+        {
+            return Some(why);
+        }
         if let Some((tag, missed)) = misses {
             return Some(WhyLate {
                 culprit: missed.iter().copied().find(is_culprit)?,
@@ -179,6 +204,20 @@ impl Run<'_> {
         })
     }
 
+    /// Because of whom a rank that has come to no operation since then may have left.
+    fn why_mourning(&self, rank: Rank) -> Option<WhyLate> {
+        let link = &self.engine.links[rank.index()];
+        let (tag, culprit, _) = link.mourns.as_ref()?;
+        let is_after = |other: &Tag| other > tag && !other.is_part_of(*tag);
+        let came = link.came.as_ref().is_some_and(|(came, _)| is_after(came));
+        let has_passed = self.engine.passed.as_ref().is_some_and(is_after);
+        (!came && !has_passed).then_some(WhyLate {
+            culprit: *culprit,
+            tag: *tag,
+            fault: Fault::LostElsewhere,
+        })
+    }
+
     /// Whether what a rank said in an operation before this one, of this call or another, says something about this one: not if it
     /// has come to a later one.
     fn still_counts(&self, rank: Rank, tag: Tag) -> bool {
@@ -189,7 +228,7 @@ impl Run<'_> {
     /// A rank, if it does not come because another one is lost, and that one.
     fn lost_for(&self, rank: Rank) -> Option<(Rank, WhyLate)> {
         let why = self.why_late(rank)?;
-        (why.fault == Fault::Lost).then_some((rank, why))
+        why.fault.is_loss().then_some((rank, why))
     }
 
     /// Because of whom a rank does not come.

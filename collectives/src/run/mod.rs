@@ -98,6 +98,8 @@ pub(crate) struct Run<'a> {
     missed: BTreeSet<Rank>,
     /// Those that do not come because of others that are late, and how that is known.
     excused: BTreeMap<Rank, Excuse>,
+    /// A peer whose link has ended, because of a loss in another group as it said.
+    postponed: Option<u32>,
     /// Something was put on links that may have been written to already.
     unsaid: bool,
     missing: Missing,
@@ -159,6 +161,7 @@ impl<'a> Run<'a> {
             asked,
             missed: BTreeSet::new(),
             excused: BTreeMap::new(),
+            postponed: None,
             unsaid: false,
             missing: Missing::Unknown,
             ends_call: false,
@@ -330,6 +333,7 @@ impl<'a> Run<'a> {
                     self.read(peer, cx)?;
                 }
             }
+            self.judge_postponed()?;
             if self.learned.is_some() {
                 return Ok(true);
             }
@@ -354,19 +358,25 @@ impl<'a> Run<'a> {
     }
 
     fn take_signals(&mut self, cx: &Context<'_>) -> Result<(), CollectiveError> {
-        let (arrivals, requests, gone, notices) = {
+        let (arrivals, requests, gone, notices, unsaid) = {
             let mut state = self.signals.lock();
             state.register(cx);
             if let Some(error) = state.obstacle(self.tag) {
                 return Err(error);
             }
-            if state.arrivals.is_empty() && state.gone.is_empty() && state.requests.is_empty() {
+            if state.is_nothing_new() {
                 return Ok(());
             }
             let gone = std::mem::take(&mut state.gone);
             let requests = std::mem::take(&mut state.requests);
-            (state.take_arrivals(), requests, gone, state.notices())
+            let unsaid = std::mem::take(&mut state.unsaid);
+            let arrivals = state.take_arrivals();
+            (arrivals, requests, gone, state.notices(), unsaid)
         };
+        if !unsaid.is_empty() {
+            self.engine.notify_all(&unsaid);
+            self.unsaid = true;
+        }
         if !arrivals.is_empty() {
             self.questions.stir();
         }

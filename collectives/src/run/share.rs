@@ -54,6 +54,7 @@ impl Run<'_> {
                 self.read(peer, cx)?;
             }
         }
+        self.judge_postponed()?;
         self.judge_the_gone()?;
         let Some(forming) = self.engine.shm.forming() else {
             return Ok(true);
@@ -241,6 +242,7 @@ impl Run<'_> {
                     self.read(peer, cx)?;
                 }
             }
+            self.judge_postponed()?;
             let Some(arena) = self.engine.shm.active() else {
                 return Ok(true);
             };

@@ -10,6 +10,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod deadlines;
+mod elsewhere;
 mod links;
 
 use std::collections::HashMap;
@@ -19,7 +20,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use common::victim::{NoConnector, lonely, notice, runtime, write};
+use common::victim::{NoConnector, lonely, notice, read_notice, runtime, write};
 use common::{Fault, GENERATION, Group, JOB, Kind, LONG, faulty, force, others, run, sum, until};
 use kolo_collectives::cause::{Cause, Excuse};
 use kolo_collectives::header::{Data, Header};

@@ -183,10 +183,7 @@ impl Work<'_> {
             6 => self.gather(length),
             7 => self.scatter(length),
             8 => self.all_reduce(length),
-            9 => {
-                let exchanged = self.exchange(length);
-                self.together(exchanged, |lost| lost.0 == self.plan.victim)
-            }
+            9 => self.exchange(length),
             10 => self.by_name(length),
             11 => self.of_buffers(),
             _ => self.in_part(length),

@@ -59,7 +59,7 @@ impl Book {
         if self.alarm.is_none_or(|at| now < at) {
             return;
         }
-        let mut late: Vec<(Key, Cause)> = Vec::new();
+        let mut late: Vec<(Key, Cause, Vec<bool>)> = Vec::new();
         let (asks, mut asked) = (self.asks_from.is_none_or(|at| now >= at), false);
         let mut query = Vec::new();
         let mut stalled: HashMap<(u64, Vec<u32>), (Vec<String>, Duration)> = HashMap::new();
@@ -83,7 +83,7 @@ impl Book {
                     doing: doing.take(DOING).collect(),
                     late: missing.into_iter().map(Rank).collect(),
                 };
-                late.push((key.clone(), cause));
+                late.push((key.clone(), cause, entry.who_asked().collect()));
             } else if asks && now >= entry.ask_at {
                 asked = true;
                 query.extend(entry.missing(&self.joined).into_iter().filter(|rank| {
@@ -113,7 +113,7 @@ impl Book {
         if asked {
             self.asks_from = Some(now + PAUSE);
         }
-        for (key, _) in &late {
+        for (key, ..) in &late {
             self.remove(key);
         }
         let waiting = self.entries.values().filter(|entry| !entry.is_ready);
@@ -145,8 +145,8 @@ impl Book {
             });
         }
         // Of what is given up nothing is reported any more.
-        for ((call, name), cause) in late {
-            self.fail(call, vec![name], cause);
+        for ((call, name), cause, asked) in late {
+            self.fail(call, vec![name], cause, asked);
         }
     }
 

@@ -52,6 +52,11 @@ impl Entry {
         stall.map_or(first, |stall| stall.min(first))
     }
 
+    /// By rank.
+    pub(super) fn who_asked(&self) -> impl Iterator<Item = bool> {
+        self.asked.iter().map(Option::is_some)
+    }
+
     pub(super) fn missing(&self, joined: &[Option<Join>]) -> Vec<u32> {
         let have_not_asked = self.without_data(joined);
         have_not_asked

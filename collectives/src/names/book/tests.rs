@@ -205,10 +205,19 @@ fn ranks_that_disagree_are_named() {
     book.ask(now, 0, key("a"), asked(sum(1)));
     book.ask(now, 1, key("a"), asked(sum(1)));
     book.ask(now, 2, key("a"), asked(sum(2)));
-    let [Verdict::Fail { names, cause, .. }] = &book.verdicts(now)[..] else {
+    let [
+        Verdict::Fail {
+            names,
+            cause,
+            asked,
+            ..
+        },
+    ] = &book.verdicts(now)[..]
+    else {
         panic!("it fails");
     };
     assert_eq!(names, &["a"]);
+    assert_eq!(asked, &[true; 3]);
     assert_eq!(
         cause,
         &Cause::Mismatch {
@@ -248,9 +257,10 @@ fn a_late_rank_is_asked_reported_and_in_the_end_named() {
     assert_eq!(book.verdicts(at(8000)), query);
     book.doing(at(8100), 1, "it reads".to_owned());
     assert_eq!(book.next_alarm(), Some(at(10_000)));
-    let [Verdict::Fail { cause, .. }] = &book.verdicts(at(10_000))[..] else {
+    let [Verdict::Fail { cause, asked, .. }] = &book.verdicts(at(10_000))[..] else {
         panic!("it fails");
     };
+    assert_eq!(asked, &[true, false, true], "it is no news for others");
     assert_eq!(
         cause,
         &Cause::Deadline {
@@ -280,6 +290,7 @@ fn a_loss_fails_all_and_a_call_that_is_over_its_own() {
         heard: Arc::new(vec![0; 2]),
         names: vec!["a".to_owned()],
         cause: cause.clone(),
+        asked: vec![true, false],
     };
     assert_eq!(book.verdicts(now), [fail(4, &failed)]);
     book.ask(now, 0, (4, "a".to_owned()), asked(sum(1)));
@@ -310,13 +321,14 @@ fn verdicts_say_which_requests_they_are_about() {
     book.ask(now, 0, key("a"), with(4));
     book.lost(left.clone(), false);
     book.ask(now, 1, key("a"), with(7));
-    let fail = |heard: [u64; 2]| Verdict::Fail {
+    let fail = |heard: [u64; 2], asked: [bool; 2]| Verdict::Fail {
         call: 0,
         heard: Arc::new(heard.to_vec()),
         names: vec!["a".to_owned()],
         cause: left.clone(),
+        asked: asked.to_vec(),
     };
-    assert_eq!(book.verdicts(now), [fail([4, 0])]);
+    assert_eq!(book.verdicts(now), [fail([4, 0], [true, false])]);
     // What came since stands, for what rank 0 tries again.
     book.ask(now, 0, key("a"), with(5));
     let [Verdict::Run { heard, .. }] = &book.verdicts(now)[..] else {
@@ -326,7 +338,7 @@ fn verdicts_say_which_requests_they_are_about() {
     // Of a call that is over, too.
     book.over(1, left.clone());
     book.ask(now, 1, key("a"), with(8));
-    assert_eq!(book.verdicts(now), [fail([5, 8])]);
+    assert_eq!(book.verdicts(now), [fail([5, 8], [false, true])]);
 }
 
 /// As with the settings that nobody changes.

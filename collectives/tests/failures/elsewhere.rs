@@ -1,0 +1,168 @@
+//! Ranks that leave because of a loss in one group, as others find in another one.
+
+use super::*;
+
+/// What the ranks that lose one do, and then those that find them gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Work {
+    Ordered,
+    Named,
+    /// To the next rank.
+    Sends,
+}
+
+impl Work {
+    const ALL: [Self; 3] = [Self::Ordered, Self::Named, Self::Sends];
+
+    fn of(self, comm: &Communicator) -> Result<(), CollectiveError> {
+        match self {
+            Self::Ordered => sum(comm, 10),
+            Self::Named => comm.named("all").barrier().wait(),
+            Self::Sends => {
+                let other = Rank(1 - comm.rank().0 % 2);
+                let pair = comm.rank().0 / 2 * 2;
+                let other = Rank(pair + other.0);
+                if comm.rank() < other {
+                    comm.send(&[1_u8], other)?;
+                    comm.receive::<u8>(other).map(drop)
+                } else {
+                    comm.receive::<u8>(other)?;
+                    comm.send(&[1_u8], other)
+                }
+            }
+        }
+    }
+}
+
+const KINDS: [Kind; 5] = [
+    Kind::Memory,
+    Kind::Ring,
+    Kind::Shared,
+    Kind::Tls,
+    Kind::Quic,
+];
+
+/// Rank 3 is lost, rank 2 sees that in a group of the two or while they send to each other, and leaves: the others, who look at
+/// their links to rank 2 first, name rank 3.
+#[test]
+fn who_leaves_because_of_a_loss_in_another_group_is_not_named() {
+    for kind in KINDS {
+        for first in Work::ALL {
+            for then in [Work::Ordered, Work::Named] {
+                let mut group = Group::new(kind, 4);
+                group.run(|comm| {
+                    Work::Ordered.of(comm).unwrap();
+                    Work::Named.of(comm).unwrap();
+                });
+                let two = |comm: &Communicator| {
+                    let two = comm.group(&[Rank(2), Rank(3)]).unwrap();
+                    let two = two.filter(|_| first != Work::Sends);
+                    first.of(two.as_ref().unwrap_or(comm)).unwrap();
+                    two
+                };
+                let mut parts = run(&group.members[2..], two);
+                drop((parts.pop(), group.members.pop()));
+                let (part, leaves) = (parts.pop().unwrap(), group.members.pop().unwrap());
+                let error = first.of(part.as_ref().unwrap_or(&leaves)).unwrap_err();
+                assert_eq!(error.culprit_rank(), Some(Rank(3)), "{error}");
+                drop((part, leaves));
+                for result in group.run(|comm| then.of(comm)) {
+                    let error = result.unwrap_err();
+                    assert!(
+                        matches!(error, CollectiveError::PeerLost { rank: Rank(3), .. }),
+                        "{kind:?}, {first:?}, {then:?}: {error}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Rank 3 left rank 2 alone in their group, and only there.
+#[test]
+fn who_is_lost_in_one_group_alone_is_not_lost_in_others() {
+    for kind in KINDS {
+        let mut group = Group::new(kind, 4);
+        group.run(|comm| sum(comm, 10).unwrap());
+        let two = |comm: &Communicator| {
+            let two = comm.group(&[Rank(2), Rank(3)]).unwrap().unwrap();
+            sum(&two, 10).unwrap();
+            two
+        };
+        let mut parts = run(&group.members[2..], two);
+        drop(parts.pop());
+        let error = sum(&parts[0], 10).unwrap_err();
+        assert_eq!(error.culprit_rank(), Some(Rank(3)), "{error}");
+        for _ in 0..2 {
+            group.run(|comm| sum(comm, 10).unwrap());
+        }
+        // What rank 2 said then is no reason for this.
+        drop((parts, group.members.remove(2)));
+        for result in group.run(|comm| sum(comm, 10)) {
+            let error = result.unwrap_err();
+            assert_eq!(error.culprit_rank(), Some(Rank(2)), "{kind:?}: {error}");
+        }
+    }
+}
+
+/// Rank 4 is lost to rank 3 in one group, which is then lost to rank 2 in another one.
+#[test]
+fn a_loss_goes_from_group_to_group() {
+    for kind in KINDS {
+        let mut group = Group::new(kind, 5);
+        group.run(|comm| sum(comm, 10).unwrap());
+        let chain = |comm: &Communicator| {
+            let parts = [[2, 3], [3, 4]].map(|two| comm.group(&two.map(Rank)).unwrap());
+            let sums = parts.iter().flatten().map(|part| sum(part, 10));
+            assert!(sums.collect::<Vec<_>>().iter().all(Result::is_ok));
+            parts
+        };
+        let mut parts = run(&group.members[2..], chain);
+        drop((parts.pop(), group.members.pop()));
+        for index in [1, 0] {
+            let mine = parts.pop().unwrap();
+            let error = sum(mine[index].as_ref().unwrap(), 10).unwrap_err();
+            let next = Rank(3 + index as u32);
+            assert_eq!(error.culprit_rank(), Some(next), "{error}");
+            drop((mine, group.members.pop()));
+        }
+        for result in group.run(|comm| sum(comm, 10)) {
+            let error = result.unwrap_err();
+            assert_eq!(error.culprit_rank(), Some(Rank(4)), "{kind:?}: {error}");
+        }
+    }
+}
+
+/// Its other peers hear of a loss in another group while this rank waits for them.
+#[test]
+fn what_is_lost_elsewhere_is_said_in_an_operation_that_is_under_way() {
+    let runtime = runtime();
+    let (connector, handle) = (Arc::new(NoConnector), runtime.handle().clone());
+    let comm = Communicator::new(Rank(0), 3, GENERATION, JOB, connector, handle).unwrap();
+    comm.set_timeout(LONG);
+    let part = comm.group(&[Rank(0), Rank(2)]).unwrap().unwrap();
+    let link = |group, peer| {
+        let (mine, theirs) = MemoryLane::pair(1 << 20);
+        let accepted = comm
+            .acceptor()
+            .accept_group(group, Rank(peer), Box::new(mine));
+        accepted.unwrap();
+        theirs
+    };
+    let (mut one, two) = (link(GroupId::WORLD, 1), link(GroupId::WORLD, 2));
+    drop(link(part.group_id(), 2));
+    let waits = comm.start().all_reduce(vec![1.0_f32; 10], ReduceOp::Sum);
+    assert_eq!(read_notice(&runtime, &mut one), None, "it has begun");
+    let error = part.barrier().unwrap_err();
+    assert_eq!(error.culprit_rank(), Some(Rank(2)), "{error}");
+    let (tag, cause) = std::iter::from_fn(|| Some(read_notice(&runtime, &mut one)))
+        .flatten()
+        .next()
+        .unwrap();
+    let Cause::LostElsewhere { rank: Rank(2), .. } = &cause else {
+        panic!("{cause:?}");
+    };
+    assert_eq!(tag, Tag::default());
+    drop((one, two));
+    assert!(waits.wait().is_err());
+}
