@@ -329,6 +329,7 @@ impl Inner {
             deadline,
             timeout,
             in_packed: false,
+            recorded: None,
             quick: false,
         };
         self.listener.disturb();

@@ -74,7 +74,7 @@ pub(crate) enum Quick<'a> {
     No,
 }
 
-/// Operations of fewer bytes get one look at the clock, at their end.
+/// Operations of fewer bytes get one look at the clock, while others' data are on their way.
 const TIMED: u64 = 16 << 10;
 
 impl Inner {
@@ -135,8 +135,10 @@ impl Inner {
         let Some(plan) = plan(arena, offsets) else {
             return Quick::No;
         };
-        let asked = if operation.bytes() < TIMED {
-            self.family.recorder.epoch()
+        let recorder = &self.family.recorder;
+        let is_short = operation.bytes() < TIMED;
+        let asked = if is_short {
+            recorder.epoch()
         } else {
             Instant::now()
         };
@@ -147,9 +149,12 @@ impl Inner {
             }
             (state.take_number(), state.timeout)
         };
-        self.listener.disturb();
         let begun = begin(arena, tag, plan);
-        let done = begun.is_ok() && matches!(arena.look(input, &mut []), Ok(Outcome::Ready));
+        // What the others give is on its way: what else there is to do costs no time now.
+        self.listener.disturb();
+        let place = (self.id, tag);
+        let recorded =
+            (is_short && begun.is_ok()).then(|| recorder.done(place, *operation, name, asked));
         let mut turn = Turn {
             inner: self,
             engine,
@@ -160,20 +165,29 @@ impl Inner {
             deadline: asked,
             timeout: timeout.min(FOREVER),
             in_packed: false,
-            quick: done,
+            recorded: None,
+            quick: true,
         };
         if let Err(error) = begun {
+            turn.quick = false;
             return Quick::Failed(turn.refuse(tag, error));
         }
-        if done {
+        let arena = turn.engine.shm.active();
+        let looked = arena.map(|arena| arena.look(input, &mut []));
+        if matches!(looked, Some(Ok(Outcome::Ready))) {
             turn.engine.passes(tag, *operation);
-            let place = (self.id, tag);
-            self.family.recorder.done(place, *operation, name, asked);
-            Quick::Done(turn)
-        } else {
-            turn.renew();
-            Quick::Begun(turn, tag)
+            if !is_short {
+                recorder.done(place, *operation, name, asked);
+            }
+            return Quick::Done(turn);
         }
+        if let Some(number) = recorded {
+            recorder.reopen(number);
+        }
+        turn.recorded = recorded;
+        turn.quick = false;
+        turn.renew();
+        Quick::Begun(turn, tag)
     }
 }
 
@@ -388,13 +402,11 @@ impl Turn<'_> {
     ) -> Result<Shared, CollectiveError> {
         let inner = self.inner;
         self.operation = operation;
-        let recording = Recording {
-            inner,
-            number: inner
-                .family
-                .recorder
-                .begin((inner.id, tag), operation, self.name, self.asked),
-        };
+        let recorder = &inner.family.recorder;
+        let number = self.recorded.take();
+        let number = number
+            .unwrap_or_else(|| recorder.begin((inner.id, tag), operation, self.name, self.asked));
+        let recording = Recording { inner, number };
         let waits = alarm.may_sleep() && !self.engine.is_hasty;
         let looked = match self.engine.shm.active() {
             Some(arena) if waits => arena.look(input, result),

@@ -38,6 +38,8 @@ pub(crate) struct Turn<'a> {
     pub(super) timeout: Duration,
     /// The result is in [`Engine::packed`].
     pub(super) in_packed: bool,
+    /// The number of the operation that has begun already, in the flight recorder.
+    pub(super) recorded: Option<u64>,
     /// Nothing went wrong, and nothing is left to be done.
     pub(super) quick: bool,
 }

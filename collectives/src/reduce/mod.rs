@@ -247,6 +247,32 @@ pub fn combine_at(level: Level, dtype: DType, op: ReduceOp, into: &mut [u8], fro
     });
 }
 
+/// `into = first op into`. Not for [`ReduceOp::Adasum`], whose operands are alike.
+pub(crate) fn combine_behind(dtype: DType, op: ReduceOp, first: &[u8], into: &mut [u8]) {
+    combine_behind_at(Level::detected(), dtype, op, first, into);
+}
+
+fn combine_behind_at(level: Level, dtype: DType, op: ReduceOp, first: &[u8], into: &mut [u8]) {
+    same_length(into.len(), first.len());
+    with_operator!(dtype, op, |T, combine| {
+        let (into, from) = (
+            bytemuck::cast_slice_mut::<u8, T>(into),
+            bytemuck::cast_slice(first),
+        );
+        let combine = |a: <T as Number>::Wide, b: <T as Number>::Wide| -> <T as Number>::Wide {
+            combine(b, a)
+        };
+        dispatch::run(
+            level,
+            InPlace {
+                into,
+                from,
+                combine,
+            },
+        );
+    });
+}
+
 /// `into = left op right`.
 pub fn combine_into(dtype: DType, op: ReduceOp, into: &mut [u8], left: &[u8], right: &[u8]) {
     combine_into_at(Level::detected(), dtype, op, into, left, right);

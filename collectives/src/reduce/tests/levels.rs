@@ -2,6 +2,38 @@
 
 use super::*;
 
+/// Two ranks write their result over their own values, one over the left and one over the right ones: which of two NaN comes out is
+/// the same.
+#[test]
+fn a_result_over_either_operand_has_the_same_bits() {
+    for (dtype, op) in defined().filter(|(_, op)| *op != ReduceOp::Adasum) {
+        for level in Level::available() {
+            for length in LENGTHS {
+                // Any bits: many of them are NaN of different kinds.
+                let random = |seed: u64| {
+                    let mut bytes = mixed(dtype, length, seed);
+                    if dtype != DType::Bool {
+                        for (index, value) in bytes.chunks_exact_mut(dtype.size()).enumerate() {
+                            if index % 3 == 0 {
+                                value.fill(0xff);
+                                value[0] = (index as u8).wrapping_mul(seed as u8);
+                            }
+                        }
+                    }
+                    Aligned::of(&bytes)
+                };
+                let (left, right) = (random(7), random(9));
+                let mut over_left = Aligned::of(left.bytes());
+                combine_at(level, dtype, op, over_left.bytes_mut(), right.bytes());
+                let mut over_right = Aligned::of(right.bytes());
+                combine_behind_at(level, dtype, op, left.bytes(), over_right.bytes_mut());
+                let case = format!("{op} of {length} {dtype} at {level:?}");
+                assert_eq!(over_left.bytes(), over_right.bytes(), "{case}");
+            }
+        }
+    }
+}
+
 #[test]
 fn many_inputs_give_what_pairs_give_in_rank_order() {
     for (dtype, op) in defined() {

@@ -172,6 +172,23 @@ impl<'a> Ranks<'a> {
         let (result, inputs) = blocks.bytes_mut().split_at_mut(each);
         for at in range.clone().step_by(each) {
             let length = each.min(range.end - at);
+            if world == 2
+                && let Some(own) = target.over(at..at + length)
+            {
+                let other = &mut inputs[..length];
+                let (place, at) = place(self.map, 1 - me, at);
+                self.map.read(1 - me, place, at, other);
+                // In rank order.
+                if me == 0 {
+                    reduce::combine(dtype, op, own, other);
+                } else {
+                    reduce::combine_behind(dtype, op, other, own);
+                }
+                if !finish.is_nothing() {
+                    reduce::finish(dtype, own, &finish);
+                }
+                continue;
+            }
             let own = target.own(at..at + length);
             for (rank, block) in inputs.chunks_mut(each).enumerate().take(world) {
                 if own.is_none() || rank != me {
@@ -205,6 +222,8 @@ impl<'a> Ranks<'a> {
 pub(super) trait Target {
     /// This rank's data of a range, if they are not where it gave them.
     fn own(&self, range: Range<usize>) -> Option<&[u8]>;
+    /// The same, if the result goes over them.
+    fn over(&mut self, range: Range<usize>) -> Option<&mut [u8]>;
     /// Takes what has been combined, from a place on.
     fn put(&mut self, at: usize, block: &[u8]);
 }
@@ -220,6 +239,10 @@ impl<F: FnMut(usize, &[u8])> Target for To<'_, F> {
         self.own.map(|own| &own[range])
     }
 
+    fn over(&mut self, _range: Range<usize>) -> Option<&mut [u8]> {
+        None
+    }
+
     fn put(&mut self, at: usize, block: &[u8]) {
         (self.put)(at, block);
     }
@@ -231,6 +254,10 @@ pub(super) struct Over<'a>(pub(super) &'a mut [u8]);
 impl Target for Over<'_> {
     fn own(&self, range: Range<usize>) -> Option<&[u8]> {
         Some(&self.0[range])
+    }
+
+    fn over(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
+        Some(&mut self.0[range])
     }
 
     fn put(&mut self, at: usize, block: &[u8]) {
