@@ -372,7 +372,7 @@ mod tests {
         let ways = |args: &[&str]| -> Vec<_> {
             rows_of(args).iter().map(|row| row.shared_memory).collect()
         };
-        let sizes = ["--ranks", "2", "--sizes", "4,4M"];
+        let sizes = ["--ranks", "2", "--sizes", "4,8M"];
         assert_eq!(ways(&sizes), [Some("flat"), Some("slices")]);
         let hosts = [&sizes[..], &["--hosts", "2"]].concat();
         assert_eq!(ways(&hosts), [None; 2]);

@@ -7,7 +7,7 @@ use super::*;
 
 const SIZE: usize = size_of::<u64>();
 /// From here on two ranks sum in slices, and not everything at once.
-const AT_ONCE: usize = (2 << 20) + SIZE;
+const AT_ONCE: usize = (4 << 20) + SIZE;
 /// Not a divisor of any piece or part, so that a piece in another's place is seen.
 const PERIOD: usize = 1021;
 

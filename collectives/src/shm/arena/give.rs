@@ -195,7 +195,9 @@ impl Arena {
         self.fronts[parity] = Some(used);
         let known = self.recorded[parity] == Some(*operation);
         write_record(&self.map, self.me, open.tag, operation, !known);
-        self.recorded[parity] = Some(*operation);
+        if !known {
+            self.recorded[parity] = Some(*operation);
+        }
         rules::give(self.map.front(self.me, parity), open.ticket);
         self.ring_all();
     }

@@ -13,8 +13,8 @@ use crate::schedule::{Counts, Rows};
 
 /// Reductions whose inputs have more bytes than this, all ranks' together, are done in slices.
 const FLAT: usize = 96 << 10;
-/// As [`FLAT`], of two ranks: each of them reads and writes as much in slices, and waits twice.
-const FLAT_OF_TWO: usize = 4 << 20;
+/// As [`FLAT`], of two ranks: each of them reads and writes as much in slices, or more, and waits twice.
+const FLAT_OF_TWO: usize = 8 << 20;
 
 /// The longest reductions that are flat, in bytes of all ranks' inputs.
 fn flat(world: usize) -> usize {
@@ -120,7 +120,7 @@ impl Way {
 ///     ..Operation::new(OperationKind::AllReduce, Some(DType::F32), count)
 /// };
 /// assert_eq!(way_in_shared_memory(&sum(1), 2, 2), Some("flat"));
-/// assert_eq!(way_in_shared_memory(&sum(1 << 20), 2, 2), Some("slices"));
+/// assert_eq!(way_in_shared_memory(&sum(2 << 20), 2, 2), Some("slices"));
 /// assert_eq!(way_in_shared_memory(&sum(8 << 20), 2, 2), Some("rounds"));
 /// // They share processors.
 /// assert_eq!(way_in_shared_memory(&sum(8 << 20), 4, 2), Some("slices"));
