@@ -83,6 +83,8 @@ pub(crate) struct State {
     pub(crate) gone_notices: BTreeMap<u32, Vec<u8>>,
     /// What the links that are there are still to be told, whatever this rank does.
     pub(crate) unsaid: Vec<u8>,
+    /// What was said last of a loss in another group: of whom, and after which operation of this one.
+    pub(crate) said_elsewhere: Option<(u32, Tag)>,
     pub(crate) table: Option<Arc<GenerationTable>>,
     pub(crate) timeout: Duration,
     pub(crate) tuning: Tuning,
@@ -121,6 +123,7 @@ impl State {
             gone: Vec::new(),
             gone_notices: BTreeMap::new(),
             unsaid: Vec::new(),
+            said_elsewhere: None,
             table: None,
             timeout: TIMEOUT,
             tuning: Tuning::default(),
@@ -235,9 +238,13 @@ impl State {
             && self.unsaid.is_empty()
     }
 
-    /// The number of the last operation that had its turn, or of the first one.
+    /// The number of the last operation that had its turn. If there was none in this call, one that comes before all of it.
     pub(crate) fn last_tag(&self) -> Tag {
-        Tag::new(self.call, self.next.saturating_sub(1))
+        match (self.next.checked_sub(1), self.call.checked_sub(1)) {
+            (Some(last), _) => Tag::new(self.call, last),
+            (None, Some(call)) => Tag::new(call, Tag::MOST),
+            (None, None) => Tag::default(),
+        }
     }
 
     /// The number of the next operation.

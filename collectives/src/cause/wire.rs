@@ -229,6 +229,7 @@ mod tests {
         };
         prop_oneof![
             ".{0,300}".prop_map(|asked| Cause::Stalled { asked }),
+            named().prop_map(|(rank, reason)| Cause::LostElsewhere { rank, reason }),
             (named(), any::<bool>()).prop_map(|((rank, reason), for_good)| Cause::Lost {
                 rank,
                 reason,

@@ -90,7 +90,11 @@ impl Member for Inner {
         const OF_TWO: u32 = 2;
         let member = self.position(rank).filter(|_| self.world > OF_TWO)?;
         let frame = {
-            let state = self.signals.lock();
+            let mut state = self.signals.lock();
+            let said = Some((member, state.last_tag()));
+            if std::mem::replace(&mut state.said_elsewhere, said) == said {
+                return None;
+            }
             let cause = Cause::LostElsewhere {
                 rank: Rank(member),
                 reason: reason.to_owned(),
@@ -101,8 +105,8 @@ impl Member for Inner {
         let mut words = None;
         if let Ok(mut engine) = self.engine.try_lock() {
             engine.notify_all(&frame);
-            engine.flush_now();
             words = Some(engine.last_words(Some(Rank(member))));
+            engine.flush_now();
         } else {
             // The operation that is under way says it.
             self.signals

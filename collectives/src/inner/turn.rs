@@ -349,6 +349,7 @@ impl Turn<'_> {
         let connect = |peer| inner.connect(peer);
         let watch = |peer, waited| inner.watch(peer, waited);
         let lose = |peer, reason: &str| inner.lose(peer, reason);
+        let tell_elsewhere = |error: &CollectiveError| inner.tell_elsewhere(error);
         let mut run = Run::new(
             &mut self.engine,
             Place {
@@ -357,6 +358,7 @@ impl Turn<'_> {
                 connect: &connect,
                 watch: &watch,
                 lose: &lose,
+                tell_elsewhere: &tell_elsewhere,
                 id: inner.id,
             },
             operation,
@@ -384,7 +386,6 @@ impl Turn<'_> {
         };
         let error = self.inner.outward(error);
         self.inner.family.failed(tag.call, &error);
-        self.inner.tell_elsewhere(&error);
         if let CollectiveError::PeerLost { rank, reason } = &error
             && let Some(names) = self.inner.run_by.get().and_then(Weak::upgrade)
         {

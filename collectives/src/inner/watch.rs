@@ -1,12 +1,11 @@
 //! Whether ranks are gone of which nothing is heard.
 
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Inner;
 use crate::error::CollectiveError;
-use crate::group::{ELSEWHERE, until_gone};
-use crate::lane::LOOK;
+use crate::group::{Saying, until_gone};
 
 /// Pauses between questions, the first and the longest: about ranks that are waited for, and about others.
 pub(crate) const OF_WAITED: (Duration, Duration) =
@@ -19,25 +18,20 @@ impl Inner {
         self.family.rank_lost(self.job_rank(peer), reason);
     }
 
-    /// If an operation failed because a rank (one of all) is lost, the other groups hear of it: this rank may end because of that. Waits for a moment
-    /// until it has left; the thread is held for that long.
-    pub(super) fn tell_elsewhere(&self, error: &CollectiveError) {
+    /// If an operation fails because a rank is lost, the other groups hear of it: this rank may end because of that.
+    pub(super) fn tell_elsewhere(&self, error: &CollectiveError) -> Vec<Saying> {
         let (CollectiveError::PeerLost { rank, reason }
         | CollectiveError::Connect { rank, reason }) = error
         else {
-            return;
+            return Vec::new();
         };
+        let rank = self.job_rank(rank.0);
+        if rank == self.family.me {
+            return Vec::new();
+        }
         let names = self.run_by.get().and_then(Weak::upgrade);
         let here = [self.id, names.map_or(self.id, |names| names.id)];
-        let mut saying = self.family.lost_in(&here, rank.0, reason);
-        let begun = Instant::now();
-        loop {
-            saying.retain_mut(|has_left| !has_left());
-            if saying.is_empty() || begun.elapsed() >= ELSEWHERE {
-                return;
-            }
-            std::thread::sleep(LOOK);
-        }
+        self.family.lost_in(&here, rank, reason)
     }
 
     /// Asks the [connector](crate::Connector::is_gone) again and again whether a peer is gone, until it is, or until this

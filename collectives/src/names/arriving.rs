@@ -44,6 +44,7 @@ impl Hub {
                 names.family.meet(names.members[rank as usize]);
                 // It is there again.
                 self.ended_last.take_if(|words| words.is_of(rank));
+                line.last_words = None;
                 line.inbox.clear();
                 line.inbox.push(&read);
                 let old = line.lane.replace(lane);
@@ -98,7 +99,10 @@ impl Hub {
                 let numbers = |rank: u32| (Rank(rank), Rank(names.members[rank as usize]));
                 let (me, peer) = (numbers(self.me), numbers(rank));
                 let cause = Cause::unlinked(&error, me, peer, self.me != 0);
-                self.farewell.say_elsewhere(names.tell_elsewhere(&loss));
+                // If it is not this rank's own fault.
+                if cause.absent() == Some(Rank(rank)) {
+                    self.farewell.say_elsewhere(names.tell_elsewhere(&loss));
+                }
                 if let Some(book) = &mut self.book {
                     book.unlinked(rank);
                     book.lost(cause, false);

@@ -42,9 +42,8 @@ struct Leaving {
 #[derive(Default)]
 pub(super) struct Farewell {
     leaving: Vec<Leaving>,
-    /// What is being said in other groups, and for how long that is waited for.
-    elsewhere: Vec<Saying>,
-    elsewhere_until: Option<Instant>,
+    /// What is being said in other groups, and until when that is waited for.
+    elsewhere: Vec<(Saying, Instant)>,
 }
 
 impl Farewell {
@@ -58,12 +57,10 @@ impl Farewell {
         });
     }
 
-    /// Nothing is done before this has left, too, or can't.
+    /// Nothing is given up before this has left, too, or can't.
     pub(super) fn say_elsewhere(&mut self, saying: Vec<Saying>) {
-        if !saying.is_empty() {
-            self.elsewhere.extend(saying);
-            self.elsewhere_until = Some(Instant::now() + ELSEWHERE);
-        }
+        let until = Instant::now() + ELSEWHERE;
+        (self.elsewhere).extend(saying.into_iter().map(|saying| (saying, until)));
     }
 
     /// Writes, and does what is to be done. Returns when to look again.
@@ -81,14 +78,13 @@ impl Farewell {
             line.write(cx).ok();
         }
         let now = Instant::now();
-        self.elsewhere.retain_mut(|has_left| !has_left());
-        if self.elsewhere_until.is_some_and(|until| now >= until) {
-            self.elsewhere.clear();
-        }
-        if !self.elsewhere.is_empty() {
-            return Some(now + TICK);
-        }
+        (self.elsewhere).retain_mut(|(has_left, until)| now < *until && !has_left());
+        let is_said = self.elsewhere.is_empty();
         let has_left = |leaving: &mut Leaving| {
+            // Other groups do not wait for each other.
+            if !is_said && !matches!(leaving.then, Then::Tell(_)) {
+                return false;
+            }
             let mut all = true;
             for (line, departure) in lines.iter().zip(&mut leaving.departures) {
                 all &= departure.is_over(line.departures()) && !line.is_unsaid();
@@ -113,6 +109,7 @@ impl Farewell {
                 Then::Tell(sender) => sender.send(()).unwrap_or_default(),
             }
         }
-        (!self.leaving.is_empty()).then(|| now + TICK)
+        let is_over = self.leaving.is_empty() && self.elsewhere.is_empty();
+        (!is_over).then(|| now + TICK)
     }
 }

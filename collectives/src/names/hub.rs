@@ -13,11 +13,12 @@ use super::asking::Asking;
 use super::book::{Book, Request, Verdict};
 use super::farewell::{Farewell, Then};
 use super::line::Line;
-use super::loss::{Loss, Words};
+use super::loss::{Loss, Postponed, Words};
 use super::wire::{self, BATCH, Down, Up};
 use super::{Command, Names, THRESHOLD, until};
-use crate::cause::cut;
+use crate::cause::{Cause, cut};
 use crate::operation::Tag;
+use kolo_transport::ids::Rank;
 
 /// Most bytes that are read at once.
 const READ: usize = 16 << 10;
@@ -50,6 +51,10 @@ pub(super) struct Hub {
     pub(super) farewell: Farewell,
     /// Because of whom no name works any more.
     pub(super) declared: Option<Loss>,
+    /// Of which rank it was said last that it is lost, and nothing was asked for since.
+    said: Option<u32>,
+    /// Lines that have ended while it is not clear who began.
+    pub(super) postponed: Vec<Postponed>,
     /// The names are gone, and what was decided last is still being said.
     is_leaving: bool,
 }
@@ -72,6 +77,8 @@ impl Hub {
             ended_last: None,
             farewell: Farewell::default(),
             declared: None,
+            said: None,
+            postponed: Vec::new(),
             is_leaving: false,
         }
     }
@@ -102,6 +109,7 @@ impl Hub {
             for index in 0..self.lines.len() {
                 busy |= self.serve(&names, index, cx);
             }
+            let postponed = self.judge_postponed(&names);
             let alarm = self.decide(&names);
             let farewell = self.farewell.see_off(&names, &mut self.lines, cx);
             // What was decided is written at once.
@@ -109,7 +117,11 @@ impl Hub {
                 self.asking.stir(Instant::now());
                 continue;
             }
-            let looks = self.look_who_is_gone(&names).into_iter().chain(farewell);
+            let looks = self
+                .look_who_is_gone(&names)
+                .into_iter()
+                .chain(farewell)
+                .chain(postponed);
             let alarm = alarm.into_iter().chain(looks).min();
             let at = tokio::time::Instant::from_std(until(alarm, Instant::now()));
             if alarm.is_some() || sleep.deadline() < at {
@@ -175,6 +187,7 @@ impl Hub {
             // It was given up meanwhile: others would find that it is there, and wait for it in vain.
             (Command::Ask { key, request }, _) if !names.still_waits(&key, &request) => {}
             (Command::Ask { key, request }, Some(book)) => {
+                self.said = None;
                 book.set_stall_after(now, names.family.stalls.after());
                 book.ask(now, 0, key, request);
             }
@@ -187,34 +200,35 @@ impl Hub {
                 self.farewell.add(&self.lines, Then::Tell(told));
                 if loss.for_good {
                     self.declare_lost(names, loss);
-                } else {
+                } else if self.said != Some(loss.rank) {
+                    self.said = Some(loss.rank);
                     self.say_why(names, &loss);
                 }
             }
             (Command::Ended, Some(book)) => book.ended(),
             (Command::Settings { threshold }, Some(book)) => book.threshold = threshold,
-            (
-                Command::Ask {
-                    key: (call, name),
-                    request,
-                },
-                None,
-            ) => {
+            (Command::Ask { key, request }, None) => {
                 // What is under way now has begun before now.
                 let at = now + request.limit + SILENT;
                 self.look_at = Some(self.look_at.map_or(at, |look_at| look_at.min(at)));
                 let ask = Up::Ask {
-                    call,
-                    name,
+                    call: key.0,
+                    name: key.1.clone(),
                     operation: wire::encode_operation(request.operation),
                     limit_ms: request.limit.as_millis().min(u128::from(u64::MAX)) as u64,
                     serial: request.serial,
                     epoch: request.epoch,
                 };
-                // If rank 0 reads nothing for so long, what it is not asked for ends when its time is over.
-                if !self.lines[0].is_overfull() {
-                    self.say(names, &ask);
+                if self.lines[0].is_overfull() {
+                    let unread = Cause::Connect {
+                        rank: Rank(0),
+                        reason: "it does not read what it is asked for".to_owned(),
+                    };
+                    names.fail(key.0, &[key.1], request.serial, &unread);
+                    return;
                 }
+                self.said = None;
+                self.say(names, &ask);
             }
             (Command::Join(join), None) => self.say(names, &Up::Join(join)),
             (Command::Unjoin { serial, all }, None) => {
@@ -292,7 +306,7 @@ impl Hub {
             // Its own, whatever else has ended.
             (Some(fault), _) => self.fail_what_waits(names, &loss(fault, false)),
             (None, Some((reason, for_good))) => {
-                self.line_ended(names, loss(reason, for_good), line.last_words.as_ref());
+                self.postpone(loss(reason, for_good), line.last_words);
                 // Nobody waits for a rank that has joined, if that is known.
                 if self.book.is_none() && !for_good && names.lock().joining.links_again() {
                     self.link(names);
@@ -328,6 +342,8 @@ impl Hub {
                         "what it asks for by the name of `{name}` is not understood"
                     ));
                 };
+                // Whatever it has lost, it goes on.
+                self.lines[rank as usize].last_words = None;
                 let request = Request {
                     operation,
                     limit: Duration::from_millis(limit_ms).min(super::YEAR),
@@ -372,6 +388,7 @@ impl Hub {
                 names: which,
             } => {
                 self.decided = Some(Instant::now());
+                self.lines[0].last_words = None;
                 names.run((call, number), which, heard, follows);
             }
             Down::Fail {

@@ -9,8 +9,11 @@ use super::wire::{self, Inbox};
 use crate::lane::Lane;
 
 /// Most bytes that wait for a rank that does not read, which is late and nothing worse. All answers to what a rank may have asked
-/// for are less, with the longest names and why they failed: who has more unread asks on without reading.
+/// for are less, as a rule even with the longest names and long reasons why they failed: who has more unread asks on without reading.
 const BACKLOG: usize = ASKED * 2 * wire::NAME;
+
+/// So much of what was sent is kept.
+const KEPT: usize = 1 << 20;
 
 /// What is for people is not said to a rank that has not read so much.
 const FOR_PEOPLE: usize = 1 << 20;
@@ -39,6 +42,12 @@ impl Line {
         let Some(lane) = &mut self.lane else {
             return Ok(());
         };
+        // Of what a slow reader has read nothing is kept.
+        if self.sent > KEPT && self.sent > self.out.len() / 2 {
+            self.out.drain(..self.sent);
+            self.out.shrink_to(2 * self.out.len());
+            self.sent = 0;
+        }
         while self.sent < self.out.len() {
             match lane.poll_write(cx, &[IoSlice::new(&self.out[self.sent..])]) {
                 Poll::Ready(Ok(count)) => self.sent += count,

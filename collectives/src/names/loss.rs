@@ -25,6 +25,9 @@ const TOLD: Duration = Duration::from_millis(500);
 /// Links that end so shortly one after the other do so for one reason.
 const SHORTLY: Duration = Duration::from_secs(1);
 
+/// The ends of one rank's links are seen at different times. In this one all are, as a rule.
+const ALL_ENDS: Duration = Duration::from_millis(200);
+
 /// Who says that it has lost a rank ends because of that in this time, if it does: so long it may take to find out over QUIC.
 const BECAUSE: Duration = Duration::from_secs(5);
 
@@ -110,8 +113,7 @@ impl Names {
             return Vec::new();
         }
         let rank = self.members[loss.rank as usize];
-        self.family
-            .lost_in(&[self.id, self.data.id], rank, &loss.reason)
+        self.family.lost_in(&[self.id], rank, &loss.reason)
     }
 
     fn error_of(&self, loss: &Loss) -> CollectiveError {
@@ -150,9 +152,57 @@ impl Names {
     }
 }
 
+/// A link that has ended, while it is not clear whether because of another rank.
+pub(super) struct Postponed {
+    ended: Loss,
+    words: Option<Words>,
+    until: Instant,
+}
+
 impl Hub {
+    /// A link has ended. Why is judged when all links were read.
+    pub(super) fn postpone(&mut self, ended: Loss, words: Option<Words>) {
+        self.postponed.push(Postponed {
+            ended,
+            words,
+            until: Instant::now() + ALL_ENDS,
+        });
+    }
+
+    /// What it means that links have ended. Returns when to look again.
+    pub(super) fn judge_postponed(&mut self, names: &Arc<Names>) -> Option<Instant> {
+        let now = Instant::now();
+        for one in std::mem::take(&mut self.postponed) {
+            let said = self.said_before(&one.ended, one.words.as_ref());
+            let is_there = said.is_some_and(|said| !said.for_good && self.is_there(said.rank));
+            if is_there && now < one.until {
+                self.postponed.push(one);
+                continue;
+            }
+            let words = one.words.filter(|_| !is_there);
+            let index = if self.me == 0 { one.ended.rank } else { 0 } as usize;
+            self.line_ended(names, one.ended, words.as_ref());
+            // If it can't be linked again, that is why.
+            let line = &mut self.lines[index];
+            if line.lane.is_none() {
+                line.last_words = words;
+            }
+        }
+        self.postponed.iter().map(|one| one.until).min()
+    }
+
+    /// Whether a rank has a link that would have ended with it.
+    fn is_there(&self, rank: u32) -> bool {
+        let line = self
+            .book
+            .as_ref()
+            .and_then(|_| self.lines.get(rank as usize));
+        let lane = line.and_then(|line| line.lane.as_ref());
+        lane.is_some_and(|lane| !lane.ends_late())
+    }
+
     /// A link has ended, maybe because of another rank.
-    pub(super) fn line_ended(&mut self, names: &Arc<Names>, ended: Loss, words: Option<&Words>) {
+    fn line_ended(&mut self, names: &Arc<Names>, ended: Loss, words: Option<&Words>) {
         match self.first_before(names, &ended, words) {
             Some(first) if first.for_good => return self.declare_lost(names, first),
             Some(first) => {

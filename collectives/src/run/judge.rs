@@ -260,7 +260,14 @@ impl Run<'_> {
         }
         if let Cause::LostElsewhere { rank, reason } = cause {
             let tag = of.unwrap_or(self.tag);
-            self.engine.links[peer as usize].mourns = Some((tag, rank, reason));
+            let mourns = &mut self.engine.links[peer as usize].mourns;
+            // With the first one it began.
+            if mourns
+                .as_ref()
+                .is_none_or(|(before, ..)| !before.is_part_of(tag))
+            {
+                *mourns = Some((tag, rank, reason));
+            }
             self.questions.stir();
             return Ok(());
         }
@@ -343,12 +350,8 @@ impl Run<'_> {
                     // A peer that has all that it needs from this operation may go. Others may wait for it all the same.
                     self.questions.stir();
                     Ok(())
-                } else if self.lost_elsewhere(peer).is_some() {
-                    // That one may have said more, on a link that is still to be read.
-                    self.postponed = Some(peer);
-                    Ok(())
                 } else {
-                    Err(self.lost(peer))
+                    self.lose_peer(peer)
                 }
             }
         }
@@ -368,36 +371,9 @@ impl Run<'_> {
         why.is_some_and(|why| why.fault.is_loss())
     }
 
-    /// What it means that a link has ended, after all links were read.
-    pub(super) fn judge_postponed(&mut self) -> Result<(), CollectiveError> {
-        match self.postponed.take() {
-            Some(peer) => Err(self.lost(peer)),
-            None => Ok(()),
-        }
-    }
-
-    /// The rank that a peer says it has lost in another group, if that may be why it does not come.
-    fn lost_elsewhere(&self, peer: u32) -> Option<Rank> {
-        let why = self.why_late(Rank(peer))?;
-        (why.fault == Fault::LostElsewhere).then_some(why.culprit)
-    }
-
-    /// A rank that is gone, or another one: it may have lost one elsewhere that had left because of one that it had lost elsewhere.
-    fn with_whom_it_began(&self, peer: u32) -> u32 {
-        let mut first = peer;
-        // They may have lost each other.
-        for _ in 0..self.engine.world {
-            match self.lost_elsewhere(first) {
-                Some(culprit) if self.left_because_of_loss(culprit.0) => first = culprit.0,
-                _ => break,
-            }
-        }
-        first
-    }
-
     /// The error of a rank that is gone, or its link. It may have said why it goes before it went.
     pub(super) fn lost(&mut self, peer: u32) -> CollectiveError {
-        let peer = self.with_whom_it_began(peer);
+        let peer = self.who_began(peer);
         let why = self.why_late(Rank(peer)).map(|why| why.fault);
         let link = &self.engine.links[peer as usize];
         match (why, &link.gave_up) {

@@ -15,7 +15,7 @@ pub(super) struct WhyLate {
     /// Because of whom it did not get through ...
     pub(super) culprit: Rank,
     /// ... which operation before this one.
-    tag: Tag,
+    pub(super) tag: Tag,
     pub(super) fault: Fault,
 }
 
@@ -177,13 +177,9 @@ impl Run<'_> {
             let has_passed = self.engine.passed.is_some_and(|passed| passed >= *tag);
             is_newer && self.still_counts(rank, *tag) && !has_passed
         });
-        let has_given_up =
-            gave_up.is_some_and(|(_, cause)| !matches!(cause, Cause::Deadline { .. }));
-        if !has_given_up
-            && let Some(why) = self
-                .why_mourning(rank)
-                .filter(|why| is_culprit(&why.culprit))
-        {
+        let is_loss = |cause: &Cause| matches!(cause, Cause::Lost { .. } | Cause::Connect { .. });
+        let has_given_up = gave_up.is_some_and(|(_, cause)| is_loss(cause));
+        if !has_given_up && let Some(why) = self.why_mourning(rank) {
             return Some(why);
         }
         if let Some((tag, missed)) = misses {
@@ -201,20 +197,6 @@ impl Run<'_> {
                 Cause::Deadline { .. } => Fault::Late,
                 _ => Fault::Lost,
             },
-        })
-    }
-
-    /// Because of whom a rank that has come to no operation since then may have left.
-    fn why_mourning(&self, rank: Rank) -> Option<WhyLate> {
-        let link = &self.engine.links[rank.index()];
-        let (tag, culprit, _) = link.mourns.as_ref()?;
-        let is_after = |other: &Tag| other > tag && !other.is_part_of(*tag);
-        let came = link.came.as_ref().is_some_and(|(came, _)| is_after(came));
-        let has_passed = self.engine.passed.as_ref().is_some_and(is_after);
-        (!came && !has_passed).then_some(WhyLate {
-            culprit: *culprit,
-            tag: *tag,
-            fault: Fault::LostElsewhere,
         })
     }
 

@@ -6,6 +6,7 @@
 mod ahead;
 mod consent;
 mod deadline;
+mod elsewhere;
 mod gone;
 mod judge;
 mod late;
@@ -25,13 +26,14 @@ use kolo_transport::ids::{CallId, JobId, Rank};
 use crate::cause::{Cause, Excuse};
 use crate::engine::{Engine, LastWords, call_notice, element_size};
 use crate::error::CollectiveError;
-use crate::group::GroupId;
+use crate::group::{GroupId, Saying};
 use crate::lane::LaneError;
 use crate::operation::{Operation, Tag};
 use crate::signals::Signals;
 use crate::stall::Stalls;
 use consent::Consent;
 use deadline::Stall;
+use elsewhere::Postponed;
 use gone::Questions;
 use parting::Parting;
 use stall::Watch;
@@ -60,6 +62,8 @@ pub(crate) struct Place<'a> {
     pub(crate) watch: &'a (dyn Fn(u32, bool) -> bool + Sync),
     /// A peer that is gone counts as lost, in all groups.
     pub(crate) lose: &'a (dyn Fn(u32, &str) + Sync),
+    /// The other groups hear of a loss because of which this rank gives up.
+    pub(crate) tell_elsewhere: &'a (dyn Fn(&CollectiveError) -> Vec<Saying> + Sync),
     pub(crate) id: GroupId,
 }
 
@@ -73,6 +77,7 @@ pub(crate) struct Run<'a> {
     connect: &'a (dyn Fn(u32) + Sync),
     ask_whether_gone: &'a (dyn Fn(u32, bool) -> bool + Sync),
     lose: &'a (dyn Fn(u32, &str) + Sync),
+    tell_elsewhere: &'a (dyn Fn(&CollectiveError) -> Vec<Saying> + Sync),
     /// Peers that are gone, as was found out, and how. What they have sent is read first.
     found_gone: Vec<(u32, String)>,
     id: GroupId,
@@ -98,8 +103,7 @@ pub(crate) struct Run<'a> {
     missed: BTreeSet<Rank>,
     /// Those that do not come because of others that are late, and how that is known.
     excused: BTreeMap<Rank, Excuse>,
-    /// A peer whose link has ended, because of a loss in another group as it said.
-    postponed: Option<u32>,
+    postponed: Option<Postponed>,
     /// Something was put on links that may have been written to already.
     unsaid: bool,
     missing: Missing,
@@ -144,6 +148,7 @@ impl<'a> Run<'a> {
             connect: place.connect,
             ask_whether_gone: place.watch,
             lose: place.lose,
+            tell_elsewhere: place.tell_elsewhere,
             found_gone: Vec::new(),
             id: place.id,
             watch: Watch::new(started, place.stalls.after()),
@@ -245,7 +250,8 @@ impl<'a> Run<'a> {
         }
         let limit = self.stall.as_ref().map_or(self.deadline, Stall::next);
         let limit = self.left_at.map_or(limit, |at| limit.min(at));
-        [self.watch.next(), self.questions.next()]
+        let postponed = self.postponed.as_ref().map(|postponed| postponed.until);
+        [self.watch.next(), self.questions.next(), postponed]
             .into_iter()
             .flatten()
             .fold(limit, Instant::min)
@@ -290,7 +296,8 @@ impl<'a> Run<'a> {
                     self.report_with_others(late);
                 }
                 let words = self.give_up(&error);
-                self.parting = Some(Parting::new(error, words));
+                let elsewhere = (self.tell_elsewhere)(&error);
+                self.parting = Some(Parting::new(error, words, elsewhere));
                 self.part(cx)
             }
         }
@@ -465,7 +472,7 @@ impl<'a> Run<'a> {
             }
         }
         match gone.into_iter().find(|peer| self.needs(*peer)) {
-            Some(peer) => Err(self.lost(peer)),
+            Some(peer) => self.lose_peer(peer),
             None => Ok(()),
         }
     }

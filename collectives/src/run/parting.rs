@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::Run;
 use crate::engine::LastWords;
 use crate::error::CollectiveError;
+use crate::group::Saying;
 use crate::lane::LOOK;
 use crate::operation::Operation;
 
@@ -20,6 +21,8 @@ pub(super) struct Parting {
     error: CollectiveError,
     since: Instant,
     words: LastWords,
+    /// What is being said in other groups.
+    elsewhere: Vec<Saying>,
     /// No longer than this they are waited for.
     words_until: Instant,
     /// When to look again.
@@ -27,12 +30,13 @@ pub(super) struct Parting {
 }
 
 impl Parting {
-    pub(super) fn new(error: CollectiveError, words: LastWords) -> Self {
+    pub(super) fn new(error: CollectiveError, words: LastWords, elsewhere: Vec<Saying>) -> Self {
         let since = Instant::now();
         Self {
             error,
             since,
             words,
+            elsewhere,
             words_until: since + LAST_WORDS,
             next: since,
         }
@@ -77,7 +81,14 @@ impl Run<'_> {
                 waits = now < parting.next;
             }
         }
-        if !self.engine.have_left(&mut parting.words) && now < parting.words_until {
+        // Other groups may have something to say in this one.
+        let unsaid = std::mem::take(&mut self.signals.lock().unsaid);
+        if !unsaid.is_empty() {
+            self.engine.notify_all(&unsaid);
+        }
+        parting.elsewhere.retain_mut(|has_left| !has_left());
+        let all_left = self.engine.have_left(&mut parting.words) && parting.elsewhere.is_empty();
+        if !all_left && now < parting.words_until {
             parting.next = now + LOOK;
             waits = true;
         }

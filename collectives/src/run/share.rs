@@ -146,7 +146,8 @@ impl Run<'_> {
             }
             complete = false;
             if link.is_over() {
-                return Err(self.lost(peer));
+                self.lose_peer(peer)?;
+                continue;
             }
             if !link.connecting && self.engine.dials(peer) {
                 let link = &mut self.engine.links[peer as usize];
@@ -269,7 +270,7 @@ impl Run<'_> {
         }
         for peer in self.others() {
             if !self.engine.links[peer as usize].is_up() && self.needs(peer) {
-                return Err(self.lost(peer));
+                self.lose_peer(peer)?;
             }
         }
         let Some(arena) = self.engine.shm.active() else {

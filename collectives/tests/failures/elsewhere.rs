@@ -105,6 +105,67 @@ fn who_is_lost_in_one_group_alone_is_not_lost_in_others() {
     }
 }
 
+/// Rank 3 is lost to rank 2 in their group alone, and both live.
+fn parted(kind: Kind) -> Group {
+    let group = Group::new(kind, 4);
+    group.run(|comm| {
+        // All have links to all.
+        comm.all_to_all_varcount(&[1_u8; 4], &[1; 4]).unwrap();
+        Work::Named.of(comm).unwrap();
+    });
+    let two = |comm: &Communicator| {
+        let two = comm.group(&[Rank(2), Rank(3)]).unwrap().unwrap();
+        sum(&two, 10).unwrap();
+        two
+    };
+    let mut parts = run(&group.members[2..], two);
+    drop(parts.pop());
+    let error = sum(&parts[0], 10).unwrap_err();
+    assert_eq!(error.culprit_rank(), Some(Rank(3)), "{error}");
+    group
+}
+
+#[test]
+fn who_has_lost_one_elsewhere_and_is_only_late_is_late() {
+    for kind in KINDS {
+        let group = parted(kind);
+        group.set_timeout(Duration::from_millis(300));
+        for result in run(&group.members[..2], |comm| sum(comm, 10)) {
+            let error = result.unwrap_err();
+            let CollectiveError::Deadline { late, .. } = &error else {
+                panic!("{kind:?}: {error}");
+            };
+            assert_eq!(*late, [Rank(2), Rank(3)], "{kind:?}: {error}");
+        }
+    }
+}
+
+/// Over QUIC, or without a link to it, nothing shows that rank 3 is there.
+#[test]
+fn who_leaves_while_the_other_one_is_there_is_named() {
+    for kind in KINDS.into_iter().filter(|kind| *kind != Kind::Quic) {
+        let mut group = parted(kind);
+        drop(group.members.remove(2));
+        for result in run(&group.members[..2], |comm| sum(comm, 10)) {
+            let error = result.unwrap_err();
+            assert_eq!(error.culprit_rank(), Some(Rank(2)), "{kind:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn who_goes_on_with_names_and_then_leaves_is_named() {
+    for kind in KINDS {
+        let mut group = parted(kind);
+        group.run(|comm| Work::Named.of(comm).unwrap());
+        drop(group.members.remove(2));
+        for result in run(&group.members[..2], |comm| Work::Named.of(comm)) {
+            let error = result.unwrap_err();
+            assert_eq!(error.culprit_rank(), Some(Rank(2)), "{kind:?}: {error}");
+        }
+    }
+}
+
 /// Rank 4 is lost to rank 3 in one group, which is then lost to rank 2 in another one.
 #[test]
 fn a_loss_goes_from_group_to_group() {

@@ -1,0 +1,107 @@
+//! Ranks that leave because of a loss in another group, as they have said.
+
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::Rank;
+
+use super::Run;
+use super::late::{Fault, WhyLate};
+use crate::error::CollectiveError;
+use crate::operation::Tag;
+
+/// The ends of one rank's links are seen at different times. In this one all are, as a rule.
+const ALL_ENDS: Duration = Duration::from_millis(200);
+
+/// A peer that is gone, and may not be the one with whom it began.
+#[derive(Debug)]
+pub(super) struct Postponed {
+    peer: u32,
+    pub(super) until: Instant,
+}
+
+impl Run<'_> {
+    /// A peer that this rank needs is gone, or its link.
+    ///
+    /// # Errors
+    ///
+    /// With the rank that is to be named, if that is certain.
+    pub(super) fn lose_peer(&mut self, peer: u32) -> Result<(), CollectiveError> {
+        if !self.may_hear_more(peer) {
+            return Err(self.lost(peer));
+        }
+        self.postponed.get_or_insert_with(|| Postponed {
+            peer,
+            until: Instant::now() + ALL_ENDS,
+        });
+        Ok(())
+    }
+
+    /// What it means that a peer is gone, after all links were read.
+    pub(super) fn judge_postponed(&mut self) -> Result<(), CollectiveError> {
+        let Some(Postponed { peer, until }) = self.postponed else {
+            return Ok(());
+        };
+        let is_back = self.engine.links[peer as usize].is_up();
+        if !is_back && self.may_hear_more(peer) && Instant::now() < until {
+            return Ok(());
+        }
+        self.postponed = None;
+        if is_back {
+            return Ok(());
+        }
+        Err(self.lost(peer))
+    }
+
+    /// Whether the rank because of which a peer has left may be there, or may have said because of whom it goes itself.
+    fn may_hear_more(&self, peer: u32) -> bool {
+        let culprit = self.mourned_by(peer);
+        culprit.is_some_and(|culprit| self.engine.links[culprit.index()].is_up())
+    }
+
+    /// The rank that a peer which is gone has lost in another group, if it came to no operation here since it said so.
+    fn mourned_by(&self, rank: u32) -> Option<Rank> {
+        let link = &self.engine.links[rank as usize];
+        let (tag, culprit, _) = link.mourns.as_ref().filter(|_| !link.is_up())?;
+        let is_after = |other: Tag| other > *tag && !other.is_part_of(*tag);
+        let came = link.came.is_some_and(|(came, _)| is_after(came))
+            || is_after(self.tag) && self.has_come(Rank(rank));
+        let has_passed = self.engine.passed.is_some_and(is_after);
+        (!came && !has_passed && culprit.0 != self.engine.me).then_some(*culprit)
+    }
+
+    /// As a reason why that peer does not come: not if the other one is there.
+    pub(super) fn why_mourning(&self, rank: Rank) -> Option<WhyLate> {
+        let culprit = self.mourned_by(rank.0)?;
+        let (tag, ..) = self.engine.links[rank.index()].mourns.as_ref()?;
+        let link = &self.engine.links[culprit.index()];
+        // That it is there shows only on some kinds of links.
+        let seems_gone = !link.is_up() || link.is_silent();
+        seems_gone.then_some(WhyLate {
+            culprit,
+            tag: *tag,
+            fault: Fault::LostElsewhere,
+        })
+    }
+
+    /// A rank that is gone, or another one because of which it has left: one that it had lost elsewhere, and which may have left
+    /// because of one that it had lost elsewhere.
+    pub(super) fn who_began(&self, peer: u32) -> u32 {
+        let mut path = vec![peer];
+        let mut last = peer;
+        loop {
+            let why = self.why_late(Rank(last));
+            let next = why
+                .filter(|why| why.fault == Fault::LostElsewhere)
+                .map(|why| why.culprit.0);
+            let Some(next) = next.filter(|next| self.left_because_of_loss(*next)) else {
+                return last;
+            };
+            if let Some(from) = path.iter().position(|rank| *rank == next) {
+                // They have lost each other. All ranks name the same one.
+                return path[from..].iter().copied().min().unwrap_or(peer);
+            }
+            path.push(next);
+            last = next;
+        }
+    }
+}
