@@ -241,7 +241,7 @@ impl Communicator {
     /// use std::time::Duration;
     ///
     /// use kolo_collectives::{CollectiveError, local_group};
-    /// use kolo_transport::ids::Rank;
+    /// use kolo_collectives::Rank;
     ///
     /// let group = local_group(2)?;
     /// group[0].set_timeout(Duration::from_millis(10));
@@ -370,7 +370,7 @@ impl Communicator {
     ///
     /// ```
     /// use kolo_collectives::local_group;
-    /// use kolo_transport::ids::CallId;
+    /// use kolo_collectives::CallId;
     ///
     /// let group = local_group(2)?;
     /// for comm in &group {

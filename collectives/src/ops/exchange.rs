@@ -173,7 +173,7 @@ impl Communicator {
     ///
     /// ```
     /// # use kolo_collectives::local_group;
-    /// # use kolo_transport::ids::Rank;
+    /// # use kolo_collectives::Rank;
     /// let group = local_group(3)?;
     /// std::thread::scope(|scope| {
     ///     scope.spawn(|| group[0].send(&[1.5_f64, 2.5], Rank(2)).unwrap());
@@ -186,7 +186,7 @@ impl Communicator {
     ///
     /// ```
     /// # use kolo_collectives::local_group;
-    /// # use kolo_transport::ids::Rank;
+    /// # use kolo_collectives::Rank;
     /// let group = local_group(3)?;
     /// std::thread::scope(|scope| {
     ///     for comm in &group {
@@ -250,7 +250,7 @@ impl Communicator {
     ///
     /// ```
     /// # use kolo_collectives::local_group;
-    /// # use kolo_transport::ids::Rank;
+    /// # use kolo_collectives::Rank;
     /// let group = local_group(2)?;
     /// std::thread::scope(|scope| {
     ///     for comm in &group {

@@ -141,7 +141,7 @@ impl Communicator {
     ///
     /// ```
     /// # use kolo_collectives::local_group;
-    /// # use kolo_transport::ids::Rank;
+    /// # use kolo_collectives::Rank;
     /// let group = local_group(2)?;
     /// std::thread::scope(|scope| {
     ///     for comm in &group {
@@ -230,7 +230,7 @@ impl Communicator {
     ///
     /// ```
     /// # use kolo_collectives::local_group;
-    /// # use kolo_transport::ids::Rank;
+    /// # use kolo_collectives::Rank;
     /// let group = local_group(2)?;
     /// std::thread::scope(|scope| {
     ///     for comm in &group {
@@ -266,7 +266,7 @@ impl Communicator {
     ///
     /// ```
     /// # use kolo_collectives::local_group;
-    /// # use kolo_transport::ids::Rank;
+    /// # use kolo_collectives::Rank;
     /// let group = local_group(2)?;
     /// std::thread::scope(|scope| {
     ///     for comm in &group {
@@ -315,7 +315,7 @@ impl Communicator {
     ///
     /// ```
     /// # use kolo_collectives::local_group;
-    /// # use kolo_transport::ids::Rank;
+    /// # use kolo_collectives::Rank;
     /// let group = local_group(2)?;
     /// std::thread::scope(|scope| {
     ///     for comm in &group {

@@ -37,7 +37,7 @@ impl Communicator {
     ///
     /// ```
     /// # use kolo_collectives::{ReduceOp, local_group};
-    /// # use kolo_transport::ids::Rank;
+    /// # use kolo_collectives::Rank;
     /// let group = local_group(2)?;
     /// std::thread::scope(|scope| {
     ///     for comm in &group {

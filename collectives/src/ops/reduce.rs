@@ -122,7 +122,7 @@ impl Communicator {
     ///
     /// ```
     /// # use kolo_collectives::{ReduceOp, local_group};
-    /// # use kolo_transport::ids::Rank;
+    /// # use kolo_collectives::Rank;
     /// let group = local_group(2)?;
     /// std::thread::scope(|scope| {
     ///     for comm in &group {
@@ -269,7 +269,7 @@ impl Communicator {
     ///
     /// ```
     /// # use kolo_collectives::local_group;
-    /// # use kolo_transport::ids::Rank;
+    /// # use kolo_collectives::Rank;
     /// let group = local_group(3)?;
     /// assert_eq!(group[0].rows_of(5, Rank(0)), 0..2);
     /// assert_eq!(group[0].rows_of(5, Rank(2)), 4..5);

@@ -21,7 +21,7 @@ impl Communicator {
     ///
     /// ```
     /// # use kolo_collectives::{ReduceOp, local_group};
-    /// # use kolo_transport::ids::Rank;
+    /// # use kolo_collectives::Rank;
     /// let group = local_group(3)?;
     /// std::thread::scope(|scope| {
     ///     for comm in &group {
@@ -151,7 +151,7 @@ impl Communicator {
     ///
     /// ```
     /// # use kolo_collectives::local_group;
-    /// # use kolo_transport::ids::Rank;
+    /// # use kolo_collectives::Rank;
     /// let group = local_group(3)?;
     /// std::thread::scope(|scope| {
     ///     for comm in &group {

@@ -28,7 +28,7 @@ use crate::shm::buffer::SharedBuffer;
 ///
 /// ```
 /// use kolo_collectives::{ReduceOp, local_group};
-/// use kolo_transport::ids::Rank;
+/// use kolo_collectives::Rank;
 ///
 /// let group = local_group(2)?;
 /// let started: Vec<_> = group

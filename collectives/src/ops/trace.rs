@@ -45,7 +45,7 @@ impl Communicator {
     /// Perfetto read it: a process for each rank, a thread for each group, and a `NEGOTIATE_...` span before each operation
     /// for the time that it waited for its turn.
     ///
-    /// The ranks' clocks are compared by eight small operations; what is left of the difference is below half the time that
+    /// The ranks' clocks are compared by nine small operations; what is left of the difference is below half the time that
     /// the fastest of them took.
     ///
     /// ```
