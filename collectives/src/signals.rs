@@ -83,8 +83,8 @@ pub(crate) struct State {
     pub(crate) gone_notices: BTreeMap<u32, Vec<u8>>,
     /// What the links that are there are still to be told, whatever this rank does.
     pub(crate) unsaid: Vec<u8>,
-    /// What was said last of a loss in another group: of whom, and after which operation of this one.
-    pub(crate) said_elsewhere: Option<(u32, Tag)>,
+    /// What was said last of a loss in another group: of whom, after which operation of this one, and in which frame.
+    pub(crate) said_elsewhere: Option<(u32, Tag, Vec<u8>)>,
     pub(crate) table: Option<Arc<GenerationTable>>,
     pub(crate) timeout: Duration,
     pub(crate) tuning: Tuning,
@@ -276,6 +276,11 @@ impl State {
     pub(crate) fn notices_but_call(&self) -> Vec<u8> {
         let frames = self.older_notices.iter().chain(&self.operation_notice);
         let frames = frames.chain(self.gone_notices.values());
+        // It says nothing any more when this rank has come to another operation.
+        let last = self.last_tag();
+        let elsewhere = self.said_elsewhere.as_ref();
+        let elsewhere = elsewhere.filter(|(_, tag, _)| *tag == last);
+        let frames = frames.chain(elsewhere.map(|(.., frame)| frame));
         frames.flatten().copied().collect()
     }
 

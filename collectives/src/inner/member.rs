@@ -91,29 +91,33 @@ impl Member for Inner {
         let member = self.position(rank).filter(|_| self.world > OF_TWO)?;
         let frame = {
             let mut state = self.signals.lock();
-            let said = Some((member, state.last_tag()));
-            if std::mem::replace(&mut state.said_elsewhere, said) == said {
+            if state.lost.has(member) {
                 return None;
             }
+            let tag = state.last_tag();
             let cause = Cause::LostElsewhere {
                 rank: Rank(member),
                 reason: reason.to_owned(),
             };
-            let is_known = state.lost.has(member);
-            (!is_known).then(|| notice(self.generation, state.last_tag(), &cause))?
+            let frame = notice(self.generation, tag, &cause);
+            let is_said = matches!(&state.said_elsewhere, Some((of, after, _)) if (*of, *after) == (member, tag));
+            (!is_said).then(|| {
+                state.said_elsewhere = Some((member, tag, frame.clone()));
+                frame
+            })
         };
-        let mut words = None;
-        if let Ok(mut engine) = self.engine.try_lock() {
-            engine.notify_all(&frame);
-            words = Some(engine.last_words(Some(Rank(member))));
-            engine.flush_now();
-        } else {
-            // The operation that is under way says it.
-            self.signals
-                .change(|state| state.unsaid.extend_from_slice(&frame));
+        if let Some(frame) = frame {
+            if let Ok(mut engine) = self.engine.try_lock() {
+                engine.notify_all(&frame);
+            } else {
+                // The operation that is under way says it.
+                self.signals
+                    .change(|state| state.unsaid.extend_from_slice(&frame));
+            }
+            // What does not go now, and what is left by an operation that ends at this moment.
+            self.attend();
         }
-        // What does not go now, and what is left by an operation that ends at this moment.
-        self.attend();
+        let mut words = None;
         // Who waits for that does not keep the group.
         let weak = Arc::downgrade(&self);
         Some(Box::new(move || {
@@ -123,9 +127,11 @@ impl Member for Inner {
             if !inner.signals.lock().unsaid.is_empty() {
                 return false;
             }
-            let (Some(words), Ok(mut engine)) = (&mut words, inner.engine.try_lock()) else {
+            // An operation writes what it has taken at once.
+            let Ok(mut engine) = inner.engine.try_lock() else {
                 return true;
             };
+            let words = words.get_or_insert_with(|| engine.last_words(Some(Rank(member))));
             engine.have_left(words)
         }))
     }

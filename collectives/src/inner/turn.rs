@@ -543,6 +543,11 @@ impl Drop for Turn<'_> {
         if self.quick {
             return;
         }
+        if let Some(number) = self.recorded {
+            // Nobody went on with it.
+            let recorder = &self.inner.family.recorder;
+            recorder.end(number, false, std::iter::empty());
+        }
         let pending = self.inner.signals.lock().needs_attendant();
         if pending || self.engine.has_backlog() {
             self.inner.attend();

@@ -35,6 +35,10 @@ impl Hub {
         rank: u32,
         lane: Result<(Box<dyn Lane>, Vec<u8>), LaneError>,
     ) {
+        if lane.is_ok() {
+            self.judge_before_it_is_back(names, rank);
+            self.said = None;
+        }
         let index = if self.me == 0 { rank as usize } else { 0 };
         let line = &mut self.lines[index];
         line.connecting = false;

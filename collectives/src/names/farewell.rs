@@ -82,7 +82,8 @@ impl Farewell {
         let is_said = self.elsewhere.is_empty();
         let has_left = |leaving: &mut Leaving| {
             // Other groups do not wait for each other.
-            if !is_said && !matches!(leaving.then, Then::Tell(_)) {
+            let waits = !is_said && !matches!(leaving.then, Then::Tell(_));
+            if waits && now < leaving.since + ELSEWHERE {
                 return false;
             }
             let mut all = true;

@@ -52,7 +52,7 @@ pub(super) struct Hub {
     /// Because of whom no name works any more.
     pub(super) declared: Option<Loss>,
     /// Of which rank it was said last that it is lost, and nothing was asked for since.
-    said: Option<u32>,
+    pub(super) said: Option<u32>,
     /// Lines that have ended while it is not clear who began.
     pub(super) postponed: Vec<Postponed>,
     /// The names are gone, and what was decided last is still being said.

@@ -78,7 +78,7 @@ impl Loss {
 }
 
 /// A loss because of which somebody may end, and since when.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Words(Loss, Instant);
 
 impl Words {
@@ -172,23 +172,62 @@ impl Hub {
     /// What it means that links have ended. Returns when to look again.
     pub(super) fn judge_postponed(&mut self, names: &Arc<Names>) -> Option<Instant> {
         let now = Instant::now();
-        for one in std::mem::take(&mut self.postponed) {
-            let said = self.said_before(&one.ended, one.words.as_ref());
-            let is_there = said.is_some_and(|said| !said.for_good && self.is_there(said.rank));
-            if is_there && now < one.until {
-                self.postponed.push(one);
-                continue;
-            }
-            let words = one.words.filter(|_| !is_there);
-            let index = if self.me == 0 { one.ended.rank } else { 0 } as usize;
-            self.line_ended(names, one.ended, words.as_ref());
-            // If it can't be linked again, that is why.
-            let line = &mut self.lines[index];
-            if line.lane.is_none() {
-                line.last_words = words;
-            }
+        let is_due = |hub: &Self, one: &Postponed| {
+            let first = hub.who_began(one);
+            let is_there = first.is_some_and(|first| !first.for_good && hub.is_there(first.rank));
+            !is_there || now >= one.until
+        };
+        while let Some(due) = self.postponed.iter().position(|one| is_due(self, one)) {
+            self.judge(names, due);
         }
         self.postponed.iter().map(|one| one.until).min()
+    }
+
+    /// What it means that the link of a rank had ended that has another one now.
+    pub(super) fn judge_before_it_is_back(&mut self, names: &Arc<Names>, rank: u32) {
+        while let Some(old) = (self.postponed.iter()).position(|one| one.ended.rank == rank) {
+            self.judge(names, old);
+        }
+    }
+
+    fn judge(&mut self, names: &Arc<Names>, index: usize) {
+        let first = self.who_began(&self.postponed[index]);
+        // One that is there is not the one with which it began.
+        let first = first.filter(|first| first.for_good || !self.is_there(first.rank));
+        let words = first.map(Words::now);
+        let one = self.postponed.remove(index);
+        let line = if self.me == 0 { one.ended.rank } else { 0 } as usize;
+        // If it can't be linked again, or others have left because of it, that is why.
+        if self.lines[line].lane.is_none() {
+            self.lines[line].last_words.clone_from(&words);
+        }
+        self.line_ended(names, one.ended, words.as_ref());
+    }
+
+    /// The rank because of which one has left whose link has ended, which may have left because of a third one, and so on.
+    fn who_began(&self, one: &Postponed) -> Option<Loss> {
+        let mut first = self.said_before(&one.ended, one.words.as_ref())?;
+        // They may have lost each other.
+        for _ in 0..self.lines.len() {
+            let next = self.said_before(&first, self.words_of(first.rank));
+            match next.filter(|next| next.rank != one.ended.rank) {
+                Some(next) => first = next,
+                None => break,
+            }
+        }
+        Some(first)
+    }
+
+    /// What a rank said last whose link has ended.
+    fn words_of(&self, rank: u32) -> Option<&Words> {
+        let ended = self.postponed.iter().find(|one| one.ended.rank == rank);
+        if let Some(ended) = ended {
+            return ended.words.as_ref();
+        }
+        // On others there is one line, to rank 0.
+        let line = self.lines.get(rank as usize)?;
+        let is_kept = line.lane.is_none() && (self.me == 0 || rank == 0);
+        line.last_words.as_ref().filter(|_| is_kept)
     }
 
     /// Whether a rank has a link that would have ended with it.
@@ -226,6 +265,7 @@ impl Hub {
     pub(super) fn found_gone(&mut self, names: &Arc<Names>, gone: &Loss) {
         let line = if self.me == 0 { gone.rank } else { 0 };
         let words = self.lines[line as usize].last_words.take();
+        let words = words.filter(|words| words.0.for_good || !self.is_there(words.0.rank));
         if let Some(first) = self.first_before(names, gone, words.as_ref()) {
             self.fail_what_waits(names, &first);
         }

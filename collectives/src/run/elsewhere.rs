@@ -13,10 +13,16 @@ use crate::operation::Tag;
 const ALL_ENDS: Duration = Duration::from_millis(200);
 
 /// A peer that is gone, and may not be the one with whom it began.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Postponed {
     peer: u32,
     pub(super) until: Instant,
+}
+
+impl Postponed {
+    pub(super) fn is_of(&self, peer: u32) -> bool {
+        self.peer == peer
+    }
 }
 
 impl Run<'_> {
@@ -29,24 +35,24 @@ impl Run<'_> {
         if !self.may_hear_more(peer) {
             return Err(self.lost(peer));
         }
-        self.postponed.get_or_insert_with(|| Postponed {
-            peer,
-            until: Instant::now() + ALL_ENDS,
-        });
+        if !self.is_postponed(peer) {
+            let until = Instant::now() + ALL_ENDS;
+            self.postponed.push(Postponed { peer, until });
+        }
         Ok(())
+    }
+
+    /// Whether it is not clear yet what it means that a peer is gone. Another link to it is no use in this operation.
+    pub(super) fn is_postponed(&self, peer: u32) -> bool {
+        self.postponed.iter().any(|one| one.is_of(peer))
     }
 
     /// What it means that a peer is gone, after all links were read.
     pub(super) fn judge_postponed(&mut self) -> Result<(), CollectiveError> {
-        let Some(Postponed { peer, until }) = self.postponed else {
+        let Some(Postponed { peer, until }) = self.postponed.first().copied() else {
             return Ok(());
         };
-        let is_back = self.engine.links[peer as usize].is_up();
-        if !is_back && self.may_hear_more(peer) && Instant::now() < until {
-            return Ok(());
-        }
-        self.postponed = None;
-        if is_back {
+        if self.may_hear_more(peer) && Instant::now() < until {
             return Ok(());
         }
         Err(self.lost(peer))
@@ -54,8 +60,16 @@ impl Run<'_> {
 
     /// Whether the rank because of which a peer has left may be there, or may have said because of whom it goes itself.
     fn may_hear_more(&self, peer: u32) -> bool {
-        let culprit = self.mourned_by(peer);
-        culprit.is_some_and(|culprit| self.engine.links[culprit.index()].is_up())
+        let mut last = peer;
+        // They may have lost each other.
+        for _ in 0..self.engine.world {
+            match self.mourned_by(last) {
+                Some(culprit) if self.engine.links[culprit.index()].is_up() => return true,
+                Some(culprit) => last = culprit.0,
+                None => break,
+            }
+        }
+        false
     }
 
     /// The rank that a peer which is gone has lost in another group, if it came to no operation here since it said so.

@@ -152,6 +152,11 @@ impl Run<'_> {
                 // More of it may be on its way through this host.
                 self.found_gone.push((rank, reason));
             } else {
+                // Nothing more comes over it.
+                self.engine.links[rank as usize].end(reason.clone());
+                if self.left_because_of_loss(rank) {
+                    return Err(self.lost(rank));
+                }
                 (self.lose)(rank, &reason);
             }
         }

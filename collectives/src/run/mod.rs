@@ -103,7 +103,8 @@ pub(crate) struct Run<'a> {
     missed: BTreeSet<Rank>,
     /// Those that do not come because of others that are late, and how that is known.
     excused: BTreeMap<Rank, Excuse>,
-    postponed: Option<Postponed>,
+    /// In the order in which their links ended.
+    postponed: Vec<Postponed>,
     /// Something was put on links that may have been written to already.
     unsaid: bool,
     missing: Missing,
@@ -166,7 +167,7 @@ impl<'a> Run<'a> {
             asked,
             missed: BTreeSet::new(),
             excused: BTreeMap::new(),
-            postponed: None,
+            postponed: Vec::new(),
             unsaid: false,
             missing: Missing::Unknown,
             ends_call: false,
@@ -250,7 +251,7 @@ impl<'a> Run<'a> {
         }
         let limit = self.stall.as_ref().map_or(self.deadline, Stall::next);
         let limit = self.left_at.map_or(limit, |at| limit.min(at));
-        let postponed = self.postponed.as_ref().map(|postponed| postponed.until);
+        let postponed = self.postponed.first().map(|postponed| postponed.until);
         [self.watch.next(), self.questions.next(), postponed]
             .into_iter()
             .flatten()
@@ -392,7 +393,7 @@ impl<'a> Run<'a> {
         for arrival in arrivals {
             let peer = arrival.rank;
             let link = &self.engine.links[peer as usize];
-            let replaces = link.is_up() && link.used;
+            let replaces = link.is_up() && link.used || self.is_postponed(peer);
             // Begun for another operation, or for a peer that had asked for it: it may be the time of that which has passed.
             let is_old = !arrival.theirs && !link.begun;
             match self.engine.arrive(arrival, &notices) {
@@ -443,7 +444,10 @@ impl<'a> Run<'a> {
     /// Starts making all links that the operation will use and that are this rank's to make.
     fn want_links(&mut self) -> Result<(), CollectiveError> {
         let Self {
-            engine, connect, ..
+            engine,
+            connect,
+            postponed,
+            ..
         } = self;
         self.missing = Missing::No;
         // A peer that has all that it needs from this step may be gone.
@@ -463,7 +467,7 @@ impl<'a> Run<'a> {
                 continue;
             }
             self.missing = Missing::Awaited;
-            if link.connecting {
+            if link.connecting || postponed.iter().any(|one| one.is_of(peer)) {
                 continue;
             }
             if dials {

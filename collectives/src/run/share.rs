@@ -149,7 +149,7 @@ impl Run<'_> {
                 self.lose_peer(peer)?;
                 continue;
             }
-            if !link.connecting && self.engine.dials(peer) {
+            if !link.connecting && self.engine.dials(peer) && !self.is_postponed(peer) {
                 let link = &mut self.engine.links[peer as usize];
                 (link.connecting, link.begun) = (true, true);
                 (self.connect)(peer);

@@ -169,9 +169,15 @@ fn who_goes_on_with_names_and_then_leaves_is_named() {
 /// Rank 4 is lost to rank 3 in one group, which is then lost to rank 2 in another one.
 #[test]
 fn a_loss_goes_from_group_to_group() {
-    for kind in KINDS {
+    for (kind, then) in KINDS
+        .into_iter()
+        .flat_map(|kind| [Work::Ordered, Work::Named].map(|then| (kind, then)))
+    {
         let mut group = Group::new(kind, 5);
-        group.run(|comm| sum(comm, 10).unwrap());
+        group.run(|comm| {
+            Work::Ordered.of(comm).unwrap();
+            Work::Named.of(comm).unwrap();
+        });
         let chain = |comm: &Communicator| {
             let parts = [[2, 3], [3, 4]].map(|two| comm.group(&two.map(Rank)).unwrap());
             let sums = parts.iter().flatten().map(|part| sum(part, 10));
@@ -187,9 +193,10 @@ fn a_loss_goes_from_group_to_group() {
             assert_eq!(error.culprit_rank(), Some(next), "{error}");
             drop((mine, group.members.pop()));
         }
-        for result in group.run(|comm| sum(comm, 10)) {
+        for result in group.run(|comm| then.of(comm)) {
             let error = result.unwrap_err();
-            assert_eq!(error.culprit_rank(), Some(Rank(4)), "{kind:?}: {error}");
+            let culprit = error.culprit_rank();
+            assert_eq!(culprit, Some(Rank(4)), "{kind:?}, {then:?}: {error}");
         }
     }
 }
