@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use kolo_transport::ids::{Generation, JobId, Rank};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use super::arena::{Arena, Buffers, Outcome, Own};
+use super::arena::{Arena, Buffers, Outcome, Own, way_in_shared_memory};
 use super::map::{AREA, INLINE, Map, Owner, Place};
 use super::{rules, ticket};
 use crate::operation::{Operation, OperationKind, Tag};
@@ -20,6 +20,14 @@ const OWNER: Owner = Owner {
     generation: Generation(2),
     world: 2,
 };
+
+/// So many bytes two ranks reduce in slices.
+const SLICED: u64 = 4_400_000;
+
+#[test]
+fn what_counts_as_sliced_is() {
+    assert_eq!(way_in_shared_memory(&sum(SLICED), 2, 2), Some("slices"));
+}
 
 fn why(owner: Owner, descriptor: impl AsFd) -> String {
     Map::open(descriptor.as_fd(), owner)
@@ -194,7 +202,7 @@ fn who_ends_well_has_the_right_sum() {
             if number > at[1 - me].0 + 3 {
                 continue;
             }
-            let request = sum([5, 300, 300_000, 20_000, 2_200_000][number as usize % 5]);
+            let request = sum([5, 300, 300_000, 20_000, SLICED][number as usize % 5]);
             let tag = Tag::new(0, number);
             let outcome = if inside {
                 ranks[me].advance(&inputs[me], &mut [])
@@ -440,7 +448,7 @@ fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
     let mut operation = 0;
     let (mut one, other) = pair();
     for (kind, reduce) in kinds {
-        for count in [1, 7, 56, 57, 1000, 300_000, 2_200_000] {
+        for count in [1, 7, 56, 57, 1000, 300_000, SLICED as usize] {
             let request = Operation {
                 reduce,
                 root: (kind == OperationKind::Broadcast).then_some(1),
@@ -454,7 +462,7 @@ fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
             };
             let (parity, noise) = (ticket::parity(tag), vec![0xfe; given]);
             let ticket = ticket::ticket(tag, ticket::digest(&request));
-            let in_slices = reduce.is_some() && count > 2_000_000;
+            let in_slices = reduce.is_some() && count as u64 == SLICED;
             if given > INLINE {
                 other.map.write(1, Place::Area, 0, &noise);
                 other.map.inline(1, parity, 0).store(0, Ordering::SeqCst);
