@@ -144,10 +144,17 @@ impl Member for Inner {
             let is_news = !state.gone_notices.contains_key(&member);
             state.lost.add(member, reason);
             if is_news {
-                // Peers may wait for it in an operation that this rank never begins.
-                let cause = Cause::Gone {
-                    rank: Rank(member),
-                    reason: reason.to_owned(),
+                // Peers may wait for it in an operation that this rank never begins ...
+                let (rank, reason) = (Rank(member), reason.to_owned());
+                let cause = if self.run_by.get().is_some() {
+                    // ... or for this rank itself, as nobody tells it that the operation is to begin.
+                    Cause::Lost {
+                        rank,
+                        reason,
+                        for_good: true,
+                    }
+                } else {
+                    Cause::Gone { rank, reason }
                 };
                 let tag = state.next_tag();
                 let frame = notice(self.generation, tag, &cause);

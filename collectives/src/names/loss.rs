@@ -99,12 +99,16 @@ impl Words {
 impl Names {
     /// Gives up all that wait, and all to come. What was heard first stays.
     pub(super) fn give_up_for_good(&self, loss: &Loss) {
-        let error = {
+        let (error, is_news) = {
             let mut state = self.lock();
-            let error = self.error_of(loss);
-            state.lost.get_or_insert(error).clone()
+            let is_news = state.lost.is_none();
+            let error = state.lost.get_or_insert_with(|| self.error_of(loss));
+            (error.clone(), is_news)
         };
         self.fail_all(u64::MAX, &error);
+        if is_news && loss.rank != self.me {
+            self.leave_data(self.members[loss.rank as usize], loss.reason.clone());
+        }
     }
 
     /// The other groups hear of a rank that is lost, for now or for good.
