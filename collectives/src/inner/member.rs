@@ -141,25 +141,34 @@ impl Member for Inner {
             return;
         };
         let is_news = self.signals.change(|state| {
-            let is_news = !state.gone_notices.contains_key(&member);
             state.lost.add(member, reason);
-            if is_news {
-                // Peers may wait for it in an operation that this rank never begins ...
-                let (rank, reason) = (Rank(member), reason.to_owned());
-                let cause = if self.run_by.get().is_some() {
-                    // ... or for this rank itself, as nobody tells it that the operation is to begin.
-                    Cause::Lost {
-                        rank,
-                        reason,
-                        for_good: true,
-                    }
-                } else {
-                    Cause::Gone { rank, reason }
+            let (is_news, cause) = if self.run_by.get().is_some() {
+                // Nothing with a name works any more. Peers may wait for this rank in an operation of which nobody tells it.
+                let Some((first, reason)) = state.lost.first() else {
+                    return false;
                 };
-                let tag = state.next_tag();
-                let frame = notice(self.generation, tag, &cause);
-                state.gone_notices.insert(member, frame.clone());
+                let cause = Cause::Lost {
+                    rank: Rank(first),
+                    reason: reason.to_owned(),
+                    for_good: true,
+                };
+                (state.retirement.is_none(), cause)
+            } else {
+                // Peers may wait for it in an operation that this rank never begins.
+                let cause = Cause::Gone {
+                    rank: Rank(member),
+                    reason: reason.to_owned(),
+                };
+                (!state.gone_notices.contains_key(&member), cause)
+            };
+            if is_news {
+                let frame = notice(self.generation, state.next_tag(), &cause);
                 state.unsaid.extend_from_slice(&frame);
+                if matches!(cause, Cause::Gone { .. }) {
+                    state.gone_notices.insert(member, frame);
+                } else {
+                    state.retirement = Some(frame);
+                }
             }
             is_news
         });

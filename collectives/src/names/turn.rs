@@ -10,6 +10,7 @@ use super::{Command, Names, Pending, Task};
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
 use crate::group::Member;
+use crate::handle::Job;
 use crate::operation::Tag;
 use crate::record::ShortName;
 
@@ -93,15 +94,15 @@ impl Names {
     /// This rank runs nothing any more after what it was told to, because a rank (one of all) is lost. If that is rank 0 others may
     /// have been told more, and wait for this one.
     pub(super) fn leave_data(&self, rank: u32, reason: String) {
-        let (data, comm) = (
-            Arc::clone(&self.data),
-            Communicator::of(Arc::clone(&self.data)),
-        );
-        // Not before what is under way: whoever is gone may have done its part of that.
+        let data = Arc::clone(&self.data);
         let job = Box::new(move || data.rank_lost(rank, &reason));
-        let started = comm.progress().map(|progress| progress.try_start(job));
-        if !matches!(started, Ok(Ok(()))) {
-            tracing::debug!("who waits for this rank ends at its deadline");
+        // Not before what is under way: whoever is gone may have done its part of that.
+        let left = match self.data.progress.get() {
+            Some(progress) => progress.try_start(job).err(),
+            None => Some(job as Job),
+        };
+        if let Some(job) = left {
+            job();
         }
     }
 }
@@ -259,34 +260,41 @@ mod tests {
         }
     }
 
-    /// Rank 0 is killed when only rank 1 has heard that it is the turn of an operation, in which that one waits for rank 2.
+    /// Rank 0 is killed when only rank 1 has heard that it is the turn of an operation, in which that one waits for rank 2. Which may
+    /// have found before that rank 0 is gone, in an operation that did not need it.
     #[test]
     fn who_waits_for_one_that_hears_nothing_any_more_hears_why() {
-        let group = local_group(3).unwrap();
-        for comm in &group {
-            comm.set_timeout(Duration::from_secs(60));
+        for has_found in [false, true] {
+            let group = local_group(3).unwrap();
+            for comm in &group {
+                comm.set_timeout(Duration::from_secs(60));
+            }
+            let broadcast = |comm: &Communicator, name| {
+                let named = comm.named(name);
+                named.broadcast(vec![comm.rank().0; 10], Rank(2))
+            };
+            let first: Vec<_> = group.iter().map(|comm| broadcast(comm, "first")).collect();
+            for handle in first {
+                assert_eq!(handle.wait(), Ok(vec![2; 10]));
+            }
+            let waits = broadcast(&group[1], "second");
+            let names = group[1].inner.names();
+            names.run((0, 1), vec!["second".to_owned()], u64::MAX, None);
+            let names = group[2].inner.names();
+            if has_found {
+                names.data.signals.lock().gone_notices.insert(0, Vec::new());
+            }
+            names.tell(Command::Lost(Loss {
+                rank: 0,
+                reason: "killed".to_owned(),
+                for_good: true,
+            }));
+            let error = waits.wait().unwrap_err();
+            assert!(
+                matches!(error, CollectiveError::PeerLost { rank: Rank(0), .. }),
+                "{error}"
+            );
         }
-        let broadcast = |comm: &Communicator, name| {
-            let named = comm.named(name);
-            named.broadcast(vec![comm.rank().0; 10], Rank(2))
-        };
-        let first: Vec<_> = group.iter().map(|comm| broadcast(comm, "first")).collect();
-        for handle in first {
-            assert_eq!(handle.wait(), Ok(vec![2; 10]));
-        }
-        let waits = broadcast(&group[1], "second");
-        let names = group[1].inner.names();
-        names.run((0, 1), vec!["second".to_owned()], u64::MAX, None);
-        group[2].inner.names().tell(Command::Lost(Loss {
-            rank: 0,
-            reason: "killed".to_owned(),
-            for_good: true,
-        }));
-        let error = waits.wait().unwrap_err();
-        assert!(
-            matches!(error, CollectiveError::PeerLost { rank: Rank(0), .. }),
-            "{error}"
-        );
     }
 
     /// Rank 2 starts all and then does none: what it keeps waiting ends two by two, and the last ones wait for long. That is

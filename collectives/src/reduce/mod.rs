@@ -231,20 +231,9 @@ pub fn combine_at(level: Level, dtype: DType, op: ReduceOp, into: &mut [u8], fro
         let dots = dots(dtype, into, from);
         return blend(dtype, into, from, &dots);
     }
-    with_operator!(dtype, op, |T, combine| {
-        let (into, from) = (
-            bytemuck::cast_slice_mut::<u8, T>(into),
-            bytemuck::cast_slice(from),
-        );
-        dispatch::run(
-            level,
-            InPlace {
-                into,
-                from,
-                combine,
-            },
-        );
-    });
+    with_operator!(dtype, op, |T, combine| in_place::<T>(
+        level, into, from, combine
+    ));
 }
 
 /// `into = first op into`. Not for [`ReduceOp::Adasum`], whose operands are alike.
@@ -254,23 +243,32 @@ pub(crate) fn combine_behind(dtype: DType, op: ReduceOp, first: &[u8], into: &mu
 
 fn combine_behind_at(level: Level, dtype: DType, op: ReduceOp, first: &[u8], into: &mut [u8]) {
     same_length(into.len(), first.len());
-    with_operator!(dtype, op, |T, combine| {
-        let (into, from) = (
-            bytemuck::cast_slice_mut::<u8, T>(into),
-            bytemuck::cast_slice(first),
-        );
-        let combine = |a: <T as Number>::Wide, b: <T as Number>::Wide| -> <T as Number>::Wide {
-            combine(b, a)
-        };
-        dispatch::run(
-            level,
-            InPlace {
-                into,
-                from,
-                combine,
-            },
-        );
-    });
+    with_operator!(dtype, op, |T, combine| in_place::<T>(
+        level,
+        into,
+        first,
+        |a, b| combine(b, a)
+    ));
+}
+
+fn in_place<T: Number>(
+    level: Level,
+    into: &mut [u8],
+    from: &[u8],
+    combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
+) {
+    let (into, from) = (
+        bytemuck::cast_slice_mut(into),
+        bytemuck::cast_slice::<u8, T>(from),
+    );
+    dispatch::run(
+        level,
+        InPlace {
+            into,
+            from,
+            combine,
+        },
+    );
 }
 
 /// `into = left op right`.

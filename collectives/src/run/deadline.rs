@@ -97,6 +97,8 @@ impl Run<'_> {
         if !self.stall.as_mut().is_some_and(is_over) {
             return Ok(told);
         }
+        // Not late.
+        self.end_postponed()?;
         if !missed.is_empty() {
             return Err(self.late(missed));
         }

@@ -49,13 +49,16 @@ impl Run<'_> {
 
     /// What it means that a peer is gone, after all links were read.
     pub(super) fn judge_postponed(&mut self) -> Result<(), CollectiveError> {
-        let Some(Postponed { peer, until }) = self.postponed.first().copied() else {
-            return Ok(());
-        };
-        if self.may_hear_more(peer) && Instant::now() < until {
-            return Ok(());
+        match self.postponed.first() {
+            Some(one) if self.may_hear_more(one.peer) && Instant::now() < one.until => Ok(()),
+            _ => self.end_postponed(),
         }
-        Err(self.lost(peer))
+    }
+
+    /// Whatever may still be heard of it: a peer is gone that this rank needs.
+    pub(super) fn end_postponed(&mut self) -> Result<(), CollectiveError> {
+        let first = self.postponed.first().map(|one| one.peer);
+        first.map_or(Ok(()), |peer| Err(self.lost(peer)))
     }
 
     /// Whether the rank because of which a peer has left may be there, or may have said because of whom it goes itself.
@@ -74,13 +77,26 @@ impl Run<'_> {
 
     /// The rank that a peer which is gone has lost in another group, if it came to no operation here since it said so.
     fn mourned_by(&self, rank: u32) -> Option<Rank> {
+        let is_gone = !self.engine.links[rank as usize].is_up();
+        self.lost_elsewhere_by(rank).filter(|_| is_gone)
+    }
+
+    /// The rank that a peer has lost in another group, if it came to no operation here since it said so.
+    fn lost_elsewhere_by(&self, rank: u32) -> Option<Rank> {
         let link = &self.engine.links[rank as usize];
-        let (tag, culprit, _) = link.mourns.as_ref().filter(|_| !link.is_up())?;
+        let (tag, culprit, _) = link.mourns.as_ref()?;
         let is_after = |other: Tag| other > *tag && !other.is_part_of(*tag);
         let came = link.came.is_some_and(|(came, _)| is_after(came))
             || is_after(self.tag) && self.has_come(Rank(rank));
         let has_passed = self.engine.passed.is_some_and(is_after);
         (!came && !has_passed && culprit.0 != self.engine.me).then_some(*culprit)
+    }
+
+    /// The rank because of which a peer may not come to this operation, if that one is gone: the peer is there, and has lost it in
+    /// another group.
+    pub(super) fn may_not_come_for(&self, rank: Rank) -> Option<Rank> {
+        self.lost_elsewhere_by(rank.0)
+            .filter(|_| self.is_absent(rank))
     }
 
     /// As a reason why that peer does not come: not if the other one is there.

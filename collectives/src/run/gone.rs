@@ -116,7 +116,7 @@ impl Run<'_> {
         // Who gave up an operation before this one because of another rank is not likely to come.
         let culprits: Vec<Rank> = suspects
             .iter()
-            .filter_map(|rank| self.culprit_of(*rank))
+            .filter_map(|rank| self.culprit_of(*rank).or(self.may_not_come_for(*rank)))
             .collect();
         suspects.extend(culprits);
         // A word may be in its link, behind what is not wanted yet.
@@ -200,7 +200,7 @@ impl Run<'_> {
         if self.engine.links[rank as usize].is_up() || !self.needs(rank) {
             return Ok(());
         }
-        Err(self.lost(rank))
+        self.lose_peer(rank)
     }
 
     pub(super) fn end_questions(&mut self) {

@@ -223,3 +223,55 @@ fn what_is_lost_elsewhere_is_said_in_an_operation_that_is_under_way() {
     drop((one, two));
     assert!(waits.wait().is_err());
 }
+
+/// No rank links anywhere, and the host of rank 2 says that it is gone.
+#[derive(Debug)]
+struct TwoIsGone;
+
+impl Connector for TwoIsGone {
+    fn connect(&self, peer: Rank) -> Connecting {
+        NoConnector.connect(peer)
+    }
+
+    fn is_gone(&self, peer: Rank, _met: bool) -> Option<Gone> {
+        let why = (peer == Rank(2)).then(|| "nothing listens there any more".to_owned());
+        Some(Box::pin(std::future::ready(why)))
+    }
+}
+
+/// Rank 2 has done its part and is killed, and rank 1 has lost it in another group, and stays, but does not come.
+#[test]
+fn who_does_not_come_because_of_one_that_is_gone_is_not_waited_for() {
+    let runtime = runtime();
+    let (connector, handle) = (Arc::new(TwoIsGone), runtime.handle().clone());
+    let comm = Communicator::new(Rank(0), 3, GENERATION, JOB, connector, handle).unwrap();
+    comm.set_timeout(LONG);
+    comm.set_tuning(Tuning {
+        force: Some(Algorithm::Flat),
+        ..Tuning::default()
+    });
+    let link = |peer| {
+        let (mine, theirs) = MemoryLane::pair(1 << 20);
+        let mine = faulty(Box::new(mine), &Fault::cut());
+        comm.acceptor().accept(Rank(peer), mine).unwrap();
+        theirs
+    };
+    let (mut one, mut two) = (link(1), link(2));
+    let waits = (comm.start()).all_reduce(vec![1_i32; COUNT as usize], ReduceOp::Sum);
+    for lane in [&mut one, &mut two] {
+        assert_eq!(read_notice(&runtime, lane), None, "what rank 0 gives");
+    }
+    let payload = vec![0; 4 * COUNT as usize];
+    write(&runtime, &mut two, &frame(Header::Data(right()), &payload));
+    drop(two);
+    let cause = Cause::LostElsewhere {
+        rank: Rank(2),
+        reason: "its link ended".to_owned(),
+    };
+    write(&runtime, &mut one, &notice(Tag::default(), &cause));
+    let error = waits.wait().unwrap_err();
+    assert!(
+        matches!(error, CollectiveError::PeerLost { rank: Rank(2), .. }),
+        "{error}"
+    );
+}

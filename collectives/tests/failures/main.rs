@@ -20,13 +20,15 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use common::victim::{NoConnector, lonely, notice, read_notice, runtime, write};
+use common::victim::{
+    COUNT, NoConnector, frame, lonely, notice, read_notice, right, runtime, write,
+};
 use common::{Fault, GENERATION, Group, JOB, Kind, LONG, faulty, force, others, run, sum, until};
 use kolo_collectives::cause::{Cause, Excuse};
 use kolo_collectives::header::{Data, Header};
-use kolo_collectives::lane::{Connecting, MemoryLane};
+use kolo_collectives::lane::{Connecting, Gone, MemoryLane};
 use kolo_collectives::operation::{Operation, OperationKind, Tag};
-use kolo_collectives::schedule::Algorithm;
+use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{
     Acceptor, CollectiveError, Communicator, Connector, DType, GroupId, Lane, LaneError, ReduceOp,
     local_group,

@@ -4,7 +4,8 @@
 //! What is tried to exhaustion is elsewhere: all schedules (`collectives/src/schedule/tests.rs`, without ranks), all types and operators
 //! at short lengths (`matrix.rs`, `operations`), one or two types around all switches (`operations`).
 //!
-//! `KOLO_TEST_SEED=…` repeats one sample, which a failure names; `KOLO_TEST_SAMPLES=…` sets how many there are.
+//! `KOLO_TEST_SEED=…` repeats one sample, which a failure names; `KOLO_TEST_SAMPLES=…` sets how many there are. And those who have the
+//! time try all: `KOLO_TEST_ALL=1 cargo test --release -p kolo-collectives --test samples`.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
@@ -24,6 +25,8 @@ use kolo_collectives::{Communicator, DType, Element, Gathered, ReduceOp, way_in_
 use kolo_transport::ids::Rank;
 use sample::{Sample, run};
 
+const WORLDS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
+
 /// How many there are, if nothing else is said: about ten seconds' worth without optimisation.
 const SAMPLES: u64 = 400;
 
@@ -33,35 +36,42 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 /// Says which sample it was.
-struct Named(u64, Sample);
+struct Named(Option<u64>, Sample);
 
 impl Drop for Named {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("KOLO_TEST_SEED={} has it again: {:?}", self.0, self.1);
+            let again = (self.0).map(|seed| format!("KOLO_TEST_SEED={seed} has it again: "));
+            eprintln!("{}{:?}", again.unwrap_or_default(), self.1);
         }
     }
 }
 
 fn check(seed: u64) {
     let sample = Sample::draw(seed);
+    let group = Group::new(sample.kind, sample.world);
+    check_in(&group, Some(seed), sample);
+}
+
+fn check_in(group: &Group, seed: Option<u64>, sample: Sample) {
     let _named = Named(seed, sample);
-    match sample.dtype {
-        DType::Bool => run::<bool>(&sample),
-        DType::U8 => run::<u8>(&sample),
-        DType::I8 => run::<i8>(&sample),
-        DType::U16 => run::<u16>(&sample),
-        DType::I16 => run::<i16>(&sample),
-        DType::U32 => run::<u32>(&sample),
-        DType::I32 => run::<i32>(&sample),
-        DType::U64 => run::<u64>(&sample),
-        DType::I64 => run::<i64>(&sample),
-        DType::F16 => run::<f16>(&sample),
-        DType::Bf16 => run::<bf16>(&sample),
-        DType::F32 => run::<f32>(&sample),
-        DType::F64 => run::<f64>(&sample),
+    let run = match sample.dtype {
+        DType::Bool => run::<bool>,
+        DType::U8 => run::<u8>,
+        DType::I8 => run::<i8>,
+        DType::U16 => run::<u16>,
+        DType::I16 => run::<i16>,
+        DType::U32 => run::<u32>,
+        DType::I32 => run::<i32>,
+        DType::U64 => run::<u64>,
+        DType::I64 => run::<i64>,
+        DType::F16 => run::<f16>,
+        DType::Bf16 => run::<bf16>,
+        DType::F32 => run::<f32>,
+        DType::F64 => run::<f64>,
         other => panic!("{other} has no reference"),
-    }
+    };
+    run(group, &sample);
 }
 
 #[test]
@@ -72,6 +82,29 @@ fn what_is_drawn_is_right() {
     let first = RandomState::new().hash_one(0);
     for number in 0..number("KOLO_TEST_SAMPLES").unwrap_or(SAMPLES) {
         check(first.wrapping_add(number));
+    }
+}
+
+/// Every operation, type, operator and small world, around every change, in shared memory and over links: if that is asked for.
+#[test]
+fn all_is_right() {
+    if number("KOLO_TEST_ALL").is_none() {
+        return;
+    }
+    for (kind, world) in [Kind::Shared, Kind::Unix, Kind::Memory]
+        .into_iter()
+        .flat_map(|kind| WORLDS.map(|world| (kind, world)))
+    {
+        let mut tried = 0;
+        for first in Sample::each(kind, world) {
+            // As many as share a group are a series.
+            let group = Group::new(kind, world);
+            for sample in first.around_switches() {
+                check_in(&group, None, sample);
+                tried += 1;
+            }
+        }
+        println!("{kind:?}, {world} ranks: {tried} are right");
     }
 }
 

@@ -1,9 +1,14 @@
 //! One sample: what it is, and whether it is right.
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 /// Numbers of the reference repeat after so many.
 const PERIOD: usize = 11;
+
+/// Lengths that are tried whatever changes where.
+const LENGTHS: [usize; 7] = [0, 1, 2, 3, 61, 1021, 4099];
 
 /// Operations, and the forms of all-reduces that have ways of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +68,32 @@ impl What {
             Self::AllToAllVarcount => OperationKind::AllToAllVarcount,
         }
     }
+
+    fn has_operator(self) -> bool {
+        matches!(
+            self.kind(),
+            OperationKind::AllReduce | OperationKind::Reduce | OperationKind::ReduceScatter
+        )
+    }
+
+    fn has_root(self) -> bool {
+        matches!(
+            self.kind(),
+            OperationKind::Reduce
+                | OperationKind::Broadcast
+                | OperationKind::Gather
+                | OperationKind::GatherVarcount
+                | OperationKind::Scatter
+                | OperationKind::ScatterVarcount
+        )
+    }
+}
+
+/// Those that a type has, but for Adasum, which has tests of its own.
+fn operators(dtype: DType) -> Vec<ReduceOp> {
+    (ReduceOp::ALL.into_iter())
+        .filter(|op| *op != ReduceOp::Adasum && op.allows(dtype))
+        .collect()
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -91,11 +122,9 @@ impl Sample {
             mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             ((mixed ^ (mixed >> 31)) % limit as u64) as usize
         };
-        let world = [1, 2, 3, 4, 5, 7, 8][below(7)];
+        let world = WORLDS[below(7)];
         let (what, dtype) = (What::ALL[below(15)], DType::ALL[below(13)]);
-        let ops: Vec<ReduceOp> = (ReduceOp::ALL.into_iter())
-            .filter(|op| *op != ReduceOp::Adasum && op.allows(dtype))
-            .collect();
+        let ops = operators(dtype);
         let op = ops[below(ops.len())];
         let root = Rank(below(world as usize) as u32);
         let mut sample = Self {
@@ -103,24 +132,11 @@ impl Sample {
             world,
             what,
             dtype,
-            op: matches!(
-                what.kind(),
-                OperationKind::AllReduce | OperationKind::Reduce | OperationKind::ReduceScatter
-            )
-            .then_some(op),
-            root: matches!(
-                what.kind(),
-                OperationKind::Reduce
-                    | OperationKind::Broadcast
-                    | OperationKind::Gather
-                    | OperationKind::GatherVarcount
-                    | OperationKind::Scatter
-                    | OperationKind::ScatterVarcount
-            )
-            .then_some(root),
+            op: what.has_operator().then_some(op),
+            root: what.has_root().then_some(root),
             slowed: [1, 40, 400][below(3)],
             switch: None,
-            length: [0, 1, 2, 3, 61, 1021, 4099][below(7)],
+            length: LENGTHS[below(7)],
         };
         let switches = sample.switches();
         if !switches.is_empty() && below(4) > 0 {
@@ -129,6 +145,40 @@ impl Sample {
             sample.length = (switch + below(4)).saturating_sub(2);
         }
         sample
+    }
+
+    /// One of each operation, type and operator, on ranks with such links.
+    pub(crate) fn each(kind: Kind, world: u32) -> Vec<Self> {
+        let mut samples = Vec::new();
+        for (what, dtype) in (What::ALL.into_iter())
+            .flat_map(|what| DType::ALL.into_iter().map(move |dtype| (what, dtype)))
+        {
+            let ops = if what.has_operator() {
+                operators(dtype).into_iter().map(Some).collect()
+            } else {
+                vec![None]
+            };
+            samples.extend(ops.into_iter().map(|op| Self {
+                kind,
+                world,
+                what,
+                dtype,
+                op,
+                root: what.has_root().then_some(Rank(world / 2)),
+                slowed: 400,
+                switch: None,
+                length: 0,
+            }));
+        }
+        samples
+    }
+
+    /// The same of other lengths: short ones, and those around every change.
+    pub(crate) fn around_switches(self) -> impl Iterator<Item = Self> {
+        let near = (self.switches().into_iter())
+            .flat_map(|switch| (-1..=1).filter_map(move |more| switch.checked_add_signed(more)));
+        let lengths: BTreeSet<usize> = near.chain(LENGTHS).collect();
+        (lengths.into_iter()).map(move |length| Self { length, ..self })
     }
 
     pub(crate) fn tuning(&self) -> Tuning {
@@ -160,8 +210,7 @@ fn repeated<T: Element>(period: &[T], length: usize) -> Vec<T> {
     values
 }
 
-pub(crate) fn run<T: Value>(sample: &Sample) {
-    let group = Group::new(sample.kind, sample.world);
+pub(crate) fn run<T: Value>(group: &Group, sample: &Sample) {
     group.run(|comm| {
         comm.set_tuning(sample.tuning());
         // What an operation leaves behind is met by the next.

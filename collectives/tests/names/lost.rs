@@ -1,0 +1,215 @@
+//! What becomes of named operations when ranks come late, stand still, lose their links or are lost.
+
+use super::*;
+
+#[test]
+fn a_rank_that_does_not_start_is_reported_and_named_at_the_deadline() {
+    let group = Group::new(Kind::Unix, 3);
+    for comm in &group.members {
+        comm.set_stall_after(Duration::from_millis(100));
+        comm.set_timeout(Duration::from_millis(900));
+    }
+    // All have links: then the late one can be asked what it does.
+    group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+    let results = run(&group.members[1..], |comm| {
+        let sum = comm.named("w").all_reduce(vec![1], ReduceOp::Sum);
+        let max = comm.named("v").all_reduce(vec![1], ReduceOp::Max);
+        let errors = (sum.wait().unwrap_err(), max.wait().unwrap_err());
+        (errors, comm.stalls())
+    });
+    for ((error, _), stalls) in results {
+        let CollectiveError::Deadline {
+            late,
+            operation,
+            doing,
+            ..
+        } = &error
+        else {
+            panic!("{error}");
+        };
+        assert_eq!(late, &[Rank(0)]);
+        let does = "it is in no operation; its last was barrier";
+        assert!(
+            matches!(&doing[..], [other] if other.rank == Rank(0) && other.doing.starts_with(does)),
+            "{error}"
+        );
+        assert_eq!(operation, "all_reduce(sum) of 1 i32 named `w`");
+        let text: Vec<String> = stalls.iter().map(ToString::to_string).collect();
+        let text = text.join("\n");
+        assert!(
+            text.contains("named `v`") && text.contains("named `w`"),
+            "{text}"
+        );
+        assert!(
+            text.contains("for rank 0: it is in no operation; its last was barrier"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_lost_rank_ends_all_named_operations() {
+    for dies in [0, 2] {
+        let group = Group::new(Kind::Unix, 3);
+        let fault = Fault::kill();
+        group.set_fault(dies, &fault);
+        group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+        let waiting: Vec<_> = group
+            .members
+            .iter()
+            .filter(|comm| comm.rank() != Rank(dies))
+            .map(|comm| comm.named("w").all_reduce(vec![1_u8], ReduceOp::Sum))
+            .collect();
+        let begun = Instant::now();
+        fault.arm(0);
+        // It is seen when it writes or reads next.
+        drop(
+            group.members[dies as usize]
+                .named("x")
+                .all_reduce(vec![1_u8], ReduceOp::Sum),
+        );
+        for handle in waiting {
+            let error = handle.wait().unwrap_err();
+            assert_eq!(error.culprit_rank(), Some(Rank(dies)), "{error}");
+        }
+        assert!(begun.elapsed() < LONG / 2);
+    }
+}
+
+#[test]
+fn a_name_that_waits_ends_when_the_other_communicator_goes() {
+    let group = Group::new(Kind::Unix, 2);
+    group.run(|comm| comm.named("a").barrier().wait().unwrap());
+    let waiting = group.members[0]
+        .named("b")
+        .all_reduce(vec![1], ReduceOp::Sum);
+    let mut group = group;
+    drop(group.members.pop());
+    let error = waiting.wait().unwrap_err();
+    assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
+}
+
+/// The deadline is rank 0's affair. If rank 0 stands still, the others see to it themselves.
+#[test]
+fn a_rank_0_that_stands_still_is_named_by_those_that_wait() {
+    let group = Group::new(Kind::Memory, 3);
+    let fault = Fault::freeze();
+    group.set_fault(0, &fault);
+    group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+    group.set_timeout(Duration::from_millis(300));
+    fault.arm(0);
+    let begun = Instant::now();
+    for result in run(&group.members[1..], |comm| {
+        let one = comm.named("w").all_reduce(vec![1], ReduceOp::Sum);
+        let other = comm.named("v").barrier();
+        (one.wait_or_reclaim(), other.wait())
+    }) {
+        let failure = result.0.unwrap_err();
+        assert!(
+            matches!(failure.error, CollectiveError::Deadline { .. }),
+            "{failure:?}"
+        );
+        assert_eq!(failure.error.culprit_rank(), Some(Rank(0)));
+        assert_eq!(failure.input, Some(vec![1]));
+        assert_eq!(result.1.unwrap_err().culprit_rank(), Some(Rank(0)));
+    }
+    assert!(begun.elapsed() < LONG / 2);
+}
+
+/// Links break while operations are negotiated and while they run. Whatever came of those, the ranks count alike afterwards.
+#[test]
+fn links_that_broke_in_the_middle_are_made_again_and_names_go_on() {
+    for seed in 0..2 {
+        let group = Group::new(Kind::Memory, 3);
+        let fault = Fault::cut();
+        for rank in 0..3 {
+            group.set_fault(rank, &fault);
+        }
+        group.set_timeout(Duration::from_millis(700));
+        let round = |comm: &Communicator| {
+            let handles: Vec<Handle<Vec<u32>>> = (0..4)
+                .map(|index| {
+                    comm.named(format!("t{index}"))
+                        .all_reduce(vec![1; 100], ReduceOp::Sum)
+                })
+                .collect();
+            let all = comm.named("all").all_gather_varcount(vec![7_u8]);
+            let mut well = true;
+            for handle in handles {
+                match handle.wait() {
+                    Ok(sum) => assert_eq!(sum, [3; 100]),
+                    Err(_) => well = false,
+                }
+            }
+            well & all.wait().is_ok()
+        };
+        for budget in [0, 30, 150, 400, 900, 2000, 3500, 6000] {
+            let budget = budget + seed * 57;
+            assert_eq!(group.run(round), [true; 3]);
+            fault.arm(budget);
+            group.run(round);
+            fault.disarm();
+            // Who only reads may not have seen yet that a link broke.
+            let mut attempts = 0;
+            while group.run(round) != [true; 3] {
+                attempts += 1;
+                assert!(
+                    attempts < 5,
+                    "cut after {budget} bytes: they do not find together"
+                );
+            }
+        }
+    }
+}
+
+/// Rank 0 may go as soon as it has heard of a failure. The others hear the same.
+#[test]
+fn what_rank_0_has_decided_is_told_before_it_goes() {
+    for _ in 0..5 {
+        let mut group = Group::new(Kind::Unix, 3);
+        group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+        group.set_timeout(Duration::from_millis(100));
+        let first = group.members.remove(0);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let comm = &group.members[0];
+                comm.set_timeout(LONG);
+                comm.named("w").barrier().wait().unwrap_err()
+            });
+            let error = first.named("w").barrier().wait().unwrap_err();
+            drop(first);
+            for error in [error, waits.join().unwrap()] {
+                assert!(
+                    matches!(&error, CollectiveError::Deadline { late, .. } if late == &[Rank(2)]),
+                    "{error}"
+                );
+            }
+        });
+    }
+}
+
+/// Whoever it is that is gone, and though no link was made for names yet.
+#[test]
+fn a_rank_that_is_gone_is_named_at_once_by_all_that_wait_for_its_names() {
+    for gone in [0, 2] {
+        let mut group = Group::new(Kind::Memory, 3);
+        let cut = Fault::cut();
+        for rank in 0..3 {
+            group.set_fault(rank, &cut);
+        }
+        group.run(|comm| comm.barrier().unwrap());
+        group.is_gone(gone);
+        drop(group.members.remove(gone as usize));
+        let begun = Instant::now();
+        for error in group.run(|comm| comm.named("w").barrier().wait().unwrap_err()) {
+            assert_eq!(error.culprit_rank(), Some(Rank(gone)), "{error}");
+            // These links to a rank that is not there fail by themselves.
+            let text = error.to_string();
+            assert!(
+                gone == 0 || text.contains("nothing listens there"),
+                "{text}"
+            );
+        }
+        assert!(begun.elapsed() < LONG / 2);
+    }
+}
