@@ -8,12 +8,14 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use kolo_transport::ids::{Generation, JobId};
 use rustix::mm::Advice;
 
+use super::pace::{self, Pace};
 pub(crate) use super::region::MapError;
 use super::region::Region;
 use crate::copy;
@@ -79,6 +81,8 @@ pub(crate) struct Map {
     crowded: bool,
     /// By rank, what was written to its memory and read from there.
     moved: Arc<[Tally]>,
+    /// How this rank writes.
+    pace: Mutex<Pace>,
 }
 
 /// Bytes that a rank has behind the flags.
@@ -109,6 +113,7 @@ impl Map {
             world,
             crowded,
             moved: tallies(world),
+            pace: Mutex::new(Pace::new()),
         };
         let head = [
             MAGIC,
@@ -136,6 +141,7 @@ impl Map {
             world,
             crowded: false,
             moved: tallies(world),
+            pace: Mutex::new(Pace::new()),
         };
         let head = [
             (MAGIC, "it has another magic word"),
@@ -336,6 +342,35 @@ impl Map {
             }
             return;
         }
+        // Elsewhere there are no such stores.
+        if cfg!(target_arch = "x86_64") && from.len() >= pace::LEAST {
+            self.write_at_pace(rank, place, at, from);
+        } else {
+            self.write_cached(rank, place, at, from);
+        }
+    }
+
+    /// Writes to the caches, or past them if that is faster.
+    fn write_at_pace(&self, rank: usize, place: Place, at: usize, from: &[u8]) {
+        let way = self.pace().next(from.len());
+        let begun = way.is_timed.then(Instant::now);
+        if way.is_away {
+            self.write_away(rank, place, at, from);
+            Self::fence();
+        } else {
+            self.write_cached(rank, place, at, from);
+        }
+        if let Some(begun) = begun {
+            self.pace().took(from.len(), begun.elapsed());
+        }
+    }
+
+    fn pace(&self) -> MutexGuard<'_, Pace> {
+        // Nothing that runs under the lock panics half-way.
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_cached(&self, rank: usize, place: Place, at: usize, from: &[u8]) {
         let into = self.data(rank, place, at, from.len());
         // SAFETY: the destination is inside the mapping (checked by `data`), where no slice is: a buffer that gives one
         // is borrowed as a whole while an operation writes it.
@@ -344,20 +379,24 @@ impl Map {
 
     /// As [`Map::write`], past the caches. [`Map::fence`] has to follow before others are told.
     pub(crate) fn write_streaming(&self, rank: usize, place: Place, at: usize, from: &[u8]) {
+        self.moved[rank].sent(from.len());
+        self.write_away(rank, place, at, from);
+    }
+
+    fn write_away(&self, rank: usize, place: Place, at: usize, from: &[u8]) {
         let into = self.data(rank, place, at, from.len());
         let head = into.as_ptr().align_offset(copy::LINE).min(from.len());
         let lines = (from.len() - head) / copy::LINE;
         let (first, rest) = from.split_at(head);
         let (middle, last) = rest.split_at(lines * copy::LINE);
-        self.write(rank, place, at, first);
+        self.write_cached(rank, place, at, first);
         // SAFETY: source and destination have `lines` lines behind `head`, checked by the slice and by `data`; the
         // destination is aligned by the choice of `head` (or there is no line).
         unsafe {
             let into = into.as_ptr().add(head);
             copy::stream_lines::<false>(middle.as_ptr(), into, lines);
         }
-        self.moved[rank].sent(middle.len());
-        self.write(rank, place, at + head + lines * copy::LINE, last);
+        self.write_cached(rank, place, at + head + lines * copy::LINE, last);
     }
 
     /// Makes what was streamed visible before what is written next.

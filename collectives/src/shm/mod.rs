@@ -6,6 +6,7 @@
 //! | [`left`] | how much memory the host has left |
 //! | [`map`] | the memory itself, and the only ways to touch it |
 //! | [`copy`] | copies of what others may write meanwhile |
+//! | [`pace`] | whether writes go past the caches: pure |
 //! | [`rules`] | who may write what, when: pure |
 //! | [`ticket`] | one word for an operation and all that ranks must agree on |
 //! | [`wait`] | spin, yield, sleep |
@@ -26,6 +27,7 @@ pub(crate) mod buffer;
 mod caches;
 mod left;
 pub(crate) mod map;
+mod pace;
 mod parts;
 mod region;
 pub(crate) mod ring;
