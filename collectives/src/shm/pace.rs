@@ -14,8 +14,9 @@ const TIMED: u64 = 64 << 10;
 /// Writes to the caches that are slower than so many bytes in a nanosecond are slow: next to each other cores do 10 to 30, far from
 /// each other 3.
 const SLOW: u64 = 5;
-/// So many in a row are no chance.
+/// So many in a row are no chance, or more among others: each makes up for so many that are not slow.
 const ENOUGH: u32 = 4;
+const OTHERS: u32 = 3;
 /// Past the caches it has to be so many times as fast: otherwise the memory is slow, and not the way between the cores.
 const FASTER: u64 = 3;
 /// So many bytes are written past the caches before the other way is tried again: the first time, and at most (a second's worth).
@@ -42,8 +43,9 @@ pub(super) struct Pace {
     since: u64,
     untimed: u64,
     span: u64,
-    /// Timed writes in a row that were slow, or past the caches.
+    /// Timed writes past the caches, or slow ones to them, and how many others that is worth.
     timed: u32,
+    worth: u32,
     took: Took,
     /// Of the slow ones because of which the other way was tried.
     before: Took,
@@ -77,6 +79,7 @@ impl Pace {
             untimed: 0,
             span: SPAN,
             timed: 0,
+            worth: 0,
             took: Took::default(),
             before: Took::default(),
         }
@@ -110,18 +113,24 @@ impl Pace {
     pub(super) fn took(&mut self, bytes: usize, time: Duration) {
         let (bytes, nanos) = (bytes as u64, time.as_nanos() as u64);
         if self.mode == Mode::Cached && bytes >= SLOW * nanos {
-            (self.timed, self.took) = (0, Took::default());
+            self.worth = self.worth.saturating_sub(1);
+            if self.worth == 0 {
+                self.took = Took::default();
+            }
             return;
         }
         self.timed += 1;
+        self.worth += OTHERS;
         self.took.bytes += bytes;
         self.took.nanos += nanos;
-        if self.timed != ENOUGH {
+        if self.mode == Mode::Cached {
+            if self.worth >= ENOUGH * OTHERS {
+                self.before = self.took;
+                self.go(Mode::Away);
+            }
             return;
         }
-        if self.mode == Mode::Cached {
-            self.before = self.took;
-            self.go(Mode::Away);
+        if self.timed != ENOUGH {
             return;
         }
         // Whether it pays or not, it is not looked at again for longer and longer.
@@ -134,7 +143,7 @@ impl Pace {
     fn go(&mut self, mode: Mode) {
         self.mode = mode;
         (self.since, self.untimed) = (0, 0);
-        (self.timed, self.took) = (0, Took::default());
+        (self.timed, self.worth, self.took) = (0, 0, Took::default());
     }
 }
 
@@ -184,6 +193,18 @@ mod tests {
             assert_eq!(write(&mut pace, 10 * PIECE as u64, NEAR), 0);
             assert_eq!(write(&mut pace, 3 * PIECE as u64, FAR), 0);
         }
+    }
+
+    /// Ranks give by turns: some lines were not read since.
+    #[test]
+    fn half_of_the_writes_are_enough() {
+        let mut pace = Pace::new();
+        let mut past = 0;
+        for _ in 0..100 {
+            past += write(&mut pace, PIECE as u64, NEAR);
+            past += write(&mut pace, PIECE as u64, FAR);
+        }
+        assert!(past > 100 * PIECE as u64, "{past}");
     }
 
     #[test]
