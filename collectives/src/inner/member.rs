@@ -142,35 +142,39 @@ impl Member for Inner {
         };
         let is_news = self.signals.change(|state| {
             state.lost.add(member, reason);
-            let (is_news, cause) = if self.run_by.get().is_some() {
+            let runs_names = self.run_by.get().is_some();
+            let is_news = if runs_names {
+                state.retirement.is_none()
+            } else {
+                !state.gone_notices.contains_key(&member)
+            };
+            if !is_news {
+                return false;
+            }
+            let tag = state.next_tag();
+            let frame = if runs_names {
                 // Nothing with a name works any more. Peers may wait for this rank in an operation of which nobody tells it.
-                let Some((first, reason)) = state.lost.first() else {
-                    return false;
-                };
+                let (first, reason) = state.lost.first().unwrap_or((member, reason));
                 let cause = Cause::Lost {
                     rank: Rank(first),
                     reason: reason.to_owned(),
                     for_good: true,
                 };
-                (state.retirement.is_none(), cause)
+                let frame = notice(self.generation, tag, &cause);
+                state.retirement = Some(frame.clone());
+                frame
             } else {
                 // Peers may wait for it in an operation that this rank never begins.
                 let cause = Cause::Gone {
                     rank: Rank(member),
                     reason: reason.to_owned(),
                 };
-                (!state.gone_notices.contains_key(&member), cause)
+                let frame = notice(self.generation, tag, &cause);
+                state.gone_notices.insert(member, frame.clone());
+                frame
             };
-            if is_news {
-                let frame = notice(self.generation, state.next_tag(), &cause);
-                state.unsaid.extend_from_slice(&frame);
-                if matches!(cause, Cause::Gone { .. }) {
-                    state.gone_notices.insert(member, frame);
-                } else {
-                    state.retirement = Some(frame);
-                }
-            }
-            is_news
+            state.unsaid.extend_from_slice(&frame);
+            true
         });
         if is_news && self.world > 1 {
             self.attend();

@@ -93,7 +93,7 @@ impl Run<'_> {
     }
 
     /// The rank because of which a peer may not come to this operation, if that one is gone: the peer is there, and has lost it in
-    /// another group.
+    /// another group. It may have done its part here, but not be done: nobody is before all have come.
     pub(super) fn may_not_come_for(&self, rank: Rank) -> Option<Rank> {
         self.lost_elsewhere_by(rank.0)
             .filter(|_| self.is_absent(rank))

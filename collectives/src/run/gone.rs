@@ -116,7 +116,8 @@ impl Run<'_> {
         // Who gave up an operation before this one because of another rank is not likely to come.
         let culprits: Vec<Rank> = suspects
             .iter()
-            .filter_map(|rank| self.culprit_of(*rank).or(self.may_not_come_for(*rank)))
+            .flat_map(|rank| [self.culprit_of(*rank), self.may_not_come_for(*rank)])
+            .flatten()
             .collect();
         suspects.extend(culprits);
         // A word may be in its link, behind what is not wanted yet.

@@ -36,15 +36,16 @@ enum Mode {
 }
 
 /// How a rank writes.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Pace {
     mode: Mode,
     /// Bytes that were written since that changed, and since one write was timed.
     since: u64,
     untimed: u64,
     span: u64,
-    /// Timed writes past the caches, or slow ones to them, and how many others that is worth.
+    /// Writes past the caches that were timed.
     timed: u32,
+    /// How many others make up for those to the caches that were slow.
     worth: u32,
     took: Took,
     /// Of the slow ones because of which the other way was tried.
@@ -119,17 +120,17 @@ impl Pace {
             }
             return;
         }
-        self.timed += 1;
-        self.worth += OTHERS;
         self.took.bytes += bytes;
         self.took.nanos += nanos;
         if self.mode == Mode::Cached {
+            self.worth += OTHERS;
             if self.worth >= ENOUGH * OTHERS {
                 self.before = self.took;
                 self.go(Mode::Away);
             }
             return;
         }
+        self.timed += 1;
         if self.timed != ENOUGH {
             return;
         }
