@@ -329,7 +329,6 @@ impl Inner {
             deadline,
             timeout,
             in_packed: false,
-            recorded: None,
             quick: false,
         };
         self.listener.disturb();

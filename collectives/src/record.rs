@@ -135,8 +135,7 @@ pub struct Record {
     pub operation: Operation,
     /// Its name, if it has one.
     pub name: ShortName,
-    /// When it was asked for. Operations in shared memory of less than 16 KiB that are done at once get one look at the clock, while
-    /// they wait for others' data: they were asked for then, and took no time.
+    /// When it was asked for.
     pub asked: Duration,
     /// When it had its turn.
     pub started: Duration,
@@ -261,25 +260,15 @@ impl Recorder {
         number
     }
 
-    /// Where times begin.
-    pub(crate) fn epoch(&self) -> Instant {
-        self.epoch
-    }
-
-    /// An operation in shared memory that is done already, or as good as that. If it was `asked` for at the epoch it took no time to
-    /// speak of. Returns its number.
+    /// An operation in shared memory that is done already.
     pub(crate) fn done(
         &self,
         (group, tag): (GroupId, Tag),
         operation: Operation,
         name: ShortName,
         asked: Instant,
-    ) -> u64 {
-        let ended = self.clock(Instant::now());
-        let asked = match self.clock(asked) {
-            Duration::ZERO => ended,
-            asked => asked,
-        };
+    ) {
+        let (asked, ended) = (self.clock(asked), self.clock(Instant::now()));
         let mut lanes = Lanes::default();
         lanes.insert("shm");
         let mut guard = self.lock();
@@ -305,27 +294,6 @@ impl Recorder {
         count.bytes += record.bytes();
         count.time += ended.saturating_sub(asked);
         state.keep(record);
-        number
-    }
-
-    /// What was as good as done is not: it goes on.
-    pub(crate) fn reopen(&self, number: u64) {
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        // Not if it was overwritten: then its end is not seen either.
-        if let Some(record) = state
-            .ring
-            .get_mut(number as usize % KEPT)
-            .filter(|record| record.number == number)
-        {
-            let count = &mut state.operations[usize::from(record.operation.kind.code())];
-            count.done -= 1;
-            count.bytes -= record.bytes();
-            count.time -= record.ended.saturating_sub(record.asked);
-            record.outcome = Outcome::Running;
-            record.ended = Duration::ZERO;
-            record.lanes = Lanes::default();
-        }
     }
 
     /// An operation that was begun is none: another takes its place.
@@ -520,34 +488,6 @@ mod tests {
                 .present(None, describe)
                 .starts_with("it is in barrier")
         );
-    }
-
-    #[test]
-    fn what_was_as_good_as_done_may_go_on() {
-        let recorder = Recorder::new(2);
-        let key = (GroupId::WORLD, Tag::default());
-        let operation = Operation::new(OperationKind::Broadcast, Some(DType::F32), 10);
-        let asked = recorder.epoch();
-        let number = recorder.done(key, operation, ShortName::default(), asked);
-        let other = recorder.done(key, operation, ShortName::default(), asked);
-        recorder.reopen(number);
-        let counts = || recorder.counters().operations[0].1;
-        assert_eq!((counts().done, counts().bytes), (1, 40));
-        let record = recorder.records()[0];
-        assert_eq!(record.outcome, Outcome::Running);
-        assert_eq!(
-            (record.ended, record.lanes),
-            (Duration::ZERO, Lanes::default())
-        );
-        recorder.end(number, false, std::iter::empty());
-        assert_eq!((counts().done, counts().failed), (1, 1));
-        // It may be forgotten by then.
-        for _ in 0..KEPT {
-            recorder.done(key, operation, ShortName::default(), asked);
-        }
-        let before = recorder.counters();
-        recorder.reopen(other);
-        assert_eq!(recorder.counters(), before);
     }
 
     #[test]

@@ -74,12 +74,9 @@ pub(crate) enum Quick<'a> {
     No,
 }
 
-/// Operations of fewer bytes get one look at the clock, while others' data are on their way.
-const TIMED: u64 = 16 << 10;
-
 impl Inner {
     /// Begins an operation in shared memory, and waits a little for its end, if nothing at all stands in the way: no
-    /// other operation, no news, no failure. Allocates nothing, and hardly looks at the clock.
+    /// other operation, no news, no failure. Allocates nothing.
     #[inline]
     pub(crate) fn quick<'a>(
         self: &'a Arc<Self>,
@@ -128,20 +125,15 @@ impl Inner {
         let Some(arena) = shm.active() else {
             return Quick::No;
         };
-        let valid = operation.check(self.world).is_ok();
-        if forced || !valid || hasty || arena.is_told() {
+        let is_valid = operation.check(self.world).is_ok()
+            && operation.root.is_none_or(|root| root < self.world);
+        if forced || !is_valid || hasty || arena.is_told() {
             return Quick::No;
         }
         let Some(plan) = plan(arena, offsets) else {
             return Quick::No;
         };
-        let recorder = &self.family.recorder;
-        let is_short = operation.bytes() < TIMED;
-        let asked = if is_short {
-            recorder.epoch()
-        } else {
-            Instant::now()
-        };
+        let asked = Instant::now();
         let (tag, timeout) = {
             let mut state = self.signals.lock();
             if !state.is_calm(settings) {
@@ -152,9 +144,6 @@ impl Inner {
         let begun = begin(arena, tag, plan);
         // What the others give is on its way: what else there is to do costs no time now.
         self.listener.disturb();
-        let place = (self.id, tag);
-        let recorded =
-            (is_short && begun.is_ok()).then(|| recorder.done(place, *operation, name, asked));
         let mut turn = Turn {
             inner: self,
             engine,
@@ -165,7 +154,6 @@ impl Inner {
             deadline: asked,
             timeout: timeout.min(FOREVER),
             in_packed: false,
-            recorded: None,
             quick: true,
         };
         if let Err(error) = begun {
@@ -176,15 +164,10 @@ impl Inner {
         let looked = arena.map(|arena| arena.look(input, &mut []));
         if matches!(looked, Some(Ok(Outcome::Ready))) {
             turn.engine.passes(tag, *operation);
-            if !is_short {
-                recorder.done(place, *operation, name, asked);
-            }
+            let place = (self.id, tag);
+            self.family.recorder.done(place, *operation, name, asked);
             return Quick::Done(turn);
         }
-        if let Some(number) = recorded {
-            recorder.reopen(number);
-        }
-        turn.recorded = recorded;
         turn.quick = false;
         turn.renew();
         Quick::Begun(turn, tag)
@@ -405,9 +388,7 @@ impl Turn<'_> {
         let inner = self.inner;
         self.operation = operation;
         let recorder = &inner.family.recorder;
-        let number = self.recorded.take();
-        let number = number
-            .unwrap_or_else(|| recorder.begin((inner.id, tag), operation, self.name, self.asked));
+        let number = recorder.begin((inner.id, tag), operation, self.name, self.asked);
         let recording = Recording { inner, number };
         let waits = alarm.may_sleep() && !self.engine.is_hasty;
         let looked = match self.engine.shm.active() {

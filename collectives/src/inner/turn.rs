@@ -38,8 +38,6 @@ pub(crate) struct Turn<'a> {
     pub(super) timeout: Duration,
     /// The result is in [`Engine::packed`].
     pub(super) in_packed: bool,
-    /// The number of the operation that has begun already, in the flight recorder.
-    pub(super) recorded: Option<u64>,
     /// Nothing went wrong, and nothing is left to be done.
     pub(super) quick: bool,
 }
@@ -161,17 +159,32 @@ impl Turn<'_> {
         }
         self.plan(tag, &mut operation)?;
         let schedule = &self.engine.schedule;
-        let as_it_is = self.travels_as_given(&operation) && operation.reduce.is_none();
+        let as_it_is = self.travels_as_given(&operation) && operation.prescale.is_one();
+        let size = size_of::<T>();
         if as_it_is
             && schedule.is_into(result.len())
             && let Some(result) = element::bytes_of_mut(result)
         {
             if let Some(own) = schedule.input {
-                let size = size_of::<T>();
                 copy::slice(input, &mut result[own.start * size..own.end() * size]);
             }
             let place = Way::InPlace(InPlace::into_result(result));
             self.run_planned(alarm, tag, operation, place).await?;
+        } else if as_it_is
+            && let Some(written) = schedule.is_apart(data.len(), result.len())
+            && let Some(result) = element::bytes_of_mut(result)
+        {
+            // What comes is added to that, or it is all that comes of the input.
+            for output in &schedule.outputs {
+                let from = output.from.start * size..output.from.end() * size;
+                if from.end <= input.len() {
+                    let to = output.to * size;
+                    copy::slice(&input[from.clone()], &mut result[to..to + from.len()]);
+                }
+            }
+            let place = InPlace::apart(input, result, written.start * size);
+            self.run_planned(alarm, tag, operation, Way::InPlace(place))
+                .await?;
         } else if as_it_is && schedule.is_from(data.len()) {
             let place = Way::InPlace(InPlace::from_input(input));
             self.run_planned(alarm, tag, operation, place).await?;
@@ -542,11 +555,6 @@ impl Drop for Turn<'_> {
         }
         if self.quick {
             return;
-        }
-        if let Some(number) = self.recorded {
-            // Nobody went on with it.
-            let recorder = &self.inner.family.recorder;
-            recorder.end(number, false, std::iter::empty());
         }
         let pending = self.inner.signals.lock().needs_attendant();
         if pending || self.engine.has_backlog() {

@@ -7,9 +7,8 @@ use kolo_transport::ids::Rank;
 
 use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
-use crate::element::{self, Element};
+use crate::element::Element;
 use crate::error::CollectiveError;
-use crate::inner::Quick;
 use crate::operation::{Operation, OperationKind};
 
 impl Communicator {
@@ -40,31 +39,10 @@ impl Communicator {
             ..self.request::<T>(OperationKind::Broadcast, data.len())
         };
         let stores = root.0 != self.inner.me || request.wire.is_some();
-        let quick = if root.0 < self.inner.world {
-            let input = element::bytes_of(data);
-            self.inner.quick(&request, self.options.name, input)
-        } else {
-            Quick::No
-        };
-        match quick {
-            Quick::Done(mut turn) => {
-                if stores {
-                    turn.store(data);
-                }
-                Ok(())
-            }
-            Quick::Begun(mut turn, tag) => Self::blocking(async |alarm, _| {
-                turn.resume(alarm, tag, element::bytes_of(data)).await?;
-                if stores {
-                    turn.store(data);
-                }
-                Ok(())
-            }),
-            Quick::Failed(error) => Err(error),
-            Quick::No => {
-                Self::blocking(async |alarm, started| self.spread(alarm, started, data, root).await)
-            }
+        if let Some(done) = self.short_over(&request, data, stores) {
+            return done;
         }
+        Self::blocking(async |alarm, started| self.spread(alarm, started, data, root).await)
     }
 
     /// As [`Communicator::broadcast`]. Cancels the operation on all ranks if it is dropped.

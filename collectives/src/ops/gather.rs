@@ -10,7 +10,6 @@ use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
-use crate::inner::Quick;
 use crate::operation::{Operation, OperationKind};
 
 /// What operations return whose parts have different lengths.
@@ -112,27 +111,12 @@ impl Communicator {
         all: &mut [T],
     ) -> Result<(), CollectiveError> {
         let request = self.request::<T>(OperationKind::AllGather, data.len());
-        let quick = if Some(all.len()) == data.len().checked_mul(self.world()) {
-            let input = element::bytes_of(data);
-            self.inner.quick(&request, self.options.name, input)
-        } else {
-            Quick::No
-        };
-        match quick {
-            Quick::Done(mut turn) => {
-                turn.store(all);
-                Ok(())
-            }
-            Quick::Begun(mut turn, tag) => Self::blocking(async |alarm, _| {
-                turn.resume(alarm, tag, element::bytes_of(data)).await?;
-                turn.store(all);
-                Ok(())
-            }),
-            Quick::Failed(error) => Err(error),
-            Quick::No => Self::blocking(async |alarm, started| {
-                self.gather_all(alarm, started, data, all).await
-            }),
+        if Some(all.len()) == data.len().checked_mul(self.world())
+            && let Some(done) = self.short_into(&request, data, all)
+        {
+            return done;
         }
+        Self::blocking(async |alarm, started| self.gather_all(alarm, started, data, all).await)
     }
 
     /// Gathers the ranks' values on every rank, in rank order. Each rank may give another length, 0 included.
@@ -290,23 +274,26 @@ impl Communicator {
         all: &mut [T],
         root: Rank,
     ) -> Result<(), CollectiveError> {
+        let kind = OperationKind::Gather;
+        let request = Operation {
+            root: Some(root.0),
+            ..self.request::<T>(kind, data.len())
+        };
+        let result = if root == self.rank() { all } else { &mut [] };
+        let wanted = data.len().saturating_mul(self.world());
+        let fits = root != self.rank() || result.len() == wanted;
+        if fits && let Some(done) = self.short_into(&request, data, result) {
+            return done;
+        }
         Self::blocking(async |alarm, started| {
-            let kind = OperationKind::Gather;
             let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            let root = match self.check_root(kind, root) {
-                Ok(root) => root,
-                Err(error) => return Err(turn.refuse(tag, error)),
-            };
-            let request = Operation {
-                root: Some(root),
-                ..self.request::<T>(kind, data.len())
-            };
-            let wanted = data.len().saturating_mul(self.world());
-            if root == self.inner.me && all.len() != wanted {
-                let error = wrong_buffer(format_args!("{request}"), all.len(), wanted);
+            if let Err(error) = self.check_root(kind, root) {
                 return Err(turn.refuse(tag, error));
             }
-            let result = if root == self.inner.me { all } else { &mut [] };
+            if !fits {
+                let error = wrong_buffer(format_args!("{request}"), result.len(), wanted);
+                return Err(turn.refuse(tag, error));
+            }
             turn.run_into(alarm, tag, request, data, result).await
         })
     }

@@ -21,7 +21,7 @@ use kolo_transport::ids::Rank;
 
 use crate::blocking::{Alarm, ParkAlarm, Wait, block_on};
 use crate::communicator::Communicator;
-use crate::element::Element;
+use crate::element::{self, Element};
 use crate::error::CollectiveError;
 use crate::inner::{Quick, Turn};
 use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
@@ -36,6 +36,57 @@ impl Communicator {
         block_on(&wait, |mut alarm| async move {
             operation(&mut alarm, started).await
         })
+    }
+
+    /// Does an operation, whose buffers fit, the [short way](crate::inner::Inner::quick). `None` if that leads nowhere: then nothing was done.
+    #[inline]
+    fn short_into<T: Element>(
+        &self,
+        request: &Operation,
+        data: &[T],
+        result: &mut [T],
+    ) -> Option<Result<(), CollectiveError>> {
+        let input = element::bytes_of(data);
+        match self.inner.quick(request, self.options.name, input) {
+            Quick::Done(mut turn) => {
+                turn.store_with(input, result);
+                Some(Ok(()))
+            }
+            Quick::Begun(mut turn, tag) => Some(Self::blocking(async |alarm, _| {
+                turn.resume(alarm, tag, input).await?;
+                turn.store_with(input, result);
+                Ok(())
+            })),
+            Quick::Failed(error) => Some(Err(error)),
+            Quick::No => None,
+        }
+    }
+
+    /// As [`Communicator::short_into`], of a buffer that holds the input, and the result if it is stored.
+    #[inline]
+    fn short_over<T: Element>(
+        &self,
+        request: &Operation,
+        data: &mut [T],
+        stores: bool,
+    ) -> Option<Result<(), CollectiveError>> {
+        let input = element::bytes_of(data);
+        let mut turn = match self.inner.quick(request, self.options.name, input) {
+            Quick::Done(turn) => turn,
+            Quick::Begun(mut turn, tag) => {
+                let resumed = Self::blocking(async |alarm, _| turn.resume(alarm, tag, input).await);
+                if let Err(error) = resumed {
+                    return Some(Err(error));
+                }
+                turn
+            }
+            Quick::Failed(error) => return Some(Err(error)),
+            Quick::No => return None,
+        };
+        if stores {
+            turn.store_over(data);
+        }
+        Some(Ok(()))
     }
 
     /// Waits for this operation's turn.
@@ -138,17 +189,10 @@ impl Communicator {
     ///
     /// [`CollectiveError`].
     pub fn barrier(&self) -> Result<(), CollectiveError> {
-        match self
-            .inner
-            .quick(&Operation::BARRIER, self.options.name, &[])
-        {
-            Quick::Done(_) => Ok(()),
-            Quick::Begun(mut turn, tag) => {
-                Self::blocking(async |alarm, _| turn.resume(alarm, tag, &[]).await.map(drop))
-            }
-            Quick::Failed(error) => Err(error),
-            Quick::No => Self::blocking(async |alarm, started| self.meet(alarm, started).await),
+        if let Some(done) = self.short_into::<u8>(&Operation::BARRIER, &[], &mut []) {
+            return done;
         }
+        Self::blocking(async |alarm, started| self.meet(alarm, started).await)
     }
 
     /// As [`Communicator::barrier`]. Cancels the operation on all ranks if it is dropped.

@@ -11,7 +11,6 @@ use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
-use crate::inner::Quick;
 use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::schedule::{Counts, Rows};
 
@@ -43,24 +42,10 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
         let request = self.reduction::<T>(OperationKind::AllReduce, data.len(), op);
-        match self
-            .inner
-            .quick(&request, self.options.name, element::bytes_of(data))
-        {
-            Quick::Done(mut turn) => {
-                turn.store_over(data);
-                Ok(())
-            }
-            Quick::Begun(mut turn, tag) => Self::blocking(async |alarm, _| {
-                turn.resume(alarm, tag, element::bytes_of(data)).await?;
-                turn.store_over(data);
-                Ok(())
-            }),
-            Quick::Failed(error) => Err(error),
-            Quick::No => Self::blocking(async |alarm, started| {
-                self.reduce_all(alarm, started, data, op).await
-            }),
+        if let Some(done) = self.short_over(&request, data, true) {
+            return done;
         }
+        Self::blocking(async |alarm, started| self.reduce_all(alarm, started, data, op).await)
     }
 
     /// As [`Communicator::all_reduce`]. Cancels the operation on all ranks if it is dropped.
@@ -106,10 +91,15 @@ impl Communicator {
         result: &mut [T],
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
+        let kind = OperationKind::AllReduce;
+        let request = self.reduction::<T>(kind, data.len(), op);
+        if data.len() == result.len()
+            && let Some(done) = self.short_into(&request, data, result)
+        {
+            return done;
+        }
         Self::blocking(async |alarm, started| {
-            let kind = OperationKind::AllReduce;
             let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            let request = self.reduction::<T>(kind, data.len(), op);
             if data.len() != result.len() {
                 let error = wrong_buffer(format_args!("{request}"), result.len(), data.len());
                 return Err(turn.refuse(tag, error));
@@ -145,18 +135,26 @@ impl Communicator {
         op: ReduceOp,
         root: Rank,
     ) -> Result<(), CollectiveError> {
+        let kind = OperationKind::Reduce;
+        let request = Operation {
+            root: Some(root.0),
+            ..self.reduction::<T>(kind, data.len(), op)
+        };
+        let is_root = root == self.rank();
+        let done = if is_root {
+            self.short_over(&request, data, true)
+        } else {
+            self.short_into(&request, data, &mut [])
+        };
+        if let Some(done) = done {
+            return done;
+        }
         Self::blocking(async |alarm, started| {
-            let kind = OperationKind::Reduce;
             let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            let root = match self.check_root(kind, root) {
-                Ok(root) => root,
-                Err(error) => return Err(turn.refuse(tag, error)),
-            };
-            let request = Operation {
-                root: Some(root),
-                ..self.reduction::<T>(kind, data.len(), op)
-            };
-            if root == self.inner.me {
+            if let Err(error) = self.check_root(kind, root) {
+                return Err(turn.refuse(tag, error));
+            }
+            if is_root {
                 return turn.run_in_place(alarm, tag, request, data, true).await;
             }
             turn.run(alarm, tag, request, element::bytes_of(data)).await
@@ -220,8 +218,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::reduce_scatter`], and [`CollectiveError::Invalid`] for a buffer of another length; it is as it
-    /// was.
+    /// As [`Communicator::reduce_scatter`], and [`CollectiveError::Invalid`] for a buffer of another length. After another failure
+    /// `part` may hold a part of the result.
     pub fn reduce_scatter_into<T: Element>(
         &self,
         data: &[T],
@@ -246,21 +244,19 @@ impl Communicator {
         op: ReduceOp,
         room: impl FnOnce(usize) -> Result<&'a mut [T], CollectiveError>,
     ) -> Result<(), CollectiveError> {
+        let kind = OperationKind::ReduceScatter;
+        let request = Operation {
+            rows: rows as u64,
+            ..self.reduction::<T>(kind, data.len(), op)
+        };
+        let room =
+            width(data, rows).and_then(|width| room(self.rows_of(rows, self.rank()).len() * width));
+        let room = self.or_refuse_now(kind, room)?;
+        if let Some(done) = self.short_into(&request, data, room) {
+            return done;
+        }
         Self::blocking(async |alarm, started| {
-            let kind = OperationKind::ReduceScatter;
             let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            let width = match width(data, rows) {
-                Ok(width) => width,
-                Err(error) => return Err(turn.refuse(tag, error)),
-            };
-            let room = match room(self.rows_of(rows, self.rank()).len() * width) {
-                Ok(room) => room,
-                Err(error) => return Err(turn.refuse(tag, error)),
-            };
-            let request = Operation {
-                rows: rows as u64,
-                ..self.reduction::<T>(kind, data.len(), op)
-            };
             turn.run_into(alarm, tag, request, data, room).await
         })
     }

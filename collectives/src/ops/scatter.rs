@@ -60,19 +60,22 @@ impl Communicator {
         part: &mut [T],
         root: Rank,
     ) -> Result<(), CollectiveError> {
+        let kind = OperationKind::Scatter;
+        let request = Operation {
+            root: Some(root.0),
+            ..self.request::<T>(kind, part.len())
+        };
+        let input = if root == self.rank() { data } else { &[] };
+        let fits = root != self.rank() || Some(data.len()) == part.len().checked_mul(self.world());
+        if fits && let Some(done) = self.short_into(&request, input, part) {
+            return done;
+        }
         Self::blocking(async |alarm, started| {
-            let kind = OperationKind::Scatter;
             let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            let root = match self.check_root(kind, root) {
-                Ok(root) => root,
-                Err(error) => return Err(turn.refuse(tag, error)),
-            };
-            let request = Operation {
-                root: Some(root),
-                ..self.request::<T>(kind, part.len())
-            };
-            let is_root = root == self.inner.me;
-            if is_root && Some(data.len()) != part.len().checked_mul(self.world()) {
+            if let Err(error) = self.check_root(kind, root) {
+                return Err(turn.refuse(tag, error));
+            }
+            if !fits {
                 let reason = format!(
                     "{request}: the root gave {} elements, which is not {} for each of {} ranks",
                     data.len(),
@@ -81,7 +84,6 @@ impl Communicator {
                 );
                 return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
             }
-            let input = if is_root { data } else { &[] };
             turn.run_into(alarm, tag, request, input, part).await
         })
     }

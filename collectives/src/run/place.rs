@@ -23,6 +23,8 @@ pub(crate) struct InPlace<'a> {
 enum Data<'a> {
     Input(&'a [u8]),
     Result(&'a mut [u8]),
+    /// What is sent, and what is written, from some byte of the schedule's buffer on.
+    Apart(&'a [u8], &'a mut [u8], usize),
 }
 
 impl<'a> InPlace<'a> {
@@ -39,6 +41,16 @@ impl<'a> InPlace<'a> {
     pub(crate) fn from_input(data: &'a [u8]) -> Self {
         Self {
             data: Data::Input(data),
+            kept: 0,
+            keeps: false,
+        }
+    }
+
+    /// From an input and into a buffer for the result, which begins at the byte `start` of a schedule's buffer that can be so
+    /// [taken apart](crate::schedule::Schedule::is_apart).
+    pub(crate) fn apart(input: &'a [u8], result: &'a mut [u8], start: usize) -> Self {
+        Self {
+            data: Data::Apart(input, result, start),
             kept: 0,
             keeps: false,
         }
@@ -66,7 +78,7 @@ impl<'a> InPlace<'a> {
             return;
         }
         let from = std::mem::replace(&mut self.kept, end);
-        let data = self.bytes_mut();
+        let (data, _) = self.written();
         let is_small = data.len() < MUCH;
         let fresh = &mut data[from..end];
         let copy = &mut kept.bytes_mut()[from..end];
@@ -85,24 +97,28 @@ impl<'a> InPlace<'a> {
     pub(super) fn restore(&mut self, kept: &Scratch) {
         let end = std::mem::take(&mut self.kept);
         if end > 0 {
-            self.bytes_mut()[..end].copy_from_slice(&kept.bytes()[..end]);
+            self.written().0[..end].copy_from_slice(&kept.bytes()[..end]);
         }
     }
 
+    /// What is sent.
     pub(super) fn bytes(&self) -> &[u8] {
         match &self.data {
-            Data::Input(data) => data,
+            Data::Input(data) | Data::Apart(data, ..) => data,
             Data::Result(data) => data,
         }
     }
 
+    /// What is written, and at which byte of the schedule's buffer it begins.
+    ///
     /// # Panics
     ///
     /// In an input: a schedule that works there only sends.
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(super) fn written(&mut self) -> (&mut [u8], usize) {
         match &mut self.data {
             Data::Input(_) => unreachable!("a schedule that changes nothing writes"),
-            Data::Result(data) => data,
+            Data::Result(data) => (data, 0),
+            Data::Apart(_, data, start) => (data, *start),
         }
     }
 }

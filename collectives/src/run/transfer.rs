@@ -2,14 +2,15 @@
 
 use std::task::{Context, Poll};
 
-use super::Run;
 use super::judge::Sorted;
+use super::{InPlace, Run};
 use crate::engine::{Engine, Progress, finish_of, next_transfer};
 use crate::error::CollectiveError;
 use crate::header::{Data, Header, SEGMENT};
 use crate::link::{Inbound, Stop};
 use crate::reduce::{self, Dots};
 use crate::schedule::{Action, Span};
+use crate::scratch::Scratch;
 
 /// Most things that are read from one link in a row: a peer that never stops sending holds up neither the other links
 /// nor the deadline.
@@ -197,10 +198,8 @@ impl Run<'_> {
         let place = self.engine.schedule.step(self.step)[action];
         let start = segment(place, self.engine.progress[action], self.size).start;
         let Engine { links, work, .. } = &mut *self.engine;
-        let work = match &mut self.in_place {
-            None => work.bytes_mut(),
-            Some(place) => place.bytes_mut(),
-        };
+        let (work, begin) = written(&mut self.in_place, work);
+        let start = start - begin;
         links[peer as usize].poll_payload(cx, &mut work[start + got..start + length])
     }
 
@@ -214,10 +213,8 @@ impl Run<'_> {
         {
             let start = segment(action, progress, self.size).start;
             let Engine { links, work, .. } = &mut *self.engine;
-            let work = match &mut self.in_place {
-                None => work.bytes_mut(),
-                Some(place) => place.bytes_mut(),
-            };
+            let (work, begin) = written(&mut self.in_place, work);
+            let start = start - begin;
             let from = &links[peer as usize].stage.bytes()[..length];
             reduce::combine(dtype, op, &mut work[start..start + length], from);
         }
@@ -261,12 +258,10 @@ impl Run<'_> {
             return;
         }
         let finish = finish_of(&self.request, *world);
-        let work = match &mut self.in_place {
-            None => work.bytes_mut(),
-            Some(place) => place.bytes_mut(),
-        };
+        // It begins at 0 if there is anything but results to be finished.
+        let (work, begin) = written(&mut self.in_place, work);
         let size = self.size;
-        let bytes = |span: Span| span.start * size..span.end() * size;
+        let bytes = |span: Span| span.start * size - begin..span.end() * size - begin;
         for action in step {
             if let Action::Copy { from, into } = *action {
                 work.copy_within(bytes(from), into.start * size);
@@ -310,6 +305,14 @@ impl Run<'_> {
                 | Action::Copy { .. } => {}
             }
         }
+    }
+}
+
+/// Where an operation writes, and at which byte of the schedule's buffer that begins.
+fn written<'a>(place: &'a mut Option<InPlace<'_>>, work: &'a mut Scratch) -> (&'a mut [u8], usize) {
+    match place {
+        None => (work.bytes_mut(), 0),
+        Some(place) => place.written(),
     }
 }
 

@@ -184,6 +184,44 @@ fn the_first_step_of_a_pair_is_found_by_its_peers() {
 }
 
 #[test]
+fn what_is_sent_and_what_is_written_may_be_apart() {
+    let mut schedule = Schedule::default();
+    for rank in 0..2 {
+        let rows = Rows {
+            rows: 5,
+            width: 3,
+            world: 2,
+        };
+        for algorithm in [Algorithm::Ring, Algorithm::Halving] {
+            schedule.reduce_scatter(Group::new(rank, 2), algorithm, rows, true);
+            let own = rows.span(rank);
+            assert_eq!(schedule.is_apart(15, own.len), Some(own));
+            assert_eq!(schedule.is_apart(15, own.len + 1), None);
+            assert_eq!(schedule.is_apart(14, own.len), None);
+        }
+    }
+    // What another rank gets is a sum already when it is sent on.
+    for algorithm in [Algorithm::Ring, Algorithm::Halving] {
+        schedule.reduce_scatter(Group::new(1, 4), algorithm, Equal(2), false);
+        assert_eq!(schedule.is_apart(8, 2), None);
+    }
+    for world in WORLDS {
+        let (group, count) = (Group::new(world / 2, world), 3 * world as usize);
+        for algorithm in [Algorithm::Pairwise, Algorithm::Linear] {
+            schedule.all_to_all(group, algorithm, Equal(3), Equal(3));
+            let received = Span::between(count, 2 * count);
+            assert_eq!(schedule.is_apart(count, count), Some(received));
+        }
+    }
+    schedule.all_to_all(Group::new(1, 4), Algorithm::Bruck, Equal(3), Equal(3));
+    assert_eq!(schedule.is_apart(12, 12), None);
+    schedule.all_reduce(Group::new(0, 2), Algorithm::Ring, 8, 8, true);
+    assert_eq!(schedule.is_apart(8, 8), None);
+    schedule.scatter(Group::new(1, 3), Algorithm::Linear, 1, Equal(2));
+    assert_eq!(schedule.is_apart(6, 2), Some(Span::between(2, 4)));
+}
+
+#[test]
 fn the_simulator_sees_what_is_wrong() {
     let span = Span::between(0, 2);
     let send = |peer| Action::Send { peer, span };

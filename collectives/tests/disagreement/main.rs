@@ -282,6 +282,44 @@ fn ranks_that_end_when_they_disagree_leave_nobody_without_the_reason() {
     }
 }
 
+/// As [`a_send_and_a_collective_end_at_their_deadlines_and_say_what_the_other_one_does`], of ranks that end with their error: the
+/// one whose deadline comes second has heard what the other one did.
+#[test]
+fn ranks_that_end_at_their_deadlines_leave_nobody_without_the_reason() {
+    let end = |kind, alone: u32, warm: bool| {
+        let mut group = Group::new(kind, 2);
+        if warm {
+            group.run(|comm| comm.barrier().unwrap());
+        }
+        group.set_timeout(Duration::from_secs(4));
+        std::thread::scope(|scope| {
+            for comm in std::mem::take(&mut group.members) {
+                scope.spawn(move || {
+                    let (me, peer) = (comm.rank().0, Rank(1 - comm.rank().0));
+                    let (result, other) = if me == alone {
+                        let other = "all_reduce(sum) of 5 f32 (operation".to_owned();
+                        (comm.send(&[1.0_f32; 7], peer), other)
+                    } else {
+                        let result = comm.all_reduce(&mut [1.0_f32; 5], ReduceOp::Sum);
+                        (result, format!("send f32 to rank {me}"))
+                    };
+                    drop(comm);
+                    let error = result.unwrap_err().to_string();
+                    let at = format!("{kind:?}, rank {alone} sends, warm: {warm}, rank {me}");
+                    assert!(error.contains(&other), "{at}: {error}");
+                });
+            }
+        });
+    };
+    std::thread::scope(|scope| {
+        for kind in [Kind::Memory, Kind::Unix, Kind::Shared, Kind::Tls] {
+            for (alone, warm) in [(0, false), (0, true), (1, false), (1, true)] {
+                scope.spawn(move || end(kind, alone, warm));
+            }
+        }
+    });
+}
+
 /// An Adasum of several buffers is done one by one; none is no reason to say nothing.
 #[test]
 fn an_adasum_of_no_buffers_is_an_operation_too() {

@@ -189,7 +189,7 @@ impl<'a> Ranks<'a> {
                 }
                 continue;
             }
-            let own = target.own(at..at + length);
+            let (own, direct) = target.ends(at..at + length);
             for (rank, block) in inputs.chunks_mut(each).enumerate().take(world) {
                 if own.is_none() || rank != me {
                     let (place, at) = place(self.map, rank, at);
@@ -200,28 +200,37 @@ impl<'a> Ranks<'a> {
                 Some(own) if rank == me => own,
                 _ => &inputs[rank * each..rank * each + length],
             };
-            let result = &mut result[..length];
-            if world == 2 {
-                reduce::combine_into(dtype, op, result, part(0), part(1));
-                if !finish.is_nothing() {
-                    reduce::finish(dtype, result, &finish);
+            let fold = |result: &mut [u8]| {
+                if world == 2 {
+                    reduce::combine_into(dtype, op, result, part(0), part(1));
+                    if !finish.is_nothing() {
+                        reduce::finish(dtype, result, &finish);
+                    }
+                } else {
+                    let mut parts: [&[u8]; MOST_RANKS as usize] = [&[]; MOST_RANKS as usize];
+                    for (rank, place) in parts.iter_mut().enumerate().take(world) {
+                        *place = part(rank);
+                    }
+                    let parts = &parts[..world];
+                    reduce::combine_many(dtype, op, result, parts, &finish, Store::Cached);
                 }
+            };
+            if let Some(direct) = direct {
+                fold(direct);
             } else {
-                let mut parts: [&[u8]; MOST_RANKS as usize] = [&[]; MOST_RANKS as usize];
-                for (rank, place) in parts.iter_mut().enumerate().take(world) {
-                    *place = part(rank);
-                }
-                reduce::combine_many(dtype, op, result, &parts[..world], &finish, Store::Cached);
+                let result = &mut result[..length];
+                fold(result);
+                target.put(at, result);
             }
-            target.put(at, result);
         }
     }
 }
 
 /// Where a result goes, and where this rank's own data are.
 pub(super) trait Target {
-    /// This rank's data of a range, if they are not where it gave them.
-    fn own(&self, range: Range<usize>) -> Option<&[u8]>;
+    /// This rank's data of a range, if they are not where it gave them; and where the range's result goes, unless it is to be
+    /// [put](Target::put) there.
+    fn ends(&mut self, range: Range<usize>) -> (Option<&[u8]>, Option<&mut [u8]>);
     /// The same, if the result goes over them.
     fn over(&mut self, range: Range<usize>) -> Option<&mut [u8]>;
     /// Takes what has been combined, from a place on.
@@ -235,8 +244,8 @@ pub(super) struct To<'a, F> {
 }
 
 impl<F: FnMut(usize, &[u8])> Target for To<'_, F> {
-    fn own(&self, range: Range<usize>) -> Option<&[u8]> {
-        self.own.map(|own| &own[range])
+    fn ends(&mut self, range: Range<usize>) -> (Option<&[u8]>, Option<&mut [u8]>) {
+        (self.own.map(|own| &own[range]), None)
     }
 
     fn over(&mut self, _range: Range<usize>) -> Option<&mut [u8]> {
@@ -248,12 +257,38 @@ impl<F: FnMut(usize, &[u8])> Target for To<'_, F> {
     }
 }
 
+/// To a buffer for bytes from `start` on, as they are in it.
+pub(super) struct Into<'a> {
+    pub(super) own: Option<&'a [u8]>,
+    pub(super) result: &'a mut [u8],
+    pub(super) start: usize,
+}
+
+impl Target for Into<'_> {
+    fn ends(&mut self, range: Range<usize>) -> (Option<&[u8]>, Option<&mut [u8]>) {
+        let place = range.start - self.start..range.end - self.start;
+        (
+            self.own.map(|own| &own[range]),
+            Some(&mut self.result[place]),
+        )
+    }
+
+    fn over(&mut self, _range: Range<usize>) -> Option<&mut [u8]> {
+        None
+    }
+
+    fn put(&mut self, at: usize, block: &[u8]) {
+        let place = at - self.start..at - self.start + block.len();
+        copy::slice(block, &mut self.result[place]);
+    }
+}
+
 /// Over this rank's own data.
 pub(super) struct Over<'a>(pub(super) &'a mut [u8]);
 
 impl Target for Over<'_> {
-    fn own(&self, range: Range<usize>) -> Option<&[u8]> {
-        Some(&self.0[range])
+    fn ends(&mut self, range: Range<usize>) -> (Option<&[u8]>, Option<&mut [u8]>) {
+        (Some(&self.0[range]), None)
     }
 
     fn over(&mut self, range: Range<usize>) -> Option<&mut [u8]> {

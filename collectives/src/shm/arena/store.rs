@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use super::super::caches;
 use super::super::map::{INLINE, Place};
-use super::combine::{Over, To};
+use super::combine::{Into, Over, To};
 use super::way::{Way, is_given_as_it_is, rows};
 use super::{Arena, BLOCK, Open, Stage};
 use crate::copy;
@@ -23,7 +23,7 @@ pub(crate) enum Own<'a> {
     Given,
     /// There.
     At(&'a [u8]),
-    /// In the buffer for the result, of a reduction that has as many elements.
+    /// In the buffer for the result of a reduction that has as many elements; where it gave them in other operations.
     InResult,
 }
 
@@ -144,7 +144,7 @@ impl Arena {
         let operation = &open.operation;
         let size = element_size(operation);
         let all = into.len() * size * self.world;
-        if rank == self.me && !self.withheld(operation, open.way, given * size).is_empty() {
+        if rank == self.me && !input.is_empty() && is_given_as_it_is(operation) {
             let from = &input[at * size..(at + into.len()) * size];
             match element::bytes_of_mut(into) {
                 Some(into) if all / self.world >= streams_from() => copy::away(from, into),
@@ -231,6 +231,12 @@ impl Arena {
             Own::At(own) if is_given_as_it_is(operation) => Some(own),
             _ => None,
         };
+        if wire.is_none()
+            && let Some(result) = element::bytes_of_mut(result)
+        {
+            let start = bytes.start;
+            return self.combine_flat(open, bytes, &mut Into { own, result, start });
+        }
         let put = |at: usize, block: &[u8]| {
             let at = at / size - start;
             element::store(&mut result[at..at + block.len() / size], wire, block);
