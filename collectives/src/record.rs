@@ -159,6 +159,14 @@ impl Record {
     }
 }
 
+/// An operation that has its turn.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Begun {
+    number: u64,
+    operation: Operation,
+    started: Duration,
+}
+
 #[derive(Debug)]
 pub(crate) struct Recorder {
     epoch: Instant,
@@ -230,14 +238,14 @@ impl Recorder {
         at.saturating_duration_since(self.epoch)
     }
 
-    /// An operation has its turn. Returns its number.
+    /// An operation has its turn.
     pub(crate) fn begin(
         &self,
         (group, tag): (GroupId, Tag),
         operation: Operation,
         name: ShortName,
         asked: Instant,
-    ) -> u64 {
+    ) -> Begun {
         let (asked, started) = (self.clock(asked), self.clock(Instant::now()));
         let mut state = self.lock();
         let number = state.next;
@@ -257,7 +265,23 @@ impl Recorder {
             received: 0,
         };
         state.keep(record);
-        number
+        Begun {
+            number,
+            operation,
+            started,
+        }
+    }
+
+    /// An operation that fails without a turn, or before anything of it was done in its turn.
+    pub(crate) fn refused(
+        &self,
+        place: (GroupId, Tag),
+        operation: Operation,
+        name: ShortName,
+        asked: Instant,
+    ) {
+        let begun = self.begin(place, operation, name, asked);
+        self.end(begun, false, std::iter::empty());
     }
 
     /// An operation in shared memory that is done already.
@@ -297,7 +321,7 @@ impl Recorder {
     }
 
     /// An operation that was begun is none: another takes its place.
-    pub(crate) fn forget(&self, number: u64) {
+    pub(crate) fn forget(&self, Begun { number, .. }: Begun) {
         let now = self.clock(Instant::now());
         let mut state = self.lock();
         if state.next == number + 1 {
@@ -321,7 +345,7 @@ impl Recorder {
     /// It has ended. `moved` are the kinds of lanes, the peers by their ranks in the job, and what moved.
     pub(crate) fn end(
         &self,
-        number: u64,
+        begun: Begun,
         well: bool,
         moved: impl Iterator<Item = (&'static str, u32, Moved)>,
     ) {
@@ -337,27 +361,25 @@ impl Recorder {
                 peer.add(moved);
             }
         }
-        // It may have been overwritten, if thousands ran beside it.
-        let Some(record) = state
-            .ring
-            .get_mut(number as usize % KEPT)
-            .filter(|record| record.number == number)
-        else {
-            return;
-        };
-        record.ended = now;
-        record.outcome = if well { Outcome::Done } else { Outcome::Failed };
-        record.lanes = lanes;
-        (record.sent, record.received) = (all.sent, all.received);
-        let (bytes, time) = (record.bytes(), now.saturating_sub(record.started));
-        let count = &mut state.operations[usize::from(record.operation.kind.code())];
+        let count = &mut state.operations[usize::from(begun.operation.kind.code())];
         if well {
             count.done += 1;
-            count.bytes += bytes;
+            count.bytes += begun.operation.bytes();
         } else {
             count.failed += 1;
         }
-        count.time += time;
+        count.time += now.saturating_sub(begun.started);
+        // It may have been overwritten, if thousands ran beside it.
+        if let Some(record) = state
+            .ring
+            .get_mut(begun.number as usize % KEPT)
+            .filter(|record| record.number == begun.number)
+        {
+            record.ended = now;
+            record.outcome = if well { Outcome::Done } else { Outcome::Failed };
+            record.lanes = lanes;
+            (record.sent, record.received) = (all.sent, all.received);
+        }
     }
 
     /// The last operations, oldest first.
@@ -448,7 +470,7 @@ mod tests {
         record.operation.to_string()
     }
 
-    fn barrier(recorder: &Recorder) -> u64 {
+    fn barrier(recorder: &Recorder) -> Begun {
         let key = (GroupId::WORLD, Tag::default());
         recorder.begin(
             key,
@@ -488,6 +510,26 @@ mod tests {
                 .present(None, describe)
                 .starts_with("it is in barrier")
         );
+    }
+
+    #[test]
+    fn what_is_not_kept_any_more_counts() {
+        let recorder = Recorder::new(1);
+        let (failing, ending) = (barrier(&recorder), barrier(&recorder));
+        for _ in 0..KEPT {
+            barrier(&recorder);
+        }
+        let before = recorder.records();
+        recorder.end(failing, false, std::iter::empty());
+        recorder.end(ending, true, std::iter::empty());
+        let [(OperationKind::Barrier, count)] = recorder.counters().operations[..] else {
+            panic!("{:?}", recorder.counters());
+        };
+        assert_eq!((count.done, count.failed), (1, 1));
+        // Those in their places still run.
+        let outcomes =
+            |records: &[Record]| records.iter().map(|one| one.outcome).collect::<Vec<_>>();
+        assert_eq!(outcomes(&recorder.records()), outcomes(&before));
     }
 
     #[test]

@@ -103,6 +103,65 @@ fn the_recorder_says_what_was_done_how_and_when() {
     });
 }
 
+#[test]
+fn what_never_ran_is_in_the_records_too() {
+    for kind in [Kind::Unix, Kind::Shared] {
+        let group = Group::new(kind, 2);
+        group.run(|comm| {
+            comm.all_to_all(&[1_u16; 3]).unwrap_err();
+            comm.reduce(&mut [1_u8], ReduceOp::Adasum, Rank(0))
+                .unwrap_err();
+            comm.gather(&[1_u8; 5], Rank(2)).unwrap_err();
+            // Other types by one name: it never is its turn.
+            let named = comm.named("odd");
+            match comm.rank().0 {
+                0 => drop(
+                    named
+                        .all_reduce(vec![1_u8], ReduceOp::Sum)
+                        .wait()
+                        .unwrap_err(),
+                ),
+                _ => drop(
+                    named
+                        .all_reduce(vec![1_i8], ReduceOp::Sum)
+                        .wait()
+                        .unwrap_err(),
+                ),
+            }
+            let long = comm.named("n".repeat(1 << 20));
+            let long = long.all_reduce(vec![1_u8; 7], ReduceOp::Sum);
+            assert!(matches!(long.wait(), Err(CollectiveError::Invalid { .. })));
+            let records = comm.records();
+            assert!(
+                records
+                    .iter()
+                    .all(|record| record.outcome == Outcome::Failed
+                        && record.asked <= record.started
+                        && record.started <= record.ended),
+                "{records:?}"
+            );
+            let texts: Vec<String> = records
+                .iter()
+                .map(|record| format!("{} {}", record.operation, record.name.as_str()))
+                .collect();
+            let [to_all, reduce, gather, odd, long] = &texts[..] else {
+                panic!("{texts:?}");
+            };
+            assert!(to_all.starts_with("all_to_all"), "{to_all}");
+            assert!(reduce.starts_with("reduce"), "{reduce}");
+            assert!(gather.starts_with("gather"), "{gather}");
+            assert!(
+                odd.starts_with("all_reduce(sum) of 1") && odd.ends_with(" odd"),
+                "{odd}"
+            );
+            assert!(long.starts_with("all_reduce(sum) of 7 u8 nnnn"), "{long}");
+            let failed = comm.counters().operations;
+            let failed: u64 = failed.iter().map(|(_, count)| count.failed).sum();
+            assert_eq!(failed, 5);
+        });
+    }
+}
+
 /// What does an operation wait for? The report says who, and what that rank does instead.
 #[test]
 fn a_stall_names_who_did_not_come_and_what_it_does() {

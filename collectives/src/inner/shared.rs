@@ -286,7 +286,7 @@ impl Turn<'_> {
         let recorder = &inner.family.recorder;
         let recording = Recording {
             inner,
-            number: recorder.begin((inner.id, tag), operation, self.name, self.asked),
+            begun: recorder.begin((inner.id, tag), operation, self.name, self.asked),
         };
         let times = (self.started, self.deadline);
         let run = Run::new(&mut self.engine, place, operation, tag, times).forming(inner.job);
@@ -319,6 +319,7 @@ impl Turn<'_> {
         if none || matches!(self.engine.shm, Sharing::Off) {
             return Ok(Shared::Not);
         }
+        self.operation = operation;
         if let Err(error) = operation.check(self.inner.world) {
             let reason = format!("{operation}: {error}");
             return Err(self.refuse(tag, CollectiveError::Invalid { reason }));
@@ -337,12 +338,6 @@ impl Turn<'_> {
         };
         if let Some(error) = obstacle {
             // What is given here could be all that the others wait for: the operation would end well after an abort.
-            let inner = self.inner;
-            let recorder = &inner.family.recorder;
-            drop(Recording {
-                inner,
-                number: recorder.begin((inner.id, tag), operation, self.name, self.asked),
-            });
             return Err(self.refuse(tag, error));
         }
         let forced = self.engine.is_forced() || matches!(given, Given::Nothing);
@@ -388,8 +383,8 @@ impl Turn<'_> {
         let inner = self.inner;
         self.operation = operation;
         let recorder = &inner.family.recorder;
-        let number = recorder.begin((inner.id, tag), operation, self.name, self.asked);
-        let recording = Recording { inner, number };
+        let begun = recorder.begin((inner.id, tag), operation, self.name, self.asked);
+        let recording = Recording { inner, begun };
         let waits = alarm.may_sleep() && !self.engine.is_hasty;
         let looked = match self.engine.shm.active() {
             Some(arena) if waits => arena.look(input, result),

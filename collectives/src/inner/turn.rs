@@ -18,7 +18,7 @@ use crate::element::{self, DType, Element};
 use crate::engine::{Engine, element_size};
 use crate::error::CollectiveError;
 use crate::operation::{Operation, OperationKind, Tag};
-use crate::record::{Moved, ShortName};
+use crate::record::{Begun, Moved, ShortName};
 use crate::run::{InPlace, Place, Run};
 use crate::shm::arena::Own;
 
@@ -27,8 +27,8 @@ use crate::shm::arena::Own;
 pub(crate) struct Turn<'a> {
     pub(super) inner: &'a Arc<Inner>,
     pub(super) engine: MutexGuard<'a, Engine>,
-    /// What ran last.
-    pub(super) operation: Operation,
+    /// What ran last, or is to run.
+    pub(crate) operation: Operation,
     /// Its name, if it has one.
     pub(crate) name: ShortName,
     /// When it was asked for.
@@ -246,6 +246,7 @@ impl Turn<'_> {
             let mut packed = std::mem::take(&mut self.engine.packed);
             let bytes = parts().map(<[u8]>::len).sum();
             if !packed.try_reserve(bytes) {
+                self.operation = operation;
                 let reason = format!("{operation}: {bytes} bytes to pack it in do not fit memory");
                 return Err(self.refuse(tag, CollectiveError::Invalid { reason }));
             }
@@ -327,6 +328,7 @@ impl Turn<'_> {
 
     /// Chooses how to do an operation, and gets ready for it.
     fn plan(&mut self, tag: Tag, operation: &mut Operation) -> Result<(), CollectiveError> {
+        self.operation = *operation;
         if let Err(error) = operation.check(self.inner.world) {
             let reason = format!("{operation}: {error}");
             return Err(self.refuse(tag, CollectiveError::Invalid { reason }));
@@ -353,7 +355,7 @@ impl Turn<'_> {
         let inner = self.inner;
         let recording = Recording {
             inner,
-            number: inner
+            begun: inner
                 .family
                 .recorder
                 .begin((inner.id, tag), operation, self.name, self.asked),
@@ -474,6 +476,14 @@ impl Turn<'_> {
 
     /// Does not run an operation, and tells the peers why.
     pub(crate) fn refuse(&mut self, tag: Tag, error: CollectiveError) -> CollectiveError {
+        let recorder = &self.inner.family.recorder;
+        let place = (self.inner.id, tag);
+        recorder.refused(place, self.operation, self.name, self.asked);
+        self.tell_refused(tag, error)
+    }
+
+    /// As [`Turn::refuse`], of an operation that this rank has not: it is in no record.
+    pub(crate) fn tell_refused(&mut self, tag: Tag, error: CollectiveError) -> CollectiveError {
         let cause = Cause::of(&error, Rank(self.inner.me));
         let notice = self.engine.tell(tag, &cause);
         self.engine.see_off();
@@ -506,7 +516,7 @@ pub(super) async fn drive<'a, A: Alarm>(
 /// An operation in the flight recorder. One that is dropped has failed.
 pub(super) struct Recording<'a> {
     pub(super) inner: &'a Arc<Inner>,
-    pub(super) number: u64,
+    pub(super) begun: Begun,
 }
 
 impl Recording<'_> {
@@ -519,13 +529,13 @@ impl Recording<'_> {
         });
         let shared = ("shm", inner.job_rank(inner.me), Moved::default());
         let moved = moved.chain(std::iter::once(shared));
-        inner.family.recorder.end(self.number, well, moved);
+        inner.family.recorder.end(self.begun, well, moved);
         std::mem::forget(self);
     }
 
     /// It goes on elsewhere, and is recorded there.
     pub(super) fn forget(self) {
-        self.inner.family.recorder.forget(self.number);
+        self.inner.family.recorder.forget(self.begun);
         std::mem::forget(self);
     }
 
@@ -535,7 +545,7 @@ impl Recording<'_> {
             let (kind, moved) = link.take_moved()?;
             Some((kind, inner.job_rank(peer), moved))
         });
-        inner.family.recorder.end(self.number, well, moved);
+        inner.family.recorder.end(self.begun, well, moved);
         std::mem::forget(self);
     }
 }
@@ -543,7 +553,7 @@ impl Recording<'_> {
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
         let recorder = &self.inner.family.recorder;
-        recorder.end(self.number, false, std::iter::empty());
+        recorder.end(self.begun, false, std::iter::empty());
     }
 }
 

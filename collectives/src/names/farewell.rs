@@ -4,9 +4,10 @@ use std::sync::mpsc::Sender;
 use std::task::Context;
 use std::time::{Duration, Instant};
 
+use super::book::Key;
 use super::line::Line;
 use super::loss::Loss;
-use super::{Names, Pending, Task};
+use super::{Names, Pending};
 use crate::cause::Cause;
 use crate::error::CollectiveError;
 use crate::group::{ELSEWHERE, Saying};
@@ -24,7 +25,7 @@ pub(super) enum Then {
         cause: Cause,
     },
     /// These are given up here. They wait no more.
-    FailWaiting(Vec<Task>, CollectiveError),
+    FailWaiting(Vec<(Key, Pending)>, CollectiveError),
     /// Nothing works any more because of this rank: all that wait fail, and all to come.
     GiveUp(Loss),
     /// Who waits for it hears so.
@@ -100,11 +101,7 @@ impl Farewell {
                     names: which,
                     cause,
                 } => names.fail_taken(call, which, &cause),
-                Then::FailWaiting(tasks, error) => {
-                    for task in tasks {
-                        task.fail(error.clone());
-                    }
-                }
+                Then::FailWaiting(waiting, error) => names.fail_waiting(waiting, &error),
                 Then::GiveUp(loss) => names.give_up_for_good(&loss),
                 // Who waited may have gone.
                 Then::Tell(sender) => sender.send(()).unwrap_or_default(),

@@ -48,6 +48,7 @@ use crate::inner::Inner;
 use crate::lane::{Lane, LaneError};
 use crate::operation::{Operation, Tag};
 use crate::options::Options;
+use crate::record::ShortName;
 use crate::stall::{Missing, StallReport};
 use book::{Key, Request};
 use hub::SILENT;
@@ -152,6 +153,7 @@ pub(crate) struct Names {
 
 /// An operation that waits for its turn.
 struct Pending {
+    name: ShortName,
     options: Options,
     operation: Operation,
     task: Task,
@@ -161,6 +163,15 @@ struct Pending {
     /// When rank 0 must have said something about it, and the limit that it was given.
     until: Instant,
     limit: Duration,
+}
+
+impl Pending {
+    /// It ends without having run. Without a turn it has the number of the first operation of its call.
+    fn fail(self, data: &Inner, tag: Tag, error: CollectiveError) {
+        let recorder = &data.family.recorder;
+        recorder.refused((data.id, tag), self.operation, self.name, self.started);
+        self.task.fail(error);
+    }
 }
 
 #[derive(Default)]
@@ -174,6 +185,31 @@ struct State {
 }
 
 impl State {
+    /// Why an operation of this name can't wait for its turn.
+    fn why_not(&self, name: &str) -> Option<CollectiveError> {
+        let over = self.over.as_ref().filter(|(call, _)| *call >= self.call);
+        if let Some(error) = self.lost.as_ref().or(over.map(|(_, error)| error)) {
+            return Some(error.clone());
+        }
+        let waiting = self.pending.len();
+        let reason = if name.len() > wire::NAME {
+            format!(
+                "the name of an operation has {} bytes: it may have up to {}",
+                name.len(),
+                wire::NAME
+            )
+        } else if self.pending.contains_key(&(self.call, name.to_owned())) {
+            format!(
+                "an operation named `{name}` is under way on this rank already: wait for it, or give this one another name"
+            )
+        } else if waiting >= MOST {
+            format!("{waiting} named operations are under way on this rank: wait for some")
+        } else {
+            return None;
+        };
+        Some(CollectiveError::Invalid { reason })
+    }
+
     /// Takes what waits, if rank 0 had heard of it.
     fn take(&mut self, call: u64, name: &str, heard: u64) -> Option<Pending> {
         match self.pending.entry((call, name.to_owned())) {
@@ -257,61 +293,35 @@ impl Names {
         task: Task,
     ) {
         let limit = limit.min(YEAR);
-        let refused = if name.len() > wire::NAME {
-            Some(CollectiveError::Invalid {
-                reason: format!(
-                    "the name of an operation has {} bytes: it may have up to {}",
-                    name.len(),
-                    wire::NAME
-                ),
-            })
-        } else {
-            let mut state = self.lock();
-            let key = (state.call, name.to_owned());
-            let over = state.over.as_ref().filter(|(call, _)| *call >= key.0);
-            let pending = state.pending.len();
-            if let Some(error) = state.lost.clone().or(over.map(|(_, error)| error.clone())) {
-                Some(error)
-            } else if state.pending.contains_key(&key) {
-                Some(CollectiveError::Invalid {
-                    reason: format!(
-                        "an operation named `{name}` is under way on this rank already: wait for it, or give this one \
-                         another name"
-                    ),
-                })
-            } else if pending >= MOST {
-                Some(CollectiveError::Invalid {
-                    reason: format!(
-                        "{pending} named operations are under way on this rank: wait for some"
-                    ),
-                })
-            } else {
-                let started = Instant::now();
-                let serial = state.joining.number();
-                let pending = Pending {
-                    options,
-                    operation,
-                    task,
-                    serial,
-                    started,
-                    until: started + limit + SILENT,
-                    limit,
-                };
-                state.pending.insert(key.clone(), pending);
-                let request = Request {
-                    operation,
-                    limit,
-                    serial,
-                    epoch: state.joining.epoch(key.0),
-                };
-                // Under the lock: rank 0 hears all in the order in which it happened.
-                self.tell(Command::Ask { key, request });
-                return;
-            }
+        let started = Instant::now();
+        let mut pending = Pending {
+            name: ShortName::new(name),
+            options,
+            operation,
+            task,
+            serial: 0,
+            started,
+            until: started + limit + SILENT,
+            limit,
         };
-        if let Some(error) = refused {
-            task.fail(error);
+        let mut state = self.lock();
+        if let Some(error) = state.why_not(name) {
+            let tag = Tag::new(state.call, 0);
+            drop(state);
+            return pending.fail(&self.data, tag, error);
         }
+        let key = (state.call, name.to_owned());
+        let serial = state.joining.number();
+        pending.serial = serial;
+        state.pending.insert(key.clone(), pending);
+        let request = Request {
+            operation,
+            limit,
+            serial,
+            epoch: state.joining.epoch(key.0),
+        };
+        // Under the lock: rank 0 hears all in the order in which it happened.
+        self.tell(Command::Ask { key, request });
     }
 
     pub(crate) fn set_timeout(&self, timeout: Duration) {
@@ -372,22 +382,26 @@ impl Names {
             let what = format!("{} named `{name}`", pending.operation);
             let error = self.outward(cause.clone(), call, &what);
             self.family.failed(call, &error);
-            pending.task.fail(error);
+            pending.fail(&self.data, Tag::new(call, 0), error);
         }
     }
 
     /// All that wait are given up on this rank.
     fn fail_all(&self, before: u64, error: &CollectiveError) {
-        for task in self.take_waiting(before) {
-            task.fail(error.clone());
+        self.fail_waiting(self.take_waiting(before), error);
+    }
+
+    fn fail_waiting(&self, waiting: Vec<(Key, Pending)>, error: &CollectiveError) {
+        for ((call, _), pending) in waiting {
+            pending.fail(&self.data, Tag::new(call, 0), error.clone());
         }
     }
 
     /// What waits of calls before this one. It waits no more.
-    fn take_waiting(&self, before: u64) -> Vec<Task> {
+    fn take_waiting(&self, before: u64) -> Vec<(Key, Pending)> {
         let mut state = self.lock();
         let taken = state.pending.extract_if(|(call, _), _| *call < before);
-        taken.map(|(_, pending)| pending.task).collect()
+        taken.collect()
     }
 
     /// Gives up what rank 0 has said nothing about for too long, if it has said nothing about any other for as long: what it has run
@@ -413,7 +427,7 @@ impl Names {
                 doing: self.family.who_waits(),
             };
             self.family.failed(call, &error);
-            pending.task.fail(error);
+            pending.fail(&self.data, Tag::new(call, 0), error);
         }
         next
     }

@@ -59,9 +59,8 @@ impl Names {
                 let reason = format!("{} {why}", listed(&names));
                 comm.give_up(tag, &reason);
                 for pending in tasks {
-                    pending.task.fail(CollectiveError::Aborted {
-                        reason: reason.clone(),
-                    });
+                    let reason = reason.clone();
+                    pending.fail(&comm.inner, tag, CollectiveError::Aborted { reason });
                 }
             }
             drop(end);
@@ -77,7 +76,7 @@ impl Names {
         if let Err(error) = started {
             let (rank, reason) = (self.me, error.to_string());
             for pending in take(&tasks) {
-                pending.task.fail(error.clone());
+                pending.fail(&self.data, tag, error.clone());
             }
             // Who waits in it for this rank hears it there.
             own.give_up_meanwhile(tag, reason.clone());

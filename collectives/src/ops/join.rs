@@ -146,7 +146,7 @@ impl Communicator {
             .turn_without_number(alarm, started, OperationKind::Barrier.name())
             .await?;
         let reason = reason.to_owned();
-        turn.refuse(tag, CollectiveError::Aborted { reason });
+        turn.tell_refused(tag, CollectiveError::Aborted { reason });
         Ok(())
     }
 

@@ -97,6 +97,7 @@ impl Communicator {
         kind: OperationKind,
     ) -> Result<(Turn<'_>, Tag), CollectiveError> {
         let (mut turn, tag) = self.inner.turn(alarm, started, kind.name()).await?;
+        turn.operation = Operation::new(kind, None, 0);
         turn.name = self.options.name;
         turn.asked = self.options.asked.unwrap_or(started);
         Ok((turn, tag))
