@@ -42,7 +42,7 @@ use crate::stall::StallReport;
 /// [`comm.with(options)`](Communicator::with) sets scale factors and compression for all of them.
 ///
 /// Every operation has a deadline ([`Communicator::set_timeout`], 60 s at first). When one fails, the
-/// caller's inputs are as they were (F-2; a buffer for the result alone may hold a part of it, and so may a broadcast's on
+/// caller's inputs are as they were (F-2; a buffer for the result alone may hold anything, and so may a broadcast's on
 /// ranks that are not the root), and other ranks that are in it fail too, soon and with the same first cause. The
 /// communicator stays usable, unless a rank is lost: then the group needs a new generation.
 ///

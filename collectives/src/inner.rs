@@ -325,6 +325,7 @@ impl Inner {
             operation: Operation::BARRIER,
             name: ShortName::default(),
             asked: started,
+            begun: None,
             started,
             deadline,
             timeout,

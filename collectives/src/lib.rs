@@ -41,7 +41,7 @@
 //!
 //! * Results have the same bits on every rank, and in every run of one world layout, length and tuning (sums of floats by name: if
 //!   nothing is fused).
-//! * An operation that fails leaves its inputs as they were (F-2). A buffer for the result alone may hold a part of it, and
+//! * An operation that fails leaves its inputs as they were (F-2). A buffer for the result alone may hold anything, and
 //!   so may a broadcast's on ranks that are not the root.
 //! * Every wait has a deadline. A rank that dies, fails, leaves or is late ends the operation on all ranks that
 //!   are in it, and is named (F-1). Ranks that are not linked with it hear of it from those that are.

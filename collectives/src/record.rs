@@ -238,15 +238,15 @@ impl Recorder {
         at.saturating_duration_since(self.epoch)
     }
 
-    /// An operation has its turn.
+    /// An operation that was `asked` for has its turn, and has `started`.
     pub(crate) fn begin(
         &self,
         (group, tag): (GroupId, Tag),
         operation: Operation,
         name: ShortName,
-        asked: Instant,
+        (asked, started): (Instant, Instant),
     ) -> Begun {
-        let (asked, started) = (self.clock(asked), self.clock(Instant::now()));
+        let (asked, started) = (self.clock(asked), self.clock(started));
         let mut state = self.lock();
         let number = state.next;
         state.next += 1;
@@ -280,7 +280,7 @@ impl Recorder {
         name: ShortName,
         asked: Instant,
     ) {
-        let begun = self.begin(place, operation, name, asked);
+        let begun = self.begin(place, operation, name, (asked, Instant::now()));
         self.end(begun, false, std::iter::empty());
     }
 
@@ -290,9 +290,10 @@ impl Recorder {
         (group, tag): (GroupId, Tag),
         operation: Operation,
         name: ShortName,
-        asked: Instant,
+        (asked, started): (Instant, Instant),
     ) {
-        let (asked, ended) = (self.clock(asked), self.clock(Instant::now()));
+        let (asked, started) = (self.clock(asked), self.clock(started));
+        let ended = self.clock(Instant::now());
         let mut lanes = Lanes::default();
         lanes.insert("shm");
         let mut guard = self.lock();
@@ -306,7 +307,7 @@ impl Recorder {
             operation,
             name,
             asked,
-            started: asked,
+            started,
             ended,
             outcome: Outcome::Done,
             lanes,
@@ -316,7 +317,7 @@ impl Recorder {
         let count = &mut state.operations[usize::from(operation.kind.code())];
         count.done += 1;
         count.bytes += record.bytes();
-        count.time += ended.saturating_sub(asked);
+        count.time += ended.saturating_sub(started);
         state.keep(record);
     }
 
@@ -476,7 +477,7 @@ mod tests {
             key,
             Operation::BARRIER,
             ShortName::default(),
-            Instant::now(),
+            (Instant::now(), Instant::now()),
         )
     }
 
@@ -539,7 +540,12 @@ mod tests {
         let operation = Operation::new(OperationKind::Broadcast, Some(DType::F32), 10);
         for well in [true, false, true] {
             let key = (GroupId(9), Tag::default());
-            let number = recorder.begin(key, operation, ShortName::new("w"), Instant::now());
+            let number = recorder.begin(
+                key,
+                operation,
+                ShortName::new("w"),
+                (recorder.epoch, Instant::now()),
+            );
             let lanes = [("unix", 1, moved(5, 6)), ("new", 2, moved(1, 0))];
             recorder.end(number, well, lanes.into_iter());
         }

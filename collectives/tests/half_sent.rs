@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{Group, Kind, LONG, run};
 use kolo_collectives::schedule::{Algorithm, Tuning};
-use kolo_collectives::{CollectiveError, Communicator};
+use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
 use kolo_transport::ids::Rank;
 
 /// More than a frame, and much more than a link holds.
@@ -46,16 +46,34 @@ fn scatter(comm: &Communicator, input: &[u64], result: &mut [u64]) -> Result<(),
     comm.scatter_into(input, result, Rank(0))
 }
 
+fn all_to_all(
+    comm: &Communicator,
+    input: &[u64],
+    result: &mut [u64],
+) -> Result<(), CollectiveError> {
+    comm.all_to_all_into(input, result)
+}
+
+fn reduce_scatter(
+    comm: &Communicator,
+    input: &[u64],
+    result: &mut [u64],
+) -> Result<(), CollectiveError> {
+    comm.reduce_scatter_into(input, input.len(), result, ReduceOp::Sum)
+}
+
 /// Who sends gives up before the others come. They hear of it behind what was under way, which is what the caller gave, and
 /// not what is in its buffer by then.
 ///
-/// `sizes`: how many values a rank gives, and how many it gets.
+/// `sizes`: how many values a rank gives, and how many it gets. `before`: what may be where nothing has come, if it is not what was
+/// there.
 fn ends_as_it_began(
     world: u32,
-    moves: Moves,
+    (moves, algorithm): (Moves, Algorithm),
     sends: impl Fn(u32) -> bool,
     sizes: impl Fn(u32) -> (usize, usize) + Sync,
     expected: impl Fn(u32) -> Vec<u64> + Sync,
+    before: impl Fn(u32, usize) -> u64 + Sync,
 ) {
     let group = Group::new(NARROW, world);
     let works = |comm: &Communicator| {
@@ -67,7 +85,7 @@ fn ends_as_it_began(
     };
     group.run(|comm| {
         comm.set_tuning(Tuning {
-            force: Some(Algorithm::Linear),
+            force: Some(algorithm),
             ..Tuning::default()
         });
         // All links are there from here on.
@@ -95,9 +113,11 @@ fn ends_as_it_began(
         assert!(!is_protocol, "{error}");
         let expected = expected(me);
         let mut came = 0;
-        for (got, given) in result.iter().zip(&expected) {
-            assert!(got == given || *got == NOTHING, "{got:x} for {given:x}");
-            came += usize::from(got == given && given >> 32 != u64::from(me));
+        for (at, (got, given)) in result.iter().zip(&expected).enumerate() {
+            let before = before(me, at);
+            let is_there = *got == NOTHING || *got == before;
+            assert!(got == given || is_there, "{got:x} for {given:x}");
+            came += usize::from(got == given && *given != before);
         }
         came
     });
@@ -113,7 +133,7 @@ fn a_frame_half_sent_from_the_callers_buffer_ends_as_it_began() {
     let is_root = |rank| rank == 0;
     ends_as_it_began(
         2,
-        send,
+        (send, Algorithm::Linear),
         is_root,
         |rank| {
             if is_root(rank) {
@@ -129,22 +149,62 @@ fn a_frame_half_sent_from_the_callers_buffer_ends_as_it_began() {
                 values(0, LENGTH)
             }
         },
+        |_, _| NOTHING,
     );
     ends_as_it_began(
         3,
-        gather,
+        (gather, Algorithm::Linear),
         |rank| !is_root(rank),
         |rank| (LENGTH, if is_root(rank) { 3 * LENGTH } else { 0 }),
         |rank| {
             let all = (0..3).flat_map(|rank| values(rank, LENGTH));
             if is_root(rank) { all.collect() } else { vec![] }
         },
+        // Its own share.
+        |rank, at| {
+            if at < LENGTH {
+                u64::from(rank) << 32 | at as u64
+            } else {
+                NOTHING
+            }
+        },
     );
     ends_as_it_began(
         3,
-        scatter,
+        (scatter, Algorithm::Linear),
         is_root,
         |rank| (if is_root(rank) { 3 * LENGTH } else { 0 }, LENGTH),
         |rank| values(0, 3 * LENGTH)[rank as usize * LENGTH..][..LENGTH].to_vec(),
+        |_, _| NOTHING,
+    );
+    let of_rank =
+        |from, rank: u32| values(from, 3 * LENGTH)[rank as usize * LENGTH..][..LENGTH].to_vec();
+    ends_as_it_began(
+        3,
+        (all_to_all, Algorithm::Linear),
+        |rank| !is_root(rank),
+        |_| (3 * LENGTH, 3 * LENGTH),
+        |rank| (0..3).flat_map(|from| of_rank(from, rank)).collect(),
+        |rank, at| {
+            if at / LENGTH == rank as usize {
+                u64::from(rank) << 32 | (rank as usize * LENGTH + at % LENGTH) as u64
+            } else {
+                NOTHING
+            }
+        },
+    );
+    ends_as_it_began(
+        2,
+        (reduce_scatter, Algorithm::Ring),
+        |rank| !is_root(rank),
+        |_| (2 * LENGTH, LENGTH),
+        |rank| {
+            let start = (rank as usize * LENGTH) as u64;
+            (0..LENGTH as u64)
+                .map(|at| (1 << 32) + 2 * (start + at))
+                .collect()
+        },
+        // What it adds to.
+        |rank, at| u64::from(rank) << 32 | (rank as usize * LENGTH + at) as u64,
     );
 }

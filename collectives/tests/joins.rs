@@ -143,6 +143,54 @@ fn uneven_epochs(comm: &Communicator) {
     }
 }
 
+/// Operations begin in shared memory the short way, and go over the links when it is seen there that a rank has joined.
+#[test]
+fn operations_that_have_begun_in_shared_memory_go_on_without_a_rank_that_joined() {
+    for kind in [Kind::Shared, Kind::Memory] {
+        let group = Group::new(kind, 3);
+        group.run(|comm| {
+            comm.barrier().unwrap();
+            let me = comm.rank().0;
+            for round in 0..2_u32 {
+                if me == 1 {
+                    comm.join().unwrap();
+                    continue;
+                }
+                for root in [0, 2] {
+                    let mut data = [me + round; 5];
+                    comm.broadcast(&mut data, Rank(root)).unwrap();
+                    assert_eq!(data, [root + round; 5]);
+                    let mut data = [me + 1; 5];
+                    comm.reduce(&mut data, ReduceOp::Sum, Rank(root)).unwrap();
+                    assert_eq!(data, [if me == root { 4 } else { me + 1 }; 5]);
+                }
+                let mut sum = [0; 5];
+                comm.all_reduce_into(&[me + 1; 5], &mut sum, ReduceOp::Sum)
+                    .unwrap();
+                assert_eq!(sum, [4; 5]);
+                let mut rows = vec![0; comm.rows_of(5, comm.rank()).len()];
+                comm.reduce_scatter_into(&[me + 1; 5], 5, &mut rows, ReduceOp::Max)
+                    .unwrap();
+                assert!(rows.iter().all(|value| *value == 3), "{rows:?}");
+                comm.barrier().unwrap();
+                // A rank without data has no share of one length.
+                let refused = [
+                    comm.all_gather(&[me]).map(drop),
+                    comm.gather(&[me], Rank(2)).map(drop),
+                    comm.scatter(&[me; 3][..if me == 0 { 3 } else { 0 }], 1, Rank(0))
+                        .map(drop),
+                    comm.all_to_all(&[me; 3]).map(drop),
+                ];
+                for result in refused {
+                    let error = result.unwrap_err().to_string();
+                    assert!(error.contains("rank 1 has joined"), "{kind:?}: {error}");
+                }
+                comm.join().unwrap();
+            }
+        });
+    }
+}
+
 /// Who waits in one group for the others to run out of data works in another one meanwhile.
 #[test]
 fn a_group_joins_while_another_one_works() {

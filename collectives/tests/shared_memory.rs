@@ -7,8 +7,9 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Group, Kind, LONG, run};
+use common::{Group, Kind, LONG, run, until};
 use kolo_collectives::lane::{Connecting, MemoryLane, OneHost};
+use kolo_collectives::record::{Outcome, Record};
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{
     Acceptor, CollectiveError, Communicator, Compression, Connector, Lane, Options, ReduceOp,
@@ -192,20 +193,56 @@ fn several_buffers_and_named_ones_are_reduced_in_shared_memory() {
     });
 }
 
-/// The clock is looked at twice for what takes long, wherever the values lie.
 #[test]
-fn the_time_of_large_operations_is_in_the_records() {
+fn the_times_of_operations_are_in_the_records() {
     let group = Group::new(Kind::Shared, 2);
     group.run(|comm| {
         let mut buffer = comm.buffer::<f32>(1 << 20).unwrap();
         for _ in 0..20 {
             comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).unwrap();
+            comm.all_reduce(&mut [1_u8], ReduceOp::Sum).unwrap();
+            comm.all_to_all(&[1_u16; 2]).unwrap();
         }
         let mut records = comm.records();
-        records.retain(|record| record.bytes() == 4 << 20);
-        assert_eq!(records.len(), 20);
+        records.retain(|record| [1, 2, 4 << 20].contains(&record.bytes()));
+        assert_eq!(records.len(), 60);
         for record in records {
-            assert!(record.ended > record.asked, "{record:?}");
+            assert!(record.ended > record.started, "{record:?}");
+            assert!(record.started >= record.asked, "{record:?}");
+        }
+    });
+}
+
+/// One that waits for the others begins when it is asked for, and one by name when it is its turn.
+#[test]
+fn operations_that_wait_for_others_begin_when_it_is_their_turn() {
+    let group = Group::new(Kind::Shared, 2);
+    let [one, _] = &group.members[..] else {
+        panic!("two ranks");
+    };
+    let running = |record: &Record| record.outcome == Outcome::Running;
+    group.run(|comm| {
+        comm.barrier().unwrap();
+        let mut begun_at_once = 0;
+        for _ in 0..20 {
+            if comm.rank() == Rank(1) {
+                until(|| one.records().last().is_some_and(running));
+            }
+            comm.all_to_all(&[1_u8; 2]).unwrap();
+            let record = comm.records().pop().unwrap();
+            begun_at_once += usize::from(record.started == record.asked);
+            comm.barrier().unwrap();
+        }
+        // Now and then links are looked at first.
+        assert!(begun_at_once > 0);
+        for name in ["first", "second", "third"] {
+            let named = comm.named(name);
+            named.gather(vec![1_u8], Rank(0)).wait().unwrap();
+            let records = comm.records();
+            let mut of_name = records.iter().filter(|one| one.name.as_str() == name);
+            let record = of_name.next_back().unwrap();
+            assert!(record.asked < record.started, "{record:?}");
+            assert!(record.started < record.ended, "{record:?}");
         }
     });
 }

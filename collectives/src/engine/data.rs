@@ -67,32 +67,36 @@ impl Engine {
                 | OperationKind::ScatterVarcount
                 | OperationKind::AllToAllVarcount
         );
-        let size = element_size(operation);
-        let refused = |elements: usize| CollectiveError::Invalid {
-            reason: format!(
-                "{operation} by the {} algorithm takes {elements} elements of {size} bytes to work with, more than this \
-                 process can get: give less at a time, or the process more memory",
-                operation.algorithm,
-            ),
-        };
         if operation.segment != 0 {
             // Such a schedule is as long as the data, whose length a rank without data has from others.
-            let count = operation.count as usize;
-            let bytes = count.checked_mul(size);
-            if !bytes.is_some_and(|bytes| self.work.try_reserve(bytes)) {
-                return Err(refused(count));
-            }
+            self.reserve(operation, operation.count as usize)?;
         }
         if varcount || self.made_for != Some(*operation) {
             self.make_schedule(operation);
             // One of different lengths is made anew each time: the lengths are not in the operation.
             self.made_for = (!varcount).then_some(*operation);
         }
-        let bytes = self.schedule.buffer.checked_mul(size);
+        Ok(())
+    }
+
+    /// Gets memory for what was [planned](Engine::plan). Fails if there is not so much.
+    pub(crate) fn make_room(&mut self, operation: &Operation) -> Result<(), CollectiveError> {
+        self.reserve(operation, self.schedule.buffer)
+    }
+
+    fn reserve(&mut self, operation: &Operation, elements: usize) -> Result<(), CollectiveError> {
+        let size = element_size(operation);
+        let bytes = elements.checked_mul(size);
         if bytes.is_some_and(|bytes| self.work.try_reserve(bytes)) {
             return Ok(());
         }
-        Err(refused(self.schedule.buffer))
+        Err(CollectiveError::Invalid {
+            reason: format!(
+                "{operation} by the {} algorithm takes {elements} elements of {size} bytes to work with, more than this \
+                 process can get: give less at a time, or the process more memory",
+                operation.algorithm,
+            ),
+        })
     }
 
     fn make_schedule(&mut self, operation: &Operation) {

@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::error::CollectiveError;
 use crate::handle::Progress;
 use crate::operation::{Operation, OperationKind, Tag};
-use crate::record::ShortName;
+use crate::options::Options;
 use crate::run::{Place, Run};
 use crate::shm::arena::{Arena, Buffers, Outcome};
 use crate::shm::buffer::SharedBuffer;
@@ -81,11 +81,11 @@ impl Inner {
     pub(crate) fn quick<'a>(
         self: &'a Arc<Self>,
         operation: &Operation,
-        name: ShortName,
+        options: &Options,
         input: &[u8],
     ) -> Quick<'a> {
         let plan = |arena: &Arena, offsets: &[usize]| arena.plan_short(operation, offsets);
-        self.quick_with(operation, name, input, plan, |arena, tag, plan| {
+        self.quick_with(operation, options, input, plan, |arena, tag, plan| {
             arena.begin_short(tag, operation, plan, input)
         })
     }
@@ -94,12 +94,12 @@ impl Inner {
     pub(crate) fn quick_buffers<'a, T: Element>(
         self: &'a Arc<Self>,
         operation: &Operation,
-        name: ShortName,
+        options: &Options,
         buffer: &SharedBuffer<T>,
     ) -> Quick<'a> {
         let halves = |arena: &Arena, _: &[usize]| buffer.halves(&arena.map);
         let input = element::bytes_of(buffer);
-        self.quick_with(operation, name, input, halves, |arena, tag, halves| {
+        self.quick_with(operation, options, input, halves, |arena, tag, halves| {
             arena.begin_buffers(tag, operation, halves, input)
         })
     }
@@ -109,7 +109,7 @@ impl Inner {
     fn quick_with<'a, P>(
         self: &'a Arc<Self>,
         operation: &Operation,
-        name: ShortName,
+        options: &Options,
         input: &[u8],
         plan: impl FnOnce(&Arena, &[usize]) -> Option<P>,
         begin: impl FnOnce(&mut Arena, Tag, P) -> Result<Outcome, CollectiveError>,
@@ -133,7 +133,8 @@ impl Inner {
         let Some(plan) = plan(arena, offsets) else {
             return Quick::No;
         };
-        let asked = Instant::now();
+        let started = Instant::now();
+        let asked = options.asked.unwrap_or(started);
         let (tag, timeout) = {
             let mut state = self.signals.lock();
             if !state.is_calm(settings) {
@@ -148,10 +149,11 @@ impl Inner {
             inner: self,
             engine,
             operation: *operation,
-            name,
+            name: options.name,
             asked,
-            started: asked,
-            deadline: asked,
+            begun: Some(started),
+            started,
+            deadline: started,
             timeout: timeout.min(FOREVER),
             in_packed: false,
             quick: true,
@@ -165,7 +167,9 @@ impl Inner {
         if matches!(looked, Some(Ok(Outcome::Ready))) {
             turn.engine.passes(tag, *operation);
             let place = (self.id, tag);
-            self.family.recorder.done(place, *operation, name, asked);
+            let times = (asked, started);
+            let recorder = &self.family.recorder;
+            recorder.done(place, *operation, options.name, times);
             return Quick::Done(turn);
         }
         turn.quick = false;
@@ -286,7 +290,12 @@ impl Turn<'_> {
         let recorder = &inner.family.recorder;
         let recording = Recording {
             inner,
-            begun: recorder.begin((inner.id, tag), operation, self.name, self.asked),
+            begun: recorder.begin(
+                (inner.id, tag),
+                operation,
+                self.name,
+                (self.asked, Instant::now()),
+            ),
         };
         let times = (self.started, self.deadline);
         let run = Run::new(&mut self.engine, place, operation, tag, times).forming(inner.job);
@@ -383,7 +392,9 @@ impl Turn<'_> {
         let inner = self.inner;
         self.operation = operation;
         let recorder = &inner.family.recorder;
-        let begun = recorder.begin((inner.id, tag), operation, self.name, self.asked);
+        let started = self.begun.take().unwrap_or_else(Instant::now);
+        let times = (self.asked, started);
+        let begun = recorder.begin((inner.id, tag), operation, self.name, times);
         let recording = Recording { inner, begun };
         let waits = alarm.may_sleep() && !self.engine.is_hasty;
         let looked = match self.engine.shm.active() {

@@ -33,6 +33,8 @@ pub(crate) struct Turn<'a> {
     pub(crate) name: ShortName,
     /// When it was asked for.
     pub(crate) asked: Instant,
+    /// When the operation began that goes on in this turn.
+    pub(super) begun: Option<Instant>,
     pub(super) started: Instant,
     pub(super) deadline: Instant,
     pub(super) timeout: Duration,
@@ -83,6 +85,7 @@ impl Turn<'_> {
         input: &[u8],
     ) -> Result<(), CollectiveError> {
         self.plan(tag, &mut operation)?;
+        self.make_room(tag, &operation)?;
         self.engine.load(&operation, input);
         self.run_planned(alarm, tag, operation, Way::UntilTaken)
             .await
@@ -185,14 +188,8 @@ impl Turn<'_> {
             let place = InPlace::apart(input, result, written.start * size);
             self.run_planned(alarm, tag, operation, Way::InPlace(place))
                 .await?;
-        } else if as_it_is && schedule.is_from(data.len()) {
-            let place = Way::InPlace(InPlace::from_input(input));
-            self.run_planned(alarm, tag, operation, place).await?;
-            for output in &self.engine.schedule.outputs {
-                let from = &data[output.from.start..output.from.end()];
-                result[output.to..output.to + from.len()].copy_from_slice(from);
-            }
         } else {
+            self.make_room(tag, &operation)?;
             self.engine.load(&operation, input);
             self.run_planned(alarm, tag, operation, Way::Buffered)
                 .await?;
@@ -217,6 +214,7 @@ impl Turn<'_> {
         mut operation: Operation,
     ) -> Result<(), CollectiveError> {
         self.plan(tag, &mut operation)?;
+        self.make_room(tag, &operation)?;
         self.run_planned(alarm, tag, operation, Way::Buffered)
             .await
             .map(drop)
@@ -297,6 +295,7 @@ impl Turn<'_> {
         load: impl FnOnce(&mut Engine, &Operation),
     ) -> Result<Option<Operation>, CollectiveError> {
         self.plan(tag, &mut operation)?;
+        self.make_room(tag, &operation)?;
         load(&mut self.engine, &operation);
         self.run_planned(alarm, tag, operation, Way::Buffered).await
     }
@@ -315,6 +314,9 @@ impl Turn<'_> {
         let is_input =
             operation.kind != OperationKind::Broadcast || operation.root == Some(self.inner.me);
         let keeps = is_input && schedule.is_writing();
+        if keeps || !suits {
+            self.make_room(tag, &operation)?;
+        }
         if suits && let Some(data) = element::bytes_of_mut(data) {
             let place = Way::InPlace(InPlace::over(data, keeps));
             self.run_planned(alarm, tag, operation, place).await?;
@@ -345,6 +347,13 @@ impl Turn<'_> {
             .map_err(|error| self.refuse(tag, error))
     }
 
+    /// Gets memory for an operation that does not work in the caller's buffers alone.
+    fn make_room(&mut self, tag: Tag, operation: &Operation) -> Result<(), CollectiveError> {
+        self.engine
+            .make_room(operation)
+            .map_err(|error| self.refuse(tag, error))
+    }
+
     async fn run_planned<A: Alarm>(
         &mut self,
         alarm: &mut A,
@@ -355,10 +364,12 @@ impl Turn<'_> {
         let inner = self.inner;
         let recording = Recording {
             inner,
-            begun: inner
-                .family
-                .recorder
-                .begin((inner.id, tag), operation, self.name, self.asked),
+            begun: inner.family.recorder.begin(
+                (inner.id, tag),
+                operation,
+                self.name,
+                (self.asked, Instant::now()),
+            ),
         };
         let eager = self.engine.has_processors();
         let connect = |peer| inner.connect(peer);

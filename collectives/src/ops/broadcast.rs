@@ -39,7 +39,12 @@ impl Communicator {
             ..self.request::<T>(OperationKind::Broadcast, data.len())
         };
         let stores = root.0 != self.inner.me || request.wire.is_some();
-        if let Some(done) = self.short_over(&request, data, stores) {
+        let done = if stores {
+            self.short_over(&request, data)
+        } else {
+            self.short_without(&request, data)
+        };
+        if let Some(done) = done {
             return done;
         }
         Self::blocking(async |alarm, started| self.spread(alarm, started, data, root).await)

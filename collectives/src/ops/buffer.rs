@@ -94,10 +94,7 @@ impl Communicator {
             ..plain
         };
         let tainted = buffer.taint();
-        match self
-            .inner
-            .quick_buffers(&request, self.options.name, buffer)
-        {
+        match self.inner.quick_buffers(&request, &self.options, buffer) {
             Quick::Done(mut turn) => {
                 turn.leave();
                 buffer.turn();

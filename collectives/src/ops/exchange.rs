@@ -50,7 +50,7 @@ impl Communicator {
     /// # Errors
     ///
     /// As [`Communicator::all_to_all`], and [`CollectiveError::Invalid`] for a buffer of another length. After a failure it
-    /// may hold a part of the result.
+    /// may hold anything.
     pub fn all_to_all_into<T: Element>(
         &self,
         data: &[T],

@@ -104,7 +104,7 @@ impl Communicator {
     /// # Errors
     ///
     /// [`CollectiveError`], of which [`CollectiveError::Invalid`] for a buffer of another length (the peers
-    /// fail too). After a failure `all` may hold a part of the result.
+    /// fail too). After a failure `all` may hold anything.
     pub fn all_gather_into<T: Element>(
         &self,
         data: &[T],
@@ -267,7 +267,7 @@ impl Communicator {
     /// # Errors
     ///
     /// As [`Communicator::gather`], and [`CollectiveError::Invalid`] for a buffer of another length. After a failure `all` may
-    /// hold a part of the result.
+    /// hold anything.
     pub fn gather_into<T: Element>(
         &self,
         data: &[T],

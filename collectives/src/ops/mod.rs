@@ -38,7 +38,39 @@ impl Communicator {
         })
     }
 
-    /// Does an operation, whose buffers fit, the [short way](crate::inner::Inner::quick). `None` if that leads nowhere: then nothing was done.
+    /// Does an operation, whose buffers fit, the [short way](crate::inner::Inner::quick), until its result can be stored. `None` if
+    /// that leads nowhere: then nothing was done.
+    #[inline]
+    fn short(
+        &self,
+        request: &Operation,
+        input: &[u8],
+    ) -> Option<Result<Turn<'_>, CollectiveError>> {
+        match self.inner.quick(request, &self.options, input) {
+            Quick::Done(turn) => Some(Ok(turn)),
+            Quick::Begun(turn, tag) => Some(Self::resume(turn, tag, input)),
+            Quick::Failed(error) => Some(Err(error)),
+            Quick::No => None,
+        }
+    }
+
+    fn resume<'a>(mut turn: Turn<'a>, tag: Tag, input: &[u8]) -> Result<Turn<'a>, CollectiveError> {
+        Self::blocking(async |alarm, _| turn.resume(alarm, tag, input).await)?;
+        Ok(turn)
+    }
+
+    /// As [`Communicator::short`], of a rank that stores no result.
+    #[inline]
+    fn short_without<T: Element>(
+        &self,
+        request: &Operation,
+        data: &[T],
+    ) -> Option<Result<(), CollectiveError>> {
+        let done = self.short(request, element::bytes_of(data))?;
+        Some(done.map(drop))
+    }
+
+    /// As [`Communicator::short`], with another buffer for the result, which is empty on ranks that get none.
     #[inline]
     fn short_into<T: Element>(
         &self,
@@ -47,46 +79,19 @@ impl Communicator {
         result: &mut [T],
     ) -> Option<Result<(), CollectiveError>> {
         let input = element::bytes_of(data);
-        match self.inner.quick(request, self.options.name, input) {
-            Quick::Done(mut turn) => {
-                turn.store_with(input, result);
-                Some(Ok(()))
-            }
-            Quick::Begun(mut turn, tag) => Some(Self::blocking(async |alarm, _| {
-                turn.resume(alarm, tag, input).await?;
-                turn.store_with(input, result);
-                Ok(())
-            })),
-            Quick::Failed(error) => Some(Err(error)),
-            Quick::No => None,
-        }
+        let done = self.short(request, input)?;
+        Some(done.map(|mut turn| turn.store_with(input, result)))
     }
 
-    /// As [`Communicator::short_into`], of a buffer that holds the input, and the result if it is stored.
+    /// As [`Communicator::short`], of a buffer that is to hold the result.
     #[inline]
     fn short_over<T: Element>(
         &self,
         request: &Operation,
         data: &mut [T],
-        stores: bool,
     ) -> Option<Result<(), CollectiveError>> {
-        let input = element::bytes_of(data);
-        let mut turn = match self.inner.quick(request, self.options.name, input) {
-            Quick::Done(turn) => turn,
-            Quick::Begun(mut turn, tag) => {
-                let resumed = Self::blocking(async |alarm, _| turn.resume(alarm, tag, input).await);
-                if let Err(error) = resumed {
-                    return Some(Err(error));
-                }
-                turn
-            }
-            Quick::Failed(error) => return Some(Err(error)),
-            Quick::No => return None,
-        };
-        if stores {
-            turn.store_over(data);
-        }
-        Some(Ok(()))
+        let done = self.short(request, element::bytes_of(data))?;
+        Some(done.map(|mut turn| turn.store_over(data)))
     }
 
     /// Waits for this operation's turn.
@@ -240,8 +245,6 @@ impl Communicator {
         all.clear();
         all.resize(self.world() * count, 0);
         turn.store_with(input, &mut all);
-        // Whatever a peer made of it in the meantime: the rest is computed from what is really given.
-        all[self.inner.me as usize * count..][..count].copy_from_slice(own);
         Ok(all)
     }
 }

@@ -42,7 +42,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
         let request = self.reduction::<T>(OperationKind::AllReduce, data.len(), op);
-        if let Some(done) = self.short_over(&request, data, true) {
+        if let Some(done) = self.short_over(&request, data) {
             return done;
         }
         Self::blocking(async |alarm, started| self.reduce_all(alarm, started, data, op).await)
@@ -84,7 +84,7 @@ impl Communicator {
     /// # Errors
     ///
     /// [`CollectiveError`], of which [`CollectiveError::Invalid`] for a buffer of another length (the peers
-    /// fail too). After another failure `result` may hold a part of the result.
+    /// fail too). After another failure `result` may hold anything.
     pub fn all_reduce_into<T: Element>(
         &self,
         data: &[T],
@@ -142,9 +142,9 @@ impl Communicator {
         };
         let is_root = root == self.rank();
         let done = if is_root {
-            self.short_over(&request, data, true)
+            self.short_over(&request, data)
         } else {
-            self.short_into(&request, data, &mut [])
+            self.short_without(&request, data)
         };
         if let Some(done) = done {
             return done;
@@ -219,7 +219,7 @@ impl Communicator {
     /// # Errors
     ///
     /// As [`Communicator::reduce_scatter`], and [`CollectiveError::Invalid`] for a buffer of another length. After another failure
-    /// `part` may hold a part of the result.
+    /// `part` may hold anything.
     pub fn reduce_scatter_into<T: Element>(
         &self,
         data: &[T],

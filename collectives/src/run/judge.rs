@@ -405,11 +405,7 @@ impl Run<'_> {
         }
         let ended = link.ended.as_ref().map(|ended| &ended.reason);
         let reason = link.found_gone.as_ref().or(ended);
-        let mut reason = reason.map_or("its link ended", String::as_str).to_owned();
-        // It may have gone because of that: two ranks that wait for each other in different operations reach their deadlines one after the other.
-        for said in self.what_they_do(&[Rank(peer)]) {
-            reason.extend(["; it did something else: ", &said.doing]);
-        }
+        let reason = reason.map_or("its link ended", String::as_str);
         let state = self.signals.lock();
         let host = state
             .host_of(peer)

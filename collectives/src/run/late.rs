@@ -92,6 +92,20 @@ impl Run<'_> {
         error
     }
 
+    /// With what a lost rank that did not come had said that it does. It may have gone because of that: two ranks that wait for each
+    /// other in different operations reach their deadlines one after the other.
+    pub(super) fn with_what_it_did(&self, error: CollectiveError) -> CollectiveError {
+        let CollectiveError::PeerLost { rank, mut reason } = error else {
+            return error;
+        };
+        if self.is_absent(rank)
+            && let Some(said) = self.what_they_do(&[rank]).pop()
+        {
+            reason.extend(["; it had said: ", &said.doing]);
+        }
+        CollectiveError::PeerLost { rank, reason }
+    }
+
     /// Puts the ranks because of whom others are late in the place of these. Leaves them in order.
     pub(super) fn excuse(&mut self, late: &mut Vec<Rank>) {
         let mut looked = 0;

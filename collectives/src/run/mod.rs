@@ -298,6 +298,8 @@ impl<'a> Run<'a> {
                 }
                 let words = self.give_up(&error);
                 let elsewhere = (self.tell_elsewhere)(&error);
+                // Nobody else is told: it is about this operation, and a moment.
+                let error = self.with_what_it_did(error);
                 self.parting = Some(Parting::new(error, words, elsewhere));
                 self.part(cx)
             }

@@ -9,7 +9,7 @@ use crate::scratch::Scratch;
 /// Bytes from which on what is kept would drive out of the caches what is worked on.
 const MUCH: usize = 1 << 20;
 
-/// The caller's buffer, when an operation works right in it. One that holds input and result is put back as it was if
+/// The caller's buffer, or its two, when an operation works right there. One that holds input and result is put back as it was if
 /// the operation fails: what is overwritten is kept in the working buffer before. A copy of the result is saved.
 #[derive(Debug)]
 pub(crate) struct InPlace<'a> {
@@ -21,7 +21,6 @@ pub(crate) struct InPlace<'a> {
 
 #[derive(Debug)]
 enum Data<'a> {
-    Input(&'a [u8]),
     Result(&'a mut [u8]),
     /// What is sent, and what is written, from some byte of the schedule's buffer on.
     Apart(&'a [u8], &'a mut [u8], usize),
@@ -34,15 +33,6 @@ impl<'a> InPlace<'a> {
             data: Data::Result(data),
             kept: 0,
             keeps: writes,
-        }
-    }
-
-    /// From an input, by a schedule that changes nothing.
-    pub(crate) fn from_input(data: &'a [u8]) -> Self {
-        Self {
-            data: Data::Input(data),
-            kept: 0,
-            keeps: false,
         }
     }
 
@@ -104,19 +94,14 @@ impl<'a> InPlace<'a> {
     /// What is sent.
     pub(super) fn bytes(&self) -> &[u8] {
         match &self.data {
-            Data::Input(data) | Data::Apart(data, ..) => data,
+            Data::Apart(data, ..) => data,
             Data::Result(data) => data,
         }
     }
 
     /// What is written, and at which byte of the schedule's buffer it begins.
-    ///
-    /// # Panics
-    ///
-    /// In an input: a schedule that works there only sends.
     pub(super) fn written(&mut self) -> (&mut [u8], usize) {
         match &mut self.data {
-            Data::Input(_) => unreachable!("a schedule that changes nothing writes"),
             Data::Result(data) => (data, 0),
             Data::Apart(_, data, start) => (data, *start),
         }

@@ -258,13 +258,12 @@ impl Run<'_> {
             return;
         }
         let finish = finish_of(&self.request, *world);
-        // It begins at 0 if there is anything but results to be finished.
         let (work, begin) = written(&mut self.in_place, work);
         let size = self.size;
         let bytes = |span: Span| span.start * size - begin..span.end() * size - begin;
         for action in step {
             if let Action::Copy { from, into } = *action {
-                work.copy_within(bytes(from), into.start * size);
+                work.copy_within(bytes(from), bytes(into).start);
             }
             let (Some(dtype), Some(op)) = (self.request.wire_type(), self.request.reduce) else {
                 continue;

@@ -214,17 +214,10 @@ impl Schedule {
         self.buffer == count && self.outputs == [Output { from: all, to: 0 }]
     }
 
-    /// Whether it can work in a buffer of `count` elements that holds the input and is only read.
-    #[must_use]
-    pub fn is_from(&self, count: usize) -> bool {
-        self.buffer == count && self.input == Some(Span::between(0, count)) && !self.is_writing()
-    }
-
     /// Whether it can work on two buffers, one of `input` elements that holds the input and is only read, and one for a result of
     /// `result` elements. Returns which part of its buffer the second one is then: it sends nothing of that, and writes nothing
-    /// beside it. Where the two overlap, the input's elements are in the result at first; other outputs are of the input.
-    #[must_use]
-    pub fn is_apart(&self, input: usize, result: usize) -> Option<Span> {
+    /// beside it. Outputs that are of the input, also where the two overlap, are in the result before it begins.
+    pub(crate) fn is_apart(&self, input: usize, result: usize) -> Option<Span> {
         let written = match self.outputs[..] {
             [output] if self.buffer == input => output.from,
             _ if self.buffer == input + result => Span::between(input, self.buffer),

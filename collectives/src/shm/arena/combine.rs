@@ -228,11 +228,13 @@ impl<'a> Ranks<'a> {
 
 /// Where a result goes, and where this rank's own data are.
 pub(super) trait Target {
-    /// This rank's data of a range, if they are not where it gave them; and where the range's result goes, unless it is to be
-    /// [put](Target::put) there.
+    /// This rank's data of a range, if they are not where it gave them; and where the range's result goes, if not where it is
+    /// [put](Target::put).
     fn ends(&mut self, range: Range<usize>) -> (Option<&[u8]>, Option<&mut [u8]>);
     /// The same, if the result goes over them.
-    fn over(&mut self, range: Range<usize>) -> Option<&mut [u8]>;
+    fn over(&mut self, _range: Range<usize>) -> Option<&mut [u8]> {
+        None
+    }
     /// Takes what has been combined, from a place on.
     fn put(&mut self, at: usize, block: &[u8]);
 }
@@ -248,33 +250,25 @@ impl<F: FnMut(usize, &[u8])> Target for To<'_, F> {
         (self.own.map(|own| &own[range]), None)
     }
 
-    fn over(&mut self, _range: Range<usize>) -> Option<&mut [u8]> {
-        None
-    }
-
     fn put(&mut self, at: usize, block: &[u8]) {
         (self.put)(at, block);
     }
 }
 
 /// To a buffer for bytes from `start` on, as they are in it.
-pub(super) struct Into<'a> {
+pub(super) struct Within<'a> {
     pub(super) own: Option<&'a [u8]>,
     pub(super) result: &'a mut [u8],
     pub(super) start: usize,
 }
 
-impl Target for Into<'_> {
+impl Target for Within<'_> {
     fn ends(&mut self, range: Range<usize>) -> (Option<&[u8]>, Option<&mut [u8]>) {
         let place = range.start - self.start..range.end - self.start;
         (
             self.own.map(|own| &own[range]),
             Some(&mut self.result[place]),
         )
-    }
-
-    fn over(&mut self, _range: Range<usize>) -> Option<&mut [u8]> {
-        None
     }
 
     fn put(&mut self, at: usize, block: &[u8]) {

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use super::super::caches;
 use super::super::map::{INLINE, Place};
-use super::combine::{Into, Over, To};
+use super::combine::{Over, To, Within};
 use super::way::{Way, is_given_as_it_is, rows};
 use super::{Arena, BLOCK, Open, Stage};
 use crate::copy;
@@ -153,6 +153,10 @@ impl Arena {
             }
             return;
         }
+        debug_assert!(
+            rank != self.me || self.withheld(operation, open.way, given * size).is_empty(),
+            "what was not given is not there"
+        );
         let (place, start) = self.place(open, rank, given * size);
         self.copy(open, rank, place, start + at * size, into, all);
     }
@@ -235,7 +239,7 @@ impl Arena {
             && let Some(result) = element::bytes_of_mut(result)
         {
             let start = bytes.start;
-            return self.combine_flat(open, bytes, &mut Into { own, result, start });
+            return self.combine_flat(open, bytes, &mut Within { own, result, start });
         }
         let put = |at: usize, block: &[u8]| {
             let at = at / size - start;
