@@ -254,6 +254,9 @@ fn table(out: &mut dyn Write, rows: &[Row], all: bool) -> io::Result<()> {
         out,
         "Over links, as the model of this version expects it; nothing was measured. Ranks of one host that share memory do it there, in the way of the last column."
     )?;
+    if all {
+        writeln!(out, "A * is behind the algorithm that is chosen.")?;
+    }
     writeln!(
         out,
         "{:<20} {:>7} {:>6} {:>10}  {:<20} {:>12} {:>8} {:>12} {:>12} {:>9}  IN SHARED MEMORY",

@@ -108,7 +108,8 @@ pub(crate) const DOING: usize = 4;
 
 fn late_ranks(late: &[Rank], doing: &[Missing]) -> String {
     let mut text = match late {
-        [] => "an earlier operation of this rank is still under way".to_owned(),
+        [] => "it had no turn: its time was too short, or an earlier operation of this rank is still under way"
+            .to_owned(),
         [one] => format!("late: rank {one}"),
         many => {
             let names: Vec<String> = many.iter().map(ToString::to_string).collect();

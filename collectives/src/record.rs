@@ -63,8 +63,8 @@ impl fmt::Debug for ShortName {
     }
 }
 
-/// Kinds of [lanes](crate::lane::Lane) that an operation used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// Kinds of [lanes](crate::lane::Lane) that an operation used. Shown by their names.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Lanes(u8);
 
 /// What lanes call themselves; others are the last.
@@ -91,6 +91,12 @@ fn place(kind: &str) -> usize {
         .iter()
         .position(|name| *name == kind)
         .unwrap_or(LANES.len() - 1)
+}
+
+impl fmt::Debug for Lanes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Commas between them: `memory,quic`; `none` if there is none.

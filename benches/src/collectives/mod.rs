@@ -153,6 +153,10 @@ impl Options {
             "--lane shm is for one host: hosts share no memory; use --lane auto for shared memory inside of each"
         );
         anyhow::ensure!(
+            self.lane != Lane::Shm || self.algorithm.is_none(),
+            "--algorithm is for links, and --lane shm uses none; leave one of them out"
+        );
+        anyhow::ensure!(
             !self.peers.contains(&Peer::None) || self.peers.iter().all(|peer| *peer == Peer::None),
             "--peers has none and others; leave one of them out"
         );

@@ -70,6 +70,14 @@ fn what_is_wrong_is_said() {
         error.to_string().contains("--shared is for all-reduce"),
         "{error}"
     );
+    let error = parse(&["--lane", "shm", "--algorithm", "ring"])
+        .unwrap()
+        .check(Operation::AllReduce)
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("--algorithm is for links"),
+        "{error}"
+    );
     let error = parse(&["--algorithm", "bruck"])
         .unwrap()
         .check(Operation::AllReduce)

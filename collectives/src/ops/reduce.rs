@@ -304,7 +304,7 @@ pub(super) fn width<T>(data: &[T], rows: usize) -> Result<usize, CollectiveError
         return Ok(width);
     }
     let reason = format!(
-        "reduce_scatter of {} elements in {rows} rows: all rows have as many elements",
+        "reduce_scatter of {} elements in {rows} rows: the elements are a whole number for each row; a vector of n has n rows",
         data.len()
     );
     Err(CollectiveError::Invalid { reason })

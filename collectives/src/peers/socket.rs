@@ -90,8 +90,15 @@ pub(super) fn listen(
         .recursive(true)
         .mode(0o700)
         .create(folder)
-        .map_err(failed)?;
+        .map_err(|error| {
+            let reason = format!(
+                "its folder {} can't be made, or is none: {error}",
+                folder.display()
+            );
+            failed(io::Error::new(error.kind(), reason))
+        })?;
     let begun = Instant::now();
+    let mut has_said = false;
     loop {
         if let Some(listener) = try_listen(folder, path, &address).map_err(failed)? {
             let file = SocketFile {
@@ -107,6 +114,14 @@ pub(super) fn listen(
                 rank,
                 waited: wait,
             });
+        }
+        if begun.elapsed() > OTHERS && !std::mem::replace(&mut has_said, true) {
+            tracing::warn!(
+                path = %path.display(),
+                %rank,
+                ?wait,
+                "another process listens in this rank's place: it is waited for until it ends, or another folder is wanted"
+            );
         }
         std::thread::sleep(PAUSE);
     }
