@@ -35,7 +35,7 @@ mod watch;
 
 pub(crate) use shared::{Quick, Shared};
 pub(crate) use turn::Turn;
-use turn::{Recording, drive};
+use turn::drive;
 pub(crate) use watch::OF_WAITED;
 
 /// Longer timeouts count as this one: clocks end somewhere.
@@ -325,7 +325,7 @@ impl Inner {
             operation: Operation::BARRIER,
             name: ShortName::default(),
             asked: started,
-            begun: None,
+            recorded: None,
             started,
             deadline,
             timeout,

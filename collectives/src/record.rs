@@ -190,6 +190,12 @@ struct State {
 }
 
 impl State {
+    /// One that is still kept.
+    fn record(&mut self, number: u64) -> Option<&mut Record> {
+        let record = self.ring.get_mut(number as usize % KEPT);
+        record.filter(|record| record.number == number)
+    }
+
     fn keep(&mut self, record: Record) {
         if self.ring.len() < KEPT {
             if self.ring.is_empty() {
@@ -327,26 +333,13 @@ impl Recorder {
         state.keep(record);
     }
 
-    /// An operation that was begun is none: another takes its place.
-    pub(crate) fn forget(&self, Begun { number, .. }: Begun) {
-        let now = self.clock(Instant::now());
+    /// It is known now how it is done.
+    pub(crate) fn goes_on(&self, begun: Begun, operation: Operation) -> Begun {
         let mut state = self.lock();
-        if state.next == number + 1 {
-            state.next = number;
-            if (number as usize) < KEPT {
-                state.ring.truncate(number as usize);
-                return;
-            }
+        if let Some(record) = state.record(begun.number) {
+            record.operation = operation;
         }
-        // Others have begun since, or an old one was overwritten.
-        if let Some(record) = state
-            .ring
-            .get_mut(number as usize % KEPT)
-            .filter(|record| record.number == number)
-        {
-            record.outcome = Outcome::Done;
-            record.ended = now;
-        }
+        Begun { operation, ..begun }
     }
 
     /// It has ended. `moved` are the kinds of lanes, the peers by their ranks in the job, and what moved.
@@ -377,11 +370,7 @@ impl Recorder {
         }
         count.time += now.saturating_sub(begun.started);
         // It may have been overwritten, if thousands ran beside it.
-        if let Some(record) = state
-            .ring
-            .get_mut(begun.number as usize % KEPT)
-            .filter(|record| record.number == begun.number)
-        {
+        if let Some(record) = state.record(begun.number) {
             record.ended = now;
             record.outcome = if well { Outcome::Done } else { Outcome::Failed };
             record.lanes = lanes;

@@ -103,6 +103,37 @@ fn the_recorder_says_what_was_done_how_and_when() {
     });
 }
 
+/// The first operation of a group finds out whether memory is shared, and others may begin meanwhile.
+#[test]
+fn every_operation_has_one_record_whatever_begins_beside_it() {
+    for kind in [Kind::Shared, Kind::Unix] {
+        let group = Group::new(kind, 2);
+        group.run(|comm| {
+            std::thread::scope(|scope| {
+                let (me, peer) = (comm.rank().0, Rank(1 - comm.rank().0));
+                scope.spawn(move || match me {
+                    0 => comm.send(&[1_u32; 1000], peer).unwrap(),
+                    _ => drop(comm.receive::<u32>(peer).unwrap()),
+                });
+                for _ in 0..3 {
+                    comm.all_reduce(&mut [1.0_f32; 10], ReduceOp::Sum).unwrap();
+                }
+            });
+            let records = comm.records();
+            let counted = comm.counters().operations;
+            let done: u64 = counted.iter().map(|(_, count)| count.done).sum();
+            assert_eq!(records.len() as u64, done, "{kind:?}: {records:?}");
+            assert!(records.iter().all(|record| record.outcome == Outcome::Done));
+            assert!(
+                records
+                    .iter()
+                    .all(|record| record.lanes.names().count() > 0),
+                "{kind:?}: {records:?}"
+            );
+        });
+    }
+}
+
 #[test]
 fn what_never_ran_is_in_the_records_too() {
     for kind in [Kind::Unix, Kind::Shared] {

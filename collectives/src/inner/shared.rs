@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use super::{FOREVER, Inner, Recording, Turn, drive};
+use super::{FOREVER, Inner, Turn, drive};
 use crate::blocking::Alarm;
 use crate::element::{self, Element};
 use crate::engine::Engine;
@@ -151,7 +151,7 @@ impl Inner {
             operation: *operation,
             name: options.name,
             asked,
-            begun: Some(started),
+            recorded: None,
             started,
             deadline: started,
             timeout: timeout.min(FOREVER),
@@ -162,16 +162,16 @@ impl Inner {
             turn.quick = false;
             return Quick::Failed(turn.refuse(tag, error));
         }
+        let recorder = &self.family.recorder;
+        let (place, times) = ((self.id, tag), (asked, started));
         let arena = turn.engine.shm.active();
         let looked = arena.map(|arena| arena.look(input, &mut []));
         if matches!(looked, Some(Ok(Outcome::Ready))) {
             turn.engine.passes(tag, *operation);
-            let place = (self.id, tag);
-            let times = (asked, started);
-            let recorder = &self.family.recorder;
             recorder.done(place, *operation, options.name, times);
             return Quick::Done(turn);
         }
+        turn.recorded = Some(recorder.begin(place, *operation, options.name, times));
         turn.quick = false;
         turn.renew();
         Quick::Begun(turn, tag)
@@ -287,25 +287,16 @@ impl Turn<'_> {
             id: inner.id,
         };
         // Whoever asks what this rank does is told of the operation that it waits to begin.
-        let recorder = &inner.family.recorder;
-        let recording = Recording {
-            inner,
-            begun: recorder.begin(
-                (inner.id, tag),
-                operation,
-                self.name,
-                (self.asked, Instant::now()),
-            ),
-        };
+        let recording = self.recording(tag, operation);
         let times = (self.started, self.deadline);
         let run = Run::new(&mut self.engine, place, operation, tag, times).forming(inner.job);
         let result = drive(run, alarm).await;
         match result {
             Ok(_) => {
-                recording.forget();
+                self.recorded = Some(recording.pass_on());
                 if let Some(arena) = self.engine.shm.active() {
                     let (members, me) = (inner.job_ranks(), inner.job_rank(inner.me));
-                    recorder.shares(arena.map.moved(), members, me);
+                    inner.family.recorder.shares(arena.map.moved(), members, me);
                 }
                 Ok(())
             }
@@ -391,11 +382,7 @@ impl Turn<'_> {
     ) -> Result<Shared, CollectiveError> {
         let inner = self.inner;
         self.operation = operation;
-        let recorder = &inner.family.recorder;
-        let started = self.begun.take().unwrap_or_else(Instant::now);
-        let times = (self.asked, started);
-        let begun = recorder.begin((inner.id, tag), operation, self.name, times);
-        let recording = Recording { inner, begun };
+        let recording = self.recording(tag, operation);
         let waits = alarm.may_sleep() && !self.engine.is_hasty;
         let looked = match self.engine.shm.active() {
             Some(arena) if waits => arena.look(input, result),
@@ -429,7 +416,7 @@ impl Turn<'_> {
         };
         let elsewhere = result.is_ok() && !self.engine.is_in_shared();
         if elsewhere {
-            recording.forget();
+            self.recorded = Some(recording.pass_on());
             return Ok(Shared::Not);
         }
         recording.end_shared(&mut self.engine, result.is_ok());

@@ -33,8 +33,8 @@ pub(crate) struct Turn<'a> {
     pub(crate) name: ShortName,
     /// When it was asked for.
     pub(crate) asked: Instant,
-    /// When the operation began that goes on in this turn.
-    pub(super) begun: Option<Instant>,
+    /// The operation that has begun and goes on, in the flight recorder.
+    pub(super) recorded: Option<Begun>,
     pub(super) started: Instant,
     pub(super) deadline: Instant,
     pub(super) timeout: Duration,
@@ -362,15 +362,7 @@ impl Turn<'_> {
         way: Way<'_>,
     ) -> Result<Option<Operation>, CollectiveError> {
         let inner = self.inner;
-        let recording = Recording {
-            inner,
-            begun: inner.family.recorder.begin(
-                (inner.id, tag),
-                operation,
-                self.name,
-                (self.asked, Instant::now()),
-            ),
-        };
+        let recording = self.recording(tag, operation);
         let eager = self.engine.has_processors();
         let connect = |peer| inner.connect(peer);
         let watch = |peer, waited| inner.watch(peer, waited);
@@ -487,9 +479,7 @@ impl Turn<'_> {
 
     /// Does not run an operation, and tells the peers why.
     pub(crate) fn refuse(&mut self, tag: Tag, error: CollectiveError) -> CollectiveError {
-        let recorder = &self.inner.family.recorder;
-        let place = (self.inner.id, tag);
-        recorder.refused(place, self.operation, self.name, self.asked);
+        drop(self.recording(tag, self.operation));
         self.tell_refused(tag, error)
     }
 
@@ -500,6 +490,22 @@ impl Turn<'_> {
         self.engine.see_off();
         self.inner.signals.failed(tag, &error, notice);
         self.failed(tag, error)
+    }
+}
+
+impl<'a> Turn<'a> {
+    /// The record of an operation, which it may have already.
+    pub(super) fn recording(&mut self, tag: Tag, operation: Operation) -> Recording<'a> {
+        let inner = self.inner;
+        let recorder = &inner.family.recorder;
+        let begun = match self.recorded.take() {
+            Some(begun) => recorder.goes_on(begun, operation),
+            None => {
+                let times = (self.asked, Instant::now());
+                recorder.begin((inner.id, tag), operation, self.name, times)
+            }
+        };
+        Recording { inner, begun }
     }
 }
 
@@ -544,10 +550,11 @@ impl Recording<'_> {
         std::mem::forget(self);
     }
 
-    /// It goes on elsewhere, and is recorded there.
-    pub(super) fn forget(self) {
-        self.inner.family.recorder.forget(self.begun);
+    /// It goes on, and [is taken up](Turn::recording) there.
+    pub(super) fn pass_on(self) -> Begun {
+        let begun = self.begun;
         std::mem::forget(self);
+        begun
     }
 
     pub(super) fn end(self, engine: &mut Engine, well: bool) {
@@ -576,6 +583,11 @@ impl Drop for Turn<'_> {
         }
         if self.quick {
             return;
+        }
+        if let Some(begun) = self.recorded {
+            // Nobody went on with it.
+            let recorder = &self.inner.family.recorder;
+            recorder.end(begun, false, std::iter::empty());
         }
         let pending = self.inner.signals.lock().needs_attendant();
         if pending || self.engine.has_backlog() {
