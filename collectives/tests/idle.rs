@@ -61,10 +61,17 @@ fn check(kind: Kind, most: u64) {
         .collect();
     // Past what is said and looked at after a second.
     std::thread::sleep(Duration::from_millis(1500));
-    let before = cpu_ticks();
-    std::thread::sleep(Duration::from_secs(3));
-    let used = cpu_ticks() - before;
-    assert!(used <= most, "{kind:?}: {used} ticks of 10 ms in 3 s");
+    // Again if it was more: a busy host counts its own time as ours, and what spins does so in every window.
+    let mut used = Vec::new();
+    while used.len() < 5 && used.last().is_none_or(|last| *last > most) {
+        let before = cpu_ticks();
+        std::thread::sleep(Duration::from_secs(3));
+        used.push(cpu_ticks() - before);
+    }
+    assert!(
+        used.last().is_some_and(|last| *last <= most),
+        "{kind:?}: {used:?} ticks of 10 ms in windows of 3 s"
+    );
     let last = &group.members[3];
     let late = last.named("late").all_reduce(vec![1_u8], ReduceOp::Sum);
     assert_eq!(
