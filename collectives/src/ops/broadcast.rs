@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
+use super::Ends;
 use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
 use crate::element::Element;
@@ -40,9 +41,9 @@ impl Communicator {
         };
         let stores = root.0 != self.inner.me || request.wire.is_some();
         let done = if stores {
-            self.short_over(&request, data)
+            self.short(&request, Ends::Over(data))
         } else {
-            self.short_without(&request, data)
+            self.short(&request, Ends::Nowhere(data))
         };
         if let Some(done) = done {
             return done;

@@ -2,7 +2,7 @@
 
 use kolo_transport::ids::Rank;
 
-use super::{fits, make_room, too_many, wrong_buffer, zeros};
+use super::{Ends, fits, make_room, too_many, wrong_buffer, zeros};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
@@ -60,7 +60,7 @@ impl Communicator {
         let request = self.request::<T>(kind, data.len() / world);
         if data.len().is_multiple_of(world)
             && data.len() == received.len()
-            && let Some(done) = self.short_into(&request, data, received)
+            && let Some(done) = self.short(&request, Ends::Into(data, received))
         {
             return done;
         }

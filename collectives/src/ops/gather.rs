@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use super::{fits, make_room, too_many, wrong_buffer, zeros};
+use super::{Ends, fits, make_room, too_many, wrong_buffer, zeros};
 use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
@@ -112,7 +112,7 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         let request = self.request::<T>(OperationKind::AllGather, data.len());
         if Some(all.len()) == data.len().checked_mul(self.world())
-            && let Some(done) = self.short_into(&request, data, all)
+            && let Some(done) = self.short(&request, Ends::Into(data, all))
         {
             return done;
         }
@@ -282,7 +282,7 @@ impl Communicator {
         let result = if root == self.rank() { all } else { &mut [] };
         let wanted = data.len().saturating_mul(self.world());
         let fits = root != self.rank() || result.len() == wanted;
-        if fits && let Some(done) = self.short_into(&request, data, result) {
+        if fits && let Some(done) = self.short(&request, Ends::Into(data, result)) {
             return done;
         }
         Self::blocking(async |alarm, started| {

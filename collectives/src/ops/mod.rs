@@ -29,6 +29,35 @@ use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
 pub use gather::Gathered;
 pub use start::Start;
 
+/// What an operation gets from its caller, and where its result goes.
+enum Ends<'a, T> {
+    /// One buffer for both.
+    Over(&'a mut [T]),
+    /// Two. The second one is empty on ranks that get nothing.
+    Into(&'a [T], &'a mut [T]),
+    /// It has no result here.
+    Nowhere(&'a [T]),
+}
+
+impl<T: Element> Ends<'_, T> {
+    #[inline]
+    fn input(&self) -> &[u8] {
+        match self {
+            Self::Over(data) => element::bytes_of(data),
+            Self::Into(data, _) | Self::Nowhere(data) => element::bytes_of(data),
+        }
+    }
+
+    #[inline]
+    fn store(&mut self, turn: &mut Turn<'_>) {
+        match self {
+            Self::Over(data) => turn.store_over(data),
+            Self::Into(data, result) => turn.store_with(element::bytes_of(data), result),
+            Self::Nowhere(_) => {}
+        }
+    }
+}
+
 impl Communicator {
     fn blocking<R>(operation: impl AsyncFnOnce(&mut ParkAlarm<'_>, Instant) -> R) -> R {
         let started = Instant::now();
@@ -38,60 +67,34 @@ impl Communicator {
         })
     }
 
-    /// Does an operation, whose buffers fit, the [short way](crate::inner::Inner::quick), until its result can be stored. `None` if
-    /// that leads nowhere: then nothing was done.
+    /// Does an operation, whose buffers fit, the [short way](crate::inner::Inner::quick). `None` if that leads nowhere: then nothing
+    /// was done.
     #[inline]
-    fn short(
+    fn short<T: Element>(
         &self,
         request: &Operation,
-        input: &[u8],
-    ) -> Option<Result<Turn<'_>, CollectiveError>> {
-        match self.inner.quick(request, &self.options, input) {
-            Quick::Done(turn) => Some(Ok(turn)),
-            Quick::Begun(turn, tag) => Some(Self::resume(turn, tag, input)),
+        mut data: Ends<'_, T>,
+    ) -> Option<Result<(), CollectiveError>> {
+        // A turn is not handed around where it ends well: to move it is a tenth of the time of the shortest operations.
+        match self.inner.quick(request, &self.options, data.input()) {
+            Quick::Done(mut turn) => {
+                data.store(&mut turn);
+                Some(Ok(()))
+            }
+            Quick::Begun(turn, tag) => Some(Self::resume(turn, tag, data)),
             Quick::Failed(error) => Some(Err(error)),
             Quick::No => None,
         }
     }
 
-    fn resume<'a>(mut turn: Turn<'a>, tag: Tag, input: &[u8]) -> Result<Turn<'a>, CollectiveError> {
-        Self::blocking(async |alarm, _| turn.resume(alarm, tag, input).await)?;
-        Ok(turn)
-    }
-
-    /// As [`Communicator::short`], of a rank that stores no result.
-    #[inline]
-    fn short_without<T: Element>(
-        &self,
-        request: &Operation,
-        data: &[T],
-    ) -> Option<Result<(), CollectiveError>> {
-        let done = self.short(request, element::bytes_of(data))?;
-        Some(done.map(drop))
-    }
-
-    /// As [`Communicator::short`], with another buffer for the result, which is empty on ranks that get none.
-    #[inline]
-    fn short_into<T: Element>(
-        &self,
-        request: &Operation,
-        data: &[T],
-        result: &mut [T],
-    ) -> Option<Result<(), CollectiveError>> {
-        let input = element::bytes_of(data);
-        let done = self.short(request, input)?;
-        Some(done.map(|mut turn| turn.store_with(input, result)))
-    }
-
-    /// As [`Communicator::short`], of a buffer that is to hold the result.
-    #[inline]
-    fn short_over<T: Element>(
-        &self,
-        request: &Operation,
-        data: &mut [T],
-    ) -> Option<Result<(), CollectiveError>> {
-        let done = self.short(request, element::bytes_of(data))?;
-        Some(done.map(|mut turn| turn.store_over(data)))
+    fn resume<T: Element>(
+        mut turn: Turn<'_>,
+        tag: Tag,
+        mut data: Ends<'_, T>,
+    ) -> Result<(), CollectiveError> {
+        Self::blocking(async |alarm, _| turn.resume(alarm, tag, data.input()).await)?;
+        data.store(&mut turn);
+        Ok(())
     }
 
     /// Waits for this operation's turn.
@@ -195,7 +198,7 @@ impl Communicator {
     ///
     /// [`CollectiveError`].
     pub fn barrier(&self) -> Result<(), CollectiveError> {
-        if let Some(done) = self.short_into::<u8>(&Operation::BARRIER, &[], &mut []) {
+        if let Some(done) = self.short(&Operation::BARRIER, Ends::<u8>::Nowhere(&[])) {
             return done;
         }
         Self::blocking(async |alarm, started| self.meet(alarm, started).await)

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use super::{make_room, wrong_buffer};
+use super::{Ends, make_room, wrong_buffer};
 use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
@@ -42,7 +42,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
         let request = self.reduction::<T>(OperationKind::AllReduce, data.len(), op);
-        if let Some(done) = self.short_over(&request, data) {
+        if let Some(done) = self.short(&request, Ends::Over(data)) {
             return done;
         }
         Self::blocking(async |alarm, started| self.reduce_all(alarm, started, data, op).await)
@@ -94,7 +94,7 @@ impl Communicator {
         let kind = OperationKind::AllReduce;
         let request = self.reduction::<T>(kind, data.len(), op);
         if data.len() == result.len()
-            && let Some(done) = self.short_into(&request, data, result)
+            && let Some(done) = self.short(&request, Ends::Into(data, result))
         {
             return done;
         }
@@ -142,9 +142,9 @@ impl Communicator {
         };
         let is_root = root == self.rank();
         let done = if is_root {
-            self.short_over(&request, data)
+            self.short(&request, Ends::Over(data))
         } else {
-            self.short_without(&request, data)
+            self.short(&request, Ends::Nowhere(data))
         };
         if let Some(done) = done {
             return done;
@@ -252,7 +252,7 @@ impl Communicator {
         let room =
             width(data, rows).and_then(|width| room(self.rows_of(rows, self.rank()).len() * width));
         let room = self.or_refuse_now(kind, room)?;
-        if let Some(done) = self.short_into(&request, data, room) {
+        if let Some(done) = self.short(&request, Ends::Into(data, room)) {
             return done;
         }
         Self::blocking(async |alarm, started| {

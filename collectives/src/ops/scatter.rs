@@ -2,7 +2,7 @@
 
 use kolo_transport::ids::Rank;
 
-use super::{fits, make_room, too_many, wrong_buffer};
+use super::{Ends, fits, make_room, too_many, wrong_buffer};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
@@ -67,7 +67,7 @@ impl Communicator {
         };
         let input = if root == self.rank() { data } else { &[] };
         let fits = root != self.rank() || Some(data.len()) == part.len().checked_mul(self.world());
-        if fits && let Some(done) = self.short_into(&request, input, part) {
+        if fits && let Some(done) = self.short(&request, Ends::Into(input, part)) {
             return done;
         }
         Self::blocking(async |alarm, started| {
