@@ -498,12 +498,11 @@ impl<'a> Turn<'a> {
     pub(super) fn recording(&mut self, tag: Tag, operation: Operation) -> Recording<'a> {
         let inner = self.inner;
         let recorder = &inner.family.recorder;
-        let begun = match self.recorded.take() {
-            Some(begun) => recorder.goes_on(begun, operation),
-            None => {
-                let times = (self.asked, Instant::now());
-                recorder.begin((inner.id, tag), operation, self.name, times)
-            }
+        let begun = if let Some(begun) = self.recorded.take() {
+            recorder.goes_on(begun, operation)
+        } else {
+            let times = (self.asked, Instant::now());
+            recorder.begin((inner.id, tag), operation, self.name, times)
         };
         Recording { inner, begun }
     }
