@@ -40,12 +40,12 @@ impl Communicator {
             ..self.request::<T>(OperationKind::Broadcast, data.len())
         };
         let stores = root.0 != self.inner.me || request.wire.is_some();
-        let done = if stores {
-            self.short(&request, Ends::Over(data))
+        let ends = if stores {
+            Ends::Over(data)
         } else {
-            self.short(&request, Ends::Nowhere(data))
+            Ends::Nowhere(data)
         };
-        if let Some(done) = done {
+        if let Some(done) = self.short(&request, ends) {
             return done;
         }
         Self::blocking(async |alarm, started| self.spread(alarm, started, data, root).await)

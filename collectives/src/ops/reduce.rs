@@ -141,12 +141,12 @@ impl Communicator {
             ..self.reduction::<T>(kind, data.len(), op)
         };
         let is_root = root == self.rank();
-        let done = if is_root {
-            self.short(&request, Ends::Over(data))
+        let ends = if is_root {
+            Ends::Over(data)
         } else {
-            self.short(&request, Ends::Nowhere(data))
+            Ends::Nowhere(data)
         };
-        if let Some(done) = done {
+        if let Some(done) = self.short(&request, ends) {
             return done;
         }
         Self::blocking(async |alarm, started| {
