@@ -281,7 +281,7 @@ impl Engine {
         self.flush_now();
         words.0.retain_mut(|(peer, departure)| {
             let link = &self.links[*peer as usize];
-            !departure.is_over(link.departures()) || link.has_backlog()
+            !departure.is_over(link.departures()) || link.has_backlog() || link.is_leaving()
         });
         words.0.is_empty()
     }

@@ -281,6 +281,12 @@ impl Link {
         lane?.departures()
     }
 
+    /// Whether something that was written [may be dropped](Lane::is_leaving) if this process ends at once.
+    pub(crate) fn is_leaving(&self) -> bool {
+        let lane = self.lane.as_ref().filter(|_| self.write_error.is_none());
+        lane.is_some_and(|lane| lane.is_leaving())
+    }
+
     /// Whether a data frame is half written.
     pub(crate) fn is_sending(&self) -> bool {
         self.outgoing.is_some()

@@ -10,7 +10,7 @@
 //! | block a thread on sockets of a runtime | [`direct`] |
 //! | know this host's network interfaces | [`interfaces`] |
 //! | know what may be said | [`wire`], [`frame`] |
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod authority;
 pub mod bulk;

@@ -7,6 +7,7 @@ use std::future::poll_fn;
 use std::io::{IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use common::{Cluster, within};
@@ -178,6 +179,42 @@ async fn an_end_in_order_is_told_from_a_loss() {
     })
     .await;
     assert!(matches!(error, LinkLost::Broken { .. }), "{error}");
+}
+
+/// As by a process that ends with something unread: its system drops what it has not sent.
+#[tokio::test]
+async fn what_has_left_is_not_lost_by_a_reset() {
+    let cluster = Cluster::new();
+    let (_endpoint, listener) = server(&cluster);
+    let (mut server, mut client) = pair(&cluster, &listener).await;
+    let piece = pattern(100_000);
+    let mut looking = Context::from_waker(Waker::noop());
+    let mut sent = 0;
+    while let Poll::Ready(count) = client.poll_write(&mut looking, &[IoSlice::new(&piece)]) {
+        sent += count.unwrap();
+    }
+    assert!(client.is_leaving(), "the peer does not read");
+    write(&mut server, b"unread").await.unwrap();
+
+    let (mut got, mut buffer) = (0, vec![0; 100_000]);
+    within(async {
+        while client.poll_flush(&mut looking).is_pending() || client.is_leaving() {
+            if let Poll::Ready(count) = server.poll_read(&mut looking, &mut buffer) {
+                got += count.unwrap();
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    client.abort();
+    let error = loop {
+        match within(poll_fn(|cx| server.poll_read(cx, &mut buffer))).await {
+            Ok(count) => got += count,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, LinkLost::Broken { .. }), "{error}");
+    assert_eq!(got, sent);
 }
 
 #[tokio::test]

@@ -91,9 +91,6 @@ impl Member for Inner {
         let member = self.position(rank).filter(|_| self.world > OF_TWO)?;
         let frame = {
             let mut state = self.signals.lock();
-            if state.lost.has(member) {
-                return None;
-            }
             let tag = state.last_tag();
             let cause = Cause::LostElsewhere {
                 rank: Rank(member),
@@ -101,7 +98,8 @@ impl Member for Inner {
             };
             let frame = notice(self.generation, tag, &cause);
             let is_said = matches!(&state.said_elsewhere, Some((of, after, _)) if (*of, *after) == (member, tag));
-            (!is_said).then(|| {
+            // That nothing more is run here because of it says more.
+            (!is_said && state.retirement.is_none()).then(|| {
                 state.said_elsewhere = Some((member, tag, frame.clone()));
                 frame
             })

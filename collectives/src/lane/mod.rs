@@ -179,9 +179,14 @@ pub trait Lane: Send + fmt::Debug {
     }
 
     /// Counts what has left this process, if another thread sends what was accepted: who ends the process at once loses the rest.
-    /// `None` (the default) from lanes that give what they accept to the system, or to the peer.
+    /// `None` (the default) from lanes that give what they accept to the system (see [`Lane::is_leaving`]), or to the peer.
     fn departures(&self) -> Option<u64> {
         None
+    }
+
+    /// Whether the system has something of what was accepted that it has not sent yet, and drops if this process ends at once.
+    fn is_leaving(&self) -> bool {
+        false
     }
 
     /// Whether it takes long until a link shows that the peer's process is gone: no system ends it in the peer's place.

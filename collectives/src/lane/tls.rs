@@ -100,4 +100,8 @@ impl Lane for TlsLane {
     fn end_is_final(&self) -> bool {
         self.link.ended_by_peer()
     }
+
+    fn is_leaving(&self) -> bool {
+        self.link.is_leaving()
+    }
 }

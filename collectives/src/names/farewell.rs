@@ -89,7 +89,8 @@ impl Farewell {
             }
             let mut all = true;
             for (line, departure) in lines.iter().zip(&mut leaving.departures) {
-                all &= departure.is_over(line.departures()) && !line.is_unsaid();
+                all &=
+                    departure.is_over(line.departures()) && !line.is_unsaid() && !line.is_leaving();
             }
             all || now >= leaving.since + DEPARTURE
         };

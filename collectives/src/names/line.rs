@@ -82,6 +82,11 @@ impl Line {
         (self.lane.as_ref()).is_some_and(|lane| !self.out.is_empty() || lane.is_unsent())
     }
 
+    /// Whether something that was written may be dropped if this process ends at once.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.lane.as_ref().is_some_and(|lane| lane.is_leaving())
+    }
+
     /// What the lane [has sent](Lane::departures), if there is one and it says that.
     pub(super) fn departures(&self) -> Option<u64> {
         self.lane.as_ref()?.departures()

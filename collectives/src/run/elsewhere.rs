@@ -62,17 +62,24 @@ impl Run<'_> {
     }
 
     /// Whether the rank because of which a peer has left may be there, or may have said because of whom it goes itself.
-    fn may_hear_more(&self, peer: u32) -> bool {
+    pub(super) fn may_hear_more(&self, peer: u32) -> bool {
         let mut last = peer;
         // They may have lost each other.
         for _ in 0..self.engine.world {
-            match self.mourned_by(last) {
+            match self.blamed_by(last) {
                 Some(culprit) if self.engine.links[culprit.index()].is_up() => return true,
                 Some(culprit) => last = culprit.0,
                 None => break,
             }
         }
         false
+    }
+
+    /// The rank because of which a peer that is gone may have left.
+    fn blamed_by(&self, rank: u32) -> Option<Rank> {
+        let is_gone = !self.engine.links[rank as usize].is_up();
+        let lost = self.lost_before_by(Rank(rank)).filter(|_| is_gone);
+        lost.or_else(|| self.mourned_by(rank))
     }
 
     /// The rank that a peer which is gone has lost in another group, if it came to no operation here since it said so.

@@ -38,6 +38,10 @@ impl Fault {
     }
 }
 
+fn is_loss(cause: &Cause) -> bool {
+    matches!(cause, Cause::Lost { .. } | Cause::Connect { .. })
+}
+
 impl Run<'_> {
     /// The error of ranks that did not come in time.
     pub(super) fn late(&mut self, mut late: Vec<Rank>) -> CollectiveError {
@@ -178,22 +182,15 @@ impl Run<'_> {
     pub(super) fn why_late(&self, rank: Rank) -> Option<WhyLate> {
         let link = &self.engine.links[rank.index()];
         let is_culprit = |other: &Rank| *other != rank && self.is_absent(*other);
-        let gave_up = link.gave_up.as_ref().filter(|(tag, cause)| {
-            // Whoever was late in another call may be in time in this one; who is lost is so in all.
-            let of_this = tag.call == self.tag.call || !matches!(cause, Cause::Deadline { .. });
-            // One that passed it here may have failed there.
-            let has_passed = self.engine.passed.is_some_and(|passed| passed > *tag);
-            of_this && self.still_counts(rank, *tag) && !has_passed
-        });
+        let gave_up = self.gave_up_before(rank);
         let misses = link.misses.as_ref().filter(|(tag, _)| {
             let is_newer = gave_up.is_none_or(|(of, _)| of < tag);
-            // All whom it missed have come to what has ended well.
+            // All whom it missed have come to what has ended well here. A part of an operation may have ended here alone.
             let has_passed = self.engine.passed.is_some_and(|passed| passed >= *tag);
-            is_newer && self.still_counts(rank, *tag) && !has_passed
+            is_newer && self.still_counts(rank, *tag) && (!has_passed || tag.is_part_of(self.tag))
         });
-        let is_loss = |cause: &Cause| matches!(cause, Cause::Lost { .. } | Cause::Connect { .. });
-        let has_given_up = gave_up.is_some_and(|(_, cause)| is_loss(cause));
-        if !has_given_up && let Some(why) = self.why_mourning(rank) {
+        let has_lost = gave_up.is_some_and(|(_, cause)| is_loss(cause));
+        if !has_lost && let Some(why) = self.why_mourning(rank) {
             return Some(why);
         }
         if let Some((tag, missed)) = misses {
@@ -204,14 +201,36 @@ impl Run<'_> {
             });
         }
         let (tag, cause) = gave_up?;
+        // One that was killed may have come here before, and its data to the one that lost it were lost, too.
+        let lost = self.lost_before_by(rank);
+        let ended = lost.filter(|lost| !self.engine.links[lost.index()].is_up());
         Some(WhyLate {
-            culprit: cause.absent().filter(is_culprit)?,
+            culprit: cause.absent().filter(is_culprit).or(ended)?,
             tag: *tag,
             fault: match cause {
                 Cause::Deadline { .. } => Fault::Late,
                 _ => Fault::Lost,
             },
         })
+    }
+
+    /// The operation before this one that a rank has given up, and why, if that may keep it away from this one.
+    fn gave_up_before(&self, rank: Rank) -> Option<&(Tag, Cause)> {
+        let gave_up = self.engine.links[rank.index()].gave_up.as_ref();
+        gave_up.filter(|(tag, cause)| {
+            // Whoever was late in another call may be in time in this one; who is lost is so in all.
+            let of_this = tag.call == self.tag.call || !matches!(cause, Cause::Deadline { .. });
+            // One that passed it here may have failed there.
+            let has_passed = self.engine.passed.is_some_and(|passed| passed > *tag);
+            of_this && self.still_counts(rank, *tag) && !has_passed
+        })
+    }
+
+    /// The rank that one has lost in an operation before this one, which it gave up because of that.
+    pub(super) fn lost_before_by(&self, rank: Rank) -> Option<Rank> {
+        let (_, cause) = self.gave_up_before(rank)?;
+        let culprit = cause.absent().filter(|_| is_loss(cause))?;
+        (culprit != rank && culprit.0 != self.engine.me).then_some(culprit)
     }
 
     /// Whether what a rank said in an operation before this one, of this call or another, says something about this one: not if it

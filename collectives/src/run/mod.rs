@@ -412,11 +412,7 @@ impl<'a> Run<'a> {
                 Err(_) if is_old => self.missing = Missing::Unknown,
                 // A link that has come all the same will do.
                 Err(error) if self.needs(peer) && !self.engine.links[peer as usize].is_up() => {
-                    failure = Some(if self.left_because_of_loss(peer) {
-                        self.lost(peer)
-                    } else {
-                        self.unlinked(peer, &error)
-                    });
+                    failure = self.lack(peer, &error).err().or(failure);
                 }
                 Ok(()) | Err(_) => {}
             }
@@ -429,6 +425,14 @@ impl<'a> Run<'a> {
         }
         self.found_gone.extend(gone);
         failure.map_or(Ok(()), Err)
+    }
+
+    /// There is no link to a peer that this rank needs.
+    fn lack(&mut self, peer: u32, error: &LaneError) -> Result<(), CollectiveError> {
+        if self.left_because_of_loss(peer) || self.may_hear_more(peer) {
+            return self.lose_peer(peer);
+        }
+        Err(self.unlinked(peer, error))
     }
 
     /// What it means that there is no link to a peer.

@@ -116,9 +116,10 @@ fn read(runtime: &Runtime, lane: &mut MemoryLane, into: &mut [u8]) {
     runtime.block_on(async {
         let mut done = 0;
         while done < into.len() {
-            done += poll_fn(|cx| lane.poll_read(cx, &mut into[done..]))
-                .await
-                .unwrap();
+            let count = poll_fn(|cx| lane.poll_read(cx, &mut into[done..]));
+            let count = count.await.unwrap();
+            assert_ne!(count, 0, "the link has ended");
+            done += count;
         }
     });
 }

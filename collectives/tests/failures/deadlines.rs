@@ -252,6 +252,31 @@ fn an_excuse_ends_when_the_one_comes_whose_fault_it_was() {
     assert!((0..20).any(|_| late_when_the_culprit_comes() == [Rank(1)]));
 }
 
+/// Lengths come before values. Rank 2 sends its own to rank 0 and goes no further: rank 0 is in the second part, and rank 1 misses
+/// it in the first one.
+#[test]
+fn who_misses_a_rank_in_an_earlier_part_is_not_late() {
+    let group = Group::new(Kind::Memory, 3);
+    force(&group, Algorithm::Pairwise);
+    let fault = Fault::freeze();
+    group.set_fault(2, &fault);
+    let exchange = |comm: &Communicator| comm.all_to_all_varcount(&[1_u8; 3], &[1; 3]).map(drop);
+    group.run(|comm| exchange(comm).unwrap());
+    group.set_timeout(Duration::from_millis(300));
+    // One frame, with one length.
+    fault.arm(HEADER + 8);
+    let mut errors = group.run(exchange);
+    errors.truncate(2);
+    let parts = (group.members[..2].iter()).map(|comm| comm.records().pop().unwrap().tag.part);
+    assert_eq!(parts.collect::<Vec<_>>(), [1, 0]);
+    for error in errors.into_iter().map(Result::unwrap_err) {
+        let CollectiveError::Deadline { late, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(*late, [Rank(2)], "{error}");
+    }
+}
+
 /// Rank 1 gave up an operation because rank 2 was late, and ends. Rank 2 is in the next one, as its flag in the memory says.
 #[test]
 fn who_has_come_in_shared_memory_is_not_named_for_one_that_dies() {

@@ -239,6 +239,28 @@ impl Connector for TwoIsGone {
     }
 }
 
+/// Who hears only that a rank is gone does not know that this one goes because of it.
+#[test]
+fn what_is_gone_for_good_is_said_to_be_lost_elsewhere_too() {
+    let runtime = runtime();
+    let (connector, handle) = (Arc::new(TwoIsGone), runtime.handle().clone());
+    let comm = Communicator::new(Rank(0), 3, GENERATION, JOB, connector, handle).unwrap();
+    comm.set_timeout(LONG);
+    let part = comm.group(&[Rank(0), Rank(2)]).unwrap().unwrap();
+    let (mine, mut one) = MemoryLane::pair(1 << 20);
+    comm.acceptor().accept(Rank(1), Box::new(mine)).unwrap();
+    let error = part.barrier().unwrap_err();
+    assert_eq!(error.culprit_rank(), Some(Rank(2)), "{error}");
+    drop((part, comm));
+    let said = std::iter::from_fn(|| Some(read_notice(&runtime, &mut one).unwrap().1));
+    let mut causes = said.filter(|cause| !matches!(cause, Cause::Gone { .. }));
+    let cause = causes.next().unwrap();
+    assert!(
+        matches!(cause, Cause::LostElsewhere { rank: Rank(2), .. }),
+        "{cause:?}"
+    );
+}
+
 /// Rank 2 has done its part and is killed, and rank 1 has lost it in another group, and stays, but does not come.
 #[test]
 fn who_does_not_come_because_of_one_that_is_gone_is_not_waited_for() {

@@ -15,9 +15,10 @@ mod links;
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
-use std::task::{Context, Waker};
+use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use common::victim::{
@@ -25,7 +26,7 @@ use common::victim::{
 };
 use common::{Fault, GENERATION, Group, JOB, Kind, LONG, faulty, force, others, run, sum, until};
 use kolo_collectives::cause::{Cause, Excuse};
-use kolo_collectives::header::{Data, Header};
+use kolo_collectives::header::{Data, HEADER, Header};
 use kolo_collectives::lane::{Connecting, Gone, MemoryLane};
 use kolo_collectives::operation::{Operation, OperationKind, Tag};
 use kolo_collectives::schedule::{Algorithm, Tuning};
@@ -376,7 +377,19 @@ fn who_has_come_is_not_the_one_that_is_lost() {
     let runtime = runtime();
     let (comm, mut ends) = after_a_deadline(&runtime, |lane| Box::new(lane));
     let cause = link_to_0_broke();
-    let ask = Header::Ask(Data {
+    let ask = Header::Ask(of_broadcast());
+    let mut one = ends.remove(1);
+    write(&runtime, &mut one, &notice(Tag::default(), &cause));
+    write(&runtime, &mut one, &ask.encode());
+    write(&runtime, &mut ends[0], &ask.encode());
+    drop(one);
+    let error = comm.broadcast(&mut [0_u8], Rank(1)).unwrap_err();
+    assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
+}
+
+/// What a rank says first in a broadcast from rank 1, which is operation 1.
+fn of_broadcast() -> Data {
+    Data {
         generation: GENERATION,
         tag: Tag::new(0, 1),
         operation: Operation {
@@ -386,14 +399,86 @@ fn who_has_come_is_not_the_one_that_is_lost() {
         step: 0,
         offset: 0,
         length: 0,
-    });
-    let mut one = ends.remove(1);
+    }
+}
+
+/// Rank 0 has come to operation 1 and is killed. What it had sent to rank 1 before is lost, which gives up operation 0 because of
+/// that, and leaves.
+#[test]
+fn who_had_come_before_it_was_killed_is_the_one_that_is_lost() {
+    let runtime = runtime();
+    let broadcast = Operation {
+        algorithm: Algorithm::Binomial,
+        ..of_broadcast().operation
+    };
+    // All that is needed of it, and not.
+    let words = [
+        Header::Consent(Data {
+            operation: broadcast,
+            step: 1,
+            ..of_broadcast()
+        }),
+        Header::Ask(of_broadcast()),
+    ];
+    for (said, ends_first) in words.into_iter().zip([true, false]) {
+        let (comm, mut ends) = after_a_deadline(&runtime, |lane| Box::new(lane));
+        let (mut one, mut zero) = (ends.remove(1), ends.remove(0));
+        write(&runtime, &mut zero, &said.encode());
+        let cause = link_to_0_broke();
+        write(&runtime, &mut one, &notice(Tag::default(), &cause));
+        let mut data = [0_u8];
+        let mut waits = Box::pin(comm.broadcast_async(&mut data, Rank(1)));
+        let mut cx = Context::from_waker(Waker::noop());
+        let (first, then) = if ends_first { (zero, one) } else { (one, zero) };
+        // This rank has given its word, then.
+        for ends in [None, Some(first)] {
+            drop(ends);
+            let polled = waits.as_mut().poll(&mut cx);
+            assert!(polled.is_pending(), "{said:?}: {polled:?}");
+        }
+        drop(then);
+        let error = runtime.block_on(waits).unwrap_err();
+        assert_eq!(error.culprit_rank(), Some(Rank(0)), "{said:?}: {error}");
+    }
+}
+
+/// Counts how often who waits is woken.
+#[derive(Debug, Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Rank 1 has lost rank 0 in another group and is gone, and can't be linked again. The end of rank 0's link is seen after that.
+#[test]
+fn who_left_because_of_one_whose_end_is_not_seen_yet_is_not_the_one_that_is_lost() {
+    let runtime = runtime();
+    let fault = Fault::cut();
+    let (comm, mut ends) = after_a_deadline(&runtime, |lane| faulty(Box::new(lane), &fault));
+    let cause = Cause::LostElsewhere {
+        rank: Rank(0),
+        reason: "its link broke".to_owned(),
+    };
+    let (mut one, zero) = (ends.remove(1), ends.remove(0));
     write(&runtime, &mut one, &notice(Tag::default(), &cause));
-    write(&runtime, &mut one, &ask.encode());
-    write(&runtime, &mut ends[0], &ask.encode());
     drop(one);
-    let error = comm.broadcast(&mut [0_u8], Rank(1)).unwrap_err();
-    assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
+    let wakes = Arc::new(Wakes::default());
+    let waker = Waker::from(Arc::clone(&wakes));
+    let mut cx = Context::from_waker(&waker);
+    let mut data = [0_u8];
+    let mut waits = Box::pin(comm.broadcast_async(&mut data, Rank(1)));
+    for _ in 0..2 {
+        // The second time that there is no new link.
+        let polled = waits.as_mut().poll(&mut cx);
+        assert!(polled.is_pending(), "{polled:?}");
+        until(|| wakes.0.swap(0, Ordering::SeqCst) > 0);
+    }
+    drop(zero);
+    let error = runtime.block_on(waits).unwrap_err();
+    assert_eq!(error.culprit_rank(), Some(Rank(0)), "{error}");
 }
 
 /// Lengths come before values: a rank may be in the second part when another one gives up the first.

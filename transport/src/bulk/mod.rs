@@ -12,6 +12,7 @@ mod link;
 mod listener;
 mod probe;
 mod records;
+mod unsent;
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
