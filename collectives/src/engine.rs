@@ -286,6 +286,12 @@ impl Engine {
         words.0.is_empty()
     }
 
+    /// Whether these are for no peer any more, without those of which `is_told` says that they need none.
+    pub(crate) fn are_heard(words: &mut LastWords, mut is_told: impl FnMut(u32) -> bool) -> bool {
+        words.0.retain(|(peer, _)| !is_told(*peer));
+        words.0.is_empty()
+    }
+
     /// Waits for a moment until the last words of an operation have left. The thread is held for that long, whether it is an
     /// executor's or not.
     pub(crate) fn see_off(&mut self) {

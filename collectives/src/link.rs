@@ -409,6 +409,24 @@ impl Link {
         Poll::Ready(Ok(count))
     }
 
+    /// Brings what was begun and is not wanted to its end, and reads the next header, as far as that has come.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Stop>> {
+        loop {
+            match self.inbound {
+                Some(Inbound::Discard(0)) => self.inbound = Some(Inbound::Header),
+                Some(Inbound::Discard(left)) => {
+                    let count = ready!(self.poll_discard(cx, left))?;
+                    self.inbound = Some(Inbound::Discard(left - count));
+                }
+                Some(Inbound::Header) => {
+                    let header = ready!(self.poll_header(cx))?;
+                    self.inbound = Some(Inbound::Held(header));
+                }
+                _ => return Poll::Ready(Ok(())),
+            }
+        }
+    }
+
     /// The next notice in or behind a frame that waits until somebody wants it, if one can be read now without holding more than
     /// `most` bytes. It will be read again when its turn comes.
     pub(crate) fn poll_notice(

@@ -190,10 +190,16 @@ async fn what_has_left_is_not_lost_by_a_reset() {
     let piece = pattern(100_000);
     let mut looking = Context::from_waker(Waker::noop());
     let mut sent = 0;
-    while let Poll::Ready(count) = client.poll_write(&mut looking, &[IoSlice::new(&piece)]) {
-        sent += count.unwrap();
-    }
-    assert!(client.is_leaving(), "the peer does not read");
+    within(async {
+        // The peer does not read.
+        while !client.is_leaving() {
+            if let Poll::Ready(count) = client.poll_write(&mut looking, &[IoSlice::new(&piece)]) {
+                sent += count.unwrap();
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     write(&mut server, b"unread").await.unwrap();
 
     let (mut got, mut buffer) = (0, vec![0; 100_000]);
@@ -215,6 +221,21 @@ async fn what_has_left_is_not_lost_by_a_reset() {
     };
     assert!(matches!(error, LinkLost::Broken { .. }), "{error}");
     assert_eq!(got, sent);
+
+    // Nothing leaves over a connection that was reset.
+    let (mut server, client) = pair(&cluster, &listener).await;
+    within(async {
+        while !server.is_leaving() {
+            let written = server.poll_write(&mut looking, &[IoSlice::new(&piece)]);
+            assert!(!matches!(written, Poll::Ready(Err(_))), "{written:?}");
+            tokio::task::yield_now().await;
+        }
+        client.abort();
+        while server.is_leaving() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use anyhow::Context as _;
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Signal, set_parent_process_death_signal, setpgid};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::raw::child::ROLE;
@@ -36,7 +36,9 @@ pub(crate) fn enter_host(pid: u32) -> anyhow::Result<()> {
 
 /// The role itself: its arguments are the program and what it gets.
 pub(crate) fn enter() -> anyhow::Result<()> {
-    // mpirun takes its ranks with it, if it gets to know.
+    // mpirun takes its ranks and their shared memory with it, if it gets to know, and if those do not hear of an interrupt at the
+    // terminal before it.
+    setpgid(None, None)?;
     set_parent_process_death_signal(Some(Signal::TERM))?;
     if let Ok(pid) = std::env::var(HOST) {
         enter_host(pid.parse().context("the number of a process")?)?;

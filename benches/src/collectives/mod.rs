@@ -17,6 +17,7 @@ mod summary;
 mod wire;
 
 use std::io::{IsTerminal as _, Write as _};
+use std::time::Instant;
 
 use anyhow::Context as _;
 use kolo::collectives::Algorithm;
@@ -35,6 +36,9 @@ pub(crate) use wire::Operation;
 
 /// Sizes up to this one are measured without a barrier in front of each operation, which costs more than they do.
 const SMALL: u64 = 64 << 10;
+
+/// A series takes at most so many times as long as its operations are to take, or a second.
+const LONGEST: f64 = 10.0;
 
 /// What kolo is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -302,17 +306,19 @@ pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()>
         }
     }
     let mut rows = Vec::new();
+    // What was measured before is shown all the same.
+    let mut failure = None;
     for bytes in options.sizes(operation) {
-        rows.push(compare(
-            operation,
-            options,
-            bytes,
-            &mut contestants,
-            &progress,
-        )?);
+        match compare(operation, options, bytes, &mut contestants, &progress) {
+            Ok(row) => rows.push(row),
+            Err(error) => {
+                failure = Some(error);
+                break;
+            }
+        }
     }
     let mut ceilings = Vec::new();
-    if options.ceilings {
+    if options.ceilings && failure.is_none() {
         progress.say(format_args!("measuring kolo's links"));
         // Last of all, for algorithms are chosen by it from then on.
         let links = contestants.first_mut().map(|kolo| kolo.group.links());
@@ -320,17 +326,18 @@ pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()>
     }
     // A contestant that still waits for its turn may take memory bandwidth, but nothing else.
     drop(contestants);
-    if options.ceilings {
+    if options.ceilings && failure.is_none() {
         progress.say(format_args!("measuring memory and sockets"));
         ceilings.extend(ceilings::measure()?);
     }
     drop(progress);
     if options.format == Format::Json {
         let lines = summary::figures(operation, options.setting(), &rows);
-        return report::show(|out| {
+        report::show(|out| {
             report::json(out, &lines)?;
             report::json(out, &ceilings)
-        });
+        })?;
+        return failure.map_or(Ok(()), Err);
     }
     report::show(|out| {
         writeln!(out, "{}", options.title(operation))?;
@@ -346,7 +353,8 @@ pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()>
         }
         writeln!(out)?;
         report::table(out, &ceilings)
-    })
+    })?;
+    failure.map_or(Ok(()), Err)
 }
 
 /// Processors that this process may use.
@@ -388,16 +396,20 @@ fn compare(
                 barrier: operation.wants_barrier() || bytes > SMALL,
             };
             seed += run.warm + run.timed;
+            let begun = Instant::now();
             let Some(series) = contestant.measure(&run) else {
                 continue;
             };
+            // What takes long is filling and checking, where the operation itself does little.
+            let each = begun.elapsed() / (run.warm + run.timed);
+            let most = (options.seconds * LONGEST).max(1.0) / each.as_secs_f64().max(1e-9);
             let time = series.p50();
             // The shortest time: the others may be those of a machine that does something else.
             let shortest = series.times.iter().copied().fold(time, f64::min).max(0.05);
             let fit = (options.seconds * 1e6 / shortest).ceil();
             #[allow(clippy::cast_sign_loss)] // times are not negative
             let (timed, untimed) = (
-                fit.clamp(5.0, 20_000.0) as u32,
+                fit.clamp(5.0, most.clamp(5.0, 20_000.0)) as u32,
                 // Enough of the shortest ones, too, that how the ranks begin and end makes no difference.
                 (fit / 2.0).clamp(2.0, 1e6) as u32,
             );

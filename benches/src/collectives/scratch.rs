@@ -57,8 +57,12 @@ fn wait_for_signal() -> i32 {
             runtime.block_on(async {
                 let mut interrupt = signal(SignalKind::interrupt())?;
                 let mut terminate = signal(SignalKind::terminate())?;
+                let (mut hangup, mut quit) =
+                    (signal(SignalKind::hangup())?, signal(SignalKind::quit())?);
                 Ok(tokio::select! {
+                    _ = hangup.recv() => 129,
                     _ = interrupt.recv() => 130,
+                    _ = quit.recv() => 131,
                     _ = terminate.recv() => 143,
                 })
             })

@@ -104,6 +104,15 @@ impl Local {
                 ),
             });
         }
+        if let Paths::Folder(folder) = &paths
+            && folder.as_os_str().is_empty()
+        {
+            return Err(PeersError::Invalid {
+                reason:
+                    "the path of the folder is empty: give one, or `.` for the current directory"
+                        .to_owned(),
+            });
+        }
         super::check(rank, world_size as usize)?;
         let driver = Driver::start(settings.runtime.clone())
             .map_err(|error| PeersError::Runtime { rank, error })?;

@@ -17,6 +17,11 @@ const MOST: usize = 32 << 20;
 const OF_LINK: (usize, usize) = (2 * SEGMENT, 32 * SEGMENT);
 
 impl Run<'_> {
+    /// Bytes of one link that may be held to look behind what is not wanted yet.
+    pub(super) fn most_ahead(&self) -> usize {
+        (MOST / self.engine.world as usize).clamp(OF_LINK.0, OF_LINK.1)
+    }
+
     /// Takes in notices that stand behind frames that are not wanted yet, if nothing else has come for a while. Returns
     /// whether there were any.
     pub(super) fn look_ahead(&mut self, cx: &mut Context<'_>) -> Result<bool, CollectiveError> {
@@ -24,7 +29,7 @@ impl Run<'_> {
             return Ok(false);
         }
         let mut found = false;
-        let most = (MOST / self.engine.world as usize).clamp(OF_LINK.0, OF_LINK.1);
+        let most = self.most_ahead();
         for peer in 0..self.engine.world {
             let had_ended = self.engine.links[peer as usize].has_ended();
             while let Some((header, text)) = self.engine.links[peer as usize].poll_notice(cx, most)

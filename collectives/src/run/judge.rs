@@ -328,6 +328,7 @@ impl Run<'_> {
         }
         let error = cause.into_error(CallId(self.tag.call), &self.request.to_string());
         self.ends_call = matches!(header, Header::AbortCall { .. });
+        self.told_by = Some(peer);
         Err(error)
     }
 

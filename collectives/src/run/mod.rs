@@ -110,6 +110,8 @@ pub(crate) struct Run<'a> {
     missing: Missing,
     /// A peer failed in the call, not only in this operation.
     ends_call: bool,
+    /// Who has said why this operation is over.
+    told_by: Option<u32>,
     finished: bool,
     mode: Mode,
     /// A thread waits, and not a task.
@@ -171,6 +173,7 @@ impl<'a> Run<'a> {
             unsaid: false,
             missing: Missing::Unknown,
             ends_call: false,
+            told_by: None,
             finished: false,
             mode: Mode::Links,
             blocking: false,

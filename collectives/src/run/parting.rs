@@ -3,8 +3,11 @@
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use super::Run;
-use crate::engine::LastWords;
+use kolo_transport::ids::Rank;
+
+use super::{Mode, Run};
+use crate::cause::Cause;
+use crate::engine::{Engine, LastWords};
 use crate::error::CollectiveError;
 use crate::group::Saying;
 use crate::lane::LOOK;
@@ -87,7 +90,13 @@ impl Run<'_> {
             self.engine.notify_all(&unsaid);
         }
         parting.elsewhere.retain_mut(|has_left| !has_left());
-        let all_left = self.engine.have_left(&mut parting.words) && parting.elsewhere.is_empty();
+        let words_left = self.engine.have_left(&mut parting.words)
+            || parting.error.culprit_rank().is_some_and(|culprit| {
+                Engine::are_heard(&mut parting.words, |peer| {
+                    self.has_left_too(peer, culprit, cx)
+                })
+            });
+        let all_left = words_left && parting.elsewhere.is_empty();
         if !all_left && now < parting.words_until {
             parting.next = now + LOOK;
             waits = true;
@@ -97,6 +106,30 @@ impl Run<'_> {
             return Poll::Pending;
         }
         Poll::Ready(Err(parting.error))
+    }
+
+    /// Whether a peer has given the operation up itself because of that rank, as far as can be read now, or is gone: it needs no word
+    /// of this one. Two that had much on the way to each other would wait for each other to read.
+    fn has_left_too(&mut self, peer: u32, culprit: Rank, cx: &mut Context<'_>) -> bool {
+        if self.told_by == Some(peer) {
+            return true;
+        }
+        if self.mode != Mode::Links {
+            return false;
+        }
+        let most = self.most_ahead();
+        // What is wrong with it is found when it is wanted.
+        if let Poll::Ready(Err(_)) = self.engine.links[peer as usize].poll_next(cx) {
+            return true;
+        }
+        while let Some((header, text)) = self.engine.links[peer as usize].poll_notice(cx, most) {
+            let is_here = (self.place_of(header))
+                .is_some_and(|(_, tag)| tag >= self.tag || tag.is_part_of(self.tag));
+            if is_here && Cause::parse(&text).is_some_and(|cause| cause.absent() == Some(culprit)) {
+                return true;
+            }
+        }
+        self.engine.links[peer as usize].has_ended()
     }
 
     /// Whether a link is being made that was needed, or will be by the peer whose it is to make.

@@ -18,7 +18,7 @@ use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use common::victim::{
@@ -439,6 +439,46 @@ fn who_had_come_before_it_was_killed_is_the_one_that_is_lost() {
         drop(then);
         let error = runtime.block_on(waits).unwrap_err();
         assert_eq!(error.culprit_rank(), Some(Rank(0)), "{said:?}: {error}");
+    }
+}
+
+/// A peer that reads nothing has said that it has lost the same rank: this one ends at once, and does not wait until it reads.
+#[test]
+fn who_knows_of_the_loss_is_not_waited_for() {
+    let runtime = runtime();
+    // The peer's words are read before the end of the lost rank's link, and behind it.
+    for (stuck, lost) in [(1, 2), (2, 1)] {
+        let handle = runtime.handle().clone();
+        let comm =
+            Communicator::new(Rank(0), 3, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
+        comm.set_tuning(Tuning {
+            force: Some(Algorithm::Flat),
+            ..Tuning::default()
+        });
+        // Less than one frame of the operation.
+        let [mut words, ends] = [stuck, lost].map(|rank| {
+            let (mine, theirs) = MemoryLane::pair(4096);
+            let accepted = comm.acceptor().accept(Rank(rank), Box::new(mine));
+            accepted.unwrap();
+            theirs
+        });
+        let mut data = vec![1_i32; 100_000];
+        let mut waits = Box::pin(comm.broadcast_async(&mut data, Rank(0)));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(waits.as_mut().poll(&mut cx).is_pending());
+        let cause = Cause::Lost {
+            rank: Rank(lost),
+            reason: "its link broke".to_owned(),
+            for_good: false,
+        };
+        write(&runtime, &mut words, &notice(Tag::default(), &cause));
+        drop(ends);
+        let polled = waits.as_mut().poll(&mut cx);
+        let lost = Rank(lost);
+        assert!(
+            matches!(&polled, Poll::Ready(Err(CollectiveError::PeerLost { rank, .. })) if *rank == lost),
+            "{polled:?}"
+        );
     }
 }
 

@@ -149,6 +149,14 @@ fn a_rank_that_comes_late_is_waited_for() {
     });
 }
 
+/// As from a variable that is not set.
+#[test]
+fn an_empty_path_is_no_folder() {
+    let error = Local::in_folder("").join(Rank(0), 2).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("the path of the folder is empty"), "{text}");
+}
+
 #[test]
 fn a_peer_that_never_comes_is_named() {
     let folder = Folder::new("never");
