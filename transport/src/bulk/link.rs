@@ -223,8 +223,9 @@ impl TlsLink {
         !self.out.is_empty()
     }
 
-    /// Whether the kernel has taken something that it has not sent yet, because the peer's side has no room for it. If this
-    /// process ends now, with something unread, that is lost: the kernel then resets the connection.
+    /// Whether the kernel has taken something that it has not sent yet, because the peer's side or the network has no room for
+    /// it. If this process ends now, with something unread, that is lost: the kernel then resets the connection, and sends
+    /// nothing again that the network drops.
     pub fn is_leaving(&self) -> bool {
         let unsent = self.tcp.as_ref().map(|tcp| unsent(tcp.as_fd()));
         matches!(unsent, Some(Ok(bytes)) if bytes > 0)

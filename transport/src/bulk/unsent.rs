@@ -22,9 +22,8 @@ pub(super) fn unsent(tcp: BorrowedFd<'_>) -> io::Result<usize> {
     }
     // A connection that was reset sends nothing more, and the count stays.
     let mut socket = [PollFd::from_borrowed_fd(tcp, PollFlags::empty())];
-    poll(&mut socket, Some(&Timespec::default()))?;
-    let is_over = socket[0]
-        .revents()
-        .intersects(PollFlags::HUP | PollFlags::ERR);
+    let looked = poll(&mut socket, Some(&Timespec::default()));
+    let ends = PollFlags::HUP | PollFlags::ERR;
+    let is_over = looked.is_ok() && socket[0].revents().intersects(ends);
     Ok(if is_over { 0 } else { bytes })
 }
