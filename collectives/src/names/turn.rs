@@ -195,9 +195,15 @@ mod tests {
         }
         let data = Communicator::of(Arc::clone(&group[1].inner.names().data));
         let progress = data.progress().unwrap();
+        let (begin, has_begun) = channel::<()>();
         let (end, ended) = channel::<()>();
-        let busy = Box::new(move || ended.recv().unwrap_or_default());
+        let busy = Box::new(move || {
+            begin.send(()).unwrap();
+            ended.recv().unwrap_or_default();
+        });
         assert!(progress.try_start(busy).is_ok());
+        // It takes no room any more.
+        has_begun.recv().unwrap();
         while progress.try_start(Box::new(|| ())).is_ok() {}
         let [one, other] = [&group[0], &group[1]].map(|comm| {
             let sum = comm.named("sum");
