@@ -33,7 +33,24 @@ pub(crate) struct Progress {
 
 /// The links on which last words wait.
 #[derive(Debug)]
-pub(crate) struct LastWords(Vec<(u32, Departure)>);
+pub(crate) struct LastWords {
+    links: Vec<(u32, Departure)>,
+    /// The rank that is not there, because of which this one leaves.
+    culprit: Option<Rank>,
+}
+
+impl LastWords {
+    /// Whether these are for no peer any more, without those of which `needs_none` says, by their number and the rank because of
+    /// which this one leaves, that they need none.
+    pub(crate) fn are_heard(
+        &mut self,
+        mut needs_none: impl FnMut(u32, Option<Rank>) -> bool,
+    ) -> bool {
+        self.links
+            .retain(|(peer, _)| !needs_none(*peer, self.culprit));
+        self.links.is_empty()
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -255,41 +272,36 @@ impl Engine {
         }
     }
 
-    /// The last words of an operation have just been put on the links: this process may end right after them. Nobody waits until
-    /// they have left for `lost`.
-    pub(crate) fn last_words(&self, lost: Option<Rank>) -> LastWords {
+    /// The last words of an operation were put on the links: this process may end right after them. If `culprit` is not there
+    /// nobody waits until they have left for that one.
+    pub(crate) fn last_words(&self, culprit: Option<Rank>) -> LastWords {
         let links = (0..).zip(&self.links);
-        LastWords(
-            links
-                .filter(|(peer, link)| lost != Some(Rank(*peer)) && link.has_backlog())
-                .map(|(peer, link)| (peer, Departure::new(link.departures())))
-                .collect(),
-        )
+        let links = links
+            .filter(|(peer, link)| {
+                culprit != Some(Rank(*peer)) && (link.has_backlog() || link.is_leaving())
+            })
+            .map(|(peer, link)| (peer, Departure::new(link.departures())))
+            .collect();
+        LastWords { links, culprit }
     }
 
     /// There are some on the new link to a peer, too.
     pub(crate) fn more_last_words(&self, words: &mut LastWords, peer: u32) {
         let link = &self.links[peer as usize];
-        words.0.retain(|(other, _)| *other != peer);
+        words.links.retain(|(other, _)| *other != peer);
         if link.has_backlog() {
-            words.0.push((peer, Departure::new(link.departures())));
+            words.links.push((peer, Departure::new(link.departures())));
         }
     }
 
     /// Writes as much of them as goes. Returns whether all have left this process, or can't.
     pub(crate) fn have_left(&mut self, words: &mut LastWords) -> bool {
         self.flush_now();
-        words.0.retain_mut(|(peer, departure)| {
+        words.links.retain_mut(|(peer, departure)| {
             let link = &self.links[*peer as usize];
             !departure.is_over(link.departures()) || link.has_backlog() || link.is_leaving()
         });
-        words.0.is_empty()
-    }
-
-    /// Whether these are for no peer any more, without those of which `is_told` says that they need none.
-    pub(crate) fn are_heard(words: &mut LastWords, mut is_told: impl FnMut(u32) -> bool) -> bool {
-        words.0.retain(|(peer, _)| !is_told(*peer));
-        words.0.is_empty()
+        words.links.is_empty()
     }
 
     /// Waits for a moment until the last words of an operation have left. The thread is held for that long, whether it is an

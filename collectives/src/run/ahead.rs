@@ -6,6 +6,7 @@
 
 use std::task::Context;
 
+use super::judge::place_in;
 use super::{Mode, Run};
 use crate::cause::Cause;
 use crate::error::CollectiveError;
@@ -29,31 +30,41 @@ impl Run<'_> {
             return Ok(false);
         }
         let mut found = false;
-        let most = self.most_ahead();
         for peer in 0..self.engine.world {
-            let had_ended = self.engine.links[peer as usize].has_ended();
-            while let Some((header, text)) = self.engine.links[peer as usize].poll_notice(cx, most)
-            {
-                found = true;
-                match self.place_of(header) {
-                    Some((generation, _)) if generation != self.engine.generation => break,
-                    Some((_, tag)) if tag <= self.tag => self.told(peer, header, &text)?,
-                    // It gave up a later operation. If that is because a rank is gone, it is as gone for this one.
-                    _ => {
-                        if let Some(cause) = Cause::parse(&text)
-                            && let Some((rank, reason)) = cause.gone()
-                            && rank.0 < self.engine.world
-                        {
-                            self.hear_gone(Some(peer), rank.0, reason.to_owned())?;
-                        }
+            found |= self.look_behind(peer, cx)?;
+        }
+        Ok(found)
+    }
+
+    /// Takes in notices that stand behind frames of a peer that are not wanted yet, and its end. Returns whether there was anything.
+    pub(super) fn look_behind(
+        &mut self,
+        peer: u32,
+        cx: &mut Context<'_>,
+    ) -> Result<bool, CollectiveError> {
+        let mut found = false;
+        let most = self.most_ahead();
+        let had_ended = self.engine.links[peer as usize].has_ended();
+        while let Some((header, text)) = self.engine.links[peer as usize].poll_notice(cx, most) {
+            found = true;
+            match place_in(self.tag, header) {
+                Some((generation, _)) if generation != self.engine.generation => break,
+                Some((_, tag)) if tag <= self.tag => self.told(peer, header, &text)?,
+                // It gave up a later operation. If that is because a rank is gone, it is as gone for this one.
+                _ => {
+                    if let Some(cause) = Cause::parse(&text)
+                        && let Some((rank, reason)) = cause.gone()
+                        && rank.0 < self.engine.world
+                    {
+                        self.hear_gone(Some(peer), rank.0, reason.to_owned())?;
                     }
                 }
             }
-            if self.engine.links[peer as usize].has_ended() && !had_ended {
-                // Nobody would look at it for as long as this rank waits for others.
-                self.questions.stir();
-                found = true;
-            }
+        }
+        if self.engine.links[peer as usize].has_ended() && !had_ended {
+            // Nobody would look at it for as long as this rank waits for others.
+            self.questions.stir();
+            found = true;
         }
         Ok(found)
     }

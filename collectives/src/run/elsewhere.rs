@@ -1,5 +1,6 @@
 //! Ranks that leave because of a loss in another group, as they have said.
 
+use std::task::Context;
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
@@ -13,9 +14,11 @@ use crate::operation::Tag;
 const ALL_ENDS: Duration = Duration::from_millis(200);
 
 /// A peer that is gone, and may not be the one with whom it began.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct Postponed {
     peer: u32,
+    /// If no link to it could be made: the error of that.
+    unlinked: Option<CollectiveError>,
     pub(super) until: Instant,
 }
 
@@ -32,14 +35,34 @@ impl Run<'_> {
     ///
     /// With the rank that is to be named, if that is certain.
     pub(super) fn lose_peer(&mut self, peer: u32) -> Result<(), CollectiveError> {
-        if !self.may_hear_more(peer) {
+        if self.awaited_end(peer).is_none() {
             return Err(self.lost(peer));
         }
-        if !self.is_postponed(peer) {
-            let until = Instant::now() + ALL_ENDS;
-            self.postponed.push(Postponed { peer, until });
-        }
+        self.postpone(peer, None);
         Ok(())
+    }
+
+    /// As [`Run::lose_peer`], of one to which no link could be made.
+    pub(super) fn lack_peer(
+        &mut self,
+        peer: u32,
+        unlinked: CollectiveError,
+    ) -> Result<(), CollectiveError> {
+        if self.awaited_end(peer).is_some() {
+            self.postpone(peer, Some(unlinked));
+            return Ok(());
+        }
+        Err(self.lost_or(peer, Some(unlinked)))
+    }
+
+    fn postpone(&mut self, peer: u32, unlinked: Option<CollectiveError>) {
+        if !self.is_postponed(peer) {
+            self.postponed.push(Postponed {
+                peer,
+                unlinked,
+                until: Instant::now() + ALL_ENDS,
+            });
+        }
     }
 
     /// Whether it is not clear yet what it means that a peer is gone. Another link to it is no use in this operation.
@@ -48,43 +71,67 @@ impl Run<'_> {
     }
 
     /// What it means that a peer is gone, after all links were read.
-    pub(super) fn judge_postponed(&mut self) -> Result<(), CollectiveError> {
-        match self.postponed.first() {
-            Some(one) if self.may_hear_more(one.peer) && Instant::now() < one.until => Ok(()),
-            _ => self.end_postponed(),
+    pub(super) fn judge_postponed(&mut self, cx: &mut Context<'_>) -> Result<(), CollectiveError> {
+        let Some(Postponed { peer, until, .. }) = self.postponed.first() else {
+            return Ok(());
+        };
+        let (peer, until) = (*peer, *until);
+        // That one may have sent something for later before it said why it goes, and before its end.
+        while let Some(awaited) = self.awaited_end(peer) {
+            self.look_behind(awaited.0, cx)?;
+            if self.engine.links[awaited.index()].is_alive() {
+                return if Instant::now() < until {
+                    Ok(())
+                } else {
+                    self.end_postponed()
+                };
+            }
         }
+        self.end_postponed()
     }
 
     /// Whatever may still be heard of it: a peer is gone that this rank needs.
     pub(super) fn end_postponed(&mut self) -> Result<(), CollectiveError> {
-        let first = self.postponed.first().map(|one| one.peer);
-        first.map_or(Ok(()), |peer| Err(self.lost(peer)))
+        if self.postponed.is_empty() {
+            return Ok(());
+        }
+        let Postponed { peer, unlinked, .. } = self.postponed.remove(0);
+        Err(self.lost_or(peer, unlinked))
     }
 
-    /// Whether the rank because of which a peer has left may be there, or may have said because of whom it goes itself.
-    pub(super) fn may_hear_more(&self, peer: u32) -> bool {
+    /// The error of a rank that is gone, where `unlinked` counts if it is not known because of whom it may have left.
+    fn lost_or(&mut self, peer: u32, unlinked: Option<CollectiveError>) -> CollectiveError {
+        match unlinked {
+            Some(error) if !self.left_because_of_loss(peer) => error,
+            _ => self.lost(peer),
+        }
+    }
+
+    /// A rank whose end may not have been seen yet: because of that one, or because of another one that left because of it, a
+    /// peer has left.
+    fn awaited_end(&self, peer: u32) -> Option<Rank> {
         let mut last = peer;
         // They may have lost each other.
         for _ in 0..self.engine.world {
-            match self.blamed_by(last) {
-                Some(culprit) if self.engine.links[culprit.index()].is_up() => return true,
-                Some(culprit) => last = culprit.0,
-                None => break,
+            let culprit = self.blamed_by(last)?;
+            if self.engine.links[culprit.index()].is_alive() {
+                return Some(culprit);
             }
+            last = culprit.0;
         }
-        false
+        None
     }
 
     /// The rank because of which a peer that is gone may have left.
     fn blamed_by(&self, rank: u32) -> Option<Rank> {
-        let is_gone = !self.engine.links[rank as usize].is_up();
+        let is_gone = !self.engine.links[rank as usize].is_alive();
         let lost = self.lost_before_by(Rank(rank)).filter(|_| is_gone);
         lost.or_else(|| self.mourned_by(rank))
     }
 
     /// The rank that a peer which is gone has lost in another group, if it came to no operation here since it said so.
     fn mourned_by(&self, rank: u32) -> Option<Rank> {
-        let is_gone = !self.engine.links[rank as usize].is_up();
+        let is_gone = !self.engine.links[rank as usize].is_alive();
         self.lost_elsewhere_by(rank).filter(|_| is_gone)
     }
 
@@ -112,23 +159,22 @@ impl Run<'_> {
         let (tag, ..) = self.engine.links[rank.index()].mourns.as_ref()?;
         let link = &self.engine.links[culprit.index()];
         // That it is there shows only on some kinds of links.
-        let seems_gone = !link.is_up() || link.is_silent();
-        seems_gone.then_some(WhyLate {
+        link.is_silent().then_some(WhyLate {
             culprit,
             tag: *tag,
             fault: Fault::LostElsewhere,
         })
     }
 
-    /// A rank that is gone, or another one because of which it has left: one that it had lost elsewhere, and which may have left
-    /// because of one that it had lost elsewhere.
+    /// A rank that is gone, or another one because of which it has left, and which may have left because of one that it had lost
+    /// itself: the last one of those that have said so.
     pub(super) fn who_began(&self, peer: u32) -> u32 {
         let mut path = vec![peer];
         let mut last = peer;
         loop {
             let why = self.why_late(Rank(last));
             let next = why
-                .filter(|why| why.fault == Fault::LostElsewhere)
+                .filter(|why| why.fault.is_loss())
                 .map(|why| why.culprit.0);
             let Some(next) = next.filter(|next| self.left_because_of_loss(*next)) else {
                 return last;

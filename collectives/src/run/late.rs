@@ -203,7 +203,7 @@ impl Run<'_> {
         let (tag, cause) = gave_up?;
         // One that was killed may have come here before, and its data to the one that lost it were lost, too.
         let lost = self.lost_before_by(rank);
-        let ended = lost.filter(|lost| !self.engine.links[lost.index()].is_up());
+        let ended = lost.filter(|lost| !self.engine.links[lost.index()].is_alive());
         Some(WhyLate {
             culprit: cause.absent().filter(is_culprit).or(ended)?,
             tag: *tag,

@@ -346,7 +346,7 @@ impl<'a> Run<'a> {
                     self.read(peer, cx)?;
                 }
             }
-            self.judge_postponed()?;
+            self.judge_postponed(cx)?;
             if self.learned.is_some() {
                 return Ok(true);
             }
@@ -432,10 +432,8 @@ impl<'a> Run<'a> {
 
     /// There is no link to a peer that this rank needs.
     fn lack(&mut self, peer: u32, error: &LaneError) -> Result<(), CollectiveError> {
-        if self.left_because_of_loss(peer) || self.may_hear_more(peer) {
-            return self.lose_peer(peer);
-        }
-        Err(self.unlinked(peer, error))
+        let unlinked = self.unlinked(peer, error);
+        self.lack_peer(peer, unlinked)
     }
 
     /// What it means that there is no link to a peer.

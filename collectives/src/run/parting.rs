@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
 
+use super::judge::place_in;
 use super::{Mode, Run};
 use crate::cause::Cause;
-use crate::engine::{Engine, LastWords};
+use crate::engine::LastWords;
 use crate::error::CollectiveError;
 use crate::group::Saying;
 use crate::lane::LOOK;
@@ -91,11 +92,7 @@ impl Run<'_> {
         }
         parting.elsewhere.retain_mut(|has_left| !has_left());
         let words_left = self.engine.have_left(&mut parting.words)
-            || parting.error.culprit_rank().is_some_and(|culprit| {
-                Engine::are_heard(&mut parting.words, |peer| {
-                    self.has_left_too(peer, culprit, cx)
-                })
-            });
+            || (parting.words).are_heard(|peer, culprit| self.has_left_too(peer, culprit, cx));
         let all_left = words_left && parting.elsewhere.is_empty();
         if !all_left && now < parting.words_until {
             parting.next = now + LOOK;
@@ -108,28 +105,33 @@ impl Run<'_> {
         Poll::Ready(Err(parting.error))
     }
 
-    /// Whether a peer has given the operation up itself because of that rank, as far as can be read now, or is gone: it needs no word
-    /// of this one. Two that had much on the way to each other would wait for each other to read.
-    fn has_left_too(&mut self, peer: u32, culprit: Rank, cx: &mut Context<'_>) -> bool {
+    /// Whether a peer has given the operation up itself, as far as can be read now, or is gone: it needs no word of this one. If this
+    /// one leaves because of another rank the peer does because of the same, or it could not tell later why this one is gone. Two
+    /// that had much on the way to each other would wait for each other to read.
+    fn has_left_too(&mut self, peer: u32, culprit: Option<Rank>, cx: &mut Context<'_>) -> bool {
         if self.told_by == Some(peer) {
             return true;
         }
         if self.mode != Mode::Links {
             return false;
         }
-        let most = self.most_ahead();
+        let (current, most) = (self.tag, self.most_ahead());
+        let link = &mut self.engine.links[peer as usize];
         // What is wrong with it is found when it is wanted.
-        if let Poll::Ready(Err(_)) = self.engine.links[peer as usize].poll_next(cx) {
+        if let Poll::Ready(Err(_)) = link.poll_next(cx) {
             return true;
         }
-        while let Some((header, text)) = self.engine.links[peer as usize].poll_notice(cx, most) {
-            let is_here = (self.place_of(header))
-                .is_some_and(|(_, tag)| tag >= self.tag || tag.is_part_of(self.tag));
-            if is_here && Cause::parse(&text).is_some_and(|cause| cause.absent() == Some(culprit)) {
-                return true;
-            }
-        }
-        self.engine.links[peer as usize].has_ended()
+        let mut has_left = false;
+        // The next operation takes it in.
+        link.poll_frames(cx, most, |header, text| {
+            let is_here = place_in(current, header)
+                .is_some_and(|(_, tag)| tag >= current || tag.is_part_of(current));
+            has_left |= is_here
+                && text.and_then(Cause::parse).is_some_and(|cause| {
+                    cause.ends_operation() && (culprit.is_none() || cause.absent() == culprit)
+                });
+        });
+        has_left || link.has_ended()
     }
 
     /// Whether a link is being made that was needed, or will be by the peer whose it is to make.

@@ -54,8 +54,8 @@ impl Run<'_> {
                 self.read(peer, cx)?;
             }
         }
-        self.judge_postponed()?;
         self.judge_the_gone()?;
+        self.judge_postponed(cx)?;
         let Some(forming) = self.engine.shm.forming() else {
             return Ok(true);
         };
@@ -243,7 +243,7 @@ impl Run<'_> {
                     self.read(peer, cx)?;
                 }
             }
-            self.judge_postponed()?;
+            self.judge_postponed(cx)?;
             let Some(arena) = self.engine.shm.active() else {
                 return Ok(true);
             };
@@ -273,6 +273,7 @@ impl Run<'_> {
                 self.lose_peer(peer)?;
             }
         }
+        self.judge_postponed(cx)?;
         let Some(arena) = self.engine.shm.active() else {
             return Ok(true);
         };

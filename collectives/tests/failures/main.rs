@@ -442,6 +442,89 @@ fn who_had_come_before_it_was_killed_is_the_one_that_is_lost() {
     }
 }
 
+/// Rank 0 has sent what this rank wants later, and is killed: its end stands behind that. Rank 1 lost it in operation 0, and leaves.
+#[test]
+fn who_was_ahead_when_it_was_killed_is_the_one_that_is_lost() {
+    let runtime = runtime();
+    // Of the second step of a barrier: in the first one this rank waits for rank 1.
+    let ahead = Header::Data(Data {
+        operation: Operation {
+            algorithm: Algorithm::Dissemination,
+            ..Operation::new(OperationKind::Barrier, None, 0)
+        },
+        step: 1,
+        ..of_broadcast()
+    });
+    for ends_first in [true, false] {
+        let (comm, mut ends) = after_a_deadline(&runtime, |lane| Box::new(lane));
+        let (mut one, mut zero) = (ends.remove(1), ends.remove(0));
+        write(&runtime, &mut zero, &ahead.encode());
+        let cause = link_to_0_broke();
+        write(&runtime, &mut one, &notice(Tag::default(), &cause));
+        let mut waits = Box::pin(comm.barrier_async());
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        let mut cx = Context::from_waker(&waker);
+        let (first, then) = if ends_first { (zero, one) } else { (one, zero) };
+        for ends in [None, Some(first)] {
+            drop(ends);
+            let polled = waits.as_mut().poll(&mut cx);
+            assert!(polled.is_pending(), "{polled:?}");
+        }
+        wakes.0.store(0, Ordering::SeqCst);
+        drop(then);
+        // It is not looked at only because nothing else comes for a while.
+        assert!(wakes.0.load(Ordering::SeqCst) > 0);
+        let polled = waits.as_mut().poll(&mut cx);
+        let Poll::Ready(Err(error)) = polled else {
+            panic!("all ends are there: {polled:?}");
+        };
+        assert_eq!(error.culprit_rank(), Some(Rank(0)), "{error}");
+    }
+}
+
+/// Rank 3, for which this one waits, has lost rank 2 in the operation before, and that one rank 1.
+#[test]
+fn who_left_because_of_one_that_left_is_not_the_one_that_is_lost() {
+    let runtime = runtime();
+    for order in [[3, 2, 1], [3, 1, 2], [1, 2, 3], [2, 3, 1]] {
+        let handle = runtime.handle().clone();
+        let comm =
+            Communicator::new(Rank(0), 4, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
+        let mut ends = [1, 2, 3].map(|rank| {
+            let (mine, theirs) = MemoryLane::pair(1 << 20);
+            let accepted = comm.acceptor().accept(Rank(rank), Box::new(mine));
+            accepted.unwrap();
+            Some(theirs)
+        });
+        comm.set_timeout(Duration::from_millis(1));
+        comm.barrier().unwrap_err();
+        comm.set_timeout(LONG);
+        for (lane, lost) in ends.iter_mut().flatten().skip(1).zip([1, 2]) {
+            let cause = Cause::Lost {
+                rank: Rank(lost),
+                reason: "its link broke".to_owned(),
+                for_good: false,
+            };
+            write(&runtime, lane, &notice(Tag::default(), &cause));
+        }
+        let mut waits = Box::pin(comm.barrier_async());
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut polled = waits.as_mut().poll(&mut cx);
+        for rank in order {
+            // Before, if no more ends count.
+            if polled.is_pending() {
+                ends[rank - 1] = None;
+                polled = waits.as_mut().poll(&mut cx);
+            }
+        }
+        let Poll::Ready(Err(error)) = polled else {
+            panic!("all have left: {polled:?}");
+        };
+        assert_eq!(error.culprit_rank(), Some(Rank(1)), "{order:?}: {error}");
+    }
+}
+
 /// A peer that reads nothing has said that it has lost the same rank: this one ends at once, and does not wait until it reads.
 #[test]
 fn who_knows_of_the_loss_is_not_waited_for() {
@@ -480,6 +563,63 @@ fn who_knows_of_the_loss_is_not_waited_for() {
             "{polled:?}"
         );
     }
+}
+
+/// Nobody is lost, and the peers read nothing: both have given up, too. One of them the operation after that, which hears of it.
+#[test]
+fn who_has_given_up_is_not_waited_for_and_is_heard_in_the_next_operation() {
+    let runtime = runtime();
+    let handle = runtime.handle().clone();
+    let comm =
+        Communicator::new(Rank(0), 3, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
+    comm.set_timeout(LONG);
+    comm.set_tuning(Tuning {
+        force: Some(Algorithm::Flat),
+        ..Tuning::default()
+    });
+    let [mut one, mut two] = [1, 2].map(|rank| {
+        // Less than one frame of the operation.
+        let (mine, theirs) = MemoryLane::pair(4096);
+        let accepted = comm.acceptor().accept(Rank(rank), Box::new(mine));
+        accepted.unwrap();
+        theirs
+    });
+    let mut data = vec![1_i32; 100_000];
+    let mut waits = Box::pin(comm.broadcast_async(&mut data, Rank(0)));
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(waits.as_mut().poll(&mut cx).is_pending());
+    let failed = |rank, reason: &str| Cause::Failed {
+        rank: Rank(rank),
+        reason: reason.to_owned(),
+    };
+    // Of its second step: in the first one this rank waits for rank 2.
+    let barrier = Header::Data(Data {
+        operation: Operation {
+            algorithm: Algorithm::Dissemination,
+            ..Operation::new(OperationKind::Barrier, None, 0)
+        },
+        step: 1,
+        ..of_broadcast()
+    });
+    write(&runtime, &mut one, &barrier.encode());
+    write(
+        &runtime,
+        &mut one,
+        &notice(Tag::new(0, 1), &failed(1, "later")),
+    );
+    write(
+        &runtime,
+        &mut two,
+        &notice(Tag::default(), &failed(2, "now")),
+    );
+    let polled = waits.as_mut().poll(&mut cx);
+    let Poll::Ready(Err(error)) = polled else {
+        panic!("all have given up: {polled:?}");
+    };
+    assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
+    drop(waits);
+    let error = comm.barrier().unwrap_err().to_string();
+    assert!(error.contains("later"), "{error}");
 }
 
 /// Counts how often who waits is woken.
