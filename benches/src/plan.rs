@@ -21,12 +21,12 @@ pub(crate) struct Options {
     hosts: u32,
     /// Sizes in bytes, with commas between; K, M and G are powers of 1024. Of the buffer of one rank; of gathers,
     /// scatters and all-to-all of all shares.
-    #[arg(long, value_delimiter = ',', default_value = "4,1K,64K,256K,1M,4M,32M,128M", value_parser = size::parse)]
+    #[arg(long, value_delimiter = ',', default_value = "4,1K,64K,256K,1M,4M,32M,128M", value_parser = size_of)]
     sizes: Vec<u64>,
     /// The operation, as the commands of this program are called, or adasum. One that is unknown lists them all.
     #[arg(long, default_value = "all_reduce", value_parser = operation)]
     operation: (OperationKind, Option<ReduceOp>),
-    /// Use this algorithm wherever it can do the operation.
+    /// Use this algorithm. One that can't do the operation lists those that can.
     #[arg(long)]
     force: Option<Algorithm>,
     /// A link inside a host: latency in us, busy time for a message in us, GB/s.
@@ -70,6 +70,25 @@ pub(crate) fn operation(name: &str) -> Result<(OperationKind, Option<ReduceOp>),
                 names.join(", ")
             )
         })
+}
+
+fn size_of(text: &str) -> Result<u64, String> {
+    const MOST: u64 = 1 << 40;
+    match size::parse(text)? {
+        bytes @ 0..=MOST => Ok(bytes),
+        bytes => Err(format!("that is {bytes} bytes; allowed is up to 1024G")),
+    }
+}
+
+/// Without those that came before.
+fn distinct<T: PartialEq + Copy>(values: &[T]) -> Vec<T> {
+    let mut found = Vec::new();
+    for value in values {
+        if !found.contains(value) {
+            found.push(*value);
+        }
+    }
+    found
 }
 
 fn rate(text: &str) -> Result<f64, String> {
@@ -171,18 +190,15 @@ fn rows(options: &Options) -> Vec<Row> {
         segment: None,
     };
     let (kind, op) = options.operation;
-    let able = if op == Some(ReduceOp::Adasum) {
-        Algorithm::ADASUM
-    } else {
-        Algorithm::able(kind)
-    };
+    let able = options.able();
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     let mut rows = Vec::new();
-    for &ranks in &options.ranks {
+    let sizes = distinct(&options.sizes);
+    for ranks in distinct(&options.ranks) {
         let shape = Shape::even(ranks, options.hosts);
         let mut choices = Choices::new(tuning, shape);
         let shares = shape.hosts == 1 && options.force.is_none();
-        for &bytes in &options.sizes {
+        for &bytes in &sizes {
             let chosen = choices.choose(kind, op, bytes);
             let operation = operation_of(kind, op, ranks, bytes);
             let shared_memory = shares
@@ -222,7 +238,22 @@ fn rows(options: &Options) -> Vec<Row> {
 }
 
 impl Options {
+    /// The algorithms that can do the operation.
+    fn able(&self) -> &'static [Algorithm] {
+        match self.operation {
+            (_, Some(ReduceOp::Adasum)) => Algorithm::ADASUM,
+            (kind, _) => Algorithm::able(kind),
+        }
+    }
+
     fn check(&self) -> Result<(), String> {
+        if let Some(algorithm) = self.force.filter(|one| !self.able().contains(one)) {
+            let names: Vec<&str> = self.able().iter().map(|one| one.name()).collect();
+            return Err(format!(
+                "--force {algorithm} can't do that operation; these can: {}",
+                names.join(", ")
+            ));
+        }
         let odd = self.ranks.iter().find(|ranks| !ranks.is_power_of_two());
         if let (Some(ReduceOp::Adasum), Some(ranks)) = (self.operation.1, odd) {
             return Err(format!("--ranks has {ranks}; adasum is for powers of two"));
@@ -311,7 +342,8 @@ mod tests {
 
     #[test]
     fn a_table_has_a_row_for_every_number_and_size() {
-        let rows = rows_of(&["--ranks", "1,2,65536", "--hosts", "8", "--sizes", "4,32M"]);
+        let sizes = ["--hosts", "8", "--sizes", "4,32M,4"];
+        let rows = rows_of(&[&["--ranks", "1,2,65536,2"], &sizes[..]].concat());
         assert_eq!(rows.len(), 6);
         assert!(rows.iter().all(|row| row.chosen));
         assert_eq!(
@@ -347,6 +379,7 @@ mod tests {
             (["--across", "1,2"], "is no link"),
             (["--combine", "0"], "is no rate"),
             (["--sizes", "4X"], "is no size"),
+            (["--sizes", "4,2048G"], "allowed is up to 1024G"),
         ] {
             let error = Args::try_parse_from(["plan", args[0], args[1]]).unwrap_err();
             assert!(error.to_string().contains(says), "{error}");
@@ -365,6 +398,10 @@ mod tests {
             "--ranks has 6; adasum is for powers of two"
         );
         assert!(check(&["--operation", "adasum", "--ranks", "4,8"]).is_ok());
+        let able = ["--operation", "barrier", "--force", "dissemination"];
+        assert!(check(&able).is_ok());
+        let unable = check(&["--operation", "barrier", "--force", "ring"]);
+        assert!(unable.unwrap_err().contains("these can: dissemination"));
         let alone = check(&["--across", "30,5,1"]);
         assert!(alone.unwrap_err().contains("--hosts"));
         assert!(check(&["--across", "30,5,1", "--hosts", "2"]).is_ok());

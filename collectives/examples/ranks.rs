@@ -19,6 +19,12 @@ use kolo_collectives::{Rank, ReduceOp, peers};
 
 type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
+const HELP: &str = "\
+Processes that add up their numbers.
+
+  ranks [--world N]                            start N of them here (2 if nothing is said)
+  ranks --rank R --world N --folder FOLDER     be one of N that meet in a folder";
+
 #[derive(Default)]
 struct Arguments {
     rank: Option<u32>,
@@ -35,7 +41,10 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<ExitCode> {
-    let given = arguments()?;
+    let Some(given) = arguments()? else {
+        println!("{HELP}");
+        return Ok(ExitCode::SUCCESS);
+    };
     let world = given.world.unwrap_or(2);
     match (given.rank, given.folder) {
         (Some(rank), Some(folder)) => work(rank, world, &folder).map(|()| ExitCode::SUCCESS),
@@ -98,17 +107,23 @@ fn start(world: u32) -> Result<ExitCode> {
     Ok(code)
 }
 
-fn arguments() -> Result<Arguments> {
+/// None if help is asked for.
+fn arguments() -> Result<Option<Arguments>> {
     let mut found = Arguments::default();
     let mut given = std::env::args().skip(1);
     while let Some(name) = given.next() {
         let mut value = || given.next().ok_or_else(|| format!("{name} has no value"));
+        let number = |text: String| {
+            let parsed = text.parse::<u32>();
+            parsed.map_err(|_| format!("{name} {text}: that is no number of 0 or more"))
+        };
         match name.as_str() {
-            "--rank" => found.rank = Some(value()?.parse()?),
-            "--world" => found.world = Some(value()?.parse()?),
+            "--rank" => found.rank = Some(number(value()?)?),
+            "--world" => found.world = Some(number(value()?)?),
             "--folder" => found.folder = Some(value()?.into()),
-            _ => return Err(format!("{name}: there are --rank, --world and --folder").into()),
+            "--help" | "-h" => return Ok(None),
+            _ => return Err(format!("{name} is no option here.\n\n{HELP}").into()),
         }
     }
-    Ok(found)
+    Ok(Some(found))
 }

@@ -37,6 +37,9 @@ pub(crate) use wire::Operation;
 /// Sizes up to this one are measured without a barrier in front of each operation, which costs more than they do.
 const SMALL: u64 = 64 << 10;
 
+/// What is measured if nothing else is asked for.
+const SIZES: [u64; 6] = [4, 1 << 10, 64 << 10, 256 << 10, 4 << 20, 32 << 20];
+
 /// A series takes at most so many times as long as its operations are to take, or a second.
 const LONGEST: f64 = 10.0;
 
@@ -75,9 +78,9 @@ pub(crate) struct Options {
     mtu: u16,
     /// Sizes in bytes, with commas between; K, M and G are powers of 1024. Of the buffer of one rank; of gathers,
     /// scatters and all-to-all of all ranks' shares; of send-receive of one message. A barrier has none. What is no
-    /// whole number of 4-byte values for each rank is rounded down to that.
-    #[arg(long, value_delimiter = ',', default_value = "4,1KiB,64KiB,256KiB,4MiB,32MiB", value_parser = size_of)]
-    sizes: Vec<u64>,
+    /// whole number of 4-byte values for each rank is rounded down to that. [default: 4,1KiB,64KiB,256KiB,4MiB,32MiB]
+    #[arg(long, value_delimiter = ',', value_parser = size_of)]
+    sizes: Option<Vec<u64>>,
     /// What to compare with, with commas between.
     #[arg(
         long,
@@ -157,6 +160,16 @@ impl Options {
             "--lane shm is for one host: hosts share no memory; use --lane auto for shared memory inside of each"
         );
         anyhow::ensure!(
+            self.lane != Lane::Unix || self.ranks > self.hosts,
+            "--lane unix is for ranks of one host, and with --ranks {} on --hosts {} no host has two",
+            self.ranks,
+            self.hosts
+        );
+        anyhow::ensure!(
+            operation != Operation::Barrier || self.sizes.is_none(),
+            "--sizes is for what ranks send each other, which in a barrier is nothing; leave it out"
+        );
+        anyhow::ensure!(
             self.lane != Lane::Shm || self.algorithm.is_none(),
             "--algorithm is for links, and --lane shm uses none; leave one of them out"
         );
@@ -199,8 +212,24 @@ impl Options {
     fn sizes(&self, operation: Operation) -> Vec<u64> {
         match operation {
             Operation::Barrier => vec![0],
-            _ => self.sizes.clone(),
+            _ => self.sizes.clone().unwrap_or_else(|| SIZES.to_vec()),
         }
+    }
+
+    /// Refuses sizes for which this machine, where so many bytes are free, does not have the memory.
+    fn check_memory(&self, operation: Operation, free: u64) -> anyhow::Result<()> {
+        let most = self.sizes(operation).into_iter().max().unwrap_or(0);
+        let needed = pattern::memory(operation, self.ranks, operation.share(most, self.ranks));
+        anyhow::ensure!(
+            needed <= free,
+            "{} of {} by {} ranks take {} MiB for their values alone, and this machine has {} MiB left; use smaller --sizes or fewer --ranks",
+            operation.name(),
+            size::show(most),
+            self.ranks,
+            needed >> 20,
+            free >> 20
+        );
+        Ok(())
     }
 
     /// What the figures are of, in words.
@@ -275,6 +304,9 @@ impl Drop for Progress {
 pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()> {
     if let Err(error) = options.check(operation) {
         crate::refuse(&error.to_string());
+    }
+    if let Some(free) = free_memory() {
+        options.check_memory(operation, free)?;
     }
     let progress = Progress(std::io::stderr().is_terminal());
     let load_before = load();
@@ -360,6 +392,17 @@ pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()>
 /// Processors that this process may use.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Bytes of memory that programs can still have here, if the system says so.
+fn free_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kilobytes = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    };
+    let swap = kilobytes("SwapFree:").unwrap_or(0);
+    Some((kilobytes("MemAvailable:")? + swap) << 10)
 }
 
 /// The system's load average of the last minute.

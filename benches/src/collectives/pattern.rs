@@ -42,6 +42,18 @@ pub(crate) struct Part {
     pub(crate) share: usize,
 }
 
+/// Bytes of what all ranks give and get, with shares of so many values.
+pub(crate) fn memory(operation: Operation, ranks: u32, share: u64) -> u64 {
+    let part = Part {
+        operation,
+        rank: 0,
+        ranks: ranks as usize,
+        share: share as usize,
+    };
+    let values = (part.given() + part.gotten()) as u64;
+    values * size_of::<f32>() as u64 * u64::from(ranks)
+}
+
 impl Part {
     /// The root goes round.
     pub(crate) fn root(&self, round: u32) -> usize {

@@ -21,14 +21,18 @@ fn parse(args: &[&str]) -> Result<Options, clap::Error> {
 fn options_are_read() {
     let options = parse(&[]).unwrap();
     assert_eq!((options.ranks, options.hosts, options.mtu), (2, 1, 1500));
-    assert_eq!(options.sizes[1..3], [1 << 10, 64 << 10]);
+    assert_eq!(
+        options.sizes(Operation::AllReduce)[1..3],
+        [1 << 10, 64 << 10]
+    );
     assert_eq!(options.peers, [Peer::Openmpi, Peer::Gloo]);
     assert!(!options.shared && !options.ceilings);
     options.check(Operation::Barrier).unwrap();
 
     let line = "--ranks 5 --hosts 2 --mtu 9000 --sizes 4,1KiB,4MiB --peers gloo --lane quic --own --format json";
     let options = parse(&line.split(' ').collect::<Vec<_>>()).unwrap();
-    assert_eq!(options.sizes, [4, 1 << 10, 4 << 20]);
+    assert_eq!(options.sizes(Operation::Reduce), [4, 1 << 10, 4 << 20]);
+    assert_eq!(options.sizes(Operation::Barrier), [0]);
     assert_eq!(
         (options.peers.as_slice(), options.lane),
         (&[Peer::Gloo][..], Lane::Quic)
@@ -110,6 +114,13 @@ fn what_is_wrong_is_said() {
         let error = options.check(Operation::AllReduce).unwrap_err();
         assert!(error.to_string().contains(says), "{error}");
     }
+    let alone = ["--lane", "unix", "--hosts", "2"];
+    let error = parse(&alone).unwrap().check(Operation::Barrier);
+    assert!(error.unwrap_err().to_string().contains("no host has two"));
+    let options = parse(&[&alone[..], &["--ranks", "3"]].concat()).unwrap();
+    options.check(Operation::Barrier).unwrap();
+    let error = parse(&["--sizes", "4"]).unwrap().check(Operation::Barrier);
+    assert!(error.unwrap_err().to_string().contains("leave it out"));
     let options = parse(&["--lane", "shm", "--hosts", "2"]).unwrap();
     let error = options.check(Operation::AllReduce).unwrap_err();
     assert!(
@@ -311,4 +322,23 @@ fn figures_are_medians_of_rounds_beside_each_peer() {
             ("cpu-each", 2.0, None),
         ]
     );
+}
+
+/// What each rank gives, and what it gets beside that.
+#[test]
+fn sizes_for_which_there_is_no_memory_are_refused() {
+    for (operation, needed) in [
+        (Operation::AllReduce, 4 << 20),
+        (Operation::AllGather, 5 << 20),
+        (Operation::Barrier, 0),
+    ] {
+        let options = parse(&["--ranks", "4", "--sizes", "4,1M"]).unwrap();
+        options.check_memory(operation, needed).unwrap();
+        if needed > 0 {
+            let error = options.check_memory(operation, needed - 1).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains("of 1 MiB by 4 ranks take"), "{error}");
+        }
+    }
+    assert!(free_memory().unwrap() > 1 << 20);
 }
