@@ -26,7 +26,7 @@ use common::victim::{
 };
 use common::{Fault, GENERATION, Group, JOB, Kind, LONG, faulty, force, others, run, sum, until};
 use kolo_collectives::cause::{Cause, Excuse};
-use kolo_collectives::header::{Data, HEADER, Header};
+use kolo_collectives::header::{Data, HEADER, Header, SENDER};
 use kolo_collectives::lane::{Connecting, Gone, MemoryLane};
 use kolo_collectives::operation::{Operation, OperationKind, Tag};
 use kolo_collectives::schedule::{Algorithm, Tuning};
@@ -620,6 +620,44 @@ fn who_has_given_up_is_not_waited_for_and_is_heard_in_the_next_operation() {
     drop(waits);
     let error = comm.barrier().unwrap_err().to_string();
     assert!(error.contains("later"), "{error}");
+}
+
+/// A rank that waits elsewhere, and one that has come meanwhile.
+#[test]
+fn what_a_lost_rank_did_is_told_if_it_had_not_come() {
+    let runtime = runtime();
+    for has_come in [false, true] {
+        let handle = runtime.handle().clone();
+        let comm =
+            Communicator::new(Rank(0), 2, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
+        comm.set_timeout(LONG);
+        let (mine, mut one) = MemoryLane::pair(1 << 20);
+        comm.acceptor().accept(Rank(1), Box::new(mine)).unwrap();
+        let text = b"it sleeps";
+        let doing = Header::Doing {
+            generation: GENERATION,
+            tag: Tag::default(),
+            rank: SENDER,
+            length: text.len() as u32,
+        };
+        write(&runtime, &mut one, &frame(doing, text));
+        if has_come {
+            let ask = Header::Ask(Data {
+                tag: Tag::default(),
+                operation: Operation::new(OperationKind::Barrier, None, 0),
+                ..of_broadcast()
+            });
+            write(&runtime, &mut one, &ask.encode());
+        }
+        drop(one);
+        let error = comm.barrier().unwrap_err().to_string();
+        assert_eq!(
+            error.contains("it had said: it sleeps"),
+            !has_come,
+            "{error}"
+        );
+        assert!(error.contains("rank 1 is lost"), "{error}");
+    }
 }
 
 /// Counts how often who waits is woken.
