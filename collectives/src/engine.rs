@@ -399,3 +399,60 @@ pub(crate) fn next_transfer(
             && matches!(action, Action::Send { .. }) == sends
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+
+    use super::*;
+    use crate::lane::Lane;
+
+    /// Takes everything, and the system sends none of it.
+    #[derive(Debug)]
+    struct Stuck;
+
+    impl Lane for Stuck {
+        fn poll_write(
+            &mut self,
+            _cx: &mut Context<'_>,
+            parts: &[IoSlice<'_>],
+        ) -> Poll<Result<usize, LaneError>> {
+            Poll::Ready(Ok(parts.iter().map(|part| part.len()).sum()))
+        }
+
+        fn poll_read(
+            &mut self,
+            _cx: &mut Context<'_>,
+            _into: &mut [u8],
+        ) -> Poll<Result<usize, LaneError>> {
+            Poll::Pending
+        }
+
+        fn kind(&self) -> &'static str {
+            "stuck"
+        }
+
+        fn is_leaving(&self) -> bool {
+            true
+        }
+    }
+
+    /// Whether they were written before anybody asked, or not yet.
+    #[test]
+    fn last_words_have_not_left_while_the_system_has_them() {
+        for is_written in [false, true] {
+            let mut engine = Engine::new(0, 3, Generation(1), None);
+            engine.links[2] = Link::over(Box::new(Stuck));
+            engine.notify_all(&[1; 5]);
+            if is_written {
+                engine.flush_now();
+            }
+            let mut words = engine.last_words(Some(Rank(1)));
+            assert!(!engine.have_left(&mut words));
+            assert!(!words.are_heard(|peer, culprit| (peer, culprit) != (2, Some(Rank(1)))));
+            assert!(words.are_heard(|_, _| true) && engine.have_left(&mut words));
+            let mut words = engine.last_words(Some(Rank(2)));
+            assert!(engine.have_left(&mut words), "it is for the lost rank");
+        }
+    }
+}

@@ -240,17 +240,8 @@ impl Link {
                 &work[outgoing.payload][payload..],
             ]);
         }
-        match &self.inbound {
-            Some(Inbound::Payload { header, got, .. }) => {
-                self.inbound = Some(Inbound::Discard(header.length as usize - got));
-            }
-            Some(Inbound::Text { header, text }) => {
-                // It can be looked behind what waits, and not behind what is being read.
-                self.buffer.put_back(text);
-                self.moved.received -= text.len() as u64;
-                self.inbound = Some(Inbound::Held(*header));
-            }
-            _ => {}
+        if let Some(Inbound::Payload { header, got, .. }) = &self.inbound {
+            self.inbound = Some(Inbound::Discard(header.length as usize - got));
         }
     }
 
@@ -455,6 +446,11 @@ impl Link {
         self.buffer.poll_notice(lane.as_mut(), cx, *held, most)
     }
 
+    /// Notices that were [found](Link::poll_notice) before are found again: another operation may have more use for them.
+    pub(crate) fn search_again(&mut self) {
+        self.buffer.search_again();
+    }
+
     /// Shows frames that wait until somebody wants them, the first one first, with those texts that are there; as far as they
     /// can be read now without holding more than `most` bytes.
     pub(crate) fn poll_frames(
@@ -489,8 +485,6 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use std::task::Waker;
-
-    use kolo_transport::ids::Generation;
 
     use super::*;
     use crate::lane::MemoryLane;
@@ -536,52 +530,6 @@ mod tests {
         ));
         link.end("the peer closed it".to_owned());
         assert!(link.is_over());
-    }
-
-    /// The operation in which a text begins to come ends before it is there: the next one can look behind it.
-    #[test]
-    fn half_a_text_is_not_in_the_way_of_what_comes_behind_it() {
-        let mut cx = Context::from_waker(Waker::noop());
-        let (near, mut far) = MemoryLane::pair(1 << 12);
-        let mut link = Link::over(Box::new(near));
-        let notice = |text: &[u8]| {
-            let header = Header::Doing {
-                generation: Generation(1),
-                tag: Tag::default(),
-                rank: Rank(2),
-                length: text.len() as u32,
-            };
-            (header, [&header.encode(), text].concat())
-        };
-        let (first, second) = (notice(b"first"), notice(b"second"));
-        let mut send = |bytes: &[u8]| {
-            let sent = far.poll_write(&mut cx, &[IoSlice::new(bytes)]);
-            assert!(matches!(sent, Poll::Ready(Ok(count)) if count == bytes.len()));
-        };
-        let half = HEADER + 2;
-        send(&first.1[..half]);
-        let mut cx = Context::from_waker(Waker::noop());
-        assert!(matches!(link.poll_header(&mut cx), Poll::Ready(Ok(header)) if header == first.0));
-        let mut text = vec![0; 2];
-        assert!(matches!(
-            link.poll_payload(&mut cx, &mut text),
-            Poll::Ready(Ok(2))
-        ));
-        link.inbound = Some(Inbound::Text {
-            header: first.0,
-            text,
-        });
-        link.abandon(&[]);
-        assert_eq!(link.moved.received, HEADER as u64);
-        send(&first.1[half..]);
-        send(&second.1);
-        for expected in [
-            Some((first.0, b"first".to_vec())),
-            Some((second.0, b"second".to_vec())),
-            None,
-        ] {
-            assert_eq!(link.poll_notice(&mut cx, 1 << 10), expected);
-        }
     }
 
     #[test]

@@ -52,14 +52,9 @@ impl ReadBuffer {
         count
     }
 
-    /// Puts what was taken before everything else.
-    pub(super) fn put_back(&mut self, taken: &[u8]) {
-        let end = taken.len() + self.held().len();
-        let mut bytes = vec![0; end.max(READ_AHEAD)];
-        bytes[..taken.len()].copy_from_slice(taken);
-        bytes[taken.len()..end].copy_from_slice(self.held());
-        (self.bytes, self.start, self.end) = (bytes, 0, end);
-        self.seen += taken.len();
+    /// What was looked through for notices is looked through again.
+    pub(super) fn search_again(&mut self) {
+        (self.seen, self.held_seen) = (0, false);
     }
 
     /// Reads more behind what is held.

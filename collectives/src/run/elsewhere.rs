@@ -35,7 +35,7 @@ impl Run<'_> {
     ///
     /// With the rank that is to be named, if that is certain.
     pub(super) fn lose_peer(&mut self, peer: u32) -> Result<(), CollectiveError> {
-        if self.awaited_end(peer).is_none() {
+        if !self.may_hear_more(peer) {
             return Err(self.lost(peer));
         }
         self.postpone(peer, None);
@@ -48,11 +48,11 @@ impl Run<'_> {
         peer: u32,
         unlinked: CollectiveError,
     ) -> Result<(), CollectiveError> {
-        if self.awaited_end(peer).is_some() {
-            self.postpone(peer, Some(unlinked));
-            return Ok(());
+        if !self.may_hear_more(peer) {
+            return Err(self.lost_or(peer, Some(unlinked)));
         }
-        Err(self.lost_or(peer, Some(unlinked)))
+        self.postpone(peer, Some(unlinked));
+        Ok(())
     }
 
     fn postpone(&mut self, peer: u32, unlinked: Option<CollectiveError>) {
@@ -76,16 +76,21 @@ impl Run<'_> {
             return Ok(());
         };
         let (peer, until) = (*peer, *until);
-        // That one may have sent something for later before it said why it goes, and before its end.
-        while let Some(awaited) = self.awaited_end(peer) {
-            self.look_behind(awaited.0, cx)?;
-            if self.engine.links[awaited.index()].is_alive() {
-                return if Instant::now() < until {
-                    Ok(())
-                } else {
-                    self.end_postponed()
-                };
+        let mut last = peer;
+        // They may have lost each other.
+        for _ in 0..self.engine.world {
+            let Some(culprit) = self.blamed_by(last) else {
+                break;
+            };
+            // Why it goes, and its end, may stand behind what it has sent for later.
+            self.look_behind(culprit.0, cx)?;
+            if self.engine.links[culprit.index()].is_alive() {
+                if Instant::now() < until {
+                    return Ok(());
+                }
+                break;
             }
+            last = culprit.0;
         }
         self.end_postponed()
     }
@@ -107,19 +112,19 @@ impl Run<'_> {
         }
     }
 
-    /// A rank whose end may not have been seen yet: because of that one, or because of another one that left because of it, a
-    /// peer has left.
-    fn awaited_end(&self, peer: u32) -> Option<Rank> {
+    /// Whether the rank because of which a peer has left may be there, or has said more than was taken in; or the one because of
+    /// which that one has left, and so on.
+    fn may_hear_more(&self, peer: u32) -> bool {
         let mut last = peer;
         // They may have lost each other.
         for _ in 0..self.engine.world {
-            let culprit = self.blamed_by(last)?;
-            if self.engine.links[culprit.index()].is_alive() {
-                return Some(culprit);
+            match self.blamed_by(last) {
+                Some(culprit) if self.engine.links[culprit.index()].is_up() => return true,
+                Some(culprit) => last = culprit.0,
+                None => break,
             }
-            last = culprit.0;
         }
-        None
+        false
     }
 
     /// The rank because of which a peer that is gone may have left.
@@ -176,7 +181,7 @@ impl Run<'_> {
             let next = why
                 .filter(|why| why.fault.is_loss())
                 .map(|why| why.culprit.0);
-            let Some(next) = next.filter(|next| self.left_because_of_loss(*next)) else {
+            let Some(next) = next.filter(|next| self.leads_on(*next)) else {
                 return last;
             };
             if let Some(from) = path.iter().position(|rank| *rank == next) {
@@ -186,5 +191,13 @@ impl Run<'_> {
             path.push(next);
             last = next;
         }
+    }
+
+    /// Whether a rank has said that it gives up because of the loss of another one, and nothing shows that that one is there.
+    fn leads_on(&self, rank: u32) -> bool {
+        let why = self.why_late(Rank(rank));
+        why.is_some_and(|why| {
+            why.fault.is_loss() && self.engine.links[why.culprit.index()].is_silent()
+        })
     }
 }

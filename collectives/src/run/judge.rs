@@ -356,7 +356,7 @@ impl Run<'_> {
                 return CollectiveError::PeerLost {
                     rank: *rank,
                     reason: format!(
-                        "{reason} (rank {} gave up {tag} because of it, and has left)",
+                        "{reason} (rank {} gave up {tag} because of it)",
                         self.job_rank(Rank(peer))
                     ),
                 };
@@ -366,7 +366,7 @@ impl Run<'_> {
                     return CollectiveError::PeerLost {
                         rank: *rank,
                         reason: format!(
-                            "{reason} (rank {} lost it in another group, and has left)",
+                            "{reason} (rank {} lost it in another group)",
                             self.job_rank(Rank(peer))
                         ),
                     };

@@ -141,6 +141,7 @@ impl<'a> Run<'a> {
         let mut asked = false;
         for link in &mut engine.links {
             (link.used, link.relinked, link.begun) = (false, false, false);
+            link.search_again();
             asked |= link.stalled_in == Some(tag);
         }
         let consent = Consent::of(&request, engine.me, engine.world);

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
 
-use super::judge::place_in;
 use super::{Mode, Run};
 use crate::cause::Cause;
 use crate::engine::LastWords;
 use crate::error::CollectiveError;
 use crate::group::Saying;
+use crate::header::Header;
 use crate::lane::LOOK;
 use crate::operation::Operation;
 
@@ -122,10 +122,16 @@ impl Run<'_> {
             return true;
         }
         let mut has_left = false;
+        let ends_call = self.ends_call;
         // The next operation takes it in.
         link.poll_frames(cx, most, |header, text| {
-            let is_here = place_in(current, header)
-                .is_some_and(|(_, tag)| tag >= current || tag.is_part_of(current));
+            let is_here = match header {
+                Header::AbortCall { call, .. } => call == current.call,
+                // Of one operation, where this rank says something of all.
+                Header::AbortOperation { .. } if ends_call => false,
+                Header::AbortOperation { tag, .. } => tag >= current || tag.is_part_of(current),
+                _ => false,
+            };
             has_left |= is_here
                 && text.and_then(Cause::parse).is_some_and(|cause| {
                     cause.ends_operation() && (culprit.is_none() || cause.absent() == culprit)

@@ -297,3 +297,37 @@ fn who_does_not_come_because_of_one_that_is_gone_is_not_waited_for() {
         "{error}"
     );
 }
+
+/// A rank that has begun nothing yet looks at its links, and sees ends behind what it does not take in: rank 2, of which this one
+/// gets what rank 1 has, has lost rank 3 in another group, that one rank 1, and all are gone.
+#[test]
+fn what_an_idle_rank_has_seen_of_ends_is_not_all_that_was_said() {
+    let runtime = runtime();
+    let (connector, handle) = (Arc::new(NoConnector), runtime.handle().clone());
+    let comm = Communicator::new(Rank(0), 4, GENERATION, JOB, connector, handle).unwrap();
+    comm.set_timeout(LONG);
+    comm.set_tuning(Tuning {
+        force: Some(Algorithm::Binomial),
+        ..Tuning::default()
+    });
+    let mut ends = [1, 2, 3].map(|rank| {
+        let (mine, theirs) = MemoryLane::pair(1 << 20);
+        comm.acceptor().accept(Rank(rank), Box::new(mine)).unwrap();
+        theirs
+    });
+    for (lane, lost) in ends[1..].iter_mut().zip([3, 1]) {
+        let cause = Cause::LostElsewhere {
+            rank: Rank(lost),
+            reason: "its link ended".to_owned(),
+        };
+        write(&runtime, lane, &notice(Tag::default(), &cause));
+    }
+    drop(ends);
+    // What that has woken comes first on the only thread.
+    runtime.block_on(async { runtime.spawn(tokio::task::yield_now()).await.unwrap() });
+    let error = comm.broadcast(&mut [0_u8], Rank(1)).unwrap_err();
+    assert!(
+        matches!(error, CollectiveError::PeerLost { rank: Rank(1), .. }),
+        "{error}"
+    );
+}

@@ -483,11 +483,11 @@ fn who_was_ahead_when_it_was_killed_is_the_one_that_is_lost() {
     }
 }
 
-/// Rank 3, for which this one waits, has lost rank 2 in the operation before, and that one rank 1.
+/// Rank 3, for which this one waits, has lost rank 2 in the operation before, and that one rank 1: which is gone, too, or there.
 #[test]
 fn who_left_because_of_one_that_left_is_not_the_one_that_is_lost() {
     let runtime = runtime();
-    for order in [[3, 2, 1], [3, 1, 2], [1, 2, 3], [2, 3, 1]] {
+    for order in [&[3, 2, 1][..], &[3, 1, 2], &[1, 2, 3], &[2, 3, 1], &[3, 2]] {
         let handle = runtime.handle().clone();
         let comm =
             Communicator::new(Rank(0), 4, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
@@ -511,17 +511,21 @@ fn who_left_because_of_one_that_left_is_not_the_one_that_is_lost() {
         let mut waits = Box::pin(comm.barrier_async());
         let mut cx = Context::from_waker(Waker::noop());
         let mut polled = waits.as_mut().poll(&mut cx);
-        for rank in order {
+        for &rank in order {
             // Before, if no more ends count.
             if polled.is_pending() {
                 ends[rank - 1] = None;
                 polled = waits.as_mut().poll(&mut cx);
             }
         }
-        let Poll::Ready(Err(error)) = polled else {
-            panic!("all have left: {polled:?}");
+        let error = match polled {
+            Poll::Ready(result) => result,
+            // Its end may still be seen.
+            Poll::Pending => runtime.block_on(waits),
         };
-        assert_eq!(error.culprit_rank(), Some(Rank(1)), "{order:?}: {error}");
+        let error = error.unwrap_err();
+        let lost = if order.contains(&1) { 1 } else { 2 };
+        assert_eq!(error.culprit_rank(), Some(Rank(lost)), "{order:?}: {error}");
     }
 }
 
@@ -622,6 +626,86 @@ fn who_has_given_up_is_not_waited_for_and_is_heard_in_the_next_operation() {
     assert!(error.contains("later"), "{error}");
 }
 
+/// Of a peer that reads nothing only that is taken for its end which says that it has given up as much as this rank.
+#[test]
+fn who_has_given_up_less_or_nothing_is_waited_for() {
+    let runtime = runtime();
+    let failed = |rank| Cause::Failed {
+        rank: Rank(rank),
+        reason: "it has had enough!".to_owned(),
+    };
+    let of_operation = |rank| notice(Tag::default(), &failed(rank));
+    let of_call = |rank| {
+        let text = failed(rank).encode();
+        let header = Header::AbortCall {
+            generation: GENERATION,
+            call: 0,
+            length: text.len() as u32,
+        };
+        frame(header, &text)
+    };
+    let mut data = vec![1_i32; 100_000];
+    // Values that read as a reason.
+    let values = failed(2).encode();
+    assert_eq!(values.len() % 4, 0);
+    let header = Header::Data(Data {
+        tag: Tag::default(),
+        operation: Operation {
+            root: Some(0),
+            algorithm: Algorithm::Binomial,
+            ..Operation::new(
+                OperationKind::Broadcast,
+                Some(DType::I32),
+                data.len() as u64,
+            )
+        },
+        length: values.len() as u32,
+        ..of_broadcast()
+    });
+    for (of_one, of_two, is_over) in [
+        (of_operation(1), of_operation(2), true),
+        (of_operation(1), frame(header, &values), false),
+        (of_call(1), of_operation(2), false),
+        (of_call(1), of_call(2), true),
+    ] {
+        let handle = runtime.handle().clone();
+        let comm =
+            Communicator::new(Rank(0), 3, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
+        comm.set_tuning(Tuning {
+            force: Some(Algorithm::Binomial),
+            ..Tuning::default()
+        });
+        let [mut one, mut two] = [1, 2].map(|rank| {
+            // Less than one frame of the operation.
+            let (mine, theirs) = MemoryLane::pair(4096);
+            comm.acceptor().accept(Rank(rank), Box::new(mine)).unwrap();
+            theirs
+        });
+        let mut waits = Box::pin(comm.broadcast_async(&mut data, Rank(0)));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(waits.as_mut().poll(&mut cx).is_pending());
+        write(&runtime, &mut two, &of_two);
+        write(&runtime, &mut one, &of_one);
+        let polled = waits.as_mut().poll(&mut cx);
+        assert_eq!(
+            polled.is_ready(),
+            is_over,
+            "{of_one:?}, {of_two:?}: {polled:?}"
+        );
+        let error = runtime.block_on(async {
+            match polled {
+                Poll::Ready(result) => result,
+                Poll::Pending => waits.await,
+            }
+        });
+        let error = error.unwrap_err();
+        assert!(
+            matches!(error, CollectiveError::PeerFailed { rank: Rank(1), .. }),
+            "{error}"
+        );
+    }
+}
+
 /// A rank that waits elsewhere, and one that has come meanwhile.
 #[test]
 fn what_a_lost_rank_did_is_told_if_it_had_not_come() {
@@ -670,33 +754,40 @@ impl Wake for Wakes {
     }
 }
 
-/// Rank 1 has lost rank 0 in another group and is gone, and can't be linked again. The end of rank 0's link is seen after that.
+/// Rank 1 has lost rank 0 in another group and is gone, and can't be linked again. The end of rank 0's link is seen after that, or
+/// it is there.
 #[test]
 fn who_left_because_of_one_whose_end_is_not_seen_yet_is_not_the_one_that_is_lost() {
     let runtime = runtime();
-    let fault = Fault::cut();
-    let (comm, mut ends) = after_a_deadline(&runtime, |lane| faulty(Box::new(lane), &fault));
-    let cause = Cause::LostElsewhere {
-        rank: Rank(0),
-        reason: "its link broke".to_owned(),
-    };
-    let (mut one, zero) = (ends.remove(1), ends.remove(0));
-    write(&runtime, &mut one, &notice(Tag::default(), &cause));
-    drop(one);
-    let wakes = Arc::new(Wakes::default());
-    let waker = Waker::from(Arc::clone(&wakes));
-    let mut cx = Context::from_waker(&waker);
-    let mut data = [0_u8];
-    let mut waits = Box::pin(comm.broadcast_async(&mut data, Rank(1)));
-    for _ in 0..2 {
-        // The second time that there is no new link.
-        let polled = waits.as_mut().poll(&mut cx);
-        assert!(polled.is_pending(), "{polled:?}");
-        until(|| wakes.0.swap(0, Ordering::SeqCst) > 0);
+    for is_there in [false, true] {
+        let fault = Fault::cut();
+        let (comm, mut ends) = after_a_deadline(&runtime, |lane| faulty(Box::new(lane), &fault));
+        let cause = Cause::LostElsewhere {
+            rank: Rank(0),
+            reason: "its link broke".to_owned(),
+        };
+        let (mut one, zero) = (ends.remove(1), ends.remove(0));
+        write(&runtime, &mut one, &notice(Tag::default(), &cause));
+        drop(one);
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        let mut cx = Context::from_waker(&waker);
+        let mut data = [0_u8];
+        let mut waits = Box::pin(comm.broadcast_async(&mut data, Rank(1)));
+        for _ in 0..2 {
+            // The second time that there is no new link.
+            let polled = waits.as_mut().poll(&mut cx);
+            assert!(polled.is_pending(), "{polled:?}");
+            until(|| wakes.0.swap(0, Ordering::SeqCst) > 0);
+        }
+        let zero = Some(zero).filter(|_| is_there);
+        let error = runtime.block_on(waits).unwrap_err();
+        drop(zero);
+        let lost = Rank(u32::from(is_there));
+        assert_eq!(error.culprit_rank(), Some(lost), "{error}");
+        let text = error.to_string();
+        assert_eq!(text.contains("nothing listens where"), is_there, "{text}");
     }
-    drop(zero);
-    let error = runtime.block_on(waits).unwrap_err();
-    assert_eq!(error.culprit_rank(), Some(Rank(0)), "{error}");
 }
 
 /// Lengths come before values: a rank may be in the second part when another one gives up the first.
