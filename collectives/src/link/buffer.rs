@@ -390,6 +390,24 @@ mod tests {
     }
 
     #[test]
+    fn what_was_found_is_found_again_if_it_is_asked_for() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let (mut near, mut far) = MemoryLane::pair(1 << 20);
+        let (first, second) = (notice(b"first"), notice(b"second"));
+        let all = [&first.1[HEADER..], &data(9), &second.1].concat();
+        let sent = far.poll_write(&mut cx, &[std::io::IoSlice::new(&all)]);
+        assert!(matches!(sent, Poll::Ready(Ok(count)) if count == all.len()));
+        let mut buffer = ReadBuffer::default();
+        for _ in 0..2 {
+            let mut find = || buffer.poll_notice(&mut near, &mut cx, first.0, MOST);
+            assert_eq!(find(), Some((first.0, b"first".to_vec())));
+            assert_eq!(find(), Some((second.0, b"second".to_vec())));
+            assert_eq!(find(), None);
+            buffer.search_again();
+        }
+    }
+
+    #[test]
     fn frames_are_shown_in_order_with_the_texts_that_are_there() {
         let mut cx = Context::from_waker(Waker::noop());
         let (mut near, mut far) = MemoryLane::pair(1 << 20);

@@ -178,10 +178,8 @@ impl Run<'_> {
         let mut last = peer;
         loop {
             let why = self.why_late(Rank(last));
-            let next = why
-                .filter(|why| why.fault.is_loss())
-                .map(|why| why.culprit.0);
-            let Some(next) = next.filter(|next| self.leads_on(*next)) else {
+            let next = why.filter(|why| self.leads_on(why));
+            let Some(next) = next.map(|why| why.culprit.0) else {
                 return last;
             };
             if let Some(from) = path.iter().position(|rank| *rank == next) {
@@ -193,11 +191,15 @@ impl Run<'_> {
         }
     }
 
-    /// Whether a rank has said that it gives up because of the loss of another one, and nothing shows that that one is there.
-    fn leads_on(&self, rank: u32) -> bool {
-        let why = self.why_late(Rank(rank));
-        why.is_some_and(|why| {
-            why.fault.is_loss() && self.engine.links[why.culprit.index()].is_silent()
-        })
+    /// Whether a rank that is lost has left because of a loss itself. If it has got over that since it is another story: it was lost
+    /// in a later operation then.
+    fn leads_on(&self, why: &WhyLate) -> bool {
+        let next = self.why_late(why.culprit);
+        let is_no_older = |tag: Tag| match why.fault {
+            Fault::LostElsewhere => true,
+            _ => tag >= why.tag || tag.is_part_of(why.tag),
+        };
+        why.fault.is_loss()
+            && next.is_some_and(|next| next.fault.is_loss() && is_no_older(next.tag))
     }
 }

@@ -143,7 +143,7 @@ impl Run<'_> {
                 && self.left_because_of_loss(*rank)
         });
         if let Some((rank, _)) = left {
-            return Err(self.lost(*rank));
+            self.lose_peer(*rank)?;
         }
         for (rank, reason) in gone {
             let link = &self.engine.links[rank as usize];
@@ -156,9 +156,10 @@ impl Run<'_> {
                 // Nothing more comes over it.
                 self.engine.links[rank as usize].end(reason.clone());
                 if self.left_because_of_loss(rank) {
-                    return Err(self.lost(rank));
+                    self.lose_peer(rank)?;
+                } else {
+                    (self.lose)(rank, &reason);
                 }
-                (self.lose)(rank, &reason);
             }
         }
         let obstacle = self.signals.lock().obstacle(self.tag);

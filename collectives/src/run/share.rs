@@ -42,6 +42,7 @@ impl Run<'_> {
                 Some(false) => self.engine.shm = Sharing::Off,
                 None => {
                     self.judge_the_gone()?;
+                    self.judge_postponed(cx)?;
                     return self.form_in_time().map(|()| false);
                 }
             }

@@ -483,11 +483,20 @@ fn who_was_ahead_when_it_was_killed_is_the_one_that_is_lost() {
     }
 }
 
-/// Rank 3, for which this one waits, has lost rank 2 in the operation before, and that one rank 1: which is gone, too, or there.
+/// Rank 3, for which this one waits, has lost rank 2, and that one rank 1, which is gone, too, or seems to be there. If rank 2 said that in
+/// an earlier operation than rank 3, it was not because of it that rank 3 lost it.
 #[test]
 fn who_left_because_of_one_that_left_is_not_the_one_that_is_lost() {
     let runtime = runtime();
-    for order in [&[3, 2, 1][..], &[3, 1, 2], &[1, 2, 3], &[2, 3, 1], &[3, 2]] {
+    for (order, lost_in, lost) in [
+        (&[3, 2, 1][..], 0, 1),
+        (&[3, 1, 2], 0, 1),
+        (&[1, 2, 3], 0, 1),
+        (&[2, 3, 1], 0, 1),
+        (&[2, 3], 0, 1),
+        (&[3, 2], 0, 1),
+        (&[3, 2], 1, 2),
+    ] {
         let handle = runtime.handle().clone();
         let comm =
             Communicator::new(Rank(0), 4, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
@@ -498,15 +507,18 @@ fn who_left_because_of_one_that_left_is_not_the_one_that_is_lost() {
             Some(theirs)
         });
         comm.set_timeout(Duration::from_millis(1));
-        comm.barrier().unwrap_err();
+        for _ in 0..2 {
+            comm.barrier().unwrap_err();
+        }
         comm.set_timeout(LONG);
-        for (lane, lost) in ends.iter_mut().flatten().skip(1).zip([1, 2]) {
+        for (rank, culprit, operation) in [(2, 1, 0), (3, 2, lost_in)] {
             let cause = Cause::Lost {
-                rank: Rank(lost),
+                rank: Rank(culprit),
                 reason: "its link broke".to_owned(),
                 for_good: false,
             };
-            write(&runtime, lane, &notice(Tag::default(), &cause));
+            let words = notice(Tag::new(0, operation), &cause);
+            write(&runtime, ends[rank - 1].as_mut().unwrap(), &words);
         }
         let mut waits = Box::pin(comm.barrier_async());
         let mut cx = Context::from_waker(Waker::noop());
@@ -524,7 +536,6 @@ fn who_left_because_of_one_that_left_is_not_the_one_that_is_lost() {
             Poll::Pending => runtime.block_on(waits),
         };
         let error = error.unwrap_err();
-        let lost = if order.contains(&1) { 1 } else { 2 };
         assert_eq!(error.culprit_rank(), Some(Rank(lost)), "{order:?}: {error}");
     }
 }
@@ -624,6 +635,42 @@ fn who_has_given_up_is_not_waited_for_and_is_heard_in_the_next_operation() {
     drop(waits);
     let error = comm.barrier().unwrap_err().to_string();
     assert!(error.contains("later"), "{error}");
+}
+
+/// Rank 1 is ahead and has given up there. This rank, which waits for others and hears nothing for a while, sees that in an operation for
+/// which it says nothing.
+#[test]
+fn what_was_seen_before_its_time_is_seen_again() {
+    let runtime = runtime();
+    let handle = runtime.handle().clone();
+    let comm =
+        Communicator::new(Rank(0), 4, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
+    let ends = [1, 2, 3].map(|rank| {
+        let (mine, theirs) = MemoryLane::pair(1 << 20);
+        comm.acceptor().accept(Rank(rank), Box::new(mine)).unwrap();
+        theirs
+    });
+    let [mut one, _two, _three] = ends;
+    // Nothing comes from rank 1 in a barrier of four.
+    let data = Header::Data(Data {
+        operation: Operation {
+            algorithm: Algorithm::Dissemination,
+            ..Operation::new(OperationKind::Barrier, None, 0)
+        },
+        ..of_broadcast()
+    });
+    let cause = Cause::Failed {
+        rank: Rank(1),
+        reason: "it has had enough".to_owned(),
+    };
+    write(&runtime, &mut one, &data.encode());
+    write(&runtime, &mut one, &notice(Tag::new(0, 1), &cause));
+    comm.set_timeout(Duration::from_millis(300));
+    let error = comm.barrier().unwrap_err();
+    assert!(matches!(error, CollectiveError::Deadline { .. }), "{error}");
+    comm.set_timeout(LONG);
+    let error = comm.barrier().unwrap_err();
+    assert!(error.to_string().contains("had enough"), "{error}");
 }
 
 /// Of a peer that reads nothing only that is taken for its end which says that it has given up as much as this rank.
