@@ -6,7 +6,6 @@
 
 use std::task::Context;
 
-use super::judge::place_in;
 use super::{Mode, Run};
 use crate::cause::Cause;
 use crate::error::CollectiveError;
@@ -47,7 +46,7 @@ impl Run<'_> {
         let had_ended = self.engine.links[peer as usize].has_ended();
         while let Some((header, text)) = self.engine.links[peer as usize].poll_notice(cx, most) {
             found = true;
-            match place_in(self.tag, header) {
+            match self.place_of(header) {
                 Some((generation, _)) if generation != self.engine.generation => break,
                 Some((_, tag)) if tag <= self.tag => self.told(peer, header, &text)?,
                 // It gave up a later operation. If that is because a rank is gone, it is as gone for this one.

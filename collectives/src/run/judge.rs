@@ -33,7 +33,7 @@ impl Run<'_> {
         {
             return Ok(Sorted::Share(share));
         }
-        let Some((generation, tag)) = place_in(self.tag, header) else {
+        let Some((generation, tag)) = self.place_of(header) else {
             return Err(self.broken(peer, "a hello in the middle of a link".to_owned()));
         };
         if generation != self.engine.generation {
@@ -135,6 +135,36 @@ impl Run<'_> {
         })
     }
 
+    /// The generation and the operation of a frame; `None` if it has none.
+    pub(super) fn place_of(&self, header: Header) -> Option<(Generation, Tag)> {
+        match header {
+            Header::Data(data) | Header::Ask(data) | Header::Consent(data) => {
+                Some((data.generation, data.tag))
+            }
+            Header::Doing {
+                generation, tag, ..
+            }
+            | Header::AbortOperation {
+                generation, tag, ..
+            } => Some((generation, tag)),
+            Header::AbortCall {
+                generation, call, ..
+            } => {
+                // It counts for whatever operation of the call this rank is in.
+                let tag = if call == self.tag.call {
+                    self.tag
+                } else {
+                    Tag::new(call, 0)
+                };
+                Some((generation, tag))
+            }
+            Header::Hello { .. }
+            | Header::Welcome
+            | Header::Refusal { .. }
+            | Header::Share { .. } => None,
+        }
+    }
+
     /// A frame of the previous operation, which succeeded here without it. If the peer asked for something
     /// else then (two ranks that both think they are the root, say), this is the first chance to see it.
     fn left_over(&mut self, peer: u32, header: Header) -> Option<CollectiveError> {
@@ -205,8 +235,8 @@ impl Run<'_> {
         header: Header,
         text: &[u8],
     ) -> Result<(), CollectiveError> {
-        // It may be about an earlier operation.
-        let mut of = match place_in(self.tag, header) {
+        // Its header may have come in an earlier operation, which has ended without the text.
+        let mut of = match self.place_of(header) {
             Some((_, tag)) if tag == self.tag => None,
             Some((_, tag)) if matches!(header, Header::AbortOperation { .. }) => Some(tag),
             _ => return Ok(()),
@@ -384,35 +414,6 @@ impl Run<'_> {
         CollectiveError::PeerLost {
             rank: Rank(peer),
             reason: format!("{host}{reason}"),
-        }
-    }
-}
-
-/// The generation and the operation of a frame that comes in this one; `None` if it has none.
-pub(super) fn place_in(current: Tag, header: Header) -> Option<(Generation, Tag)> {
-    match header {
-        Header::Data(data) | Header::Ask(data) | Header::Consent(data) => {
-            Some((data.generation, data.tag))
-        }
-        Header::Doing {
-            generation, tag, ..
-        }
-        | Header::AbortOperation {
-            generation, tag, ..
-        } => Some((generation, tag)),
-        Header::AbortCall {
-            generation, call, ..
-        } => {
-            // It counts for whatever operation of the call this rank is in.
-            let tag = if call == current.call {
-                current
-            } else {
-                Tag::new(call, 0)
-            };
-            Some((generation, tag))
-        }
-        Header::Hello { .. } | Header::Welcome | Header::Refusal { .. } | Header::Share { .. } => {
-            None
         }
     }
 }
