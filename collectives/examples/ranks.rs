@@ -84,10 +84,11 @@ fn work(rank: u32, world: u32, folder: &Path) -> Result {
 fn start(world: u32) -> Result<ExitCode> {
     let folder = std::env::temp_dir().join(format!("kolo-ranks-{}", std::process::id()));
     let program = std::env::current_exe()?;
-    if world == 0 {
-        return Err("--world 0: there is at least one rank".into());
+    // Each is a process here.
+    if !(1..=64).contains(&world) {
+        return Err(format!("--world {world}: 1 to 64 ranks are started").into());
     }
-    std::fs::create_dir(&folder)?;
+    std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let ranks = (0..world).map(|rank| {
         Command::new(&program)
             .args(["--rank", &rank.to_string(), "--world", &world.to_string()])
@@ -102,8 +103,8 @@ fn start(world: u32) -> Result<ExitCode> {
             code = ExitCode::FAILURE;
         }
     }
-    // Each has taken its socket away.
-    std::fs::remove_dir(&folder)?;
+    // Each has taken its socket away, but for one that was killed.
+    std::fs::remove_dir_all(&folder)?;
     Ok(code)
 }
 

@@ -147,6 +147,24 @@ impl fmt::Debug for Communicator {
     }
 }
 
+/// Most ranks of a world. Each takes about 1 KB of memory on every rank.
+const MOST_RANKS: u32 = 1 << 20;
+
+/// Whether a rank is one of so many. If not, why.
+pub(crate) fn check_world(rank: Rank, world_size: u32) -> Result<(), String> {
+    if world_size > MOST_RANKS {
+        return Err(format!(
+            "a world of {world_size} ranks: there can be {MOST_RANKS} at most"
+        ));
+    }
+    if rank.0 >= world_size {
+        return Err(format!(
+            "rank {rank} is not in a world of {world_size}: ranks are 0 to world size - 1"
+        ));
+    }
+    Ok(())
+}
+
 impl Communicator {
     /// A communicator for `rank` of `world_size` ranks. Makes no link yet: that happens at first use, through
     /// `connector` (to lower ranks) and [`Communicator::acceptor`] (from higher ones).
@@ -156,7 +174,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`CollectiveError::Invalid`] if the rank is not in `0..world_size`.
+    /// [`CollectiveError::Invalid`] if the rank is not in `0..world_size`, or there are more than 1,048,576 of them.
     pub fn new(
         rank: Rank,
         world_size: u32,
@@ -165,13 +183,7 @@ impl Communicator {
         connector: Arc<dyn Connector>,
         handle: Handle,
     ) -> Result<Self, CollectiveError> {
-        if rank.0 >= world_size {
-            return Err(CollectiveError::Invalid {
-                reason: format!(
-                    "rank {rank} is not in a world of {world_size}: ranks are 0 to world size - 1"
-                ),
-            });
-        }
+        check_world(rank, world_size).map_err(|reason| CollectiveError::Invalid { reason })?;
         let family = Family::new((rank.0, world_size), generation, job, connector, handle);
         Ok(Self::of(Inner::root(family)))
     }

@@ -61,7 +61,7 @@ pub(crate) fn start(
                 shared: options.shared,
                 host: hosts.holder(*host),
                 listen: hosts.address(*host),
-                mtu: hosts.holder(*host).map(|_| options.mtu),
+                mtu: hosts.holder(*host).map(|_| options.mtu()),
                 job: job.0,
                 sockets: peers,
                 algorithm: options

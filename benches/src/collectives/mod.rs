@@ -73,9 +73,9 @@ pub(crate) struct Options {
     /// with a pair of interfaces between them; that needs root and `ip`.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     hosts: u32,
-    /// MTU of the network between two hosts, in bytes.
-    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u16).range(1280..=65_000))]
-    mtu: u16,
+    /// MTU of the network between two hosts, in bytes. [default: 1500]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1280..=65_000))]
+    mtu: Option<u16>,
     /// Sizes in bytes, with commas between; K, M and G are powers of 1024. Of the buffer of one rank; of gathers,
     /// scatters and all-to-all of all ranks' shares; of send-receive of one message. A barrier has none. What is no
     /// whole number of 4-byte values for each rank is rounded down to that. [default: 4,1KiB,64KiB,256KiB,4MiB,32MiB]
@@ -166,6 +166,10 @@ impl Options {
             self.hosts
         );
         anyhow::ensure!(
+            self.mtu.is_none() || self.hosts > 1,
+            "--mtu is of the network between two hosts; use it with --hosts 2"
+        );
+        anyhow::ensure!(
             operation != Operation::Barrier || self.sizes.is_none(),
             "--sizes is for what ranks send each other, which in a barrier is nothing; leave it out"
         );
@@ -191,6 +195,10 @@ impl Options {
         Ok(())
     }
 
+    fn mtu(&self) -> u16 {
+        self.mtu.unwrap_or(1500)
+    }
+
     /// The host of each rank.
     fn host_of(&self) -> Vec<u32> {
         (0..self.ranks)
@@ -203,7 +211,7 @@ impl Options {
         Setting {
             ranks: self.ranks,
             hosts: self.hosts,
-            mtu: (self.hosts > 1).then_some(self.mtu),
+            mtu: (self.hosts > 1).then_some(self.mtu()),
             buffers: if self.shared { "shared" } else { "own" },
             cores: cores(),
         }
@@ -236,7 +244,7 @@ impl Options {
     fn title(&self, operation: Operation) -> String {
         let hosts = match self.hosts {
             1 => "one host".to_owned(),
-            _ => format!("two hosts (network namespaces), MTU {}", self.mtu),
+            _ => format!("two hosts (network namespaces), MTU {}", self.mtu()),
         };
         let values = match operation {
             Operation::Barrier => "",
@@ -311,7 +319,7 @@ pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()>
     let progress = Progress(std::io::stderr().is_terminal());
     let load_before = load();
     let scratch = Scratch::new()?;
-    let hosts = Hosts::new(options.hosts, options.mtu)?;
+    let hosts = Hosts::new(options.hosts, options.mtu())?;
     progress.say(format_args!("starting kolo's ranks"));
     let kolo =
         kolo_group::start(operation, options, &hosts).context("kolo's ranks did not start")?;

@@ -20,7 +20,7 @@ fn parse(args: &[&str]) -> Result<Options, clap::Error> {
 #[test]
 fn options_are_read() {
     let options = parse(&[]).unwrap();
-    assert_eq!((options.ranks, options.hosts, options.mtu), (2, 1, 1500));
+    assert_eq!((options.ranks, options.hosts, options.mtu()), (2, 1, 1500));
     assert_eq!(
         options.sizes(Operation::AllReduce)[1..3],
         [1 << 10, 64 << 10]
@@ -119,6 +119,8 @@ fn what_is_wrong_is_said() {
     assert!(error.unwrap_err().to_string().contains("no host has two"));
     let options = parse(&[&alone[..], &["--ranks", "3"]].concat()).unwrap();
     options.check(Operation::Barrier).unwrap();
+    let error = parse(&["--mtu", "9000"]).unwrap().check(Operation::Barrier);
+    assert!(error.unwrap_err().to_string().contains("with --hosts 2"));
     let error = parse(&["--sizes", "4"]).unwrap().check(Operation::Barrier);
     assert!(error.unwrap_err().to_string().contains("leave it out"));
     let options = parse(&["--lane", "shm", "--hosts", "2"]).unwrap();

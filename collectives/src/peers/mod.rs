@@ -92,6 +92,7 @@ use tokio::runtime::Handle;
 
 #[cfg(doc)]
 use crate::communicator::Communicator;
+use crate::communicator::check_world;
 
 pub use crate::lane::LaneChoice;
 pub(crate) use driver::Leaving;
@@ -139,10 +140,6 @@ pub fn issue(authority: &Authority, job: JobId, rank: Rank) -> Result<Credential
 
 /// Whether a rank is one of so many.
 fn check(rank: Rank, world: usize) -> Result<(), PeersError> {
-    if rank.index() < world {
-        return Ok(());
-    }
-    Err(PeersError::Invalid {
-        reason: format!("rank {rank} is not in a world of {world}: ranks are 0 to world size - 1"),
-    })
+    let world = u32::try_from(world).unwrap_or(u32::MAX);
+    check_world(rank, world).map_err(|reason| PeersError::Invalid { reason })
 }
