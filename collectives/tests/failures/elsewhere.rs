@@ -1,5 +1,6 @@
 //! Ranks that leave because of a loss in one group, as others find in another one.
 
+use super::leaving::{ROOM, linked};
 use super::*;
 
 /// What the ranks that lose one do, and then those that find them gone.
@@ -303,17 +304,10 @@ fn who_does_not_come_because_of_one_that_is_gone_is_not_waited_for() {
 #[test]
 fn what_an_idle_rank_has_seen_of_ends_is_not_all_that_was_said() {
     let runtime = runtime();
-    let (connector, handle) = (Arc::new(NoConnector), runtime.handle().clone());
-    let comm = Communicator::new(Rank(0), 4, GENERATION, JOB, connector, handle).unwrap();
-    comm.set_timeout(LONG);
+    let (comm, mut ends) = linked::<3>(&runtime, ROOM);
     comm.set_tuning(Tuning {
         force: Some(Algorithm::Binomial),
         ..Tuning::default()
-    });
-    let mut ends = [1, 2, 3].map(|rank| {
-        let (mine, theirs) = MemoryLane::pair(1 << 20);
-        comm.acceptor().accept(Rank(rank), Box::new(mine)).unwrap();
-        theirs
     });
     for (lane, lost) in ends[1..].iter_mut().zip([3, 1]) {
         let cause = Cause::LostElsewhere {

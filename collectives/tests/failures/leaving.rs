@@ -14,28 +14,65 @@ fn who_left_a_call_because_of_a_loss_is_not_the_one_that_is_lost() {
     one_leaves_because_two_is_lost(|comm| comm.begin_call(CallId(1)));
 }
 
-fn one_leaves_because_two_is_lost(goes_on: impl Fn(&Communicator)) {
-    let runtime = runtime();
-    let handle = runtime.handle().clone();
-    let comm =
-        Communicator::new(Rank(0), 3, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
-    let ends = [1, 2].map(|rank| {
-        let (mine, theirs) = MemoryLane::pair(1 << 20);
-        let accepted = comm.acceptor().accept(Rank(rank), Box::new(mine));
-        accepted.unwrap();
+/// Rank 0 makes no links. With the other ends of those to all others, in each of which there is room for so many bytes.
+pub(super) fn linked<const PEERS: usize>(
+    runtime: &Runtime,
+    room: usize,
+) -> (Communicator, [MemoryLane; PEERS]) {
+    let (world, handle) = (PEERS as u32 + 1, runtime.handle().clone());
+    let connector = Arc::new(NoConnector);
+    let comm = Communicator::new(Rank(0), world, GENERATION, JOB, connector, handle).unwrap();
+    comm.set_timeout(LONG);
+    let ends = std::array::from_fn(|index| {
+        let (mine, theirs) = MemoryLane::pair(room);
+        let peer = Rank(index as u32 + 1);
+        comm.acceptor().accept(peer, Box::new(mine)).unwrap();
         theirs
     });
+    (comm, ends)
+}
+
+/// Room for all that is said.
+pub(super) const ROOM: usize = 1 << 20;
+
+/// Less than a frame of long data.
+const LITTLE: usize = 4096;
+
+fn link_broke(rank: u32) -> Cause {
+    Cause::Lost {
+        rank: Rank(rank),
+        reason: "its link broke".to_owned(),
+        for_good: false,
+    }
+}
+
+fn failed(rank: u32, reason: &str) -> Cause {
+    Cause::Failed {
+        rank: Rank(rank),
+        reason: reason.to_owned(),
+    }
+}
+
+/// What comes in the second step of a barrier that is operation 1.
+fn of_barrier() -> Header {
+    Header::Data(Data {
+        operation: Operation {
+            algorithm: Algorithm::Dissemination,
+            ..Operation::new(OperationKind::Barrier, None, 0)
+        },
+        step: 1,
+        ..of_broadcast()
+    })
+}
+
+fn one_leaves_because_two_is_lost(goes_on: impl Fn(&Communicator)) {
+    let runtime = runtime();
+    let (comm, [mut one, _two]) = linked(&runtime, ROOM);
     comm.set_timeout(Duration::from_millis(1));
     comm.barrier().unwrap_err();
     goes_on(&comm);
     comm.set_timeout(LONG);
-    let [mut one, _two] = ends;
-    let cause = Cause::Lost {
-        rank: Rank(2),
-        reason: "its link broke".to_owned(),
-        for_good: false,
-    };
-    write(&runtime, &mut one, &notice(Tag::default(), &cause));
+    write(&runtime, &mut one, &notice(Tag::default(), &link_broke(2)));
     drop(one);
     let error = comm.barrier().unwrap_err();
     assert_eq!(error.culprit_rank(), Some(Rank(2)), "{error}");
@@ -80,21 +117,13 @@ fn after_a_deadline(
     (comm, ends)
 }
 
-fn link_to_0_broke() -> Cause {
-    Cause::Lost {
-        rank: Rank(0),
-        reason: "its link broke".to_owned(),
-        for_good: false,
-    }
-}
-
 /// It said why it goes on a link that has ended since, and that can't be made again.
 #[test]
 fn who_left_because_of_a_loss_and_can_not_be_reached_is_not_the_one_that_is_lost() {
     let runtime = runtime();
     let fault = Fault::cut();
     let (comm, mut ends) = after_a_deadline(&runtime, |lane| faulty(Box::new(lane), &fault));
-    let cause = link_to_0_broke();
+    let cause = link_broke(0);
     let mut one = ends.remove(1);
     write(&runtime, &mut one, &notice(Tag::default(), &cause));
     drop(one);
@@ -108,7 +137,7 @@ fn who_left_because_of_a_loss_and_can_not_be_reached_is_not_the_one_that_is_lost
 fn who_has_come_is_not_the_one_that_is_lost() {
     let runtime = runtime();
     let (comm, mut ends) = after_a_deadline(&runtime, |lane| Box::new(lane));
-    let cause = link_to_0_broke();
+    let cause = link_broke(0);
     let ask = Header::Ask(of_broadcast());
     let mut one = ends.remove(1);
     write(&runtime, &mut one, &notice(Tag::default(), &cause));
@@ -156,7 +185,7 @@ fn who_had_come_before_it_was_killed_is_the_one_that_is_lost() {
         let (comm, mut ends) = after_a_deadline(&runtime, |lane| Box::new(lane));
         let (mut one, mut zero) = (ends.remove(1), ends.remove(0));
         write(&runtime, &mut zero, &said.encode());
-        let cause = link_to_0_broke();
+        let cause = link_broke(0);
         write(&runtime, &mut one, &notice(Tag::default(), &cause));
         let mut data = [0_u8];
         let mut waits = Box::pin(comm.broadcast_async(&mut data, Rank(1)));
@@ -178,20 +207,12 @@ fn who_had_come_before_it_was_killed_is_the_one_that_is_lost() {
 #[test]
 fn who_was_ahead_when_it_was_killed_is_the_one_that_is_lost() {
     let runtime = runtime();
-    // Of the second step of a barrier: in the first one this rank waits for rank 1.
-    let ahead = Header::Data(Data {
-        operation: Operation {
-            algorithm: Algorithm::Dissemination,
-            ..Operation::new(OperationKind::Barrier, None, 0)
-        },
-        step: 1,
-        ..of_broadcast()
-    });
     for ends_first in [true, false] {
         let (comm, mut ends) = after_a_deadline(&runtime, |lane| Box::new(lane));
         let (mut one, mut zero) = (ends.remove(1), ends.remove(0));
-        write(&runtime, &mut zero, &ahead.encode());
-        let cause = link_to_0_broke();
+        // In the first step this rank waits for rank 1.
+        write(&runtime, &mut zero, &of_barrier().encode());
+        let cause = link_broke(0);
         write(&runtime, &mut one, &notice(Tag::default(), &cause));
         let mut waits = Box::pin(comm.barrier_async());
         let wakes = Arc::new(Wakes::default());
@@ -229,27 +250,15 @@ fn who_left_because_of_one_that_left_is_not_the_one_that_is_lost() {
         (&[3, 2], 0, 1),
         (&[3, 2], 1, 2),
     ] {
-        let handle = runtime.handle().clone();
-        let comm =
-            Communicator::new(Rank(0), 4, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
-        let mut ends = [1, 2, 3].map(|rank| {
-            let (mine, theirs) = MemoryLane::pair(1 << 20);
-            let accepted = comm.acceptor().accept(Rank(rank), Box::new(mine));
-            accepted.unwrap();
-            Some(theirs)
-        });
+        let (comm, ends) = linked::<3>(&runtime, ROOM);
+        let mut ends = ends.map(Some);
         comm.set_timeout(Duration::from_millis(1));
         for _ in 0..2 {
             comm.barrier().unwrap_err();
         }
         comm.set_timeout(LONG);
         for (rank, culprit, operation) in [(2, 1, 0), (3, 2, lost_in)] {
-            let cause = Cause::Lost {
-                rank: Rank(culprit),
-                reason: "its link broke".to_owned(),
-                for_good: false,
-            };
-            let words = notice(Tag::new(0, operation), &cause);
+            let words = notice(Tag::new(0, operation), &link_broke(culprit));
             write(&runtime, ends[rank - 1].as_mut().unwrap(), &words);
         }
         let mut waits = Box::pin(comm.barrier_async());
@@ -277,31 +286,22 @@ fn who_left_because_of_one_that_left_is_not_the_one_that_is_lost() {
 fn who_knows_of_the_loss_is_not_waited_for() {
     let runtime = runtime();
     // The peer's words are read before the end of the lost rank's link, and behind it.
-    for (stuck, lost) in [(1, 2), (2, 1)] {
-        let handle = runtime.handle().clone();
-        let comm =
-            Communicator::new(Rank(0), 3, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
+    for lost in [2, 1] {
+        let (comm, mut ends) = linked::<2>(&runtime, LITTLE);
+        if lost == 1 {
+            ends.reverse();
+        }
+        let [mut stuck, ends] = ends;
         comm.set_tuning(Tuning {
-            force: Some(Algorithm::Flat),
+            force: Some(Algorithm::Binomial),
             ..Tuning::default()
-        });
-        // Less than one frame of the operation.
-        let [mut words, ends] = [stuck, lost].map(|rank| {
-            let (mine, theirs) = MemoryLane::pair(4096);
-            let accepted = comm.acceptor().accept(Rank(rank), Box::new(mine));
-            accepted.unwrap();
-            theirs
         });
         let mut data = vec![1_i32; 100_000];
         let mut waits = Box::pin(comm.broadcast_async(&mut data, Rank(0)));
         let mut cx = Context::from_waker(Waker::noop());
         assert!(waits.as_mut().poll(&mut cx).is_pending());
-        let cause = Cause::Lost {
-            rank: Rank(lost),
-            reason: "its link broke".to_owned(),
-            for_good: false,
-        };
-        write(&runtime, &mut words, &notice(Tag::default(), &cause));
+        let why = notice(Tag::default(), &link_broke(lost));
+        write(&runtime, &mut stuck, &why);
         drop(ends);
         let polled = waits.as_mut().poll(&mut cx);
         let lost = Rank(lost);
@@ -316,49 +316,21 @@ fn who_knows_of_the_loss_is_not_waited_for() {
 #[test]
 fn who_has_given_up_is_not_waited_for_and_is_heard_in_the_next_operation() {
     let runtime = runtime();
-    let handle = runtime.handle().clone();
-    let comm =
-        Communicator::new(Rank(0), 3, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
-    comm.set_timeout(LONG);
+    let (comm, [mut one, mut two]) = linked(&runtime, LITTLE);
     comm.set_tuning(Tuning {
-        force: Some(Algorithm::Flat),
+        force: Some(Algorithm::Binomial),
         ..Tuning::default()
-    });
-    let [mut one, mut two] = [1, 2].map(|rank| {
-        // Less than one frame of the operation.
-        let (mine, theirs) = MemoryLane::pair(4096);
-        let accepted = comm.acceptor().accept(Rank(rank), Box::new(mine));
-        accepted.unwrap();
-        theirs
     });
     let mut data = vec![1_i32; 100_000];
     let mut waits = Box::pin(comm.broadcast_async(&mut data, Rank(0)));
     let mut cx = Context::from_waker(Waker::noop());
     assert!(waits.as_mut().poll(&mut cx).is_pending());
-    let failed = |rank, reason: &str| Cause::Failed {
-        rank: Rank(rank),
-        reason: reason.to_owned(),
-    };
-    // Of its second step: in the first one this rank waits for rank 2.
-    let barrier = Header::Data(Data {
-        operation: Operation {
-            algorithm: Algorithm::Dissemination,
-            ..Operation::new(OperationKind::Barrier, None, 0)
-        },
-        step: 1,
-        ..of_broadcast()
-    });
-    write(&runtime, &mut one, &barrier.encode());
-    write(
-        &runtime,
-        &mut one,
-        &notice(Tag::new(0, 1), &failed(1, "later")),
-    );
-    write(
-        &runtime,
-        &mut two,
-        &notice(Tag::default(), &failed(2, "now")),
-    );
+    // In the first step this rank waits for rank 2.
+    write(&runtime, &mut one, &of_barrier().encode());
+    let later = notice(Tag::new(0, 1), &failed(1, "later"));
+    write(&runtime, &mut one, &later);
+    let now = notice(Tag::default(), &failed(2, "now"));
+    write(&runtime, &mut two, &now);
     let polled = waits.as_mut().poll(&mut cx);
     let Poll::Ready(Err(error)) = polled else {
         panic!("all have given up: {polled:?}");
@@ -374,45 +346,25 @@ fn who_has_given_up_is_not_waited_for_and_is_heard_in_the_next_operation() {
 #[test]
 fn what_was_seen_before_its_time_is_seen_again() {
     let runtime = runtime();
-    let handle = runtime.handle().clone();
-    let comm =
-        Communicator::new(Rank(0), 4, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
-    let ends = [1, 2, 3].map(|rank| {
-        let (mine, theirs) = MemoryLane::pair(1 << 20);
-        comm.acceptor().accept(Rank(rank), Box::new(mine)).unwrap();
-        theirs
-    });
-    let [mut one, _two, _three] = ends;
-    // Nothing comes from rank 1 in a barrier of four.
-    let data = Header::Data(Data {
-        operation: Operation {
-            algorithm: Algorithm::Dissemination,
-            ..Operation::new(OperationKind::Barrier, None, 0)
-        },
-        ..of_broadcast()
-    });
-    let cause = Cause::Failed {
-        rank: Rank(1),
-        reason: "it has had enough".to_owned(),
-    };
-    write(&runtime, &mut one, &data.encode());
-    write(&runtime, &mut one, &notice(Tag::new(0, 1), &cause));
+    let (comm, [mut one, _two, _three]) = linked(&runtime, ROOM);
+    // Nothing is due from rank 1 in a barrier of four.
+    write(&runtime, &mut one, &of_barrier().encode());
+    let later = notice(Tag::new(0, 1), &failed(1, "later"));
+    write(&runtime, &mut one, &later);
     comm.set_timeout(Duration::from_millis(300));
     let error = comm.barrier().unwrap_err();
     assert!(matches!(error, CollectiveError::Deadline { .. }), "{error}");
     comm.set_timeout(LONG);
     let error = comm.barrier().unwrap_err();
-    assert!(error.to_string().contains("had enough"), "{error}");
+    assert!(error.to_string().contains("later"), "{error}");
 }
 
 /// Of a peer that reads nothing only that is taken for its end which says that it has given up as much as this rank.
 #[test]
 fn who_has_given_up_less_or_nothing_is_waited_for() {
     let runtime = runtime();
-    let failed = |rank| Cause::Failed {
-        rank: Rank(rank),
-        reason: "it has had enough!".to_owned(),
-    };
+    // Of such a length that it could be values.
+    let failed = |rank| failed(rank, "it has had enough!");
     let of_operation = |rank| notice(Tag::default(), &failed(rank));
     let of_call = |rank| {
         let text = failed(rank).encode();
@@ -424,7 +376,6 @@ fn who_has_given_up_less_or_nothing_is_waited_for() {
         frame(header, &text)
     };
     let mut data = vec![1_i32; 100_000];
-    // Values that read as a reason.
     let values = failed(2).encode();
     assert_eq!(values.len() % 4, 0);
     let header = Header::Data(Data {
@@ -447,18 +398,10 @@ fn who_has_given_up_less_or_nothing_is_waited_for() {
         (of_call(1), of_operation(2), false),
         (of_call(1), of_call(2), true),
     ] {
-        let handle = runtime.handle().clone();
-        let comm =
-            Communicator::new(Rank(0), 3, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
+        let (comm, [mut one, mut two]) = linked(&runtime, LITTLE);
         comm.set_tuning(Tuning {
             force: Some(Algorithm::Binomial),
             ..Tuning::default()
-        });
-        let [mut one, mut two] = [1, 2].map(|rank| {
-            // Less than one frame of the operation.
-            let (mine, theirs) = MemoryLane::pair(4096);
-            comm.acceptor().accept(Rank(rank), Box::new(mine)).unwrap();
-            theirs
         });
         let mut waits = Box::pin(comm.broadcast_async(&mut data, Rank(0)));
         let mut cx = Context::from_waker(Waker::noop());
@@ -490,12 +433,7 @@ fn who_has_given_up_less_or_nothing_is_waited_for() {
 fn what_a_lost_rank_did_is_told_if_it_had_not_come() {
     let runtime = runtime();
     for has_come in [false, true] {
-        let handle = runtime.handle().clone();
-        let comm =
-            Communicator::new(Rank(0), 2, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
-        comm.set_timeout(LONG);
-        let (mine, mut one) = MemoryLane::pair(1 << 20);
-        comm.acceptor().accept(Rank(1), Box::new(mine)).unwrap();
+        let (comm, [mut one]) = linked(&runtime, ROOM);
         let text = b"it sleeps";
         let doing = Header::Doing {
             generation: GENERATION,
