@@ -110,6 +110,7 @@ impl Cluster {
         head: String,
         credentials: Credentials,
     ) -> Result<Self, ConnectError> {
+        crate::entry::may_connect()?;
         // Names are looked up, and timers run, on our own runtime: the caller's may be any.
         let task = runtime.clone();
         let connected = runtime.handle().spawn(async move {

@@ -13,6 +13,7 @@ use kolo_transport::session::RequestError;
 use kolo_transport::wire::{JobState, RankFailure, Refusal};
 
 pub use crate::call::{CallError, CallErrorKind, FailedCall, RankCause, RankError};
+pub use crate::entry::EntryError;
 pub use crate::executor::OptionsError;
 
 /// `Result` with [`Error`](struct@Error) as the default error.
@@ -141,6 +142,9 @@ pub enum CredentialsError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
+    /// This process is no driver: kolo started it, or its `main` lacks kolo's entry.
+    #[error(transparent)]
+    Entry(#[from] EntryError),
     /// The head's address is none, or its name is not known. Give `HOST:PORT`.
     #[error("`{given}` is no address of a head: {reason}; give HOST:PORT")]
     Address {
@@ -251,6 +255,9 @@ impl ClusterError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
+    /// This program's `main` lacks kolo's entry, so that it can't be run as a worker.
+    #[error(transparent)]
+    Entry(#[from] EntryError),
     /// The options make no sense, or not together. The message says what to change.
     #[error(transparent)]
     Options(#[from] OptionsError),
@@ -345,7 +352,9 @@ impl StartError {
                 refusal.is_retryable() || matches!(refusal.kind, NodeLost | Stopped)
             }
             Self::HeadLost { .. } | Self::NodeUnreachable { .. } | Self::TimedOut { .. } => true,
-            Self::Options(_) | Self::Program { .. } | Self::Unexpected { .. } => false,
+            Self::Entry(_) | Self::Options(_) | Self::Program { .. } | Self::Unexpected { .. } => {
+                false
+            }
         }
     }
 }

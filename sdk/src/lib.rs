@@ -75,6 +75,7 @@ mod cluster;
 pub mod codec;
 mod context;
 mod credentials;
+mod entry;
 pub mod error;
 mod executable;
 mod executor;

@@ -102,6 +102,7 @@ impl LocalClusterBuilder {
                 "nodes is {nodes} and slots is {slots}; allowed are 1 to 256 nodes with at least 1 slot"
             )));
         }
+        crate::entry::may_start()?;
         // One thread for all links of this process: a call from driver to node wakes no other.
         let runtime = TransportRuntime::new(1).map_err(failed)?;
         let own = blocking(&runtime, program::own).await?.map_err(failed)?;

@@ -15,7 +15,6 @@ use std::future::Future;
 ///
 /// If the threads of the runtime can't be started.
 pub fn main<F: Future>(main: F) -> F::Output {
-    kolo_process::run_if_warden();
     crate::worker::run_if_worker();
     if let Err(error) = crate::registry::Registry::get() {
         crate::worker::refuse(error);

@@ -29,6 +29,7 @@ pub(crate) async fn start(
     output: Output,
 ) -> Result<Executor, StartError> {
     let began = Instant::now();
+    crate::entry::may_start()?;
     let own = match tokio::task::spawn_blocking(program::own).await {
         Ok(own) => own?,
         Err(error) => {

@@ -33,10 +33,11 @@ pub(crate) use self::running::Running;
 use self::calls::{LoopEnd, LoopError};
 use self::control::{Control, ControlError, Verdict};
 use self::dispatch::Dispatcher;
+use crate::entry::{self, Role};
 use crate::registry::Registry;
 
 /// Names the call socket and the control socket: two numbers of descriptors, with a comma.
-const WORKER_FDS: &str = "KOLO_WORKER_FDS";
+pub(crate) const WORKER_FDS: &str = "KOLO_WORKER_FDS";
 
 /// Exit codes. They follow `sysexits.h`.
 const EXIT_NODE_GONE: i32 = 69;
@@ -48,17 +49,21 @@ const VERDICT: Duration = Duration::from_secs(2);
 /// Threads of the second kind: one has the shortest round trips, and leaves the other cores to user code.
 const CONTROL_THREADS: usize = 1;
 
-/// If a node started this process as a worker: is one, and never returns. Otherwise does nothing.
+/// If a node started this process as a worker (or as its warden): is one, and never returns. Otherwise does nothing.
 ///
 /// [`#[kolo::main]`](macro@crate::main) calls it. A program with a `main` of its own calls it before anything else: before
-/// it starts threads, reads its arguments or prints.
+/// it starts threads or processes, reads its arguments or prints. A program that has not called it can start no workers:
+/// see [`EntryError`](crate::error::EntryError).
 ///
 /// The exit code is 0 after a notice to stop, and another with a line on standard error if the node is gone or is
 /// not understood.
 pub fn run_if_worker() {
+    kolo_process::run_if_warden();
     let Some(given) = std::env::var_os(WORKER_FDS) else {
+        entry::entered(Role::Driver);
         return;
     };
+    entry::entered(Role::Worker);
     let outcome = given
         .to_str()
         .ok_or_else(|| Fatal::Environment {

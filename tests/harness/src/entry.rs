@@ -5,7 +5,6 @@
 /// Test binaries do not need to call this: it runs before their `main`. Other programs that start a
 /// [`TestCluster`](crate::TestCluster) call it first thing in `main`, or leave it to the same mechanism.
 pub fn run_if_member() {
-    kolo_process::run_if_warden();
     kolo::worker::run_if_worker();
     crate::member::run_if_daemon();
 }
@@ -39,6 +38,8 @@ mod init_array {
             crate::member::TASK,
         ];
         if roles.iter().all(|role| std::env::var_os(role).is_none()) {
+            // A driver, then. It does no more than to note that.
+            kolo::worker::run_if_worker();
             return;
         }
         // A role never returns to the C library, so the initializers behind this one would never run. The

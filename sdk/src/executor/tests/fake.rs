@@ -173,6 +173,8 @@ impl Fake {
         let driver = authority
             .issue(Role::Driver, &DriverId::random().to_string())
             .unwrap();
+        // As a driver's `main` begins.
+        crate::worker::run_if_worker();
         let cluster = Cluster::connect(head.local_addr(), driver).await.unwrap();
         Self {
             cluster,

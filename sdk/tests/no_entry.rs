@@ -1,0 +1,171 @@
+//! Programs whose `main` does not begin with kolo's entry: none of them may start itself without end.
+//!
+//! The program is this test again, with the wrong `main` that a variable names.
+
+// Clippy does not see that this is a test.
+#![allow(clippy::unwrap_used)]
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use kolo::prelude::*;
+
+/// Which wrong `main` to be.
+const MAIN: &str = "NO_ENTRY_MAIN";
+/// A file with a line for each process that runs a wrong `main`.
+const PROCESSES: &str = "NO_ENTRY_PROCESSES";
+
+fn main() {
+    if let Ok(kind) = std::env::var(MAIN) {
+        wrong_main(&kind);
+        return;
+    }
+    let tests: [(&str, fn()); 4] = [
+        (
+            "a_local_cluster_is_refused_before_a_process_is_started",
+            a_local_cluster_is_refused_before_a_process_is_started,
+        ),
+        (
+            "a_warden_that_runs_main_refuses_at_once",
+            a_warden_that_runs_main_refuses_at_once,
+        ),
+        (
+            "a_worker_that_runs_main_refuses_at_once",
+            a_worker_that_runs_main_refuses_at_once,
+        ),
+        ("a_worker_can_not_be_a_driver", a_worker_can_not_be_a_driver),
+    ];
+    let filters: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with('-'))
+        .collect();
+    for (name, test) in tests {
+        if filters.is_empty() || filters.iter().any(|filter| name.contains(filter)) {
+            // A failed check ends the program with its message.
+            test();
+            println!("test {name} ... ok");
+        }
+    }
+}
+
+#[kolo::function]
+fn whoami(ctx: &Context) -> usize {
+    ctx.rank()
+}
+
+/// What a worker is told when it wants to be a driver.
+#[kolo::function]
+fn nests() -> String {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let error = runtime.block_on(Cluster::local()).unwrap_err();
+    error.to_string()
+}
+
+fn wrong_main(kind: &str) {
+    let mut processes = std::fs::OpenOptions::new()
+        .append(true)
+        .open(std::env::var_os(PROCESSES).unwrap())
+        .unwrap();
+    writeln!(processes, "{}", std::process::id()).unwrap();
+    let started = |name| std::env::var_os(name).is_some();
+    let enters = match kind {
+        "never" => false,
+        "not-as-warden" => !started("KOLO_WARDEN_FD"),
+        "not-as-worker" => !started("KOLO_WORKER_FDS"),
+        _ => true,
+    };
+    if enters {
+        kolo::worker::run_if_worker();
+    }
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let result: kolo::Result<()> = runtime.block_on(async {
+        let cluster = Cluster::connect_or_local().await?;
+        let executor = Executor::builder().workers(4).start(&cluster).await?;
+        if kind == "nests" {
+            for text in executor.run(nests, ()).await? {
+                println!("{text}");
+            }
+        } else {
+            executor.run(whoami, ()).await?;
+        }
+        Ok(())
+    });
+    if let Err(error) = result {
+        eprintln!("{error}");
+        std::process::exit(1);
+    }
+}
+
+/// Runs a wrong program to its end. Gives the output and how many processes ran its `main`; none of them is left.
+fn run(kind: &str) -> (Output, usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let processes: PathBuf = dir.path().join("processes");
+    std::fs::write(&processes, "").unwrap();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .env_remove("KOLO_HEAD")
+        .env(MAIN, kind)
+        .env(PROCESSES, &processes)
+        .output()
+        .unwrap();
+    let pids = std::fs::read_to_string(&processes).unwrap();
+    let pids: Vec<&str> = pids.lines().collect();
+    for pid in &pids {
+        wait_for_end(Path::new(&format!("/proc/{pid}")));
+    }
+    (output, pids.len())
+}
+
+/// The driver has ended, so what it started is ending.
+fn wait_for_end(process: &Path) {
+    for _ in 0..1000 {
+        if !process.exists() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("{} lives on", process.display());
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn a_local_cluster_is_refused_before_a_process_is_started() {
+    let (output, processes) = run("never");
+    let text = stderr(&output);
+    assert!(!output.status.success());
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains("put #[kolo::main] on"), "{text}");
+    assert_eq!(processes, 1);
+}
+
+fn a_warden_that_runs_main_refuses_at_once() {
+    let (output, processes) = run("not-as-warden");
+    let text = stderr(&output);
+    assert!(!output.status.success());
+    assert!(text.contains("started this process as a warden"), "{text}");
+    assert!(text.contains("#[kolo::main]"), "{text}");
+    // The driver and its warden.
+    assert_eq!(processes, 2, "{text}");
+}
+
+fn a_worker_that_runs_main_refuses_at_once() {
+    let (output, processes) = run("not-as-worker");
+    let text = stderr(&output);
+    assert!(!output.status.success());
+    assert!(text.contains("started this process as a worker"), "{text}");
+    // The driver, the warden and at most four workers.
+    assert!(processes <= 6, "{processes} processes: {text}");
+}
+
+fn a_worker_can_not_be_a_driver() {
+    let (output, _) = run("nests");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(text.lines().count(), 4, "{text}");
+    for line in text.lines() {
+        assert!(line.starts_with("this process is a worker: "), "{line}");
+    }
+}
