@@ -3,6 +3,7 @@
 
 mod config;
 mod drain;
+mod ends;
 mod notify;
 mod process;
 mod secrets;
