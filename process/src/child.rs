@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use kolo_transport::wire::Exit;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::supervisor::Shared;
@@ -17,7 +18,7 @@ use crate::{procfs, sys};
 const KILL_WAIT: Duration = Duration::from_secs(10);
 
 /// A signal to send with [`Child::signal`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Signal {
     /// `SIGHUP`.
@@ -40,8 +41,21 @@ pub enum Signal {
     User2,
 }
 
+/// What a signal means, which decides whom it reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meaning {
+    /// Please end.
+    Notice,
+    /// End.
+    Kill,
+    /// Stand still, or go on.
+    Control,
+    /// Whatever the program makes of it.
+    User,
+}
+
 impl Signal {
-    const fn raw(self) -> rustix::process::Signal {
+    pub(crate) const fn raw(self) -> rustix::process::Signal {
         use rustix::process::Signal as Raw;
         match self {
             Self::Hangup => Raw::HUP,
@@ -55,19 +69,34 @@ impl Signal {
             Self::User2 => Raw::USR2,
         }
     }
+
+    pub(crate) const fn meaning(self) -> Meaning {
+        match self {
+            Self::Hangup | Self::Interrupt | Self::Quit | Self::Terminate => Meaning::Notice,
+            Self::Kill => Meaning::Kill,
+            Self::Stop | Self::Continue => Meaning::Control,
+            Self::User1 | Self::User2 => Meaning::User,
+        }
+    }
+
+    /// Whether it asks a process to end, so that the process may take its time for it.
+    #[must_use]
+    pub const fn is_notice(self) -> bool {
+        matches!(self.meaning(), Meaning::Notice)
+    }
 }
 
 /// Why a signal was not sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SignalError {
-    /// The process has ended, and so has its group. Nothing to do.
+    /// The process has ended, and so has all that was below it. Nothing to do.
     #[error("process {pid} has ended already")]
     Ended {
         /// The process.
         pid: u32,
     },
-    /// The system refused, for instance because the process changed its user.
+    /// The system refused, for instance because the process changed its user, or the warden takes no more orders.
     #[error("cannot send a signal to process {pid}: {reason}")]
     Refused {
         /// The process.
@@ -85,22 +114,15 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Signals its process group.
-    pub(crate) fn signal(&self, signal: Signal) -> Result<(), SignalError> {
-        let ended = SignalError::Ended { pid: self.pid };
+    /// Kills its process group.
+    pub(crate) fn kill(&self) {
         let Some(pid) = procfs::raw(self.pid) else {
-            return Err(ended);
+            return;
         };
-        sys::signal_group(self.pidfd.as_fd(), pid, signal.raw()).map_err(|error| {
-            if error.raw_os_error() == Some(libc::ESRCH) {
-                ended
-            } else {
-                SignalError::Refused {
-                    pid: self.pid,
-                    reason: error.to_string(),
-                }
-            }
-        })
+        let kill = Signal::Kill.raw();
+        if let Err(error) = sys::signal_group(self.pidfd.as_fd(), pid, kill) {
+            tracing::debug!(pid = self.pid, %error, "killing a process");
+        }
     }
 
     /// Whether it has ended. If in doubt, no.
@@ -110,13 +132,35 @@ impl Process {
     }
 }
 
+/// How far a process is with its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Life {
+    Running,
+    /// It has ended, and others below it live.
+    Ended(Exit),
+    /// It has ended, and nothing is left of it.
+    Gone(Exit),
+}
+
+impl Life {
+    pub(crate) const fn exit(self) -> Option<Exit> {
+        match self {
+            Self::Running => None,
+            Self::Ended(exit) | Self::Gone(exit) => Some(exit),
+        }
+    }
+}
+
 /// A process that was started by a [`Warden`](crate::Warden). Clones are the same process.
+///
+/// Its end comes in two steps: first its own ([`Child::wait`]), then that of what it has left behind ([`Child::gone`]), which
+/// lives on until it ends by itself or is killed ([`Signal::Kill`]).
 ///
 /// Dropping it does not end the process; [`Child::stop`] and the end of its warden do.
 #[derive(Debug, Clone)]
 pub struct Child {
     pub(crate) process: Arc<Process>,
-    pub(crate) exit: watch::Receiver<Option<Exit>>,
+    pub(crate) life: watch::Receiver<Life>,
     pub(crate) warden: Weak<Shared>,
     /// The number of the request that started it.
     pub(crate) id: u64,
@@ -130,63 +174,76 @@ impl Child {
 
     /// How it ended; `None` as long as that is not known.
     pub fn exit(&self) -> Option<Exit> {
-        *self.exit.borrow()
+        self.life.borrow().exit()
     }
 
-    /// Waits until it has ended, and says how.
-    ///
-    /// By then what was left of its process group and session has been killed, so its pipes end too; but a process that
-    /// left both on purpose may hold them open for as long as other workers of the warden live. One that was started with
-    /// [`linger`](crate::SpawnRequest::linger) has this when it is released.
+    /// Waits until it has ended, and says how. What it has started may still be there.
     ///
     /// [`Exit::Unknown`] if the warden was lost: the process is dead then as well. Any number of tasks may wait. Cancel
     /// safe. Waits for as long as the process runs.
     pub async fn wait(&self) -> Exit {
-        let mut exit = self.exit.clone();
-        match exit.wait_for(Option::is_some).await {
-            Ok(exit) => exit.unwrap_or(Exit::Unknown),
+        self.until(|life| *life != Life::Running).await
+    }
+
+    /// Waits until nothing of it is left, and says how it ended itself.
+    ///
+    /// Left is what is in its process group or session, or below such a process; and, of what has lost its parent *and* has
+    /// left the session, everything that is below the warden, for nobody knows whose it is. After [`Signal::Kill`] the
+    /// latter is not waited for: it is killed when the last process of the warden is gone.
+    ///
+    /// As [`Child::wait`] otherwise.
+    pub async fn gone(&self) -> Exit {
+        self.until(|life| matches!(life, Life::Gone(_))).await
+    }
+
+    async fn until(&self, is: impl FnMut(&Life) -> bool) -> Exit {
+        let mut life = self.life.clone();
+        match life.wait_for(is).await {
+            Ok(life) => life.exit().unwrap_or(Exit::Unknown),
             // The runtime of the warden's handle is gone; the warden is ending all processes.
             Err(_) => Exit::Unknown,
         }
     }
 
-    /// Kills what is left of its process group and session, if it has ended and was started with
-    /// [`linger`](crate::SpawnRequest::linger). Does not wait for their end; if the warden is gone, so are they.
-    pub async fn release(&self) {
-        if let Some(warden) = self.warden.upgrade() {
-            warden.release(self.id).await;
-        }
-    }
-
-    /// Sends a signal to its process group.
+    /// Sends a signal, also after its own end to what it has left behind. Returns before it arrives; signals arrive in
+    /// order. Whom it reaches depends on what it means:
+    ///
+    /// - [`Signal::Hangup`], [`Signal::Interrupt`], [`Signal::Quit`] and [`Signal::Terminate`] ask to end: they reach everything
+    ///   below it, whatever session that is in, and what below the warden belongs to nobody (see [`Child::gone`]). Each
+    ///   process gets the same one once, however often and through whomever it is sent, and one that stands still goes on.
+    /// - [`Signal::Kill`]: everything below it.
+    /// - [`Signal::Stop`] and [`Signal::Continue`]: as the first, but again each time.
+    /// - [`Signal::User1`] and [`Signal::User2`] reach those below it that do something about it; a shell between kolo and the
+    ///   program, which would die of it, is left alone.
     ///
     /// # Errors
     ///
     /// [`SignalError`].
     pub fn signal(&self, signal: Signal) -> Result<(), SignalError> {
-        if self.exit().is_some() {
-            return Err(SignalError::Ended { pid: self.pid() });
+        let ended = SignalError::Ended { pid: self.pid() };
+        let gone = matches!(*self.life.borrow(), Life::Gone(_));
+        let warden = self.warden.upgrade().filter(|_| !gone).ok_or(ended)?;
+        if signal == Signal::Kill && self.exit().is_none() {
+            // A warden that stands still passes nothing on.
+            self.process.kill();
         }
-        self.process.signal(signal)
+        warden.order(self.id, self.pid(), signal)
     }
 
-    /// Asks its process group to end (`SIGTERM`, and `SIGCONT` so that one that stands still can obey), kills it after
-    /// `grace`, and says how it ended.
+    /// Asks it and everything below it to end (`SIGTERM`), kills what is left after `grace`, and says how it ended itself.
     ///
     /// Ends within `grace` and 10 s: [`Exit::Unknown`] if it has not ended by then, which only a process in an
     /// uninterruptible wait can do. Dropped half-way it may have sent `SIGTERM` and will not send `SIGKILL`.
     pub async fn stop(&self, grace: Duration) -> Exit {
-        for signal in [Signal::Terminate, Signal::Continue] {
-            self.try_signal(signal);
-        }
-        if let Ok(exit) = tokio::time::timeout(grace, self.wait()).await {
+        self.try_signal(Signal::Terminate);
+        if let Ok(exit) = tokio::time::timeout(grace, self.gone()).await {
             return exit;
         }
         self.try_signal(Signal::Kill);
-        let killed = tokio::time::timeout(KILL_WAIT, self.wait()).await;
+        let killed = tokio::time::timeout(KILL_WAIT, self.gone()).await;
         killed.unwrap_or_else(|_| {
             tracing::error!(pid = self.pid(), after = ?KILL_WAIT, "a killed process has not ended");
-            Exit::Unknown
+            self.exit().unwrap_or(Exit::Unknown)
         })
     }
 

@@ -8,14 +8,17 @@
 //! - No worker outlives its daemon (O-1). When the daemon dies, even by `kill -9`, its socket to the warden ends;
 //!   the warden then kills all that is below it and exits. As a subreaper it inherits every process that lost
 //!   its parent, so one that left its process group and session is found as well. When the warden
-//!   itself is killed, the kernel kills the workers (`PR_SET_PDEATHSIG`).
-//! - A worker's end is complete: what is left of its process group and session is killed before
-//!   the end is reported, or when it is released if it was to linger.
+//!   itself is killed, the kernel kills the workers (`PR_SET_PDEATHSIG`), and the daemon what they have started, which it
+//!   knows by its mark (an environment variable) and, if it [adopts](adopt_orphans), by its place.
+//! - A worker's end is complete: what it has left behind is known, gets signals as it does, and is waited for or killed.
 //!
-//! A program that may host a node begins its `main` with [`run_if_warden`].
+//! A program that may host a node begins its `main` with [`run_if_warden`]. One that does not, and is started as a warden, dies
+//! with the daemon that has started it.
 //!
-//! What is out of reach: a process that gained other privileges (set-user-ID), and, only if the warden
-//! itself is killed, a process that left its worker's session or lingers after it.
+//! What is out of reach: a process that gained other privileges (set-user-ID). When the warden itself is killed: a process that
+//! has left its worker's session *and* has wiped out its environment, unless the daemon adopts. When the warden is killed
+//! together with its daemon: whoever left the worker's session, until a daemon of the same name
+//! [sweeps](sweep_left_by), unless a service manager or container ends all.
 //!
 //! Linux only, 5.4 or later, with `/proc` mounted.
 #![deny(unsafe_code)]
@@ -27,6 +30,7 @@ mod procfs;
 mod protocol;
 mod request;
 mod supervisor;
+mod sweep;
 mod sys;
 mod warden;
 
@@ -35,4 +39,5 @@ pub use error::SpawnError;
 pub use lines::{LineReader, MAX_LINE, pipe};
 pub use request::{FIRST_FD, LAST_FD, MAX_FDS, SpawnRequest};
 pub use supervisor::Warden;
+pub use sweep::{adopt_orphans, sweep_left_by};
 pub use warden::{WARDEN_FD_VAR, run_if_warden};

@@ -7,19 +7,23 @@ use kolo_transport::wire::Exit;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use crate::child::Signal;
+
 /// Version of these messages; the warden says it first. It differs only when a daemon is given the warden of
 /// another version.
-pub(crate) const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 
 /// To the warden. The end of the stream means: kill everything and exit.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ToWarden {
     /// Start a process. Descriptors: stdout, stderr, then one for each of its `numbers`.
     Spawn(Spawn),
-    /// Kill what a process that has ended, and that was started with `linger`, has left behind.
-    Release {
+    /// Send a signal to a process that was spawned and to what is below it. See [`Child::signal`](crate::Child::signal).
+    Signal {
         /// Which request.
         id: u64,
+        /// Which signal.
+        signal: Signal,
     },
 }
 
@@ -38,8 +42,6 @@ pub(crate) struct Spawn {
     pub(crate) cwd: Option<ByteBuf>,
     /// Numbers of the further descriptors; standard input, if one is given, is the last.
     pub(crate) numbers: Vec<RawFd>,
-    /// Whether what it leaves behind lives on until it is released.
-    pub(crate) linger: bool,
 }
 
 /// From the warden.
@@ -66,12 +68,19 @@ pub(crate) enum FromWarden {
         /// How: an `errno`.
         errno: i32,
     },
-    /// A process that had been spawned has ended, and with it, unless it was to linger, its group and session.
+    /// A process that had been spawned has ended.
     Exited {
         /// Which request.
         id: u64,
         /// How.
         exit: Exit,
+        /// Whether others are left below it; [`FromWarden::Gone`] follows then.
+        left: bool,
+    },
+    /// What such a process has left behind has ended too, or was killed.
+    Gone {
+        /// Which request.
+        id: u64,
     },
     /// For the daemon's log.
     Fault {

@@ -9,6 +9,7 @@ use serde_bytes::ByteBuf;
 
 use crate::error::SpawnError;
 use crate::protocol::Spawn;
+use crate::sweep::MARK_VAR;
 use crate::warden::WARDEN_FD_VAR;
 
 /// The lowest number that [`SpawnRequest::fds`] may ask for; below are stdin, stdout and stderr.
@@ -26,7 +27,7 @@ const MAX_STRINGS: usize = 3 << 20;
 /// A process to start.
 ///
 /// It gets a session of its own, `/dev/null` as standard input unless another is given, default signal dispositions and an empty signal
-/// mask, exactly these descriptors, exactly this environment, and dies with its supervisor.
+/// mask, exactly these descriptors, exactly this environment (and the warden's mark), and dies with its supervisor.
 #[derive(Debug)]
 pub struct SpawnRequest {
     /// The file to execute. There is no search in `PATH`; a relative path counts from `cwd`.
@@ -35,7 +36,8 @@ pub struct SpawnRequest {
     pub argv0: String,
     /// Arguments after the name.
     pub args: Vec<String>,
-    /// The whole environment. If a name is there twice, the last one counts. `KOLO_WARDEN_FD` is left out.
+    /// The whole environment but for the warden's mark, `KOLO_MARK`. If a name is there twice, the last one counts.
+    /// `KOLO_WARDEN_FD` is left out.
     pub env: Vec<(OsString, OsString)>,
     /// Where it starts; the daemon's directory (at the start of the warden) if `None`.
     pub cwd: Option<PathBuf>,
@@ -48,9 +50,6 @@ pub struct SpawnRequest {
     pub stdout: OwnedFd,
     /// Its standard error.
     pub stderr: OwnedFd,
-    /// Whether what is left of its group and session when it ends lives on until [`Child::release`](crate::Child::release);
-    /// otherwise that is killed at once.
-    pub linger: bool,
 }
 
 impl SpawnRequest {
@@ -62,7 +61,7 @@ impl SpawnRequest {
     }
 
     /// Checks the request and packs all but the descriptors.
-    pub(crate) fn pack(&self, id: u64) -> Result<Spawn, SpawnError> {
+    pub(crate) fn pack(&self, id: u64, mark: &str) -> Result<Spawn, SpawnError> {
         self.check_fds()?;
         let program = self.program.as_os_str().as_bytes();
         let cwd = self.cwd.as_ref().map(|cwd| cwd.as_os_str().as_bytes());
@@ -78,7 +77,7 @@ impl SpawnRequest {
             argv.extend_from_slice(argument.as_bytes());
             argv.push(0);
         }
-        let env = self.pack_env()?;
+        let env = self.pack_env(mark)?;
         let bytes = argv.len() + env.len();
         if bytes > MAX_STRINGS {
             return Err(SpawnError::TooLarge {
@@ -98,7 +97,6 @@ impl SpawnRequest {
                 .map(|(_, number)| *number)
                 .chain(self.stdin.as_ref().map(|_| 0))
                 .collect(),
-            linger: self.linger,
         })
     }
 
@@ -122,7 +120,7 @@ impl SpawnRequest {
         Ok(())
     }
 
-    fn pack_env(&self) -> Result<Vec<u8>, SpawnError> {
+    fn pack_env(&self, mark: &str) -> Result<Vec<u8>, SpawnError> {
         let mut last = std::collections::HashMap::with_capacity(self.env.len());
         for (index, (name, value)) in self.env.iter().enumerate() {
             let bytes = name.as_bytes();
@@ -142,10 +140,13 @@ impl SpawnRequest {
             }
             last.insert(bytes, index);
         }
-        let mut env = Vec::new();
+        let mut env = format!("{MARK_VAR}={mark}\0").into_bytes();
         for (index, (name, value)) in self.env.iter().enumerate() {
             let bytes = name.as_bytes();
-            if last.get(bytes) == Some(&index) && bytes != WARDEN_FD_VAR.as_bytes() {
+            let is_ours = [WARDEN_FD_VAR, MARK_VAR]
+                .map(str::as_bytes)
+                .contains(&bytes);
+            if last.get(bytes) == Some(&index) && !is_ours {
                 env.extend_from_slice(bytes);
                 env.push(b'=');
                 env.extend_from_slice(value.as_bytes());
@@ -170,6 +171,7 @@ mod tests {
                 ("A".into(), "1".into()),
                 ("B".into(), "x=y".into()),
                 (WARDEN_FD_VAR.into(), "7".into()),
+                (MARK_VAR.into(), "other".into()),
                 ("A".into(), "2".into()),
             ],
             cwd: None,
@@ -177,15 +179,14 @@ mod tests {
             stdin: None,
             stdout: null(),
             stderr: null(),
-            linger: false,
         }
     }
 
     #[test]
     fn strings_are_packed_and_the_last_of_a_name_counts() {
-        let packed = request().pack(7).unwrap();
+        let packed = request().pack(7, "m/1").unwrap();
         assert_eq!(packed.argv.as_ref(), b"true\0a\0\0");
-        assert_eq!(packed.env.as_ref(), b"B=x=y\0A=2\0");
+        assert_eq!(packed.env.as_ref(), b"KOLO_MARK=m/1\0B=x=y\0A=2\0");
         assert_eq!(packed.numbers, [3]);
     }
 
@@ -194,7 +195,7 @@ mod tests {
         let refused = |change: fn(&mut SpawnRequest)| {
             let mut request = request();
             change(&mut request);
-            request.pack(0).unwrap_err()
+            request.pack(0, "m").unwrap_err()
         };
         for (change, expected) in [
             (
@@ -226,7 +227,7 @@ mod tests {
             ),
             (
                 |r| r.args.push("x".repeat(4 << 20)),
-                "cannot start /bin/true: 4194323 bytes of arguments and environment are more than the system takes",
+                "cannot start /bin/true: 4194335 bytes of arguments and environment are more than the system takes",
             ),
         ] {
             assert_eq!(refused(change).to_string(), expected);

@@ -1,10 +1,10 @@
 //! The system calls for which there is no safe function. All `unsafe` of this crate is here.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal};
@@ -32,12 +32,33 @@ pub(crate) struct Exec<'a> {
     pub(crate) cwd: Option<&'a CStr>,
     /// Descriptors and their numbers in the child. No descriptor is one of the numbers.
     pub(crate) fds: &'a [(BorrowedFd<'a>, RawFd)],
-    /// Where the child writes what failed: the step's code and the `errno`. Close-on-exec, and none of the numbers.
-    pub(crate) errors: BorrowedFd<'a>,
+}
+
+/// What the child of a fork works on: made before, because it may not allocate.
+struct Prepared<'a> {
+    exec: &'a Exec<'a>,
+    argv: Vec<*const c_char>,
+    env: Vec<*const c_char>,
+    parent: Pid,
+    /// Where it writes what failed: the step's code and the `errno`. Close-on-exec, and none of the numbers.
+    errors: BorrowedFd<'a>,
+}
+
+impl<'a> Prepared<'a> {
+    fn new(exec: &'a Exec<'a>, errors: BorrowedFd<'a>) -> io::Result<Self> {
+        Ok(Self {
+            exec,
+            argv: pointers(exec.argv)?,
+            env: pointers(exec.env)?,
+            parent: rustix::process::getpid(),
+            errors,
+        })
+    }
 }
 
 /// Forks a child that executes the program as [`SpawnRequest`](crate::SpawnRequest) says. Returns its process id; whether
-/// it got to run the program shows on `errors`: 5 bytes or, when it did, the end.
+/// it got to run the program shows on `errors`, which is close-on-exec and none of the numbers: 5 bytes (the step's code and
+/// the `errno`) or, when it did, the end.
 ///
 /// Must be called by a process with one thread, from which the child inherits standard input and in which no other
 /// descriptor lacks close-on-exec.
@@ -45,19 +66,78 @@ pub(crate) struct Exec<'a> {
 /// # Errors
 ///
 /// As `fork(2)`; `InvalidInput` if the strings are not ended by zero bytes.
-pub(crate) fn spawn(exec: &Exec<'_>) -> io::Result<Pid> {
-    let argv = pointers(exec.argv)?;
-    let env = pointers(exec.env)?;
-    let parent = rustix::process::getpid();
+pub(crate) fn spawn(exec: &Exec<'_>, errors: BorrowedFd<'_>) -> io::Result<Pid> {
+    let prepared = Prepared::new(exec, errors)?;
     // SAFETY: the process has one thread, so the child's memory is in a consistent state. The child only makes
     // system calls on memory prepared above.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             // SAFETY: this is the child of a fork, and it will not return from here.
-            unsafe { child(exec, &argv, &env, parent) }
+            unsafe { child(&prepared) }
         }
-        pid => Pid::from_raw(pid).ok_or_else(|| io::Error::other("fork returned no process id")),
+        pid => forked(pid),
+    }
+}
+
+fn forked(pid: c_int) -> io::Result<Pid> {
+    Pid::from_raw(pid).ok_or_else(|| io::Error::other("fork returned no process id"))
+}
+
+/// As [`spawn`], in a process of any size with any number of threads, and returns when the program runs. The child dies with
+/// the *thread* that calls this, unless it decides otherwise. Standard error is inherited too.
+///
+/// The child borrows this process's memory until then, so nothing is copied, as `posix_spawn` does it; that can't set what is
+/// to happen at a parent's death.
+///
+/// # Errors
+///
+/// The step that failed and how. Nothing is left then.
+pub(crate) fn spawn_and_wait(exec: &Exec<'_>) -> Result<Pid, (Step, io::Error)> {
+    /// What the child needs of its own; it calls nothing deep.
+    const STACK: usize = 64 << 10;
+    extern "C" fn start(prepared: *mut c_void) -> c_int {
+        // SAFETY: the pointer is that which is given to `clone` below; the thread that has lent it stands still until the
+        // child is gone or runs another program.
+        unsafe { child(&*prepared.cast::<Prepared<'_>>()) }
+    }
+    let at = |step: Step| move |error: io::Error| (step, error);
+    let flags = rustix::pipe::PipeFlags::CLOEXEC;
+    let (errors, child_errors) = rustix::pipe::pipe_with(flags)
+        .and_then(|(read, write)| Ok((read, rustix::io::fcntl_dupfd_cloexec(write, 3)?)))
+        .map_err(|error| (Step::Descriptors, error.into()))?;
+    let prepared = Prepared::new(exec, child_errors.as_fd()).map_err(at(Step::Prepare))?;
+    let mut stack = vec![MaybeUninit::<u128>::uninit(); STACK / size_of::<u128>()];
+    let pid = {
+        let mut all = MaybeUninit::uninit();
+        let mut before = MaybeUninit::uninit();
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        // SAFETY: the child has a stack of its own, and what it reads was prepared above and stays: this thread goes on only
+        // when it is done. It makes plain system calls, writes nothing but its own stack and `errno`, and runs no handler of
+        // a signal: all are blocked until it has set them to their defaults.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+            let top = stack.as_mut_ptr().add(stack.len()).cast::<c_void>();
+            let argument = (&raw const prepared).cast_mut().cast::<c_void>();
+            let pid = libc::clone(start, top, flags, argument);
+            let error = io::Error::last_os_error();
+            libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
+            if pid == -1 { Err(error) } else { forked(pid) }
+        }
+    };
+    let pid = pid.map_err(at(Step::Fork))?;
+    drop(child_errors);
+    let mut report = [0; 5];
+    // Nothing in it and closed means that `execve` closed it.
+    match rustix::io::retry_on_intr(|| rustix::io::read(&errors, &mut report)) {
+        Ok(length) if length == report.len() => {
+            rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).ok();
+            let [code, errno @ ..] = report;
+            let error = io::Error::from_raw_os_error(i32::from_ne_bytes(errno));
+            Err((Step::from_code(code), error))
+        }
+        _ => Ok(pid),
     }
 }
 
@@ -73,14 +153,29 @@ fn pointers(blob: &[u8]) -> io::Result<Vec<*const c_char>> {
         .collect())
 }
 
-/// The child's side of [`spawn`].
+/// Default action for every signal.
+fn default_signals() {
+    /// A kernel's `struct sigaction` of zeros, and some more: the default action, no flags, no mask.
+    static DEFAULT: [u64; 8] = [0; 8];
+    /// The size of the kernel's signal set.
+    const SET: usize = 8;
+    for number in 1..=64_i64 {
+        // Not by `sigaction`, which does not touch 32 and 33, left ignored by `posix_spawn`: glibc keeps them for
+        // itself. `SIGKILL` and `SIGSTOP` can't be changed.
+        let none = std::ptr::null_mut::<u64>();
+        // SAFETY: `rt_sigaction` reads a structure that is shorter than `DEFAULT`, and the default action installs no code.
+        unsafe { libc::syscall(libc::SYS_rt_sigaction, number, DEFAULT.as_ptr(), none, SET) };
+    }
+}
+
+/// The child's side of [`spawn`] and [`spawn_and_wait`].
 ///
 /// # Safety
 ///
-/// To be called in a forked child only; `argv` and `env` are pointers to strings that end in a zero byte, and a null
-/// pointer.
-unsafe fn child(exec: &Exec<'_>, argv: &[*const c_char], env: &[*const c_char], parent: Pid) -> ! {
-    // SAFETY: plain system calls on this process's own state and on memory that the caller vouches for.
+/// To be called in a forked child only, in which all signals are blocked or have their default action.
+unsafe fn child(prepared: &Prepared<'_>) -> ! {
+    let exec = prepared.exec;
+    // SAFETY: plain system calls on this process's own state, and on strings and lists that `pointers` has made.
     unsafe {
         let fail = |step: Step| -> ! {
             let errno = *libc::__errno_location();
@@ -88,7 +183,7 @@ unsafe fn child(exec: &Exec<'_>, argv: &[*const c_char], env: &[*const c_char], 
             let report = [step.code(), a, b, c, d];
             // If this fails the parent is gone, and so is the need to tell it.
             libc::write(
-                exec.errors.as_raw_fd(),
+                prepared.errors.as_raw_fd(),
                 report.as_ptr().cast(),
                 report.len(),
             );
@@ -100,7 +195,7 @@ unsafe fn child(exec: &Exec<'_>, argv: &[*const c_char], env: &[*const c_char], 
             fail(Step::Prepare);
         }
         // A parent that died before the line above sends no signal.
-        if libc::getppid() != parent.as_raw_nonzero().get() {
+        if libc::getppid() != prepared.parent.as_raw_nonzero().get() {
             libc::_exit(NOT_STARTED);
         }
         for (source, number) in exec.fds {
@@ -114,13 +209,18 @@ unsafe fn child(exec: &Exec<'_>, argv: &[*const c_char], env: &[*const c_char], 
         {
             fail(Step::Directory);
         }
+        default_signals();
         let mut none = MaybeUninit::uninit();
         libc::sigemptyset(none.as_mut_ptr());
         if libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut()) == -1 {
             fail(Step::Prepare);
         }
         for attempt in 0..=BUSY_RETRIES {
-            libc::execve(exec.program.as_ptr(), argv.as_ptr(), env.as_ptr());
+            libc::execve(
+                exec.program.as_ptr(),
+                prepared.argv.as_ptr(),
+                prepared.env.as_ptr(),
+            );
             if *libc::__errno_location() != libc::ETXTBSY || attempt == BUSY_RETRIES {
                 break;
             }
@@ -141,19 +241,9 @@ unsafe fn child(exec: &Exec<'_>, argv: &[*const c_char], env: &[*const c_char], 
 ///
 /// As `signalfd(2)`.
 pub(crate) fn take_signals() -> io::Result<OwnedFd> {
-    /// A kernel's `struct sigaction` of zeros, and some more: the default action, no flags, no mask.
-    static DEFAULT: [u64; 8] = [0; 8];
-    /// The size of the kernel's signal set.
-    const SET: usize = 8;
-    // SAFETY: `rt_sigaction` reads a structure that is shorter than `DEFAULT`, and the default action installs no code;
-    // the sets are initialised before they are used; the descriptor is new and owned by nobody else.
+    default_signals();
+    // SAFETY: the sets are initialised before they are used; the descriptor is new and owned by nobody else.
     unsafe {
-        for number in 1..=64_i64 {
-            // Not by `sigaction`, which does not touch 32 and 33, left ignored by `posix_spawn`: glibc keeps them for
-            // itself. `SIGKILL` and `SIGSTOP` can't be changed.
-            let none = std::ptr::null_mut::<u64>();
-            libc::syscall(libc::SYS_rt_sigaction, number, DEFAULT.as_ptr(), none, SET);
-        }
         let mut all = MaybeUninit::uninit();
         libc::sigfillset(all.as_mut_ptr());
         if libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()) == -1 {
@@ -167,6 +257,16 @@ pub(crate) fn take_signals() -> io::Result<OwnedFd> {
             -1 => Err(io::Error::last_os_error()),
             fd => Ok(OwnedFd::from_raw_fd(fd)),
         }
+    }
+}
+
+/// This process does not die with its parent any more.
+pub(crate) fn outlive_parent() -> io::Result<()> {
+    let none: libc::c_ulong = 0;
+    // SAFETY: the call takes two numbers.
+    match unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, none) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
     }
 }
 

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{LIMIT, program, script, within};
 use kolo_process::{LineReader, Warden, pipe, run_if_warden};
@@ -17,6 +18,15 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_s
 
 /// Names the part that this process plays.
 const ROLE: &str = "TEST_ROLE";
+
+/// What a daemon is called.
+const OWNER: &str = "TEST_OWNER";
+
+/// What a daemon starts in place of a warden.
+const EXE: &str = "TEST_EXE";
+
+/// How many processes a daemon starts, its warden included.
+const FAMILY: usize = 11;
 
 /// How many workers the hasty daemon starts.
 const HASTY: usize = 100;
@@ -29,6 +39,11 @@ fn main() -> ExitCode {
         .unwrap();
     match std::env::var(ROLE).as_deref() {
         Ok("daemon") => runtime.block_on(daemon()),
+        Ok("adopting daemon") => {
+            kolo_process::adopt_orphans().unwrap();
+            runtime.block_on(daemon());
+        }
+        Ok("daemon of no warden") => runtime.block_on(daemon_of_no_warden()),
         Ok("hasty daemon") => runtime.block_on(hasty_daemon()),
         Ok("worker with a group apart") => worker_with_a_group_apart(),
         Ok(role) => panic!("{role}"),
@@ -39,7 +54,9 @@ fn main() -> ExitCode {
 
 /// Workers that are hard to get rid of, one of each kind, all with this process's standard output.
 async fn daemon() {
-    let warden = Warden::start(Path::new("/proc/self/exe")).await.unwrap();
+    let warden = Warden::start(Path::new("/proc/self/exe"), &owner())
+        .await
+        .unwrap();
     println!("warden {}", warden.pid());
     let exe = std::env::current_exe().unwrap();
     let mut apart = program(exe.to_str().unwrap(), &[]);
@@ -50,12 +67,15 @@ async fn daemon() {
         "setsid sh -c 'echo stray $$; exec sleep 1000' & echo with-stray $$; exec sleep 1000";
     let lost_stray = "(setsid sh -c 'echo lost-stray $$; exec sleep 1000' &); echo with-lost-stray $$; exec sleep 1000";
     let stopped = "echo stopped $$; kill -STOP $$";
+    // Nobody can tell whose it is, but for its place.
+    let wiped = "(env -i setsid sh -c 'echo wiped $$; exec sleep 1000' &); echo with-wiped $$; exec sleep 1000";
     let mut children = Vec::new();
     for mut request in [
         script(stubborn),
         script(stray),
         script(lost_stray),
         script(stopped),
+        script(wiped),
         apart,
     ] {
         request.request.stdout = std::io::stdout().as_fd().try_clone_to_owned().unwrap();
@@ -64,9 +84,23 @@ async fn daemon() {
     std::future::pending::<()>().await;
 }
 
+/// The name of the daemon, which the test knows.
+fn owner() -> String {
+    std::env::var(OWNER).unwrap()
+}
+
+/// Waits for a program that does not say whether it is a warden.
+async fn daemon_of_no_warden() {
+    let exe = std::env::var_os(EXE).unwrap();
+    let warden = Warden::start(Path::new(&exe), &owner()).await;
+    panic!("{warden:?}");
+}
+
 /// Is killed while it starts workers.
 async fn hasty_daemon() {
-    let warden = Warden::start(Path::new("/proc/self/exe")).await.unwrap();
+    let warden = Warden::start(Path::new("/proc/self/exe"), &owner())
+        .await
+        .unwrap();
     println!("warden {}", warden.pid());
     let warden = std::sync::Arc::new(warden);
     let mut starts = tokio::task::JoinSet::new();
@@ -93,6 +127,7 @@ fn worker_with_a_group_apart() {
 /// A started daemon, and the pipe that it and all its descendants have as standard output.
 struct Daemon {
     child: std::process::Child,
+    owner: String,
     lines: LineReader,
     /// The processes that said their ids.
     named: Vec<(String, OwnedFd)>,
@@ -100,15 +135,26 @@ struct Daemon {
 
 impl Daemon {
     fn start(role: &str) -> Self {
+        Self::start_with(role, Path::new(""))
+    }
+
+    fn start_with(role: &str, exe: &Path) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let owner = format!("crash-{}-{number}", std::process::id());
         let (read, write) = pipe().unwrap();
         let child = Command::new(std::env::current_exe().unwrap())
             .env(ROLE, role)
+            .env(OWNER, &owner)
+            .env(EXE, exe)
             .stdin(Stdio::null())
+            .stderr(write.try_clone().unwrap())
             .stdout(write)
             .spawn()
             .unwrap();
         Self {
             child,
+            owner,
             lines: LineReader::new(read).unwrap(),
             named: Vec::new(),
         }
@@ -129,6 +175,23 @@ impl Daemon {
     fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.child.id().cast_signed()).unwrap();
         kill_process(pid, signal).unwrap();
+    }
+
+    async fn meet_all(&mut self) {
+        for _ in 0..FAMILY {
+            self.meet().await;
+        }
+    }
+
+    fn signal_to(&self, name: &str, signal: Signal) {
+        let (_, pidfd) = self.named.iter().find(|(other, _)| other == name).unwrap();
+        pidfd_send_signal(pidfd, signal).unwrap();
+    }
+
+    fn has_ended(&self, name: &str) -> bool {
+        let (_, pidfd) = self.named.iter().find(|(other, _)| other == name).unwrap();
+        let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
     }
 
     fn see_the_end_of(&self, name: &str) {
@@ -153,9 +216,7 @@ impl Daemon {
 
 async fn a_killed_daemon_takes_everything_with_it() {
     let mut daemon = Daemon::start("daemon");
-    for _ in 0..9 {
-        daemon.meet().await;
-    }
+    daemon.meet_all().await;
     let mut names: Vec<&str> = daemon.named.iter().map(|(name, _)| name.as_str()).collect();
     names.sort_unstable();
     let expected = [
@@ -165,9 +226,11 @@ async fn a_killed_daemon_takes_everything_with_it() {
         "stray",
         "stubborn",
         "warden",
+        "wiped",
         "with-apart",
         "with-lost-stray",
         "with-stray",
+        "with-wiped",
     ];
     assert_eq!(names, expected);
     daemon.kill_and_see_the_end().await;
@@ -197,10 +260,127 @@ async fn a_killed_warden_takes_its_workers_with_it_though_the_daemon_sleeps() {
     daemon.kill_and_see_the_end().await;
 }
 
+async fn a_killed_warden_leaves_nothing_but_what_hides_from_a_daemon_that_does_not_adopt() {
+    for (role, adopts) in [("daemon", false), ("adopting daemon", true)] {
+        let mut daemon = Daemon::start(role);
+        daemon.meet_all().await;
+        daemon.signal_to("warden", Signal::KILL);
+        for (name, _) in &daemon.named {
+            if name != "wiped" {
+                daemon.see_the_end_of(name);
+            }
+        }
+        if !adopts {
+            assert!(!daemon.has_ended("wiped"));
+            daemon.signal_to("wiped", Signal::KILL);
+        }
+        daemon.see_the_end_of("wiped");
+        assert!(daemon.child.try_wait().unwrap().is_none(), "it lives on");
+        // What came to it was reaped.
+        let daemon_id = daemon.child.id();
+        within(async {
+            while !common::children(daemon_id).is_empty() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        daemon.kill_and_see_the_end().await;
+    }
+}
+
+async fn the_next_daemon_of_the_name_ends_what_one_that_was_killed_with_its_warden_has_left() {
+    let mut daemon = Daemon::start("daemon");
+    daemon.meet_all().await;
+    let mut other = Daemon::start("daemon");
+    other.meet_all().await;
+    // So that it can't help.
+    daemon.signal_to("warden", Signal::STOP);
+    daemon.child.kill().unwrap();
+    daemon.child.wait().unwrap();
+    daemon.signal_to("warden", Signal::KILL);
+    daemon.see_the_end_of("with-stray");
+    for name in ["stray", "lost-stray", "wiped"] {
+        assert!(!daemon.has_ended(name));
+    }
+    assert_eq!(
+        kolo_process::sweep_left_by("crash"),
+        0,
+        "a name, not a beginning"
+    );
+    assert!(kolo_process::sweep_left_by(&daemon.owner) >= 2);
+    daemon.see_the_end_of("stray");
+    daemon.see_the_end_of("lost-stray");
+    daemon.signal_to("wiped", Signal::KILL);
+    assert!(!other.has_ended("stray"));
+    other.kill_and_see_the_end().await;
+}
+
+async fn a_warden_that_stands_still_is_ended_by_the_next_daemon_of_the_name() {
+    let mut daemon = Daemon::start("daemon");
+    daemon.meet_all().await;
+    daemon.signal_to("warden", Signal::STOP);
+    daemon.child.kill().unwrap();
+    daemon.child.wait().unwrap();
+    assert!(!daemon.has_ended("stubborn"));
+    kolo_process::sweep_left_by(&daemon.owner);
+    for (name, _) in &daemon.named {
+        if name != "wiped" {
+            daemon.see_the_end_of(name);
+        }
+    }
+    daemon.signal_to("wiped", Signal::KILL);
+}
+
+async fn a_program_that_is_started_as_a_warden_dies_with_its_daemon_before_it_says_hello() {
+    let dir = tempfile::tempdir().unwrap();
+    let exe = dir.path().join("program");
+    std::fs::write(
+        &exe,
+        "#!/bin/sh\necho \"program $$\" >&2\nexec sleep 1000\n",
+    )
+    .unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&exe, mode).unwrap();
+    let mut daemon = Daemon::start_with("daemon of no warden", &exe);
+    daemon.meet().await;
+    daemon.kill_and_see_the_end().await;
+}
+
 /// As little of a test harness as `cargo test` needs: filters, `--list`, a line for each test.
 fn run_tests(runtime: &tokio::runtime::Runtime) -> ExitCode {
     type Test = fn(&tokio::runtime::Runtime);
-    let tests: [(&str, Test); 3] = [
+    let tests: [(&str, Test); 7] = [
+        (
+            "a_killed_warden_leaves_nothing_but_what_hides_from_a_daemon_that_does_not_adopt",
+            |runtime| {
+                runtime.block_on(
+                    a_killed_warden_leaves_nothing_but_what_hides_from_a_daemon_that_does_not_adopt(
+                    ),
+                );
+            },
+        ),
+        (
+            "the_next_daemon_of_the_name_ends_what_one_that_was_killed_with_its_warden_has_left",
+            |runtime| {
+                runtime.block_on(the_next_daemon_of_the_name_ends_what_one_that_was_killed_with_its_warden_has_left());
+            },
+        ),
+        (
+            "a_warden_that_stands_still_is_ended_by_the_next_daemon_of_the_name",
+            |runtime| {
+                runtime
+                    .block_on(a_warden_that_stands_still_is_ended_by_the_next_daemon_of_the_name());
+            },
+        ),
+        (
+            "a_program_that_is_started_as_a_warden_dies_with_its_daemon_before_it_says_hello",
+            |runtime| {
+                runtime.block_on(
+                    a_program_that_is_started_as_a_warden_dies_with_its_daemon_before_it_says_hello(
+                    ),
+                );
+            },
+        ),
         (
             "a_killed_warden_takes_its_workers_with_it_though_the_daemon_sleeps",
             |runtime| {

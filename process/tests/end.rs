@@ -66,26 +66,210 @@ async fn a_process_that_stands_still_can_obey_too() {
 }
 
 #[tokio::test]
-async fn signals_go_to_the_whole_group() {
+async fn a_signal_of_users_reaches_who_does_something_about_it_and_nobody_else() {
     let warden = warden().await;
-    let text = "(trap 'echo child; exit' USR1; echo ready; while :; do sleep 0.01; done) &
-        trap 'echo leader' USR1; trap '' TERM; wait; wait";
-    let mut started = script(text).start(&warden).await;
-    assert_eq!(started.line().await, "ready");
-    // The subshell's own sleep dies of it.
-    started.child.signal(Signal::User1).unwrap();
-    let mut lines = started.lines().await;
-    lines.sort_unstable();
-    assert_eq!(lines, ["child", "leader"]);
-    within(started.child.wait()).await;
-    let error = started.child.signal(Signal::User1).unwrap_err();
-    let pid = started.child.pid();
-    assert_eq!(error, SignalError::Ended { pid });
+    // The shell in between and `sleep` would die of it.
+    let program = "trap 'echo caught; exit 3' USR1; echo ready; while :; do sleep 0.01; done";
+    for wrapper in [
+        "sh -c \"$1\"; exit $?",
+        "setsid --wait sh -c \"$1\"; exit $?",
+    ] {
+        let mut request = script(wrapper);
+        request
+            .request
+            .args
+            .extend(["sh".to_owned(), program.to_owned()]);
+        let mut started = request.start(&warden).await;
+        assert_eq!(started.line().await, "ready");
+        started.child.signal(Signal::User2).unwrap();
+        started.child.signal(Signal::User1).unwrap();
+        assert_eq!(started.lines().await, ["caught"]);
+        assert_eq!(within(started.child.gone()).await, Exit::Code(3));
+        let error = started.child.signal(Signal::User1).unwrap_err();
+        let pid = started.child.pid();
+        assert_eq!(error, SignalError::Ended { pid });
+    }
     within(warden.close()).await;
 }
 
 #[tokio::test]
-async fn what_a_worker_leaves_in_its_group_or_session_ends_with_it() {
+async fn everything_below_a_process_stands_still_and_goes_on_with_it() {
+    let warden = warden().await;
+    let text = "setsid sh -c 'echo $$; exec sleep 1000' & wait";
+    let mut started = script(text).start(&warden).await;
+    let apart = started.line().await.parse().unwrap();
+    for (signal, is) in [
+        (Signal::Stop, true),
+        (Signal::Continue, false),
+        (Signal::Stop, true),
+    ] {
+        started.child.signal(signal).unwrap();
+        for pid in [started.child.pid(), apart] {
+            within(async {
+                while (stat(pid).unwrap()[0] == "T") != is {
+                    tokio::task::yield_now().await;
+                }
+            })
+            .await;
+        }
+    }
+    within(started.child.stop(LONG)).await;
+    assert_eq!(started.lines().await, [""; 0]);
+    within(warden.close()).await;
+}
+
+/// Saves when it is asked to end, which takes a moment.
+const SAVES: &str = "save() { sleep 0.2; echo saved; exit 3; }
+    trap save TERM; echo ready; while :; do sleep 0.01; done";
+
+/// What may stand between a worker and its program, which is `$1`.
+const WRAPPERS: [(&str, &str); 8] = [
+    ("nothing", "exec sh -c \"$1\""),
+    ("a shell", "sh -c \"$1\"; exit $?"),
+    (
+        "another shell",
+        "exec bash -c 'sh -c \"$1\"; exit $?' bash \"$1\"",
+    ),
+    (
+        "two shells",
+        "sh -c 'sh -c \"$1\"; exit $?' sh \"$1\"; exit $?",
+    ),
+    ("a shell that does not wait", "sh -c \"$1\" & sleep 1000"),
+    ("a session", "setsid --wait sh -c \"$1\"; exit $?"),
+    (
+        "a group",
+        "exec bash -c 'set -m; sh -c \"$1\" & wait' bash \"$1\"",
+    ),
+    (
+        "two forks and a session",
+        "(setsid sh -c \"$1\" &); sleep 1000",
+    ),
+];
+
+fn wrapped(wrapper: &str, program: &str) -> common::Request {
+    let mut request = script(wrapper);
+    let arguments = ["sh".to_owned(), program.to_owned()];
+    request.request.args.extend(arguments);
+    request
+}
+
+#[tokio::test]
+async fn everything_below_a_process_that_is_stopped_has_the_whole_grace() {
+    let warden = warden().await;
+    // All at once: one that is done does not take the others along.
+    let mut all = Vec::new();
+    for (name, wrapper) in WRAPPERS {
+        let mut started = wrapped(wrapper, SAVES).start(&warden).await;
+        assert_eq!(started.line().await, "ready", "{name}");
+        all.push((name, started));
+    }
+    for (_, started) in &all {
+        started.child.signal(Signal::Terminate).unwrap();
+    }
+    for (name, mut started) in all {
+        within(started.child.gone()).await;
+        assert_eq!(started.lines().await, ["saved"], "{name}");
+    }
+    within(warden.close()).await;
+}
+
+#[tokio::test]
+async fn what_is_left_when_the_process_had_ended_before_the_stop_has_it_too() {
+    let warden = warden().await;
+    for start in [
+        "sh -c \"$1\" & read line",
+        "(setsid sh -c \"$1\" &); read line",
+    ] {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let text = format!("{{ {start}; exit 4; }} <&3");
+        let request = wrapped(&text, SAVES).fd(theirs.into(), 3);
+        let mut started = request.start(&warden).await;
+        assert_eq!(started.line().await, "ready");
+        drop(ours);
+        assert_eq!(within(started.child.wait()).await, Exit::Code(4));
+        assert_eq!(within(started.child.stop(LONG)).await, Exit::Code(4));
+        assert_eq!(started.lines().await, ["saved"]);
+    }
+    within(warden.close()).await;
+}
+
+#[tokio::test]
+async fn what_stands_still_below_a_process_can_obey_too() {
+    let warden = warden().await;
+    let text = "trap 'echo obeyed; exit' TERM; echo $$; kill -STOP $$; exit 7";
+    let mut started = wrapped("setsid --wait sh -c \"$1\"; exit $?", text)
+        .start(&warden)
+        .await;
+    let pid: u32 = started.line().await.parse().unwrap();
+    within(async {
+        while stat(pid).unwrap()[0] != "T" {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    within(started.child.stop(LONG)).await;
+    assert_eq!(started.lines().await, ["obeyed"]);
+    within(warden.close()).await;
+}
+
+#[tokio::test]
+async fn what_ignores_a_notice_is_killed_after_the_grace_whatever_is_above_it() {
+    let warden = warden().await;
+    let deaf = "trap '' TERM; echo ready; while :; do sleep 1000; done";
+    for (name, wrapper) in WRAPPERS {
+        let mut started = wrapped(wrapper, deaf).start(&warden).await;
+        assert_eq!(started.line().await, "ready", "{name}");
+        let grace = Duration::from_millis(200);
+        let begin = Instant::now();
+        within(started.child.stop(grace)).await;
+        assert!(begin.elapsed() >= grace, "{name}");
+        assert_eq!(started.lines().await, [""; 0], "{name}");
+    }
+    within(warden.close()).await;
+}
+
+#[tokio::test]
+async fn a_notice_comes_once_to_each_process_through_however_many_workers() {
+    let warden = warden().await;
+    let counts = "trap 'echo term' TERM; trap 'echo int; exit' INT; echo ready; while :; do sleep 0.01; done";
+    let wrapper = "trap '' TERM INT; (setsid sh -c \"$1\" &); while :; do sleep 1000; done";
+    // What a shell ignores its children can't catch.
+    let wrapper = wrapper.replacen("trap '' TERM INT; ", "", 1);
+    let mut one = wrapped(&wrapper, counts).start(&warden).await;
+    assert_eq!(one.line().await, "ready");
+    let deaf = "trap '' TERM INT; echo ready; while :; do sleep 1000; done";
+    let mut other = script(deaf).start(&warden).await;
+    assert_eq!(other.line().await, "ready");
+    one.child.signal(Signal::Terminate).unwrap();
+    assert_eq!(one.line().await, "term");
+    // It has lost its worker by now, and is the business of all.
+    for child in [&other.child, &one.child] {
+        child.signal(Signal::Terminate).unwrap();
+    }
+    other.child.signal(Signal::Interrupt).unwrap();
+    assert_eq!(one.lines().await, ["int"]);
+    within(one.child.gone()).await;
+    assert_eq!(other.child.exit(), None);
+    within(other.child.stop(Duration::ZERO)).await;
+    within(warden.close()).await;
+}
+
+#[tokio::test]
+async fn what_a_process_forks_to_save_with_gets_no_notice() {
+    let warden = warden().await;
+    // The wrapper dies at once; what saves has a child by then, and a second notice comes.
+    let saves = "trap 'sh -c \"echo saving; sleep 0.3; echo saved\"; exit' TERM; echo ready; while :; do sleep 0.01; done";
+    let mut started = wrapped("sh -c \"$1\"; exit $?", saves).start(&warden).await;
+    assert_eq!(started.line().await, "ready");
+    started.child.signal(Signal::Terminate).unwrap();
+    assert_eq!(started.line().await, "saving");
+    within(started.child.stop(LONG)).await;
+    assert_eq!(started.lines().await, ["saved"]);
+    within(warden.close()).await;
+}
+
+#[tokio::test]
+async fn what_a_worker_leaves_in_its_group_or_session_lives_until_it_is_killed() {
     let warden = warden().await;
     let other = script("exec sleep 1000").start(&warden).await;
     let in_group = script("trap '' TERM HUP; sleep 1000 & echo ready; exit 3");
@@ -95,8 +279,11 @@ async fn what_a_worker_leaves_in_its_group_or_session_ends_with_it() {
     for request in [in_group, in_session] {
         let mut started = request.start(&warden).await;
         assert_eq!(within(started.child.wait()).await, Exit::Code(3));
+        assert_eq!(started.line().await, "ready");
+        started.child.signal(Signal::Kill).unwrap();
         // The pipe ends, so the other process that had it is gone.
-        assert_eq!(started.lines().await, ["ready"]);
+        assert_eq!(started.lines().await, [""; 0]);
+        assert_eq!(within(started.child.gone()).await, Exit::Code(3));
     }
     assert_eq!(other.child.exit(), None);
     within(warden.close()).await;
@@ -111,17 +298,19 @@ async fn with_a_stray(warden: &Warden) -> Started {
     assert_eq!(started.line().await, "stray");
     drop(ours);
     assert_eq!(within(started.child.wait()).await, Exit::Code(4));
+    started.child.signal(Signal::Kill).unwrap();
+    assert_eq!(within(started.child.gone()).await, Exit::Code(4));
     started
 }
 
 #[tokio::test]
-async fn a_stray_ends_when_the_last_worker_has_ended() {
+async fn a_stray_ends_when_the_last_worker_is_killed() {
     let warden = warden().await;
     let mut started = with_a_stray(&warden).await;
     assert_eq!(started.lines().await, [""; 0]);
     // And the warden is still good.
     let next = script("exit 9").start(&warden).await;
-    assert_eq!(within(next.child.wait()).await, Exit::Code(9));
+    assert_eq!(within(next.child.gone()).await, Exit::Code(9));
     within(warden.close()).await;
 }
 
@@ -194,7 +383,7 @@ async fn when_the_warden_is_killed_its_processes_die_and_are_reported() {
     assert_eq!(apart.line().await, "ready");
     kill(warden.pid());
     for started in [&mut plain, &mut apart] {
-        assert_eq!(within(started.child.wait()).await, Exit::Unknown);
+        assert_eq!(within(started.child.gone()).await, Exit::Unknown);
         assert_eq!(started.lines().await, [""; 0]);
         assert!(matches!(
             started.child.signal(Signal::Kill),
@@ -253,7 +442,7 @@ async fn a_burst_of_forks_is_caught() {
 }
 
 #[tokio::test]
-async fn what_a_process_leaves_behind_lingers_until_it_is_released() {
+async fn what_a_process_leaves_behind_may_go_on_with_its_output() {
     let warden = warden().await;
     let text = "(read go; echo late; exec sleep 1000) < \"$1\" & setsid sleep 1000 & echo ended";
     let dir = tempfile::tempdir().unwrap();
@@ -264,8 +453,7 @@ async fn what_a_process_leaves_behind_lingers_until_it_is_released() {
         rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
     )
     .unwrap();
-    let mut request = program("/bin/sh", &["-c", text, "sh", fifo.to_str().unwrap()]);
-    request.request.linger = true;
+    let request = program("/bin/sh", &["-c", text, "sh", fifo.to_str().unwrap()]);
     let mut started = request.start(&warden).await;
     assert_eq!(started.line().await, "ended");
     assert_eq!(within(started.child.wait()).await, Exit::Code(0));
@@ -282,10 +470,13 @@ async fn what_a_process_leaves_behind_lingers_until_it_is_released() {
         "late",
         "it lives, and its pipe is open"
     );
-    within(started.child.release()).await;
+    for child in [&started.child, &other.child] {
+        child.signal(Signal::Kill).unwrap();
+    }
     // Also what has left the session: nobody else is there whose it might be.
     assert_eq!(started.lines().await, [""; 0]);
+    within(started.child.gone()).await;
     // Again is no harm.
-    within(started.child.release()).await;
+    assert!(started.child.signal(Signal::Kill).is_err());
     within(warden.close()).await;
 }

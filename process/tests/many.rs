@@ -81,7 +81,9 @@ fn many_at_once_leave_nothing_behind() {
         let child = script("exec sleep 1000").start(&warden).await.child;
         // No warden: it writes for ever and reads nothing.
         let exe = Path::new("/usr/bin/yes");
-        let given_up = tokio::time::timeout(Duration::from_millis(50), Warden::start(exe)).await;
+        let given_up =
+            tokio::time::timeout(Duration::from_millis(50), Warden::start(exe, common::OWNER))
+                .await;
         assert!(given_up.is_err());
         (warden, child)
     });

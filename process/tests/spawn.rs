@@ -41,10 +41,10 @@ async fn the_environment_is_exactly_what_was_asked_for() {
         ("KOLO_RANK".into(), "4".into()),
     ];
     let mut started = request.start(&warden).await;
-    assert_eq!(
-        started.lines().await,
-        ["EMPTY=", "TWO LINES=a=b c", "KOLO_RANK=4"]
-    );
+    let lines = started.lines().await;
+    // And the warden's mark, by which what it leaves is found.
+    assert!(lines[0].starts_with("KOLO_MARK=test/"), "{lines:?}");
+    assert_eq!(lines[1..], ["EMPTY=", "TWO LINES=a=b c", "KOLO_RANK=4"]);
     within(warden.close()).await;
 }
 
@@ -241,7 +241,13 @@ async fn every_reason_not_to_start_has_its_error() {
     request.args.push("x".repeat(200_000));
     let error = within(warden.spawn(request)).await.unwrap_err();
     assert!(
-        matches!(error, SpawnError::TooLarge { bytes: 200_038, .. }),
+        matches!(
+            error,
+            SpawnError::TooLarge {
+                bytes: 200_038..,
+                ..
+            }
+        ),
         "{error}"
     );
     // More than a frame holds.
@@ -297,7 +303,7 @@ async fn the_executed_file_is_known_by_inode() {
 
 #[tokio::test]
 async fn a_program_that_is_no_warden_is_refused() {
-    let error = within(Warden::start(Path::new("/bin/false")))
+    let error = within(Warden::start(Path::new("/bin/false"), common::OWNER))
         .await
         .unwrap_err();
     assert_eq!(
@@ -305,7 +311,7 @@ async fn a_program_that_is_no_warden_is_refused() {
         "/bin/false was started as a warden and ended with exit status: 1; its main must begin with \
          kolo_process::run_if_warden() (#[kolo::main] does it)"
     );
-    let error = within(Warden::start(Path::new("/no/such/warden")))
+    let error = within(Warden::start(Path::new("/no/such/warden"), common::OWNER))
         .await
         .unwrap_err();
     assert_eq!(
@@ -314,6 +320,80 @@ async fn a_program_that_is_no_warden_is_refused() {
             path: "/no/such/warden".into()
         }
     );
+}
+
+/// A program that is no warden, leaves others in sessions of their own, and then goes on as it is told.
+fn no_warden(dir: &Path, then: &str) -> std::path::PathBuf {
+    let path = dir.join("program");
+    let pids = dir.join("pids");
+    let text = format!(
+        "#!/bin/sh\n(setsid sleep 1000 &)\nsetsid sh -c 'echo $$ > {0}.new; mv {0}.new {0}; exec sleep 1000' &\n\
+         until [ -e {0} ]; do sleep 0.01; done\n{then}\n",
+        pids.display()
+    );
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// Nobody has a variable with this value any more.
+async fn nothing_is_left_with(mark: &str) {
+    let mark = mark.as_bytes();
+    let is_left = || {
+        std::fs::read_dir("/proc").unwrap().any(|entry| {
+            let environ = std::fs::read(entry.unwrap().path().join("environ"));
+            environ.is_ok_and(|environ| environ.windows(mark.len()).any(|window| window == mark))
+        })
+    };
+    within(async {
+        while is_left() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_program_that_is_no_warden() {
+    for (number, then) in [
+        "exit 1",
+        "exec sleep 1000 <&-",
+        "echo x >&0; exec sleep 1000",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let exe = no_warden(dir.path(), then);
+        let owner = format!("no-warden-{}-{number}", std::process::id());
+        let error = within(Warden::start(&exe, &owner)).await.unwrap_err();
+        assert!(matches!(error, SpawnError::NotAWarden { .. }), "{error}");
+        // At once.
+        let pid: u32 = std::fs::read_to_string(dir.path().join("pids"))
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        assert!(stat(pid).is_none_or(|stat| stat[0] == "Z"), "{then}");
+        nothing_is_left_with(&owner).await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_start_that_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let exe = no_warden(dir.path(), "exec sleep 1000");
+    let owner = format!("given-up-{}", std::process::id());
+    let started = async {
+        while !dir.path().join("pids").exists() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        warden = Warden::start(&exe, &owner) => panic!("{warden:?}"),
+        () = within(started) => {}
+    }
+    nothing_is_left_with(&owner).await;
 }
 
 #[test]

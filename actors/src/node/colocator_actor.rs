@@ -18,7 +18,7 @@ use super::environment::{self, Place};
 use super::node_actor::{Gone, NodeActor, NodeContext};
 use super::output::Output;
 use super::ports::{ControlError, ControlSender};
-use super::worker_actor::{Launch, SignalWorker, WardenState, Worker, WorkerPlan};
+use super::worker_actor::{Launch, SignalWorker, Stopping, WardenState, Worker, WorkerPlan};
 
 /// Messages that may wait for a colocator. Senders wait when it is full.
 const MAILBOX: usize = 256;
@@ -29,6 +29,7 @@ const UNCLAIMED: Duration = Duration::from_secs(30);
 struct Member {
     actor: Addr<Worker>,
     control: ControlSender,
+    stopping: Arc<watch::Sender<Stopping>>,
 }
 
 /// What a start needs beside the head's request.
@@ -164,6 +165,7 @@ impl NodeColocator {
             return;
         };
         let (control, messages) = ControlSender::channel();
+        let stopping = Arc::new(watch::Sender::new(Stopping::No));
         let place = Place {
             cluster: self.context.here.cluster,
             ip: self.context.ip,
@@ -186,15 +188,29 @@ impl NodeColocator {
             warden: self.warden.subscribe(),
             output: means.output.clone(),
             linger: self.core.grace(),
+            stopping: stopping.clone(),
         };
         let actor = Worker::new(self.context.clone(), ctx.address(), plan).start();
-        self.members.insert(slot, Member { actor, control });
+        let member = Member {
+            actor,
+            control,
+            stopping,
+        };
+        self.members.insert(slot, member);
     }
 
     fn tell(&mut self, slot: Slot, message: ToWorker, ctx: &mut Context<Self>) {
         let Some(member) = self.members.get(&slot) else {
             return;
         };
+        if matches!(message, ToWorker::Stop { .. }) {
+            // Before it can obey.
+            member.stopping.send_if_modified(|stopping| {
+                let first = *stopping == Stopping::No;
+                *stopping = (*stopping).max(Stopping::Told);
+                first
+            });
+        }
         // It is asked again, and a worker that stands still is not to end because others wait for it.
         let may_be_lost = matches!(message, ToWorker::LinkRequested { .. });
         match member.control.try_send(message) {
@@ -331,9 +347,10 @@ impl Actor for NodeColocator {
         // At once, so that it is there when the job starts.
         let state = self.warden.clone();
         let exe = self.context.warden_exe.clone();
+        let owner = self.context.here.node.to_string();
         let job = self.job;
         self.context.runtime.spawn(async move {
-            let warden = Warden::start(&exe).await;
+            let warden = Warden::start(&exe, &owner).await;
             if let Err(error) = &warden {
                 tracing::error!(%job, %error, "a job has no warden");
             }

@@ -3,16 +3,15 @@
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use kolo_process::{Child, SpawnRequest, Warden};
-use kolo_transport::wire::{Exit, OutputChunk, Stdio};
+use kolo_transport::wire::{OutputChunk, Stdio};
 use tokio::task::JoinHandle;
 
 use super::colocator::WorkerEvent;
 use super::stream;
 use super::worker_actor::{
-    DRAIN, NotStarted, STDERR_TAIL, Supervisor, WorkerPlan, drain, read_output, read_to_end,
+    DRAIN, NotStarted, STDERR_TAIL, Supervisor, WorkerPlan, drain, read_output, see_off,
 };
 
 /// A program that is installed on this host.
@@ -38,34 +37,15 @@ impl Supervisor {
         }
         self.tell(WorkerEvent::Spawned { pid: child.pid() }).await;
         let exit = child.wait().await;
-        self.see_off(&child, exit, plan.linger, &mut readers).await;
+        // News of a failure does not wait for long.
+        let limit = if exit.is_success() { plan.linger } else { DRAIN };
+        see_off(&child, &plan.stopping, limit, &mut readers).await;
+        drain(&mut readers, None).await;
         self.tell(WorkerEvent::Exited {
             exit,
             stderr_tail: plan.output.stderr_tail(plan.rank, STDERR_TAIL),
         })
         .await;
-    }
-
-    /// Waits for the output of what a process that has ended has left behind, and kills that then. In `exec > >(tee log)`
-    /// it is `tee` that writes the last lines.
-    async fn see_off(
-        &self,
-        child: &Child,
-        exit: Exit,
-        linger: Duration,
-        readers: &mut [JoinHandle<()>],
-    ) {
-        // News of a failure does not wait for long.
-        let limit = if exit.is_success() { linger } else { DRAIN };
-        tokio::select! {
-            () = read_to_end(readers) => {}
-            () = tokio::time::sleep(limit) => {
-                tracing::debug!(pid = child.pid(), "what a worker left behind holds its output");
-            }
-            () = self.hurry.notified() => {}
-        }
-        child.release().await;
-        drain(readers, None).await;
     }
 
     async fn launch_installed(
@@ -102,7 +82,6 @@ impl Supervisor {
                 stdin,
                 stdout,
                 stderr,
-                linger: true,
             })
             .await?;
         let read = |pipe: OwnedFd, stdio: Stdio| {

@@ -14,7 +14,7 @@ use kolo_transport::FrameError;
 use kolo_transport::ids::{Generation, JobId, Rank, Slot};
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::{Exit, FromWorker, Stdio};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -25,8 +25,8 @@ use super::node_actor::NodeContext;
 use super::output::Output;
 use super::ports::{CallsEnd, ControlReceiver, ControlSender};
 
-/// How long to wait for the last output and results of a process that has ended. What still holds its
-/// pipes open then is a process that left its group on purpose.
+/// How long to wait for the last output and results of a process that has ended, and that was not asked to. What still holds
+/// its pipes open then is killed, or is a process that left its group on purpose.
 pub(super) const DRAIN: Duration = Duration::from_millis(250);
 
 /// How long a process may live on after it has closed a socket to the node.
@@ -70,6 +70,17 @@ pub enum Launch {
 /// The job's warden, once it runs; why it does not.
 pub(super) type WardenState = Option<Result<Arc<Warden>, String>>;
 
+/// How far the stop of a worker is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stopping {
+    /// It is not to end.
+    No,
+    /// It was told over its control socket, and what it has started was not told.
+    Told,
+    /// It and everything below it had a signal.
+    Signalled,
+}
+
 /// What a worker is made of.
 #[derive(Debug)]
 pub(super) struct WorkerPlan {
@@ -85,8 +96,11 @@ pub(super) struct WorkerPlan {
     pub(super) messages: ControlReceiver,
     pub(super) warden: watch::Receiver<WardenState>,
     pub(super) output: Arc<Output>,
-    /// How long one that ended well is waited for by what it has left behind, as long as that holds its output.
+    /// How long what it has left behind may live on when it has ended well and was not asked to, as long as that holds its
+    /// output.
     pub(super) linger: Duration,
+    /// Shared with the colocator, which sets it before it tells the worker.
+    pub(super) stopping: Arc<watch::Sender<Stopping>>,
 }
 
 impl WorkerPlan {
@@ -108,8 +122,7 @@ pub(super) struct Worker {
     slot: Slot,
     plan: Option<WorkerPlan>,
     child: Option<Child>,
-    /// Told when what it left behind is not to be waited for any more.
-    hurry: Arc<Notify>,
+    stopping: Arc<watch::Sender<Stopping>>,
 }
 
 impl Worker {
@@ -122,9 +135,9 @@ impl Worker {
             context,
             colocator,
             slot: plan.slot,
+            stopping: plan.stopping.clone(),
             plan: Some(plan),
             child: None,
-            hurry: Arc::default(),
         }
     }
 }
@@ -139,7 +152,6 @@ impl Actor for Worker {
             colocator: self.colocator.clone(),
             worker: ctx.address(),
             slot: self.slot,
-            hurry: self.hurry.clone(),
         };
         let life = async move {
             match plan.program.clone() {
@@ -166,7 +178,8 @@ impl Handler<Running> for Worker {
     }
 }
 
-/// Send a signal to the process and its group.
+/// Send a signal to the process and to what is below it; what reaches whom is said by [`Child::signal`]. The first that asks
+/// it to end begins its stop: what it leaves behind from then on has time until the KILL.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub(super) struct SignalWorker(pub(super) Signal);
@@ -176,18 +189,15 @@ impl Handler<SignalWorker> for Worker {
 
     fn handle(&mut self, SignalWorker(signal): SignalWorker, _: &mut Self::Context) {
         let Some(child) = &self.child else { return };
-        if child.exit().is_some() {
-            self.hurry.notify_one();
-        }
-        let wake = (signal == Signal::Terminate).then_some(Signal::Continue);
-        // One that stands still can't obey.
-        for signal in std::iter::once(signal).chain(wake) {
-            match child.signal(signal) {
-                Ok(()) | Err(SignalError::Ended { .. }) => {}
-                Err(error) => {
-                    tracing::error!(slot = %self.slot, %error, ?signal, "a worker was not signalled");
-                }
+        // First the signal: who waits for what is left sends one that was not sent yet.
+        match child.signal(signal) {
+            Ok(()) | Err(SignalError::Ended { .. }) => {}
+            Err(error) => {
+                tracing::error!(slot = %self.slot, %error, ?signal, "a worker was not signalled");
             }
+        }
+        if signal.is_notice() {
+            self.stopping.send_replace(Stopping::Signalled);
         }
     }
 }
@@ -198,7 +208,6 @@ pub(super) struct Supervisor {
     colocator: Addr<NodeColocator>,
     worker: Addr<Worker>,
     slot: Slot,
-    pub(super) hurry: Arc<Notify>,
 }
 
 /// Why a process was not started, and what it counts as ended with: see
@@ -297,6 +306,7 @@ impl Supervisor {
         self.watch(&child, &control, &program, &mut calls_end).await;
         let exit = child.wait().await;
         writer.abort();
+        see_off(&child, &plan.stopping, Duration::ZERO, &mut readers).await;
         drain(&mut readers, calls_end).await;
         self.tell(WorkerEvent::Exited {
             exit,
@@ -330,7 +340,6 @@ impl Supervisor {
                 stdin: None,
                 stdout,
                 stderr,
-                linger: false,
             })
             .await?;
         let readers = [
@@ -494,8 +503,43 @@ pub(super) async fn read_output(pipe: OwnedFd, output: Arc<Output>, rank: Rank, 
     }
 }
 
+/// Sees to the end of what a process that has ended has left behind. If the process was asked to end, that has time until it
+/// is killed. Otherwise it is killed after `limit`, or when nobody holds the output any more: in `exec > >(tee log)` it is
+/// `tee` that writes the last lines.
+pub(super) async fn see_off(
+    child: &Child,
+    stopping: &watch::Sender<Stopping>,
+    limit: Duration,
+    readers: &mut [JoinHandle<()>],
+) {
+    let signal = |signal: Signal| match child.signal(signal) {
+        // Between its end and the news of it.
+        Ok(()) | Err(SignalError::Ended { .. }) => {}
+        Err(error) => tracing::error!(pid = child.pid(), %error, "what is left was not signalled"),
+    };
+    let mut stop = stopping.subscribe();
+    tokio::select! {
+        biased;
+        _ = child.gone() => return,
+        // The sender is borrowed, so this is no error.
+        _ = stop.wait_for(|stopping| *stopping > Stopping::No) => {
+            if *stopping.borrow() == Stopping::Told {
+                signal(Signal::Terminate);
+            }
+            child.gone().await;
+            return;
+        }
+        () = read_to_end(readers), if limit > Duration::ZERO => {}
+        () = tokio::time::sleep(limit) => {
+            tracing::debug!(pid = child.pid(), "what a worker has left behind is killed");
+        }
+    }
+    signal(Signal::Kill);
+    child.gone().await;
+}
+
 /// Waits for the end of all output.
-pub(super) async fn read_to_end(readers: &mut [JoinHandle<()>]) {
+async fn read_to_end(readers: &mut [JoinHandle<()>]) {
     for reader in readers.iter_mut().filter(|reader| !reader.is_finished()) {
         // A reader that panicked has nothing more to give.
         drop(reader.await);

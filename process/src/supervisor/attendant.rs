@@ -1,4 +1,4 @@
-//! The task that reads what the warden says, and cleans up after it.
+//! The task that reads what the warden says, tells it what to do, and cleans up after it.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -12,15 +12,12 @@ use tokio::sync::watch;
 
 use super::host::Host;
 use super::{Running, Shared, Starting};
-use crate::child::{Child, Process, Signal};
+use crate::child::{Child, Life, Process};
 use crate::procfs;
 use crate::protocol::FromWarden;
 
 /// How long a warden that was told to close may take. It gives up by itself after 5 s.
 const CLOSING: Duration = Duration::from_secs(10);
-
-/// How long a warden may take from closing its socket to its end.
-const ENDING: Duration = Duration::from_secs(5);
 
 /// How long the processes of a warden that was killed may take to die.
 const DYING: Duration = Duration::from_secs(5);
@@ -39,7 +36,11 @@ impl Attendant {
     }
 
     pub(super) async fn run(mut self) {
-        if !self.listen().await {
+        let in_order = tokio::select! {
+            in_order = self.listen() => in_order,
+            () = self.shared.pass_on() => false,
+        };
+        if !in_order {
             self.host.kill();
         }
         let left = self.lose();
@@ -49,12 +50,15 @@ impl Attendant {
                 processes = left.len(),
                 "the warden was lost; its processes are killed"
             );
+        }
+        // Whoever sees to the warden's process kills what it has left.
+        self.host.reap().await;
+        if !left.is_empty() {
             // Only if the runtime is ending is this not done; the kernel kills them all the same.
-            tokio::task::spawn_blocking(move || mop_up(&left))
+            tokio::task::spawn_blocking(move || see_the_end(&left))
                 .await
                 .ok();
         }
-        self.host.reap(ENDING).await;
         self.gone.send_replace(true);
     }
 
@@ -96,10 +100,20 @@ impl Attendant {
                     reply.send(Err(subject.failure(step, errno))).ok();
                 }
             }
-            FromWarden::Exited { id, exit } => {
+            FromWarden::Exited { id, exit, left } => {
+                let mut table = self.shared.table();
+                if left {
+                    if let Some(running) = table.running.get(&id) {
+                        running.life.send_replace(Life::Ended(exit));
+                    }
+                } else if let Some(running) = table.running.remove(&id) {
+                    running.life.send_replace(Life::Gone(exit));
+                }
+            }
+            FromWarden::Gone { id } => {
                 let running = self.shared.table().running.remove(&id);
                 if let Some(running) = running {
-                    running.exit.send_replace(Some(exit));
+                    running.is_gone();
                 }
             }
             FromWarden::Fault { reason } => {
@@ -125,15 +139,16 @@ impl Attendant {
             return;
         };
         let process = Arc::new(Process { pid, pidfd });
-        let (exit_tx, exit) = watch::channel(None);
+        let (life_tx, life) = watch::channel(Life::Running);
         let running = Running {
             process: process.clone(),
-            exit: exit_tx,
+            life: life_tx,
+            orders: 0,
         };
         self.shared.table().running.insert(id, running);
         let child = Child {
             process: process.clone(),
-            exit,
+            life,
             warden: Arc::downgrade(&self.shared),
             id,
         };
@@ -142,7 +157,7 @@ impl Attendant {
             None => true,
         };
         if unwanted {
-            kill(&process);
+            process.kill();
         }
     }
 
@@ -161,7 +176,7 @@ impl Attendant {
         }
         let running: Vec<Running> = running.into_values().collect();
         for running in &running {
-            kill(&running.process);
+            running.process.kill();
         }
         running
     }
@@ -175,16 +190,23 @@ impl Drop for Attendant {
     }
 }
 
-fn kill(process: &Process) {
-    if let Err(error) = process.signal(Signal::Kill) {
-        tracing::debug!(%error, "killing a process");
+impl Running {
+    /// Nothing is left of it. How it ended is known, if the warden has seen that.
+    fn is_gone(&self) {
+        self.life
+            .send_modify(|life| *life = Life::Gone(life.exit().unwrap_or(Exit::Unknown)));
     }
 }
 
-/// Makes sure that the processes of a warden that was killed are dead, and says so. The kernel kills each of them (it
-/// signals the death of a parent); what else is in their groups and sessions is killed here. Blocks.
-fn mop_up(left: &[Running]) {
-    let leaders: HashSet<u32> = left.iter().map(|running| running.process.pid).collect();
+/// Waits for the end of the processes of a warden that was lost, and says so. The kernel kills each of them (it signals the
+/// death of a parent); what is in their sessions and has no mark any more is killed here. Blocks.
+fn see_the_end(left: &[Running]) {
+    // A session whose leader had ended before may be another one by now.
+    let leaders: HashSet<u32> = left
+        .iter()
+        .filter(|running| *running.life.borrow() == Life::Running)
+        .map(|running| running.process.pid)
+        .collect();
     for process in procfs::all() {
         if !process.dead && leaders.contains(&process.session) {
             process.kill();
@@ -203,6 +225,6 @@ fn mop_up(left: &[Running]) {
         if let Some(pid) = procfs::raw(running.process.pid) {
             rustix::process::waitpid(Some(pid), WaitOptions::NOHANG).ok();
         }
-        running.exit.send_replace(Some(Exit::Unknown));
+        running.is_gone();
     }
 }

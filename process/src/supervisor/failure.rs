@@ -62,11 +62,11 @@ impl Subject {
         }
     }
 
-    /// What a failed [`std::process::Command::spawn`] means.
-    pub(super) fn failure_of_exec(&self, error: &io::Error) -> SpawnError {
+    /// What a start in this process that failed means.
+    pub(super) fn failure_of_start(&self, (step, error): (Step, io::Error)) -> SpawnError {
         match error.raw_os_error() {
-            Some(errno) => self.failure(Step::Exec, errno),
-            None => self.system("start", error),
+            Some(errno) => self.failure(step, errno),
+            None => self.system("start", &error),
         }
     }
 

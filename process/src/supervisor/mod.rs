@@ -7,7 +7,7 @@ mod attendant;
 mod failure;
 mod host;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,18 +15,18 @@ use std::time::Duration;
 
 use kolo_transport::frame::FrameError;
 use kolo_transport::local::ControlSocket;
-use kolo_transport::wire::Exit;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::timeout;
 
 use self::attendant::Attendant;
 use self::failure::Subject;
 use self::host::Host;
-use crate::child::{Child, Process};
+use crate::child::{Child, Life, Process, Signal, SignalError};
 use crate::error::SpawnError;
 use crate::protocol::{FromWarden, PROTOCOL, ToWarden};
 use crate::request::SpawnRequest;
+use crate::sweep;
 
 /// How long a program may take to show that it is a warden.
 const START_DEADLINE: Duration = Duration::from_secs(10);
@@ -36,6 +36,9 @@ const SPAWN_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long [`Warden::close`] waits in all. The attendant's own deadlines are shorter.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(40);
+
+/// Signals to one process that may wait for the warden to read them.
+const MAX_ORDERS: usize = 64;
 
 /// A handle to a warden and so to all processes that it started. See the [crate's text](crate).
 ///
@@ -51,7 +54,11 @@ pub struct Warden {
 pub(crate) struct Shared {
     socket: ControlSocket,
     table: Mutex<Table>,
+    /// Told when there is an order.
+    ordered: Notify,
     pid: u32,
+    /// In the environment of the warden and of everything that it starts.
+    mark: String,
     /// Set when the handle is closed or dropped.
     closing: watch::Sender<bool>,
 }
@@ -62,6 +69,8 @@ struct Table {
     next: u64,
     starting: HashMap<u64, Starting>,
     running: HashMap<u64, Running>,
+    /// Signals that the warden has not been told yet, and to whom.
+    orders: VecDeque<(u64, Signal)>,
     /// Nothing more comes from the warden.
     lost: bool,
 }
@@ -75,7 +84,9 @@ struct Starting {
 #[derive(Debug)]
 struct Running {
     process: Arc<Process>,
-    exit: watch::Sender<Option<Exit>>,
+    life: watch::Sender<Life>,
+    /// How many orders wait.
+    orders: usize,
 }
 
 impl Shared {
@@ -90,11 +101,42 @@ impl Shared {
         rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Tells the warden to kill what a process that lingers has left behind.
-    pub(crate) async fn release(&self, id: u64) {
-        // A warden that is gone has killed it.
-        if let Err(error) = self.socket.send(&ToWarden::Release { id }, &[]).await {
-            tracing::debug!(pid = self.pid, %error, "what a process has left behind was not released");
+    /// Has the warden send a signal to a process.
+    pub(crate) fn order(&self, id: u64, pid: u32, signal: Signal) -> Result<(), SignalError> {
+        let mut table = self.table();
+        let Some(running) = table.running.get_mut(&id) else {
+            return Err(SignalError::Ended { pid });
+        };
+        if running.orders >= MAX_ORDERS {
+            let reason = format!("{MAX_ORDERS} signals wait for the warden, which reads none");
+            return Err(SignalError::Refused { pid, reason });
+        }
+        running.orders += 1;
+        table.orders.push_back((id, signal));
+        drop(table);
+        self.ordered.notify_one();
+        Ok(())
+    }
+
+    fn next_order(&self) -> Option<ToWarden> {
+        let mut table = self.table();
+        let (id, signal) = table.orders.pop_front()?;
+        if let Some(running) = table.running.get_mut(&id) {
+            running.orders -= 1;
+        }
+        Some(ToWarden::Signal { id, signal })
+    }
+
+    /// Passes on orders. Never ends.
+    async fn pass_on(&self) {
+        loop {
+            while let Some(order) = self.next_order() {
+                // A warden that is gone has killed everything.
+                if let Err(error) = self.socket.send(&order, &[]).await {
+                    tracing::debug!(pid = self.pid, %error, "a signal was not passed on");
+                }
+            }
+            self.ordered.notified().await;
         }
     }
 
@@ -123,22 +165,27 @@ impl Warden {
     /// Starts `exe` as a warden. The program's `main` must begin with [`run_if_warden`](crate::run_if_warden). The usual `exe` is
     /// `/proc/self/exe`: this program, even if its file was replaced meanwhile.
     ///
-    /// Takes as long as the program needs to start, at most 10 s. Cancel safe: nothing is left then.
+    /// `owner` names the daemon: on one machine no two at a time have the same name. It begins the mark that everything below
+    /// the warden has in its environment, by which [`sweep_left_by`](crate::sweep_left_by) finds what the daemon has left.
+    ///
+    /// Takes as long as the program needs to start, at most 10 s; the program dies with this process until it has shown that
+    /// it is a warden. Cancel safe: nothing is left then.
     ///
     /// # Errors
     ///
-    /// [`SpawnError::NotAWarden`] and those of starting a program.
+    /// [`SpawnError::NotAWarden`], when nothing of what the program started is left, and those of starting a program.
     ///
     /// # Panics
     ///
     /// Outside a tokio runtime with I/O and time.
-    pub async fn start(exe: &Path) -> Result<Self, SpawnError> {
+    pub async fn start(exe: &Path, owner: &str) -> Result<Self, SpawnError> {
         let subject = Subject::warden(exe);
         let (socket, theirs) =
             ControlSocket::pair().map_err(|error| subject.system("socket", &error))?;
-        let mut host = Host::start(exe.to_owned(), theirs)
+        let mark = sweep::mark(owner);
+        let mut host = Host::start(exe, theirs, mark.clone())
             .await
-            .map_err(|error| subject.failure_of_exec(&error))?;
+            .map_err(|failed| subject.failure_of_start(failed))?;
         let hello = timeout(START_DEADLINE, socket.recv::<FromWarden>()).await;
         let reason = match hello {
             Ok(Ok(Some((FromWarden::Up { protocol }, _)))) if protocol == PROTOCOL => None,
@@ -150,6 +197,8 @@ impl Warden {
             Err(_) => Some(format!("said nothing for {} s", START_DEADLINE.as_secs())),
         };
         if let Some(reason) = reason {
+            host.kill();
+            host.reap().await;
             let path = exe.to_owned();
             return Err(SpawnError::NotAWarden { path, reason });
         }
@@ -157,7 +206,9 @@ impl Warden {
         let shared = Arc::new(Shared {
             socket,
             table: Mutex::default(),
+            ordered: Notify::new(),
             pid: host.pid(),
+            mark,
             closing: watch::Sender::new(false),
         });
         let (gone_tx, gone) = watch::channel(false);
@@ -191,7 +242,7 @@ impl Warden {
             table.next += 1;
             table.next
         };
-        let packed = request.pack(id)?;
+        let packed = request.pack(id, &self.shared.mark)?;
         let subject = Subject::worker(&request, packed.argv.len() + packed.env.len());
         {
             let mut table = self.shared.table();

@@ -1,4 +1,4 @@
-//! Killing what workers leave behind.
+//! Finding and killing what workers leave behind.
 //!
 //! A worker leads a session and a process group. What it starts is in them, unless it leaves on purpose. What leaves and
 //! loses its parent becomes a child of the warden, because the warden is a subreaper: a *stranger*. While other workers
@@ -29,39 +29,68 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const MAX_LOOKS: usize = 64;
 
 impl Warden {
-    /// Kills what is left of the group and session that `leader` led. It has ended and is not reaped.
-    pub(super) fn kill_rest(&self, leader: Pid) {
-        kill_group(leader);
-        if self.has_strangers() {
-            let id = leader.as_raw_nonzero().get().unsigned_abs();
-            self.hunt(|process| process.session == id || process.group == id);
+    /// Kills workers and everything below them.
+    pub(super) fn kill(&mut self, leaders: &HashSet<u32>) {
+        for leader in leaders {
+            if let Some(worker) = self.workers.get_mut(leader) {
+                worker.killed = true;
+            }
+            if let Some(pid) = procfs::raw(*leader)
+                && self.workers.contains_key(leader)
+            {
+                kill_group(pid);
+            }
         }
-    }
-
-    /// Whether somebody is left of the group and session that `leader` led, or may be: it has been reaped.
-    pub(super) fn has_left(&self, leader: Pid) -> bool {
-        let group = rustix::process::test_kill_process_group(leader);
-        // One that may not be signalled is there.
-        group != Err(rustix::io::Errno::SRCH) || self.has_strangers()
-    }
-
-    /// Kills what a worker that has ended was allowed to leave behind.
-    pub(super) fn release(&mut self, id: u64) {
-        let Some(leader) = self.lingering.remove(&id) else {
-            return;
-        };
-        // As long as somebody is left the number is that of no other process. If nobody is it may be, even a worker's.
-        if !self.workers.contains_key(&leader) {
-            self.hunt(|process| process.session == leader || process.group == leader);
+        self.hunt(leaders, |owner| {
+            owner.is_some_and(|owner| leaders.contains(&owner))
+        });
+        for leader in leaders {
+            if let Some(id) = self.ended.remove(leader) {
+                self.tell(&FromWarden::Gone { id }, None);
+            }
         }
         self.kill_strangers_of_nobody();
     }
 
+    /// Those of `ended`, workers that were reaped, of which somebody is left or may be.
+    pub(super) fn left(&self, ended: &HashSet<u32>) -> HashSet<u32> {
+        // What a dead worker has left is below one that lost its parent.
+        if !self.has_strangers() {
+            return HashSet::new();
+        }
+        let mut leaders = self.leaders();
+        leaders.extend(ended);
+        let mut left = HashSet::new();
+        for (_, owner) in self.look(&leaders) {
+            match owner {
+                Some(owner) => left.insert(owner),
+                None => return ended.clone(),
+            };
+        }
+        left.retain(|leader| ended.contains(leader));
+        left
+    }
+
     /// Kills everything that is below the warden and no worker, if there is no worker left whose it might be.
     pub(super) fn kill_strangers_of_nobody(&self) {
-        if self.workers.is_empty() && self.lingering.is_empty() && self.has_strangers() {
-            self.hunt(|process| !self.workers.contains_key(&process.pid));
+        if self.workers.is_empty() && self.ended.is_empty() && self.has_strangers() {
+            self.hunt(&HashSet::new(), |_| true);
         }
+    }
+
+    /// The workers that live, and those that have left others behind.
+    pub(super) fn leaders(&self) -> HashSet<u32> {
+        self.workers
+            .keys()
+            .chain(self.ended.keys())
+            .copied()
+            .collect()
+    }
+
+    /// Who lives below the warden, and which of the leaders each belongs to.
+    pub(super) fn look(&self, leaders: &HashSet<u32>) -> Vec<(Process, Option<u32>)> {
+        let me = self.pid.as_raw_nonzero().get().unsigned_abs();
+        procfs::below(&procfs::all(), me, leaders)
     }
 
     /// Kills everything below the warden and waits until it is gone, but not for ever.
@@ -81,7 +110,7 @@ impl Warden {
                 return;
             }
             if self.has_strangers() {
-                self.hunt(|_| true);
+                self.hunt(&HashSet::new(), |_| true);
             }
             if Instant::now() >= deadline {
                 self.confess();
@@ -110,7 +139,7 @@ impl Warden {
     }
 
     /// Whether a child lives that is no worker. Without a list of children the answer is yes.
-    fn has_strangers(&self) -> bool {
+    pub(super) fn has_strangers(&self) -> bool {
         procfs::children().is_none_or(|children| {
             children
                 .into_iter()
@@ -119,31 +148,27 @@ impl Warden {
         })
     }
 
-    /// Kills those below the warden whom `which` names, until a look finds nobody new.
-    fn hunt(&self, which: impl Fn(&Process) -> bool) {
-        let me = self.pid.as_raw_nonzero().get().unsigned_abs();
-        let own_group = rustix::process::getpgrp()
-            .as_raw_nonzero()
-            .get()
-            .unsigned_abs();
+    /// Kills those below the warden whose owner `which` accepts, until a look finds nobody new. `also` are leaders that are
+    /// reaped already.
+    pub(super) fn hunt(&self, also: &HashSet<u32>, which: impl Fn(Option<u32>) -> bool) {
+        let own_group = own_group();
+        let mut leaders = self.leaders();
+        leaders.extend(also);
         let mut killed = HashSet::new();
         for _ in 0..MAX_LOOKS {
-            let all = procfs::all();
-            let mut fresh: Vec<Process> = procfs::below(&all, me)
-                .into_iter()
-                .filter(|process| !process.dead && which(process))
-                .collect();
-            fresh.retain(|process| killed.insert((process.pid, process.start)));
+            let mut fresh = self.look(&leaders);
+            fresh.retain(|(process, owner)| {
+                which(*owner) && killed.insert((process.pid, process.start))
+            });
             if fresh.is_empty() {
                 return;
             }
             let mut groups = HashSet::new();
-            for process in fresh {
+            for (process, _) in fresh {
                 // A group at once, because one that forks all the time outruns a look at single processes. A
-                // group below the warden has members below the warden only.
+                // group below the warden has members of one worker only.
                 if process.group != own_group
                     && groups.insert(process.group)
-                    && !self.workers.contains_key(&process.group)
                     && let Some(group) = procfs::raw(process.group)
                 {
                     kill_group(group);
@@ -152,6 +177,12 @@ impl Warden {
             }
         }
     }
+}
+
+/// In which the warden is, and a child that has not come to `setsid` yet.
+pub(super) fn own_group() -> u32 {
+    let group = rustix::process::getpgrp();
+    group.as_raw_nonzero().get().unsigned_abs()
 }
 
 /// Kills a process. Nobody there is what is wanted; not allowed (a process with other privileges) can't be helped.

@@ -5,9 +5,10 @@
 //! those before.
 
 mod hunt;
+mod notice;
 mod outbox;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsStr};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -19,6 +20,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 
 use self::outbox::Outbox;
+use crate::child::Signal;
 use crate::protocol::{FromWarden, PROTOCOL, Spawn, Step, ToWarden};
 use crate::sys::{self, Dead};
 
@@ -56,8 +58,8 @@ pub fn run_if_warden() {
 #[derive(Debug)]
 struct Worker {
     id: u64,
-    /// What it leaves behind lives on until it is released.
-    linger: bool,
+    /// It was to be killed with everything below it.
+    killed: bool,
     state: State,
 }
 
@@ -80,8 +82,18 @@ struct Warden {
     outbox: Outbox,
     /// By process id.
     workers: HashMap<u32, Worker>,
-    /// Workers that have ended and have left others behind who may live on: process ids by request.
-    lingering: HashMap<u64, u32>,
+    /// Workers that have ended and have left others behind: requests by process id.
+    ended: HashMap<u32, u64>,
+    /// Who has been asked to end, and by which signal: process id and start.
+    noticed: HashSet<(u32, u64, Signal)>,
+}
+
+/// A worker that was just reaped.
+#[derive(Debug)]
+struct Buried {
+    pid: u32,
+    worker: Worker,
+    exit: Exit,
 }
 
 impl Warden {
@@ -101,6 +113,8 @@ impl Warden {
                 "{WARDEN_FD_VAR} is set but standard input is no Unix socket; it is set by kolo alone, unset it"
             ));
         }
+        // From here on the end of the socket says that the daemon is gone.
+        sys::outlive_parent().map_err(|error| format!("parent-death signal: {error}"))?;
         let socket = rustix::io::fcntl_dupfd_cloexec(stdin, 3).map_err(what("socket"))?;
         sys::close_inherited(socket.as_fd());
         // Children inherit this one.
@@ -122,7 +136,8 @@ impl Warden {
             inbox: FdReceiver::new(),
             outbox: Outbox::default(),
             workers: HashMap::new(),
-            lingering: HashMap::new(),
+            ended: HashMap::new(),
+            noticed: HashSet::new(),
         };
         warden.tell(&FromWarden::Up { protocol: PROTOCOL }, None);
         Ok(warden)
@@ -184,19 +199,30 @@ impl Warden {
             Ok(_) => {}
             Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
         }
-        loop {
+        let mut signals: Vec<(Signal, HashSet<u64>)> = Vec::new();
+        let goes_on = loop {
             match self.inbox.next::<ToWarden>() {
                 Ok(Some((ToWarden::Spawn(request), fds))) => self.spawn(&request, fds),
-                Ok(Some((ToWarden::Release { id }, _))) => self.release(id),
-                Ok(None) => return true,
+                // Those that came together go out together, because each look at all processes takes a while.
+                Ok(Some((ToWarden::Signal { id, signal }, _))) => match signals.last_mut() {
+                    Some((last, ids)) if *last == signal => {
+                        ids.insert(id);
+                    }
+                    _ => signals.push((signal, [id].into())),
+                },
+                Ok(None) => break true,
                 // Not what this version says: nothing more can be understood.
                 Err(error) => {
                     let reason = error.to_string();
                     self.tell(&FromWarden::Fault { reason }, None);
-                    return false;
+                    break false;
                 }
             }
+        };
+        for (signal, ids) in signals {
+            self.signal(signal, &ids);
         }
+        goes_on
     }
 
     fn spawn(&mut self, request: &Spawn, fds: Vec<OwnedFd>) {
@@ -205,8 +231,12 @@ impl Warden {
             Ok((pid, errors, pidfd)) => {
                 let state = State::Starting { errors, pidfd };
                 let pid = pid.as_raw_nonzero().get().unsigned_abs();
-                let linger = request.linger;
-                self.workers.insert(pid, Worker { id, linger, state });
+                // The number is free, so nothing is left of an earlier process of this number.
+                if let Some(id) = self.ended.remove(&pid) {
+                    self.tell(&FromWarden::Gone { id }, None);
+                }
+                let killed = false;
+                self.workers.insert(pid, Worker { id, killed, state });
             }
             Err((step, error)) => {
                 let errno = error.raw_os_error().unwrap_or(Errno::INVAL.raw_os_error());
@@ -248,27 +278,19 @@ impl Warden {
         let mut told = [0; 128];
         // Empties the descriptor; one signal may stand for many children.
         while rustix::io::read(&self.signals, &mut told).is_ok() {}
+        let mut buried = Vec::new();
         while let Dead::Child(pid) = sys::peek_dead() {
-            if !self.bury(pid) {
-                return;
+            if !self.bury(pid, &mut buried) {
+                break;
             }
         }
+        self.report(buried);
     }
 
     /// Reaps one child that has ended; `false` if that is not possible.
-    fn bury(&mut self, pid: Pid) -> bool {
+    fn bury(&mut self, pid: Pid, buried: &mut Vec<Buried>) -> bool {
         let number = pid.as_raw_nonzero().get().unsigned_abs();
-        if self.workers.contains_key(&number) {
-            self.settle(number);
-        }
-        let lingers = match self.workers.get(&number) {
-            Some(worker) => worker.linger && matches!(worker.state, State::Running),
-            None => false,
-        };
-        if self.workers.contains_key(&number) && !lingers {
-            // Not reaped yet, so the number can't be another group or session.
-            self.kill_rest(pid);
-        }
+        self.settle(number);
         let reaped = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
         let Ok(Some((_, status))) = reaped else {
             return false;
@@ -278,18 +300,59 @@ impl Warden {
             .map(Exit::Code)
             .or_else(|| status.terminating_signal().map(Exit::Signal))
             .unwrap_or(Exit::Unknown);
-        if let Some(Worker { id, state, .. }) = self.workers.remove(&number) {
-            let message = match state {
-                State::Failed { step, errno } => FromWarden::Failed { id, step, errno },
-                State::Starting { .. } | State::Running => FromWarden::Exited { id, exit },
-            };
-            if lingers && self.has_left(pid) {
-                self.lingering.insert(id, number);
-            }
-            self.tell(&message, None);
-            self.kill_strangers_of_nobody();
+        if let Some(worker) = self.workers.remove(&number) {
+            let pid = number;
+            buried.push(Buried { pid, worker, exit });
         }
         true
+    }
+
+    /// Tells how workers have ended, and of which nothing is left any more.
+    fn report(&mut self, buried: Vec<Buried>) {
+        if buried.is_empty() && self.ended.is_empty() {
+            return;
+        }
+        let killed: HashSet<u32> = buried
+            .iter()
+            .filter(|buried| buried.worker.killed)
+            .map(|buried| buried.pid)
+            .collect();
+        if !killed.is_empty() && self.has_strangers() {
+            // What it has started since it was hunted.
+            self.hunt(&killed, |owner| {
+                owner.is_some_and(|owner| killed.contains(&owner))
+            });
+        }
+        let fresh = buried.iter().map(|buried| buried.pid);
+        let left = self.left(&fresh.chain(self.ended.keys().copied()).collect());
+        let gone: Vec<u32> = self
+            .ended
+            .keys()
+            .filter(|pid| !left.contains(pid))
+            .copied()
+            .collect();
+        for id in gone
+            .iter()
+            .filter_map(|pid| self.ended.remove(pid))
+            .collect::<Vec<_>>()
+        {
+            self.tell(&FromWarden::Gone { id }, None);
+        }
+        for Buried { pid, worker, exit } in buried {
+            let id = worker.id;
+            let message = match worker.state {
+                State::Failed { step, errno } => FromWarden::Failed { id, step, errno },
+                State::Starting { .. } | State::Running => {
+                    let left = !worker.killed && left.contains(&pid);
+                    if left {
+                        self.ended.insert(pid, id);
+                    }
+                    FromWarden::Exited { id, exit, left }
+                }
+            };
+            self.tell(&message, None);
+        }
+        self.kill_strangers_of_nobody();
     }
 
     fn tell(&mut self, message: &FromWarden, fd: Option<OwnedFd>) {
@@ -342,15 +405,14 @@ fn start(request: &Spawn, fds: Vec<OwnedFd>) -> Result<(Pid, OwnedFd, OwnedFd), 
         .iter()
         .map(|(fd, number)| (fd.as_fd(), *number))
         .collect();
-    let pid = sys::spawn(&sys::Exec {
+    let exec = sys::Exec {
         program: &program,
         argv: &request.argv,
         env: &request.env,
         cwd: cwd.as_deref(),
         fds: &borrowed,
-        errors: child_errors.as_fd(),
-    })
-    .map_err(at(Step::Fork))?;
+    };
+    let pid = sys::spawn(&exec, child_errors.as_fd()).map_err(at(Step::Fork))?;
     match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Ok(pidfd) => Ok((pid, errors, pidfd)),
         Err(error) => {

@@ -23,9 +23,12 @@ pub(crate) fn within<F: Future>(future: F) -> impl Future<Output = F::Output> {
     }
 }
 
+/// The name of this process as a daemon.
+pub(crate) const OWNER: &str = "test";
+
 pub(crate) async fn warden() -> Warden {
     let exe = Path::new(env!("CARGO_BIN_EXE_kolo-warden"));
-    within(Warden::start(exe)).await.unwrap()
+    within(Warden::start(exe, OWNER)).await.unwrap()
 }
 
 /// A request and the read ends of its output.
@@ -54,7 +57,6 @@ pub(crate) fn program(path: &str, args: &[&str]) -> Request {
             stdin: None,
             stdout: request_stdout,
             stderr: request_stderr,
-            linger: false,
         },
         stdout,
         stderr,

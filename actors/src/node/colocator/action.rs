@@ -98,9 +98,9 @@ pub enum Action {
     },
     /// Have a worker's signing request signed by the head.
     Sign(Slot, Vec<u8>),
-    /// Send TERM to a worker's process group.
+    /// Send TERM to a worker and everything below it.
     Terminate(Slot),
-    /// Send KILL to a worker's process group.
+    /// Send KILL to a worker and everything below it.
     Kill(Slot),
     /// Callers must learn that a rank is gone.
     Lost {
