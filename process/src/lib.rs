@@ -12,7 +12,8 @@
 //! - A worker's end is complete: what is left of its process group and session is killed before
 //!   the end is reported, or when it is released if it was to linger.
 //!
-//! A program that may host a node begins its `main` with [`run_if_warden`].
+//! A program that may host a node begins its `main` with [`run_if_warden`]. A launcher that may be stopped by its terminal
+//! works behind a *front* ([`divide`]).
 //!
 //! What is out of reach: a process that gained other privileges (set-user-ID), and, only if the warden
 //! itself is killed, a process that left its worker's session or lingers after it.
@@ -22,6 +23,7 @@
 
 mod child;
 mod error;
+mod front;
 mod lines;
 mod procfs;
 mod protocol;
@@ -32,6 +34,7 @@ mod warden;
 
 pub use child::{Child, Signal, SignalError};
 pub use error::SpawnError;
+pub use front::{Side, divide, ignores};
 pub use lines::{LineReader, MAX_LINE, pipe};
 pub use request::{FIRST_FD, LAST_FD, MAX_FDS, SpawnRequest};
 pub use supervisor::Warden;

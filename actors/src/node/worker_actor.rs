@@ -176,10 +176,11 @@ impl Handler<SignalWorker> for Worker {
 
     fn handle(&mut self, SignalWorker(signal): SignalWorker, _: &mut Self::Context) {
         let Some(child) = &self.child else { return };
-        if child.exit().is_some() {
+        let asks = matches!(signal, Signal::Interrupt | Signal::Terminate);
+        if child.exit().is_some() && (asks || signal == Signal::Kill) {
             self.hurry.notify_one();
         }
-        let wake = (signal == Signal::Terminate).then_some(Signal::Continue);
+        let wake = asks.then_some(Signal::Continue);
         // One that stands still can't obey.
         for signal in std::iter::once(signal).chain(wake) {
             match child.signal(signal) {
