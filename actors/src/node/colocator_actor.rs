@@ -386,9 +386,7 @@ impl Handler<StartJob> for NodeColocator {
 
     fn handle(&mut self, message: StartJob, ctx: &mut Self::Context) -> Self::Result {
         let actions = self.core.start(message.start)?;
-        if let Some(start) = self.core.started()
-            && start.installed.is_none()
-        {
+        if let Some(start) = self.core.started() {
             self.context.calls.open(start);
         }
         self.means = Some(Means {

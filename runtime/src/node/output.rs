@@ -55,6 +55,9 @@ impl Server {
         stream.recv.set_limits(INPUT);
         let without: BTreeSet<Rank> = without.iter().copied().collect();
         let Stream { send, recv } = stream;
+        // A driver that is gone shows here also while no output comes: it must not count as there.
+        let stopped = send.stopped();
+        tokio::pin!(stopped);
         let output = async {
             while let Some((head, piece)) = chunks.recv().await {
                 if !without.contains(&head.rank) {
@@ -75,9 +78,9 @@ impl Server {
         tokio::select! {
             result = output => result?,
             () = input => {}
+            _ = &mut stopped => return Ok(()),
         }
-        let read = tokio::time::timeout(FAREWELL, send.stopped()).await;
-        if read.is_err() {
+        if tokio::time::timeout(FAREWELL, stopped).await.is_err() {
             tracing::debug!(%job, "a driver did not read the end of the output");
         }
         Ok(())

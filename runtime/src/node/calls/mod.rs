@@ -173,7 +173,10 @@ impl CallPlane for Calls {
                 ..Table::default()
             }),
         };
-        for slot in &start.slots {
+        // Programs that are not kolo's take no calls. Their job is known here all the same: whether its driver is there decides
+        // whether it is an orphan.
+        let slots = start.slots.iter().filter(|_| start.installed.is_none());
+        for slot in slots {
             job.table_mut().places.insert(
                 slot.member.rank,
                 Place {
