@@ -38,7 +38,11 @@ impl Supervisor {
         self.tell(WorkerEvent::Spawned { pid: child.pid() }).await;
         let exit = child.wait().await;
         // News of a failure does not wait for long.
-        let limit = if exit.is_success() { plan.linger } else { DRAIN };
+        let limit = if exit.is_success() {
+            plan.linger
+        } else {
+            DRAIN
+        };
         see_off(&child, &plan.stopping, limit, &mut readers).await;
         drain(&mut readers, None).await;
         self.tell(WorkerEvent::Exited {
