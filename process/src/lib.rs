@@ -14,6 +14,7 @@
 //!
 //! A program that may host a node begins its `main` with [`run_if_warden`]. One that does not, and is started as a warden, dies
 //! with the daemon that has started it.
+//! A launcher that may be stopped by its terminal works behind a *front* ([`divide`]).
 //!
 //! What is out of reach: a process that gained other privileges (set-user-ID). When the warden itself is killed: a process that
 //! has left its worker's session *and* has wiped out its environment, unless the daemon adopts. When the warden is killed
@@ -25,6 +26,7 @@
 
 mod child;
 mod error;
+mod front;
 mod lines;
 mod procfs;
 mod protocol;
@@ -36,6 +38,7 @@ mod warden;
 
 pub use child::{Child, Signal, SignalError};
 pub use error::SpawnError;
+pub use front::{Side, divide, ignores};
 pub use lines::{LineReader, MAX_LINE, pipe};
 pub use request::{FIRST_FD, LAST_FD, MAX_FDS, SpawnRequest};
 pub use supervisor::Warden;

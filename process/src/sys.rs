@@ -348,3 +348,131 @@ pub(crate) fn signal_group(pidfd: BorrowedFd<'_>, pid: Pid, signal: Signal) -> i
     }
     Ok(rustix::process::kill_process_group(pid, signal)?)
 }
+
+/// A set of these signals.
+fn set_of(numbers: &[c_int]) -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: the set is initialised by the first call; numbers that are none change nothing.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for number in numbers {
+            libc::sigaddset(set.as_mut_ptr(), *number);
+        }
+        set.assume_init()
+    }
+}
+
+/// Changes the signals that this thread blocks; gives those from before.
+fn block(how: c_int, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: both sets are valid places, and the second is initialised if the call works.
+    unsafe {
+        match libc::pthread_sigmask(how, set, before.as_mut_ptr()) {
+            0 => Ok(before.assume_init()),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
+/// Signals that are blocked, and read from a descriptor.
+pub(crate) struct Held {
+    before: libc::sigset_t,
+    signals: OwnedFd,
+}
+
+impl Held {
+    /// Where the signals are read, a `struct signalfd_siginfo` each. Blocks.
+    pub(crate) fn signals(&self) -> BorrowedFd<'_> {
+        self.signals.as_fd()
+    }
+
+    /// Blocks what was blocked before, and `more`.
+    ///
+    /// # Errors
+    ///
+    /// None that a process can cause.
+    pub(crate) fn release(self, more: &[c_int]) -> io::Result<()> {
+        block(libc::SIG_SETMASK, &self.before)?;
+        block(libc::SIG_BLOCK, &set_of(more))?;
+        Ok(())
+    }
+}
+
+/// Blocks signals of a process that has one thread, to be read. `SIGCHLD` gets its default action, so that it comes.
+///
+/// # Errors
+///
+/// As `signalfd(2)`.
+pub(crate) fn hold_signals(numbers: &[c_int]) -> io::Result<Held> {
+    let set = set_of(numbers);
+    // SAFETY: the default action installs no code.
+    if unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) } == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
+    }
+    let before = block(libc::SIG_BLOCK, &set)?;
+    // SAFETY: the set is valid; the descriptor is new and owned by nobody else.
+    let signals = unsafe {
+        match libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) {
+            -1 => return Err(io::Error::last_os_error()),
+            fd => OwnedFd::from_raw_fd(fd),
+        }
+    };
+    Ok(Held { before, signals })
+}
+
+/// Nothing is done at these signals from now on. Programs that this one executes have the default action for them, which they
+/// would not have for signals that are ignored or blocked.
+///
+/// # Errors
+///
+/// `EINVAL` for a signal that nothing can be done about.
+pub(crate) fn lose_signals(numbers: &[c_int]) -> io::Result<()> {
+    extern "C" fn nothing(_: c_int) {}
+    let handler: extern "C" fn(c_int) = nothing;
+    // SAFETY: a `sigaction` of zeros is a valid one, and the function that is installed touches nothing.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESTART;
+        for number in numbers {
+            if libc::sigaction(*number, &raw const action, std::ptr::null_mut()) == -1 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Has the default action of a signal that this process, which has one thread, blocks. Returns when it goes on.
+///
+/// # Errors
+///
+/// None that a process can cause.
+pub(crate) fn obey(number: c_int) -> io::Result<()> {
+    let set = set_of(&[number]);
+    // SAFETY: a signal to this very thread, whose action is the default.
+    if unsafe { libc::raise(number) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    block(libc::SIG_UNBLOCK, &set)?;
+    block(libc::SIG_BLOCK, &set)?;
+    Ok(())
+}
+
+/// Forks. The child, or `None` in the child.
+///
+/// # Errors
+///
+/// As `fork(2)`; and if this process has more than one thread, of which the child would have one only.
+pub(crate) fn fork() -> io::Result<Option<Pid>> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other(
+            "this process has more than one thread, so it can't be divided",
+        ));
+    }
+    // SAFETY: the process has one thread, so the child's memory is in a consistent state.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        pid => Ok(Pid::from_raw(pid)),
+    }
+}

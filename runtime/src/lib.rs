@@ -11,6 +11,7 @@ pub mod node;
 pub mod notify;
 pub mod secret;
 pub mod settings;
+pub mod signals;
 pub mod ssh;
 
 pub use head::{Head, HeadConfig, HeadError, HeadState};

@@ -10,6 +10,7 @@ use kolo_process::{Signal, Warden};
 use kolo_transport::ids::{Generation, JobId, Rank, Slot};
 use kolo_transport::wire::{
     GenerationTable, NodeEvent, RankFailure, Refusal, RefusalKind, StartWorkers, ToWorker,
+    WorkerSignal,
 };
 use tokio::sync::{oneshot, watch};
 
@@ -114,6 +115,16 @@ impl NodeColocator {
                 generation,
             } => self.link(first, second, generation, ctx),
             Action::Sign(slot, csr) => self.sign(slot, csr, ctx),
+            Action::Interrupt(slot) => self.signal(slot, Signal::Interrupt, ctx),
+            Action::Signal(slot, signal) => {
+                let signal = match signal {
+                    WorkerSignal::User1 => Signal::User1,
+                    WorkerSignal::User2 => Signal::User2,
+                    WorkerSignal::Stop => Signal::Stop,
+                    WorkerSignal::Continue => Signal::Continue,
+                };
+                self.signal(slot, signal, ctx);
+            }
             Action::Terminate(slot) => self.signal(slot, Signal::Terminate, ctx),
             Action::Kill(slot) => self.signal(slot, Signal::Kill, ctx),
             Action::Lost {
@@ -429,23 +440,48 @@ impl Handler<JobRankLost> for NodeColocator {
     }
 }
 
+/// A signal for the job's workers.
+#[derive(Message)]
+#[rtype(result = "Result<(), Refusal>")]
+pub(super) struct SignalJob {
+    pub(super) seq: u64,
+    pub(super) signal: WorkerSignal,
+}
+
+impl Handler<SignalJob> for NodeColocator {
+    type Result = Result<(), Refusal>;
+
+    fn handle(&mut self, message: SignalJob, ctx: &mut Self::Context) -> Self::Result {
+        let actions = self.core.signal(message.seq, message.signal)?;
+        self.perform(actions, ctx);
+        Ok(())
+    }
+}
+
 /// End the job; the receiver is answered when nothing is left.
 #[derive(Message)]
 #[rtype(result = "oneshot::Receiver<()>")]
 pub(super) struct StopJob {
     pub(super) reason: String,
+    /// By INT first.
+    pub(super) interrupt: bool,
 }
 
 impl Handler<StopJob> for NodeColocator {
     type Result = MessageResult<StopJob>;
 
-    fn handle(&mut self, StopJob { reason }: StopJob, ctx: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, message: StopJob, ctx: &mut Self::Context) -> Self::Result {
+        let StopJob { reason, interrupt } = message;
         let (sender, receiver) = oneshot::channel();
         // If it is gone already, the sender is dropped, which says the same.
         if !self.core.is_gone() {
             self.waiting_for_end.push(sender);
         }
-        let actions = self.core.stop(Instant::now(), &reason);
+        let actions = if interrupt {
+            self.core.interrupt(Instant::now(), &reason)
+        } else {
+            self.core.stop(Instant::now(), &reason)
+        };
         if let Some(reply) = self.start_reply.take() {
             let refusal = Refusal::new(
                 RefusalKind::Stopped,

@@ -21,8 +21,8 @@ mod worker_actor;
 
 pub use installed::InstalledFile;
 pub use node_actor::{
-    Kill, Membership, NodeActor, NodeContext, NodeSnapshot, RankLost, Reserve, Snapshot, Start,
-    Stop, StopAll,
+    Kill, Membership, NodeActor, NodeContext, NodeSnapshot, RankLost, Reserve, SendSignal,
+    Snapshot, Start, Stop, StopAll,
 };
 pub use output::{Output, Outputs};
 pub use ports::{

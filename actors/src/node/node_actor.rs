@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use actix::prelude::*;
 use kolo_transport::ids::{Generation, JobId, Slot};
 use kolo_transport::wire::{
-    GenerationTable, RankFailure, Refusal, RefusalKind, Resources, StartWorkers,
+    GenerationTable, RankFailure, Refusal, RefusalKind, Resources, StartWorkers, WorkerSignal,
 };
 use tokio::runtime::Handle;
 
 use super::colocator::Here;
 use super::colocator_actor::{
-    JobMembership, JobRankLost, KillJob, LeaseEnded, NodeColocator, StartJob, StopJob,
+    JobMembership, JobRankLost, KillJob, LeaseEnded, NodeColocator, SignalJob, StartJob, StopJob,
 };
 use super::inventory::Inventory;
 use super::output::Outputs;
@@ -129,11 +129,11 @@ impl NodeActor {
     }
 
     /// Stops a job; the future is done when nothing of it is left.
-    fn stop(&self, job: JobId, reason: String) -> ResponseFuture<()> {
+    fn stop(&self, job: JobId, reason: String, interrupt: bool) -> ResponseFuture<()> {
         let Some(job) = self.jobs.get(&job) else {
             return Box::pin(async {});
         };
-        let asked = job.actor.send(StopJob { reason });
+        let asked = job.actor.send(StopJob { reason, interrupt });
         Box::pin(async move {
             // Either error says that it is gone.
             if let Ok(gone) = asked.await {
@@ -238,8 +238,11 @@ impl Handler<Start> for NodeActor {
                 Ok(Ok(answer)) => answer.await.unwrap_or_else(|_| Err(over())),
                 Ok(Err(refusal)) => {
                     // It can't be started, so it must not hold anything (G-2).
-                    let reason = refusal.message.clone();
-                    if let Ok(gone) = actor.send(StopJob { reason }).await {
+                    let stop = StopJob {
+                        reason: refusal.message.clone(),
+                        interrupt: false,
+                    };
+                    if let Ok(gone) = actor.send(stop).await {
                         drop(gone.await);
                     }
                     Err(refusal)
@@ -304,13 +307,39 @@ pub struct Stop {
     pub job: JobId,
     /// Why, for the log and the workers.
     pub reason: String,
+    /// By INT first, if its program is installed here.
+    pub interrupt: bool,
 }
 
 impl Handler<Stop> for NodeActor {
     type Result = ResponseFuture<()>;
 
-    fn handle(&mut self, Stop { job, reason }: Stop, _: &mut Self::Context) -> Self::Result {
-        self.stop(job, reason)
+    fn handle(&mut self, message: Stop, _: &mut Self::Context) -> Self::Result {
+        self.stop(message.job, message.reason, message.interrupt)
+    }
+}
+
+/// A signal for all workers of a job whose program is installed here.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "Result<(), Refusal>")]
+pub struct SendSignal {
+    /// The job.
+    pub job: JobId,
+    /// Which.
+    pub signal: WorkerSignal,
+    /// Its number: one that came before is not sent again.
+    pub seq: u64,
+}
+
+impl Handler<SendSignal> for NodeActor {
+    type Result = ResponseFuture<Result<(), Refusal>>;
+
+    fn handle(&mut self, message: SendSignal, _: &mut Self::Context) -> Self::Result {
+        let SendSignal { job, signal, seq } = message;
+        let asked = self
+            .job(job)
+            .map(|job| job.actor.send(SignalJob { seq, signal }));
+        Box::pin(async move { asked?.await.unwrap_or_else(|_| Err(gone())) })
     }
 }
 
@@ -355,7 +384,7 @@ impl Handler<StopAll> for NodeActor {
         let all: Vec<_> = self
             .jobs
             .keys()
-            .map(|job| self.stop(*job, reason.clone()))
+            .map(|job| self.stop(*job, reason.clone(), false))
             .collect();
         Box::pin(async move {
             futures_util::future::join_all(all).await;

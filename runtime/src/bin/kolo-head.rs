@@ -16,6 +16,7 @@ use kolo_runtime::notify::Notifier;
 use kolo_runtime::secret;
 use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::{self, Daemon};
+use kolo_runtime::signals::Ends;
 use kolo_runtime::{Head, HeadConfig, HeadState};
 use kolo_transport::identity::Role;
 use serde::Serialize;
@@ -216,8 +217,7 @@ fn main() -> ExitCode {
 #[tokio::main(flavor = "current_thread")]
 async fn run(args: Args, log: &Log) -> Result<()> {
     // From here on the signals are not lost, also while the head starts.
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM can't be watched")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT can't be watched")?;
+    let mut ends = Ends::take(&[SignalKind::terminate(), SignalKind::interrupt()])?;
     let mut hangup = signal(SignalKind::hangup()).context("SIGHUP can't be watched")?;
     let notifier = Arc::new(Notifier::from_env());
     end_unless_noted(&args.state_dir);
@@ -255,8 +255,7 @@ async fn run(args: Args, log: &Log) -> Result<()> {
     };
     let drain = loop {
         tokio::select! {
-            _ = terminate.recv() => break true,
-            _ = interrupt.recv() => break false,
+            signal = ends.next() => break signal == SignalKind::terminate().as_raw_value(),
             _ = hangup.recv() => {
                 notifier.reloading();
                 reload(&head, log);
@@ -286,8 +285,7 @@ async fn run(args: Args, log: &Log) -> Result<()> {
     };
     let ended = tokio::select! {
         () = end => Ok(()),
-        _ = terminate.recv() => Err(anyhow::anyhow!("ended by a second signal; jobs may not have ended well")),
-        _ = interrupt.recv() => Err(anyhow::anyhow!("ended by a second signal; jobs may not have ended well")),
+        _ = ends.next() => Err(anyhow::anyhow!("ended by a second signal; jobs may not have ended well")),
     };
     watchdog.abort();
     ended

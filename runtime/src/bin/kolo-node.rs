@@ -18,6 +18,7 @@ use kolo_runtime::notify::Notifier;
 use kolo_runtime::secret;
 use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::{self, Daemon};
+use kolo_runtime::signals::Ends;
 use kolo_runtime::{Node, NodeConfig, NodeCredentials, NodeError, NodeResources, ProgramSource};
 use kolo_transport::{Credentials, JoinToken};
 use serde::Serialize;
@@ -243,8 +244,7 @@ impl Args {
 #[tokio::main(flavor = "current_thread")]
 async fn run(args: Args, log: &Log) -> Result<ExitCode> {
     // From here on the signals are not lost, also while the node starts.
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM can't be watched")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT can't be watched")?;
+    let mut ends = Ends::take(&[SignalKind::terminate(), SignalKind::interrupt()])?;
     let mut hangup = signal(SignalKind::hangup()).context("SIGHUP can't be watched")?;
     let notifier = Arc::new(Notifier::from_env());
     raise_open_files();
@@ -254,8 +254,7 @@ async fn run(args: Args, log: &Log) -> Result<ExitCode> {
     let start = start(args);
     let (node, head) = tokio::select! {
         started = start => started?,
-        _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
-        _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
+        _ = ends.next() => return Ok(ExitCode::SUCCESS),
     };
     let line = ReadyLine {
         node: node.id().to_string(),
@@ -276,8 +275,7 @@ async fn run(args: Args, log: &Log) -> Result<ExitCode> {
     let mut revoked = None;
     let drain = loop {
         tokio::select! {
-            _ = terminate.recv() => break true,
-            _ = interrupt.recv() => break false,
+            signal = ends.next() => break signal == SignalKind::terminate().as_raw_value(),
             reason = node.revoked() => {
                 revoked = Some(reason);
                 break false;
@@ -310,8 +308,7 @@ async fn run(args: Args, log: &Log) -> Result<ExitCode> {
     };
     tokio::select! {
         () = end => {}
-        _ = terminate.recv() => bail!("ended by a second signal; jobs were killed"),
-        _ = interrupt.recv() => bail!("ended by a second signal; jobs were killed"),
+        _ = ends.next() => bail!("ended by a second signal; jobs were killed"),
     }
     watchdog.abort();
     match revoked {

@@ -9,7 +9,7 @@ use kolo_transport::identity::Role;
 use kolo_transport::ids::{ClusterId, DriverId, NodeId};
 use kolo_transport::wire::{HeadReply, HeadRequest};
 use serde::Serialize;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 
 use super::args::{Connect, Format, seconds};
 use super::client::{Client, ClientConfig};
@@ -21,6 +21,7 @@ use super::up_head::{Folder, LAUNCH_PREFIX, heads_dir, listen, start_head, stop_
 use super::up_record::Pending;
 use crate::hosts::HostSlots;
 use crate::local::loopback;
+use crate::signals::{self, Ends};
 use crate::ssh::state::Launch;
 use crate::ssh::{
     BroughtUp, Ending, HeadAccess, HostEvent, NodeAuthority, SshOptions, Stage, UpError, UpNode,
@@ -184,7 +185,7 @@ async fn on_cluster(
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<u8, CliError> {
-    let mut signals = Signals::watch()?;
+    let mut signals = watch_signals()?;
     let client = Client::connect(config).await?;
     let dir = config.credentials_dir()?;
     let named = config.head(&dir)?;
@@ -253,7 +254,7 @@ async fn bring_up<A: NodeAuthority>(
     ssh: &SshOptions,
     cluster: ClusterId,
     access: &HeadAccess<A>,
-    signals: &mut Signals,
+    signals: &mut Ends,
 ) -> Result<BroughtUp, NotUp> {
     let mut progress = Progress::new(hosts, options.quiet);
     let mut started: Vec<HostSlots> = Vec::new();
@@ -276,7 +277,7 @@ async fn bring_up<A: NodeAuthority>(
             };
             NotUp { error: error.into(), left }
         }),
-        name = signals.next() => name,
+        signal = signals.next() => signals::name(signal),
     };
     if !ssh.detach || started.is_empty() {
         let text = format!("given up by {name}; what was started ends by itself");
@@ -333,31 +334,18 @@ impl From<NotUp> for CliError {
     }
 }
 
-/// The signals that ask to end, watched from the first moment: one that comes between two waits is not lost.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn watch() -> Result<Self, CliError> {
-        let watch = |kind| signal(kind).map_err(CliError::Start);
-        Ok(Self {
-            terminate: watch(SignalKind::terminate())?,
-            interrupt: watch(SignalKind::interrupt())?,
-            hangup: watch(SignalKind::hangup())?,
-        })
-    }
-
-    /// The next one. Cancel safe.
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.hangup.recv() => "SIGHUP",
-        }
-    }
+/// The signals that ask to end, from now on. What is ignored stays so, as under `nohup`.
+fn watch_signals() -> Result<Ends, CliError> {
+    let kinds: Vec<SignalKind> = [
+        SignalKind::terminate(),
+        SignalKind::interrupt(),
+        SignalKind::hangup(),
+        SignalKind::quit(),
+    ]
+    .into_iter()
+    .filter(|kind| !kolo_process::ignores(kind.as_raw_value()))
+    .collect();
+    Ends::take(&kinds).map_err(CliError::Start)
 }
 
 fn show(shown: &Shown<'_>, format: Format, out: &mut Output<'_>) -> Result<(), CliError> {
@@ -397,11 +385,7 @@ fn show(shown: &Shown<'_>, format: Format, out: &mut Output<'_>) -> Result<(), C
 }
 
 /// Stays until it is told to end, then ends the nodes with care.
-async fn keep(
-    mut up: BroughtUp,
-    signals: &mut Signals,
-    out: &mut Output<'_>,
-) -> Result<u8, CliError> {
+async fn keep(mut up: BroughtUp, signals: &mut Ends, out: &mut Output<'_>) -> Result<u8, CliError> {
     let mut left = up
         .nodes()
         .iter()
@@ -414,7 +398,8 @@ async fn keep(
     let mut code = 0;
     loop {
         tokio::select! {
-            name = signals.next() => {
+            signal = signals.next() => {
+                let name = signals::name(signal);
                 eprintln_or_ignore(&format!("kolo: {name}: ending the nodes; a second signal ends them at once"));
                 break;
             }
@@ -461,7 +446,7 @@ async fn attached(
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<u8, CliError> {
-    let mut signals = Signals::watch()?;
+    let mut signals = watch_signals()?;
     let heads = heads_dir()?;
     sweep(&heads);
     let folder = Folder(heads.join(format!("{LAUNCH_PREFIX}{:016x}", DriverId::random().0)));
@@ -507,7 +492,7 @@ async fn detached(
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<u8, CliError> {
-    let mut signals = Signals::watch()?;
+    let mut signals = watch_signals()?;
     let heads = heads_dir()?;
     sweep(&heads);
     let state = heads.join(format!("detached-{:016x}", DriverId::random().0));

@@ -115,6 +115,8 @@ async fn follow(coordinator: Addr<Coordinator>, mut recv: FrameReceiver) -> Neve
                 SubmitFrame::Stop => Event::DriverStop,
                 SubmitFrame::Kill => Event::DriverKill,
                 SubmitFrame::Done => Event::DriverDone,
+                SubmitFrame::Interrupt => Event::DriverInterrupt,
+                SubmitFrame::Signal(signal) => Event::DriverSignal(signal),
             },
             // A frame of a later version.
             Err(error @ FrameError::Malformed { .. }) => {

@@ -27,7 +27,11 @@ pub(super) async fn watch(
         for job in orphans.step(Instant::now(), head_is_there, calls.drivers()) {
             let reason = format!("its driver and the head have both been gone for {timeout:?}");
             tracing::warn!(%job, reason, "a job is ended");
-            let stop = node.send(Stop { job, reason });
+            let stop = node.send(Stop {
+                job,
+                reason,
+                interrupt: false,
+            });
             tokio::spawn(async move {
                 if stop.await.is_err() {
                     tracing::debug!(%job, "the node is stopping, and the job with it");

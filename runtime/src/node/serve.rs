@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use actix::Addr;
 use bytes::Bytes;
 use kolo_actors::node::{
-    Kill, Launch, Membership, NodeActor, NodeContext, RankLost, Reserve, Snapshot, Start, Stop,
+    Kill, Launch, Membership, NodeActor, NodeContext, RankLost, Reserve, SendSignal, Snapshot,
+    Start, Stop,
 };
 use kolo_actors::pace::LogLimit;
 use kolo_transport::ids::{JobId, Rank};
@@ -80,6 +81,7 @@ fn may(role: Role, request: &NodeRequest) -> Result<(), Refusal> {
         | NodeRequest::RankLost { .. }
         | NodeRequest::Revocations(_)
         | NodeRequest::Stop { .. }
+        | NodeRequest::Signal { .. }
         | NodeRequest::Probe(_)
         | NodeRequest::Kill { .. } => &[Role::Head],
         NodeRequest::HasProgram { .. }
@@ -285,8 +287,34 @@ impl Server {
                 self.endpoint.revoke(&list);
                 NodeReply::Done
             }
-            NodeRequest::Release { job } => self.stop(job, "it was released".to_owned()).await,
-            NodeRequest::Stop { job, reason } => self.stop(job, reason).await,
+            NodeRequest::Release { job } => {
+                let reason = "it was released".to_owned();
+                let interrupt = false;
+                self.stop(Stop {
+                    job,
+                    reason,
+                    interrupt,
+                })
+                .await
+            }
+            NodeRequest::Stop {
+                job,
+                reason,
+                interrupt,
+            } => {
+                self.stop(Stop {
+                    job,
+                    reason,
+                    interrupt,
+                })
+                .await
+            }
+            NodeRequest::Signal { job, signal, seq } => done(
+                self.node
+                    .send(SendSignal { job, signal, seq })
+                    .await
+                    .unwrap_or_else(|_| Err(stopping())),
+            ),
             NodeRequest::Kill { job } => {
                 let killed = self.node.send(Kill { job }).await;
                 self.told(job).await;
@@ -387,8 +415,9 @@ impl Server {
         }
     }
 
-    async fn stop(&self, job: JobId, reason: String) -> NodeReply {
-        let stopped = self.node.send(Stop { job, reason }).await;
+    async fn stop(&self, stop: Stop) -> NodeReply {
+        let job = stop.job;
+        let stopped = self.node.send(stop).await;
         self.told(job).await;
         done(stopped.map_err(|_| stopping()))
     }
@@ -474,7 +503,7 @@ impl Pieces for Upload<'_> {
 #[cfg(test)]
 mod tests {
     use kolo_transport::ids::Generation;
-    use kolo_transport::wire::{Probe, Program};
+    use kolo_transport::wire::{Probe, Program, WorkerSignal};
 
     use super::*;
 
@@ -511,6 +540,12 @@ mod tests {
             NodeRequest::Stop {
                 job,
                 reason: String::new(),
+                interrupt: false,
+            },
+            NodeRequest::Signal {
+                job,
+                signal: WorkerSignal::User1,
+                seq: 1,
             },
         ];
         for role in [Role::Driver, Role::Head, Role::Node] {

@@ -1,5 +1,6 @@
 //! What runs on a host: `kolo-node launched`, started by the script, told what to do by one line.
 
+use std::borrow::Cow;
 use std::io::{self, BufRead as _, Read as _, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
@@ -18,6 +19,7 @@ use tracing_subscriber::EnvFilter;
 use super::protocol::{Answer, LONGEST_LINE, Order, ReadyNode, StopOrder, Task, Word};
 use super::state::{HostDir, Locked};
 use crate::node::{default_listen, raise_open_files};
+use crate::signals::{self, Ends};
 use crate::{Node, NodeConfig, NodeResources};
 
 /// The first argument of a program that is started by a launcher.
@@ -207,14 +209,17 @@ async fn live(
     mut lines: mpsc::Receiver<Option<String>>,
     background: bool,
 ) -> Result<Option<Answer>, String> {
-    let watched = |error: io::Error| format!("signals can't be watched: {error}");
     if background {
         // Away from the terminal and the session of whoever started it.
         rustix::process::setsid().map_err(|error| format!("no session can be had: {error}"))?;
     }
-    let mut terminate = signal(SignalKind::terminate()).map_err(watched)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(watched)?;
-    let mut hangup = signal(SignalKind::hangup()).map_err(watched)?;
+    let mut kinds = vec![SignalKind::terminate(), SignalKind::interrupt()];
+    if !background {
+        kinds.push(SignalKind::hangup());
+    }
+    let mut ends = Ends::take(&kinds).map_err(|error| error.to_string())?;
+    // In the background it ends nothing.
+    let _hangup = signal(SignalKind::hangup()).map_err(|error| error.to_string())?;
     let filter = EnvFilter::try_new(&order.log).unwrap_or_else(|_| EnvFilter::new("info"));
     drop(
         tracing_subscriber::fmt()
@@ -234,8 +239,7 @@ async fn live(
     let (node, head) = loop {
         tokio::select! {
             started = &mut starting => break started?,
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            _ = ends.next() => {}
             line = lines.recv() => {
                 if matches!(line, Some(Some(_))) {
                     continue;
@@ -258,7 +262,7 @@ async fn live(
     let mut grace = Duration::from_millis(order.stop_timeout_ms);
     let mut told = false;
     let mut revoked = false;
-    let why = loop {
+    let why: Cow<'static, str> = loop {
         let heard = async {
             match lease {
                 Some(lease) => timeout(lease, lines.recv()).await,
@@ -266,46 +270,44 @@ async fn live(
             }
         };
         tokio::select! {
-            _ = terminate.recv() => break "SIGTERM",
-            _ = interrupt.recv() => break "SIGINT",
-            _ = hangup.recv() => if !background { break "SIGHUP" },
+            signal = ends.next() => break signals::name(signal).into(),
             reason = node.revoked() => {
                 tracing::warn!(reason, "the head has put this node out of the cluster");
                 grace = grace.min(ORPHAN_GRACE);
                 revoked = true;
-                break "its revocation";
+                break "its revocation".into();
             }
             heard = heard => match heard {
                 Ok(Some(Some(line))) => match Word::parse(&line) {
                     Word::Beat => {}
                     Word::Stop => {
                         told = true;
-                        break "the launcher's word";
+                        break "the launcher's word".into();
                     }
                     Word::Kill => {
                         told = true;
                         grace = Duration::ZERO;
-                        break "the launcher's word";
+                        break "the launcher's word".into();
                     }
                 },
                 Ok(_) => {
                     grace = grace.min(ORPHAN_GRACE);
-                    break "the launcher's end";
+                    break "the launcher's end".into();
                 }
                 Err(_) => {
                     grace = grace.min(ORPHAN_GRACE);
-                    break "silence of the launcher";
+                    break "silence of the launcher".into();
                 }
             },
         }
     };
-    tracing::info!(why, ?grace, "stopping");
+    tracing::info!(%why, ?grace, "stopping");
     let drain = dir.asked_to_drain();
     if background && !drain.is_zero() {
         tokio::select! {
             // It says itself what is left.
             _ = node.drain(drain) => {}
-            _ = terminate.recv() => {}
+            _ = ends.next() => {}
         }
     }
     if grace.is_zero() {
@@ -320,7 +322,7 @@ async fn live(
                 () = &mut stopping => break,
                 // Dropping the future kills what is left.
                 () = &mut deadline => break,
-                _ = terminate.recv() => break,
+                _ = ends.next() => break,
                 line = lines.recv(), if told => match line {
                     Some(Some(line)) if Word::parse(&line) != Word::Kill => {}
                     // Told to hurry, or nobody waits any more.

@@ -388,7 +388,14 @@ impl Bed {
 
     pub(crate) async fn stop(&self, job: JobId) {
         let reason = "the test is over".to_owned();
-        let reply = self.head.ask(NodeRequest::Stop { job, reason }).await;
+        let reply = self
+            .head
+            .ask(NodeRequest::Stop {
+                job,
+                reason,
+                interrupt: false,
+            })
+            .await;
         assert_eq!(reply, NodeReply::Done);
     }
 

@@ -347,7 +347,14 @@ async fn jobs_leave_no_descriptors_and_no_threads_behind() {
     };
     let stop = async |job| {
         let reason = String::new();
-        let reply = busy.head.ask(NodeRequest::Stop { job, reason }).await;
+        let reply = busy
+            .head
+            .ask(NodeRequest::Stop {
+                job,
+                reason,
+                interrupt: false,
+            })
+            .await;
         assert_eq!(reply, NodeReply::Done);
     };
     let worker = Pid::from_raw(busy.processes[0].try_into().unwrap()).unwrap();

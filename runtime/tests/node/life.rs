@@ -80,7 +80,13 @@ async fn workers_live_on_while_the_head_is_away_and_it_learns_everything_after()
     }
     assert!(is_running(pid));
     let reason = "nobody knows it".to_owned();
-    let reply = head.ask(NodeRequest::Stop { job: id, reason }).await;
+    let reply = head
+        .ask(NodeRequest::Stop {
+            job: id,
+            reason,
+            interrupt: false,
+        })
+        .await;
     assert_eq!(reply, NodeReply::Done);
     assert!(!is_running(pid));
     assert_eq!(node.id(), first.node);
@@ -150,6 +156,7 @@ async fn nobody_but_the_head_commands_and_other_nodes_may_only_see_whether_they_
     let request = NodeRequest::Stop {
         job: kolo_transport::ids::JobId(1),
         reason: String::new(),
+        interrupt: false,
     };
     let limit = Duration::from_secs(60);
     let reply = connection.request(&request, limit).await.unwrap();

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::network::{InterfacesQuery, NetworkReport, NodeNetwork};
 use super::trust::{RevocationList, SecretText, TokenEntry};
-use super::{ClusterInfo, JobInfo, JobSpec, RankFailure, Refusal, Resources};
+use super::{ClusterInfo, JobInfo, JobSpec, RankFailure, Refusal, Resources, WorkerSignal};
 use crate::identity::Role;
 use crate::ids::{Generation, JobId, NodeId, Slot};
 
@@ -134,6 +134,11 @@ pub enum SubmitFrame {
     /// The driver has all that it wanted: end the job as for [`SubmitFrame::Stop`]. If no worker was lost before, it has
     /// succeeded. A head that does not know it skips it, so a driver sends `Stop` behind it.
     Done,
+    /// End the job as for [`SubmitFrame::Stop`]; workers that run an installed program hear `SIGINT` before `SIGTERM`. A
+    /// head that does not know it skips it, so a driver sends `Stop` behind it.
+    Interrupt,
+    /// A signal for all workers that run an installed program. It ends nothing.
+    Signal(WorkerSignal),
 }
 
 /// A heartbeat.

@@ -62,6 +62,20 @@ pub struct Installed {
     pub stdin: bool,
 }
 
+/// A signal that workers get without being ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerSignal {
+    /// `SIGUSR1`.
+    User1,
+    /// `SIGUSR2`.
+    User2,
+    /// `SIGSTOP`: stand still.
+    Stop,
+    /// `SIGCONT`: go on.
+    Continue,
+}
+
 /// An installed program, as a node hears of it first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstalledHere {
@@ -230,12 +244,15 @@ impl fmt::Display for Exit {
     }
 }
 
-fn signal_name(signal: i32) -> Option<&'static str> {
+/// The name of a signal that ends a process.
+#[must_use]
+pub fn signal_name(signal: i32) -> Option<&'static str> {
     Some(match signal {
         1 => "SIGHUP",
         2 => "SIGINT",
         3 => "SIGQUIT",
         4 => "SIGILL",
+        5 => "SIGTRAP",
         6 => "SIGABRT",
         7 => "SIGBUS",
         8 => "SIGFPE",
@@ -246,8 +263,14 @@ fn signal_name(signal: i32) -> Option<&'static str> {
         13 => "SIGPIPE",
         14 => "SIGALRM",
         15 => "SIGTERM",
+        16 => "SIGSTKFLT",
         24 => "SIGXCPU",
         25 => "SIGXFSZ",
+        26 => "SIGVTALRM",
+        27 => "SIGPROF",
+        29 => "SIGIO",
+        30 => "SIGPWR",
+        31 => "SIGSYS",
         _ => return None,
     })
 }

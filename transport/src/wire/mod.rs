@@ -30,7 +30,7 @@ pub use head::{HeadReply, HeadRequest, NodeEvent, NodeRegistration, SubmitFrame}
 pub use job::{
     ClusterInfo, Exit, GenerationTable, Installed, InstalledHere, JobEvent, JobInfo, JobSpec,
     JobState, Member, NodeInfo, NodeShare, PlacedNode, Placement, Program, ProgramHash,
-    RankFailure, WorkerInfo, WorkerState,
+    RankFailure, WorkerInfo, WorkerSignal, WorkerState, signal_name,
 };
 pub use join::{JoinReply, JoinRequest, Welcome};
 pub use network::{

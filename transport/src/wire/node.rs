@@ -8,7 +8,7 @@ use super::network::{Echo, Probe, ProbeResult};
 use super::trust::RevocationList;
 use super::{
     GenerationTable, Installed, InstalledHere, Member, Program, ProgramHash, RankFailure, Refusal,
-    Resources,
+    Resources, WorkerSignal,
 };
 use crate::ids::{DriverId, Generation, JobId, Rank, Slot};
 
@@ -96,6 +96,18 @@ pub enum NodeRequest {
         job: JobId,
         /// Why, for the log and the workers.
         reason: String,
+        /// Workers that run an installed program hear `SIGINT` before `SIGTERM`.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        interrupt: bool,
+    },
+    /// Head: send a signal to the workers of a job whose program is installed.
+    Signal {
+        /// The job.
+        job: JobId,
+        /// Which.
+        signal: WorkerSignal,
+        /// Counts up from 1. One that came already comes again if its answer was lost, and is not sent twice.
+        seq: u64,
     },
     /// Head: kill the job's workers here at once. Answered when nothing is left.
     Kill {

@@ -275,7 +275,9 @@ pub(crate) fn cases() -> Vec<Case> {
             no_cache: true,
         }),
     );
-    add!(SubmitFrame: SubmitFrame::ProgramReady, SubmitFrame::Stop, SubmitFrame::Kill, SubmitFrame::Done);
+    add!(SubmitFrame: SubmitFrame::ProgramReady, SubmitFrame::Stop, SubmitFrame::Kill, SubmitFrame::Done,
+        SubmitFrame::Interrupt, SubmitFrame::Signal(WorkerSignal::User1));
+    add!(WorkerSignal: WorkerSignal::User1, WorkerSignal::User2, WorkerSignal::Stop, WorkerSignal::Continue);
     add!(Beat: Beat { seq: 300 });
     add!(NodeEvent:
         NodeEvent::WorkerReady { job: JOB, slot: Slot(3), address: Some(address()) },
@@ -360,7 +362,9 @@ pub(crate) fn cases() -> Vec<Case> {
         }),
         NodeRequest::Membership(table()),
         NodeRequest::RankLost { job: JOB, generation: GENERATION, failure: failure() },
-        NodeRequest::Stop { job: JOB, reason: "asked".to_owned() },
+        NodeRequest::Stop { job: JOB, reason: "asked".to_owned(), interrupt: false },
+        NodeRequest::Stop { job: JOB, reason: "asked".to_owned(), interrupt: true },
+        NodeRequest::Signal { job: JOB, signal: WorkerSignal::Stop, seq: 3 },
         NodeRequest::Kill { job: JOB },
         NodeRequest::Output { job: JOB, without: vec![Rank(2)] },
         NodeRequest::Probe(Probe {

@@ -47,7 +47,15 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         ProgramReady,
         Stop,
         Kill,
-        Done
+        Done,
+        Interrupt,
+        Signal
+    }));
+    names.extend(variants!(WorkerSignal {
+        User1,
+        User2,
+        Stop,
+        Continue
     }));
     names.extend(variants!(NodeEvent {
         WorkerReady,
@@ -82,6 +90,7 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Membership,
         RankLost,
         Stop,
+        Signal,
         Kill,
         HasProgram,
         PutProgram,

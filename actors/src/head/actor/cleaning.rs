@@ -58,6 +58,7 @@ impl HeadActor {
         let request = NodeRequest::Stop {
             job,
             reason: "the head does not count on it any more".to_owned(),
+            interrupt: false,
         };
         let asked = link.request(request, CLEANUP_TIMEOUT);
         ctx.spawn(wrap_future::<_, Self>(asked).map(move |reply, this, ctx| {

@@ -262,6 +262,7 @@ impl Job {
             let request = NodeRequest::Stop {
                 job: self.id,
                 reason,
+                interrupt: self.interrupt,
             };
             self.request(part, request, grace * 2 + self.config.stop_margin);
         } else {

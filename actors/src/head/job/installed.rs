@@ -3,11 +3,13 @@
 //! Their workers say no hello. Each is ready when it runs; the job succeeds when all have exited with code 0, and the first
 //! that ends otherwise ends the group.
 
-use kolo_transport::wire::{JobState, NodeRequest, RankFailure, Refusal, RefusalKind, WorkerState};
+use kolo_transport::wire::{
+    JobState, NodeRequest, RankFailure, Refusal, RefusalKind, WorkerSignal, WorkerState,
+};
 
 use super::end::first_line;
 use super::report::listed;
-use super::{Action, Ending, Hold, Job};
+use super::{Action, Ending, Hold, Job, Signals};
 
 impl Job {
     pub(super) fn is_installed(&self) -> bool {
@@ -59,6 +61,46 @@ impl Job {
         });
     }
 
+    /// Ends the job because its driver was interrupted.
+    pub(super) fn interrupt(&mut self) {
+        self.interrupt |= self.is_installed() && self.ending.is_none();
+        self.stop("its driver was interrupted".to_owned(), true);
+    }
+
+    /// Sends a signal to all workers that run and are not about to be ended.
+    pub(super) fn signal(&mut self, signal: WorkerSignal) {
+        if !self.is_installed() || self.ending.is_some() {
+            return;
+        }
+        for part in 0..self.parts.len() {
+            if self.parts[part].hold == Hold::Running {
+                self.parts[part].signals.add(signal);
+                self.push_signal(part);
+            }
+        }
+    }
+
+    /// The node has taken what was pushed to it.
+    pub(super) fn signalled(&mut self, part: usize) {
+        self.parts[part].signals.under_way = false;
+        if self.ending.is_none() {
+            self.push_signal(part);
+        }
+    }
+
+    fn push_signal(&mut self, part: usize) {
+        let Some(signal) = self.parts[part].signals.next() else {
+            return;
+        };
+        self.signals += 1;
+        let request = NodeRequest::Signal {
+            job: self.id,
+            signal,
+            seq: self.signals,
+        };
+        self.push(part, request);
+    }
+
     /// Ends what is left without any grace.
     pub(super) fn kill(&mut self) {
         self.kill_now = true;
@@ -73,6 +115,28 @@ impl Job {
             let request = Box::new(NodeRequest::Kill { job: self.id });
             self.actions.push(Action::Push { node, request });
         }
+    }
+}
+
+impl Signals {
+    fn add(&mut self, signal: WorkerSignal) {
+        let undone = match signal {
+            WorkerSignal::Stop => Some(WorkerSignal::Continue),
+            WorkerSignal::Continue => Some(WorkerSignal::Stop),
+            WorkerSignal::User1 | WorkerSignal::User2 => None,
+        };
+        // The later of the two is what is wanted.
+        self.waiting
+            .retain(|other| *other != signal && Some(*other) != undone);
+        self.waiting.push(signal);
+    }
+
+    fn next(&mut self) -> Option<WorkerSignal> {
+        if self.under_way || self.waiting.is_empty() {
+            return None;
+        }
+        self.under_way = true;
+        Some(self.waiting.remove(0))
     }
 }
 
@@ -288,5 +352,86 @@ mod tests {
         assert_eq!((stops(&run), kills(&run)), (0, 1));
         answer(&mut run, 1, NodeReply::Done);
         assert_eq!(ended(&run).0, JobState::Stopped);
+    }
+
+    #[test]
+    fn an_interrupt_ends_the_job_and_the_nodes_are_told_how() {
+        let stop = |run: &Run, how: bool| {
+            requests(
+                run,
+                |request| matches!(request, NodeRequest::Stop { interrupt, .. } if *interrupt == how),
+            )
+        };
+        let mut run = installed(&[1, 1]);
+        run.reserve(1, false);
+        run.reserve(2, false);
+        started(&mut run, 1, &[(0, 40)]);
+        run.step(Event::DriverInterrupt);
+        run.step(Event::DriverStop);
+        // One that is still starting is told when it has.
+        assert_eq!(stop(&run, true), 1);
+        started(&mut run, 2, &[(1, 41)]);
+        assert_eq!((stop(&run, true), stop(&run, false)), (2, 0));
+        answer(&mut run, 1, NodeReply::Done);
+        answer(&mut run, 2, NodeReply::Done);
+        assert_eq!(ended(&run).0, JobState::Stopped);
+
+        // An end that has begun otherwise goes on as it was.
+        let mut run = installed(&[1]);
+        run.reserve(1, false);
+        run.step(Event::DriverStop);
+        run.step(Event::DriverInterrupt);
+        started(&mut run, 1, &[(0, 40)]);
+        assert_eq!((stop(&run, true), stop(&run, false)), (0, 1));
+    }
+
+    #[test]
+    fn signals_go_to_every_node_one_at_a_time_and_none_is_waiting_twice() {
+        use WorkerSignal::{Continue, Stop, User1, User2};
+        let sent = |run: &Run, at: u64| -> Vec<(WorkerSignal, u64)> {
+            let of_node = |action: &Action| match action {
+                Action::Push { node, request } if node.0 == at => match **request {
+                    NodeRequest::Signal { signal, seq, .. } => Some((signal, seq)),
+                    _ => None,
+                },
+                _ => None,
+            };
+            run.actions.iter().filter_map(of_node).collect()
+        };
+        let taken = |run: &mut Run, node: u64| {
+            run.step(Event::Pushed {
+                node: NodeId(node),
+                membership: false,
+                refusal: None,
+            });
+        };
+        let mut run = installed(&[1, 1]);
+        run.reserve(1, false);
+        run.reserve(2, false);
+        run.step(Event::DriverSignal(User1));
+        assert_eq!(sent(&run, 1), [], "nobody is there to hear it");
+        started(&mut run, 1, &[(0, 40)]);
+        started(&mut run, 2, &[(1, 41)]);
+        run.step(Event::DriverSignal(User1));
+        assert_eq!(
+            (sent(&run, 1), sent(&run, 2)),
+            (vec![(User1, 1)], vec![(User1, 2)])
+        );
+        for signal in [User1, Stop, User1, Continue, Stop, Continue, User2] {
+            run.step(Event::DriverSignal(signal));
+        }
+        assert_eq!(sent(&run, 1).len(), 1, "it has not taken the first");
+        for _ in 0..9 {
+            taken(&mut run, 1);
+        }
+        let kinds: Vec<WorkerSignal> = sent(&run, 1).iter().map(|(signal, _)| *signal).collect();
+        assert_eq!(kinds, [User1, User1, Continue, User2]);
+        let numbers: Vec<u64> = sent(&run, 1).iter().map(|(_, seq)| *seq).collect();
+        assert!(numbers.is_sorted_by(|one, next| one < next), "{numbers:?}");
+        // The end overtakes what is waiting, and what comes then.
+        run.step(Event::DriverStop);
+        run.step(Event::DriverSignal(User1));
+        taken(&mut run, 2);
+        assert_eq!(sent(&run, 2), [(User1, 2)]);
     }
 }

@@ -33,7 +33,8 @@ use std::time::{Duration, Instant};
 use kolo_transport::ids::{DriverId, Generation, JobId, NodeId, Rank, Slot};
 use kolo_transport::wire::{
     Exit, GenerationTable, JobEvent, JobSpec, JobState, Member, NetworkReport, NodeEvent,
-    NodeReply, NodeRequest, PlacedNode, RankFailure, Refusal, RefusalKind, WorkerState,
+    NodeReply, NodeRequest, PlacedNode, RankFailure, Refusal, RefusalKind, WorkerSignal,
+    WorkerState,
 };
 
 use self::network::Net;
@@ -142,6 +143,10 @@ pub enum Event {
     ProgramReady,
     /// The driver asks for the end.
     DriverStop,
+    /// The driver asks for the end, and workers that run an installed program are to hear `SIGINT` first.
+    DriverInterrupt,
+    /// The driver sends a signal to all workers.
+    DriverSignal(WorkerSignal),
     /// The driver asks for the end at once, also of what is ending already.
     DriverKill,
     /// The driver asks for the end, for it has all that it wanted.
@@ -236,6 +241,15 @@ struct Part {
     has_membership: bool,
     /// Why an installed program can't run there.
     problem: Option<Refusal>,
+    signals: Signals,
+}
+
+/// Signals on their way to a node: one at a time is pushed, and of those that wait there is one of each kind at most, as
+/// of signals that are pending for a process.
+#[derive(Debug, Default)]
+struct Signals {
+    under_way: bool,
+    waiting: Vec<WorkerSignal>,
 }
 
 #[derive(Debug)]
@@ -300,6 +314,10 @@ pub struct Job {
     ending: Option<Ending>,
     /// No grace.
     kill_now: bool,
+    /// The end begins with `SIGINT`.
+    interrupt: bool,
+    /// Signals that were pushed.
+    signals: u64,
     finished: bool,
     actions: Vec<Action>,
 }
@@ -368,6 +386,7 @@ impl Job {
                 free_port: 0,
                 has_membership: false,
                 problem: None,
+                signals: Signals::default(),
             });
         }
         let seats = registration
@@ -402,6 +421,8 @@ impl Job {
             first_failure: None,
             ending: None,
             kill_now: false,
+            interrupt: false,
+            signals: 0,
             finished: false,
             actions: Vec::new(),
             spec,
@@ -426,6 +447,8 @@ impl Job {
             Event::Rendezvous(opened) => self.rendezvous_opened(opened),
             Event::ProgramReady => self.program_ready = true,
             Event::DriverStop => self.stop("its driver has ended it".to_owned(), true),
+            Event::DriverInterrupt => self.interrupt(),
+            Event::DriverSignal(signal) => self.signal(signal),
             Event::DriverKill => self.kill(),
             Event::DriverDone => self.done(),
             Event::DriverGone => self.stop("its driver is gone".to_owned(), false),

@@ -329,6 +329,9 @@ impl Job {
             return self.note(format!("answer of {node}, which has no part in the job"));
         };
         let at = self.place_name(part);
+        if !membership {
+            self.signalled(part);
+        }
         match refusal {
             None if membership => self.parts[part].has_membership = true,
             None => {}
@@ -338,7 +341,7 @@ impl Job {
             ),
             // Its workers have ended meanwhile, or it is too late for it.
             Some(refusal) => self.note(format!(
-                "{at} refused the news of a lost rank or a kill: {refusal}"
+                "{at} refused the news of a lost rank, a signal or a kill: {refusal}"
             )),
         }
     }

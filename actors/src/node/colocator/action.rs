@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use kolo_transport::ids::{Generation, Rank, Slot};
-use kolo_transport::wire::{Exit, GenerationTable, NodeEvent, RankFailure, ToWorker};
+use kolo_transport::wire::{Exit, GenerationTable, NodeEvent, RankFailure, ToWorker, WorkerSignal};
 
 /// What happens to one worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,6 +98,10 @@ pub enum Action {
     },
     /// Have a worker's signing request signed by the head.
     Sign(Slot, Vec<u8>),
+    /// Send INT to a worker and everything below it.
+    Interrupt(Slot),
+    /// Send a signal that does not end it to a worker and what is below it.
+    Signal(Slot, WorkerSignal),
     /// Send TERM to a worker and everything below it.
     Terminate(Slot),
     /// Send KILL to a worker and everything below it.

@@ -114,6 +114,10 @@ pub struct Colocator {
     /// Ranks of the current generation that are gone, on any node.
     losses: BTreeMap<Rank, RankFailure>,
     stop_reason: Option<String>,
+    /// The end began with INT.
+    interrupted: bool,
+    /// The number of the last signal that was sent.
+    last_signal: u64,
 }
 
 fn refuse<T>(kind: RefusalKind, message: String) -> Result<T, Refusal> {
@@ -140,6 +144,8 @@ impl Colocator {
             registry: None,
             losses: BTreeMap::new(),
             stop_reason: None,
+            interrupted: false,
+            last_signal: 0,
         }
     }
 

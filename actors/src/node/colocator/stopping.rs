@@ -1,11 +1,11 @@
-//! Time and the end: notice, TERM, KILL, and nothing left.
+//! Time and the end: notice or INT, TERM, KILL, and nothing left.
 
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Slot;
-use kolo_transport::wire::{Exit, ToWorker};
+use kolo_transport::wire::{Exit, Refusal, RefusalKind, ToWorker, WorkerSignal};
 
-use super::{Action, Colocator, Phase, SlotState, StopStep, millis};
+use super::{Action, Colocator, Phase, SlotState, StopStep, millis, refuse};
 
 /// How long after their KILL the ends of workers are waited for. Who has not reported them by then (the warden
 /// stands still, or a process can't be killed for now) is not asked any more: closing has an end of its own.
@@ -23,11 +23,11 @@ impl Colocator {
             }
             Phase::Running => {
                 self.stop_reason = Some(reason.to_owned());
-                // A program that is not kolo's understands no notice: TERM is the first that it hears.
-                let next = if self.runs_installed() {
-                    now
-                } else {
-                    now + self.grace()
+                // A program that is not kolo's understands no notice: TERM is the first that it hears, or INT.
+                let next = match self.runs_installed() {
+                    true if self.interrupted => now + self.interrupt_time(),
+                    true => now,
+                    false => now + self.grace(),
                 };
                 self.phase = Phase::Stopping {
                     step: StopStep::Notice,
@@ -43,6 +43,9 @@ impl Colocator {
                         )),
                         // It would not understand a notice yet, and has nothing to lose.
                         SlotState::Booting { .. } => actions.push(Action::Terminate(*slot)),
+                        SlotState::Running if self.interrupted => {
+                            actions.push(Action::Interrupt(*slot));
+                        }
                         SlotState::Spawning | SlotState::Running | SlotState::Exited => {}
                     }
                 }
@@ -52,6 +55,45 @@ impl Colocator {
             Phase::Stopping { .. } | Phase::Closing { .. } | Phase::Gone => {}
         }
         actions
+    }
+
+    /// As [`Colocator::stop`], for an installed program: INT, TERM, KILL, in one grace time.
+    pub fn interrupt(&mut self, now: Instant, reason: &str) -> Vec<Action> {
+        self.interrupted |= self.phase == Phase::Running && self.runs_installed();
+        self.stop(now, reason)
+    }
+
+    /// How long after INT a worker that has not ended gets TERM: who saves something at INT has most of the grace time,
+    /// who knows TERM alone has some of it.
+    fn interrupt_time(&self) -> Duration {
+        self.grace() * 3 / 4
+    }
+
+    /// A signal for all workers of an installed program. `seq` counts signals: one that came before is not sent again.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal`] if the workers are of a program that was sent here.
+    pub fn signal(&mut self, seq: u64, signal: WorkerSignal) -> Result<Vec<Action>, Refusal> {
+        if self.phase != Phase::Running || seq <= self.last_signal {
+            return Ok(Vec::new());
+        }
+        if !self.runs_installed() {
+            return refuse(
+                RefusalKind::Invalid,
+                format!(
+                    "{} runs a program of kolo's own, which gets no signals",
+                    self.job
+                ),
+            );
+        }
+        self.last_signal = seq;
+        Ok(self
+            .slots
+            .iter()
+            .filter(|(_, entry)| entry.state == SlotState::Running)
+            .map(|(slot, _)| Action::Signal(*slot, signal))
+            .collect())
     }
 
     /// The job is to end at once: KILL, also to what is being stopped.
@@ -131,6 +173,9 @@ impl Colocator {
                 step,
                 next: match step {
                     StopStep::Kill => next.max(now) + KILLED,
+                    StopStep::Term if self.interrupted => {
+                        next + self.grace().saturating_sub(self.interrupt_time())
+                    }
                     StopStep::Notice | StopStep::Term => next + self.grace(),
                 },
             };

@@ -114,6 +114,10 @@ impl Colocator {
                         step: StopStep::Kill,
                         ..
                     } => Action::Kill(slot),
+                    Phase::Stopping {
+                        step: StopStep::Notice,
+                        ..
+                    } if self.interrupted => Action::Interrupt(slot),
                     _ => Action::Terminate(slot),
                 });
             }

@@ -8,6 +8,7 @@ use kolo_transport::ids::{JobId, Rank};
 use kolo_transport::session::{Connection, Stream};
 use kolo_transport::wire::{
     HeadRequest, JobEvent, JobSpec, NodeReply, NodeRequest, OutputChunk, PlacedNode, SubmitFrame,
+    WorkerSignal,
 };
 use kolo_transport::{CloseCode, Credentials, Endpoint, EndpointConfig, Expect, TransportRuntime};
 use tokio::sync::{oneshot, watch};
@@ -15,9 +16,10 @@ use tokio::task::JoinSet;
 
 use super::super::error::CliError;
 use super::report::Outcome;
-use super::signals::{self, Signals};
+use super::signals::{Heard, SIGINT, Signals};
 use super::sink::{Sink, WriteError};
 use super::stdin;
+use crate::signals::name;
 
 /// Pieces of output.
 const OUTPUT: Limits = Limits {
@@ -167,6 +169,11 @@ pub(crate) async fn run(
                         healthy = true;
                         if !ending {
                             deadline = None;
+                            // It was told so before there was anybody.
+                            if signals.is_still() {
+                                let frame = SubmitFrame::Signal(WorkerSignal::Stop);
+                                send.send(&frame, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
+                            }
                         }
                     }
                     JobEvent::RankLost { failure, .. } => tracing::debug!(%failure, "a rank is gone"),
@@ -178,22 +185,35 @@ pub(crate) async fn run(
                     }
                 }
             }
-            signal = signals.next() => {
-                let frame = if outcome.signal.is_none() {
-                    outcome.signal = Some(signal);
-                    say(&format!(
-                        "{}: ending the job; the workers have {} s; once more ends it at once",
-                        signals::name(signal),
-                        grace.as_secs_f64()
-                    ));
-                    ending = true;
-                    deadline = Some(ended_by(grace));
-                    SubmitFrame::Stop
-                } else {
-                    deadline = Some(tokio::time::Instant::now() + KILL);
-                    SubmitFrame::Kill
+            heard = signals.next() => {
+                let frames = match heard {
+                    Heard::First(signal) => {
+                        outcome.signal = Some(signal);
+                        say(&format!(
+                            "{}: ending the job; the workers have {} s; another signal, or the same after a second, ends it at once",
+                            name(signal),
+                            grace.as_secs_f64()
+                        ));
+                        ending = true;
+                        deadline = Some(ended_by(grace));
+                        // An older head does not know the first.
+                        let interrupt = (signal == SIGINT).then_some(SubmitFrame::Interrupt);
+                        interrupt.into_iter().chain([SubmitFrame::Stop]).collect()
+                    }
+                    Heard::Second => {
+                        ending = true;
+                        deadline = Some(tokio::time::Instant::now() + KILL);
+                        vec![SubmitFrame::Kill]
+                    }
+                    Heard::Workers(signal) if healthy && !ending => vec![SubmitFrame::Signal(signal)],
+                    Heard::Workers(signal) => {
+                        not_passed_on(signal);
+                        continue;
+                    }
                 };
-                send.send(&frame, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
+                for frame in frames {
+                    send.send(&frame, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
+                }
             }
             error = &mut trouble, if !heard_trouble => {
                 heard_trouble = true;
@@ -239,22 +259,22 @@ pub(crate) async fn run(
     }
     ended.send_replace(true);
     drop(sink);
-    // A second signal does not wait for output either.
-    loop {
-        tokio::select! {
-            taken = outputs.join_next() => match taken {
-                Some(Ok(Ok(()))) => {}
-                Some(Ok(Err(error))) => outcome.lost_output.push(error),
-                Some(Err(error)) => outcome.lost_output.push(error.to_string()),
-                None => break,
-            },
-            signal = signals.next() => {
-                if outcome.signal.replace(signal).is_some() {
-                    break;
-                }
+    let mut first = outcome.signal;
+    let rest = async {
+        let mut lost = Vec::new();
+        while let Some(taken) = outputs.join_next().await {
+            match taken {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => lost.push(error),
+                Err(error) => lost.push(error.to_string()),
             }
         }
+        lost
+    };
+    if let Some(lost) = signals.unless_hurried(&mut first, rest).await {
+        outcome.lost_output.extend(lost);
     }
+    outcome.signal = first;
     // A node that is lost takes its last output with it; that is a part of the failure that is told.
     if outcome.failure.is_some() {
         outcome.lost_output.clear();
@@ -274,11 +294,23 @@ async fn until(deadline: Option<tokio::time::Instant>) {
     }
 }
 
-/// A line of this command's own.
+/// A line of this command's own. If nobody reads it there is nobody to tell, and nothing waits for that.
 pub(crate) fn say(text: &str) {
     let line = format!("kolo: {text}\n");
-    // If nobody can read it there is nobody to tell.
-    super::sink::write_all(rustix::stdio::stderr(), line.as_bytes()).ok();
+    super::sink::write_if_read(rustix::stdio::stderr(), line.as_bytes());
+}
+
+/// Says of a signal that no worker gets it.
+pub(crate) fn not_passed_on(signal: WorkerSignal) {
+    let name = match signal {
+        WorkerSignal::User1 => "SIGUSR1",
+        WorkerSignal::User2 => "SIGUSR2",
+        // It is about this command: the workers get it when they run.
+        WorkerSignal::Stop | WorkerSignal::Continue => return,
+    };
+    say(&format!(
+        "{name}: not passed on, for no worker runs, or all are ending"
+    ));
 }
 
 /// Takes all output of the job's workers on one node, and brings rank 0 its input if it is there.

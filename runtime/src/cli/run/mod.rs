@@ -22,18 +22,21 @@ mod synonyms;
 use std::ffi::OsString;
 
 use clap::{CommandFactory, Parser};
+use kolo_process::Side;
+use kolo_transport::wire::Exit;
 
 use self::args::Run;
 pub(super) use self::job::Link;
 use self::job::Request;
 use self::plan::{Plan, Surroundings};
 use self::report::Outcome;
-use self::signals::Signals;
+use self::signals::{Heard, Signals};
 use self::sink::{Sink, Style, WriteError};
 pub(super) use self::synonyms::translate;
 use super::args::{Args, Command, Connect, Format};
 use super::error::CliError;
 use super::output::Output;
+use crate::signals::name;
 
 /// Runs the program, and gives the exit code.
 pub(super) fn run(
@@ -59,26 +62,50 @@ pub(super) fn run(
             .is_some_and(|head| !head.trim().is_empty()),
     };
     let plan = plan::plan(&options, &here)?;
+    // From here on signals are taken, and a front stands still in place of what works.
+    let front = match options.dry_run {
+        true => None,
+        false => match kolo_process::divide().map_err(CliError::Start)? {
+            Side::Front(exit) => return Ok(exit_of_runner(exit)),
+            Side::Runner(front) => Some(front),
+        },
+    };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(CliError::Start)?;
     let result = runtime.block_on(async {
-        if options.dry_run {
+        let Some(front) = front else {
             return show::dry_run(&options, &plan, &here, connect, format, out).await;
-        }
-        let outcome = execute(&options, plan, &here, connect).await?;
+        };
+        let mut signals = Signals::take(front).map_err(CliError::Start)?;
+        let mut outcome = execute(&options, plan, &here, connect, &mut signals).await?;
         let text = match format {
             Format::Table => outcome.text(),
             Format::Json => outcome.json(),
         };
         // If nobody can read it, the exit code has to do.
-        sink::write_all(rustix::stdio::stderr(), text.as_bytes()).ok();
+        let told = tokio::task::spawn_blocking(move || {
+            sink::write_all(rustix::stdio::stderr(), text.as_bytes()).ok();
+        });
+        signals.unless_hurried(&mut outcome.signal, told).await;
         Ok(outcome.exit_code())
     });
-    // A read of standard input may still be under way.
+    // A read of standard input may still be under way, and a write that nobody reads.
     runtime.shutdown_background();
     result
+}
+
+/// The exit code for how the process ended that ran the job.
+fn exit_of_runner(exit: Exit) -> u8 {
+    if let Exit::Signal(_) | Exit::Unknown = exit {
+        job::say(&format!("the process that ran the job ended with {exit}"));
+    }
+    match exit {
+        Exit::Code(code) => u8::try_from(code & 0xff).unwrap_or(1),
+        Exit::Signal(signal) => report::of_signal(signal),
+        Exit::Unknown => 1,
+    }
 }
 
 /// The options with those of `--config-file`.
@@ -111,6 +138,7 @@ async fn execute(
     plan: Plan,
     here: &Surroundings,
     connect: &Connect,
+    signals: &mut Signals,
 ) -> Result<Outcome, CliError> {
     for note in &plan.notes {
         job::say(note);
@@ -119,17 +147,27 @@ async fn execute(
         files::prepare(dir)
             .map_err(|error| CliError::Usage(format!("--output-dir {}: {error}", dir.display())))?;
     }
-    // From here on a signal ends what was begun.
-    let mut signals = Signals::take().map_err(CliError::Start)?;
     let mut plan = plan;
-    let preparing = place::prepare(options, &mut plan, here, connect);
-    let grounds = tokio::select! {
-        grounds = preparing => grounds?,
-        signal = signals.next() => {
-            return Ok(Outcome {
-                signal: Some(signal),
-                ..Outcome::default()
-            });
+    let grounds = {
+        let preparing = place::prepare(options, &mut plan, here, connect);
+        tokio::pin!(preparing);
+        loop {
+            let heard = tokio::select! {
+                grounds = &mut preparing => break grounds?,
+                heard = signals.next() => heard,
+            };
+            match heard {
+                // What is dropped here ends.
+                Heard::First(signal) => {
+                    job::say(&format!("{}: ended before the job began", name(signal)));
+                    return Ok(Outcome {
+                        signal: Some(signal),
+                        ..Outcome::default()
+                    });
+                }
+                Heard::Second => {}
+                Heard::Workers(signal) => job::not_passed_on(signal),
+            }
         }
     };
     let shown: Vec<bool> = (0..plan.workers)
@@ -157,17 +195,16 @@ async fn execute(
         grace: plan.grace,
         without,
     };
-    let ran = job::run(&grounds.link, request, sink, trouble, &mut signals).await;
+    let ran = job::run(&grounds.link, request, sink, trouble, signals).await;
     let written = tokio::task::spawn_blocking(move || writer.finish());
-    let written = tokio::select! {
-        written = written => written.unwrap_or(Ok(())),
-        // Whoever reads the output has stopped, and somebody wants an end.
-        signal = signals.next() => {
-            tracing::debug!(signal, "the output is not waited for");
-            Ok(())
-        }
+    // If whoever reads the output has stopped, and somebody is in a hurry, the rest of it is not waited for.
+    let mut late = None;
+    let written = match signals.unless_hurried(&mut late, written).await {
+        Some(written) => written.unwrap_or(Ok(())),
+        None => Ok(()),
     };
     let mut outcome = ran?;
+    outcome.signal = outcome.signal.or(late);
     match written {
         Ok(()) => {}
         Err(WriteError::Closed) => outcome.broken_pipe = true,
@@ -177,10 +214,9 @@ async fn execute(
             }
         }
     }
-    tokio::select! {
-        () = grounds.end() => {}
-        // Nodes whose launcher is gone leave by themselves.
-        signal = signals.next() => tracing::debug!(signal, "the end of the nodes is not waited for"),
-    }
+    // Nodes whose launcher is gone leave by themselves.
+    signals
+        .unless_hurried(&mut outcome.signal, grounds.end())
+        .await;
     Ok(outcome)
 }

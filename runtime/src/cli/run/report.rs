@@ -59,7 +59,7 @@ fn code_of(exit: Exit) -> u8 {
     }
 }
 
-fn of_signal(signal: i32) -> u8 {
+pub(super) fn of_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(1)
 }
 

@@ -6,6 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use bytes::Bytes;
 use kolo_transport::ids::JobId;
@@ -270,6 +271,20 @@ impl Printer {
                 drop(trouble.send(error));
             }
         }
+    }
+}
+
+/// How long whoever reads a line may take until there is room for it.
+const ROOM: Duration = Duration::from_millis(200);
+
+/// Writes a line if there is room for it: whoever waits for the end of this command does not wait for its reader.
+pub(crate) fn write_if_read(fd: BorrowedFd<'_>, line: &[u8]) {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    let limit = Timespec::try_from(ROOM).ok();
+    let mut fds = [PollFd::new(&fd, PollFlags::OUT)];
+    // A pipe with room has a page at least, which is more than a line.
+    if rustix::event::poll(&mut fds, limit.as_ref()).is_ok_and(|ready| ready > 0) {
+        rustix::io::write(fd, line).ok();
     }
 }
 

@@ -1,6 +1,7 @@
 //! This command's input, for rank 0.
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use bytes::Bytes;
 use kolo_transport::FrameSender;
@@ -15,7 +16,10 @@ const QUEUE: usize = 4;
 /// How much is read at once.
 const PIECE: usize = 64 << 10;
 
-/// Whether reading would stop this process: it is in the background of its terminal.
+/// How often a terminal is tried that is somebody else's at the moment.
+const BACKGROUND: Duration = Duration::from_millis(250);
+
+/// Whether the terminal is somebody else's: this process is in its background.
 fn is_in_background() -> bool {
     let stdin = rustix::stdio::stdin();
     rustix::termios::isatty(stdin)
@@ -58,6 +62,13 @@ fn read(queue: &mpsc::Sender<Bytes>) {
     let stdin = rustix::stdio::stdin();
     let stdin = stdin.as_fd();
     loop {
+        // A read that waits on a terminal would go on after Ctrl-Z, and take what is meant for the shell.
+        let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(error) => return tracing::debug!(%error, "waiting for input"),
+        }
         let mut buffer = vec![0; PIECE];
         match rustix::io::read(stdin, &mut buffer[..]) {
             Ok(0) => return,
@@ -67,15 +78,10 @@ fn read(queue: &mpsc::Sender<Bytes>) {
                     return;
                 }
             }
-            Err(Errno::INTR) => {}
             // Others that have it, too, may have made it non-blocking: that is not its end.
-            Err(Errno::AGAIN) => {
-                let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
-                match rustix::event::poll(&mut fds, None) {
-                    Ok(_) | Err(Errno::INTR) => {}
-                    Err(error) => return tracing::debug!(%error, "waiting for input"),
-                }
-            }
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            // The terminal is the shell's at the moment.
+            Err(Errno::IO) if is_in_background() => std::thread::sleep(BACKGROUND),
             Err(error) => {
                 // A closed standard input is an empty one.
                 tracing::debug!(%error, "reading the input");
