@@ -410,7 +410,13 @@ async fn when_a_warden_is_killed_nothing_of_its_job_is_left_and_the_node_lives_o
     );
     let reason = String::new();
     let job = busy.job.job;
-    let reply = busy.head.ask(NodeRequest::Stop { job, reason }).await;
+    let interrupt = false;
+    let stop = NodeRequest::Stop {
+        job,
+        reason,
+        interrupt,
+    };
+    let reply = busy.head.ask(stop).await;
     assert_eq!(reply, NodeReply::Done);
     let mut next = busy.job.clone();
     next.job = JobId::random();
