@@ -231,13 +231,11 @@ async fn what_ignores_a_notice_is_killed_after_the_grace_whatever_is_above_it() 
 #[tokio::test]
 async fn a_notice_comes_once_to_each_process_through_however_many_workers() {
     let warden = warden().await;
-    let counts = "trap 'echo term' TERM; trap 'echo int; exit' INT; echo ready; while :; do sleep 0.01; done";
-    let wrapper = "trap '' TERM INT; (setsid sh -c \"$1\" &); while :; do sleep 1000; done";
-    // What a shell ignores its children can't catch.
-    let wrapper = wrapper.replacen("trap '' TERM INT; ", "", 1);
-    let mut one = wrapped(&wrapper, counts).start(&warden).await;
+    let counts = "trap 'echo term' TERM; trap 'echo hup; exit' HUP; echo ready; while :; do sleep 0.01; done";
+    let wrapper = "(setsid sh -c \"$1\" &); sleep 1000";
+    let mut one = wrapped(wrapper, counts).start(&warden).await;
     assert_eq!(one.line().await, "ready");
-    let deaf = "trap '' TERM INT; echo ready; while :; do sleep 1000; done";
+    let deaf = "trap '' TERM HUP; echo ready; while :; do sleep 1000; done";
     let mut other = script(deaf).start(&warden).await;
     assert_eq!(other.line().await, "ready");
     one.child.signal(Signal::Terminate).unwrap();
@@ -246,8 +244,8 @@ async fn a_notice_comes_once_to_each_process_through_however_many_workers() {
     for child in [&other.child, &one.child] {
         child.signal(Signal::Terminate).unwrap();
     }
-    other.child.signal(Signal::Interrupt).unwrap();
-    assert_eq!(one.lines().await, ["int"]);
+    other.child.signal(Signal::Hangup).unwrap();
+    assert_eq!(one.lines().await, ["hup"]);
     within(one.child.gone()).await;
     assert_eq!(other.child.exit(), None);
     within(other.child.stop(Duration::ZERO)).await;

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::colocator::WorkerEvent;
+use super::colocator::{KILLED, WorkerEvent};
 use super::colocator_actor::{FromSlot, NodeColocator};
 use super::installed::InstalledFile;
 use super::node_actor::NodeContext;
@@ -535,7 +535,9 @@ pub(super) async fn see_off(
         }
     }
     signal(Signal::Kill);
-    child.gone().await;
+    if tokio::time::timeout(KILLED, child.gone()).await.is_err() {
+        tracing::error!(pid = child.pid(), after = ?KILLED, "what a worker has left behind was killed and has not ended");
+    }
 }
 
 /// Waits for the end of all output.

@@ -191,6 +191,10 @@ impl ReadyLine<'_> {
 fn main() -> ExitCode {
     // Wardens are this program again.
     kolo_process::run_if_warden();
+    // What a warden that is killed leaves comes here.
+    if let Err(error) = kolo_process::adopt_orphans() {
+        return complain(&format!("orphans can't be adopted: {error}"));
+    }
     // `kolo up` runs `kolo-node launched` on its hosts.
     if let Some(code) = kolo_runtime::ssh::run_if_launched() {
         return code;

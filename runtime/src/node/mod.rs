@@ -432,6 +432,9 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
     guard.0 = None;
     let registered = register(&connection, &server, deadline).await?;
     endpoint.revoke(&registered.revoked);
+    if config.identity_dir.is_some() {
+        sweep(id).await;
+    }
     tracing::info!(%id, %address, head = %config.head, "registered");
     let first = Session {
         connection,
@@ -463,6 +466,21 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         tokio::spawn(uplink.run(endpoint, server, first)).abort_handle(),
     ];
     Ok(node)
+}
+
+/// Kills what an earlier daemon of this identity has left on this host. The head has registered this one, so the earlier one
+/// is gone; and nothing is served yet, so nothing of this one is there.
+async fn sweep(id: NodeId) {
+    let owner = id.to_string();
+    let swept = tokio::task::spawn_blocking(move || kolo_process::sweep_left_by(&owner)).await;
+    match swept {
+        Ok(0) => {}
+        Ok(processes) => tracing::warn!(
+            processes,
+            "an earlier daemon has left processes; they are killed"
+        ),
+        Err(error) => tracing::error!(%error, "what an earlier daemon has left was not looked for"),
+    }
 }
 
 fn store_renewed(dir: Option<&std::path::Path>, credentials: &Credentials) {

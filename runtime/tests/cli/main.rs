@@ -4,6 +4,7 @@
 
 mod cluster;
 mod fake;
+mod grace;
 mod kolo;
 mod logs;
 mod plan;

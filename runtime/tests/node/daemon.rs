@@ -264,7 +264,17 @@ struct Busy {
     job: StartWorkers,
     processes: [u32; 2],
     _runtime: TransportRuntime,
-    _state: TempDir,
+    state: TempDir,
+}
+
+impl Busy {
+    /// The warden of its job.
+    fn warden(&self) -> Pid {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.processes[0])).unwrap();
+        let after_name = stat.rsplit(')').next().unwrap();
+        let parent = after_name.split_whitespace().nth(1).unwrap();
+        Pid::from_raw(parent.parse().unwrap()).unwrap()
+    }
 }
 
 async fn busy() -> Busy {
@@ -298,7 +308,7 @@ async fn busy() -> Busy {
         job,
         processes: [pids[0].1, grandchild],
         _runtime: runtime,
-        _state: state,
+        state,
     }
 }
 
@@ -378,6 +388,57 @@ async fn when_it_is_killed_its_workers_are_gone() {
         gone(pid).await;
     }
     busy.head.endpoint.close(CloseCode::Done, "");
+}
+
+#[tokio::test]
+async fn when_a_warden_is_killed_nothing_of_its_job_is_left_and_the_node_lives_on() {
+    let busy = busy().await;
+    let began = Instant::now();
+    kill_process(busy.warden(), Signal::KILL).unwrap();
+    for pid in busy.processes {
+        gone(pid).await;
+    }
+    let event = busy.head.event().await;
+    assert!(
+        matches!(&event, NodeEvent::WorkerExited { .. }),
+        "{event:?}"
+    );
+    assert!(
+        began.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        began.elapsed()
+    );
+    let reason = String::new();
+    let job = busy.job.job;
+    let interrupt = false;
+    let stop = NodeRequest::Stop {
+        job,
+        reason,
+        interrupt,
+    };
+    let reply = busy.head.ask(stop).await;
+    assert_eq!(reply, NodeReply::Done);
+    let mut next = busy.job.clone();
+    next.job = JobId::random();
+    let pids = reserve_and_start(&busy.head, &next).await;
+    assert!(is_running(pids[0].1));
+}
+
+#[tokio::test]
+async fn a_daemon_ends_what_the_one_before_it_has_left() {
+    let mut busy = busy().await;
+    let warden = busy.warden();
+    // So that it can't help.
+    kill_process(warden, Signal::STOP).unwrap();
+    busy.daemon.signal(Signal::KILL);
+    busy.daemon.end().await;
+    kill_process(warden, Signal::KILL).unwrap();
+    gone(busy.processes[0]).await;
+    assert!(is_running(busy.processes[1]), "nobody is left to end it");
+    let args = ["--state-dir", path(busy.state.path())];
+    let mut daemon = Daemon::start(busy.head.endpoint.local_addr(), &args);
+    daemon.ready().await.unwrap();
+    assert!(!is_running(busy.processes[1]));
 }
 
 #[tokio::test]

@@ -129,6 +129,10 @@ async fn here_alone(
     hostname: Option<String>,
 ) -> Result<Grounds, CliError> {
     make_room(plan.workers);
+    // This process starts nothing but wardens: what one that is killed leaves comes here.
+    if let Err(error) = kolo_process::adopt_orphans() {
+        tracing::warn!(%error, "orphans can't be adopted");
+    }
     let config = LocalConfig {
         resources: NodeResources {
             cpus: Some(plan.spec.per_worker.cpus.as_f64() * f64::from(plan.workers)),
