@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use kolo_transport::ids::{CallId, Rank};
+use kolo_transport::ids::CallId;
 use kolo_transport::wire::GenerationTable;
 use tokio::task::AbortHandle;
 

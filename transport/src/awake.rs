@@ -14,12 +14,14 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::time::Sleep;
 
-/// How often a clock ticks.
-const TICK: Duration = Duration::from_millis(100);
+/// How often a clock ticks by which a few seconds of silence are judged.
+pub const TICK: Duration = Duration::from_millis(100);
 
-/// How much of a pause between two ticks counts of an [`AwakeClock`]. So in the 3 s of a lease a peer had twelve chances to be heard, however
-/// rarely this side had a turn.
-pub const MOST: Duration = Duration::from_millis(250);
+/// How much of a pause between two ticks counts of a clock that ticks so often. So in the 3 s of a lease a peer had twelve chances
+/// to be heard, however rarely this side had a turn.
+const fn most(tick: Duration) -> Duration {
+    Duration::from_nanos((tick.as_nanos() * 5 / 2) as u64)
+}
 
 /// Longer limits count as this one: clocks end somewhere.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -28,16 +30,16 @@ const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 ///
 /// ```
 /// use std::time::{Duration, Instant};
-/// use kolo_transport::awake::{Awake, MOST};
+/// use kolo_transport::awake::Awake;
 ///
-/// let start = Instant::now();
-/// let mut awake = Awake::new(start, MOST);
+/// let (start, second) = (Instant::now(), Duration::from_secs(1));
+/// let mut awake = Awake::new(start, second);
 /// // A turn soon after the last one: all of it counts.
-/// assert_eq!(awake.tick(start + MOST), start + MOST);
+/// assert_eq!(awake.tick(start + second), start + second);
 /// // It was stopped for an hour.
 /// let hour = Duration::from_secs(3600);
-/// assert_eq!(awake.tick(start + MOST + hour), start + 2 * MOST);
-/// assert_eq!(awake.lag(), hour - MOST);
+/// assert_eq!(awake.tick(start + second + hour), start + 2 * second);
+/// assert_eq!(awake.lag(), hour - second);
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Awake {
@@ -106,14 +108,16 @@ fn lock(awake: &Mutex<Awake>) -> MutexGuard<'_, Awake> {
 }
 
 impl AwakeClock {
-    /// A clock of this runtime, which must have timers. It ticks until its last clone is dropped.
+    /// A clock of this runtime, which must have timers. It ticks so often, until its last clone is dropped; of a pause between
+    /// two ticks it counts two and a half.
     #[must_use]
-    pub fn start(runtime: &Handle) -> Self {
-        let awake = Arc::new(Mutex::new(Awake::new(Instant::now(), MOST)));
+    pub fn start(runtime: &Handle, tick: Duration) -> Self {
+        let tick = tick.max(Duration::from_millis(1));
+        let awake = Arc::new(Mutex::new(Awake::new(Instant::now(), most(tick))));
         let ticked = Arc::downgrade(&awake);
         runtime.spawn(async move {
             loop {
-                tokio::time::sleep(TICK).await;
+                tokio::time::sleep(tick).await;
                 let Some(awake) = ticked.upgrade() else {
                     return;
                 };
@@ -167,6 +171,8 @@ impl AwakeClock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MOST: Duration = most(TICK);
 
     const fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
@@ -223,7 +229,7 @@ mod tests {
             .enable_time()
             .build()
             .unwrap();
-        let clock = AwakeClock::start(runtime.handle());
+        let clock = AwakeClock::start(runtime.handle(), TICK);
         let before = clock.now();
         // Nothing drives it.
         std::thread::sleep(2 * MOST);

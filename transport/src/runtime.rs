@@ -23,7 +23,7 @@ use tokio::time::Sleep;
 use self::pump::{Here, Pump, Wakes};
 use self::socket::Socket;
 use self::task::Driven;
-use crate::awake::AwakeClock;
+use crate::awake::{AwakeClock, TICK};
 
 /// Threads for blocking work, such as a [`JoinHandler`](crate::JoinHandler).
 const BLOCKING_THREADS: usize = 16;
@@ -122,7 +122,7 @@ impl TransportRuntime {
     /// The time in which this runtime was awake. Whether a peer is silent is judged by it.
     pub fn clock(&self) -> &AwakeClock {
         let clock = &self.shared.clock;
-        clock.get_or_init(|| AwakeClock::start(&self.shared.handle))
+        clock.get_or_init(|| AwakeClock::start(&self.shared.handle, TICK))
     }
 
     /// Says how what the calling thread is about to send goes out; see [`Turn`]. Does nothing unless the runtime is
