@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use actix::prelude::*;
 use kolo_process::{Signal, Warden};
+use kolo_transport::AwakeClock;
 use kolo_transport::ids::{Generation, JobId, Rank, Slot};
 use kolo_transport::wire::{
     GenerationTable, NodeEvent, RankFailure, Refusal, RefusalKind, StartWorkers, ToWorker,
@@ -44,6 +45,7 @@ type StartReply = oneshot::Sender<Result<Vec<(Slot, u32)>, Refusal>>;
 /// messages.
 pub(super) struct NodeColocator {
     context: Arc<NodeContext>,
+    clock: AwakeClock,
     node: Addr<NodeActor>,
     job: JobId,
     incarnation: u64,
@@ -58,7 +60,7 @@ pub(super) struct NodeColocator {
 
 impl NodeColocator {
     pub(super) fn new(
-        context: Arc<NodeContext>,
+        (context, clock): (Arc<NodeContext>, AwakeClock),
         node: Addr<NodeActor>,
         job: JobId,
         incarnation: u64,
@@ -66,6 +68,7 @@ impl NodeColocator {
         Self {
             core: Colocator::new(context.here.clone(), job),
             context,
+            clock,
             node,
             job,
             incarnation,
@@ -86,10 +89,10 @@ impl NodeColocator {
             ctx.cancel_future(timer);
         }
         if let Some(deadline) = self.core.next_deadline() {
-            let wait = deadline.saturating_duration_since(Instant::now());
+            let wait = self.clock.until(deadline);
             self.timer = Some(ctx.run_later(wait, |actor, ctx| {
                 actor.timer = None;
-                let actions = actor.core.tick(Instant::now());
+                let actions = actor.core.tick(actor.clock.now());
                 actor.perform(actions, ctx);
             }));
         }
@@ -209,7 +212,7 @@ impl NodeColocator {
         let event = WorkerEvent::Fault {
             reason: error.to_string(),
         };
-        let actions = self.core.worker(Instant::now(), slot, event);
+        let actions = self.core.worker(self.clock.now(), slot, event);
         self.perform(actions, ctx);
     }
 
@@ -264,7 +267,7 @@ impl NodeColocator {
                         let event = WorkerEvent::Fault {
                             reason: format!("the head gave it no certificate: {refusal}"),
                         };
-                        let actions = actor.core.worker(Instant::now(), slot, event);
+                        let actions = actor.core.worker(actor.clock.now(), slot, event);
                         actor.perform(actions, ctx);
                     }
                 }),
@@ -428,7 +431,7 @@ impl Handler<StopJob> for NodeColocator {
         if !self.core.is_gone() {
             self.waiting_for_end.push(sender);
         }
-        let actions = self.core.stop(Instant::now(), &reason);
+        let actions = self.core.stop(self.clock.now(), &reason);
         if let Some(reply) = self.start_reply.take() {
             let refusal = Refusal::new(
                 RefusalKind::Stopped,
@@ -456,7 +459,7 @@ impl Handler<KillJob> for NodeColocator {
         if !self.core.is_gone() {
             self.waiting_for_end.push(sender);
         }
-        let actions = self.core.kill_all(Instant::now(), "it was killed");
+        let actions = self.core.kill_all(self.clock.now(), "it was killed");
         self.perform(actions, ctx);
         MessageResult(receiver)
     }
@@ -488,7 +491,7 @@ impl Handler<FromSlot> for NodeColocator {
     type Result = ();
 
     fn handle(&mut self, FromSlot { slot, event }: FromSlot, ctx: &mut Self::Context) {
-        let actions = self.core.worker(Instant::now(), slot, event);
+        let actions = self.core.worker(self.clock.now(), slot, event);
         self.perform(actions, ctx);
     }
 }
