@@ -82,7 +82,7 @@ impl Awake {
     pub fn stood_still(&mut self, now: Instant) -> Duration {
         let before = self.lag();
         self.tick(now);
-        self.lag() - before
+        self.lag().saturating_sub(before)
     }
 
     /// The owner has a turn. Returns the time.

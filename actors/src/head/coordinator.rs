@@ -154,6 +154,7 @@ impl Coordinator {
                         key: self.search.key.clone(),
                         anew: self.search.anew,
                     };
+                    let limit = (self.clock.clone(), limit);
                     let found = self.search.probes.clone().find(search, links, limit);
                     ctx.spawn(wrap_future::<_, Self>(found).map(|found, this, ctx| {
                         if let Ok(network) = &found {
