@@ -158,9 +158,9 @@ impl Cause {
             },
             CollectiveError::Connect { rank, reason } => Self::Connect { rank, reason },
             CollectiveError::Protocol { rank, reason } => Self::Protocol { rank, reason },
-            CollectiveError::Aborted { reason } | CollectiveError::Invalid { reason } => {
-                Self::Failed { rank: me, reason }
-            }
+            CollectiveError::Aborted { reason }
+            | CollectiveError::Revoked { reason }
+            | CollectiveError::Invalid { reason } => Self::Failed { rank: me, reason },
         }
     }
 

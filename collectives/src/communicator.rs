@@ -416,6 +416,23 @@ impl Communicator {
         self.inner.family.rank_lost(rank.0, &reason.into());
     }
 
+    /// Nothing is to work any more, in no group of this rank: its job ends, say. Operations under way and to come, with names or
+    /// without, fail at once with [`CollectiveError::Revoked`]; if a rank was lost before, with its name. There is no way back.
+    ///
+    /// ```
+    /// use kolo_collectives::local_group;
+    ///
+    /// let group = local_group(2)?;
+    /// let waiting = group[0].start().barrier();
+    /// group[0].revoke("the job ends");
+    /// let error = waiting.wait().unwrap_err();
+    /// assert!(error.to_string().ends_with("the job ends"));
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    pub fn revoke(&self, reason: &str) {
+        self.inner.family.revoke(reason);
+    }
+
     /// The error of the last operation that failed in the present call, in whichever group, whatever the caller made of
     /// it. Its
     /// [`culprit_rank`](CollectiveError::culprit_rank) says whether a failed call is an echo.

@@ -95,6 +95,12 @@ pub enum CollectiveError {
         /// Why.
         reason: String,
     },
+    /// The communicator was [revoked](crate::Communicator::revoke): its job ends, say. No operation works any more.
+    #[error("no operation goes on: {reason}")]
+    Revoked {
+        /// Why.
+        reason: String,
+    },
     /// The arguments can't be right on this rank.
     #[error("{reason}")]
     Invalid {
@@ -135,7 +141,10 @@ impl CollectiveError {
             | Self::Connect { rank, .. }
             | Self::Protocol { rank, .. } => Some(*rank),
             Self::Deadline { late, .. } => late.first().copied(),
-            Self::Mismatch { .. } | Self::Aborted { .. } | Self::Invalid { .. } => None,
+            Self::Mismatch { .. }
+            | Self::Aborted { .. }
+            | Self::Revoked { .. }
+            | Self::Invalid { .. } => None,
         }
     }
 
@@ -159,7 +168,7 @@ impl CollectiveError {
                 *rank = map(*rank);
                 *other = map(*other);
             }
-            Self::Aborted { .. } | Self::Invalid { .. } => {}
+            Self::Aborted { .. } | Self::Revoked { .. } | Self::Invalid { .. } => {}
         }
         self
     }
@@ -191,6 +200,7 @@ impl CollectiveError {
             Self::PeerLost { .. }
             | Self::Mismatch { .. }
             | Self::Protocol { .. }
+            | Self::Revoked { .. }
             | Self::Invalid { .. } => false,
         }
     }

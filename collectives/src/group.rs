@@ -90,6 +90,8 @@ pub(crate) trait Member: Send + Sync {
     fn abort_call(self: Arc<Self>, call: u64, reason: &str);
     /// A rank (one of all) is lost.
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str);
+    /// Nothing is to work any more.
+    fn revoke(self: Arc<Self>, reason: &str);
     /// A rank (one of all) is lost in another group. The peers here hear of it: this rank may end because of that. `None` if there
     /// is nobody to tell.
     fn lost_elsewhere(self: Arc<Self>, rank: u32, reason: &str) -> Option<Saying>;
@@ -502,6 +504,13 @@ impl Family {
         let _still = self.still();
         for member in self.members() {
             member.rank_lost(rank, reason);
+        }
+    }
+
+    pub(crate) fn revoke(&self, reason: &str) {
+        let _still = self.still();
+        for member in self.members() {
+            member.revoke(reason);
         }
     }
 

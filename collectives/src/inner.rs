@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use kolo_transport::awake::Awake;
 use kolo_transport::ids::{Generation, JobId, Rank};
 use tokio::sync::Mutex;
 use tokio::time::Sleep;
@@ -24,6 +25,7 @@ use crate::listen::Listener;
 use crate::names::Names;
 use crate::operation::{Operation, OperationKind, Tag};
 use crate::record::ShortName;
+use crate::run::{MOST, TURN};
 use crate::signals::{Arrival, Signals};
 
 mod member;
@@ -287,7 +289,8 @@ impl Inner {
         operation: &'static str,
     ) -> Result<Turn<'_>, CollectiveError> {
         let timeout = self.signals.lock().timeout.min(FOREVER);
-        let deadline = started + timeout;
+        let mut deadline = started + timeout;
+        let mut awake = Awake::new(Instant::now(), MOST);
         let handles = self.progress.get().and_then(Progress::ahead);
         let free = match &handles {
             None => self.engine.try_lock().ok(),
@@ -308,14 +311,23 @@ impl Inner {
                 if let Poll::Ready(engine) = lock.as_mut().poll(cx) {
                     return Poll::Ready(Ok(engine));
                 }
-                alarm.poll_at(deadline, cx).map(|()| {
-                    Err(CollectiveError::Deadline {
-                        operation: operation.to_owned(),
-                        waited: timeout,
-                        late: Vec::new(),
-                        doing: Vec::new(),
-                    })
-                })
+                // What has the turn has more time, too, if this process stood still.
+                while alarm
+                    .poll_at(deadline.min(awake.ticked() + TURN), cx)
+                    .is_ready()
+                {
+                    let now = Instant::now();
+                    deadline += awake.stood_still(now);
+                    if now >= deadline {
+                        return Poll::Ready(Err(CollectiveError::Deadline {
+                            operation: operation.to_owned(),
+                            waited: timeout,
+                            late: Vec::new(),
+                            doing: Vec::new(),
+                        }));
+                    }
+                }
+                Poll::Pending
             })
             .await?
         };

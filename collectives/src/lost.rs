@@ -1,19 +1,49 @@
-//! Which ranks are lost, in the order in which that was heard. Pure.
+//! Why nothing works any more: which ranks are lost, in the order in which that was heard, or that all was revoked. Pure.
 //!
-//! Who hears of a loss may leave because of it, and is lost then, too. All are to name the one with whom it began.
+//! Who hears of a loss may leave because of it, and is lost then, too. All are to name the one with whom it began. In the same way
+//! ranks leave when the communicator is revoked, so that losses after that are none.
+
+use kolo_transport::ids::Rank;
+
+use crate::error::CollectiveError;
 
 /// Ranks that are lost, the first one first.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Lost(Vec<(u32, String)>);
+pub(crate) struct Lost {
+    ranks: Vec<(u32, String)>,
+    /// Nothing is to work any more, and why.
+    revoked: Option<String>,
+}
 
 impl Lost {
     /// A rank is lost, and why. What was heard of it first stays. Returns whether it is news.
     pub(crate) fn add(&mut self, rank: u32, reason: &str) -> bool {
-        let is_news = !self.has(rank);
+        let is_news = self.revoked.is_none() && !self.has(rank);
         if is_news {
-            self.0.push((rank, reason.to_owned()));
+            self.ranks.push((rank, reason.to_owned()));
         }
         is_news
+    }
+
+    /// Nothing is to work any more, and why. What was heard first stays.
+    pub(crate) fn revoke(&mut self, reason: &str) {
+        self.revoked.get_or_insert_with(|| reason.to_owned());
+    }
+
+    pub(crate) fn revoked(&self) -> Option<&str> {
+        self.revoked.as_deref()
+    }
+
+    /// Why no operation can go on, if so.
+    pub(crate) fn error(&self) -> Option<CollectiveError> {
+        if let Some((rank, reason)) = self.first() {
+            return Some(CollectiveError::PeerLost {
+                rank: Rank(rank),
+                reason: reason.to_owned(),
+            });
+        }
+        let reason = self.revoked.clone()?;
+        Some(CollectiveError::Revoked { reason })
     }
 
     /// The one of which it was heard first.
@@ -25,22 +55,27 @@ impl Lost {
         self.iter().any(|(lost, _)| lost == rank)
     }
 
+    /// Whether operations work.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.ranks.is_empty() && self.revoked.is_none()
     }
 
     /// In order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &str)> {
-        self.0.iter().map(|(rank, reason)| (*rank, reason.as_str()))
+        self.ranks
+            .iter()
+            .map(|(rank, reason)| (*rank, reason.as_str()))
     }
 
     /// The same in other numbers, of those that have one.
     pub(crate) fn map(&self, number: impl Fn(u32) -> Option<u32>) -> Self {
         let kept = self.iter();
-        Self(
-            kept.filter_map(|(rank, reason)| Some((number(rank)?, reason.to_owned())))
+        Self {
+            ranks: kept
+                .filter_map(|(rank, reason)| Some((number(rank)?, reason.to_owned())))
                 .collect(),
-        )
+            revoked: self.revoked.clone(),
+        }
     }
 }
 
@@ -63,5 +98,26 @@ mod tests {
             there.iter().collect::<Vec<_>>(),
             [(2, "left because of it")]
         );
+    }
+
+    #[test]
+    fn what_came_first_is_named_a_loss_or_that_all_was_revoked() {
+        let mut lost = Lost::default();
+        assert_eq!(lost.error(), None);
+        lost.revoke("the job ends");
+        lost.revoke("again");
+        // Who leaves because of that is not the cause.
+        assert!(!lost.add(2, "its link ended") && !lost.is_empty());
+        let revoked = CollectiveError::Revoked {
+            reason: "the job ends".to_owned(),
+        };
+        assert_eq!(lost.error(), Some(revoked.clone()));
+        // In groups, too, whoever is in them.
+        assert_eq!(lost.map(|_| None).error(), Some(revoked));
+        let mut lost = Lost::default();
+        lost.add(3, "killed");
+        lost.revoke("the job ends");
+        let error = lost.error().unwrap();
+        assert_eq!(error.culprit_rank(), Some(Rank(3)), "{error}");
     }
 }

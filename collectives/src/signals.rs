@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use kolo_transport::ids::{CallId, Rank};
+use kolo_transport::ids::CallId;
 use kolo_transport::wire::GenerationTable;
 use tokio::task::AbortHandle;
 
@@ -303,11 +303,8 @@ impl State {
 
     /// Why an operation with this tag can't go on, if so.
     pub(crate) fn obstacle(&self, tag: Tag) -> Option<CollectiveError> {
-        if let Some((rank, reason)) = self.lost.first() {
-            return Some(CollectiveError::PeerLost {
-                rank: Rank(rank),
-                reason: reason.to_owned(),
-            });
+        if let Some(error) = self.lost.error() {
+            return Some(error);
         }
         if tag.call != self.call {
             return Some(CollectiveError::Aborted {

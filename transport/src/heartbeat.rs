@@ -1,43 +1,8 @@
-//! Heartbeats and leases, without I/O or clock: a heartbeat renews the lease of the one who sent it.
+//! Heartbeats, without I/O or clock: an answer shows that the peer is there.
 
 use std::time::{Duration, Instant};
 
 use crate::wire::head::Beat;
-
-/// How long a peer counts as alive. Runs on the monotonic clock of the side that grants it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lease {
-    length: Duration,
-    renewed: Instant,
-}
-
-impl Lease {
-    /// A lease of this length, granted at `now`.
-    #[must_use]
-    pub fn new(length: Duration, now: Instant) -> Self {
-        Self {
-            length,
-            renewed: now,
-        }
-    }
-
-    /// The peer was heard of at `now`. A time before the last one changes nothing.
-    pub fn renew(&mut self, now: Instant) {
-        self.renewed = self.renewed.max(now);
-    }
-
-    /// When it expires if it is not renewed.
-    #[must_use]
-    pub fn expires(&self) -> Instant {
-        self.renewed + self.length
-    }
-
-    /// Whether it has expired at `now`.
-    #[must_use]
-    pub fn is_expired(&self, now: Instant) -> bool {
-        now >= self.expires()
-    }
-}
 
 /// What a [`Heartbeats`] wants done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,36 +15,42 @@ pub enum HeartbeatAction {
     Lost,
 }
 
-/// The side that sends heartbeats and wants each answered.
+/// The side that sends heartbeats and wants each answered. Its time is best that in which it was [awake](crate::awake).
 #[derive(Debug, Clone)]
 pub struct Heartbeats {
     interval: Duration,
-    lease: Lease,
+    lease: Duration,
     next: Instant,
     seq: u64,
+    /// Since when an answer is awaited.
+    asked: Option<Instant>,
 }
 
 impl Heartbeats {
-    /// Sends a beat every `interval` from `now` on, and gives the peer up after `lease` without an answer.
+    /// Sends a beat every `interval` from `now` on, and gives the peer up when none was answered for a `lease`. That begins with
+    /// the first beat that is not: a peer that was not asked is not silent.
     #[must_use]
     pub fn new(interval: Duration, lease: Duration, now: Instant) -> Self {
         Self {
             interval,
-            lease: Lease::new(lease, now),
+            lease,
             next: now,
             seq: 0,
+            asked: None,
         }
     }
 
     /// What to do at `now`. Beats that were missed are not made up for.
     pub fn poll(&mut self, now: Instant) -> HeartbeatAction {
-        if self.lease.is_expired(now) {
+        let lost = self.asked.map(|asked| asked + self.lease);
+        if lost.is_some_and(|lost| now >= lost) {
             return HeartbeatAction::Lost;
         }
         if now < self.next {
-            return HeartbeatAction::Wait(self.next.min(self.lease.expires()));
+            return HeartbeatAction::Wait(lost.map_or(self.next, |lost| lost.min(self.next)));
         }
         self.seq += 1;
+        self.asked.get_or_insert(now);
         self.next = now + self.interval;
         HeartbeatAction::Send(Beat { seq: self.seq })
     }
@@ -87,7 +58,8 @@ impl Heartbeats {
     /// An answer came at `now`. One to a beat that was never sent is ignored.
     pub fn answered(&mut self, beat: Beat, now: Instant) {
         if (1..=self.seq).contains(&beat.seq) {
-            self.lease.renew(now);
+            // It is heard now, whichever beat it answers.
+            self.asked = (beat.seq < self.seq).then_some(now);
         }
     }
 }
@@ -97,17 +69,6 @@ mod tests {
     use super::*;
 
     const MS: fn(u64) -> Duration = Duration::from_millis;
-
-    #[test]
-    fn a_lease_expires_unless_it_is_renewed() {
-        let start = Instant::now();
-        let mut lease = Lease::new(MS(100), start);
-        assert!(!lease.is_expired(start + MS(99)));
-        assert!(lease.is_expired(start + MS(100)));
-        lease.renew(start + MS(60));
-        lease.renew(start + MS(10));
-        assert_eq!(lease.expires(), start + MS(160));
-    }
 
     #[test]
     fn beats_go_out_at_their_interval_until_the_peer_is_silent_for_a_lease() {
@@ -143,5 +104,24 @@ mod tests {
         beats.answered(Beat { seq: 0 }, start + MS(50));
         beats.answered(Beat { seq: 2 }, start + MS(50));
         assert_eq!(beats.poll(start + MS(100)), HeartbeatAction::Lost);
+    }
+
+    #[test]
+    fn a_peer_that_was_not_asked_is_not_silent() {
+        let start = Instant::now();
+        let mut beats = Heartbeats::new(MS(25), MS(100), start);
+        beats.poll(start);
+        beats.answered(Beat { seq: 1 }, start + MS(1));
+        // The next question is what its silence is counted from: it may stand still for a whole lease.
+        beats.poll(start + MS(25));
+        assert_eq!(
+            beats.poll(start + MS(124)),
+            HeartbeatAction::Send(Beat { seq: 3 })
+        );
+        assert_eq!(
+            beats.poll(start + MS(124)),
+            HeartbeatAction::Wait(start + MS(125))
+        );
+        assert_eq!(beats.poll(start + MS(125)), HeartbeatAction::Lost);
     }
 }

@@ -13,6 +13,7 @@
 #![deny(unsafe_code)]
 
 pub mod authority;
+pub mod awake;
 pub mod bulk;
 pub mod credentials;
 pub mod direct;
@@ -37,6 +38,7 @@ pub mod token;
 pub mod wire;
 
 pub use authority::{Authority, Fingerprint};
+pub use awake::AwakeClock;
 pub use bulk::{LinkLost, TlsLink, TlsListener};
 pub use credentials::{CertificateRequest, Credentials};
 pub use endpoint::{BindError, ConnectError, Endpoint, EndpointConfig, Expect};

@@ -12,15 +12,18 @@ use std::future::Future;
 use std::io;
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
+use tokio::time::Sleep;
 
 use self::pump::{Here, Pump, Wakes};
 use self::socket::Socket;
 use self::task::Driven;
+use crate::awake::{AwakeClock, TICK};
 
 /// Threads for blocking work, such as a [`JoinHandler`](crate::JoinHandler).
 const BLOCKING_THREADS: usize = 16;
@@ -41,6 +44,8 @@ struct Shared {
     owned: Option<Runtime>,
     /// If callers may drive the links.
     pump: Option<Arc<Pump>>,
+    /// It ticks from its first use on.
+    clock: OnceLock<AwakeClock>,
 }
 
 impl Drop for Shared {
@@ -90,6 +95,7 @@ impl TransportRuntime {
                 handle: runtime.handle().clone(),
                 pump: lent.then(|| Pump::start(runtime.handle())),
                 owned: Some(runtime),
+                clock: OnceLock::new(),
             }),
         })
     }
@@ -103,6 +109,7 @@ impl TransportRuntime {
                 handle,
                 owned: None,
                 pump: None,
+                clock: OnceLock::new(),
             }),
         }
     }
@@ -110,6 +117,12 @@ impl TransportRuntime {
     /// The runtime's handle, to spawn on it.
     pub fn handle(&self) -> &Handle {
         &self.shared.handle
+    }
+
+    /// The time in which this runtime was awake. Whether a peer is silent is judged by it.
+    pub fn clock(&self) -> &AwakeClock {
+        let clock = &self.shared.clock;
+        clock.get_or_init(|| AwakeClock::start(&self.shared.handle, TICK))
     }
 
     /// Says how what the calling thread is about to send goes out; see [`Turn`]. Does nothing unless the runtime is
@@ -165,19 +178,11 @@ impl TransportRuntime {
         }
     }
 
-    /// Waits for `future`, at most for `limit`. `None` if it was not done by then; it is dropped then.
+    /// Waits for `future`, at most for `limit` by [its clock](Self::clock). `None` if it was not done by then; it is dropped then.
     ///
     /// The timer runs on this runtime, so that the caller may be on any executor. Cancel safe if `future` is.
     pub async fn timeout<F: Future>(&self, limit: Duration, future: F) -> Option<F::Output> {
-        let sleep = {
-            let _entered = self.shared.handle.enter();
-            tokio::time::sleep(limit)
-        };
-        tokio::select! {
-            biased;
-            output = future => Some(output),
-            () = sleep => None,
-        }
+        self.clock().timeout(limit, future).await
     }
 }
 
@@ -224,8 +229,12 @@ impl fmt::Debug for TransportRuntime {
 }
 
 /// Lets quinn spawn and set timers on a [`TransportRuntime`], whoever calls it.
+///
+/// Its time is that in which the runtime was awake: what a peer sent while this side stood still is read before the peer counts
+/// as silent, and a resend or a keep-alive that was due meanwhile is due no earlier either.
 pub(crate) struct QuinnRuntime {
     handle: Handle,
+    clock: AwakeClock,
     pump: Option<Arc<Pump>>,
     /// Most datagrams in one send with segmentation offload.
     max_segments: usize,
@@ -235,6 +244,7 @@ impl QuinnRuntime {
     pub(crate) fn new(runtime: &TransportRuntime, max_segments: usize) -> Self {
         Self {
             handle: runtime.handle().clone(),
+            clock: runtime.clock().clone(),
             pump: runtime.shared.pump.clone(),
             max_segments,
         }
@@ -249,8 +259,11 @@ impl fmt::Debug for QuinnRuntime {
 
 impl quinn::Runtime for QuinnRuntime {
     fn new_timer(&self, at: Instant) -> Pin<Box<dyn quinn::AsyncTimer>> {
-        let _entered = self.handle.enter();
-        quinn::TokioRuntime.new_timer(at)
+        Box::pin(Timer {
+            sleep: Box::pin(self.clock.sleep(at)),
+            clock: self.clock.clone(),
+            at,
+        })
     }
 
     fn spawn(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
@@ -274,6 +287,39 @@ impl quinn::Runtime for QuinnRuntime {
     }
 
     fn now(&self) -> Instant {
-        Instant::now()
+        self.clock.now()
+    }
+}
+
+/// A timer by the clock of a runtime.
+struct Timer {
+    clock: AwakeClock,
+    at: Instant,
+    sleep: Pin<Box<Sleep>>,
+}
+
+impl quinn::AsyncTimer for Timer {
+    fn reset(mut self: Pin<&mut Self>, at: Instant) {
+        let until = tokio::time::Instant::now() + self.clock.until(at);
+        self.at = at;
+        self.sleep.as_mut().reset(until);
+    }
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        while self.clock.now() < self.at {
+            ready!(Future::poll(self.sleep.as_mut(), cx));
+            // Early, if something stood still.
+            let at = self.at;
+            self.as_mut().reset(at);
+        }
+        Poll::Ready(())
+    }
+}
+
+impl fmt::Debug for Timer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Timer")
+            .field("at", &self.at)
+            .finish_non_exhaustive()
     }
 }

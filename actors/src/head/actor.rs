@@ -13,9 +13,11 @@ use actix::{
     Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MessageResult, ResponseFuture,
 };
 use futures_util::future::join_all;
+use kolo_transport::awake::{AwakeClock, TICK};
 use kolo_transport::ids::{ClusterId, Generation, JobId, NodeId};
 use kolo_transport::session::CloseCode;
 use kolo_transport::wire::{ClusterInfo, JobInfo, NodeEvent, Refusal, RefusalKind};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::coordinator::Coordinator;
@@ -81,6 +83,8 @@ pub(super) struct RunningJob {
 pub struct HeadActor {
     pub(super) settings: HeadSettings,
     started: Instant,
+    /// For leases, and for deadlines of jobs.
+    pub(super) clock: AwakeClock,
     pub(super) registry: NodeRegistry,
     pub(super) links: HashMap<NodeId, (Session, Arc<dyn NodeLink>)>,
     pub(super) jobs: HashMap<JobId, RunningJob>,
@@ -107,11 +111,16 @@ impl fmt::Debug for HeadActor {
 }
 
 impl HeadActor {
-    /// A head without nodes and jobs. Start it on the arbiter on which all Coordinators will live.
+    /// A head without nodes and jobs. Make and start it on the arbiter on which all Coordinators will live.
+    ///
+    /// # Panics
+    ///
+    /// Outside of an arbiter's runtime, where it can't be started either.
     #[must_use]
     pub fn new(settings: HeadSettings) -> Self {
         Self {
             registry: NodeRegistry::new(settings.lease),
+            clock: AwakeClock::start(&Handle::current(), TICK.min(settings.lease / 10)),
             settings,
             started: Instant::now(),
             links: HashMap::new(),
@@ -128,23 +137,16 @@ impl HeadActor {
     }
 
     /// Looks for leases that have run out, again and again.
-    fn watch_leases(ctx: &mut Context<Self>, settings: &HeadSettings, next: Option<Instant>) {
-        let now = Instant::now();
+    fn watch_leases(&self, ctx: &mut Context<Self>) {
         // A node that registers meanwhile has a whole lease before it.
-        let at = next.unwrap_or(now + settings.lease);
-        ctx.run_later(at.saturating_duration_since(now), move |this, ctx| {
-            let now = Instant::now();
-            let late = now.saturating_duration_since(at);
-            if late > this.settings.lease / 4 {
-                // This process stood still, and what the nodes sent meanwhile is still to be read.
-                tracing::warn!(?late, "the head was not scheduled; all leases are renewed");
-                this.registry.renew_all(now);
-            }
-            for (node, session, silent) in this.registry.expired(now) {
+        let next = self.registry.next_expiry();
+        let wait = next.map_or(self.settings.lease, |next| self.clock.until(next));
+        ctx.run_later(wait, |this, ctx| {
+            for (node, session, silent) in this.registry.expired(this.clock.now()) {
                 let reason = format!("no heartbeat for {:.1} s", silent.as_secs_f64());
                 this.node_lost(ctx, node, session, &reason);
             }
-            Self::watch_leases(ctx, &this.settings, this.registry.next_expiry());
+            this.watch_leases(ctx);
         });
     }
 
@@ -250,7 +252,7 @@ impl Actor for HeadActor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(MAILBOX);
-        Self::watch_leases(ctx, &self.settings, None);
+        self.watch_leases(ctx);
     }
 }
 
@@ -261,7 +263,7 @@ impl Handler<Register> for HeadActor {
         let Register { registration, link } = message;
         let (node, hostname) = (registration.node, registration.hostname.clone());
         let resources = registration.resources.to_string();
-        let admission = self.registry.register(Instant::now(), registration)?;
+        let admission = self.registry.register(self.clock.now(), registration)?;
         let session = admission.session;
         tracing::info!(%node, hostname, resources, "a node has registered");
         if let Some((_, old)) = self.links.insert(node, (session, link)) {
@@ -284,7 +286,7 @@ impl Handler<Heard> for HeadActor {
 
     fn handle(&mut self, message: Heard, _: &mut Self::Context) -> bool {
         self.registry
-            .beat(Instant::now(), message.node, message.session)
+            .beat(self.clock.now(), message.node, message.session)
     }
 }
 
@@ -361,7 +363,7 @@ impl Handler<GetCluster> for HeadActor {
             cluster: self.settings.cluster,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_ms: now.saturating_duration_since(self.started).as_millis() as u64,
-            nodes: self.registry.info(now),
+            nodes: self.registry.info(self.clock.now()),
             running_jobs: self.jobs.len() as u32,
             // Known to who keeps it.
             revoked: Vec::new(),

@@ -11,6 +11,7 @@ use actix::{
     Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, MessageResult,
     SpawnHandle,
 };
+use kolo_transport::AwakeClock;
 use kolo_transport::ids::NodeId;
 use kolo_transport::wire::{JobEvent, NodeRequest, Refusal};
 use tokio::sync::{mpsc, watch};
@@ -66,6 +67,7 @@ pub(super) struct Sharing {
 /// Drives one job: from its placement to its end.
 pub struct Coordinator {
     job: Job,
+    clock: AwakeClock,
     first_actions: Vec<Action>,
     contacts: HashMap<NodeId, Contact>,
     head: Addr<HeadActor>,
@@ -91,6 +93,7 @@ impl fmt::Debug for Coordinator {
 impl Coordinator {
     pub(super) fn new(
         (job, first_actions): (Job, Vec<Action>),
+        clock: AwakeClock,
         contacts: HashMap<NodeId, Contact>,
         head: Addr<HeadActor>,
         driver: mpsc::Sender<JobEvent>,
@@ -100,6 +103,7 @@ impl Coordinator {
         Self {
             search,
             job,
+            clock,
             first_actions,
             contacts,
             head,
@@ -113,7 +117,7 @@ impl Coordinator {
     }
 
     fn step(&mut self, ctx: &mut Context<Self>, event: Event) {
-        let actions = self.job.step(Instant::now(), event);
+        let actions = self.job.step(self.clock.now(), event);
         self.act(ctx, actions);
     }
 
@@ -150,6 +154,7 @@ impl Coordinator {
                         key: self.search.key.clone(),
                         anew: self.search.anew,
                     };
+                    let limit = (self.clock.clone(), limit);
                     let found = self.search.probes.clone().find(search, links, limit);
                     ctx.spawn(wrap_future::<_, Self>(found).map(|found, this, ctx| {
                         if let Ok(network) = &found {
@@ -173,7 +178,7 @@ impl Coordinator {
                 Action::Free(node) => news.free.push(node),
                 Action::Abandon(node) => news.abandoned.push(node),
                 Action::Note(text) => tracing::info!(job = %self.job.id(), "{text}"),
-                Action::Finished => news.finished = Some(self.job.info(Instant::now())),
+                Action::Finished => news.finished = Some(self.job.info(self.clock.now())),
             }
         }
         self.set_timer(ctx);
@@ -237,13 +242,15 @@ impl Coordinator {
             .contacts
             .get(&node)
             .map(|contact| contact.link.request(request, deadline));
+        let clock = self.clock.clone();
         async move {
             let Some(asked) = asked else {
                 return Reply::Unknown("there is no connection to it".to_owned());
             };
-            tokio::time::timeout(deadline + OVERTIME, asked)
+            clock
+                .timeout(deadline + OVERTIME, asked)
                 .await
-                .unwrap_or_else(|_| Reply::Unknown(format!("no answer within {deadline:?}")))
+                .unwrap_or_else(|| Reply::Unknown(format!("no answer within {deadline:?}")))
         }
     }
 
@@ -337,7 +344,7 @@ impl Coordinator {
             ctx.cancel_future(handle);
         }
         if let Some(at) = wanted {
-            let delay = at.saturating_duration_since(Instant::now());
+            let delay = self.clock.until(at);
             let handle = ctx.run_later(delay, |this, ctx| {
                 this.timer = None;
                 this.step(ctx, Event::Tick);
@@ -371,7 +378,7 @@ impl Handler<Info> for Coordinator {
     type Result = MessageResult<Info>;
 
     fn handle(&mut self, _: Info, _: &mut Self::Context) -> Self::Result {
-        MessageResult(self.job.info(Instant::now()))
+        MessageResult(self.job.info(self.clock.now()))
     }
 }
 

@@ -183,7 +183,7 @@ impl Handler<GetInterfaces> for HeadActor {
                 })
             });
         }
-        let limit = self.settings.job.probe_limit;
+        let limit = (self.clock.clone(), self.settings.job.probe_limit);
         let asked = self.query(&query);
         let probes = self.probes.clone();
         Box::pin(async move {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use kolo_transport::AwakeClock;
 use kolo_transport::ids::NodeId;
 use kolo_transport::wire::{NetworkReport, NodeReply, NodeRequest, Probe, ProbeResult};
 use tokio::sync::watch;
@@ -81,7 +82,7 @@ impl Probes {
         self,
         search: Search,
         links: HashMap<NodeId, Arc<dyn NodeLink>>,
-        limit: Duration,
+        (clock, limit): (AwakeClock, Duration),
     ) -> Found {
         let Search {
             discovery,
@@ -89,12 +90,12 @@ impl Probes {
             anew,
         } = search;
         let Some(key) = key else {
-            return discover(discovery, links, limit).await;
+            return discover(discovery, links, (&clock, limit)).await;
         };
         loop {
             match self.join(key.clone(), anew) {
                 Ok(lead) => {
-                    let found = discover(discovery, links, limit).await;
+                    let found = discover(discovery, links, (&clock, limit)).await;
                     lead.told.send_replace(Some(found.clone()));
                     return found;
                 }
@@ -116,7 +117,7 @@ impl Probes {
 async fn discover(
     mut discovery: Discovery,
     links: HashMap<NodeId, Arc<dyn NodeLink>>,
-    limit: Duration,
+    (clock, limit): (&AwakeClock, Duration),
 ) -> Found {
     let start = Instant::now();
     let mut answers = FuturesUnordered::new();
@@ -134,11 +135,11 @@ async fn discover(
                     let asked = links.get(&node).map(|link| link.request(request, deadline));
                     answers.push(async move {
                         let reply = match asked {
-                            Some(asked) => tokio::time::timeout(deadline, asked)
-                                .await
-                                .unwrap_or_else(|_| {
+                            Some(asked) => {
+                                clock.timeout(deadline, asked).await.unwrap_or_else(|| {
                                     Reply::Unknown(format!("no answer within {deadline:?}"))
-                                }),
+                                })
+                            }
                             None => Reply::Unknown("there is no connection to it".to_owned()),
                         };
                         (node, results(reply))
@@ -195,6 +196,7 @@ mod tests {
     use super::super::link::SendFuture;
     use super::*;
     use crate::interfaces::{Host, Plan, plan};
+    use kolo_transport::awake::TICK;
 
     fn ip(node: u64) -> IpAddr {
         IpAddr::from([10, 0, 0, node as u8])
@@ -300,7 +302,8 @@ mod tests {
                 })
             };
             let links = [1, 2].map(|node| (NodeId(node), link(node))).into();
-            let limit = Duration::from_secs(60);
+            let clock = AwakeClock::start(&tokio::runtime::Handle::current(), TICK);
+            let limit = (clock, Duration::from_secs(60));
             self.probes.clone().find(search(anew), links, limit)
         }
 

@@ -202,13 +202,6 @@ impl NodeRegistry {
         }
     }
 
-    /// Every living node counts as heard just now.
-    pub fn renew_all(&mut self, now: Instant) {
-        for entry in self.entries.iter_mut().filter(|entry| entry.alive) {
-            entry.last_seen = now;
-        }
-    }
-
     /// The stay is over. The jobs that the node held, or `None` if it was over before.
     pub fn lose(&mut self, node: NodeId, session: Session) -> Option<Vec<JobId>> {
         let entry = self.current(node, session)?;

@@ -369,6 +369,29 @@ fn two_jobs_run_at_once_on_disjoint_resources() {
     });
 }
 
+/// Its nodes have said nothing, for all that it has heard.
+#[test]
+fn a_head_that_stood_still_takes_nobody_for_lost() {
+    run(async {
+        let lease = Duration::from_millis(400);
+        let mut world = World::new(lease);
+        let node = world.register(1, 1, good).await;
+        for _ in 0..3 {
+            // Actors and timers are on this thread.
+            std::thread::sleep(lease * 3);
+            let heard = super::messages::Heard {
+                node: node.id,
+                session: node.session,
+            };
+            assert!(world.head.send(heard).await.unwrap());
+        }
+        // And then it says nothing while the head listens.
+        soon(world.alive.wait_for(|alive| *alive == 0))
+            .await
+            .unwrap();
+    });
+}
+
 #[test]
 fn f1_a_node_that_falls_silent_is_lost_with_its_ranks() {
     run(async {

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use actix::prelude::*;
 use kolo_process::{Signal, Warden};
+use kolo_transport::AwakeClock;
 use kolo_transport::ids::{Generation, JobId, Rank, Slot};
 use kolo_transport::wire::{
     GenerationTable, NodeEvent, RankFailure, Refusal, RefusalKind, StartWorkers, ToWorker,
@@ -46,6 +47,7 @@ type StartReply = oneshot::Sender<Result<Vec<(Slot, u32)>, Refusal>>;
 /// messages.
 pub(super) struct NodeColocator {
     context: Arc<NodeContext>,
+    clock: AwakeClock,
     node: Addr<NodeActor>,
     job: JobId,
     incarnation: u64,
@@ -60,7 +62,7 @@ pub(super) struct NodeColocator {
 
 impl NodeColocator {
     pub(super) fn new(
-        context: Arc<NodeContext>,
+        (context, clock): (Arc<NodeContext>, AwakeClock),
         node: Addr<NodeActor>,
         job: JobId,
         incarnation: u64,
@@ -68,6 +70,7 @@ impl NodeColocator {
         Self {
             core: Colocator::new(context.here.clone(), job),
             context,
+            clock,
             node,
             job,
             incarnation,
@@ -88,10 +91,10 @@ impl NodeColocator {
             ctx.cancel_future(timer);
         }
         if let Some(deadline) = self.core.next_deadline() {
-            let wait = deadline.saturating_duration_since(Instant::now());
+            let wait = self.clock.until(deadline);
             self.timer = Some(ctx.run_later(wait, |actor, ctx| {
                 actor.timer = None;
-                let actions = actor.core.tick(Instant::now());
+                let actions = actor.core.tick(actor.clock.now());
                 actor.perform(actions, ctx);
             }));
         }
@@ -236,7 +239,7 @@ impl NodeColocator {
         let event = WorkerEvent::Fault {
             reason: error.to_string(),
         };
-        let actions = self.core.worker(Instant::now(), slot, event);
+        let actions = self.core.worker(self.clock.now(), slot, event);
         self.perform(actions, ctx);
     }
 
@@ -291,7 +294,7 @@ impl NodeColocator {
                         let event = WorkerEvent::Fault {
                             reason: format!("the head gave it no certificate: {refusal}"),
                         };
-                        let actions = actor.core.worker(Instant::now(), slot, event);
+                        let actions = actor.core.worker(actor.clock.now(), slot, event);
                         actor.perform(actions, ctx);
                     }
                 }),
@@ -476,9 +479,9 @@ impl Handler<StopJob> for NodeColocator {
             self.waiting_for_end.push(sender);
         }
         let actions = if interrupt {
-            self.core.interrupt(Instant::now(), &reason)
+            self.core.interrupt(self.clock.now(), &reason)
         } else {
-            self.core.stop(Instant::now(), &reason)
+            self.core.stop(self.clock.now(), &reason)
         };
         if let Some(reply) = self.start_reply.take() {
             let refusal = Refusal::new(
@@ -507,7 +510,7 @@ impl Handler<KillJob> for NodeColocator {
         if !self.core.is_gone() {
             self.waiting_for_end.push(sender);
         }
-        let actions = self.core.kill_all(Instant::now(), "it was killed");
+        let actions = self.core.kill_all(self.clock.now(), "it was killed");
         self.perform(actions, ctx);
         MessageResult(receiver)
     }
@@ -539,7 +542,7 @@ impl Handler<FromSlot> for NodeColocator {
     type Result = ();
 
     fn handle(&mut self, FromSlot { slot, event }: FromSlot, ctx: &mut Self::Context) {
-        let actions = self.core.worker(Instant::now(), slot, event);
+        let actions = self.core.worker(self.clock.now(), slot, event);
         self.perform(actions, ctx);
     }
 }

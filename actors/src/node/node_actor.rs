@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use actix::prelude::*;
+use kolo_transport::awake::{AwakeClock, TICK};
 use kolo_transport::ids::{Generation, JobId, Slot};
 use kolo_transport::wire::{
     GenerationTable, RankFailure, Refusal, RefusalKind, Resources, StartWorkers, WorkerSignal,
@@ -62,6 +63,8 @@ struct Job {
 /// A node: its resources, and one colocator for each job that holds some.
 pub struct NodeActor {
     context: Arc<NodeContext>,
+    /// For leases and deadlines, of its jobs' actors too.
+    clock: AwakeClock,
     inventory: Inventory,
     jobs: BTreeMap<JobId, Job>,
     /// Tells apart two lives of one job here.
@@ -81,11 +84,16 @@ impl std::fmt::Debug for NodeActor {
 }
 
 impl NodeActor {
-    /// A node with these resources and no jobs.
+    /// A node with these resources and no jobs. Make it on the arbiter on which it is started.
+    ///
+    /// # Panics
+    ///
+    /// Outside of an arbiter's runtime, where it can't be started either.
     #[must_use]
     pub fn new(context: Arc<NodeContext>, inventory: Inventory) -> Self {
         Self {
             context,
+            clock: AwakeClock::start(&Handle::current(), TICK),
             inventory,
             jobs: BTreeMap::new(),
             incarnations: 0,
@@ -104,7 +112,7 @@ impl NodeActor {
     }
 
     fn expire(&mut self, ctx: &mut Context<Self>) {
-        for job in self.inventory.expire(Instant::now()) {
+        for job in self.inventory.expire(self.clock.now()) {
             tracing::warn!(%job, "a reservation was not committed in time and is released");
             // From here on it is only what is left to be cleaned up.
             if let Some(ended) = self.jobs.remove(&job) {
@@ -120,7 +128,7 @@ impl NodeActor {
             ctx.cancel_future(timer);
         }
         if let Some(next) = self.inventory.next_expiry() {
-            let wait = next.saturating_duration_since(Instant::now());
+            let wait = self.clock.until(next);
             self.timer = Some(ctx.run_later(wait, |actor, ctx| {
                 actor.timer = None;
                 actor.expire(ctx);
@@ -182,12 +190,17 @@ impl Handler<Reserve> for NodeActor {
             lease,
         } = message;
         self.inventory
-            .reserve(Instant::now(), job, &per_worker, workers, lease)?;
+            .reserve(self.clock.now(), job, &per_worker, workers, lease)?;
         if !self.jobs.contains_key(&job) {
             self.incarnations += 1;
             let incarnation = self.incarnations;
-            let actor =
-                NodeColocator::new(self.context.clone(), ctx.address(), job, incarnation).start();
+            let actor = NodeColocator::new(
+                (self.context.clone(), self.clock.clone()),
+                ctx.address(),
+                job,
+                incarnation,
+            )
+            .start();
             self.jobs.insert(job, Job { actor, incarnation });
         }
         self.schedule(ctx);
@@ -214,7 +227,7 @@ impl Handler<Start> for NodeActor {
         let workers = start.slots.len() as u32;
         let committed = self
             .inventory
-            .commit(Instant::now(), job, workers)
+            .commit(self.clock.now(), job, workers)
             .map(|holding| holding.devices.clone())
             .map_err(Refusal::from);
         self.schedule(ctx);

@@ -134,11 +134,18 @@ impl Member for Inner {
         }))
     }
 
+    fn revoke(self: Arc<Self>, reason: &str) {
+        self.signals.change(|state| state.lost.revoke(reason));
+    }
+
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {
         let Some(member) = self.position(rank) else {
             return;
         };
         let is_news = self.signals.change(|state| {
+            if state.lost.revoked().is_some() {
+                return false;
+            }
             state.lost.add(member, reason);
             let runs_names = self.run_by.get().is_some();
             let is_news = if runs_names {

@@ -131,6 +131,14 @@ impl Member for Names {
         }))
     }
 
+    fn revoke(self: Arc<Self>, reason: &str) {
+        let error = CollectiveError::Revoked {
+            reason: reason.to_owned(),
+        };
+        let error = self.lock().lost.get_or_insert(error).clone();
+        self.fail_all(u64::MAX, &error);
+    }
+
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {
         if let Some(rank) = self.position(rank) {
             self.tell(Command::Lost(Loss {

@@ -43,7 +43,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use crate::cause::Cause;
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
-use crate::group::{Family, GroupId, Kind};
+use crate::group::{Family, GroupId, Kind, Member as _};
 use crate::inner::Inner;
 use crate::lane::{Lane, LaneError};
 use crate::operation::{Operation, Tag};
@@ -266,6 +266,10 @@ impl Names {
         names.family.join(id, &names);
         if let Some(loss) = names.first_lost() {
             names.tell(Command::Lost(loss));
+        }
+        let revoked = names.data.signals.lock().lost.revoked().map(str::to_owned);
+        if let Some(reason) = revoked {
+            Arc::clone(&names).revoke(&reason);
         }
         let hub = hub::Hub::new(&names, todo);
         parent.family.handle.spawn(hub.run());

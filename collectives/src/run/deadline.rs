@@ -72,11 +72,26 @@ impl Stall {
     }
 }
 
+/// A rank that waits has a turn so often at least ...
+pub(crate) const TURN: Duration = Duration::from_secs(1);
+/// ... and of the time between two of them so much counts: whoever was stopped, maybe with all others, comes back to ranks that
+/// are not late because of that.
+pub(crate) const MOST: Duration = Duration::from_secs(2);
+
 impl Run<'_> {
+    /// Time in which this rank stood still does not count.
+    pub(super) fn move_deadline(&mut self, now: Instant) {
+        // Not more often: what wakes this rank next stays the same meanwhile.
+        if now >= self.awake.ticked() + TURN {
+            self.deadline += self.awake.stood_still(now);
+        }
+    }
+
     /// Looks at the clock. Returns whether there is something new to tell the peers.
     pub(super) fn check_time(&mut self, fired: bool) -> Result<bool, CollectiveError> {
         let now = Instant::now();
         let now = if fired { now.max(self.wake_at()) } else { now };
+        self.move_deadline(now);
         let mut told = self.look(now);
         if self.stall.is_none() {
             if now >= self.deadline || self.asked {

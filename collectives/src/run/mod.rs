@@ -21,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use kolo_transport::awake::Awake;
 use kolo_transport::ids::{CallId, JobId, Rank};
 
 use crate::cause::{Cause, Excuse};
@@ -33,6 +34,7 @@ use crate::signals::Signals;
 use crate::stall::Stalls;
 use consent::Consent;
 use deadline::Stall;
+pub(crate) use deadline::{MOST, TURN};
 use elsewhere::Postponed;
 use gone::Questions;
 use parting::Parting;
@@ -85,7 +87,9 @@ pub(crate) struct Run<'a> {
     tag: Tag,
     size: usize,
     started: Instant,
+    /// It moves on by the time in which this rank stood still.
     deadline: Instant,
+    awake: Awake,
     step: usize,
     /// The word of the others that they ask for the same, while it is not complete.
     consent: Option<Consent>,
@@ -165,6 +169,7 @@ impl<'a> Run<'a> {
             size: element_size(&request),
             started,
             deadline,
+            awake: Awake::new(Instant::now(), MOST),
             step: 0,
             stall: None,
             asked,
@@ -253,7 +258,8 @@ impl<'a> Run<'a> {
         if self.mode == Mode::Shared && self.engine.must_poll() {
             return self.deadline.min(Instant::now() + Duration::from_millis(1));
         }
-        let limit = self.stall.as_ref().map_or(self.deadline, Stall::next);
+        let limit = self.deadline.min(self.awake.ticked() + TURN);
+        let limit = self.stall.as_ref().map_or(limit, Stall::next);
         let limit = self.left_at.map_or(limit, |at| limit.min(at));
         let postponed = self.postponed.first().map(|postponed| postponed.until);
         [self.watch.next(), self.questions.next(), postponed]
@@ -314,7 +320,9 @@ impl<'a> Run<'a> {
         match self.mode {
             Mode::Links => {}
             Mode::Form | Mode::Shared => {
-                self.look(Instant::now());
+                let now = Instant::now();
+                self.move_deadline(now);
+                self.look(now);
                 let advanced = match self.mode {
                     Mode::Form => self.advance_form(cx),
                     _ => self.advance_shared(cx),

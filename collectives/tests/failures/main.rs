@@ -13,6 +13,7 @@ mod deadlines;
 mod elsewhere;
 mod leaving;
 mod links;
+mod revoked;
 
 use std::collections::HashMap;
 use std::future::Future;

@@ -328,7 +328,8 @@ impl Parts {
         let (alive_sender, alive) = watch::channel(0);
         let actor = HeadActor::new(HeadSettings {
             cluster: store.authority().cluster(),
-            lease: config.lease,
+            // The next beat of a node that stood still for a lease is due up to an interval later.
+            lease: config.lease + config.heartbeat,
             job: config.job,
             rendezvous: Arc::new(rendezvous::Servers::new(config.listen.ip())),
             alive: alive_sender,

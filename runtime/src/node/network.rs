@@ -184,8 +184,9 @@ async fn try_one(endpoint: &Endpoint, target: &ProbeTarget, limit: Duration) -> 
     if let Err(error) = interfaces::source_towards(address) {
         return no_route(error);
     }
-    let tried = tokio::time::timeout(limit, exchange(endpoint, address, target, limit)).await;
-    tried.unwrap_or_else(|_| silent(limit))
+    let trying = exchange(endpoint, address, target, limit);
+    let tried = endpoint.runtime().timeout(limit, trying).await;
+    tried.unwrap_or_else(|| silent(limit))
 }
 
 fn silent(limit: Duration) -> ProbeResult {

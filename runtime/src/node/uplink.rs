@@ -430,9 +430,11 @@ async fn heartbeats(connection: &Connection, registered: &Registered) -> String 
     if let Err(error) = stream.send.send(&HeadRequest::Heartbeats, &[]).await {
         return format!("no heartbeats: {error}");
     }
-    let mut beats = Heartbeats::new(registered.heartbeat, registered.lease, Instant::now());
+    // Answers that wait to be read while this process stands still count as heard.
+    let clock = connection.runtime().clock();
+    let mut beats = Heartbeats::new(registered.heartbeat, registered.lease, clock.now());
     loop {
-        let until = match beats.poll(Instant::now()) {
+        let until = match beats.poll(clock.now()) {
             HeartbeatAction::Send(beat) => {
                 if let Err(error) = stream.send.send(&beat, &[]).await {
                     return format!("no heartbeats: {error}");
@@ -446,11 +448,11 @@ async fn heartbeats(connection: &Connection, registered: &Registered) -> String 
         };
         tokio::select! {
             answer = stream.recv.next::<Beat>() => match answer {
-                Ok(Some(beat)) => beats.answered(beat.head, Instant::now()),
+                Ok(Some(beat)) => beats.answered(beat.head, clock.now()),
                 Ok(None) => return "the head ended the heartbeats".to_owned(),
                 Err(error) => return format!("no heartbeats: {error}"),
             },
-            () = tokio::time::sleep_until(until.into()) => {}
+            () = clock.sleep_until(until) => {}
         }
     }
 }

@@ -84,7 +84,8 @@ impl Job {
     /// Takes the head's events until the end, and the driver's wish to stop.
     async fn follow(&mut self) -> JobStatus {
         let mut stopping = false;
-        let mut late = std::pin::pin!(tokio::time::sleep(Duration::MAX));
+        let clock = self.cluster.runtime().clock().clone();
+        let mut late = None;
         loop {
             tokio::select! {
                 event = self.submit.recv.next::<JobEvent>() => match event {
@@ -102,13 +103,13 @@ impl Job {
                 },
                 wish = wanted(&mut self.stop), if !stopping => {
                     stopping = true;
-                    late.as_mut().reset(tokio::time::Instant::now() + stop_limit(self.grace));
+                    late = Some(clock.now() + stop_limit(self.grace));
                     if let Err(error) = self.ask_to_stop(wish).await {
                         // The stream's end stops the job as well; the other half says what happened.
                         tracing::debug!(job = %self.id, %error, "the stop was not sent");
                     }
                 }
-                () = late.as_mut(), if stopping => return JobStatus::Running,
+                () = clock.sleep_until(late.unwrap_or_else(|| clock.now())), if late.is_some() => return JobStatus::Running,
             }
         }
     }

@@ -46,7 +46,8 @@ pub(crate) async fn start(
         program: own.program.clone(),
     };
     let limit = options.start_timeout + HEAD_HAS_THE_WORD;
-    let Ok(ready) = tokio::time::timeout(limit, start.run(spec)).await else {
+    let runtime = start.cluster.runtime().clone();
+    let Some(ready) = runtime.timeout(limit, start.run(spec)).await else {
         let (after, phase) = (options.start_timeout, start.phase);
         return Err(StartError::TimedOut { after, phase });
     };

@@ -375,6 +375,12 @@ impl Conversation {
     fn stop(&self, reason: &str) {
         tracing::info!(reason, "the worker is asked to stop");
         self.stopping.store(true, Ordering::Release);
+        if let Some(me) = &self.me {
+            // Others have stopped, or will: what waits for them would wait until this process is killed.
+            me.comm.revoke(&format!("the job ends: {reason}"));
+            // Nor are members waited for that nobody tells any more.
+            me.context.members_known();
+        }
         // The main thread may wait for a call, or for this worker to be ready.
         if let Err(error) = self.calls.shutdown(Shutdown::Read) {
             tracing::debug!(%error, "the call socket is closed already");

@@ -431,6 +431,31 @@ impl TestCluster {
         Ok(index)
     }
 
+    /// Stops the head's process with `SIGSTOP`, as [`TestCluster::pause_node`] does a node's.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Fault`] if it was killed or is no process.
+    pub fn pause_head(&self) -> Result<(), HarnessError> {
+        self.signal_head(Signal::STOP)
+    }
+
+    /// Lets a paused head go on.
+    ///
+    /// # Errors
+    ///
+    /// As [`TestCluster::pause_head`].
+    pub fn resume_head(&self) -> Result<(), HarnessError> {
+        self.signal_head(Signal::CONT)
+    }
+
+    fn signal_head(&self, signal: Signal) -> Result<(), HarnessError> {
+        match &self.head {
+            Some(HeadMember::Process(daemon)) => daemon.signal(signal),
+            _ => Err(HarnessError::Fault("there is no head process".to_owned())),
+        }
+    }
+
     /// Kills the head.
     ///
     /// # Errors

@@ -152,7 +152,7 @@ impl Admission {
     async fn admit(self: Arc<Self>, tcp: TcpStream, peer: SocketAddr, place: Place) {
         let limit = self.config.handshake_timeout;
         let handshake = |kept| Box::pin(self.handshake(tcp, peer, kept));
-        if let Err(reason) = place.hold(limit, handshake).await {
+        if let Err(reason) = place.hold(self.runtime.clock(), limit, handshake).await {
             self.refused.log(peer, &reason);
         }
     }

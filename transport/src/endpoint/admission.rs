@@ -85,7 +85,7 @@ impl Admission {
         place.heard();
         let limit = self.config.handshake_timeout;
         let handshake = async |_kept| self.handshake(incoming, peer).await;
-        if let Err(reason) = place.hold(limit, handshake).await {
+        if let Err(reason) = place.hold(self.runtime.clock(), limit, handshake).await {
             self.refused.log(peer, &reason);
         }
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::EndpointConfig;
+use crate::awake::AwakeClock;
 
 /// The places for handshakes of one listener.
 #[derive(Debug)]
@@ -157,13 +158,14 @@ impl Place {
         self.kept.heard();
     }
 
-    /// Runs a handshake, for `limit` at most and only while it has its place.
+    /// Runs a handshake, for `limit` at most by this clock and only while it has its place.
     ///
     /// # Errors
     ///
     /// The handshake's, or why it was not let go on.
     pub(crate) async fn hold<F>(
         self,
+        clock: &AwakeClock,
         limit: Duration,
         handshake: impl FnOnce(Kept) -> F,
     ) -> Result<(), String>
@@ -173,8 +175,8 @@ impl Place {
         let Self { kept, mut lost } = self;
         tokio::select! {
             biased;
-            ended = tokio::time::timeout(limit, handshake(kept)) => {
-                ended.unwrap_or_else(|_| Err("the handshake did not end in time".to_owned()))
+            ended = clock.timeout(limit, handshake(kept)) => {
+                ended.unwrap_or_else(|| Err("the handshake did not end in time".to_owned()))
             }
             // The sender never sends.
             _ = &mut lost => Err("the peer said nothing, and made room for another".to_owned()),

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use actix::{Actor, AsyncContext, Context};
 use kolo_transport::ids::{JobId, NodeId};
@@ -82,7 +81,7 @@ impl HeadActor {
         let nodes: Vec<NodeId> = shares.iter().map(|share| share.node).collect();
         let anew = spec.no_cache;
         let (key, plan) = self.plan_network(&nodes, &spec.interfaces, anew)?;
-        let mut job = Job::submit(Instant::now(), id, owner, spec, sites, self.settings.job)?;
+        let mut job = Job::submit(self.clock.now(), id, owner, spec, sites, self.settings.job)?;
         job.0.connect_by(plan);
         if !self.registry.hold(id, &wanted) {
             return Err(internal("the placement chose what is not free"));
@@ -90,6 +89,7 @@ impl HeadActor {
         tracing::info!(job = %id, %owner, nodes = shares.len(), "a job is placed");
         let coordinator = Coordinator::new(
             job,
+            self.clock.clone(),
             contacts,
             ctx.address(),
             events,
