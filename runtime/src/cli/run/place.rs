@@ -14,12 +14,12 @@ use super::super::client::Client;
 use super::super::error::CliError;
 use super::args::Run;
 use super::job::Link;
-use super::layout::{self, is_here};
+use super::layout;
 use super::plan::{Plan, Surroundings, Target};
 use crate::hosts::HostSlots;
 use crate::local::{self, LocalConfig, LocalError};
 use crate::node::raise_open_files;
-use crate::ssh::{self, BroughtUp, Ending, HeadAccess, SshOptions};
+use crate::ssh::{self, BroughtUp, Ending, HeadAccess, SshOptions, UpError};
 use crate::{Head, Node, NodeResources};
 
 /// Descriptors that a node has for each worker, at most.
@@ -95,16 +95,20 @@ pub(crate) async fn prepare(
         Target::Local => here_alone(plan, connect.connect_timeout, None).await,
         Target::Hosts(hosts) => {
             let shares = layout::shares(options, &hosts, plan.workers)?;
-            let used: Vec<HostSlots> = shares
-                .iter()
-                .map(|(index, _)| hosts[*index].clone())
-                .collect();
-            match &used[..] {
-                [only] if is_here(only, &here.hostname) => {
-                    let name = (only.host != "localhost").then(|| only.host.clone());
+            // Hosts included that get no worker: the list is wrong all the same.
+            let ssh = options.ssh.options();
+            let here = ssh::are_here(&hosts, &here.hostname, &ssh).await?;
+            match &shares[..] {
+                [(only, _)] if here[*only] => {
+                    let name = &hosts[*only].host;
+                    let name = (name != "localhost").then(|| name.clone());
                     here_alone(plan, connect.connect_timeout, name).await
                 }
                 _ => {
+                    let used: Vec<HostSlots> = shares
+                        .iter()
+                        .map(|(index, _)| hosts[*index].clone())
+                        .collect();
                     let workers = shares.iter().map(|(_, workers)| *workers).collect();
                     on_hosts(options, plan, &used, workers, connect.connect_timeout).await
                 }
@@ -170,7 +174,10 @@ async fn on_hosts(
     let access = HeadAccess::to(&head);
     let up = ssh::bring_up(hosts, &ssh, &access)
         .await
-        .map_err(|error| CliError::Local(error.to_string()))?;
+        .map_err(|error| match error {
+            error @ UpError::SameMachine { .. } => error.into(),
+            error => CliError::Local(error.to_string()),
+        })?;
     drop(access);
     let layout = up
         .nodes()
