@@ -394,6 +394,7 @@ async fn start(order: &Order) -> Result<(Node, SocketAddr), String> {
         gpus: order.gpus,
         custom: order.custom.clone(),
     };
+    config.gpus_for_all = order.gpus_for_all;
     config.stop_timeout = Duration::from_millis(order.stop_timeout_ms);
     config.join_timeout = limit;
     config.transport = Some(runtime);

@@ -523,6 +523,7 @@ async fn order<A: NodeAuthority>(
         cluster: head.cluster.to_string(),
         cpus: f64::from(place.host.slots),
         gpus: options.gpus,
+        gpus_for_all: options.gpus_for_all,
         custom: options.resources.clone(),
         log: options.log.clone(),
         lease_ms: (!options.detach).then(|| millis(options.lease())),

@@ -29,6 +29,9 @@ pub(super) struct Order {
     /// GPUs, if they are not to be found.
     #[serde(default)]
     pub(super) gpus: Option<u32>,
+    /// Whether a job that asks for no GPU may use all: the node is there for one job.
+    #[serde(default)]
+    pub(super) gpus_for_all: bool,
     /// Other resources.
     #[serde(default)]
     pub(super) custom: BTreeMap<String, f64>,
@@ -307,6 +310,7 @@ mod tests {
             cluster: "c".to_owned(),
             cpus: 1.0,
             gpus: None,
+            gpus_for_all: false,
             custom: BTreeMap::new(),
             log: "info".to_owned(),
             lease_ms: None,

@@ -3,6 +3,7 @@
 
 mod config;
 mod drain;
+mod gpus;
 mod notify;
 mod process;
 mod secrets;

@@ -92,7 +92,7 @@ pub(crate) async fn prepare(
                 members: Members::Elsewhere,
             })
         }
-        Target::Local => here_alone(plan, connect.connect_timeout, None).await,
+        Target::Local => here_alone(options, plan, connect.connect_timeout, None).await,
         Target::Hosts(hosts) => {
             let shares = layout::shares(options, &hosts, plan.workers)?;
             // Hosts included that get no worker: the list is wrong all the same.
@@ -102,7 +102,7 @@ pub(crate) async fn prepare(
                 [(only, _)] if here[*only] => {
                     let name = &hosts[*only].host;
                     let name = (name != "localhost").then(|| name.clone());
-                    here_alone(plan, connect.connect_timeout, name).await
+                    here_alone(options, plan, connect.connect_timeout, name).await
                 }
                 _ => {
                     let used: Vec<HostSlots> = shares
@@ -127,7 +127,13 @@ fn make_room(workers: u32) {
     }
 }
 
+/// Whether workers see all GPUs of their host: nobody else is there, and nothing is shared out.
+fn gpus_for_all(options: &Run) -> bool {
+    options.gpus_per_worker.is_none()
+}
+
 async fn here_alone(
+    options: &Run,
     plan: &mut Plan,
     connect_timeout: Duration,
     hostname: Option<String>,
@@ -138,6 +144,7 @@ async fn here_alone(
             cpus: Some(plan.spec.per_worker.cpus.as_f64() * f64::from(plan.workers)),
             ..NodeResources::default()
         },
+        gpus_for_all: gpus_for_all(options),
         hostname,
         ..LocalConfig::default()
     };
@@ -169,6 +176,7 @@ async fn on_hosts(
     let (head, runtime, driver) = local::start_head(everywhere, None).await.map_err(failed)?;
     let ssh = SshOptions {
         stop_timeout: plan.grace + Duration::from_secs(5),
+        gpus_for_all: gpus_for_all(options),
         ..options.ssh.options()
     };
     let access = HeadAccess::to(&head);

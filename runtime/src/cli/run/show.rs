@@ -82,6 +82,9 @@ pub(crate) async fn dry_run(
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<u8, CliError> {
+    for note in &plan.notes {
+        super::job::say(note);
+    }
     let hosts = hosts(options, plan, here, connect).await?;
     let rows = plan_ranks(hosts.into_iter())?;
     let (program, cwd) = plan
