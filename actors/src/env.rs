@@ -1,12 +1,14 @@
 //! The environment of a worker: Horovod's variables, torch's, and kolo's own.
 //!
 //! Unmodified scripts of both families find what their launcher would have set. What a node adds or
-//! leaves out is in [`defaults`]; the order of precedence is the node's.
+//! leaves out is in [`defaults`]; the order of precedence is the node's. Which names kolo sets is asked of the functions
+//! that set them: see [`assigned`].
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::LazyLock;
 
-use kolo_transport::ids::{Generation, JobId, NodeId};
+use kolo_transport::ids::{CrossRank, Generation, JobId, LocalRank, NodeId, Rank, Slot};
 use kolo_transport::wire::Member;
 
 use crate::interfaces::Network;
@@ -58,27 +60,38 @@ fn set(env: &mut Env, name: &str, value: impl ToString) {
 /// The variables that are the same for every worker of a job.
 #[must_use]
 pub fn job(job: &JobEnv) -> Env {
+    let mut env = group(job);
+    env.extend(settings(job));
+    env
+}
+
+/// Sizes and addresses.
+fn group(job: &JobEnv) -> Env {
     let mut env = Env::new();
     let size = job.world_size;
-
     set(&mut env, "HOROVOD_SIZE", size);
-    set(&mut env, "HOROVOD_CONTROLLER", "gloo");
-    set(&mut env, "HOROVOD_CPU_OPERATIONS", "gloo");
     if let Some(address) = job.rendezvous {
         set(&mut env, "HOROVOD_GLOO_RENDEZVOUS_ADDR", address.ip());
         set(&mut env, "HOROVOD_GLOO_RENDEZVOUS_PORT", address.port());
     }
+    set(&mut env, "WORLD_SIZE", size);
+    set(&mut env, "ROLE_WORLD_SIZE", size);
+    set(&mut env, "GROUP_WORLD_SIZE", job.nodes);
+    set(&mut env, "MASTER_ADDR", job.master);
+    set(&mut env, "MASTER_PORT", job.master_port);
+    env
+}
+
+/// How the frameworks are to work.
+fn settings(job: &JobEnv) -> Env {
+    let mut env = Env::new();
+    set(&mut env, "HOROVOD_CONTROLLER", "gloo");
+    set(&mut env, "HOROVOD_CPU_OPERATIONS", "gloo");
     if job.loopback {
         set(&mut env, "HOROVOD_GLOO_IFACE", "lo");
         set(&mut env, "NCCL_SOCKET_IFNAME", "lo");
     }
-
-    set(&mut env, "WORLD_SIZE", size);
-    set(&mut env, "ROLE_WORLD_SIZE", size);
     set(&mut env, "ROLE_NAME", "default");
-    set(&mut env, "GROUP_WORLD_SIZE", job.nodes);
-    set(&mut env, "MASTER_ADDR", job.master);
-    set(&mut env, "MASTER_PORT", job.master_port);
     set(&mut env, "TORCHELASTIC_RESTART_COUNT", job.restarts);
     set(&mut env, "TORCHELASTIC_MAX_RESTARTS", job.max_restarts);
     set(&mut env, "TORCHELASTIC_RUN_ID", job.job);
@@ -115,14 +128,11 @@ pub fn member(job: &JobEnv, member: &Member, group_rank: u32) -> Env {
 pub fn network(network: &Network, node: NodeId) -> Env {
     let mut env = Env::new();
     if let Some(name) = network.interface(node) {
-        set(&mut env, "HOROVOD_GLOO_IFACE", name);
-        set(&mut env, "GLOO_SOCKET_IFNAME", name);
         // NCCL takes a name for the beginning of one, unless it is told otherwise.
         let longer = network.report.rows.iter().any(|row| {
             row.node == node && row.interface != name && row.interface.starts_with(name)
         });
-        let exact = if longer { "=" } else { "" };
-        set(&mut env, "NCCL_SOCKET_IFNAME", format!("{exact}{name}"));
+        env.extend(interface(name, longer));
     }
     let listen = network.listen(node);
     if let Some(first) = listen.first() {
@@ -140,6 +150,22 @@ pub fn network(network: &Network, node: NodeId) -> Env {
         }
     }
     env
+}
+
+/// The interface to use. `exact`: other names begin with this one.
+fn interface(name: &str, exact: bool) -> Env {
+    let mut env = Env::new();
+    set(&mut env, "HOROVOD_GLOO_IFACE", name);
+    set(&mut env, "GLOO_SOCKET_IFNAME", name);
+    let exact = if exact { "=" } else { "" };
+    set(&mut env, "NCCL_SOCKET_IFNAME", format!("{exact}{name}"));
+    env
+}
+
+/// The GPUs that a worker may use, none if the list is empty.
+#[must_use]
+pub fn devices(ids: &[String]) -> Env {
+    Env::from([("CUDA_VISIBLE_DEVICES".to_owned(), ids.join(","))])
 }
 
 /// The `HOROVOD_HOSTNAME` of workers on a node, which names the node's scope in the rendezvous.
@@ -191,6 +217,137 @@ pub fn is_reserved(name: &str) -> bool {
     name.starts_with(RESERVED_PREFIX) && !SETTINGS.contains(&name)
 }
 
+/// What a variable that kolo sets for workers is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Assigned {
+    /// Where a worker stands in its group: ranks, sizes and addresses.
+    Place,
+    /// The GPUs that it was given.
+    Devices,
+    /// How a framework is to work.
+    Setting,
+}
+
+/// What kolo sets a variable of this name for, if it does.
+#[must_use]
+pub fn assigned(name: &str) -> Option<Assigned> {
+    /// All names, from the functions that set them; what they are told here is of no matter but that nothing is left out.
+    static NAMES: LazyLock<BTreeMap<String, Assigned>> = LazyLock::new(|| {
+        let everything = JobEnv {
+            job: JobId(0),
+            generation: Generation(0),
+            world_size: 1,
+            nodes: 1,
+            master: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            master_port: 1,
+            rendezvous: Some((Ipv4Addr::LOCALHOST, 1).into()),
+            loopback: true,
+            restarts: 0,
+            max_restarts: 0,
+        };
+        let anybody = Member {
+            rank: Rank(0),
+            local_rank: LocalRank(0),
+            local_size: 1,
+            cross_rank: CrossRank(0),
+            cross_size: 1,
+            slot: Slot(0),
+            node: NodeId(0),
+            hostname: String::new(),
+            address: None,
+        };
+        let of = |env: Env, what| env.into_keys().map(move |name| (name, what));
+        of(settings(&everything), Assigned::Setting)
+            .chain(of(interface("lo", false), Assigned::Setting))
+            .chain(of(devices(&[]), Assigned::Devices))
+            .chain(of(group(&everything), Assigned::Place))
+            .chain(of(member(&everything, &anybody, 0), Assigned::Place))
+            .collect()
+    });
+    NAMES.get(name).copied()
+}
+
+/// What other launchers tell their processes of the place in a group, which is not the group of a worker that inherits it. A
+/// `*` ends the beginning of a name. Settings such as `OMPI_MCA_btl` and `SLURM_JOB_ID` mislead nobody.
+const OF_OTHER_LAUNCHERS: [&str; 39] = [
+    // Open MPI and PMIx
+    "OMPI_APP_CTX_NUM_PROCS",
+    "OMPI_COMM_WORLD_*",
+    "OMPI_FIRST_RANKS",
+    "OMPI_MCA_ess*",
+    "OMPI_MCA_orte_*",
+    "OMPI_NUM_APP_CTX",
+    "OMPI_UNIVERSE_SIZE",
+    "PMIX_*",
+    "PRTE_*",
+    // MPICH, Intel MPI, MVAPICH
+    "HYDI_CONTROL_FD",
+    "MPISPAWN_*",
+    "MPI_LOCALNRANKS",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_*",
+    "PMI_*",
+    // Slurm: a batch script is task 0 of its first step
+    "SLURM_GTIDS",
+    "SLURM_LAUNCH_NODE_IPADDR",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_NPROCS",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_SRUN_COMM_*",
+    "SLURM_STEPID",
+    "SLURM_STEP_*",
+    "SLURM_TASK_PID",
+    // Cray, Flux, LSF
+    "ALPS_APP_*",
+    "FLUX_TASK_*",
+    "JSM_NAMESPACE_*",
+    "LSF_PM_*",
+    "PALS_*",
+    // torchrun, Horovod and what is made with them
+    "CROSS_RANK",
+    "CROSS_SIZE",
+    "HOROVOD_ELASTIC",
+    "HOROVOD_GLOO_RENDEZVOUS_*",
+    "LOCAL_SIZE",
+    "NODE_RANK",
+    "NODE_SIZE",
+    "TORCHELASTIC_*",
+];
+
+/// Whether a variable of an environment tells the place in a group. A worker does not inherit it: it has a place of its own.
+#[must_use]
+pub fn tells_a_place(name: &str) -> bool {
+    assigned(name) == Some(Assigned::Place)
+        || OF_OTHER_LAUNCHERS
+            .iter()
+            .any(|known| match known.strip_suffix('*') {
+                Some(beginning) => name.starts_with(beginning),
+                None => name == *known,
+            })
+}
+
+/// Why a variable of the launcher's environment is not passed on to workers, if it is not. What kolo sets is not overridden
+/// by what happens to be there; `by_name` means that somebody has written the name, and not a pattern.
+#[must_use]
+pub fn not_passed(name: &str, by_name: bool) -> Option<&'static str> {
+    if is_reserved(name) {
+        return Some("names that begin with KOLO_ are kolo's own");
+    }
+    match assigned(name) {
+        Some(Assigned::Place) => Some("kolo sets it for each worker; --env sets it all the same"),
+        Some(Assigned::Devices) => {
+            Some("kolo sets it on each host; --gpus-per-worker asks for GPUs")
+        }
+        Some(Assigned::Setting) if !by_name => Some("kolo sets it, and a pattern does not mean it"),
+        None if !by_name && tells_a_place(name) => {
+            Some("it tells a place in the group of another launcher")
+        }
+        Some(Assigned::Setting) | None => None,
+    }
+}
+
 /// What is wrong with a variable that a user gives, if anything.
 #[must_use]
 pub fn problem(name: &str, value: &str) -> Option<&'static str> {
@@ -211,8 +368,6 @@ pub fn problem(name: &str, value: &str) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use kolo_transport::ids::{CrossRank, LocalRank, Rank, Slot};
-
     use super::*;
 
     fn job_env() -> JobEnv {
@@ -341,6 +496,84 @@ mod tests {
             .split_whitespace()
         {
             assert!(env.contains_key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_kolo_sets_is_known_from_what_it_sets() {
+        use Assigned::{Devices, Place, Setting};
+        let mut with = job_env();
+        with.rendezvous = Some("10.0.0.2:4711".parse().unwrap());
+        with.loopback = true;
+        let mut env = job(&with);
+        env.extend(member(&with, &member_five(), 2));
+        env.extend(devices(&["3".to_owned()]));
+        env.extend(interface("eth0", true));
+        for name in env.keys() {
+            assert!(assigned(name).is_some(), "{name}");
+        }
+        for (name, what) in [
+            ("RANK", Some(Place)),
+            ("WORLD_SIZE", Some(Place)),
+            ("LOCAL_RANK", Some(Place)),
+            ("GROUP_WORLD_SIZE", Some(Place)),
+            ("MASTER_ADDR", Some(Place)),
+            ("MASTER_PORT", Some(Place)),
+            ("HOROVOD_HOSTNAME", Some(Place)),
+            ("HOROVOD_CROSS_SIZE", Some(Place)),
+            ("HOROVOD_GLOO_RENDEZVOUS_ADDR", Some(Place)),
+            ("KOLO_RANK", Some(Place)),
+            ("CUDA_VISIBLE_DEVICES", Some(Devices)),
+            ("NCCL_SOCKET_IFNAME", Some(Setting)),
+            ("GLOO_SOCKET_IFNAME", Some(Setting)),
+            ("HOROVOD_CONTROLLER", Some(Setting)),
+            ("TORCHELASTIC_RUN_ID", Some(Setting)),
+            ("NCCL_DEBUG", None),
+            ("OMP_NUM_THREADS", None),
+            ("HOROVOD_TIMELINE", None),
+            ("rank", None),
+        ] {
+            assert_eq!(assigned(name), what, "{name}");
+        }
+    }
+
+    #[test]
+    fn nobody_inherits_a_place_in_another_group() {
+        for name in "RANK WORLD_SIZE LOCAL_RANK MASTER_PORT HOROVOD_RANK HOROVOD_ELASTIC \
+                     HOROVOD_GLOO_RENDEZVOUS_PORT TORCHELASTIC_ERROR_FILE NODE_RANK CROSS_RANK \
+                     OMPI_COMM_WORLD_RANK OMPI_UNIVERSE_SIZE OMPI_MCA_orte_hnp_uri PMIX_RANK \
+                     PMIX_SERVER_URI2 PMI_RANK PMI_FD MPI_LOCALRANKID MV2_COMM_WORLD_RANK SLURM_PROCID \
+                     SLURM_LOCALID SLURM_NTASKS SLURM_STEP_NODELIST FLUX_TASK_RANK PALS_RANKID"
+            .split_whitespace()
+        {
+            assert!(tells_a_place(name), "{name}");
+        }
+        for name in "PATH OMPI_MCA_btl SLURM_JOB_ID SLURM_JOB_NODELIST HOROVOD_TIMELINE \
+                     NCCL_SOCKET_IFNAME CUDA_VISIBLE_DEVICES PMI RANKS MY_RANK"
+            .split_whitespace()
+        {
+            assert!(!tells_a_place(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_passed_never_overrides_ranks_and_a_pattern_nothing_that_kolo_sets() {
+        for (name, by_pattern, by_name) in [
+            ("NCCL_DEBUG", true, true),
+            ("PATH", true, true),
+            ("PYTHONUNBUFFERED", true, true),
+            ("KOLO_LANE", true, true),
+            ("NCCL_SOCKET_IFNAME", false, true),
+            ("HOROVOD_CONTROLLER", false, true),
+            ("SLURM_PROCID", false, true),
+            ("RANK", false, false),
+            ("MASTER_ADDR", false, false),
+            ("CUDA_VISIBLE_DEVICES", false, false),
+            ("KOLO_RANK", false, false),
+            ("KOLO_X", false, false),
+        ] {
+            assert_eq!(not_passed(name, false).is_none(), by_pattern, "{name}");
+            assert_eq!(not_passed(name, true).is_none(), by_name, "{name}");
         }
     }
 

@@ -1,5 +1,7 @@
 //! The rank table that a group would get, without starting anything: `kolo plan`.
 
+use std::hash::Hash;
+
 use serde::Serialize;
 
 use crate::ranks::{
@@ -44,77 +46,12 @@ impl<K> From<&RankInfo<K>> for PlanRow {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// The list can't be read. Write it as the message says.
-    #[error("`{entry}` (entry {position} of `{given}`) {problem}; expected {expected}")]
-    Syntax {
-        /// The whole list.
-        given: String,
-        /// The entry that is wrong.
-        entry: String,
-        /// Its number, from 1.
-        position: usize,
-        /// What is wrong with it.
-        problem: &'static str,
-        /// What is allowed.
-        expected: &'static str,
-    },
-    /// The list is well written, and can't hold what is asked for.
+    /// The slots can't hold what is asked for.
     #[error(transparent)]
     Assignment(#[from] AssignmentError),
     /// The registered hosts can't be ranked.
     #[error(transparent)]
     Registration(#[from] RegistrationError),
-}
-
-impl PlanError {
-    /// Whether what is asked for can't be placed, as opposed to: can't be read.
-    #[must_use]
-    pub fn is_unplaceable(&self) -> bool {
-        !matches!(self, Self::Syntax { .. })
-    }
-}
-
-const REGISTRATION_FORM: &str = "HOST,HOST,... in rank order, like `a,b,a,c`";
-
-fn is_host(text: &str) -> bool {
-    if let Some(inner) = text
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'))
-    {
-        return inner.parse::<std::net::Ipv6Addr>().is_ok();
-    }
-    !text.is_empty()
-        && text
-            .chars()
-            .all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '-'))
-}
-
-fn entries(given: &str) -> impl Iterator<Item = (usize, &str)> {
-    (1..).zip(given.split(',').map(str::trim))
-}
-
-/// Reads `a,b,a,c`: the host of every rank, in rank order.
-///
-/// # Errors
-///
-/// [`PlanError::Syntax`].
-pub fn parse_registration(given: &str) -> Result<Vec<String>, PlanError> {
-    entries(given)
-        .map(|(position, entry)| {
-            let wrong = |problem| PlanError::Syntax {
-                given: given.to_owned(),
-                entry: entry.to_owned(),
-                position,
-                problem,
-                expected: REGISTRATION_FORM,
-            };
-            match entry {
-                "" => Err(wrong("is empty")),
-                host if is_host(host) => Ok(host.to_owned()),
-                _ => Err(wrong("is neither a name nor an address")),
-            }
-        })
-        .collect()
 }
 
 /// The table for hosts with slots. Without `max` all slots are filled; without `min` one worker is enough.
@@ -131,27 +68,20 @@ pub fn plan_hosts(
     Ok(infos.iter().map(PlanRow::from).collect())
 }
 
-/// The table for members that register from these hosts, the first with rank 0.
-///
-/// # Errors
-///
-/// [`PlanError`].
-pub fn plan_registration(given: &str) -> Result<Vec<PlanRow>, PlanError> {
-    plan_ranks(&parse_registration(given)?)
-}
-
-/// The table for members on these hosts, in rank order.
+/// The table for members on these hosts, in rank order. `K` tells hosts apart, whatever they are called.
 ///
 /// # Errors
 ///
 /// [`PlanError::Registration`].
-pub fn plan_ranks(hosts: &[String]) -> Result<Vec<PlanRow>, PlanError> {
+pub fn plan_ranks<K: Clone + Eq + Hash>(
+    hosts: impl ExactSizeIterator<Item = (K, String)>,
+) -> Result<Vec<PlanRow>, PlanError> {
     if hosts.len() > MAX_WORLD_SIZE as usize {
         return Err(RegistrationError::TooLarge.into());
     }
     let mut registration = Registration::new();
-    for (rank, host) in (0..).map(Rank).zip(hosts) {
-        registration.register(host.as_str(), host, rank)?;
+    for (rank, (key, host)) in (0..).map(Rank).zip(hosts) {
+        registration.register(key, &host, rank)?;
     }
     Ok(registration.finalize()?.iter().map(PlanRow::from).collect())
 }
@@ -181,7 +111,8 @@ mod tests {
 
     #[test]
     fn a_registration_may_interleave() {
-        let rows = plan_registration("a,b,a,c").unwrap();
+        let hosts = ["a", "b", "a", "c"].map(|host| (host, host.to_owned()));
+        let rows = plan_ranks(hosts.into_iter()).unwrap();
         let values: Vec<_> = rows
             .iter()
             .map(|r| {
@@ -208,32 +139,21 @@ mod tests {
     #[test]
     fn what_can_not_be_placed_names_requested_and_available() {
         let error = plan_hosts(&hosts(&[("a", 2), ("b", 1)]), Some(4), None).unwrap_err();
-        assert!(error.is_unplaceable());
         assert_eq!(
             error.to_string(),
             "requested at least 4 workers, available are 3 slots on 2 hosts"
         );
         for given in [&[("a", 0)][..], &[("a", 2), ("a", 2)]] {
-            assert!(
-                plan_hosts(&hosts(given), None, None)
-                    .unwrap_err()
-                    .is_unplaceable()
-            );
+            assert!(plan_hosts(&hosts(given), None, None).is_err());
         }
     }
 
     #[test]
-    fn bad_lists_say_which_entry_is_wrong_and_what_is_allowed() {
-        for given in ["", "a,,b", "a:2", "a b"] {
-            let error = plan_registration(given).unwrap_err();
-            assert!(!error.is_unplaceable(), "{given}");
-            assert!(error.to_string().ends_with("like `a,b,a,c`"), "{error}");
-        }
-    }
-
-    #[test]
-    fn ranks_are_planned_for_hosts_that_no_list_could_hold() {
-        let rows = plan_ranks(&["fd00::2".to_owned(), "fd00::2".to_owned()]).unwrap();
-        assert_eq!((rows[1].host.as_str(), rows[1].local_rank), ("fd00::2", 1));
+    fn two_hosts_of_one_name_are_two() {
+        let hosts = [(1, "a"), (2, "a"), (1, "a")].map(|(id, name)| (id, name.to_owned()));
+        let rows = plan_ranks(hosts.into_iter()).unwrap();
+        let sizes: Vec<_> = rows.iter().map(|row| row.local_size).collect();
+        assert_eq!(sizes, [2, 1, 2]);
+        assert_eq!((rows[2].local_rank, rows[1].cross_rank), (1, 1));
     }
 }

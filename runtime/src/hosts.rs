@@ -1,6 +1,10 @@
-//! Hosts and their slots, as people write them: `a:4,b:4`, or a hostfile.
+//! Hosts and their slots, as people write them: `a:4,b:4`, or a hostfile; and which machine is meant.
 //!
 //! Pure: text in, hosts or an error out. A slot is room for one worker.
+//!
+//! Each machine stands in a list once. As far as it can be told from the text, `Machine` tells one from another: for all
+//! lists, for nodes that are there already, and for what is on record. What two hosts that were reached say of themselves
+//! is compared by whoever reaches them: see [`ssh`](crate::ssh).
 //!
 //! ```
 //! use kolo_runtime::hosts::{parse_hostfile, parse_hosts};
@@ -16,8 +20,11 @@
 //! ```
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use kolo_transport::wire::network::is_link_local;
 
 /// The most slots that one host may have.
 pub const MAX_SLOTS: u32 = 65_536;
@@ -65,17 +72,115 @@ impl HostSlots {
 
     /// Whether both are the same host, by name or address, whatever their users and slots.
     pub fn is_same_host(&self, other: &Self) -> bool {
-        self.key() == other.key()
+        self.machine("") == other.machine("")
     }
 
-    /// What two entries of the same host have in common: names do not care for case, IPv6 addresses have many
-    /// forms, and another user is no other host.
-    fn key(&self) -> String {
-        match self.host.parse::<IpAddr>() {
-            Ok(address) => address.to_canonical().to_string(),
-            Err(_) => self.host.trim_end_matches('.').to_ascii_lowercase(),
+    /// Whether this is a name of it.
+    pub(crate) fn is_called(&self, name: &str) -> bool {
+        self.machine("") == Machine::new(name, "")
+    }
+
+    /// Which machine it is; `own` is what this one is called, if that matters.
+    pub(crate) fn machine(&self, own: &str) -> Machine {
+        Machine::new(&self.host, own)
+    }
+}
+
+/// What this machine calls itself.
+pub(crate) fn own_name() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}
+
+/// Which machine a name or an address means, as far as that can be told from how it is written: names do not care for case and
+/// a last dot, addresses have many forms, and another user is no other machine. A short name and a full one may be two.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Machine {
+    /// This one, by `localhost`, by its own name or by an address that each machine has for itself. Others of the loopback's
+    /// addresses may be other hosts to their user, as they are to Horovod.
+    Here,
+    /// An address; one that is valid on a link alone with the link.
+    Address(IpAddr, Option<String>),
+    /// A name, in lower case.
+    Name(String),
+}
+
+impl Machine {
+    pub(crate) fn new(host: &str, own: &str) -> Self {
+        let (address, zone) = match host.split_once('%') {
+            Some((address, zone)) => (address, Some(zone)),
+            None => (host, None),
+        };
+        let address = address.parse::<IpAddr>().ok();
+        if let Some(ip) = address.or_else(|| ipv4(host).map(IpAddr::V4)) {
+            let ip = ip.to_canonical();
+            if is_own_loopback(ip) {
+                return Self::Here;
+            }
+            let zone = zone.filter(|_| is_link_local(ip)).map(str::to_owned);
+            return Self::Address(ip, zone);
+        }
+        let plain = |name: &str| name.trim_end_matches('.').to_lowercase();
+        let (name, own) = (plain(host), plain(own));
+        let is_own = !own.is_empty()
+            && (name == own || own.split_once('.').is_some_and(|(short, _)| name == short));
+        if is_own
+            || matches!(name.as_str(), "localhost" | "localhost.localdomain")
+            || name.ends_with(".localhost")
+        {
+            Self::Here
+        } else {
+            Self::Name(name)
         }
     }
+
+    /// Whether it is an address of the loopback that its user takes for another host.
+    pub(crate) fn is_host_by_wish(&self) -> bool {
+        matches!(self, Self::Address(ip, _) if ip.is_loopback())
+    }
+}
+
+/// As a name for a folder.
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Here => f.write_str("localhost"),
+            Self::Address(ip, None) => write!(f, "{ip}"),
+            Self::Address(ip, Some(zone)) => write!(f, "{ip}%{zone}"),
+            Self::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+/// Whether an address of the loopback means this machine to everybody. Debian gives a machine's own name `127.0.1.1`.
+pub(crate) fn is_own_loopback(ip: IpAddr) -> bool {
+    ip == Ipv4Addr::LOCALHOST || ip == Ipv4Addr::new(127, 0, 1, 1) || ip == Ipv6Addr::LOCALHOST
+}
+
+/// An IPv4 address in the forms that name resolution takes: `127.1`, `0x7f.0.0.1`, `2130706433`.
+fn ipv4(text: &str) -> Option<Ipv4Addr> {
+    let number = |part: &str| {
+        let (digits, radix) = match part.as_bytes() {
+            [b'0', b'x' | b'X', ..] => (&part[2..], 16),
+            [b'0', _, ..] => (&part[1..], 8),
+            _ => (part, 10),
+        };
+        let is_number = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_number.then(|| u32::from_str_radix(digits, radix).ok())?
+    };
+    let parts: Vec<u32> = text.split('.').map(number).collect::<Option<_>>()?;
+    let (last, first) = parts.split_last()?;
+    if first.len() > 3 || first.iter().any(|part| *part > 255) {
+        return None;
+    }
+    let bits = 32 - 8 * first.len() as u32;
+    if bits < 32 && *last >> bits != 0 {
+        return None;
+    }
+    let first = first.iter().zip([24, 16, 8]);
+    Some(Ipv4Addr::from_bits(
+        first.fold(*last, |sum, (part, shift)| sum | (part << shift)),
+    ))
 }
 
 impl fmt::Display for HostSlots {
@@ -91,13 +196,15 @@ pub enum Place {
     Line(usize),
     /// An entry of a list, from 1.
     Entry(usize),
+    /// An entry of a list of ranks' hosts, from 1.
+    Rank(usize),
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(number) => write!(f, "line {number}"),
-            Self::Entry(number) => write!(f, "entry {number}"),
+            Self::Entry(number) | Self::Rank(number) => write!(f, "entry {number}"),
         }
     }
 }
@@ -112,6 +219,7 @@ impl Place {
             Self::Entry(_) => {
                 "HOST:SLOTS,HOST:SLOTS,... like `a:4,b:4`, `root@b:2` or `[fd00::2]:1`"
             }
+            Self::Rank(_) => "HOST,HOST,... in rank order, like `a,b,a,c`",
         }
     }
 }
@@ -130,13 +238,15 @@ pub enum HostsError {
         /// What is wrong with it.
         problem: String,
     },
-    /// A host stands there twice. Write it once, with all its slots.
+    /// A machine stands there twice. Write it once, with all its slots.
     #[error(
-        "the host {host} is in {first} and again in {second}; write each host once, with all its slots"
+        "`{host}` in {first} and `{again}` in {second} are one machine; write each machine once, with all its slots"
     )]
     Duplicate {
-        /// The host, as written the second time.
+        /// The host, as written first.
         host: String,
+        /// As written the second time.
+        again: String,
         /// Where it was first.
         first: Place,
         /// Where it was again.
@@ -156,7 +266,7 @@ pub enum HostsError {
 ///
 /// [`HostsError`] with the number of the entry.
 pub fn parse_hosts(text: &str) -> Result<Vec<HostSlots>, HostsError> {
-    parse_entries(text, None)
+    List::of("").hosts(text)
 }
 
 /// Like [`parse_hosts`], where the slots don't matter: `a,root@b,[fd00::2]:1`. A host without slots has one.
@@ -165,14 +275,17 @@ pub fn parse_hosts(text: &str) -> Result<Vec<HostSlots>, HostsError> {
 ///
 /// [`HostsError`] with the number of the entry.
 pub fn parse_host_names(text: &str) -> Result<Vec<HostSlots>, HostsError> {
-    parse_entries(text, Some("1"))
+    List::of("").names(text)
 }
 
-fn parse_entries(text: &str, default: Option<&str>) -> Result<Vec<HostSlots>, HostsError> {
+fn parse_entries(
+    mut hosts: List,
+    text: &str,
+    default: Option<&str>,
+) -> Result<Vec<HostSlots>, HostsError> {
     if text.trim().is_empty() {
         return Err(HostsError::Empty(Place::Entry(1)));
     }
-    let mut hosts = Collected::default();
     for (number, entry) in (1..).zip(text.split(',')) {
         let entry = entry.trim();
         let place = Place::Entry(number);
@@ -203,8 +316,11 @@ fn parse_entries(text: &str, default: Option<&str>) -> Result<Vec<HostSlots>, Ho
 ///
 /// [`HostsError`] with the number of the line, or of both lines for a duplicate.
 pub fn parse_hostfile(text: &str) -> Result<Vec<HostSlots>, HostsError> {
+    List::of("").file(text)
+}
+
+fn parse_lines(mut hosts: List, text: &str) -> Result<Vec<HostSlots>, HostsError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut hosts = Collected::default();
     for (number, line) in (1..).zip(text.lines()) {
         let entry = line.split('#').next().unwrap_or_default().trim();
         if entry.is_empty() {
@@ -244,24 +360,78 @@ pub fn parse_hostfile(text: &str) -> Result<Vec<HostSlots>, HostsError> {
     Ok(hosts.hosts)
 }
 
-#[derive(Default)]
-struct Collected {
+/// A list of hosts that is being read.
+pub(crate) struct List {
+    /// What this machine is called.
+    own: String,
     hosts: Vec<HostSlots>,
-    places: HashMap<String, Place>,
+    places: HashMap<Machine, (String, Place)>,
 }
 
-impl Collected {
+impl List {
+    /// Of hosts as they are seen from the machine of this name.
+    pub(crate) fn of(own: &str) -> Self {
+        Self {
+            own: own.to_owned(),
+            hosts: Vec::new(),
+            places: HashMap::new(),
+        }
+    }
+
+    /// See [`parse_hosts`].
+    pub(crate) fn hosts(self, text: &str) -> Result<Vec<HostSlots>, HostsError> {
+        parse_entries(self, text, None)
+    }
+
+    /// See [`parse_host_names`].
+    pub(crate) fn names(self, text: &str) -> Result<Vec<HostSlots>, HostsError> {
+        parse_entries(self, text, Some("1"))
+    }
+
+    /// See [`parse_hostfile`].
+    pub(crate) fn file(self, text: &str) -> Result<Vec<HostSlots>, HostsError> {
+        parse_lines(self, text)
+    }
+
+    /// `a,b,a,c`: the host of every rank, in rank order, each by the name that it has first.
+    pub(crate) fn ranks(mut self, text: &str) -> Result<Vec<String>, HostsError> {
+        (1..)
+            .zip(text.split(','))
+            .map(|(number, entry)| {
+                let place = Place::Rank(number);
+                let entry = entry.trim();
+                let host = if entry.is_empty() {
+                    Err("is empty".to_owned())
+                } else {
+                    parse_host(entry, "1")
+                };
+                let host = host.map_err(|problem| HostsError::Syntax {
+                    place,
+                    entry: entry.to_owned(),
+                    problem,
+                })?;
+                let named = self.places.entry(host.machine(&self.own));
+                Ok(named.or_insert((host.host, place)).0.clone())
+            })
+            .collect()
+    }
+
     fn add(&mut self, place: Place, host: HostSlots) -> Result<(), HostsError> {
         if self.hosts.len() == MAX_HOSTS {
             return Err(HostsError::TooMany);
         }
-        if let Some(first) = self.places.insert(host.key(), place) {
-            return Err(HostsError::Duplicate {
-                host: host.destination(),
-                first,
-                second: place,
-            });
-        }
+        match self.places.entry(host.machine(&self.own)) {
+            Entry::Vacant(free) => free.insert((host.destination(), place)),
+            Entry::Occupied(known) => {
+                let (first, first_place) = known.get().clone();
+                return Err(HostsError::Duplicate {
+                    host: first,
+                    again: host.destination(),
+                    first: first_place,
+                    second: place,
+                });
+            }
+        };
         self.hosts.push(host);
         Ok(())
     }
@@ -481,7 +651,7 @@ mod tests {
         let error = parse_hostfile("a slots=2\n\nb slots=1\nA slots=2").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the host A is in line 1 and again in line 4; write each host once, with all its slots"
+            "`a` in line 1 and `A` in line 4 are one machine; write each machine once, with all its slots"
         );
         for text in [
             "a:2,a:2",
@@ -489,12 +659,119 @@ mod tests {
             "a:1,a.:1",
             "[fd00::0:2]:1,[fd00::2]:1",
             "[::ffff:10.0.0.1]:1,10.0.0.1:1",
+            "localhost:1,127.0.0.1:1",
         ] {
             let error = parse_hosts(text).unwrap_err().to_string();
+            let (first, second) = text.split_once(',').unwrap();
+            let host = |entry: &str| entry.rsplit_once(':').unwrap().0.to_owned();
+            assert!(error.contains("in entry 2 are one machine"), "{error}");
+            let (first, second) = (host(first), host(second));
+            // Addresses are told as they were written.
+            assert!(error.contains(&format!("`{first}` in entry 1")), "{error}");
+            assert!(error.contains(&format!("`{second}` in entry 2")), "{error}");
+        }
+        let own = |text: &str| List::of("Me.example").hosts(text).map(|hosts| hosts.len());
+        for text in ["me:1,localhost:1", "me.example.:1,root@[::1]:1"] {
             assert!(
-                error.contains("is in entry 1 and again in entry 2"),
-                "{error}"
+                matches!(own(text), Err(HostsError::Duplicate { .. })),
+                "{text}"
             );
+        }
+        assert_eq!(own("me.other:1,localhost:1,127.0.0.2:1"), Ok(3));
+        assert!(
+            List::of("me")
+                .file("me slots=1\n127.0.1.1 slots=1")
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn one_machine_has_many_names() {
+        let same: [&[&str]; 9] = [
+            &["a", "A", "a.", "A."],
+            &["b.example", "B.Example."],
+            &["Ärger", "ärger"],
+            &[
+                "10.0.0.1",
+                "::ffff:10.0.0.1",
+                "::FFFF:a00:1",
+                "10.1",
+                "0xa.0.0.1",
+                "012.0.0.1",
+                "167772161",
+            ],
+            &["fd00::2", "FD00:0:0::2", "fd00:0000::0002", "fd00::2%eth0"],
+            &["fe80::1%eth0", "FE80:0::1%eth0"],
+            &["fe80::1%eth1", "fe80::0:1%eth1"],
+            &["127.0.0.2", "127.2"],
+            &[
+                "localhost",
+                "LocalHost.",
+                "localhost.localdomain",
+                "x.localhost",
+                "127.0.0.1",
+                "127.1",
+                "127.0.1.1",
+                "::1",
+                "0:0::1",
+                "::ffff:127.0.0.1",
+                "me",
+                "ME.",
+                "me.example",
+                "Me.Example.",
+            ],
+        ];
+        let machine = |name: &str| Machine::new(name, "me.example");
+        for (number, names) in same.iter().enumerate() {
+            for name in *names {
+                assert_eq!(machine(name), machine(names[0]), "{name} {}", names[0]);
+                assert_eq!(machine(name) == Machine::Here, number == 8, "{name}");
+            }
+            for other in &same[number + 1..] {
+                assert_ne!(machine(names[0]), machine(other[0]));
+            }
+        }
+        for other in [
+            "me.other",
+            "mee",
+            "1.2.3.4.5",
+            "10.0.0.256",
+            "10.0.0.",
+            "0x",
+            "1e3",
+            "08.1",
+        ] {
+            assert!(matches!(machine(other), Machine::Name(_)), "{other}");
+        }
+        // Without its name it is known by `localhost` alone.
+        assert_eq!(Machine::new("me", ""), Machine::Name("me".to_owned()));
+        assert_ne!(Machine::new("", ""), Machine::Here);
+        // A full name may be that of another machine which has the same short one.
+        assert_ne!(Machine::new("me.example", "me"), Machine::Here);
+    }
+
+    #[test]
+    fn ranks_are_on_machines_and_not_on_spellings() {
+        let ranks = |text: &str| List::of("me").ranks(text);
+        assert_eq!(ranks("a,A,b,a.").unwrap(), ["a", "a", "b", "a"]);
+        assert_eq!(
+            ranks("[fd00::2],root@a,[fd00:0::2],a").unwrap(),
+            ["fd00::2", "a", "fd00::2", "a"]
+        );
+        assert_eq!(ranks("localhost,me,127.0.0.1").unwrap(), ["localhost"; 3]);
+        for (text, part) in [
+            ("", "entry 1, ``, is empty"),
+            ("a,,b", "entry 2, ``, is empty"),
+            (
+                "a:2",
+                "`a:2`, has a host that is neither a name nor an address",
+            ),
+            ("a b", "neither a name nor an address"),
+            ("::1", "an IPv6 address without brackets"),
+        ] {
+            let error = ranks(text).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+            assert!(error.ends_with("like `a,b,a,c`"), "{error}");
         }
     }
 

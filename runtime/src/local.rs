@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
+use kolo_actors::env;
 use kolo_transport::identity::{IdentityError, Role};
 use kolo_transport::ids::{DriverId, NodeId};
 use kolo_transport::wire::ProgramHash;
@@ -25,6 +26,8 @@ pub struct LocalConfig {
     pub nodes: u32,
     /// What each node declares. Default: what is found.
     pub resources: NodeResources,
+    /// Whether the nodes are there for one job: see [`NodeConfig::gpus_for_all`]. Default: no.
+    pub gpus_for_all: bool,
     /// What each node is called. Default: what the operating system says.
     pub hostname: Option<String>,
     /// Programs that need not be sent. Default: none.
@@ -40,6 +43,7 @@ impl Default for LocalConfig {
         Self {
             nodes: 1,
             resources: NodeResources::default(),
+            gpus_for_all: false,
             hostname: None,
             preloaded: Vec::new(),
             runtime: None,
@@ -130,6 +134,7 @@ pub(crate) async fn start_nodes(
     let LocalConfig {
         nodes,
         resources,
+        gpus_for_all,
         hostname,
         preloaded,
         ..
@@ -143,6 +148,7 @@ pub(crate) async fn start_nodes(
         async move {
             let config = NodeConfig {
                 resources,
+                gpus_for_all,
                 hostname,
                 programs: ProgramSource {
                     preloaded,
@@ -157,6 +163,12 @@ pub(crate) async fn start_nodes(
         }
     };
     try_join_all((0..nodes).map(start)).await
+}
+
+/// Whether kolo sets a variable of this name to a rank, a size or an address, so that a value for all workers misleads.
+#[must_use]
+pub fn tells_workers_apart(name: &str) -> bool {
+    env::assigned(name) == Some(env::Assigned::Place)
 }
 
 /// Where processes of this machine reach what listens at `address`.

@@ -183,7 +183,8 @@ impl NodeColocator {
         let place = Place {
             cluster: self.context.here.cluster,
             ip: self.context.ip,
-            devices: &means.devices,
+            devices: (self.context.hides_gpus || !means.devices.is_empty())
+                .then_some(&means.devices),
         };
         let plan = WorkerPlan {
             job: self.job,

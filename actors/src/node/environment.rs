@@ -21,8 +21,6 @@ pub const CLUSTER: &str = "KOLO_CLUSTER";
 
 pub use crate::env::NODE_IP;
 
-const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
-
 /// Where a worker runs and what it was given there.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
@@ -30,8 +28,8 @@ pub struct Place<'a> {
     pub cluster: ClusterId,
     /// The node's IP address.
     pub ip: IpAddr,
-    /// The ids of the GPUs of all the job's workers on this node.
-    pub devices: &'a [String],
+    /// The ids of the GPUs of all the job's workers on this node. `None`: whatever the daemon itself may use.
+    pub devices: Option<&'a [String]>,
 }
 
 /// Refuses variables that no process can have.
@@ -61,11 +59,10 @@ pub fn check(start: &StartWorkers) -> Result<(), Refusal> {
 }
 
 /// Everything that a worker's environment holds, in rising precedence: defaults, the daemon's own
-/// environment (`inherited`) less `KOLO_*` and what the service manager tells it, the job's, the slot's, `CUDA_VISIBLE_DEVICES`, the user's
-/// less `KOLO_*`, and the worker's identity.
+/// environment (`inherited`) less `KOLO_*`, what the service manager tells it, and what tells a place in a group that is not
+/// this one (see [`env::tells_a_place`]), the job's, the slot's, the devices, the user's less `KOLO_*`, and the worker's identity.
 ///
-/// `CUDA_VISIBLE_DEVICES` is the union of the GPUs of the job's workers on this node, and absent when they
-/// use none, even if the daemon has it.
+/// Devices are the union of the GPUs of the job's workers on this node, so none for a job that holds none.
 #[must_use]
 pub fn worker(
     inherited: impl IntoIterator<Item = (OsString, OsString)>,
@@ -80,7 +77,7 @@ pub fn worker(
     all.extend(
         inherited
             .into_iter()
-            .filter(|(name, _)| !is_reserved(name) && name != CUDA_VISIBLE_DEVICES),
+            .filter(|(name, _)| !is_the_daemon_s(name)),
     );
     let mut put = |name: &str, value: &str| {
         all.insert(OsString::from(name), OsString::from(value));
@@ -88,8 +85,8 @@ pub fn worker(
     for (name, value) in start.env.iter().chain(&slot.env) {
         put(name, value);
     }
-    if !place.devices.is_empty() {
-        put(CUDA_VISIBLE_DEVICES, &place.devices.join(","));
+    for (name, value) in place.devices.map(env::devices).iter().flatten() {
+        put(name, value);
     }
     for (name, value) in &start.user_env {
         if !env::is_reserved(name) {
@@ -121,9 +118,11 @@ const OF_THE_DAEMON: [&str; 7] = [
     "CREDENTIALS_DIRECTORY",
 ];
 
-fn is_reserved(name: &OsStr) -> bool {
+/// Whether a variable means the daemon, and would mislead a worker.
+fn is_the_daemon_s(name: &OsStr) -> bool {
     name.as_bytes().starts_with(env::RESERVED_PREFIX.as_bytes())
         || OF_THE_DAEMON.iter().any(|own| name == *own)
+        || name.to_str().is_some_and(env::tells_a_place)
 }
 
 #[cfg(test)]
@@ -148,13 +147,14 @@ mod tests {
     fn build(
         inherited: &[(&str, &str)],
         start: &StartWorkers,
-        devices: &[&str],
+        devices: Option<&[&str]>,
     ) -> BTreeMap<String, String> {
-        let devices: Vec<String> = devices.iter().map(ToString::to_string).collect();
+        let devices: Option<Vec<String>> =
+            devices.map(|ids| ids.iter().map(ToString::to_string).collect());
         let place = Place {
             cluster: ClusterId(5),
             ip: "10.0.0.7".parse().unwrap(),
-            devices: &devices,
+            devices: devices.as_deref(),
         };
         worker(pairs(inherited), start, &start.slots[0], place)
             .into_iter()
@@ -181,7 +181,7 @@ mod tests {
                 ("OMP_NUM_THREADS", "8"),
             ],
             &start,
-            &[],
+            None,
         );
         assert_eq!(all["A"], "job");
         assert_eq!(all["B"], "slot");
@@ -209,29 +209,65 @@ mod tests {
     fn what_the_service_manager_tells_the_daemon_is_not_passed_on() {
         let inherited: Vec<_> = OF_THE_DAEMON.iter().map(|name| (*name, "x")).collect();
         let mut start = testing::start(1);
-        let all = build(&inherited, &start, &[]);
+        let all = build(&inherited, &start, None);
         for name in OF_THE_DAEMON {
             assert!(!all.contains_key(name), "{name}");
         }
         // A user may mean something by it.
         start.user_env = map(&[("NOTIFY_SOCKET", "mine")]);
-        assert_eq!(build(&inherited, &start, &[])["NOTIFY_SOCKET"], "mine");
+        assert_eq!(build(&inherited, &start, None)["NOTIFY_SOCKET"], "mine");
     }
 
     #[test]
-    fn gpus_are_the_union_and_absent_when_none_is_used() {
+    fn gpus_are_the_union_and_hidden_when_none_is_used() {
         let mut start = testing::start(2);
         let daemon = [("CUDA_VISIBLE_DEVICES", "0,1,2,3")];
-        assert!(!build(&daemon, &start, &[]).contains_key("CUDA_VISIBLE_DEVICES"));
+        let seen = |inherited: &[(&str, &str)], start: &_, devices| {
+            build(inherited, start, devices)
+                .get("CUDA_VISIBLE_DEVICES")
+                .cloned()
+        };
+        assert_eq!(seen(&daemon, &start, Some(&[])).as_deref(), Some(""));
+        assert_eq!(seen(&[], &start, Some(&[])).as_deref(), Some(""));
         assert_eq!(
-            build(&daemon, &start, &["1", "3"])["CUDA_VISIBLE_DEVICES"],
-            "1,3"
+            seen(&daemon, &start, Some(&["1", "3"])).as_deref(),
+            Some("1,3")
         );
+        // What is not shared out is left as it is.
+        assert_eq!(seen(&daemon, &start, None).as_deref(), Some("0,1,2,3"));
+        assert_eq!(seen(&[], &start, None), None);
         start.user_env = map(&[("CUDA_VISIBLE_DEVICES", "3")]);
         assert_eq!(
-            build(&daemon, &start, &["1", "3"])["CUDA_VISIBLE_DEVICES"],
-            "3"
+            seen(&daemon, &start, Some(&["1", "3"])).as_deref(),
+            Some("3")
         );
+    }
+
+    #[test]
+    fn a_place_in_another_group_is_not_inherited_but_may_be_given_on_purpose() {
+        let outer = [
+            ("RANK", "5"),
+            ("SLURM_PROCID", "3"),
+            ("OMPI_COMM_WORLD_RANK", "2"),
+            ("PMIX_RANK", "2"),
+            ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "10.9.9.9"),
+            ("TORCHELASTIC_ERROR_FILE", "/tmp/outer"),
+            ("SLURM_JOB_ID", "77"),
+        ];
+        let mut start = testing::start(1);
+        start.env = BTreeMap::new();
+        let all = build(&outer, &start, None);
+        for (name, _) in &outer[..6] {
+            assert!(!all.contains_key(*name), "{name}");
+        }
+        assert_eq!(all["SLURM_JOB_ID"], "77", "that is no place in a group");
+        start.user_env = map(&[("SLURM_PROCID", "9"), ("RANK", "7")]);
+        let all = build(&outer, &start, None);
+        assert_eq!(
+            (all["SLURM_PROCID"].as_str(), all["RANK"].as_str()),
+            ("9", "7")
+        );
+        assert_eq!(all["KOLO_RANK"], "0");
     }
 
     #[test]
@@ -241,7 +277,7 @@ mod tests {
         let place = Place {
             cluster: ClusterId(5),
             ip: "::1".parse().unwrap(),
-            devices: &[],
+            devices: None,
         };
         let all = worker([(odd.clone(), odd.clone())], &start, &start.slots[0], place);
         assert!(all.contains(&(odd.clone(), odd)));

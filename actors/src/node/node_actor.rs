@@ -34,6 +34,8 @@ pub struct NodeContext {
     pub ip: IpAddr,
     /// The cluster's CA certificate in DER, for workers that get a certificate.
     pub authority: Vec<u8>,
+    /// Whether a job that holds no GPU must not see those that are here.
+    pub hides_gpus: bool,
     /// The program that wardens are started from; its `main` calls [`kolo_process::run_if_warden`] first.
     pub warden_exe: PathBuf,
     /// Where sockets and pipes of workers are served: not on an actor's thread.

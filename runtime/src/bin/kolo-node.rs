@@ -76,7 +76,8 @@ struct Args {
     #[arg(long, value_name = "NUMBER")]
     cpus: Option<f64>,
 
-    /// GPUs that it offers, devices 0 to NUMBER-1 [default: CUDA_VISIBLE_DEVICES, or /dev/nvidia*]
+    /// GPUs that it offers: the first NUMBER of CUDA_VISIBLE_DEVICES, or else devices 0 to NUMBER-1 [default: all of
+    /// CUDA_VISIBLE_DEVICES, or /dev/nvidia*]
     #[arg(long, value_name = "NUMBER")]
     gpus: Option<u32>,
 

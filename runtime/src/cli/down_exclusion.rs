@@ -107,7 +107,7 @@ impl<'a> Exclusion<'a> {
             let of_host = cluster
                 .nodes
                 .into_iter()
-                .filter(|node| node.hostname == host.host);
+                .filter(|node| host.is_called(&node.hostname));
             of_host.map(|node| node.node).collect()
         };
         for node in &nodes {

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::args::seconds;
 use super::error::CliError;
-use crate::hosts::{HostSlots, HostsError, parse_host_names, parse_hostfile, parse_hosts};
+use crate::hosts::{HostSlots, HostsError, List, own_name};
 use crate::ssh::SshOptions;
 use crate::ssh::state::SshRecord;
 
@@ -37,7 +37,7 @@ impl HostArgs {
     ///
     /// [`CliError::Usage`] with the entry or line that is wrong.
     pub(super) fn read(&self) -> Result<Option<Vec<HostSlots>>, CliError> {
-        self.read_by(parse_hosts)
+        self.read_by(List::hosts)
     }
 
     /// The hosts, where their slots don't matter: `--hosts` may leave them out.
@@ -46,15 +46,16 @@ impl HostArgs {
     ///
     /// As [`HostArgs::read`].
     pub(super) fn read_names(&self) -> Result<Option<Vec<HostSlots>>, CliError> {
-        self.read_by(parse_host_names)
+        self.read_by(List::names)
     }
 
     fn read_by(
         &self,
-        entries: fn(&str) -> Result<Vec<HostSlots>, HostsError>,
+        entries: fn(List, &str) -> Result<Vec<HostSlots>, HostsError>,
     ) -> Result<Option<Vec<HostSlots>>, CliError> {
+        let list = List::of(&own_name());
         if let Some(text) = &self.hosts {
-            return entries(text)
+            return entries(list, text)
                 .map(Some)
                 .map_err(|error| CliError::Usage(format!("--hosts: {error}")));
         }
@@ -64,7 +65,7 @@ impl HostArgs {
         let wrong = |reason: String| CliError::Usage(format!("{}: {reason}", path.display()));
         let text = read(path, LONGEST_FILE)
             .map_err(|reason| wrong(format!("the hostfile can't be read: {reason}")))?;
-        parse_hostfile(&text)
+        list.file(&text)
             .map(Some)
             .map_err(|error| wrong(error.to_string()))
     }

@@ -1,23 +1,30 @@
 //! `kolo plan`.
 
-use kolo_actors::plan::{plan_hosts, plan_registration};
+use kolo_actors::plan::{plan_hosts, plan_ranks};
 
 use super::args::{Format, Plan};
 use super::error::CliError;
 use super::output::{Cell, Output};
-use crate::hosts::parse_hosts;
+use crate::hosts::{HostsError, List, own_name};
 
 pub(super) fn run(options: &Plan, format: Format, out: &mut Output<'_>) -> Result<(), CliError> {
+    let list = List::of(&own_name());
+    let wrong = |option, error: HostsError| CliError::Usage(format!("--{option}: {error}"));
     let rows = match (&options.hosts, &options.registration) {
         (Some(hosts), _) => {
-            let hosts: Vec<(String, u32)> = parse_hosts(hosts)
-                .map_err(|error| CliError::Usage(format!("--hosts: {error}")))?
+            let hosts: Vec<(String, u32)> = list
+                .hosts(hosts)
+                .map_err(|error| wrong("hosts", error))?
                 .into_iter()
                 .map(|host| (host.host, host.slots))
                 .collect();
             plan_hosts(&hosts, options.min, options.max)?
         }
-        (None, Some(registration)) => plan_registration(registration)?,
+        (None, Some(registration)) => {
+            let hosts = list.ranks(registration);
+            let hosts = hosts.map_err(|error| wrong("registration", error))?;
+            plan_ranks(hosts.into_iter().map(|host| (host.clone(), host)))?
+        }
         (None, None) => {
             return Err(CliError::Usage(
                 "nothing is to be planned; give --hosts or --registration".to_owned(),

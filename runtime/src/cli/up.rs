@@ -195,7 +195,7 @@ async fn on_cluster(
     let pending = if options.detach {
         // What is up is not this launch's to end.
         let alive = (&client).alive().await.map_err(CliError::Hosts)?;
-        let is_alive = |host: &HostSlots| alive.iter().any(|(name, ..)| *name == host.host);
+        let is_alive = |host: &HostSlots| alive.iter().any(|(name, ..)| host.is_called(name));
         let new: Vec<HostSlots> = hosts
             .iter()
             .filter(|host| !is_alive(host))

@@ -345,7 +345,7 @@ impl Drop for AbortOnDrop {
 /// Runs on the transport runtime.
 async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, NodeError> {
     let deadline = Instant::now() + config.join_timeout;
-    let (resources, devices) = config.resources.find()?;
+    let found = config.resources.find()?;
     let programs = Programs::open(config.programs.clone(), runtime.handle().clone())?;
     let credentials = match config.credentials {
         NodeCredentials::Have(credentials) => credentials,
@@ -391,6 +391,7 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         },
         ip: address.ip(),
         authority,
+        hides_gpus: found.has_gpus && !config.gpus_for_all,
         warden_exe: config
             .warden_exe
             .clone()
@@ -400,7 +401,11 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         calls: calls.clone(),
         outputs: Arc::new(Outputs::new(config.logs)),
     });
-    let actors = Actors::start(context.clone(), Inventory::new(resources, devices)).await?;
+    let actors = Actors::start(
+        context.clone(),
+        Inventory::new(found.resources, found.devices),
+    )
+    .await?;
     let network = network::Network::new(endpoint.local_addr());
     let server = Arc::new(Server {
         head: config.head,

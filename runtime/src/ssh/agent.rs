@@ -102,7 +102,7 @@ fn input() -> mpsc::Receiver<Option<String>> {
 async fn serve(background: bool) -> ExitCode {
     let mut lines = input();
     if !background {
-        say(&Answer::Order);
+        say(&Answer::Order(kolo_transport::interfaces::machine()));
     }
     let order = match timeout(ORDER_TIMEOUT, lines.recv()).await {
         Ok(Some(Some(line))) => line,
@@ -122,10 +122,12 @@ async fn serve(background: bool) -> ExitCode {
     };
     let done = match task {
         Task::Stop(stop) => end(&stop).await,
-        Task::Start(start) if start.lease_ms.is_none() && !background => {
-            detach(&start, order.as_bytes(), lines).await
-        }
-        Task::Start(start) => live(start, lines, background).await,
+        Task::Start(start) if background => live(start, lines, background).await,
+        Task::Start(start) => match check_alone(&start) {
+            Err(text) => Err(text),
+            Ok(()) if start.lease_ms.is_none() => detach(&start, order.as_bytes(), lines).await,
+            Ok(()) => live(start, lines, background).await,
+        },
     };
     match done {
         Ok(answer) => {
@@ -339,6 +341,18 @@ async fn live(
     Ok(told.then_some(Answer::Stopped))
 }
 
+/// Refuses a second node of a cluster on this machine, which has one under another name.
+fn check_alone(order: &Order) -> Result<(), String> {
+    match HostDir::of(&order.cluster, &order.hostname)?.other() {
+        Some((other, pid)) => Err(format!(
+            "a node of this cluster runs on this machine already, as {} (process {pid}); give the host by that name, or \
+             end it by `kolo down`",
+            other.name()
+        )),
+        None => Ok(()),
+    }
+}
+
 async fn start(order: &Order) -> Result<(Node, SocketAddr), String> {
     let limit = Duration::from_millis(order.join_timeout_ms);
     let tried = order.heads.join(", ");
@@ -382,6 +396,7 @@ async fn start(order: &Order) -> Result<(Node, SocketAddr), String> {
         gpus: order.gpus,
         custom: order.custom.clone(),
     };
+    config.gpus_for_all = order.gpus_for_all;
     config.stop_timeout = Duration::from_millis(order.stop_timeout_ms);
     config.join_timeout = limit;
     config.transport = Some(runtime);
@@ -408,9 +423,12 @@ async fn resolve(names: &[String]) -> Vec<SocketAddr> {
 
 /// Ends the node that runs here for a cluster under this name, if one does.
 async fn end(order: &StopOrder) -> Result<Option<Answer>, String> {
-    let dir = HostDir::of(&order.cluster, &order.hostname)?;
+    let mut dir = HostDir::of(&order.cluster, &order.hostname)?;
     if !dir.path().exists() {
-        return Ok(Some(Answer::Stopped));
+        match dir.other() {
+            Some((other, _)) => dir = other,
+            None => return Ok(Some(Answer::Stopped)),
+        }
     }
     let drain = Duration::from_millis(order.drain_ms);
     let deadline = tokio::time::Instant::now() + drain + Duration::from_millis(order.timeout_ms);
@@ -420,7 +438,12 @@ async fn end(order: &StopOrder) -> Result<Option<Answer>, String> {
             Locked::Ours(lock) => {
                 dir.remove();
                 drop(lock);
-                return Ok(Some(Answer::Stopped));
+                // What ran here may have had another name.
+                match dir.other().filter(|_| !signalled) {
+                    Some((other, _)) => dir = other,
+                    None => return Ok(Some(Answer::Stopped)),
+                }
+                continue;
             }
             Locked::Theirs(pid) => {
                 if tokio::time::Instant::now() > deadline {

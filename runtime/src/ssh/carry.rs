@@ -29,16 +29,24 @@ pub(super) enum Wish {
     Kill,
 }
 
+/// The line with an order, or why there is none.
+pub(super) type OrderLine = Result<Vec<u8>, HostError>;
+
+/// What a host says of itself before it gets its order.
+#[derive(Debug)]
+pub(super) struct Greeting {
+    /// The launcher's address as the host sees it.
+    pub(super) from: Option<IpAddr>,
+    /// Which machine it is; nothing if it does not know.
+    pub(super) machine: String,
+}
+
 /// What happened to a host, by its place in the list.
 #[derive(Debug)]
 pub(super) enum Report {
     Stage(usize, Stage),
     /// It waits for the line with its order, or for why there is none.
-    WantsOrder(
-        usize,
-        Option<IpAddr>,
-        oneshot::Sender<Result<Vec<u8>, String>>,
-    ),
+    WantsOrder(usize, Greeting, oneshot::Sender<OrderLine>),
     Up(usize, ReadyNode),
     Failed(usize, HostError),
     Down(usize),
@@ -214,10 +222,12 @@ impl Carrier {
                         }
                         None => to_host = None,
                     },
-                    Action::SendOrder(from) => match self.order(from).await {
-                        Ok(line) => send(to_host.as_ref(), Chunk::Line(line)).await,
-                        Err(text) => actions.extend(self.host.on(Event::NoToken(text))),
-                    },
+                    Action::SendOrder(from, machine) => {
+                        match self.order(Greeting { from, machine }).await {
+                            Ok(line) => send(to_host.as_ref(), Chunk::Line(line)).await,
+                            Err(error) => actions.extend(self.host.on(Event::NoOrder(error))),
+                        }
+                    }
                     Action::Up(node) => {
                         turn = None;
                         if self.beat.is_none() {
@@ -319,13 +329,11 @@ impl Carrier {
         }
     }
 
-    async fn order(&self, from: Option<IpAddr>) -> Result<Vec<u8>, String> {
+    async fn order(&self, greeting: Greeting) -> OrderLine {
         let (sender, order) = oneshot::channel();
-        self.report(Report::WantsOrder(self.index, from, sender))
+        self.report(Report::WantsOrder(self.index, greeting, sender))
             .await;
-        order
-            .await
-            .unwrap_or_else(|_| Err("the launch was given up".to_owned()))
+        order.await.unwrap_or(Err(HostError::GivenUp))
     }
 }
 

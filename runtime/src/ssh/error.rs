@@ -91,6 +91,12 @@ pub enum HostError {
         /// Its process id on the host.
         pid: u32,
     },
+    /// It is a machine that has another name in the list. Write it once.
+    #[error("it is the same machine as {first}; write each machine once, with all its slots")]
+    SameMachine {
+        /// The other name.
+        first: String,
+    },
     /// Nothing came from the host for too long.
     #[error("nothing was heard for {after:?} while {stage}{}", said(.text))]
     Stalled {
@@ -146,8 +152,10 @@ pub enum UpError {
     /// No host was given.
     #[error("there are no hosts; give at least one")]
     NoHosts,
-    /// Two entries are this machine. Write it once.
-    #[error("`{first}` and `{second}` are both this machine; write it once, with all its slots")]
+    /// Two entries are one machine, as is seen when names are resolved or hosts are reached. Write it once.
+    #[error(
+        "`{first}` and `{second}` are one machine; write each machine once, with all its slots"
+    )]
     SameMachine {
         /// The first entry.
         first: String,
@@ -197,6 +205,31 @@ pub enum UpError {
         /// Where nodes may be left.
         left: Vec<HostSlots>,
     },
+}
+
+impl UpError {
+    /// Two entries that are one machine.
+    pub(super) fn same_machine(first: &HostSlots, second: &HostSlots) -> Self {
+        Self::SameMachine {
+            first: first.destination(),
+            second: second.destination(),
+        }
+    }
+
+    /// The hosts that did not come up. If nothing is wrong but names of one machine, that is all there is to say.
+    pub(super) fn of_hosts(
+        failed: Vec<(String, HostError)>,
+        of: usize,
+        left: Vec<HostSlots>,
+    ) -> Self {
+        match failed.as_slice() {
+            [(second, HostError::SameMachine { first })] if left.is_empty() => Self::SameMachine {
+                first: first.clone(),
+                second: second.clone(),
+            },
+            _ => Self::Hosts { failed, of, left },
+        }
+    }
 }
 
 fn hosts(failed: &[(String, HostError)], of: usize, left: &[HostSlots]) -> String {

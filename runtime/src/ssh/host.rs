@@ -72,7 +72,7 @@ pub(super) enum Event<'a> {
     /// A line of standard error.
     Complaint(&'a str),
     /// The order could not be made.
-    NoToken(String),
+    NoOrder(HostError),
     /// The node is to stop.
     StopAsked,
     /// Nothing was heard for so long.
@@ -88,8 +88,8 @@ pub(super) enum Action {
     Show(Stage),
     /// Write the program to its standard input.
     SendProgram,
-    /// Get a token and write the order. With the launcher's address as the host sees it.
-    SendOrder(Option<IpAddr>),
+    /// Get a token and write the order. With the launcher's address as the host sees it, and what the machine says of itself.
+    SendOrder(Option<IpAddr>, String),
     /// The node is registered.
     Up(ReadyNode),
     /// It is over; ssh is to be ended if it runs.
@@ -182,7 +182,7 @@ impl Host {
                 }
                 Vec::new()
             }
-            Event::NoToken(text) => self.fail(HostError::Token { text }),
+            Event::NoOrder(error) => self.fail(error),
             Event::StopAsked => vec![self.enter(Stage::Stopping)],
             Event::Silent(after) => {
                 let (stage, text) = (self.stage.doing(), self.text());
@@ -230,7 +230,9 @@ impl Host {
                 let wanted = wanted.clone();
                 self.fail(HostError::Version { found, wanted })
             }
-            (Stage::Starting, Answer::Order) => vec![Action::SendOrder(self.from)],
+            (Stage::Starting, Answer::Order(machine)) => {
+                vec![Action::SendOrder(self.from, machine)]
+            }
             (Stage::Starting, Answer::Ready(node)) => {
                 vec![self.enter(Stage::Up), Action::Up(node)]
             }
@@ -347,11 +349,11 @@ mod tests {
             ]
         );
         assert_eq!(
-            lines(&mut host, &["stored", VERSION, "order"]),
+            lines(&mut host, &["stored", VERSION, "order ab12"]),
             [
                 Action::Show(Stage::Checking),
                 Action::Show(Stage::Starting),
-                Action::SendOrder("10.0.0.9".parse().ok())
+                Action::SendOrder("10.0.0.9".parse().ok(), "ab12".to_owned())
             ]
         );
         let line = Answer::Ready(ready()).line();
@@ -368,7 +370,7 @@ mod tests {
     fn a_host_that_has_the_program_is_sent_nothing() {
         let actions = lines(&mut after(&[HELLO]), &["have", VERSION, "order"]);
         assert!(!actions.contains(&Action::SendProgram), "{actions:?}");
-        assert!(matches!(actions.last(), Some(Action::SendOrder(_))));
+        assert!(matches!(actions.last(), Some(Action::SendOrder(..))));
     }
 
     #[test]

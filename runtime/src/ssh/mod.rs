@@ -39,6 +39,7 @@ mod reach;
 mod script;
 pub mod state;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -54,6 +55,7 @@ pub(crate) use self::binary::find_program;
 pub use self::error::{HostError, UpError};
 pub use self::host::Stage;
 pub use self::options::SshOptions;
+pub(crate) use self::place::are_here;
 pub use self::protocol::ReadyNode;
 pub(crate) use self::script::quote;
 
@@ -63,7 +65,7 @@ use self::host::{Expected, Host};
 use self::place::{Hands, Place, locate, platform};
 use self::protocol::{Order, StopOrder, Task};
 use self::script::Program;
-use crate::hosts::HostSlots;
+use crate::hosts::{HostSlots, own_name};
 
 /// The version of this program, as `kolo-node --version` prints it.
 const VERSION: &str = concat!("kolo-node ", env!("CARGO_PKG_VERSION"));
@@ -172,7 +174,7 @@ pub async fn bring_up_with<A: NodeAuthority>(
         return Err(UpError::NoHosts);
     }
     let hands = Hands::start()?;
-    let places = locate(hosts, options, &hands).await?;
+    let places = locate(hosts, &own_name(), options, &hands).await?;
     if head.addresses.is_loopback_only()
         && let Some(far) = places.iter().find(|place| !place.shares_loopback)
     {
@@ -188,7 +190,7 @@ pub async fn bring_up_with<A: NodeAuthority>(
     let alive = head.authority.alive().await.map_err(UpError::Head)?;
     let (mut nodes, mut to_start) = (Vec::new(), Vec::new());
     for place in places {
-        let known = alive.iter().find(|(name, ..)| *name == place.host.host);
+        let known = alive.iter().find(|(name, ..)| place.host.is_called(name));
         match known {
             Some((_, node, address)) => nodes.push(UpNode {
                 host: place.host,
@@ -248,11 +250,7 @@ pub async fn bring_up_with<A: NodeAuthority>(
     } else {
         up.down(Ending::Graceful).await;
     }
-    Err(UpError::Hosts {
-        failed,
-        of: hosts.len(),
-        left,
-    })
+    Err(UpError::of_hosts(failed, hosts.len(), left))
 }
 
 /// Ends detached nodes of a cluster on these hosts, all at once, and waits until they have ended. A host on which none
@@ -271,7 +269,7 @@ pub async fn take_down(
         return Ok(Vec::new());
     }
     let hands = Hands::start()?;
-    let places = locate(hosts, options, &hands).await?;
+    let places = locate(hosts, &own_name(), options, &hands).await?;
     let (report, reports) = mpsc::channel(64 + 16 * places.len());
     let (wishes, wish) = watch::channel(Wish::Run);
     let mut going = BroughtUp {
@@ -304,7 +302,8 @@ pub async fn take_down(
                     timeout_ms: millis(options.stop_timeout),
                 });
                 // The host may have ended meanwhile; that is reported next.
-                drop(answer.send(order.line()));
+                let line = order.line().map_err(|text| HostError::Token { text });
+                drop(answer.send(line));
             }
             Some(Report::Failed(index, error)) => results[index] = Some(Err(error)),
             Some(Report::Down(index)) => results[index] = Some(Ok(())),
@@ -402,6 +401,7 @@ impl BroughtUp {
     ) -> Vec<(usize, HostError)> {
         let mut open = places.len();
         let mut failed = Vec::new();
+        let mut machines = Machines::default();
         while open > 0 {
             let Some(report) = self.reports.recv().await else {
                 break;
@@ -411,8 +411,15 @@ impl BroughtUp {
                     host: places[index].host.clone(),
                     stage,
                 }),
-                Report::WantsOrder(index, from, answer) => {
-                    let order = order(&places[index], from, options, head).await;
+                Report::WantsOrder(index, greeting, answer) => {
+                    let order = match machines.same(index, &places[index].host, greeting.machine) {
+                        Some(first) => Err(HostError::SameMachine {
+                            first: places[first].host.destination(),
+                        }),
+                        None => order(&places[index], greeting.from, options, head)
+                            .await
+                            .map_err(|text| HostError::Token { text }),
+                    };
                     // The host may have ended meanwhile; that is reported next.
                     drop(answer.send(order));
                 }
@@ -483,6 +490,21 @@ impl BroughtUp {
     }
 }
 
+/// What hosts say of themselves, by their places in the list.
+#[derive(Default)]
+struct Machines(HashMap<String, usize>);
+
+impl Machines {
+    /// Which other host is the same machine. Whoever names an address such as `127.0.0.2` wants another host.
+    fn same(&mut self, index: usize, host: &HostSlots, says: String) -> Option<usize> {
+        if says.is_empty() || host.machine("").is_host_by_wish() {
+            return None;
+        }
+        let first = *self.0.entry(says).or_insert(index);
+        (first != index).then_some(first)
+    }
+}
+
 fn millis(time: Duration) -> u64 {
     time.as_millis().try_into().unwrap_or(u64::MAX)
 }
@@ -501,6 +523,7 @@ async fn order<A: NodeAuthority>(
         cluster: head.cluster.to_string(),
         cpus: f64::from(place.host.slots),
         gpus: options.gpus,
+        gpus_for_all: options.gpus_for_all,
         custom: options.resources.clone(),
         log: options.log.clone(),
         lease_ms: (!options.detach).then(|| millis(options.lease())),
@@ -509,4 +532,25 @@ async fn order<A: NodeAuthority>(
         stop_timeout_ms: millis(options.stop_timeout),
     })
     .line()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hosts::parse_hosts;
+
+    #[test]
+    fn hosts_that_say_the_same_of_themselves_are_one_machine() {
+        let hosts =
+            parse_hosts("a:1,a.example:1,b:1,127.0.0.2:1,127.0.0.3:1,old:1,older:1").unwrap();
+        let mut machines = Machines::default();
+        let says = ["x", "x", "y", "x", "x", "", ""];
+        let same: Vec<_> = (0..)
+            .zip(hosts.iter().zip(says))
+            .map(|(index, (host, says))| machines.same(index, host, says.to_owned()))
+            .collect();
+        assert_eq!(same, [None, Some(0), None, None, None, None, None]);
+        let again = machines.same(0, &hosts[0], "x".to_owned());
+        assert_eq!(again, None, "it is asked again");
+    }
 }

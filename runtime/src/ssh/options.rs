@@ -45,6 +45,8 @@ pub struct SshOptions {
     pub detach: bool,
     /// GPUs that each node declares. Default: what it finds.
     pub gpus: Option<u32>,
+    /// Whether each node is there for one job: see [`NodeConfig::gpus_for_all`](crate::NodeConfig::gpus_for_all). Default: no.
+    pub gpus_for_all: bool,
     /// Other resources that each node declares.
     pub resources: BTreeMap<String, f64>,
     /// What nodes log. Default: `info`.
@@ -69,6 +71,7 @@ impl Default for SshOptions {
             drain_timeout: None,
             detach: false,
             gpus: None,
+            gpus_for_all: false,
             resources: BTreeMap::new(),
             log: "info".to_owned(),
         }

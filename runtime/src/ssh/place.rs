@@ -53,13 +53,27 @@ pub(super) struct Place {
     pub(super) shares_loopback: bool,
 }
 
+/// Which hosts are this machine, and are reached without ssh. Nothing is started.
+///
+/// # Errors
+///
+/// [`UpError::SameMachine`] if two of them are.
+pub(crate) async fn are_here(
+    hosts: &[HostSlots],
+    own_name: &str,
+    options: &SshOptions,
+) -> Result<Vec<bool>, UpError> {
+    let hands = Hands::start()?;
+    let places = locate(hosts, own_name, options, &hands).await?;
+    Ok(places.iter().map(|place| place.here).collect())
+}
+
 pub(super) async fn locate(
     hosts: &[HostSlots],
+    own_name: &str,
     options: &SshOptions,
     hands: &Hands,
 ) -> Result<Vec<Place>, UpError> {
-    let own_name = rustix::system::uname();
-    let own_name = own_name.nodename().to_string_lossy().into_owned();
     // All names at once: a name server that is slow costs its time once.
     let (sender, mut found) = mpsc::channel(hosts.len());
     for (index, host) in hosts.iter().enumerate() {
@@ -81,12 +95,9 @@ pub(super) async fn locate(
     }
     let mut places: Vec<Place> = Vec::new();
     for (host, addresses) in hosts.iter().zip(addresses) {
-        let here = !options.ssh_local && reach::is_here(host, &own_name, &addresses);
+        let here = !options.ssh_local && reach::is_here(host, own_name, &addresses);
         if here && let Some(other) = places.iter().find(|place| place.here) {
-            return Err(UpError::SameMachine {
-                first: other.host.destination(),
-                second: host.destination(),
-            });
+            return Err(UpError::same_machine(&other.host, host));
         }
         let loopback = !addresses.is_empty() && addresses.iter().all(IpAddr::is_loopback);
         places.push(Place {

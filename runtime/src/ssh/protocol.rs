@@ -29,6 +29,9 @@ pub(super) struct Order {
     /// GPUs, if they are not to be found.
     #[serde(default)]
     pub(super) gpus: Option<u32>,
+    /// Whether a job that asks for no GPU may use all: the node is there for one job.
+    #[serde(default)]
+    pub(super) gpus_for_all: bool,
     /// Other resources.
     #[serde(default)]
     pub(super) custom: BTreeMap<String, f64>,
@@ -153,8 +156,8 @@ pub(super) enum Answer {
     CannotRun { code: i32, text: String },
     /// What the program calls itself.
     Version(String),
-    /// `kolo-node` waits for its order.
-    Order,
+    /// `kolo-node` waits for its order, on this machine: see [`machine`](kolo_transport::interfaces::machine).
+    Order(String),
     /// The node is registered.
     Ready(ReadyNode),
     /// It could not start.
@@ -192,7 +195,7 @@ impl Answer {
                 }
             }
             "version" => Self::Version(text()),
-            "order" => Self::Order,
+            "order" => Self::Order(text()),
             "ready" => Self::Ready(serde_json::from_str(rest).ok()?),
             "failed" => Self::Failed(text()),
             "running" => Self::Running(rest.trim().parse().ok()?),
@@ -205,7 +208,7 @@ impl Answer {
     pub(super) fn line(&self) -> String {
         let one_line = |text: &str| text.replace(['\n', '\r'], " ");
         let rest = match self {
-            Self::Order => "order".to_owned(),
+            Self::Order(machine) => format!("order {machine}"),
             Self::Ready(node) => {
                 format!("ready {}", serde_json::to_string(node).unwrap_or_default())
             }
@@ -264,7 +267,7 @@ mod tests {
                 text: "Exec format error".to_owned(),
             },
             Answer::Version("kolo-node 0.1.0".to_owned()),
-            Answer::Order,
+            Answer::Order("0123abcd".to_owned()),
             Answer::Ready(ready),
             Answer::Failed("the head could not be reached".to_owned()),
             Answer::Running(4),
@@ -307,6 +310,7 @@ mod tests {
             cluster: "c".to_owned(),
             cpus: 1.0,
             gpus: None,
+            gpus_for_all: false,
             custom: BTreeMap::new(),
             log: "info".to_owned(),
             lease_ms: None,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use kolo_transport::interfaces;
 use kolo_transport::wire::network::is_link_local;
 
-use crate::hosts::HostSlots;
+use crate::hosts::{HostSlots, Machine, is_own_loopback};
 
 /// Where the head may be reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,12 +103,11 @@ pub(super) fn facing(peer: SocketAddr) -> Option<IpAddr> {
     (!ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
 }
 
-/// Whether an address is one of this machine. Of the loopback's only the usual ones count: `127.0.0.2` may well be
-/// another host to its user, as it is to Horovod.
-pub(super) fn is_own(ip: IpAddr) -> bool {
+/// Whether an address is one of this machine. Of the loopback's only the usual ones count.
+fn is_own(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
     if ip.is_loopback() {
-        return ip == Ipv4Addr::LOCALHOST || ip == Ipv6Addr::LOCALHOST;
+        return is_own_loopback(ip);
     }
     // An address can be bound to where it is an interface's.
     !ip.is_unspecified() && !ip.is_multicast() && UdpSocket::bind((ip, 0)).is_ok()
@@ -119,9 +118,7 @@ pub(super) fn is_own(ip: IpAddr) -> bool {
 /// which takes ssh.
 pub(super) fn is_here(host: &HostSlots, own_name: &str, addresses: &[IpAddr]) -> bool {
     host.user.is_none()
-        && (host.host.eq_ignore_ascii_case("localhost")
-            || host.host.eq_ignore_ascii_case(own_name)
-            || addresses.iter().copied().any(is_own))
+        && (host.machine(own_name) == Machine::Here || addresses.iter().copied().any(is_own))
 }
 
 #[cfg(test)]
@@ -217,6 +214,8 @@ mod tests {
         assert!(is("localhost:1", &[]) && is("LOCALHOST:1", &[]) && is("me:1", &[]));
         assert!(is("127.0.0.1:1", &["127.0.0.1"]) && is("x:1", &["127.0.0.1"]));
         assert!(is("[::1]:1", &["::1"]));
+        // As Debian writes a machine's own full name into /etc/hosts.
+        assert!(is("me.example:1", &["127.0.1.1"]) && is("ME.:1", &[]) && is("127.1:1", &[]));
         assert!(!is("root@localhost:1", &["127.0.0.1"]));
         assert!(!is("127.0.0.2:1", &["127.0.0.2"]));
         assert!(!is("other:1", &[]) && !is("other:1", &["192.0.2.77", "0.0.0.0", "224.0.0.1"]));

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kolo_transport::ids::NodeId;
+use kolo_transport::interfaces::machine;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use super::agent::is_folder_name;
-use crate::hosts::{HostSlots, parse_hosts};
+use crate::hosts::{HostSlots, Machine, parse_hosts};
 
 /// The folder for what programs of a user keep: `$XDG_STATE_HOME`, or `~/.local/state`.
 ///
@@ -51,6 +52,7 @@ pub(super) enum Locked {
 
 impl HostDir {
     pub(super) fn of(cluster: &str, hostname: &str) -> Result<Self, String> {
+        let hostname = &Machine::new(hostname, "").to_string();
         for name in [cluster, hostname] {
             if !is_folder_name(name) {
                 return Err(format!("`{}` is no name for a folder", name.escape_debug()));
@@ -98,17 +100,50 @@ impl HostDir {
             Ok(()) => {
                 file.set_len(0)
                     .and_then(|()| file.rewind())
-                    .and_then(|()| writeln!(file, "{}", std::process::id()))
+                    .and_then(|()| writeln!(file, "{} {}", std::process::id(), machine()))
                     .map_err(failed)?;
                 Ok(Locked::Ours(file))
             }
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 let mut text = String::new();
                 file.read_to_string(&mut text).map_err(failed)?;
-                Ok(Locked::Theirs(text.trim().parse().unwrap_or(0)))
+                Ok(Locked::Theirs(holder(&text).map_or(0, |(pid, _)| pid)))
             }
             Err(error) => Err(failed(error.into())),
         }
+    }
+
+    /// The folder of another node of the cluster that runs on this machine, under another name, and its process. Of the same
+    /// user, that is.
+    pub(super) fn other(&self) -> Option<(Self, u32)> {
+        // Whoever names an address such as `127.0.0.2` wants another host.
+        let is_by_wish = |dir: &Self| Machine::new(&dir.name(), "").is_host_by_wish();
+        let own = machine();
+        if own.is_empty() || is_by_wish(self) {
+            return None;
+        }
+        let held = fs::read_to_string("/proc/locks").unwrap_or_default();
+        fs::read_dir(self.0.parent()?)
+            .ok()?
+            .filter_map(|entry| Some(Self(entry.ok()?.path())))
+            .filter(|other| other.0 != self.0 && !is_by_wish(other))
+            .find_map(|other| {
+                let lock = other.0.join("lock");
+                let text = fs::read_to_string(&lock).ok()?;
+                let (pid, machine) = holder(&text)?;
+                let inode = fs::metadata(&lock).ok()?.ino();
+                // A file of a node that has ended may be there as well.
+                (machine == own && is_held(&held, pid, inode)).then_some((other, pid))
+            })
+    }
+
+    /// What the node is called.
+    pub(super) fn name(&self) -> String {
+        self.0
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
     }
 
     /// Leaves word for the node how long its jobs may take to end by themselves.
@@ -136,6 +171,26 @@ impl HostDir {
             fs::remove_dir(cluster).ok();
         }
     }
+}
+
+/// The process and the machine of whoever has written a lock.
+fn holder(text: &str) -> Option<(u32, &str)> {
+    let (pid, machine) = text.trim().split_once(' ')?;
+    Some((pid.parse().ok()?, machine))
+}
+
+/// Whether a process holds a lock on a file, of those in `/proc/locks`.
+fn is_held(locks: &str, pid: u32, inode: u64) -> bool {
+    let (pid, inode) = (pid.to_string(), inode.to_string());
+    locks.lines().any(|line| {
+        // `1: FLOCK  ADVISORY  WRITE 708 00:13:19 0 EOF`
+        let mut words = line.split_whitespace().skip(4);
+        words.next() == Some(&pid)
+            && words
+                .next()
+                .and_then(|file| file.rsplit(':').next())
+                .is_some_and(|file| file == inode)
+    })
 }
 
 /// Whether the file still is the one of that name.
@@ -209,7 +264,7 @@ impl RecordedNode {
     /// Whether it is the one of a host.
     #[must_use]
     pub fn is_of(&self, host: &HostSlots) -> bool {
-        self.host.eq_ignore_ascii_case(&host.host)
+        host.is_called(&self.host)
     }
 }
 
@@ -374,6 +429,39 @@ mod tests {
         launch.remove(&hosts("c:9,x:1"));
         assert_eq!(launch.hosts.len(), 3);
         assert!(launch.nodes.is_empty());
+    }
+
+    #[test]
+    fn a_node_under_another_name_is_found_while_it_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = |name: &str| HostDir(dir.path().join(name));
+        assert!(host("a").other().is_none());
+        let Locked::Ours(lock) = host("a").lock().unwrap() else {
+            panic!("nobody else is there");
+        };
+        assert!(host("a").other().is_none(), "it is itself");
+        assert!(host("127.0.0.2").other().is_none(), "another by wish");
+        let (other, pid) = host("a.example").other().unwrap();
+        assert_eq!((other.name(), pid), ("a".to_owned(), std::process::id()));
+        // Of another machine that shares the folder.
+        let path = host("a").path().join("lock");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, format!("{} else", std::process::id())).unwrap();
+        assert!(host("a.example").other().is_none());
+        fs::write(&path, text).unwrap();
+        drop(lock);
+        assert!(host("a.example").other().is_none(), "it has ended");
+    }
+
+    #[test]
+    fn holders_of_locks_are_known() {
+        assert_eq!(holder("12 ab\n"), Some((12, "ab")));
+        for text in ["", "12\n", "x ab"] {
+            assert_eq!(holder(text), None, "{text:?}");
+        }
+        let locks = "1: POSIX  ADVISORY  READ 5 fd:01:19 128 128\n2: FLOCK  ADVISORY  WRITE 708 00:13:191 0 EOF\n";
+        assert!(is_held(locks, 708, 191) && is_held(locks, 5, 19));
+        assert!(!is_held(locks, 708, 19) && !is_held(locks, 70, 191) && !is_held("", 1, 1));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test may fail by a panic, also in its helpers
 
 mod cluster;
+mod environment;
 mod fake;
 mod grace;
 mod kolo;

@@ -58,6 +58,40 @@ fn json_is_an_array_in_rank_order() {
 }
 
 #[test]
+fn spellings_of_one_machine_are_one_host() {
+    for (given, hosts) in [
+        ("a,A", ["a", "a"]),
+        ("a.example,A.Example.", ["a.example", "a.example"]),
+        ("[fd00::2],[FD00:0::2]", ["fd00::2", "fd00::2"]),
+        ("10.0.0.1,10.1", ["10.0.0.1", "10.0.0.1"]),
+        ("localhost,127.0.0.1", ["localhost", "localhost"]),
+    ] {
+        let found = kolo(&["plan", "--registration", given, "--format", "json"]).json();
+        let expected = json!([
+            row(hosts[0], [0, 2, 0, 2, 0, 1]),
+            row(hosts[1], [1, 2, 1, 2, 0, 1]),
+        ]);
+        assert_eq!(found, expected, "{given}");
+    }
+    let own = rustix::system::uname();
+    let own = own.nodename().to_str().unwrap();
+    let both = format!("{own},localhost");
+    let table = kolo(&["plan", "--registration", &both, "--format", "json"]).json();
+    assert_eq!(table[1]["local_rank"], 1, "{table}");
+    // As --hosts, kolo run and its --dry-run have it.
+    let slots = format!("{own}:1,localhost:1");
+    for args in [
+        &["plan", "--hosts", &slots][..],
+        &["run", "-H", &slots, "--dry-run", "true"],
+        &["run", "-H", &slots, "true"],
+        &["up", "-H", &slots],
+    ] {
+        let line = kolo(args).bad(2);
+        assert!(line.contains("in entry 2 are one machine"), "{line}");
+    }
+}
+
+#[test]
 fn what_can_not_be_placed_ends_with_2_and_names_requested_and_available() {
     let line = kolo(&["plan", "--hosts", "a:2,b:1", "--min", "4"]).bad(2);
     assert_eq!(
@@ -74,11 +108,15 @@ fn what_can_not_be_placed_ends_with_2_and_names_requested_and_available() {
         ),
         (
             &["--hosts", "a:2,a:2"],
-            "is in entry 1 and again in entry 2",
+            "`a` in entry 1 and `a` in entry 2 are one machine",
         ),
         (
             &["--hosts", "a:2,me@A.:2"],
-            "is in entry 1 and again in entry 2",
+            "`a` in entry 1 and `me@A.` in entry 2 are one machine",
+        ),
+        (
+            &["--hosts", "localhost:2,b:1,127.1:2"],
+            "`localhost` in entry 1 and `127.1` in entry 3 are one machine",
         ),
         (&["--hosts", "a:65536,b:65536"], "at most"),
         (&["--hosts", "a:65537"], "more slots than 65536"),

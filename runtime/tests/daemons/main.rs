@@ -4,6 +4,7 @@
 mod config;
 mod drain;
 mod ends;
+mod gpus;
 mod notify;
 mod process;
 mod secrets;

@@ -35,6 +35,49 @@ fn head_pid(servers: &Servers) -> u32 {
 }
 
 #[test]
+fn a_node_is_one_by_whatever_name_its_host_is_given() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(1);
+    let config = servers.dir().join("config");
+    let text = fs::read_to_string(&config).unwrap();
+    let other = text.replace(
+        "Host 127.0.0.2 alias2",
+        "Host 127.0.0.2 alias2 Alias2. other",
+    );
+    assert_ne!(text, other);
+    fs::write(&config, other).unwrap();
+    let up = json(&mut servers.up(&["--detach", "--hosts", "alias2:1"]));
+    let pid = node_pids(&up)[0];
+    let again = |hosts: &str| {
+        let mut again = servers.up(&["--detach", "--hosts", hosts]);
+        again.env("KOLO_HEAD", up["head"].as_str().unwrap());
+        again.env("KOLO_CREDENTIALS", up["credentials"].as_str().unwrap());
+        again
+    };
+    // It is the same by its spelling, and by what its host says.
+    let same = json(&mut again("Alias2.:1"));
+    assert_eq!(same["nodes"][0]["existing"], true);
+    assert_eq!(same["nodes"][0]["node"], up["nodes"][0]["node"]);
+    let refused = again("other:1").output().unwrap();
+    let err = texts(&refused).1;
+    assert_eq!(refused.status.code(), Some(4), "{err}");
+    assert!(
+        err.contains(&format!(
+            "runs on this machine already, as alias2 (process {pid})"
+        )),
+        "{err}"
+    );
+    assert!(is_running(pid));
+    let ended = json(&mut down(&servers, &["--hosts", "other"]));
+    assert_eq!(ended[0]["down"], true, "{ended}");
+    gone(pid);
+    json(&mut down(&servers, &[]));
+    servers.nothing_is_left();
+}
+
+#[test]
 fn a_detached_launch_runs_on_until_it_is_taken_down() {
     if skipped() {
         return;

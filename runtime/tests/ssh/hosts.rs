@@ -181,6 +181,42 @@ fn names_of_ssh_config_users_ports_and_keys_are_honoured() {
 }
 
 #[test]
+fn a_machine_with_two_names_is_told_once_it_is_reached() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(2);
+    // Names that ssh_config alone knows: what they lead to is seen when they are there.
+    for hosts in ["alias2:1,alias3:1", "localhost:1,alias3:1"] {
+        let (first, second) = hosts.split_once(',').unwrap();
+        let name = |entry: &str| entry.split(':').next().unwrap().to_owned();
+        let either = [
+            format!("`{}` and `{}` are one machine", name(first), name(second)),
+            format!("`{}` and `{}` are one machine", name(second), name(first)),
+        ];
+        let node = env!("CARGO_BIN_EXE_kolo-node");
+        for command in [
+            &["run", "-H", hosts, "--remote-program", node, "--", "true"][..],
+            &["up", "-H", hosts, "--remote-program", node, "--quiet"],
+        ] {
+            let output = servers.kolo(command).output().unwrap();
+            let err = texts(&output).1;
+            assert_eq!(output.status.code(), Some(2), "{command:?}: {err}");
+            assert!(
+                either.iter().any(|line| err.contains(line)),
+                "{command:?}: {err}"
+            );
+        }
+    }
+    // Addresses of the loopback are hosts of their own, if their user says so.
+    let mut launch = servers.launch(&["--hosts", &servers.hosts()]);
+    assert_eq!(launch.ready()["nodes"].as_array().unwrap().len(), 2);
+    launch.signal(rustix::process::Signal::INT);
+    assert_eq!(launch.wait(), Some(0));
+    servers.nothing_is_left();
+}
+
+#[test]
 fn this_machine_needs_no_ssh() {
     let home = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| {
@@ -212,7 +248,10 @@ fn this_machine_needs_no_ssh() {
     let mut launch = run(&["--hosts", "localhost:2,127.0.0.1:2"]);
     assert_eq!(launch.wait(), Some(2));
     let err = launch.stderr();
-    assert!(err.contains("are both this machine"), "{err}");
+    assert!(
+        err.contains("`localhost` in entry 1 and `127.0.0.1` in entry 2 are one machine"),
+        "{err}"
+    );
 }
 
 #[test]
@@ -235,13 +274,13 @@ fn wrong_lists_are_refused_before_anything_is_tried() {
     let err = run(&["--hostfile", path]);
     assert!(
         err.contains(&format!(
-            "{path}: the host A is in line 1 and again in line 3"
+            "{path}: `a` in line 1 and `A` in line 3 are one machine"
         )),
         "{err}"
     );
     fs::write(&file, "a slots=2\nb\n").unwrap();
     assert!(run(&["--hostfile", path]).contains("line 2, `b`, has no `slots=N`"));
-    assert!(run(&["--hosts", "a:2,a:2"]).contains("entry 1 and again in entry 2"));
+    assert!(run(&["--hosts", "a:2,a:2"]).contains("in entry 2 are one machine"));
     assert!(run(&["--hosts", "a:0"]).contains("give at least 1"));
     assert!(run(&[]).contains("no hosts are given"));
 }

@@ -151,7 +151,7 @@ fn node_of(servers: &Servers, index: usize) -> u32 {
     let only = |dir: std::path::PathBuf| std::fs::read_dir(dir).unwrap().next().unwrap().unwrap();
     let host = only(only(clusters).path()).path();
     let text = std::fs::read_to_string(host.join("lock")).unwrap();
-    text.trim().parse().unwrap()
+    text.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 #[test]

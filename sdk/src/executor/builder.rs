@@ -48,8 +48,8 @@ impl ExecutorBuilder {
         self
     }
 
-    /// Whether workers use GPUs, one each or [`gpus_per_worker`](Self::gpus_per_worker). Default: no. All workers of a node
-    /// see all devices of the group there, in `CUDA_VISIBLE_DEVICES`.
+    /// Whether workers use GPUs, one each or [`gpus_per_worker`](Self::gpus_per_worker). Default: no; then they see none. All
+    /// workers of a node see all devices of the group there, in `CUDA_VISIBLE_DEVICES`.
     pub fn use_gpu(mut self, use_gpu: bool) -> Self {
         self.options.use_gpu = use_gpu;
         self
@@ -68,8 +68,9 @@ impl ExecutorBuilder {
         self
     }
 
-    /// A variable in the environment of every worker, over what the node and kolo set; only `KOLO_*` is kolo's own. May be
-    /// repeated.
+    /// A variable in the environment of every worker, over what the node and kolo set; only `KOLO_*` is kolo's own. One that kolo
+    /// sets for each worker, such as `RANK`, is then the same for all; what [`Context`](crate::Context) says stays right. May
+    /// be repeated.
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.options.env.insert(name.into(), value.into());
         self

@@ -40,6 +40,15 @@ pub(crate) async fn start(
         }
     };
     let spec = options.spec(own.program.clone())?;
+    #[cfg(feature = "local")]
+    for name in spec.env.keys() {
+        if kolo_runtime::local::tells_workers_apart(name) {
+            tracing::warn!(
+                variable = name,
+                "all workers have the value that was given in place of what kolo sets; they may not find each other"
+            );
+        }
+    }
     let mut start = Start {
         cluster,
         phase: "connecting to the head",

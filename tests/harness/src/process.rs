@@ -150,6 +150,8 @@ fn spawn(task: &Task, host: Option<&Host>) -> Result<Daemon, HarnessError> {
             TASK,
             serde_json::to_string(task).map_err(|error| fault(&error))?,
         )
+        // GPUs are declared, whatever whoever runs the tests may see.
+        .env_remove("CUDA_VISIBLE_DEVICES")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

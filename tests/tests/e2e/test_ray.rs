@@ -173,7 +173,10 @@ async fn gpu_ids() -> anyhow::Result<()> {
         .output(Output::Silent)
         .start(&driver)
         .await?;
-    assert!(!soon(executor.run(environment, ())).await?[0].contains_key("CUDA_VISIBLE_DEVICES"));
+    assert_eq!(
+        soon(executor.run(environment, ())).await?[0]["CUDA_VISIBLE_DEVICES"],
+        ""
+    );
     executor.shutdown().await?;
     cluster.stop().await?;
     Ok(())

@@ -53,13 +53,14 @@ pub(crate) struct Run {
     /// CPUs that each worker holds, on a cluster [default: 1]
     #[arg(long, value_name = "CPUS")]
     pub(crate) cpus_per_worker: Option<f64>,
-    /// GPUs that each worker holds; the workers of a host see all of theirs [default: 0]
+    /// GPUs that each worker holds; the workers of a host see all of theirs [default: on a cluster none, else all are seen]
     #[arg(long, value_name = "GPUS")]
     pub(crate) gpus_per_worker: Option<u32>,
     /// Set a variable for all workers, over all that kolo sets but KOLO_*; may be repeated
     #[arg(short = 'e', long, value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
-    /// Pass variables of this environment to the workers; `*` and `?` as in file names; may be repeated
+    /// Pass variables of this environment to the workers, but none that kolo sets; `*` and `?` as in file names; may be
+    /// repeated
     #[arg(long, value_name = "PATTERN")]
     pub(crate) pass_env: Vec<String>,
     /// Directory that the workers start in [default: this one]

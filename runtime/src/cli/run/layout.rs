@@ -9,16 +9,6 @@ use super::args::Run;
 use super::plan::{Target, usage};
 use crate::hosts::HostSlots;
 
-/// Whether a host is this machine by its name, so that neither ssh nor a network is needed.
-pub(crate) fn is_here(host: &HostSlots, hostname: &str) -> bool {
-    let name = host.host.as_str();
-    host.user.is_none()
-        && (name.eq_ignore_ascii_case("localhost")
-            || name.eq_ignore_ascii_case(hostname)
-            || name == "127.0.0.1"
-            || name == "::1")
-}
-
 fn count(option: &str, given: &str) -> Result<u32, CliError> {
     match given.parse() {
         Ok(count) if count > 0 => Ok(count),

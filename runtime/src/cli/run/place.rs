@@ -14,12 +14,12 @@ use super::super::client::Client;
 use super::super::error::CliError;
 use super::args::Run;
 use super::job::Link;
-use super::layout::{self, is_here};
+use super::layout;
 use super::plan::{Plan, Surroundings, Target};
 use crate::hosts::HostSlots;
 use crate::local::{self, LocalConfig, LocalError};
 use crate::node::raise_open_files;
-use crate::ssh::{self, BroughtUp, Ending, HeadAccess, SshOptions};
+use crate::ssh::{self, BroughtUp, Ending, HeadAccess, SshOptions, UpError};
 use crate::{Head, Node, NodeResources};
 
 /// Descriptors that a node has for each worker, at most.
@@ -92,19 +92,23 @@ pub(crate) async fn prepare(
                 members: Members::Elsewhere,
             })
         }
-        Target::Local => here_alone(plan, connect.connect_timeout, None).await,
+        Target::Local => here_alone(options, plan, connect.connect_timeout, None).await,
         Target::Hosts(hosts) => {
             let shares = layout::shares(options, &hosts, plan.workers)?;
-            let used: Vec<HostSlots> = shares
-                .iter()
-                .map(|(index, _)| hosts[*index].clone())
-                .collect();
-            match &used[..] {
-                [only] if is_here(only, &here.hostname) => {
-                    let name = (only.host != "localhost").then(|| only.host.clone());
-                    here_alone(plan, connect.connect_timeout, name).await
+            // Hosts included that get no worker: the list is wrong all the same.
+            let ssh = options.ssh.options();
+            let here = ssh::are_here(&hosts, &here.hostname, &ssh).await?;
+            match &shares[..] {
+                [(only, _)] if here[*only] => {
+                    let name = &hosts[*only].host;
+                    let name = (name != "localhost").then(|| name.clone());
+                    here_alone(options, plan, connect.connect_timeout, name).await
                 }
                 _ => {
+                    let used: Vec<HostSlots> = shares
+                        .iter()
+                        .map(|(index, _)| hosts[*index].clone())
+                        .collect();
                     let workers = shares.iter().map(|(_, workers)| *workers).collect();
                     on_hosts(options, plan, &used, workers, connect.connect_timeout).await
                 }
@@ -123,7 +127,13 @@ fn make_room(workers: u32) {
     }
 }
 
+/// Whether workers see all GPUs of their host: nobody else is there, and nothing is shared out.
+fn gpus_for_all(options: &Run) -> bool {
+    options.gpus_per_worker.is_none()
+}
+
 async fn here_alone(
+    options: &Run,
     plan: &mut Plan,
     connect_timeout: Duration,
     hostname: Option<String>,
@@ -138,6 +148,7 @@ async fn here_alone(
             cpus: Some(plan.spec.per_worker.cpus.as_f64() * f64::from(plan.workers)),
             ..NodeResources::default()
         },
+        gpus_for_all: gpus_for_all(options),
         hostname,
         ..LocalConfig::default()
     };
@@ -169,12 +180,16 @@ async fn on_hosts(
     let (head, runtime, driver) = local::start_head(everywhere, None).await.map_err(failed)?;
     let ssh = SshOptions {
         stop_timeout: plan.grace + Duration::from_secs(5),
+        gpus_for_all: gpus_for_all(options),
         ..options.ssh.options()
     };
     let access = HeadAccess::to(&head);
     let up = ssh::bring_up(hosts, &ssh, &access)
         .await
-        .map_err(|error| CliError::Local(error.to_string()))?;
+        .map_err(|error| match error {
+            error @ UpError::SameMachine { .. } => error.into(),
+            error => CliError::Local(error.to_string()),
+        })?;
     drop(access);
     let layout = up
         .nodes()

@@ -16,6 +16,7 @@ use super::layout::placement;
 use super::prefix::{self, Prefix};
 use super::ranks::Ranks;
 use crate::hosts::HostSlots;
+use crate::local::tells_workers_apart;
 
 /// Where the workers run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,8 +93,7 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
             workers - 1
         ));
     }
-    let env = variables(options, here, &target)?;
-    let notes = not_passed(options, here, &target);
+    let (env, notes) = variables(options, here, &target)?;
     let cwd = match &options.cwd {
         Some(dir) => here.cwd.join(dir),
         None => here.cwd.clone(),
@@ -173,54 +173,43 @@ fn per_worker(options: &Run) -> Result<Resources, CliError> {
     })
 }
 
-/// Variables that are to be passed and can't be, and names that are none.
-fn not_passed(options: &Run, here: &Surroundings, target: &Target) -> Vec<String> {
-    let mut notes = Vec::new();
+/// The environment that the workers are given, and what there is to say about it: variables that are to be passed and are
+/// not, names that are none, and values in place of kolo's own.
+fn variables(
+    options: &Run,
+    here: &Surroundings,
+    target: &Target,
+) -> Result<(BTreeMap<String, String>, Vec<String>), CliError> {
+    let (mut all, mut notes) = (BTreeMap::new(), Vec::new());
     for pattern in &options.pass_env {
-        let mut any = pattern.contains(['*', '?']);
+        let by_name = !pattern.contains(['*', '?']);
+        let mut any = !by_name;
         for (name, value) in &here.vars {
             // A name that is no text can't be meant by one that is.
             let Some(name) = name.to_str().filter(|name| glob::matches(pattern, name)) else {
                 continue;
             };
             any = true;
-            // On this machine they have it anyway.
-            if value.to_str().is_none() && *target != Target::Local {
-                notes.push(format!(
-                    "--pass-env: {name} is not passed, since its value is not UTF-8"
-                ));
-            }
+            let why = match (env::not_passed(name, by_name), value.to_str()) {
+                (Some(why), _) if by_name => why,
+                // On this machine they have it anyway.
+                (None, None) if *target != Target::Local => "its value is not UTF-8",
+                (None, Some(value)) => {
+                    // One that is empty, or has a `=`, is none of a shell.
+                    if env::problem(name, value).is_none() {
+                        all.insert(name.to_owned(), value.to_owned());
+                    }
+                    continue;
+                }
+                _ => continue,
+            };
+            notes.push(format!("--pass-env: {name} is not passed, since {why}"));
         }
         if !any {
             notes.push(format!(
                 "--pass-env: there is no variable `{}` here",
                 pattern.escape_debug()
             ));
-        }
-    }
-    notes
-}
-
-fn variables(
-    options: &Run,
-    here: &Surroundings,
-    target: &Target,
-) -> Result<BTreeMap<String, String>, CliError> {
-    let mut all = BTreeMap::new();
-    for (name, value) in &here.vars {
-        let (Some(name), Some(value)) = (name.to_str(), value.to_str()) else {
-            continue;
-        };
-        let passed = options
-            .pass_env
-            .iter()
-            .any(|pattern| glob::matches(pattern, name));
-        // What this process may use is what its workers may use, if nothing is shared out.
-        let devices = *target == Target::Local
-            && options.gpus_per_worker.is_none()
-            && name == "CUDA_VISIBLE_DEVICES";
-        if (passed || devices) && env::problem(name, value).is_none() {
-            all.insert(name.to_owned(), value.to_owned());
         }
     }
     for given in &options.env {
@@ -233,9 +222,15 @@ fn variables(
         if let Some(problem) = env::problem(name, value) {
             return usage(format!("--env {}: {problem}", name.escape_debug()));
         }
+        if tells_workers_apart(name) {
+            notes.push(format!(
+                "--env: all workers have {name}={} in place of what kolo sets; they may not find each other",
+                value.escape_debug()
+            ));
+        }
         all.insert(name.to_owned(), value.to_owned());
     }
-    Ok(all)
+    Ok((all, notes))
 }
 
 #[cfg(test)]
@@ -245,7 +240,7 @@ mod tests {
     use kolo_transport::wire::Placement;
 
     use super::super::super::args::{Args, Command};
-    use super::super::layout::{is_here, shares};
+    use super::super::layout::shares;
     use super::super::merge::merge;
     use super::*;
 
@@ -336,7 +331,7 @@ mod tests {
             ("-n 3 --nproc-per-node 2 x", "make 2 workers"),
             ("-H a:2 -n 3 x", "the hosts have 2 slots"),
             ("-H a:2 --nnodes 2 x", "1 hosts are given"),
-            ("-H a:2,a:1 x", "the host a is in"),
+            ("-H a:2,a:1 x", "are one machine"),
             (
                 "-n 2 --ranks 1,5 x",
                 "has rank 5; the job has the ranks 0 to 1",
@@ -387,14 +382,6 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("on a, which has 1 slots"), "{error}");
-        assert!(is_here(&HostSlots::new("localhost", 1), "me"));
-        assert!(is_here(&HostSlots::new("127.0.0.1", 1), "me"));
-        assert!(
-            !is_here(&HostSlots::new("127.0.0.2", 1), "me"),
-            "it may have an ssh server of its own"
-        );
-        assert!(is_here(&HostSlots::new("ME", 1), "me"));
-        assert!(!is_here(&HostSlots::new("you", 1), "me"));
     }
 
     #[test]
@@ -419,6 +406,77 @@ mod tests {
                 .as_deref(),
             Some("/srv/data/sub")
         );
+    }
+
+    #[test]
+    fn a_pattern_never_overrides_what_kolo_sets_and_a_value_does_with_a_warning() {
+        let mut here = here();
+        for name in [
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "MASTER_ADDR",
+            "HOROVOD_SIZE",
+            "CUDA_VISIBLE_DEVICES",
+            "NCCL_SOCKET_IFNAME",
+            "SLURM_PROCID",
+            "PMIX_RANK",
+            "SLURM_JOB_ID",
+        ] {
+            here.vars.push((name.into(), "5".into()));
+        }
+        for head in [true, false] {
+            here.has_head = head;
+            let planned = |line: &str| {
+                let plan = plan(&options(line), &here).unwrap();
+                let names: Vec<String> = plan.spec.env.into_keys().collect();
+                (names.join(" "), plan.notes)
+            };
+            for pattern in ["*", "**", "?*", "[A-Z]*"] {
+                let (names, notes) = planned(&format!("--pass-env {pattern} x"));
+                let expected = if pattern.starts_with('[') {
+                    ""
+                } else {
+                    "HOME NCCL_DEBUG PATH SLURM_JOB_ID"
+                };
+                assert_eq!((names.as_str(), notes.len()), (expected, 0), "{pattern}");
+            }
+            for pattern in ["RAN?", "*_SIZE", "MASTER_*", "CUDA_*", "SLURM_P*", "PMIX*"] {
+                let (names, notes) = planned(&format!("--pass-env {pattern} x"));
+                assert_eq!((names.as_str(), notes.len()), ("", 0), "{pattern}");
+            }
+            assert_eq!(planned("--pass-env NCCL_* x").0, "NCCL_DEBUG");
+            // A name is written on purpose, but many workers can't have one rank.
+            for name in ["RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "KOLO_HEAD"] {
+                let (names, notes) = planned(&format!("--pass-env {name} x"));
+                assert_eq!((names.as_str(), notes.len()), ("", 1), "{name}");
+                let start = format!("--pass-env: {name} is not passed, since ");
+                assert!(notes[0].starts_with(&start), "{notes:?}");
+            }
+            for name in ["NCCL_SOCKET_IFNAME", "SLURM_PROCID"] {
+                let (names, notes) = planned(&format!("--pass-env {name} x"));
+                assert_eq!((names.as_str(), notes.len()), (name, 0));
+            }
+            for (line, note) in [
+                ("-e RANK=7 x", Some("all workers have RANK=7 in place of")),
+                (
+                    "--pass-env * -e MASTER_PORT=1 x",
+                    Some("all workers have MASTER_PORT=1 in place of"),
+                ),
+                ("-e CUDA_VISIBLE_DEVICES=1 x", None),
+                ("-e NCCL_SOCKET_IFNAME=eth0 x", None),
+                ("-e HOROVOD_CONTROLLER=mpi x", None),
+                ("-e SLURM_PROCID=1 x", None),
+            ] {
+                let (names, notes) = planned(line);
+                let name = line.split(['=', ' ']).rev().nth(2).unwrap();
+                assert!(names.contains(name), "{line}: {names}");
+                match note {
+                    Some(note) => assert!(notes[0].contains(note), "{line}: {notes:?}"),
+                    None => assert!(notes.is_empty(), "{line}: {notes:?}"),
+                }
+            }
+        }
     }
 
     #[test]

@@ -22,21 +22,24 @@ struct Json<'a> {
     workers: &'a [PlanRow],
 }
 
-/// The host of every rank.
+/// The host of every rank, with what tells it from others.
 async fn hosts(
     options: &Run,
     plan: &Plan,
     here: &Surroundings,
     connect: &Connect,
-) -> Result<Vec<String>, CliError> {
-    let repeat = |name: &str, count: u32| std::iter::repeat_n(name.to_owned(), count as usize);
+) -> Result<Vec<(u64, String)>, CliError> {
+    let repeat = |key: u64, name: &str, count: u32| {
+        std::iter::repeat_n((key, name.to_owned()), count as usize)
+    };
     match &plan.target {
-        Target::Local => Ok(repeat(&here.hostname, plan.workers).collect()),
+        Target::Local => Ok(repeat(0, &here.hostname, plan.workers).collect()),
         Target::Hosts(hosts) => {
+            crate::ssh::are_here(hosts, &here.hostname, &options.ssh.options()).await?;
             let shares = layout::shares(options, hosts, plan.workers)?;
             let names = shares
                 .iter()
-                .flat_map(|(index, workers)| repeat(&hosts[*index].host, *workers));
+                .flat_map(|(index, workers)| repeat(*index as u64, &hosts[*index].host, *workers));
             Ok(names.collect())
         }
         Target::Cluster => {
@@ -64,7 +67,7 @@ async fn hosts(
             };
             let names = shares
                 .iter()
-                .flat_map(|share| repeat(name(share.node), share.workers));
+                .flat_map(|share| repeat(share.node.0, name(share.node), share.workers));
             Ok(names.collect())
         }
     }
@@ -79,8 +82,11 @@ pub(crate) async fn dry_run(
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<u8, CliError> {
+    for note in &plan.notes {
+        super::job::say(note);
+    }
     let hosts = hosts(options, plan, here, connect).await?;
-    let rows = plan_ranks(&hosts)?;
+    let rows = plan_ranks(hosts.into_iter())?;
     let (program, cwd) = plan
         .spec
         .installed

@@ -1,0 +1,167 @@
+//! What workers of `kolo run` inherit, and what they are assigned, on this machine.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::kolo::{Ran, command};
+
+/// `kolo run` on this machine with the environment of a process of another launcher.
+fn inner(args: &[&str]) -> Command {
+    let words: Vec<&str> = ["run", "--local", "--no-stdin", "--prefix", "none"]
+        .iter()
+        .chain(args)
+        .copied()
+        .collect();
+    let mut kolo = command(Path::new("/nonexistent"), &words);
+    kolo.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    for (name, value) in [
+        ("RANK", "5"),
+        ("WORLD_SIZE", "9"),
+        ("LOCAL_RANK", "3"),
+        ("MASTER_ADDR", "10.9.9.9"),
+        ("HOROVOD_SIZE", "9"),
+        ("SLURM_PROCID", "7"),
+        ("SLURM_JOB_ID", "77"),
+        ("OMPI_COMM_WORLD_RANK", "7"),
+        ("PMIX_RANK", "7"),
+        ("TORCHELASTIC_ERROR_FILE", "/tmp/outer"),
+        ("KOLO_RANK", "8"),
+        ("MINE", "yes"),
+    ] {
+        kolo.env(name, value);
+    }
+    kolo
+}
+
+fn ran(kolo: &mut Command) -> (Vec<String>, String) {
+    let ran = Ran::of(&kolo.output().unwrap());
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let mut lines: Vec<String> = ran.out.lines().map(str::to_owned).collect();
+    lines.sort();
+    (lines, ran.err)
+}
+
+const TELL: &str = "echo $RANK/$WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $HOROVOD_SIZE $KOLO_RANK ${SLURM_PROCID-none} \
+                    ${OMPI_COMM_WORLD_RANK-none} ${PMIX_RANK-none} ${TORCHELASTIC_ERROR_FILE-none} $SLURM_JOB_ID $MINE";
+
+#[test]
+fn what_is_inherited_or_passed_by_a_pattern_never_overrides_what_kolo_sets() {
+    let expected =
+        [0, 1].map(|rank| format!("{rank}/2 {rank} 127.0.0.1 2 {rank} none none none none 77 yes"));
+    for passed in [
+        &[][..],
+        &["--pass-env", "*"],
+        &["--pass-env", "?*_*", "--pass-env", "RAN*"],
+    ] {
+        let args: Vec<&str> = [passed, &["-n", "2", "--", "sh", "-c", TELL]].concat();
+        let (lines, err) = ran(&mut inner(&args));
+        assert_eq!((lines, err.as_str()), (expected.to_vec(), ""), "{passed:?}");
+    }
+    // By its name it is told why.
+    let args = [
+        "--pass-env",
+        "RANK",
+        "-n",
+        "1",
+        "--",
+        "sh",
+        "-c",
+        "echo $RANK",
+    ];
+    let (lines, err) = ran(&mut inner(&args));
+    assert_eq!(lines, ["0"]);
+    assert!(
+        err.contains("--pass-env: RANK is not passed, since kolo sets it"),
+        "{err}"
+    );
+}
+
+#[test]
+fn a_value_that_is_given_on_purpose_overrides_with_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.toml");
+    std::fs::write(&file, "[env]\nRANK = \"7\"\n").unwrap();
+    let file = file.to_str().unwrap();
+    for given in [["--env", "RANK=7"], ["--config-file", file]] {
+        let args = [
+            &given[..],
+            &["-n", "2", "--", "sh", "-c", "echo $RANK $KOLO_SIZE"],
+        ]
+        .concat();
+        let (lines, err) = ran(&mut inner(&args));
+        assert_eq!(lines, ["7 2", "7 2"]);
+        assert!(
+            err.contains("kolo: --env: all workers have RANK=7 in place of what kolo sets"),
+            "{err}"
+        );
+        assert_eq!(err.lines().count(), 1, "{err}");
+    }
+    let args = ["--env", "KOLO_RANK=1", "true"];
+    let refused = Ran::of(&inner(&args).output().unwrap()).bad(2);
+    assert!(refused.contains("KOLO_"), "{refused}");
+}
+
+#[test]
+fn a_run_inside_a_worker_is_a_group_of_its_own() {
+    let kolo = env!("CARGO_BIN_EXE_kolo");
+    let script =
+        format!("{kolo} run --prefix none --no-stdin -n 2 --pass-env '*' -- sh -c '{TELL}'");
+    let (lines, err) = ran(&mut inner(&["-n", "1", "--", "sh", "-c", &script]));
+    assert_eq!(err, "");
+    assert!(
+        lines[0].starts_with("0/2 0 127.0.0.1 2 0 none"),
+        "{lines:?}"
+    );
+    assert!(
+        lines[1].starts_with("1/2 1 127.0.0.1 2 1 none"),
+        "{lines:?}"
+    );
+}
+
+#[test]
+fn gpus_are_shared_out_from_what_is_visible() {
+    let seen = |visible: &str, args: &[&str]| {
+        let tell = "echo \"<${CUDA_VISIBLE_DEVICES-unset}>\"";
+        let args = [args, &["--", "sh", "-c", tell]].concat();
+        let mut kolo = inner(&args);
+        kolo.env("CUDA_VISIBLE_DEVICES", visible);
+        Ran::of(&kolo.output().unwrap())
+    };
+    for (visible, args, devices) in [
+        ("4,5,6", &["--gpus-per-worker", "2"][..], "4,5"),
+        ("4, 5,6", &["--gpus-per-worker", "3"], "4,5,6"),
+        ("GPU-a,GPU-b", &["--gpus-per-worker", "1"], "GPU-a"),
+        // Nothing is shared out, and nobody else is there.
+        ("4,5,6", &[], "4,5,6"),
+        ("", &[], ""),
+        // None is asked for.
+        ("4,5,6", &["--gpus-per-worker", "0"], ""),
+        // What others see is no business of these workers.
+        ("4,5,6", &["--gpus-per-worker", "0", "--pass-env", "*"], ""),
+        (
+            "4,5,6",
+            &["--gpus-per-worker", "1", "--pass-env", "CUDA_*"],
+            "4",
+        ),
+        (
+            "4,5,6",
+            &["--gpus-per-worker", "1", "--env", "CUDA_VISIBLE_DEVICES=6"],
+            "6",
+        ),
+    ] {
+        let ran = seen(visible, args);
+        assert_eq!(
+            (ran.code, ran.out),
+            (0, format!("<{devices}>\n")),
+            "{visible} {args:?}"
+        );
+    }
+    for visible in ["0,0", "0,-1,1", "3"] {
+        let ran = seen(visible, &["--gpus-per-worker", "2"]);
+        assert_ne!(ran.code, 0, "{ran:?}");
+        assert!(
+            ran.err.contains("gpus: requested 2, available 1"),
+            "{ran:?}"
+        );
+    }
+}
