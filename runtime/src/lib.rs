@@ -12,6 +12,7 @@ pub mod notify;
 pub mod secret;
 pub mod settings;
 pub mod ssh;
+mod surroundings;
 
 pub use head::{Head, HeadConfig, HeadError, HeadState};
 pub use node::{

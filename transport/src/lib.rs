@@ -15,6 +15,7 @@
 pub mod authority;
 pub mod bulk;
 pub mod credentials;
+pub mod descriptors;
 pub mod direct;
 pub mod endpoint;
 mod files;

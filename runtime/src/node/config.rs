@@ -205,6 +205,15 @@ impl NodeConfig {
             keep_alive: Duration::from_millis(500),
         }
     }
+
+    /// The folders that its identity and its programs are in.
+    pub(super) fn state_dirs(&self) -> Vec<PathBuf> {
+        let inside = [&self.identity_dir, &self.programs.cache];
+        let parents = inside.into_iter().flatten().filter_map(|dir| dir.parent());
+        let mut dirs: Vec<PathBuf> = parents.map(std::path::Path::to_path_buf).collect();
+        dirs.dedup();
+        dirs
+    }
 }
 
 /// The hostname that the operating system knows.

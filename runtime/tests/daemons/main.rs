@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 mod config;
+mod descriptors;
+mod doctor;
 mod drain;
+mod login;
 mod notify;
 mod process;
 mod secrets;

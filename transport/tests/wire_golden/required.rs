@@ -41,7 +41,8 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Revoke,
         Reinstate,
         Network,
-        Interfaces
+        Interfaces,
+        Surroundings
     }));
     names.extend(variants!(SubmitFrame {
         ProgramReady,
@@ -66,6 +67,7 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Tokens,
         Revoked,
         Interfaces,
+        Surroundings,
         Refused
     }));
     names.extend(variants!(JobEvent {
@@ -89,7 +91,8 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Logs,
         Output,
         Probe,
-        Echo
+        Echo,
+        Surroundings
     }));
     names.extend(variants!(NodeReply {
         Done,
@@ -101,6 +104,7 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Output,
         Probed,
         Echo,
+        Surroundings,
         Refused
     }));
     names.extend(variants!(CallOp {

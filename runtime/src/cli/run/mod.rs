@@ -59,15 +59,22 @@ pub(super) fn run(
             .is_some_and(|head| !head.trim().is_empty()),
     };
     let plan = plan::plan(&options, &here)?;
+    for note in &plan.notes {
+        job::say(note);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(CliError::Start)?;
     let result = runtime.block_on(async {
-        if options.dry_run {
-            return show::dry_run(&options, &plan, &here, connect, format, out).await;
-        }
-        let outcome = execute(&options, plan, &here, connect).await?;
+        let outcome = if options.dry_run {
+            match show::dry_run(&options, &plan, &here, connect, format, out).await? {
+                Some(refused) => refused,
+                None => return Ok(0),
+            }
+        } else {
+            execute(&options, plan, &here, connect).await?
+        };
         let text = match format {
             Format::Table => outcome.text(),
             Format::Json => outcome.json(),
@@ -112,13 +119,7 @@ async fn execute(
     here: &Surroundings,
     connect: &Connect,
 ) -> Result<Outcome, CliError> {
-    for note in &plan.notes {
-        job::say(note);
-    }
-    if let Some(dir) = &plan.output_dir {
-        files::prepare(dir)
-            .map_err(|error| CliError::Usage(format!("--output-dir {}: {error}", dir.display())))?;
-    }
+    files::prepare(plan.output_dir.as_deref())?;
     // From here on a signal ends what was begun.
     let mut signals = Signals::take().map_err(CliError::Start)?;
     let mut plan = plan;

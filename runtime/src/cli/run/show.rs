@@ -1,7 +1,10 @@
 //! `--dry-run`: what would run where.
 
-use kolo_actors::placement::{Offer, place};
+use kolo_actors::head::job::problem_on;
+use kolo_actors::placement::{Offer, Share};
 use kolo_actors::plan::{PlanRow, plan_ranks};
+use kolo_transport::ids::NodeId;
+use kolo_transport::wire::Refusal;
 use serde::Serialize;
 
 use super::super::args::{Connect, Format};
@@ -9,8 +12,11 @@ use super::super::client::Client;
 use super::super::error::CliError;
 use super::super::output::{Cell, Output};
 use super::args::Run;
-use super::layout;
+use super::layout::{self, is_here};
 use super::plan::{Plan, Surroundings, Target};
+use super::report::Outcome;
+use super::{files, place};
+use crate::node::find_installed;
 
 #[derive(Serialize)]
 struct Json<'a> {
@@ -31,7 +37,19 @@ async fn hosts(
 ) -> Result<Vec<String>, CliError> {
     let repeat = |name: &str, count: u32| std::iter::repeat_n(name.to_owned(), count as usize);
     match &plan.target {
-        Target::Local => Ok(repeat(&here.hostname, plan.workers).collect()),
+        Target::Local => {
+            let (total, _) = place::own_resources(plan)
+                .find()
+                .map_err(|error| CliError::Local(error.to_string()))?;
+            let own = Offer {
+                node: NodeId(1),
+                hostname: here.hostname.clone(),
+                available: total.clone(),
+                total,
+            };
+            place_on(plan, &[own])?;
+            Ok(repeat(&here.hostname, plan.workers).collect())
+        }
         Target::Hosts(hosts) => {
             let shares = layout::shares(options, hosts, plan.workers)?;
             let names = shares
@@ -54,8 +72,7 @@ async fn hosts(
                     total: node.total.clone(),
                 })
                 .collect();
-            let shares = place(plan.spec.placement, &plan.spec.per_worker, &offers)
-                .map_err(|error| CliError::Local(error.to_string()))?;
+            let shares = place_on(plan, &offers)?;
             let name = |id| {
                 offers
                     .iter()
@@ -70,7 +87,30 @@ async fn hosts(
     }
 }
 
-/// Prints the plan.
+fn place_on(plan: &Plan, offers: &[Offer]) -> Result<Vec<Share>, CliError> {
+    kolo_actors::placement::place(plan.spec.placement, &plan.spec.per_worker, offers)
+        .map_err(|error| Refusal::from(error).into())
+}
+
+/// What the only host says of the program, if that is this machine.
+async fn problem_here(plan: &Plan, hosts: &[String], here: &Surroundings) -> Option<Refusal> {
+    let installed = plan.spec.installed.as_ref()?;
+    let host = match &plan.target {
+        Target::Local => &here.hostname,
+        Target::Hosts(known) => {
+            let name = hosts
+                .first()
+                .filter(|name| hosts.iter().all(|host| host == *name))?;
+            let only = known.iter().find(|host| host.host == *name)?;
+            is_here(only, &here.hostname).then_some(&only.host)?
+        }
+        Target::Cluster => return None,
+    };
+    let problem = find_installed(installed).await.err()?;
+    Some(problem_on(&problem, std::slice::from_ref(host)))
+}
+
+/// Prints the plan, or says what a run would end with before anything is started.
 pub(crate) async fn dry_run(
     options: &Run,
     plan: &Plan,
@@ -78,8 +118,16 @@ pub(crate) async fn dry_run(
     connect: &Connect,
     format: Format,
     out: &mut Output<'_>,
-) -> Result<u8, CliError> {
+) -> Result<Option<Outcome>, CliError> {
+    files::try_to_prepare(plan.output_dir.as_deref())?;
     let hosts = hosts(options, plan, here, connect).await?;
+    if let Some(refusal) = problem_here(plan, &hosts, here).await {
+        return Ok(Some(Outcome {
+            refusal: Some(refusal),
+            workers: plan.workers,
+            ..Outcome::default()
+        }));
+    }
     let rows = plan_ranks(&hosts)?;
     let (program, cwd) = plan
         .spec
@@ -101,7 +149,7 @@ pub(crate) async fn dry_run(
             env: &plan.spec.env,
             workers: &rows,
         })?;
-        return Ok(0);
+        return Ok(None);
     }
     let table: Vec<[Cell; 6]> = rows
         .iter()
@@ -138,7 +186,7 @@ pub(crate) async fn dry_run(
     for (name, value) in &plan.spec.env {
         out.line(&format!("  {name}={}", quoted(value)))?;
     }
-    Ok(0)
+    Ok(None)
 }
 
 /// As a shell would need it.

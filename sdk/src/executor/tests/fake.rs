@@ -265,6 +265,7 @@ impl FakeJob {
             state,
             refusal,
             failure,
+            stopped: None,
         })
         .await;
         self.stream.send.finish();
