@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use kolo_transport::ids::NodeId;
-use kolo_transport::wire::{Milli, NodeShare, Placement, Resources, Shortage};
+use kolo_transport::wire::{
+    Milli, NodeShare, Placement, Refusal, RefusalKind, Resources, Shortage,
+};
 
 use crate::ranks::MAX_WORLD_SIZE;
 
@@ -86,6 +88,16 @@ pub enum PlacementError {
     /// A node that was asked for by its id is not there, or has too little room. Wait for other jobs, or ask for less.
     #[error("{0}")]
     Layout(String),
+}
+
+impl From<PlacementError> for Refusal {
+    fn from(error: PlacementError) -> Self {
+        let kind = match error {
+            PlacementError::Size { .. } => RefusalKind::Invalid,
+            PlacementError::Unplaceable(_) | PlacementError::Layout(_) => RefusalKind::Unplaceable,
+        };
+        Self::new(kind, error.to_string())
+    }
 }
 
 /// What is missing where.

@@ -13,6 +13,7 @@ pub mod secret;
 pub mod settings;
 pub mod signals;
 pub mod ssh;
+mod surroundings;
 
 pub use head::{Head, HeadConfig, HeadError, HeadState};
 pub use node::{

@@ -1,7 +1,7 @@
 //! Files with secrets that people bring: tokens to join with, and the secret of the HTTP API.
 
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
@@ -10,7 +10,7 @@ const LONGEST: u64 = 64 << 10;
 
 /// What is in a file, and whether others can read it.
 pub struct SecretFile {
-    /// The secret, with whatever is around it.
+    /// The secret, without what is around it.
     pub text: String,
     /// What is to be said of the file's mode: others on this machine can read it.
     ///
@@ -39,10 +39,8 @@ pub fn read(path: &Path) -> io::Result<SecretFile> {
     let mode = metadata.permissions().mode() & 0o777;
     // A pipe is for its two ends. What the service manager hands over is for the service alone, whatever its mode seems to say.
     let exposed = metadata.is_file() && mode & 0o077 != 0 && !is_of_the_service_manager(path);
-    let mut text = String::new();
-    file.take(LONGEST).read_to_string(&mut text)?;
     Ok(SecretFile {
-        text,
+        text: text_of(file)?,
         warning: exposed.then(|| {
             format!(
                 "{} has mode {mode:o}, so others on this machine can read the secret in it; `chmod 600` it",
@@ -50,6 +48,18 @@ pub fn read(path: &Path) -> io::Result<SecretFile> {
             )
         }),
     })
+}
+
+/// The secret that comes from a file or a pipe: at most 64 KiB are read.
+///
+/// # Errors
+///
+/// If it can't be read or is no text.
+pub fn text_of(source: impl Read) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    source.take(LONGEST).read_to_end(&mut bytes)?;
+    kolo_transport::token::secret_text(&bytes)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it is no text in UTF-8"))
 }
 
 fn is_of_the_service_manager(path: &Path) -> bool {
@@ -74,7 +84,7 @@ mod tests {
         ] {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
             let secret = read(&path).unwrap();
-            assert_eq!(secret.text, "hush\n");
+            assert_eq!(secret.text, "hush");
             assert!(!format!("{secret:?}").contains("hush"));
             let Some(warning) = secret.warning else {
                 assert!(!warns, "{mode:o}");

@@ -4,7 +4,7 @@ use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use kolo_transport::token::JoinToken;
+use kolo_transport::token::{JoinToken, secret_text};
 
 use crate::error::CredentialsError;
 
@@ -90,7 +90,12 @@ impl Credentials {
     /// [`CredentialsError::TokenFile`] or [`CredentialsError::Token`].
     pub fn token_file(path: impl AsRef<Path>) -> Result<Self, CredentialsError> {
         let path = path.as_ref();
-        match std::fs::read_to_string(path) {
+        let text = std::fs::read(path).and_then(|bytes| {
+            secret_text(&bytes).ok_or_else(|| {
+                std::io::Error::new(std::io::ErrorKind::InvalidData, "it is no text in UTF-8")
+            })
+        });
+        match text {
             Ok(text) => parse_token(&text, &path.display().to_string()),
             Err(error) => Err(CredentialsError::TokenFile {
                 path: path.to_owned(),
@@ -116,8 +121,7 @@ impl Credentials {
 }
 
 fn parse_token(text: &str, origin: &str) -> Result<Credentials, CredentialsError> {
-    text.trim()
-        .parse::<JoinToken>()
+    text.parse::<JoinToken>()
         .map(Credentials::from)
         .map_err(|error| CredentialsError::Token {
             origin: origin.to_owned(),

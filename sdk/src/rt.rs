@@ -2,6 +2,11 @@
 
 use std::future::Future;
 
+use kolo_transport::descriptors::make_room;
+
+/// Descriptors that the runtime of a driver and its links need.
+const DESCRIPTORS: u64 = 24;
+
 /// Runs `main` to its end: as the program itself in the driver, as a worker or as a warden in the processes
 /// that kolo starts from the same executable. In those two it does not return, and `main` is not polled.
 ///
@@ -11,17 +16,20 @@ use std::future::Future;
 /// If two functions or two executables have one name, the process ends with exit code 70 and a line on standard error
 /// that names both: see [`RegistryError`](crate::registry::RegistryError).
 ///
-/// # Panics
-///
-/// If the threads of the runtime can't be started.
+/// So it is if there are no descriptors or threads for the runtime, which the line says.
 pub fn main<F: Future>(main: F) -> F::Output {
     crate::worker::run_if_worker();
     if let Err(error) = crate::registry::Registry::get() {
         crate::worker::refuse(error);
     }
-    tokio::runtime::Builder::new_multi_thread()
+    if let Err(error) = make_room("the program", DESCRIPTORS) {
+        crate::worker::refuse(&error);
+    }
+    match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .expect("the system gives the threads of the tokio runtime")
-        .block_on(main)
+    {
+        Ok(runtime) => runtime.block_on(main),
+        Err(error) => crate::worker::refuse(&format!("the tokio runtime can't start: {error}")),
+    }
 }

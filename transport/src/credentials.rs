@@ -13,7 +13,7 @@ use crate::files;
 use crate::folder::{self, Alone, Pems};
 use crate::identity::{Identity, IdentityError};
 use crate::renewal::Validity;
-use crate::tls;
+use crate::tls::{self, Dates};
 
 /// How often a folder is read that somebody else changes meanwhile.
 const ATTEMPTS: u32 = 5;
@@ -41,7 +41,16 @@ impl Credentials {
         authority: CertificateDer<'static>,
         key: KeyPair,
     ) -> Result<Self, IdentityError> {
-        tls::verify_member(&certificate, &authority)?;
+        Self::checked(certificate, authority, key, Dates::Count)
+    }
+
+    fn checked(
+        certificate: CertificateDer<'static>,
+        authority: CertificateDer<'static>,
+        key: KeyPair,
+        dates: Dates,
+    ) -> Result<Self, IdentityError> {
+        tls::verify_member(&certificate, &authority, dates)?;
         let identity = Identity::from_certificate(&certificate)?;
         let (_, parsed) = x509_parser::parse_x509_certificate(&certificate).map_err(|error| {
             IdentityError::Certificate {
@@ -192,6 +201,20 @@ impl Credentials {
     ///
     /// [`IdentityError`], which names the file.
     pub fn load(dir: &Path) -> Result<Self, IdentityError> {
+        Self::load_checked(dir, Dates::Count)
+    }
+
+    /// As [`Credentials::load`], also if the certificate is not valid yet, or any more, by this host's clock: for who looks what
+    /// is there, or what is wrong with the clock.
+    ///
+    /// # Errors
+    ///
+    /// As [`Credentials::load`].
+    pub fn load_undated(dir: &Path) -> Result<Self, IdentityError> {
+        Self::load_checked(dir, Dates::DoNotCount)
+    }
+
+    fn load_checked(dir: &Path, dates: Dates) -> Result<Self, IdentityError> {
         let mut attempt = 1;
         loop {
             if let Some(pems) = folder::pending(dir)? {
@@ -199,11 +222,11 @@ impl Credentials {
                 let key = read_key(&path, pems.key.as_bytes())?;
                 let certificate = parse_certificate(&path, pems.certificate.as_bytes())?;
                 let authority = parse_certificate(&path, pems.authority.as_bytes())?;
-                let credentials = Self::of_file(certificate, authority, key, path)?;
+                let credentials = Self::of_file(certificate, authority, key, path, dates)?;
                 folder::settle_if_free(dir);
                 return Ok(credentials);
             }
-            match Self::load_files(dir) {
+            match Self::load_files(dir, dates) {
                 // It may be a mixture of what was there and of what somebody is just putting there.
                 Err(IdentityError::Content { .. }) if attempt < ATTEMPTS => attempt += 1,
                 result => return result,
@@ -211,14 +234,14 @@ impl Credentials {
         }
     }
 
-    fn load_files(dir: &Path) -> Result<Self, IdentityError> {
+    fn load_files(dir: &Path, dates: Dates) -> Result<Self, IdentityError> {
         let key_path = dir.join(folder::KEY);
         let certificate_path = dir.join(folder::CERTIFICATE);
         let authority = read_certificate(&dir.join(folder::AUTHORITY))?;
         let certificate = read_certificate(&certificate_path)?;
         files::check_dir(dir)?;
         let key = read_key(&key_path, &files::read_private(&key_path)?)?;
-        Self::of_file(certificate, authority, key, certificate_path)
+        Self::of_file(certificate, authority, key, certificate_path, dates)
     }
 
     fn of_file(
@@ -226,8 +249,9 @@ impl Credentials {
         authority: CertificateDer<'static>,
         key: KeyPair,
         path: PathBuf,
+        dates: Dates,
     ) -> Result<Self, IdentityError> {
-        Self::new(certificate, authority, key).map_err(|error| IdentityError::Content {
+        Self::checked(certificate, authority, key, dates).map_err(|error| IdentityError::Content {
             path,
             reason: error.to_string(),
         })

@@ -16,6 +16,7 @@ pub mod authority;
 pub mod awake;
 pub mod bulk;
 pub mod credentials;
+pub mod descriptors;
 pub mod direct;
 pub mod endpoint;
 mod files;

@@ -91,7 +91,7 @@ impl FromStr for JoinToken {
     type Err = ParseTokenError;
 
     fn from_str(text: &str) -> Result<Self, ParseTokenError> {
-        let mut parts = text.trim().split('.');
+        let mut parts = bare(text).split('.');
         if parts.next() != Some(PREFIX) {
             return Err(ParseTokenError("it does not start with `kolo1.`"));
         }
@@ -125,6 +125,27 @@ pub(crate) fn decode_hex(text: &str) -> Option<[u8; 32]> {
         *byte = u8::from_str_radix(digits, 16).ok()?;
     }
     Some(bytes)
+}
+
+/// The text of a file that holds a secret in one line, without what editors and shells put around it: white space, line ends, and
+/// the byte order mark of UTF-8. What Windows' shells write (UTF-16 with its mark) is read as well. `None` if it is no text.
+#[must_use]
+pub fn secret_text(bytes: &[u8]) -> Option<String> {
+    let of_pairs = |rest: &[u8], pair: fn([u8; 2]) -> u16| {
+        let (pairs, odd) = rest.as_chunks::<2>();
+        let units: Vec<u16> = pairs.iter().copied().map(pair).collect();
+        odd.is_empty().then(|| String::from_utf16(&units).ok())?
+    };
+    let text = match bytes {
+        [0xff, 0xfe, rest @ ..] => of_pairs(rest, u16::from_le_bytes)?,
+        [0xfe, 0xff, rest @ ..] => of_pairs(rest, u16::from_be_bytes)?,
+        _ => String::from_utf8(bytes.to_vec()).ok()?,
+    };
+    Some(bare(&text).to_owned())
+}
+
+fn bare(text: &str) -> &str {
+    text.trim_matches(|char: char| char.is_whitespace() || char == '\u{feff}')
 }
 
 /// Names a token without giving it away: a part of its hash.
@@ -384,5 +405,43 @@ impl TokenBook {
         const KEEP: u64 = 7 * 24 * 3600;
         self.entries
             .retain(|entry| now_unix < entry.expires_unix.saturating_add(KEEP));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_around_a_secret_in_a_file_does_not_count() {
+        let pairs = |mark: u16, to_bytes: fn(u16) -> [u8; 2]| -> Vec<u8> {
+            let text = "a.b\r\n".encode_utf16();
+            std::iter::once(mark)
+                .chain(text)
+                .flat_map(to_bytes)
+                .collect()
+        };
+        for (bytes, text) in [
+            (b"a.b".to_vec(), Some("a.b")),
+            (b"a.b\n".to_vec(), Some("a.b")),
+            (b" \t a.b \r\n\r\n".to_vec(), Some("a.b")),
+            (b"\xef\xbb\xbfa.b\r\n".to_vec(), Some("a.b")),
+            (b"\xef\xbb\xbf  a.b".to_vec(), Some("a.b")),
+            (b"\xef\xbb\xbf".to_vec(), Some("")),
+            (b"".to_vec(), Some("")),
+            (pairs(0xfeff, u16::to_le_bytes), Some("a.b")),
+            (pairs(0xfeff, u16::to_be_bytes), Some("a.b")),
+            (b"\xff\xfea".to_vec(), None),
+            (b"a\xff".to_vec(), None),
+        ] {
+            assert_eq!(secret_text(&bytes).as_deref(), text, "{bytes:?}");
+        }
+        let token = JoinToken {
+            role: Role::Node,
+            fingerprint: Fingerprint([7; 32]),
+            secret: [9; 32],
+        };
+        let text = format!("\u{feff}{token}\r\n");
+        assert_eq!(text.parse::<JoinToken>(), Ok(token));
     }
 }

@@ -7,8 +7,9 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use common::{Cluster, Joins, anonymous, raw_connect, within};
-use kolo_transport::endpoint::ALPN;
+use kolo_transport::endpoint::{ALPN, Whose};
 use kolo_transport::frame::encode;
+use kolo_transport::identity::HEAD_NAME;
 use kolo_transport::ids::{DriverId, JobId, NodeId, Slot};
 use kolo_transport::wire::{HeadReply, HeadRequest};
 use kolo_transport::{
@@ -117,8 +118,39 @@ async fn a_certificate_that_has_expired_is_an_error_of_connect() {
         }
     })
     .await;
-    assert!(matches!(&error, ConnectError::Rejected { .. }), "{error}");
+    let whose = |error: &ConnectError| match error {
+        ConnectError::Date { dated, whose, .. } if !dated.is_early() => *whose,
+        other => panic!("{other}"),
+    };
+    assert_eq!(whose(&error), Whose::Own, "{error}");
     assert!(!error.is_retryable());
+
+    // The other way round: only who looks at clocks does not mind.
+    let second = Duration::from_secs(1);
+    let head = cluster.authority.issue_for(Role::Head, HEAD_NAME, second);
+    let head = cluster.bind(head.unwrap());
+    let driver = cluster.bind(cluster.driver(2));
+    let error = within(async {
+        loop {
+            match driver.connect(head.local_addr(), Expect::head()).await {
+                Ok(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+                Err(error) => break error,
+            }
+        }
+    })
+    .await;
+    assert_eq!(whose(&error), Whose::Theirs, "{error}");
+    let looks = cluster.bind_with(cluster.driver(3), |config| config.dates_count = false);
+    let connected = looks.connect(head.local_addr(), Expect::head());
+    assert_eq!(within(connected).await.unwrap().peer(), head.identity());
+    // Of another cluster it takes nobody all the same.
+    let other = Cluster::new();
+    let stranger = other.bind(other.head());
+    let error = refused(&looks, &stranger, Expect::head()).await;
+    assert!(
+        matches!(&error, ConnectError::Certificate { .. }),
+        "{error}"
+    );
 }
 
 #[tokio::test]

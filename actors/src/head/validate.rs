@@ -9,12 +9,13 @@ use crate::ranks::MAX_WORLD_SIZE;
 
 /// Longest name of a job, in bytes.
 pub const MAX_NAME: usize = 256;
-/// Most arguments, and most variables.
-pub const MAX_ENTRIES: usize = 4096;
-/// Longest argument, and longest variable with its name, in bytes. What Linux takes.
-pub const MAX_ENTRY: usize = 128 << 10;
-/// Most bytes of arguments and variables together. Linux takes a quarter of the stack limit, often 2 MiB.
-pub const MAX_ENTRIES_BYTES: usize = 1 << 20;
+/// Longest argument, and longest variable as `NAME=VALUE`, in bytes. What Linux takes.
+pub const MAX_ENTRY: usize = (128 << 10) - 1;
+/// Most bytes of arguments and variables together, as Linux counts them: each with a NUL byte and a pointer. Linux takes a quarter
+/// of the stack limit, which is 2 MiB of the usual 8; a node that takes less says so. Frames have room for this much.
+pub const MAX_ENTRIES_BYTES: usize = 2 << 20;
+/// What each counts beside its own bytes.
+const ENTRY_OVERHEAD: usize = 1 + size_of::<usize>();
 /// Most custom resources.
 pub const MAX_CUSTOM: usize = 64;
 /// Longest start timeout.
@@ -150,16 +151,6 @@ fn duration(what: &str, given_ms: u64, least_ms: u64, most: Duration) -> Result<
 }
 
 fn entries(spec: &JobSpec) -> Result<(), Refusal> {
-    for (what, count) in [
-        ("arguments", spec.args.len()),
-        ("variables", spec.env.len()),
-    ] {
-        if count > MAX_ENTRIES {
-            return Err(invalid(format!(
-                "{count} {what} are given; allowed are {MAX_ENTRIES}"
-            )));
-        }
-    }
     let mut bytes = 0;
     for (index, arg) in spec.args.iter().enumerate() {
         if arg.contains('\0') {
@@ -178,12 +169,15 @@ fn entries(spec: &JobSpec) -> Result<(), Refusal> {
         }
         bytes += length(
             &format!("the environment variable {name:?}"),
-            name.len() + value.len(),
+            name.len() + 1 + value.len(),
         )?;
     }
     if bytes > MAX_ENTRIES_BYTES {
         return Err(invalid(format!(
-            "arguments and variables have {bytes} bytes together; allowed are {MAX_ENTRIES_BYTES}"
+            "{} arguments and {} variables have {bytes} bytes together, as the system counts them; allowed are \
+             {MAX_ENTRIES_BYTES}: give less of them, or a file that the program reads",
+            spec.args.len(),
+            spec.env.len(),
         )));
     }
     Ok(())
@@ -195,7 +189,7 @@ fn length(what: &str, bytes: usize) -> Result<usize, Refusal> {
             "{what} has {bytes} bytes; allowed are {MAX_ENTRY}"
         )));
     }
-    Ok(bytes)
+    Ok(bytes + ENTRY_OVERHEAD)
 }
 
 #[cfg(test)]
@@ -249,6 +243,15 @@ mod tests {
     }
 
     #[test]
+    fn there_may_be_as_many_arguments_as_the_system_takes() {
+        let mut many = spec(Placement::Pack { workers: 1 });
+        many.args = vec!["x".to_owned(); 200_000];
+        assert_eq!(validate(&many), Ok(()));
+        many.args = vec!["x".repeat(MAX_ENTRY); 15];
+        assert_eq!(validate(&many), Ok(()));
+    }
+
+    #[test]
     fn each_wrong_value_is_named_with_what_is_allowed() {
         let most = u32::MAX;
         assert_eq!(
@@ -284,7 +287,11 @@ mod tests {
         }
         assert!(refused(|spec| spec.name = "x".repeat(257)).contains("allowed are 256"));
         assert!(refused(|spec| spec.args = vec!["a\0".to_owned()]).contains("NUL byte"));
-        assert!(refused(|spec| spec.args = vec![String::new(); 5000]).contains("5000 arguments"));
+        let message = refused(|spec| spec.args = vec![String::new(); 300_000]);
+        assert!(
+            message.contains("300000 arguments and 1 variables"),
+            "{message}"
+        );
         for name in ["", "A=B", "A\0", "KOLO_RANK"] {
             let message = refused(|spec| {
                 spec.env.insert(name.to_owned(), "1".to_owned());
@@ -296,9 +303,9 @@ mod tests {
         });
         assert_eq!(
             message,
-            "the environment variable \"BIG\" has 131075 bytes; allowed are 131072"
+            "the environment variable \"BIG\" has 131075 bytes; allowed are 131071"
         );
-        let message = refused(|spec| spec.args = vec!["x".repeat(MAX_ENTRY); 9]);
+        let message = refused(|spec| spec.args = vec!["x".repeat(MAX_ENTRY); 17]);
         assert!(message.contains("bytes together"), "{message}");
     }
 }

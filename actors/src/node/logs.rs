@@ -40,6 +40,8 @@ struct Kept {
     /// Counts the lines of all ranks, to merge them in the order in which they came.
     index: u64,
     line: LogLine,
+    /// It ended with CR: the next line of its stream was written over it.
+    over: bool,
 }
 
 #[derive(Debug, Default)]
@@ -91,6 +93,18 @@ impl LogBook {
 
     /// Adds a line. `time_ms` is wall clock, in milliseconds since 1970.
     pub fn push(&mut self, rank: Rank, stream: Stdio, time_ms: u64, text: Vec<u8>) {
+        self.push_ended(rank, stream, time_ms, text, false);
+    }
+
+    /// As [`LogBook::push`]; `over` if the line ended with CR and not with LF, as the states of a progress bar do.
+    pub fn push_ended(
+        &mut self,
+        rank: Rank,
+        stream: Stdio,
+        time_ms: u64,
+        text: Vec<u8>,
+        over: bool,
+    ) {
         let ring = self.rings.entry(rank).or_default();
         ring.bytes += text.len() + LINE_OVERHEAD;
         ring.lines.push_back(Kept {
@@ -102,6 +116,7 @@ impl LogBook {
                 time_ms,
                 text,
             },
+            over,
         });
         ring.next_seq += 1;
         self.next_index += 1;
@@ -181,23 +196,49 @@ impl LogBook {
         batch
     }
 
-    /// The last lines of standard error of a rank, oldest first, as text. Of a long line the first 2 KiB.
+    /// The last lines of standard error of a rank, oldest first, as text. Of a line that was written over (CR) the last state, of
+    /// a long one the first 2 KiB.
     #[must_use]
     pub fn stderr_tail(&self, rank: Rank, lines: usize) -> Vec<String> {
         let Some(ring) = self.rings.get(&rank) else {
             return Vec::new();
         };
-        let mut tail: Vec<String> = ring
-            .lines
-            .iter()
-            .rev()
-            .filter(|kept| kept.line.stream == Stdio::Stderr)
-            .take(lines)
-            .map(|kept| shortened(&kept.line.text))
-            .collect();
-        tail.reverse();
-        tail
+        let kept = ring.lines.iter().rev();
+        let kept = kept.filter(|kept| kept.line.stream == Stdio::Stderr);
+        last_states(kept.map(|kept| (&kept.line.text[..], kept.over)), lines)
     }
+}
+
+/// The last lines as a terminal shows them, oldest first: of each the last state. They are given the newest first, each with whether
+/// it ended with CR.
+fn last_states<'a>(
+    newest_first: impl Iterator<Item = (&'a [u8], bool)>,
+    lines: usize,
+) -> Vec<String> {
+    let mut tail: Vec<String> = Vec::new();
+    // What was written over the line that comes next, if that ended with CR.
+    let mut shown: Option<String> = None;
+    for (text, over) in newest_first {
+        let mut states = text.rsplit(|byte| *byte == b'\r');
+        let state = shortened(states.find(|state| !state.is_empty()).unwrap_or_default());
+        shown = match shown.take() {
+            // Nothing was written over it, as by the end of a line that follows a CR.
+            Some(later) if over && later.is_empty() => Some(state),
+            Some(later) if over => Some(later),
+            later => {
+                tail.extend(later);
+                if tail.len() == lines {
+                    break;
+                }
+                Some(state)
+            }
+        };
+    }
+    if tail.len() < lines {
+        tail.extend(shown);
+    }
+    tail.reverse();
+    tail
 }
 
 fn shortened(line: &[u8]) -> String {
@@ -315,6 +356,67 @@ mod tests {
         let tail = book.stderr_tail(Rank(0), 1);
         assert_eq!(tail, [format!("x{}…", "é".repeat((TAIL_LINE - 1) / 2))]);
         assert!(book.stderr_tail(Rank(9), 3).is_empty());
+    }
+
+    #[test]
+    fn a_line_that_was_written_over_is_one_line_with_its_last_state() {
+        for (lines, limit, tail) in [
+            (&[][..], 20, &[][..]),
+            (
+                &[("a", false), ("", false), ("b", false)],
+                20,
+                &["a", "", "b"],
+            ),
+            // A progress bar in pieces, and what follows it.
+            (
+                &[("10%", true), ("20%", true), ("30%", true), ("boom", false)],
+                20,
+                &["boom"],
+            ),
+            (
+                &[("10%", true), ("30%", false), ("boom", false)],
+                20,
+                &["30%", "boom"],
+            ),
+            // CR and LF that came apart.
+            (
+                &[("10%", true), ("30%", true), ("", false), ("boom", false)],
+                20,
+                &["30%", "boom"],
+            ),
+            // At the end, with nothing over it.
+            (
+                &[("start", false), ("10%", true), ("30%", true)],
+                20,
+                &["start", "30%"],
+            ),
+            // In one piece, CR before or behind each state.
+            (
+                &[("10%\r20%\r30%", false), ("boom", false)],
+                20,
+                &["30%", "boom"],
+            ),
+            (&[("\r10%\r30%\r", false)], 20, &["30%"]),
+            (&[("\r\r", false)], 20, &[""]),
+            // As many lines as are wanted, whatever is between them.
+            (
+                &[
+                    ("a", false),
+                    ("b", false),
+                    ("1", true),
+                    ("2", true),
+                    ("c", false),
+                ],
+                2,
+                &["b", "c"],
+            ),
+            (&[("a", false), ("1", true), ("2", true)], 1, &["2"]),
+            (&[("a", false)], 0, &[]),
+        ] {
+            let newest_first = lines.iter().rev();
+            let newest_first = newest_first.map(|(text, over)| (text.as_bytes(), *over));
+            assert_eq!(last_states(newest_first, limit), tail, "{lines:?}");
+        }
     }
 
     proptest! {

@@ -44,8 +44,10 @@ impl Output {
         let mut from = 0;
         for end in memchr::memchr_iter(b'\n', whole).chain([whole.len()]) {
             let line = &whole[from..end];
-            let line = line.strip_suffix(b"\r").unwrap_or(line);
-            book.push(rank, stream, time_ms, line.to_vec());
+            let bare = line.strip_suffix(b"\r").unwrap_or(line);
+            // Only the end of the piece may have no LF.
+            let over = bare.len() < line.len() && end == piece.len();
+            book.push_ended(rank, stream, time_ms, bare.to_vec(), over);
             from = end + 1;
         }
         drop(book);

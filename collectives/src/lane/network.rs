@@ -95,6 +95,7 @@ impl From<ConnectError> for Failed {
                 ConnectError::Certificate { .. }
                 | ConnectError::WrongPeer { .. }
                 | ConnectError::Rejected { .. }
+                | ConnectError::Date { .. }
                 | ConnectError::Version { .. } => LaneError::Refused { reason },
                 _ => LaneError::Unreachable { reason },
             },

@@ -18,6 +18,7 @@ use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::{self, Daemon};
 use kolo_runtime::signals::Ends;
 use kolo_runtime::{Head, HeadConfig, HeadState};
+use kolo_transport::descriptors;
 use kolo_transport::identity::Role;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -35,6 +36,9 @@ those that are left, then the head; SIGINT does not wait; a second signal ends i
 certificates and reads the log level again. Each flag is also an environment variable and a key of the file --config;
 flags go before variables, and these before the file.
 Exit codes: 0 stopped, 1 failed, 2 wrong arguments or settings.";
+
+/// Descriptors that the daemon needs, some members included.
+const DESCRIPTORS: u64 = 48;
 
 const DAEMON: Daemon = Daemon {
     name: "kolo-head",
@@ -205,6 +209,11 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    descriptors::raise();
+    if let Err(error) = descriptors::make_room("kolo-head", DESCRIPTORS) {
+        eprintln!("kolo-head: {error}");
+        return ExitCode::FAILURE;
+    }
     match run(args, &log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

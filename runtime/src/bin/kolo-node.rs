@@ -13,14 +13,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 use kolo_runtime::head::lock_file;
-use kolo_runtime::node::{default_listen, raise_open_files};
+use kolo_runtime::node::default_listen;
 use kolo_runtime::notify::Notifier;
 use kolo_runtime::secret;
 use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::{self, Daemon};
 use kolo_runtime::signals::Ends;
 use kolo_runtime::{Node, NodeConfig, NodeCredentials, NodeError, NodeResources, ProgramSource};
-use kolo_transport::{Credentials, JoinToken};
+use kolo_transport::{Credentials, JoinToken, descriptors};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -42,6 +42,9 @@ const DAEMON: Daemon = Daemon {
     name: "kolo-node",
     prefix: "KOLO_NODE",
 };
+
+/// Descriptors that the daemon needs, a worker or two included.
+const DESCRIPTORS: u64 = 48;
 
 /// Exit code of a node that was put out of the cluster: to start it again would change nothing.
 const REVOKED: u8 = 3;
@@ -208,6 +211,10 @@ fn main() -> ExitCode {
         Ok(log) => log,
         Err(error) => return complain(&error),
     };
+    descriptors::raise();
+    if let Err(error) = descriptors::make_room("kolo-node", DESCRIPTORS) {
+        return complain(&error.to_string());
+    }
     match run(args, &log) {
         Ok(code) => code,
         Err(error) => {
@@ -248,7 +255,6 @@ async fn run(args: Args, log: &Log) -> Result<ExitCode> {
     let mut ends = Ends::take(&[SignalKind::terminate(), SignalKind::interrupt()])?;
     let mut hangup = signal(SignalKind::hangup()).context("SIGHUP can't be watched")?;
     let notifier = Arc::new(Notifier::from_env());
-    raise_open_files();
     let _lock = args.state_dir.as_deref().map(lock).transpose()?;
     let (format, limit) = (args.format, args.drain_timeout);
     let identity = args.state_dir.as_deref().map(identity_dir);
@@ -414,7 +420,6 @@ fn credentials(identity: Option<&Path>, token: Option<&Path>) -> Result<NodeCred
     }
     let token: JoinToken = secret
         .text
-        .trim()
         .parse()
         .with_context(|| format!("{} holds no token", file.display()))?;
     Ok(token.into())

@@ -165,6 +165,10 @@ pub(super) struct Login {
     /// File that holds the token, as the head's administrator has given it; `-` reads standard input
     #[arg(long, env = "KOLO_TOKEN_FILE", value_name = "FILE")]
     pub(super) token_file: PathBuf,
+    /// Take the place of an identity that is there and that a login would not give back: an administrator's, a node's, or one of
+    /// another cluster
+    #[arg(long)]
+    pub(super) replace: bool,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -119,15 +119,20 @@ pub(super) fn remember_head(dir: &Path, head: &str) -> Result<(), CliError> {
 ///
 /// # Errors
 ///
-/// [`CliError::Resolve`].
+/// [`CliError::Address`] if it is not of that form, [`CliError::Resolve`] if the host has no address.
 pub async fn resolve(head: &str, patience: Duration) -> Result<Vec<SocketAddr>, CliError> {
     let refuse = |reason: String| CliError::Resolve {
         head: head.to_owned(),
         reason,
     };
-    let port = head.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
-    if !matches!(port, Some(Ok(1..))) {
-        return Err(refuse("it has no port".to_owned()));
+    let fits = head.rsplit_once(':').is_some_and(|(host, port)| {
+        let is_host = !host.is_empty() && (host.starts_with('[') || !host.contains(':'));
+        is_host && port.parse().is_ok_and(|port: u16| port > 0)
+    });
+    if !fits {
+        return Err(CliError::Address {
+            head: head.to_owned(),
+        });
     }
     match tokio::time::timeout(patience, kolo_transport::names::resolve(head)).await {
         Ok(found) => found.map_err(|error| refuse(error.to_string())),
@@ -153,11 +158,28 @@ impl Client {
     /// [`CliError`].
     pub async fn connect(config: &ClientConfig) -> Result<Self, CliError> {
         let dir = config.credentials_dir()?;
+        let client = Self::connect_as(config, true).await?;
+        client.renew_if_due(&dir).await;
+        Ok(client)
+    }
+
+    /// As [`Client::connect`], also where a certificate is not valid yet, or any more, by this host's clock: to learn what the
+    /// clock of the head says.
+    pub(super) async fn connect_undated(config: &ClientConfig) -> Result<Self, CliError> {
+        Self::connect_as(config, false).await
+    }
+
+    async fn connect_as(config: &ClientConfig, dates_count: bool) -> Result<Self, CliError> {
+        let dir = config.credentials_dir()?;
         let head = config.head(&dir)?;
         if !dir.join("cert.pem").exists() {
             return Err(CliError::NoCredentials(dir));
         }
-        let credentials = Credentials::load(&dir)?;
+        let credentials = if dates_count {
+            Credentials::load(&dir)?
+        } else {
+            Credentials::load_undated(&dir)?
+        };
         let addresses = resolve(&head, config.connect_timeout).await?;
         let runtime = TransportRuntime::new(1).map_err(CliError::Start)?;
         // One that nobody answers at must not use up the time of the others.
@@ -166,7 +188,8 @@ impl Client {
             Box::pin(async move {
                 tokio::time::sleep(HEAD_START * number).await;
                 let timeout = config.connect_timeout;
-                connect(runtime, credentials, *address, Expect::head(), timeout).await
+                let head = Expect::head();
+                connect(runtime, credentials, *address, head, timeout, dates_count).await
             })
         });
         let connecting = futures_util::future::select_ok(attempts);
@@ -181,15 +204,13 @@ impl Client {
                 } => unreachable(&head),
                 other => other,
             })?;
-        let client = Self {
+        Ok(Self {
             runtime,
             credentials,
             connect_timeout: config.connect_timeout,
             endpoint,
             head: connection,
-        };
-        client.renew_if_due(&dir).await;
-        Ok(client)
+        })
     }
 
     /// Renews the certificate if it is time, and stores the new one in `dir`. A driver that is used now and then
@@ -303,6 +324,22 @@ impl Client {
     ///
     /// [`CliError::Connect`], [`CliError::Bind`].
     pub async fn node(&self, node: &PlacedNode) -> Result<(Endpoint, Connection), CliError> {
+        self.node_as(node, true).await
+    }
+
+    /// As [`Client::node`], also if the node's certificate is not valid yet, or any more, by this host's clock.
+    pub(super) async fn node_undated(
+        &self,
+        node: &PlacedNode,
+    ) -> Result<(Endpoint, Connection), CliError> {
+        self.node_as(node, false).await
+    }
+
+    async fn node_as(
+        &self,
+        node: &PlacedNode,
+        dates_count: bool,
+    ) -> Result<(Endpoint, Connection), CliError> {
         let expect = Expect::node(node.node);
         let timeout = self.connect_timeout;
         connect(
@@ -311,6 +348,7 @@ impl Client {
             node.address,
             expect,
             timeout,
+            dates_count,
         )
         .await
         .map_err(|error| match error {
@@ -359,8 +397,10 @@ async fn connect(
     address: SocketAddr,
     expect: Expect,
     timeout: Duration,
+    dates_count: bool,
 ) -> Result<(Endpoint, Connection), CliError> {
     let mut config = EndpointConfig::towards(address);
+    config.dates_count = dates_count;
     config.handshake_timeout = timeout;
     // It counts from the first packet, so a shorter one would end the handshake.
     config.idle_timeout = config.idle_timeout.max(timeout);

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use kolo_transport::descriptors::TooFewDescriptors;
 use kolo_transport::endpoint::{BindError, ConnectError};
 use kolo_transport::frame::FrameError;
 use kolo_transport::identity::IdentityError;
@@ -32,7 +33,15 @@ pub enum CliError {
     /// There is no such job. `kolo jobs` shows those that the head remembers.
     #[error("there is no job `{0}`; `kolo jobs` shows all that the head remembers")]
     NoSuchJob(String),
-    /// The address has no such host.
+    /// The address is no `HOST:PORT`.
+    #[error(
+        "the head `{head}` is no HOST:PORT; give one by --head or KOLO_HEAD, an IPv6 address as [ADDRESS]:PORT"
+    )]
+    Address {
+        /// What was given.
+        head: String,
+    },
+    /// The host of the head has no address that is known.
     #[error("the head `{head}` can't be found: {reason}; give HOST:PORT by --head or KOLO_HEAD")]
     Resolve {
         /// What was given.
@@ -112,6 +121,9 @@ pub enum CliError {
         /// What the operating system said.
         error: io::Error,
     },
+    /// There are too few descriptors. Raise the limit of open files.
+    #[error(transparent)]
+    Descriptors(#[from] TooFewDescriptors),
     /// No thread or socket could be made here.
     #[error("kolo can't start: {0}")]
     Start(io::Error),
@@ -148,13 +160,15 @@ impl CliError {
         match self {
             Self::Usage(_)
             | Self::Plan(_)
-            | Self::Resolve { .. }
+            | Self::Address { .. }
             | Self::Up(UpError::NoHosts | UpError::SameMachine { .. }) => USAGE,
             Self::NoSuchJob(_) => NO_JOB,
             Self::Connect { error, .. } => of_connect(error),
             Self::Nodes { code, .. } => *code,
             Self::Request { error, .. } | Self::JobLost { error, .. } => of_request(error),
-            Self::Unreachable { .. } | Self::Up(UpError::Hosts { .. }) => UNREACHABLE,
+            Self::Resolve { .. } | Self::Unreachable { .. } | Self::Up(UpError::Hosts { .. }) => {
+                UNREACHABLE
+            }
             Self::NoCredentials(_) | Self::Credentials(_) => CREDENTIALS,
             Self::Join(error) => match error {
                 JoinError::Connect(error) => of_connect(error),
@@ -201,7 +215,9 @@ fn of_request(error: &RequestError) -> u8 {
 
 fn of_connect(error: &ConnectError) -> u8 {
     match error {
-        ConnectError::Certificate { .. } | ConnectError::Rejected { .. } => CREDENTIALS,
+        ConnectError::Certificate { .. }
+        | ConnectError::Rejected { .. }
+        | ConnectError::Date { .. } => CREDENTIALS,
         ConnectError::Lost { lost, .. } => of_loss(lost),
         _ => UNREACHABLE,
     }
@@ -235,6 +251,13 @@ mod tests {
         for (error, code) in [
             (CliError::Usage(String::new()), 2),
             (CliError::NoSuchJob("x".to_owned()), 3),
+            (
+                CliError::Resolve {
+                    head: "x:1".to_owned(),
+                    reason: "unknown".to_owned(),
+                },
+                4,
+            ),
             (connect(ConnectError::TimedOut { address }), 4),
             (connect(ConnectError::Busy { address }), 4),
             (connect(ConnectError::Version { address }), 4),

@@ -1,24 +1,26 @@
 //! `kolo login`.
 
-use std::io::Read;
 use std::path::Path;
+use std::time::Duration;
 
 use kolo_transport::endpoint::ConnectError;
 use kolo_transport::identity::Role;
 use kolo_transport::join::{JoinError, join_any};
 use kolo_transport::runtime::TransportRuntime;
 use kolo_transport::token::JoinToken;
+use kolo_transport::wire::HeadRequest;
+use kolo_transport::{Credentials, Fingerprint};
 use serde::Serialize;
 
 use super::args::{Connect, Format, Login};
-use super::client::{HEAD_START, remember_head, resolve, unreachable};
+use super::client::{Client, ClientConfig, HEAD_START, remember_head, resolve, unreachable};
 use super::error::CliError;
 use super::output::Output;
 use super::up::eprintln_or_ignore;
 use crate::secret;
 
-/// The most bytes that are read of standard input: a token is one short line.
-const LONGEST_TOKEN: u64 = 4096;
+/// How long the head may take to say whether an identity is an administrator's.
+const ANSWER: Duration = Duration::from_secs(5);
 
 #[derive(Serialize)]
 struct LoggedIn {
@@ -48,6 +50,9 @@ pub(super) async fn run(
             token.role()
         )));
     }
+    if !options.replace {
+        refuse_to_replace(&config, &dir, &token).await?;
+    }
     let addresses = resolve(head, config.connect_timeout).await?;
     let runtime = TransportRuntime::new(1).map_err(CliError::Start)?;
     let joining = join_any(&runtime, &addresses, &token, HEAD_START);
@@ -76,26 +81,66 @@ pub(super) async fn run(
     }
 }
 
+/// What is lost if `dir` gets another identity; `None` if it is one that a login gives back.
+async fn irreplaceable(config: &ClientConfig, dir: &Path, token: &JoinToken) -> Option<String> {
+    if !dir.join("cert.pem").exists() {
+        return None;
+    }
+    let there = match Credentials::load_undated(dir) {
+        Ok(there) => there,
+        Err(error) => return Some(format!("an identity that can't be read ({error})")),
+    };
+    let identity = there.identity();
+    if identity.role != Role::Driver {
+        return Some(format!(
+            "the identity of the {} {}",
+            identity.role, identity.name
+        ));
+    }
+    if Fingerprint::of(&there.authority()) != token.fingerprint() {
+        return Some(format!(
+            "{} of another cluster ({})",
+            identity.name, identity.cluster
+        ));
+    }
+    // The head knows who administers it. One that the head does not take any more is no loss.
+    let client = Client::connect(config).await.ok()?;
+    let tokens = client.request(&HeadRequest::Tokens, ANSWER).await;
+    client.close().await;
+    tokens
+        .is_ok()
+        .then(|| format!("{}, which is an administrator's", identity.name))
+}
+
+async fn refuse_to_replace(
+    config: &ClientConfig,
+    dir: &Path,
+    token: &JoinToken,
+) -> Result<(), CliError> {
+    match irreplaceable(config, dir, token).await {
+        None => Ok(()),
+        Some(what) => Err(CliError::Usage(format!(
+            "{} holds {what}; give another folder by --credentials DIR, or --replace to write over it",
+            dir.display()
+        ))),
+    }
+}
+
 fn read_token(path: &Path) -> Result<JoinToken, CliError> {
     let failed = |error| CliError::File {
         path: path.to_owned(),
         error,
     };
-    let mut text = String::new();
-    if path == Path::new("-") {
-        std::io::stdin()
-            .take(LONGEST_TOKEN)
-            .read_to_string(&mut text)
-            .map_err(failed)?;
+    let text = if path == Path::new("-") {
+        secret::text_of(std::io::stdin()).map_err(failed)?
     } else {
         let secret = secret::read(path).map_err(failed)?;
         if let Some(warning) = &secret.warning {
             eprintln_or_ignore(&format!("kolo: {warning}"));
         }
-        text = secret.text;
-    }
-    text.trim()
-        .parse()
+        secret.text
+    };
+    text.parse()
         .map_err(|error: kolo_transport::token::ParseTokenError| {
             CliError::Usage(format!("{}: {error}", path.display()))
         })

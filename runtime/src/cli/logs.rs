@@ -6,7 +6,9 @@ use kolo_transport::endpoint::Endpoint;
 use kolo_transport::frame::Limits;
 use kolo_transport::ids::Rank;
 use kolo_transport::session::{Connection, FrameReceiver};
-use kolo_transport::wire::{JobInfo, LogBatch, LogLine, NodeReply, NodeRequest, PlacedNode, Stdio};
+use kolo_transport::wire::{
+    JobInfo, LogBatch, LogLine, NodeReply, NodeRequest, PlacedNode, Refusal, Stdio,
+};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -161,7 +163,10 @@ async fn open(
             _connection: connection,
             frames: stream.recv,
         }),
-        NodeReply::Refused(refusal) => Err(refusal.into()),
+        NodeReply::Refused(refusal) => {
+            let message = format!("{name}: {}", refusal.message);
+            Err(Refusal::new(refusal.kind, message).into())
+        }
         _ => Err(CliError::Answer(name)),
     }
 }

@@ -29,10 +29,14 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use kolo_transport::descriptors::make_room;
 
 use args::{Args, Command};
 pub use error::CliError;
 use output::Output;
+
+/// Descriptors that a command needs for its connections; what it starts needs more.
+const DESCRIPTORS: u64 = 24;
 
 /// Runs the command line of this process and returns its exit code.
 #[must_use]
@@ -102,6 +106,12 @@ fn dispatch(args: Args, out: &mut Output<'_>) -> Result<u8, CliError> {
         plan::run(options, format, out)?;
         return Ok(0);
     }
+    // The doctor looks at what it can with a few.
+    let needed = match command {
+        Command::Doctor(_) => 8,
+        _ => DESCRIPTORS,
+    };
+    make_room("kolo", needed)?;
     if let Command::Run(options) = command {
         return run::run(*options, &connect, format, out);
     }

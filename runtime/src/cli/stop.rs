@@ -1,5 +1,7 @@
 //! `kolo stop`.
 
+use kolo_transport::RequestError;
+
 use super::args::{Connect, Format, Stop};
 use super::client::Client;
 use super::error::CliError;
@@ -15,7 +17,21 @@ pub(super) async fn run(
     let client = Client::connect(&connect.config()).await?;
     let before = client.find(&options.job).await?;
     if !before.state.is_final() {
-        client.stop(before.job, options.timeout).await?;
+        client
+            .stop(before.job, options.timeout)
+            .await
+            .map_err(|error| match error {
+                // The head has answered before: it is the job that takes its time.
+                CliError::Request {
+                    error: RequestError::Deadline { after },
+                    ..
+                } => CliError::Local(format!(
+                    "{0} has not ended within {after:?}; it is being stopped all the same, and `kolo jobs {0}` shows what is left \
+                     of it",
+                    before.job
+                )),
+                other => other,
+            })?;
     }
     let after = client.job(before.job).await?;
     client.close().await;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kolo_transport::descriptors::TooFewDescriptors;
 use kolo_transport::{BindError, IdentityError};
 
 use crate::http::HttpStartError;
@@ -53,6 +54,9 @@ pub enum HeadError {
     /// The address for HTTPS can't be used.
     #[error(transparent)]
     Http(#[from] HttpStartError),
+    /// There are too few descriptors. Raise the limit of open files.
+    #[error(transparent)]
+    Descriptors(#[from] TooFewDescriptors),
     /// A thread could not be started. The machine is at a limit of processes or memory.
     #[error("a thread could not be started: {0}")]
     Thread(std::io::Error),

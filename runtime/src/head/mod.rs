@@ -29,6 +29,7 @@ use std::time::Duration;
 use actix::Actor;
 use kolo_actors::head::messages::{Drain, GetCluster, Shutdown};
 use kolo_actors::head::{HeadActor, HeadSettings};
+use kolo_transport::descriptors::make_room;
 use kolo_transport::identity::{HEAD_NAME, Role};
 use kolo_transport::ids::ClusterId;
 use kolo_transport::{
@@ -46,6 +47,9 @@ pub use self::state::{lock_file, replace_file};
 use self::trust::{Lives, Trust};
 use crate::health::Health;
 use crate::http::{HttpConfig, HttpHandle, HttpStartError};
+
+/// Descriptors that a head needs to start; members and jobs need more.
+const DESCRIPTORS: u64 = 24;
 
 /// How long drivers have to read the last events of their jobs when the head stops.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -92,6 +96,7 @@ impl Head {
     /// [`HeadError`]; nothing is left running then.
     pub async fn start(config: HeadConfig) -> Result<Self, HeadError> {
         config.check()?;
+        make_room("the head", DESCRIPTORS)?;
         let (ready, is_ready) = oneshot::channel();
         let (stop, stopping) = oneshot::channel();
         let (stopped, is_stopped) = oneshot::channel::<()>();
@@ -343,6 +348,10 @@ impl Parts {
             ready: AtomicBool::new(false),
             lease: config.lease,
             heartbeat: config.heartbeat,
+            state: match &config.state {
+                HeadState::Dir(path) => Some(path.clone()),
+                _ => None,
+            },
             read_timeout: config.read_timeout,
             farewell: Mutex::new(Some(farewell)),
         });

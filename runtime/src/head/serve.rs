@@ -1,5 +1,6 @@
 //! Connections to the head: every request is checked against the caller's role (S-2).
 
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -22,6 +23,7 @@ use tokio::sync::mpsc;
 use super::link::Link;
 use super::submit;
 use super::trust::{Trust, signing};
+use crate::surroundings;
 
 /// How long a peer may take to read its answer.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -38,6 +40,8 @@ pub(super) struct Shared {
     pub(super) ready: AtomicBool,
     pub(super) lease: Duration,
     pub(super) heartbeat: Duration,
+    /// Its state folder.
+    pub(super) state: Option<PathBuf>,
     /// How long a peer may take to send its request after it has opened the stream.
     pub(super) read_timeout: Duration,
     pub(super) farewell: Mutex<Option<mpsc::Sender<()>>>,
@@ -188,6 +192,11 @@ impl Peer {
                 let mut cluster = actor.send(GetCluster).await.map_err(stopped)?;
                 cluster.revoked = self.shared.trust.revoked();
                 Ok(HeadReply::Cluster(cluster))
+            }
+            HeadRequest::Surroundings => {
+                self.driver()?;
+                let state = self.shared.state.iter().cloned().collect();
+                Ok(HeadReply::Surroundings(surroundings::look(state).await))
             }
             HeadRequest::Jobs => {
                 self.driver()?;

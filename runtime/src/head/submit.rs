@@ -27,6 +27,7 @@ pub(super) async fn refuse(shared: &Shared, mut stream: Stream, refusal: Refusal
         state: JobState::Failed,
         refusal: Some(refusal),
         failure: None,
+        stopped: None,
     };
     if tell(&shared.runtime, &mut stream.send, &ended).await {
         finish(&shared.runtime, stream.send).await;

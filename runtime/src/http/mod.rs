@@ -27,6 +27,9 @@ mod stores;
 #[cfg(test)]
 mod tests;
 
+/// Descriptors that the threads of a server need.
+const DESCRIPTORS: u64 = 12;
+
 pub use api::{BoxFuture, HeadApi};
 pub use auth::{BearerSecret, BearerSecretError};
 pub use kolo_actors::rendezvous::{RendezvousPlan, RendezvousSlot};

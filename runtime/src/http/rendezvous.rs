@@ -30,6 +30,7 @@ use actix_web::rt::net::TcpStream;
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
 use bytes::Bytes;
 use kolo_actors::rendezvous::{RendezvousError, RendezvousPlan, RendezvousUsage};
+use kolo_transport::descriptors::{TooFewDescriptors, make_room};
 use tokio::task::JoinHandle;
 
 use super::body::{self, BodyError};
@@ -49,6 +50,9 @@ const BACKLOG: u32 = 4096;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousStartError {
+    /// There are too few descriptors. Raise the limit of open files.
+    #[error(transparent)]
+    Descriptors(#[from] TooFewDescriptors),
     /// The address can't be listened on. It must be one of this machine.
     #[error("the rendezvous can't listen on {address}: {error}; give an address of this machine")]
     Bind {
@@ -96,6 +100,8 @@ impl RendezvousServer {
             address: bind,
             error,
         };
+        // The server's threads panic without.
+        make_room("the rendezvous", super::DESCRIPTORS)?;
         let listener = connection::listen(SocketAddr::new(bind, 0), BACKLOG).map_err(refuse)?;
         let address = listener.local_addr().map_err(refuse)?;
         let store = SharedStore::new(plan.limits(), plan.scopes().clone());

@@ -13,6 +13,7 @@ use actix_web::middleware::from_fn;
 use actix_web::rt::net::TcpStream;
 use actix_web::{App, HttpServer, Resource, Route, web};
 use kolo_transport::LiveCredentials;
+use kolo_transport::descriptors::{TooFewDescriptors, make_room};
 use kolo_transport::ids::ClusterId;
 use kolo_transport::tls::{self, ClientAuth, TlsError};
 use tokio::task::JoinHandle;
@@ -63,6 +64,9 @@ impl Default for HttpLimits {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpStartError {
+    /// There are too few descriptors. Raise the limit of open files.
+    #[error(transparent)]
+    Descriptors(#[from] TooFewDescriptors),
     /// The address can't be listened on: it is in use, or not one of this machine.
     #[error(
         "the HTTP API can't listen on {address}: {error}; give a free address of this machine, or port 0"
@@ -162,6 +166,8 @@ pub fn serve_with(
         address: config.listen,
         error,
     };
+    // The server's threads panic without.
+    make_room("the HTTP API", super::DESCRIPTORS)?;
     let tls = tls::server_config(&config.credentials, ClientAuth::Optional, &[])?;
     let cluster = config.credentials.identity().cluster;
     let listener: TcpListener = connection::listen(config.listen, 1024).map_err(refuse)?;

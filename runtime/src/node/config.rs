@@ -50,9 +50,9 @@ const BUILT_IN: [&str; 2] = ["cpus", "gpus"];
 
 /// What a node has.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Found {
+pub(crate) struct Found {
     /// The amounts.
-    pub(super) resources: Resources,
+    pub(crate) resources: Resources,
     /// The ids of the GPUs, as `CUDA_VISIBLE_DEVICES` takes them.
     pub(super) devices: Vec<String>,
     /// Whether there are GPUs, declared or not, which a job that holds none could see.
@@ -65,7 +65,7 @@ impl NodeResources {
     /// # Errors
     ///
     /// [`ResourcesError`] if an amount is no amount or a name no name, or if there are fewer GPUs than are declared.
-    pub(super) fn find(&self) -> Result<Found, ResourcesError> {
+    pub(crate) fn find(&self) -> Result<Found, ResourcesError> {
         let cpus = match self.cpus {
             Some(cpus) => Milli::from_f64("cpus", cpus)?,
             None => Milli::units(
@@ -313,6 +313,15 @@ impl NodeConfig {
             idle_timeout: Duration::from_secs(3),
             keep_alive: Duration::from_millis(500),
         }
+    }
+
+    /// The folders that its identity and its programs are in.
+    pub(super) fn state_dirs(&self) -> Vec<PathBuf> {
+        let inside = [&self.identity_dir, &self.programs.cache];
+        let parents = inside.into_iter().flatten().filter_map(|dir| dir.parent());
+        let mut dirs: Vec<PathBuf> = parents.map(std::path::Path::to_path_buf).collect();
+        dirs.dedup();
+        dirs
     }
 }
 

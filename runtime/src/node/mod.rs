@@ -27,6 +27,7 @@ use kolo_actors::node::colocator::Here;
 use kolo_actors::node::inventory::Inventory;
 use kolo_actors::node::{NodeActor, NodeContext, Outputs, Snapshot, StopAll};
 use kolo_actors::pace::{Backoff, LogLimit};
+use kolo_transport::descriptors::{TooFewDescriptors, make_room};
 use kolo_transport::ids::{JobId, NodeId};
 use kolo_transport::renewal::keep_renewed;
 use kolo_transport::wire::{Refusal, RefusalKind};
@@ -39,12 +40,16 @@ use tokio::task::AbortHandle;
 
 use self::calls::Calls;
 pub use self::config::{NodeConfig, NodeCredentials, NodeResources, ResourcesError};
-pub use self::host::{default_listen, raise_open_files};
+pub use self::host::default_listen;
+pub(crate) use self::installed::find as find_installed;
 use self::programs::Programs;
 pub use self::programs::{ProgramSource, ProgramsError};
 use self::serve::Server;
 use self::uplink::{Registered, Session, Uplink};
 use crate::health::Health;
+
+/// Descriptors that a node needs to start; workers need more.
+const DESCRIPTORS: u64 = 24;
 
 /// How long the last events may take to reach the head when a node stops.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -97,6 +102,9 @@ pub enum NodeError {
         "the head answered the registration with {0}; use the same version of kolo on all hosts"
     )]
     Answer(String),
+    /// There are too few descriptors. Raise the limit of open files.
+    #[error(transparent)]
+    Descriptors(#[from] TooFewDescriptors),
     /// Threads could not be started. Look at the limits of processes and memory.
     #[error("the node's threads could not be started: {0}")]
     Threads(std::io::Error),
@@ -181,6 +189,7 @@ impl Node {
     ///
     /// [`NodeError`].
     pub async fn start(config: NodeConfig) -> Result<Self, NodeError> {
+        make_room("the node", DESCRIPTORS)?;
         let runtime = match &config.transport {
             Some(runtime) => runtime.clone(),
             None => TransportRuntime::new(1).map_err(NodeError::Threads)?,
@@ -345,6 +354,7 @@ impl Drop for AbortOnDrop {
 /// Runs on the transport runtime.
 async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, NodeError> {
     let deadline = Instant::now() + config.join_timeout;
+    let state = config.state_dirs();
     let found = config.resources.find()?;
     let programs = Programs::open(config.programs.clone(), runtime.handle().clone())?;
     let credentials = match config.credentials {
@@ -418,6 +428,7 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         ports: ports::Ports::default(),
         address,
         network: network.clone(),
+        state,
         // Odd, and so never 0.
         instance: JobId::random().0 | 1,
         refusals: Mutex::new(LogLimit::new(REFUSAL_LOG)),

@@ -1,6 +1,7 @@
 //! Requests of the head and of drivers.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,7 @@ use super::network::{self, Network};
 use super::ports::Ports;
 use super::programs::{MAX_PIECE, Pieces, Programs};
 use super::uplink::Uplink;
+use crate::surroundings;
 
 /// How long the first frame of a stream may take.
 const FIRST_FRAME: Duration = Duration::from_secs(10);
@@ -55,6 +57,8 @@ pub(super) struct Server {
     pub(super) ports: Ports,
     pub(super) address: SocketAddr,
     pub(super) network: Arc<Network>,
+    /// Where it keeps its identity and programs.
+    pub(super) state: Vec<PathBuf>,
     /// Tells this daemon from others with the same identity.
     pub(super) instance: u64,
     /// For the log of refused requests, which anybody can cause.
@@ -87,6 +91,7 @@ fn may(role: Role, request: &NodeRequest) -> Result<(), Refusal> {
         NodeRequest::HasProgram { .. }
         | NodeRequest::PutProgram { .. }
         | NodeRequest::Attach { .. }
+        | NodeRequest::Surroundings
         | NodeRequest::Logs { .. }
         | NodeRequest::Output { .. } => &[Role::Driver],
     };
@@ -250,6 +255,10 @@ impl Server {
                 let echo = NodeReply::Echo(self.network.echo(connection));
                 reply(stream, &echo).await
             }
+            NodeRequest::Surroundings => {
+                let seen = surroundings::look(self.state.clone()).await;
+                reply(stream, &NodeReply::Surroundings(seen)).await
+            }
             NodeRequest::Probe(probe) => {
                 let results = network::probe(&self.endpoint, &probe).await;
                 reply(stream, &NodeReply::Probed(results)).await
@@ -344,6 +353,7 @@ impl Server {
                 NodeReply::HasProgram(self.programs.get(hash).await.is_some())
             }
             NodeRequest::Echo
+            | NodeRequest::Surroundings
             | NodeRequest::Probe(_)
             | NodeRequest::Attach { .. }
             | NodeRequest::Logs { .. }

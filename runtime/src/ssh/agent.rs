@@ -9,6 +9,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use kolo_transport::TransportRuntime;
+use kolo_transport::descriptors;
 use kolo_transport::join::{JoinError, join_any};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
@@ -18,7 +19,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::protocol::{Answer, LONGEST_LINE, Order, ReadyNode, StopOrder, Task, Word};
 use super::state::{HostDir, Locked};
-use crate::node::{default_listen, raise_open_files};
+use crate::node::default_listen;
 use crate::signals::{self, Ends};
 use crate::{Node, NodeConfig, NodeResources};
 
@@ -230,7 +231,7 @@ async fn live(
             .with_ansi(false)
             .try_init(),
     );
-    raise_open_files();
+    descriptors::raise();
     let dir = HostDir::of(&order.cluster, &order.hostname)?;
     let lock = match dir.lock()? {
         Locked::Ours(lock) => lock,

@@ -88,7 +88,11 @@ fn what_is_not_there_is_told() {
         "job-ab00000000000000 has no rank 7; its ranks are 0 to 3"
     );
     let line = fake.kolo(&["logs", "job-ab", "--rank", "0"]).bad(3);
-    assert_eq!(line, "the output of the job is not kept any more");
+    assert!(
+        line.starts_with("node-")
+            && line.ends_with("): the output of the job is not kept any more"),
+        "{line}"
+    );
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! `kolo run` against a head that does not do what it should, and what it refuses before it asks anybody.
 
 use std::io::Read;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kolo_transport::wire::SubmitFrame;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fake::Fake;
-use crate::kolo::kolo;
+use crate::kolo::{Ran, command, kolo};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -98,4 +99,142 @@ fn a_dry_run_shows_hosts_that_are_addresses() {
         .collect();
     assert_eq!(rows[1], ["0", "fd00::2", "0"], "{table}");
     assert_eq!(rows[2], ["1", "b", "0"], "{table}");
+}
+
+/// `kolo run` on this machine, with the tools of this machine.
+fn here(args: &[&str]) -> Ran {
+    let mut run = command(
+        Path::new("/nonexistent"),
+        &[&["run", "--local"], args].concat(),
+    );
+    run.env("PATH", "/usr/local/bin:/usr/bin:/bin");
+    Ran::of(&run.output().unwrap())
+}
+
+#[test]
+fn a_dry_run_refuses_what_a_run_refuses_with_the_same_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let file = path("file");
+    std::fs::write(&file, "no program").unwrap();
+    let long = "x".repeat(300);
+    for (args, code) in [
+        (&["--output-dir", &file, "true"][..], 2),
+        (&["--output-dir", "/proc/x", "true"], 2),
+        (&["--name", &long, "true"], 2),
+        (&["--start-timeout", "0.0001", "true"], 2),
+        (&["--cpus-per-worker", "9999999", "true"], 2),
+        (&["-n", "1025", "true"], 2),
+        (&["-e", "KOLO_RANK=1", "true"], 2),
+        (&["--gpus-per-worker", "4000000", "true"], 2),
+        (&["--gpus-per-worker", "4000", "true"], 1),
+        (&["--cwd", "/no/such/folder", "true"], 126),
+        (&["--cwd", &file, "true"], 126),
+        (&["--", &file], 126),
+        (&["no-such-program"], 127),
+        (&["./no-such-program"], 127),
+    ] {
+        // The node of a run has an id that is drawn.
+        let words = |line: String| match line.split_once("(node-") {
+            Some((before, after)) => format!("{before}{}", &after[16..]),
+            None => line,
+        };
+        let run = words(here(args).bad(code));
+        let dry = words(here(&[&["--dry-run"], args].concat()).bad(code));
+        assert_eq!(run, dry, "{args:?}");
+        let json = here(&[&["--dry-run", "--format", "json"], args].concat());
+        assert_eq!((json.code, json.out.as_str()), (code, ""), "{json:?}");
+    }
+    // It makes nothing.
+    let out = path("a/b/c");
+    here(&["--dry-run", "--output-dir", &out, "true"]).good();
+    assert!(!dir.path().join("a").exists());
+}
+
+#[test]
+fn a_worker_that_had_ended_by_itself_is_not_said_to_have_been_ended() {
+    // It is gone for good once it is reaped.
+    let dir = tempfile::tempdir().unwrap();
+    let pid = dir.path().join("pid");
+    let script = format!(
+        "if [ $RANK = 0 ]; then echo $$ > {0}; exit 0; fi; until [ -s {0} ] && ! kill -0 $(cat {0}) 2>/dev/null; do sleep 0.01; done; exit 3",
+        pid.display()
+    );
+    let ended = here(&["-n", "2", "--", "sh", "-c", &script]);
+    assert_eq!(ended.code, 3, "{ended:?}");
+    assert!(ended.err.contains("rank 1 on") && ended.err.contains("exit code 3"));
+    assert!(!ended.err.contains("the other"), "{ended:?}");
+    let stopped = here(&[
+        "-n",
+        "2",
+        "--",
+        "sh",
+        "-c",
+        "[ $RANK = 1 ] && exit 3; exec sleep 600",
+    ]);
+    assert!(
+        stopped.err.contains("kolo: the other worker was ended\n"),
+        "{stopped:?}"
+    );
+}
+
+#[test]
+fn a_progress_bar_is_one_of_the_last_lines_of_a_report() {
+    for bar in [r"$i%%\r", r"\r$i%%"] {
+        let script = format!(
+            "echo start >&2; i=0; while [ $i -lt 200 ]; do i=$((i+1)); printf \"{bar}\" >&2; done; echo >&2; echo boom >&2; exit 3"
+        );
+        let ended = here(&["--", "sh", "-c", &script]);
+        assert_eq!(ended.code, 3, "{ended:?}");
+        let (_, report) = ended.err.split_once("kolo: rank 0 on").unwrap();
+        let lines: Vec<&str> = report.lines().skip(1).collect();
+        assert_eq!(
+            lines,
+            [
+                "  [0]<stderr>: start",
+                "  [0]<stderr>: 200%",
+                "  [0]<stderr>: boom"
+            ],
+            "{ended:?}"
+        );
+    }
+}
+
+#[test]
+fn arguments_are_as_many_as_the_system_takes() {
+    let mut args = vec!["--", "sh", "-c", "echo $#", "sh"];
+    args.extend(std::iter::repeat_n("x", 50_000));
+    let ran = here(&args);
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (0, "[0]<stdout>:50000\n"),
+        "{}",
+        ran.err
+    );
+    // What the system does not take it says itself.
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.toml");
+    let words = vec!["\"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\""; 20_000].join(",");
+    std::fs::write(&file, format!("program = [\"true\", {words}]\n")).unwrap();
+    let script = "ulimit -Ss 1024 && exec \"$@\"";
+    let mut shell = std::process::Command::new("sh");
+    shell
+        .args([
+            "-c",
+            script,
+            "sh",
+            env!("CARGO_BIN_EXE_kolo"),
+            "run",
+            "--local",
+            "--config-file",
+        ])
+        .arg(&file)
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin");
+    let ran = Ran::of(&shell.output().unwrap());
+    let line = ran.bad(126);
+    assert!(
+        line.contains("arguments and environment are more than the system takes"),
+        "{line}"
+    );
 }

@@ -2,9 +2,12 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 mod config;
+mod descriptors;
+mod doctor;
 mod drain;
 mod ends;
 mod gpus;
+mod login;
 mod notify;
 mod process;
 mod secrets;

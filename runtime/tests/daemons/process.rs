@@ -1,5 +1,6 @@
 //! Daemons and commands as processes, and all that they print.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -172,7 +173,7 @@ impl Site {
     pub(crate) fn new(args: &[&str]) -> Self {
         let dir = TempDir::with_prefix("kolo-test-").unwrap();
         let args: Vec<String> = args.iter().map(ToString::to_string).collect();
-        let (head, address, http) = start_head(dir.path(), &args, "127.0.0.1:0");
+        let (head, address, http) = start_head(dir.path(), &args, "127.0.0.1:0", &[]);
         Self {
             dir,
             head,
@@ -192,10 +193,15 @@ impl Site {
 
     /// Kills the head and starts it again at the same address.
     pub(crate) fn restart_head(&mut self) {
+        self.restart_head_with(&[]);
+    }
+
+    /// As [`Site::restart_head`], with these variables.
+    pub(crate) fn restart_head_with(&mut self, env: &[(&str, &OsStr)]) {
         self.head.signal(Signal::KILL);
         self.head.end();
         let (head, address, http) =
-            start_head(self.dir.path(), &self.args, &self.address.to_string());
+            start_head(self.dir.path(), &self.args, &self.address.to_string(), env);
         self.head = head;
         self.address = address;
         self.http = http;
@@ -226,6 +232,13 @@ impl Site {
     pub(crate) fn json(&self, args: &[&str]) -> serde_json::Value {
         let text = self.operator(&[args, &["--format", "json"]].concat());
         serde_json::from_str(&text).unwrap()
+    }
+
+    /// What `kolo doctor` finds, also if that is bad.
+    #[track_caller]
+    pub(crate) fn json_of(&self, args: &[&str]) -> Vec<serde_json::Value> {
+        let output = self.kolo(&self.admin(), &[args, &["--format", "json"]].concat());
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
     }
 
     /// A new token in a file of the site.
@@ -276,8 +289,14 @@ impl Site {
     }
 }
 
-fn start_head(dir: &Path, args: &[String], listen: &str) -> (Daemon, SocketAddr, SocketAddr) {
+fn start_head(
+    dir: &Path,
+    args: &[String],
+    listen: &str,
+    env: &[(&str, &OsStr)],
+) -> (Daemon, SocketAddr, SocketAddr) {
     let mut head = command(HEAD);
+    head.envs(env.iter().copied());
     head.arg("--state-dir")
         .arg(dir.join("head"))
         .args(["--listen", listen, "--http-listen", "127.0.0.1:0"])

@@ -52,6 +52,8 @@ fn units_wait_for_readiness_watch_and_leave_time_to_stop() {
         assert_eq!(values(&unit, "NotifyAccess"), ["main"]);
         assert!(seconds(values(&unit, "WatchdogSec")[0]) >= 10);
         assert_eq!(values(&unit, "NoNewPrivileges"), ["yes"]);
+        // Their memory holds keys.
+        assert_eq!(values(&unit, "LimitCORE"), ["0"], "{name}");
         let stop = seconds(values(&unit, "TimeoutStopSec")[0]);
         let needed = default(program, "drain_timeout") + default(program, "stop_timeout");
         assert!(stop > needed + 10, "{name}: {stop} s for {needed} s");

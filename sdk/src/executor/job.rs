@@ -138,6 +138,7 @@ impl Job {
                 state,
                 refusal,
                 failure,
+                ..
             } => {
                 let reason = match (&refusal, &failure, state) {
                     (Some(refusal), _, _) => refusal.message.clone(),

@@ -117,7 +117,7 @@ fn complain(error: &dyn std::fmt::Display) {
 }
 
 /// Ends a driver whose program can't take part in any job.
-pub(crate) fn refuse(error: &crate::registry::RegistryError) -> ! {
+pub(crate) fn refuse(error: &dyn std::fmt::Display) -> ! {
     drop(writeln!(std::io::stderr(), "kolo: {error}"));
     std::process::exit(EXIT_PROTOCOL);
 }

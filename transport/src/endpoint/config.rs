@@ -61,6 +61,9 @@ pub struct EndpointConfig {
     /// that of the host (`net.ipv4.tcp_congestion_control`), but for BBR, for which CUBIC is taken: BBR's timers halve what a
     /// connection inside a cluster carries. One that the host does not have or allow makes connections fail.
     pub tcp_congestion: Option<String>,
+    /// Whether the dates of the certificates of peers that this side connects to count. Default: yes. Without them one can look
+    /// how far clocks are apart, and should do nothing else.
+    pub dates_count: bool,
     /// Who lets joiners in. Default: nobody.
     pub join: Option<Arc<dyn JoinHandler>>,
 }
@@ -84,6 +87,7 @@ impl Default for EndpointConfig {
             socket_buffer: 32 << 20,
             mtu_upper_bound: 1452,
             tcp_congestion: None,
+            dates_count: true,
             join: None,
         }
     }

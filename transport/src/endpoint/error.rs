@@ -7,7 +7,7 @@ use quinn::{ConnectionError, TransportErrorCode};
 use crate::frame::FrameError;
 use crate::identity::Identity;
 use crate::session::{CloseCode, ConnectionLost};
-use crate::tls::TlsError;
+use crate::tls::{TlsError, span};
 
 /// Why an [`Endpoint`](super::Endpoint) could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +100,17 @@ pub enum ConnectError {
         /// What the peer said.
         reason: String,
     },
+    /// A certificate is not valid yet, or any more, by the clock of who checks it: one of the two clocks is wrong, or this
+    /// side's certificate has ended.
+    #[error("{}", dated.told(*address, *whose))]
+    Date {
+        /// The peer's address.
+        address: SocketAddr,
+        /// What the clock says that it was checked by, and what the certificate says.
+        dated: Dated,
+        /// Whose certificate it is.
+        whose: Whose,
+    },
     /// The peer speaks another version of the protocol. Use the same version of kolo everywhere.
     #[error(
         "{address} does not speak this version of the protocol ({protocol}); use the same version of kolo on all hosts",
@@ -123,6 +134,78 @@ pub enum ConnectError {
         /// How.
         lost: ConnectionLost,
     },
+}
+
+/// Whose certificate is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// This side's, which the peer has checked by its clock.
+    Own,
+    /// The peer's, which this side has checked by its clock.
+    Theirs,
+}
+
+/// A certificate, and a clock by which its time has not come or is over. In seconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dated {
+    /// What the clock said.
+    pub clock: u64,
+    /// The end of the certificate's life on that side: its first or its last second.
+    pub limit: u64,
+}
+
+impl Dated {
+    /// Reads it from the words of rustls, in which alone QUIC hands it over.
+    fn of(reason: &str) -> Option<Self> {
+        let number_after = |mark: &str| {
+            let (_, rest) = reason.split_once(mark)?;
+            let end = rest
+                .find(|c: char| !c.is_ascii_digit())
+                .unwrap_or(rest.len());
+            rest[..end].parse().ok()
+        };
+        Some(Self {
+            clock: number_after("verification time ")?,
+            limit: number_after("is not valid before ")
+                .or_else(|| number_after("is not valid after "))?,
+        })
+    }
+
+    /// How far the clock is outside the certificate's life, in seconds.
+    #[must_use]
+    pub fn outside(&self) -> u64 {
+        self.clock.abs_diff(self.limit)
+    }
+
+    /// Whether the certificate's time has not come yet.
+    #[must_use]
+    pub fn is_early(&self) -> bool {
+        self.clock < self.limit
+    }
+
+    fn told(&self, address: SocketAddr, whose: Whose) -> String {
+        let by = span(self.outside());
+        let to_do = "one of the two clocks is wrong: `kolo doctor` tells by how much";
+        match (whose, self.is_early()) {
+            (Whose::Theirs, true) => {
+                format!(
+                    "the certificate of {address} is not valid before {by} from now by this host's clock; {to_do}"
+                )
+            }
+            (Whose::Theirs, false) => {
+                format!(
+                    "the certificate of {address} has ended {by} ago by this host's clock; {to_do}"
+                )
+            }
+            (Whose::Own, true) => format!(
+                "{address} refused this side's certificate, which is not valid before {by} from now by its clock; {to_do}"
+            ),
+            (Whose::Own, false) => format!(
+                "{address} refused this side's certificate, which has ended {by} ago by its clock; join, or log in, again with a \
+                 new token, if the clocks agree (`kolo doctor`)"
+            ),
+        }
+    }
 }
 
 impl ConnectError {
@@ -157,17 +240,34 @@ impl ConnectError {
             }
             ConnectionError::ConnectionClosed(close) => match alert(close.error_code) {
                 Some(NO_APPLICATION_PROTOCOL) => Self::Version { address },
-                Some(alert) if is_about_certificate(alert) => Self::Rejected {
-                    address,
-                    reason: String::from_utf8_lossy(&close.reason).into_owned(),
-                },
+                Some(alert) if is_about_certificate(alert) => {
+                    let reason = String::from_utf8_lossy(&close.reason);
+                    match Dated::of(&reason) {
+                        Some(dated) => Self::Date {
+                            address,
+                            dated,
+                            whose: Whose::Own,
+                        },
+                        None => Self::Rejected {
+                            address,
+                            reason: reason.into_owned(),
+                        },
+                    }
+                }
                 _ => Self::lost(address, error),
             },
             ConnectionError::TransportError(failure) => match alert(failure.code) {
                 Some(NO_APPLICATION_PROTOCOL) => Self::Version { address },
-                Some(alert) if is_about_certificate(alert) => Self::Certificate {
-                    address,
-                    reason: explained(&failure.reason),
+                Some(alert) if is_about_certificate(alert) => match Dated::of(&failure.reason) {
+                    Some(dated) => Self::Date {
+                        address,
+                        dated,
+                        whose: Whose::Theirs,
+                    },
+                    None => Self::Certificate {
+                        address,
+                        reason: explained(&failure.reason),
+                    },
                 },
                 _ => Self::lost(address, error),
             },
@@ -247,6 +347,59 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+
+    #[test]
+    fn a_certificate_outside_its_life_is_told_with_the_distance() {
+        let early = "invalid peer certificate: certificate not valid yet: verification time 1700000000 (UNIX), but \
+                     certificate is not valid before 1700172800 (172800 seconds in future)";
+        let late = "invalid peer certificate: certificate expired: verification time 1700172800 (UNIX), but \
+                    certificate is not valid after 1700000000 (172800 seconds ago)";
+        let address: SocketAddr = "127.0.0.1:1".parse().unwrap();
+        for (reason, is_early, whose, part) in [
+            (
+                early,
+                true,
+                Whose::Theirs,
+                "not valid before 2d 0h from now by this host's clock",
+            ),
+            (
+                late,
+                false,
+                Whose::Theirs,
+                "has ended 2d 0h ago by this host's clock",
+            ),
+            (
+                early,
+                true,
+                Whose::Own,
+                "not valid before 2d 0h from now by its clock",
+            ),
+            (
+                late,
+                false,
+                Whose::Own,
+                "has ended 2d 0h ago by its clock; join, or log in, again",
+            ),
+        ] {
+            let dated = Dated::of(reason).unwrap();
+            assert_eq!((dated.is_early(), dated.outside()), (is_early, 172_800));
+            let error = ConnectError::Date {
+                address,
+                dated,
+                whose,
+            };
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        for other in [
+            "",
+            "invalid peer certificate: UnknownIssuer",
+            "verification time",
+            "verification time 99999999999999999999 is not valid before 1",
+            "verification time 1 (UNIX), but",
+        ] {
+            assert_eq!(Dated::of(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn nobody_can_say_that_this_side_was_revoked_before_showing_who_they_are() {

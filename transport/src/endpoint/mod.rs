@@ -27,7 +27,7 @@ use tokio::task::AbortHandle;
 
 pub(crate) use self::admission::Refused;
 pub use self::config::EndpointConfig;
-pub use self::error::{BindError, ConnectError};
+pub use self::error::{BindError, ConnectError, Dated, Whose};
 use self::peers::Peers;
 pub(crate) use self::places::{Kept, Place, Places};
 use crate::bulk::{self, TlsLink, TlsListener};
@@ -148,12 +148,16 @@ impl Endpoint {
             .accept
             .then(|| server_config(&credentials, &config))
             .transpose()?;
+        let tls = if config.dates_count {
+            tls::client_config(&credentials, &[ALPN])
+        } else {
+            tls::undated_client_config(&credentials, &[ALPN])
+        }
+        .map_err(BindError::Tls)?;
         let mut client = quinn::ClientConfig::new(Arc::new(
-            QuicClientConfig::try_from(
-                tls::client_config(&credentials, &[ALPN]).map_err(BindError::Tls)?,
-            )
-            .map_err(TlsError::new)
-            .map_err(BindError::Tls)?,
+            QuicClientConfig::try_from(tls)
+                .map_err(TlsError::new)
+                .map_err(BindError::Tls)?,
         ));
         client.transport_config(Arc::new(
             config.transport(config.max_streams, config.receive_window),

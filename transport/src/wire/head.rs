@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::daemon::DaemonState;
 use super::network::{InterfacesQuery, NetworkReport, NodeNetwork};
 use super::trust::{RevocationList, SecretText, TokenEntry};
 use super::{ClusterInfo, JobInfo, JobSpec, RankFailure, Refusal, Resources, WorkerSignal};
@@ -120,6 +121,8 @@ pub enum HeadRequest {
     Network(NodeNetwork),
     /// A driver asks which interfaces connect nodes. They are probed if that is not known.
     Interfaces(InterfacesQuery),
+    /// A driver asks what the head sees around it.
+    Surroundings,
 }
 
 /// What follows [`HeadRequest::Submit`] on its stream.
@@ -231,6 +234,8 @@ pub enum HeadReply {
     },
     /// Answer to [`HeadRequest::Interfaces`].
     Interfaces(NetworkReport),
+    /// Answer to [`HeadRequest::Surroundings`].
+    Surroundings(DaemonState),
     /// No.
     Refused(Refusal),
 }

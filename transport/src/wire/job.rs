@@ -419,6 +419,10 @@ pub enum JobEvent {
         refusal: Option<Refusal>,
         /// The first cause, if it was a worker.
         failure: Option<RankFailure>,
+        /// How many workers were ended with the job, those not counted that had ended by themselves; `None` if the head
+        /// does not say.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stopped: Option<u32>,
     },
 }
 

@@ -14,6 +14,7 @@
 //! | node to worker process and back | [`ToWorker`], [`WorkerCall`] | [`FromWorker`], [`WorkerResult`] | [`worker`] |
 
 pub mod call;
+pub mod daemon;
 pub mod head;
 pub mod job;
 pub mod join;
@@ -26,6 +27,7 @@ pub mod worker;
 use serde::{Deserialize, Serialize};
 
 pub use call::{CallFailure, CallFrame, CallOp, CallReply, FailureKind, Outcome};
+pub use daemon::{DaemonState, FolderState, FolderUse};
 pub use head::{HeadReply, HeadRequest, NodeEvent, NodeRegistration, SubmitFrame};
 pub use job::{
     ClusterInfo, Exit, GenerationTable, Installed, InstalledHere, JobEvent, JobInfo, JobSpec,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::daemon::DaemonState;
 use super::network::{Echo, Probe, ProbeResult};
 use super::trust::RevocationList;
 use super::{
@@ -159,6 +160,8 @@ pub enum NodeRequest {
     Probe(Probe),
     /// Node, driver or head: how do you see this connection?
     Echo,
+    /// Driver: what do you see around you?
+    Surroundings,
 }
 
 /// The node's answer.
@@ -196,6 +199,8 @@ pub enum NodeReply {
     Probed(Vec<ProbeResult>),
     /// Answer to [`NodeRequest::Echo`].
     Echo(Echo),
+    /// Answer to [`NodeRequest::Surroundings`].
+    Surroundings(DaemonState),
     /// No.
     Refused(Refusal),
 }

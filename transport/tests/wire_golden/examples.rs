@@ -147,6 +147,21 @@ fn echo() -> Echo {
     }
 }
 
+fn surroundings() -> DaemonState {
+    DaemonState {
+        uid: 0,
+        core_limit: Some(4096),
+        core_pattern: "core".to_owned(),
+        folders: vec![FolderState {
+            usage: FolderUse::State,
+            path: "/var/lib/kolo-node".to_owned(),
+            free: Some(4096),
+            total: Some(1 << 30),
+            problem: Some(30),
+        }],
+    }
+}
+
 fn report() -> NetworkReport {
     NetworkReport {
         choice: NetworkChoice::Interface("eth0".to_owned()),
@@ -268,6 +283,7 @@ pub(crate) fn cases() -> Vec<Case> {
         },
         HeadRequest::Reinstate { role: Role::Driver, name: DRIVER.to_string() },
         HeadRequest::Network(network()),
+        HeadRequest::Surroundings,
         HeadRequest::Interfaces(InterfacesQuery {
             job: Some(JOB),
             nodes: vec!["b".to_owned()],
@@ -314,6 +330,7 @@ pub(crate) fn cases() -> Vec<Case> {
         HeadReply::Tokens(vec![token()]),
         HeadReply::Revoked { told: 3, late: vec![NODE] },
         HeadReply::Interfaces(report()),
+        HeadReply::Surroundings(surroundings()),
         HeadReply::Refused(refusal()),
     );
     add!(JobEvent:
@@ -324,6 +341,7 @@ pub(crate) fn cases() -> Vec<Case> {
             state: JobState::Failed,
             refusal: Some(refusal()),
             failure: Some(failure()),
+            stopped: Some(2),
         },
     );
     add!(NodeRequest:
@@ -376,6 +394,7 @@ pub(crate) fn cases() -> Vec<Case> {
             limit_ms: 2000,
         }),
         NodeRequest::Echo,
+        NodeRequest::Surroundings,
         NodeRequest::HasProgram { hash: program().hash },
         NodeRequest::PutProgram { program: program() },
         NodeRequest::Attach { job: JOB, generation: GENERATION },
@@ -398,6 +417,7 @@ pub(crate) fn cases() -> Vec<Case> {
             },
         ]),
         NodeReply::Echo(echo()),
+        NodeReply::Surroundings(surroundings()),
         NodeReply::Refused(refusal()),
     );
     add!(OutputChunk: OutputChunk {

@@ -41,7 +41,8 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Revoke,
         Reinstate,
         Network,
-        Interfaces
+        Interfaces,
+        Surroundings
     }));
     names.extend(variants!(SubmitFrame {
         ProgramReady,
@@ -74,6 +75,7 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Tokens,
         Revoked,
         Interfaces,
+        Surroundings,
         Refused
     }));
     names.extend(variants!(JobEvent {
@@ -98,7 +100,8 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Logs,
         Output,
         Probe,
-        Echo
+        Echo,
+        Surroundings
     }));
     names.extend(variants!(NodeReply {
         Done,
@@ -110,6 +113,7 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Output,
         Probed,
         Echo,
+        Surroundings,
         Refused
     }));
     names.extend(variants!(CallOp {

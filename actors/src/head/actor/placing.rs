@@ -12,7 +12,7 @@ use crate::head::coordinator::{Contact, Coordinator, Sharing};
 use crate::head::job::{Job, Site};
 use crate::head::messages::{Submit, Submitted};
 use crate::head::validate::validate;
-use crate::placement::{PlacementError, lay_out, place};
+use crate::placement::{lay_out, place};
 
 impl HeadActor {
     /// Checks a job, chooses its nodes, books what it wants there, and starts its Coordinator.
@@ -42,13 +42,7 @@ impl HeadActor {
         } else {
             lay_out(&spec.layout, &spec.per_worker, &offers)
         };
-        let shares = placed.map_err(|error| {
-            let kind = match error {
-                PlacementError::Size { .. } => RefusalKind::Invalid,
-                _ => RefusalKind::Unplaceable,
-            };
-            Refusal::new(kind, error.to_string())
-        })?;
+        let shares = placed?;
         let mut sites = Vec::with_capacity(shares.len());
         let mut contacts = HashMap::with_capacity(shares.len());
         for share in &shares {

@@ -10,7 +10,7 @@ use kolo_transport::wire::{
 
 use super::{
     Action, Ending, FIRST, Hold, Job, MAX_CAUSE, MAX_MESSAGE, MAX_REASON, MAX_TAIL, MAX_TAIL_BYTES,
-    Phase, Rendezvous, Reply,
+    Phase, Rendezvous, Reply, Seat,
 };
 
 impl Job {
@@ -36,6 +36,7 @@ impl Job {
         if failure.pid == 0 {
             failure.pid = seat.pid;
         }
+        seat.stopped = expected && failure.pid > 0;
         if let Some(reason) = &mut failure.reason {
             cut(reason, MAX_CAUSE);
         }
@@ -110,6 +111,16 @@ impl Job {
                 reason: "all workers exited with code 0".to_owned(),
             });
         }
+    }
+
+    /// Workers that ran and were ended with the job. What a node has ended and not told of one by one is gone, too.
+    fn stopped(&self) -> u32 {
+        let cause = self.first_failure.as_ref().map(|failure| failure.rank);
+        let was_stopped = |seat: &&Seat| {
+            let told = seat.exit.is_some();
+            Some(seat.member.rank) != cause && (seat.stopped || (!told && seat.pid > 0))
+        };
+        self.seats.iter().filter(was_stopped).count() as u32
     }
 
     pub(super) fn node_lost(&mut self, node: NodeId, reason: &str) {
@@ -312,6 +323,7 @@ impl Job {
             state: ending.state,
             refusal: ending.refusal.clone(),
             failure: self.first_failure.clone(),
+            stopped: Some(self.stopped()),
         }));
         self.actions.push(Action::Finished);
     }

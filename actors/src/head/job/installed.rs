@@ -11,6 +11,13 @@ use super::end::first_line;
 use super::report::listed;
 use super::{Action, Ending, Hold, Job, Signals};
 
+/// What is wrong with an installed program, with the hosts on which it is.
+#[must_use]
+pub fn problem_on(problem: &Refusal, hosts: &[String]) -> Refusal {
+    let message = format!("{} (on {})", problem.message, listed(hosts));
+    Refusal::new(problem.kind, message)
+}
+
 impl Job {
     pub(super) fn is_installed(&self) -> bool {
         self.spec.installed.is_some()
@@ -35,7 +42,7 @@ impl Job {
         let kind = first.kind;
         let texts: Vec<String> = problems
             .iter()
-            .map(|(problem, hosts)| format!("{} (on {})", problem.message, listed(hosts)))
+            .map(|(problem, hosts)| problem_on(problem, hosts).message)
             .collect();
         self.fail(kind, texts.join("; "));
     }
@@ -193,6 +200,7 @@ mod tests {
                 state,
                 refusal,
                 failure,
+                ..
             }) => Some((*state, refusal.clone(), failure.clone())),
             _ => None,
         });

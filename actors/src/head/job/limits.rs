@@ -61,7 +61,7 @@ fn the_largest_job_fits_into_frames() {
     let mut run = submit_on(&nodes, LONGEST_HOSTNAME, |spec| {
         for index in 0..MAX_ENTRIES_BYTES / MAX_ENTRY {
             spec.env
-                .insert(format!("V{index}"), "x".repeat(MAX_ENTRY - 8));
+                .insert(format!("V{index}"), "x".repeat(MAX_ENTRY - 64));
         }
     })
     .unwrap();

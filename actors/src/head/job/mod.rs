@@ -37,6 +37,7 @@ use kolo_transport::wire::{
     WorkerState,
 };
 
+pub use self::installed::problem_on;
 use self::network::Net;
 pub use self::network::NetworkPlan;
 use crate::interfaces::{Discovery, Network};
@@ -258,6 +259,8 @@ struct Seat {
     state: WorkerState,
     pid: u32,
     exit: Option<Exit>,
+    /// Its node had been asked to stop it.
+    stopped: bool,
 }
 
 /// How far a job came before it began to end.
@@ -398,6 +401,7 @@ impl Job {
                 state: WorkerState::Starting,
                 pid: 0,
                 exit: None,
+                stopped: false,
             })
             .collect();
         let mut job = Self {
@@ -434,6 +438,10 @@ impl Job {
 
     /// What to do now that `event` has happened.
     pub fn step(&mut self, now: Instant, event: Event) -> Vec<Action> {
+        // Before the event counts: what comes too late is what was waited for, and is named.
+        if self.ending.is_none() && self.phase < Phase::Up && now >= self.start_deadline {
+            self.start_timed_out();
+        }
         match event {
             Event::Replied { node, reply } => self.replied(node, reply),
             Event::Pushed {
@@ -454,9 +462,6 @@ impl Job {
             Event::DriverGone => self.stop("its driver is gone".to_owned(), false),
             Event::Stop { reason } => self.stop(reason, false),
             Event::Tick => {}
-        }
-        if self.ending.is_none() && self.phase < Phase::Up && now >= self.start_deadline {
-            self.start_timed_out();
         }
         self.advance(now);
         self.finish();

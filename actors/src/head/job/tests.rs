@@ -4,7 +4,7 @@ mod ends;
 
 use kolo_transport::wire::Placement;
 
-use super::fixtures::{exited, ready, sites, spec};
+use super::fixtures::{exited, failure, ready, sites, spec};
 use super::*;
 
 pub(super) const JOB: JobId = JobId(5);
@@ -115,6 +115,7 @@ impl Run {
                     state,
                     refusal,
                     failure,
+                    ..
                 }) => Some((*state, refusal.clone(), failure.clone())),
                 _ => None,
             })
@@ -338,6 +339,93 @@ fn each_phase_has_its_own_timeout_message() {
     run.now += Duration::from_secs(60);
     run.step(Event::Tick);
     assert!(reason(&run).contains("membership was not taken by host1"));
+}
+
+#[test]
+fn what_comes_after_the_start_timeout_is_named_as_what_was_waited_for() {
+    let reason = |run: &Run| run.job.info(run.now).reason.unwrap();
+    let minute = Duration::from_secs(60);
+    let mut run = submit(&[1, 1], |_| ());
+    run.reserve(2, false);
+    run.now += minute;
+    run.reserve(1, false);
+    assert!(
+        reason(&run).ends_with("no answer to the reservation from host1 (node-0000000000000001)"),
+        "{}",
+        reason(&run)
+    );
+    // What it holds is given back.
+    assert!(run.asked().contains(&"1:release".to_owned()));
+
+    let mut run = submit(&[1], |_| ());
+    run.reserve(1, false);
+    run.now += minute;
+    run.step(Event::ProgramReady);
+    assert!(reason(&run).ends_with("did not bring the program to all nodes"));
+
+    let mut run = submit(&[1], |_| ());
+    run.reserve(1, true);
+    run.report(1, ready(JOB, 0));
+    run.now += minute;
+    run.start(1);
+    assert!(
+        reason(&run).ends_with("no answer to the start from host1 (node-0000000000000001)"),
+        "{}",
+        reason(&run)
+    );
+}
+
+#[test]
+fn only_workers_that_were_ended_with_the_job_count_as_stopped() {
+    let stopped = |run: &Run| {
+        run.actions.iter().find_map(|action| match action {
+            Action::Tell(JobEvent::Ended { stopped, .. }) => Some(stopped.unwrap()),
+            _ => None,
+        })
+    };
+    let stop_on = |run: &mut Run, node: u64, slot: u32| {
+        run.report(
+            node,
+            NodeEvent::WorkerExited {
+                job: JOB,
+                slot: Slot(slot),
+                failure: RankFailure {
+                    pid: 70 + slot,
+                    ..failure(Exit::Signal(15))
+                },
+                expected: true,
+            },
+        );
+    };
+    let mut run = submit(&[2, 2], |_| ());
+    for node in [1, 2] {
+        run.reserve(node, true);
+    }
+    for (node, slots) in [(1, [0, 1]), (2, [2, 3])] {
+        let pids = slots.map(|slot| (Slot(slot), 70 + slot)).to_vec();
+        run.answer(node, NodeReply::Started { pids });
+        for slot in slots {
+            run.report(node, ready(JOB, slot));
+        }
+    }
+    // One ends by itself, one fails, one is ended, and of one nothing is told.
+    run.report(1, exited(JOB, 0, Exit::Code(0)));
+    run.report(1, exited(JOB, 1, Exit::Code(3)));
+    run.step(Event::DriverStop);
+    stop_on(&mut run, 2, 2);
+    run.answer(1, NodeReply::Done);
+    run.answer(2, NodeReply::Done);
+    assert_eq!(stopped(&run), Some(2));
+
+    let mut run = healthy();
+    for slot in [0, 1] {
+        run.report(1, exited(JOB, slot, Exit::Code(0)));
+    }
+    run.report(2, exited(JOB, 2, Exit::Code(0)));
+    run.report(2, exited(JOB, 3, Exit::Code(3)));
+    run.answer(1, NodeReply::Done);
+    run.answer(2, NodeReply::Done);
+    assert_eq!(stopped(&run), Some(0));
 }
 
 #[test]

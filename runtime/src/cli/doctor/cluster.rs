@@ -4,19 +4,24 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::join_all;
+use kolo_transport::descriptors::make_room;
+use kolo_transport::endpoint;
 use kolo_transport::wire::{
-    ClusterInfo, InterfacesQuery, NodeInfo, NodeReply, NodeRequest, PlacedNode,
+    ClusterInfo, HeadReply, HeadRequest, InterfacesQuery, NodeInfo, NodeReply, NodeRequest,
+    PlacedNode,
 };
-use kolo_transport::{CloseCode, interfaces};
+use kolo_transport::{CloseCode, ConnectError, Connection, RequestError, interfaces};
 
+use super::super::DESCRIPTORS;
 use super::super::args::Connect;
-use super::super::client::Client;
+use super::super::client::{Client, ClientConfig};
 use super::super::error::{CREDENTIALS, CliError};
 use super::super::interfaces::ask;
 use super::super::output::human;
-use super::Finding;
 use super::host::certificate;
 use super::ping::{Ping, overhead, ping};
+use super::surroundings::{Whose, judge};
+use super::{Finding, Level};
 
 /// More than this makes certificates look early or late, and logs hard to compare.
 const SKEW: Duration = Duration::from_secs(2);
@@ -36,6 +41,10 @@ const PORTS: &str = "open the UDP port of the daemon for this host in all firewa
 
 pub(super) async fn examine(connect: &Connect) -> Vec<Finding> {
     let mut findings = Vec::new();
+    if let Err(error) = make_room("a look at the cluster", DESCRIPTORS) {
+        let remedy = "raise the limit of open files, or give --local";
+        return vec![Finding::bad("cluster", error.to_string(), remedy)];
+    }
     let config = connect.config();
     let connected = Client::connect(&config).await;
     if let Err(error @ (CliError::NoCredentials(_) | CliError::Usage(_))) = &connected {
@@ -52,7 +61,16 @@ pub(super) async fn examine(connect: &Connect) -> Vec<Finding> {
     let client = match connected {
         Ok(client) => client,
         Err(error) => {
-            findings.push(Finding::bad("head", error.to_string(), remedy(&error)));
+            let clock = match error.exit_code() {
+                CREDENTIALS => clock_of_head(&config, &error).await,
+                _ => None,
+            };
+            let to_do = match &clock {
+                Some(clock) if clock.level != Level::Good => CLOCKS,
+                _ => remedy(&error),
+            };
+            findings.push(Finding::bad("head", error.to_string(), to_do));
+            findings.extend(clock);
             return findings;
         }
     };
@@ -73,6 +91,11 @@ pub(super) async fn examine(connect: &Connect) -> Vec<Finding> {
                 ),
             ));
             findings.extend(path("head", head).await);
+            let seen = client.request(&HeadRequest::Surroundings, ANSWER).await;
+            // A head of another version does not say.
+            if let Ok(HeadReply::Surroundings(seen)) = seen {
+                findings.extend(judge(Whose::Head, &seen));
+            }
             findings.extend(nodes(&client, &cluster).await);
             if cluster.nodes.iter().filter(|node| node.alive).count() > 1 {
                 findings.push(network(&client).await);
@@ -87,7 +110,7 @@ pub(super) async fn examine(connect: &Connect) -> Vec<Finding> {
 /// What to do if the head is not reached, or does not talk to us.
 fn remedy(error: &CliError) -> &'static str {
     match error {
-        CliError::Resolve { .. } => {
+        CliError::Address { .. } | CliError::Resolve { .. } => {
             "correct the name: --head, KOLO_HEAD, or the `kolo login` that remembers it; or the name server's entry"
         }
         error if error.exit_code() == CREDENTIALS => {
@@ -96,6 +119,56 @@ fn remedy(error: &CliError) -> &'static str {
         }
         _ => PORTS,
     }
+}
+
+/// How far the clock of a head is from this one that does not take this side's certificate, or whose certificate this side does
+/// not take. `None` if it has nothing to do with clocks, or is not to be learnt.
+async fn clock_of_head(config: &ClientConfig, error: &CliError) -> Option<Finding> {
+    let client = match Client::connect_undated(config).await {
+        Ok(client) => client,
+        Err(other) => return dated(&other).or_else(|| dated(error)),
+    };
+    let (start, before) = (Instant::now(), SystemTime::now());
+    let answer = client.cluster().await;
+    let ours = before + start.elapsed() / 2;
+    client.close().await;
+    match answer {
+        Ok(cluster) if cluster.time_ms > 0 => {
+            Some(skew("the head", clock_of(cluster.time_ms), ours))
+        }
+        _ => dated(error),
+    }
+}
+
+/// What a refusal says of a clock: that of the peer if it has checked this side's certificate, and else how far this one is from
+/// the life of the peer's, which is renewed for as long as the peer runs.
+fn dated(error: &CliError) -> Option<Finding> {
+    let CliError::Connect {
+        what,
+        error: ConnectError::Date { dated, whose, .. },
+    } = error
+    else {
+        return None;
+    };
+    Some(match whose {
+        endpoint::Whose::Own => {
+            let theirs = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(dated.clock))?;
+            skew(what, theirs, SystemTime::now())
+        }
+        endpoint::Whose::Theirs => Finding::bad(
+            "clock",
+            format!(
+                "that of {what} is at least {} {} this one",
+                human(dated.outside().saturating_mul(1000)),
+                if dated.is_early() {
+                    "ahead of"
+                } else {
+                    "behind"
+                },
+            ),
+            CLOCKS,
+        ),
+    })
 }
 
 fn clock_of(time_ms: u64) -> SystemTime {
@@ -147,6 +220,19 @@ async fn nodes(client: &Client, cluster: &ClusterInfo) -> Vec<Finding> {
             "start one with `kolo-node --head HOST:PORT --token-file FILE`",
         ));
     }
+    findings.extend(alive.iter().filter(|node| node.draining).map(|node| {
+        Finding::warning(
+            "node",
+            format!(
+                "{} ({}) is draining: it takes no more jobs, since it is being stopped",
+                node.hostname, node.node
+            ),
+            format!(
+                "if it is not to end, start kolo-node on {} again when it has: SIGTERM was sent to it",
+                node.hostname
+            ),
+        )
+    }));
     let looked = alive.iter().take(MOST_NODES).map(|node| one(client, node));
     findings.extend(join_all(looked).await.into_iter().flatten());
     if alive.len() > MOST_NODES {
@@ -169,17 +255,12 @@ async fn one(client: &Client, node: &NodeInfo) -> Vec<Finding> {
     };
     let (_endpoint, connection) = match client.node(&placed).await {
         Ok(connected) => connected,
-        Err(error) => {
-            return vec![Finding::bad("node", format!("{at}: {error}"), PORTS)];
-        }
+        Err(error) => return unreached(client, &placed, &at, &error).await,
     };
     let mut findings = Vec::new();
     let start = Instant::now();
     let before = SystemTime::now();
-    match connection
-        .request::<_, NodeReply>(&NodeRequest::Echo, ANSWER)
-        .await
-    {
+    match echo(&connection).await {
         Ok(NodeReply::Echo(echo)) => {
             let took = start.elapsed();
             let over = echo.interface.map(|name| format!(" over its {name}"));
@@ -206,6 +287,13 @@ async fn one(client: &Client, node: &NodeInfo) -> Vec<Finding> {
         )),
         Err(error) => findings.push(Finding::bad("node", format!("{at}: {error}"), PORTS)),
     }
+    let seen = connection
+        .request::<_, NodeReply>(&NodeRequest::Surroundings, ANSWER)
+        .await;
+    // A node of another version does not say.
+    if let Ok(NodeReply::Surroundings(seen)) = seen {
+        findings.extend(judge(Whose::Node(&node.hostname), &seen));
+    }
     // The connection tries larger and larger packets, none in fragments.
     let deadline = Instant::now() + DISCOVERY;
     let mut payload = connection.path_mtu();
@@ -225,6 +313,36 @@ async fn one(client: &Client, node: &NodeInfo) -> Vec<Finding> {
     findings
 }
 
+async fn echo(connection: &Connection) -> Result<NodeReply, RequestError> {
+    connection.request(&NodeRequest::Echo, ANSWER).await
+}
+
+/// A node that is not reached, and how far its clock is from this one if that is why.
+async fn unreached(client: &Client, node: &PlacedNode, at: &str, error: &CliError) -> Vec<Finding> {
+    let clock = match dated(error) {
+        None => None,
+        known => match client.node_undated(node).await {
+            Ok((_endpoint, connection)) => {
+                let (start, before) = (Instant::now(), SystemTime::now());
+                let answer = echo(&connection).await;
+                let ours = before + start.elapsed() / 2;
+                connection.close(CloseCode::Done, "");
+                match answer {
+                    Ok(NodeReply::Echo(echo)) if echo.time_ms > 0 => {
+                        Some(skew(&node.hostname, clock_of(echo.time_ms), ours))
+                    }
+                    _ => known,
+                }
+            }
+            Err(other) => dated(&other).or(known),
+        },
+    };
+    let to_do = if clock.is_some() { CLOCKS } else { PORTS };
+    let mut findings = vec![Finding::bad("node", format!("{at}: {error}"), to_do)];
+    findings.extend(clock);
+    findings
+}
+
 /// What Ethernet without jumbo frames carries.
 const EXPECTED_PAYLOAD: u16 = 1452;
 
@@ -235,10 +353,14 @@ fn skew(hostname: &str, theirs: SystemTime, ours: SystemTime) -> Finding {
         Ok(ahead) => (ahead, "ahead of"),
         Err(behind) => (behind.duration(), "behind"),
     };
-    let found = format!(
-        "that of {hostname} is {:.3} s {which} this one",
-        apart.as_secs_f64()
-    );
+    let found = if apart < LARGE_SKEW {
+        let seconds = apart.as_secs_f64();
+        format!("that of {hostname} is {seconds:.3} s {which} this one")
+    } else {
+        // To the minute: two clocks are not read at the same moment.
+        let span = human((apart.as_secs() + 30) / 60 * 60_000);
+        format!("that of {hostname} is {span} {which} this one")
+    };
     if apart > LARGE_SKEW {
         Finding::bad(
             "clock",
@@ -327,7 +449,6 @@ fn look(to: SocketAddr) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Level;
     use super::*;
 
     #[test]
@@ -357,6 +478,54 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_by_date_says_how_far_a_clock_is_off() {
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap()
+            .as_secs();
+        let day = 86_400;
+        let told = |clock: u64, limit: u64, whose| {
+            dated(&CliError::Connect {
+                what: "the head".to_owned(),
+                error: ConnectError::Date {
+                    address: ([127, 0, 0, 1], 1).into(),
+                    dated: endpoint::Dated { clock, limit },
+                    whose,
+                },
+            })
+            .unwrap()
+        };
+        use endpoint::Whose::{Own, Theirs};
+        for (finding, part) in [
+            // The head's clock is known.
+            (told(now - 2 * day, now - day, Own), "2d 0h behind this one"),
+            (
+                told(now + 2 * day + 60, now + day, Own),
+                "2d 0h ahead of this one",
+            ),
+            // Only that the head's certificate is good for the head.
+            (
+                told(now, now + 2 * day, Theirs),
+                "at least 2d 0h ahead of this one",
+            ),
+            (
+                told(now, now - 2 * day, Theirs),
+                "at least 2d 0h behind this one",
+            ),
+        ] {
+            assert_eq!(finding.level, Level::Bad);
+            assert!(finding.found.contains(part), "{finding:?}");
+            assert!(finding.remedy.unwrap().contains("set-ntp"));
+        }
+        // The certificate has ended by both clocks.
+        assert_eq!(told(now, now - day, Own).level, Level::Good);
+        let other = CliError::Unreachable {
+            head: "x:1".to_owned(),
+        };
+        assert_eq!(dated(&other), None);
+    }
+
+    #[test]
     fn clocks_that_differ_are_told_with_the_direction() {
         let ours = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         for (theirs, level, part) in [
@@ -369,7 +538,7 @@ mod tests {
             (
                 ours + Duration::from_secs(120),
                 Level::Bad,
-                "120.000 s ahead of",
+                "2m 0s ahead of",
             ),
         ] {
             let finding = skew("b", theirs, ours);

@@ -1,14 +1,18 @@
 //! What can be seen on this host alone.
 
 use std::net::{Ipv4Addr, UdpSocket};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use kolo_transport::{Credentials, interfaces};
 use rustix::net::sockopt;
 use rustix::process::{Resource, getrlimit};
 
-use super::Finding;
+use super::super::args::Connect;
+use super::surroundings::{Whose, judge};
+use super::{Doctor, Finding};
+use crate::ssh::state::state_home;
+use crate::surroundings::look;
 
 /// What kolo asks the system for, for each of its sockets.
 const SOCKET_BUFFER: usize = 32 << 20;
@@ -16,8 +20,6 @@ const SOCKET_BUFFER: usize = 32 << 20;
 const SMALL_BUFFER: usize = 4 << 20;
 /// A node needs about eight descriptors for each worker.
 const FEW_FILES: u64 = 4096;
-/// Shared memory of a host for collectives between its workers.
-const SMALL_SHM: u64 = 256 << 20;
 /// A certificate that ends so soon should have been renewed.
 const SOON: Duration = Duration::from_secs(3 * 24 * 3600);
 
@@ -25,7 +27,6 @@ pub(super) fn examine(identity: Option<&Path>) -> Vec<Finding> {
     let mut findings = vec![
         open_files(),
         udp_buffers(),
-        shared_memory(Path::new("/dev/shm")),
         clock(Path::new("/run/systemd/timesync/synchronized")),
     ];
     findings.extend(network());
@@ -33,6 +34,23 @@ pub(super) fn examine(identity: Option<&Path>) -> Vec<Finding> {
         findings.push(certificate("certificate of the identity", dir));
     }
     findings
+}
+
+/// What `kolo` and what it starts here find around them.
+pub(super) async fn surroundings(options: &Doctor, connect: &Connect) -> Vec<Finding> {
+    let states = [
+        connect.config().credentials_dir().ok(),
+        state_home().ok(),
+        // Identities lie in state folders.
+        options
+            .identity
+            .as_deref()
+            .and_then(Path::parent)
+            .map(Path::to_path_buf),
+    ];
+    let mut states: Vec<PathBuf> = states.into_iter().flatten().collect();
+    states.dedup();
+    judge(Whose::Here, &look(states).await)
 }
 
 fn open_files() -> Finding {
@@ -93,40 +111,6 @@ fn udp_buffers() -> Finding {
         Finding::warning(CHECK, found, REMEDY)
     } else {
         Finding::good(CHECK, found)
-    }
-}
-
-fn shared_memory(path: &Path) -> Finding {
-    const CHECK: &str = "shared memory";
-    match rustix::fs::statvfs(path) {
-        Ok(stat) => {
-            let total = stat.f_blocks.saturating_mul(stat.f_frsize);
-            let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-            let found = format!(
-                "{}: {} MiB, {} MiB free",
-                path.display(),
-                total >> 20,
-                free >> 20
-            );
-            if free < SMALL_SHM {
-                Finding::warning(
-                    CHECK,
-                    found,
-                    format!(
-                        "give it {} MiB or more: `mount -o remount,size=1g /dev/shm`, or `--shm-size=1g` for a container; \
-                         PyTorch and NCCL need it for workers of one host",
-                        SMALL_SHM >> 20
-                    ),
-                )
-            } else {
-                Finding::good(CHECK, found)
-            }
-        }
-        Err(error) => Finding::warning(
-            CHECK,
-            format!("{}: {error}", path.display()),
-            "mount a tmpfs on /dev/shm",
-        ),
     }
 }
 
@@ -209,7 +193,7 @@ fn network() -> Vec<Finding> {
 
 /// The dates of a certificate.
 pub(super) fn certificate(check: &'static str, dir: &Path) -> Finding {
-    let credentials = match Credentials::load(dir) {
+    let credentials = match Credentials::load_undated(dir) {
         Ok(credentials) => credentials,
         Err(error) => {
             return Finding::bad(
@@ -307,12 +291,5 @@ mod tests {
             start + hour / 2,
         );
         assert_eq!(finding.level, Level::Good);
-    }
-
-    #[test]
-    fn a_folder_that_is_not_there_is_no_shared_memory() {
-        let finding = shared_memory(Path::new("/no/such/folder"));
-        assert_eq!(finding.level, Level::Warning);
-        assert!(finding.found.contains("/no/such/folder"));
     }
 }

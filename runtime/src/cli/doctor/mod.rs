@@ -3,6 +3,7 @@
 mod cluster;
 mod host;
 mod ping;
+mod surroundings;
 
 use std::path::PathBuf;
 
@@ -90,6 +91,7 @@ pub(super) async fn run(
     out: &mut Output<'_>,
 ) -> Result<u8, CliError> {
     let mut findings = host::examine(options.identity.as_deref());
+    findings.extend(host::surroundings(options, connect).await);
     if !options.local {
         findings.extend(cluster::examine(connect).await);
     }

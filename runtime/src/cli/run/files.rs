@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use kolo_transport::ids::JobId;
 use kolo_transport::wire::{OutputChunk, Stdio};
 
+use super::super::error::CliError;
 use super::prefix::stream_name;
 
 /// Files that are open at once.
@@ -34,16 +35,44 @@ fn name((generation, rank, stream): Key, width: usize) -> String {
     )
 }
 
-/// Makes the folder for the folders of jobs, before anything is started: that it can't be used is to be known then.
-pub(crate) fn prepare(dir: &Path) -> io::Result<()> {
-    if dir.exists() && !dir.is_dir() {
-        return Err(io::Error::other("it is no directory"));
+/// Makes the folder for the folders of jobs, before anything is started: that it can't be used is to be known then. Gives the
+/// folders that were not there, the outermost first.
+pub(crate) fn prepare(dir: Option<&Path>) -> Result<Vec<PathBuf>, CliError> {
+    let Some(dir) = dir else {
+        return Ok(Vec::new());
+    };
+    let mut missing: Vec<PathBuf> = dir
+        .ancestors()
+        .take_while(|path| !path.exists())
+        .map(Path::to_path_buf)
+        .collect();
+    missing.reverse();
+    let made = (|| {
+        if dir.exists() && !dir.is_dir() {
+            return Err(io::Error::other("it is no directory"));
+        }
+        fs::create_dir_all(dir)?;
+        rustix::fs::access(
+            dir,
+            rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
+        )?;
+        Ok(())
+    })();
+    match made {
+        Ok(()) => Ok(missing),
+        Err(error) => Err(CliError::Usage(format!(
+            "--output-dir {}: {error}",
+            dir.display()
+        ))),
     }
-    fs::create_dir_all(dir)?;
-    rustix::fs::access(
-        dir,
-        rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
-    )?;
+}
+
+/// As [`prepare`], and takes away again what it made: to see whether it would work.
+pub(crate) fn try_to_prepare(dir: Option<&Path>) -> Result<(), CliError> {
+    for made in prepare(dir)?.iter().rev() {
+        // What somebody else has put something into by now stays.
+        fs::remove_dir(made).ok();
+    }
     Ok(())
 }
 
@@ -164,13 +193,19 @@ mod tests {
     #[test]
     fn a_folder_that_can_t_be_used_is_known_before() {
         let dir = tempfile::tempdir().unwrap();
-        prepare(&dir.path().join("a/b")).unwrap();
+        let folder = dir.path().join("a/b");
+        try_to_prepare(Some(&folder)).unwrap();
+        assert!(!dir.path().join("a").exists());
+        prepare(Some(&folder)).unwrap();
+        // What was there stays.
+        try_to_prepare(Some(&folder)).unwrap();
+        assert!(folder.is_dir());
         assert!(dir.path().join("a/b").is_dir());
         fs::write(dir.path().join("file"), "").unwrap();
-        let error = prepare(&dir.path().join("file")).unwrap_err();
-        assert_eq!(error.to_string(), "it is no directory");
-        prepare(&dir.path().join("file/x")).unwrap_err();
-        prepare(Path::new("/proc/nothing")).unwrap_err();
+        let error = prepare(Some(&dir.path().join("file"))).unwrap_err();
+        assert!(error.to_string().ends_with("/file: it is no directory"));
+        prepare(Some(&dir.path().join("file/x"))).unwrap_err();
+        prepare(Some(Path::new("/proc/nothing"))).unwrap_err();
     }
 
     #[test]

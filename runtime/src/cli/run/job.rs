@@ -177,8 +177,9 @@ pub(crate) async fn run(
                         }
                     }
                     JobEvent::RankLost { failure, .. } => tracing::debug!(%failure, "a rank is gone"),
-                    JobEvent::Ended { state, refusal, failure } => {
+                    JobEvent::Ended { state, refusal, failure, stopped } => {
                         outcome.state = Some(state);
+                        outcome.stopped = stopped;
                         outcome.refusal = refusal;
                         outcome.failure = failure;
                         break;

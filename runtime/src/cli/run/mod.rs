@@ -62,6 +62,9 @@ pub(super) fn run(
             .is_some_and(|head| !head.trim().is_empty()),
     };
     let plan = plan::plan(&options, &here)?;
+    for note in &plan.notes {
+        job::say(note);
+    }
     // From here on signals are taken, and a front stands still in place of what works.
     let front = match options.dry_run {
         true => None,
@@ -76,18 +79,16 @@ pub(super) fn run(
         .map_err(CliError::Start)?;
     let result = runtime.block_on(async {
         let Some(front) = front else {
-            return show::dry_run(&options, &plan, &here, connect, format, out).await;
+            let refused = show::dry_run(&options, &plan, &here, connect, format, out).await?;
+            return Ok(refused.map_or(0, |outcome| {
+                tell(&report(&outcome, format));
+                outcome.exit_code()
+            }));
         };
         let mut signals = Signals::take(front).map_err(CliError::Start)?;
         let mut outcome = execute(&options, plan, &here, connect, &mut signals).await?;
-        let text = match format {
-            Format::Table => outcome.text(),
-            Format::Json => outcome.json(),
-        };
-        // If nobody can read it, the exit code has to do.
-        let told = tokio::task::spawn_blocking(move || {
-            sink::write_all(rustix::stdio::stderr(), text.as_bytes()).ok();
-        });
+        let text = report(&outcome, format);
+        let told = tokio::task::spawn_blocking(move || tell(&text));
         signals.unless_hurried(&mut outcome.signal, told).await;
         Ok(outcome.exit_code())
     });
@@ -106,6 +107,18 @@ fn exit_of_runner(exit: Exit) -> u8 {
         Exit::Signal(signal) => report::of_signal(signal),
         Exit::Unknown => 1,
     }
+}
+
+fn report(outcome: &Outcome, format: Format) -> String {
+    match format {
+        Format::Table => outcome.text(),
+        Format::Json => outcome.json(),
+    }
+}
+
+/// If nobody can read the report, the exit code has to do.
+fn tell(report: &str) {
+    sink::write_all(rustix::stdio::stderr(), report.as_bytes()).ok();
 }
 
 /// The options with those of `--config-file`.
@@ -140,13 +153,7 @@ async fn execute(
     connect: &Connect,
     signals: &mut Signals,
 ) -> Result<Outcome, CliError> {
-    for note in &plan.notes {
-        job::say(note);
-    }
-    if let Some(dir) = &plan.output_dir {
-        files::prepare(dir)
-            .map_err(|error| CliError::Usage(format!("--output-dir {}: {error}", dir.display())))?;
-    }
+    files::prepare(plan.output_dir.as_deref())?;
     let mut plan = plan;
     let grounds = {
         let preparing = place::prepare(options, &mut plan, here, connect);

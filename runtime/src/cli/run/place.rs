@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kolo_transport::descriptors::{self, TooFewDescriptors};
 use kolo_transport::ids::NodeId;
 use kolo_transport::wire::NodeShare;
 use kolo_transport::{CloseCode, Endpoint, EndpointConfig, Expect};
-use rustix::process::{Resource, getrlimit};
 
 use super::super::args::Connect;
 use super::super::client::Client;
@@ -18,7 +18,6 @@ use super::layout;
 use super::plan::{Plan, Surroundings, Target};
 use crate::hosts::HostSlots;
 use crate::local::{self, LocalConfig, LocalError};
-use crate::node::raise_open_files;
 use crate::ssh::{self, BroughtUp, Ending, HeadAccess, SshOptions, UpError};
 use crate::{Head, Node, NodeResources};
 
@@ -27,6 +26,10 @@ const FILES_PER_WORKER: u64 = 8;
 
 /// Descriptors that a head and a node have for themselves, and files of output that are open at once.
 const OWN_FILES: u64 = 256;
+
+/// Without so many for each worker, and for head and node, a job here does not start at all.
+const LEAST_PER_WORKER: u64 = 4;
+const LEAST_OWN: u64 = 44;
 
 /// How long this command stays after its work.
 const GOODBYE: Duration = Duration::from_millis(2);
@@ -119,11 +122,22 @@ pub(crate) async fn prepare(
 
 /// Sees to it that workers of this host do not fail for want of descriptors; the usual limit of 1024 is enough for a hundred.
 /// Workers inherit it, so it stays as it is where it does.
-fn make_room(workers: u32) {
-    let needed = u64::from(workers) * FILES_PER_WORKER + OWN_FILES;
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current.is_some_and(|current| current < needed) {
-        raise_open_files();
+fn make_room(workers: u32) -> Result<(), TooFewDescriptors> {
+    let workers = u64::from(workers);
+    match descriptors::make_room("the job", workers * FILES_PER_WORKER + OWN_FILES) {
+        Ok(()) => Ok(()),
+        Err(_) => {
+            descriptors::raise();
+            descriptors::make_room("the job", workers * LEAST_PER_WORKER + LEAST_OWN)
+        }
+    }
+}
+
+/// What this machine offers to a job of its own: as many CPUs as are asked for.
+pub(crate) fn own_resources(plan: &Plan) -> NodeResources {
+    NodeResources {
+        cpus: Some(plan.spec.per_worker.cpus.as_f64() * f64::from(plan.workers)),
+        ..NodeResources::default()
     }
 }
 
@@ -138,16 +152,13 @@ async fn here_alone(
     connect_timeout: Duration,
     hostname: Option<String>,
 ) -> Result<Grounds, CliError> {
-    make_room(plan.workers);
+    make_room(plan.workers)?;
     // This process starts nothing but wardens: what one that is killed leaves comes here.
     if let Err(error) = kolo_process::adopt_orphans() {
         tracing::warn!(%error, "orphans can't be adopted");
     }
     let config = LocalConfig {
-        resources: NodeResources {
-            cpus: Some(plan.spec.per_worker.cpus.as_f64() * f64::from(plan.workers)),
-            ..NodeResources::default()
-        },
+        resources: own_resources(plan),
         gpus_for_all: gpus_for_all(options),
         hostname,
         ..LocalConfig::default()

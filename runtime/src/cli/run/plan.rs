@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kolo_actors::env;
+use kolo_actors::head::validate::validate;
 use kolo_transport::wire::{Installed, JobSpec, Milli, Program, ProgramHash, Resources};
 
 use super::super::error::CliError;
@@ -129,6 +130,9 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
         interfaces: super::super::interfaces::selection(&options.interfaces)?,
         no_cache: options.no_cache,
     };
+    // As the head does, whose words they are: what it refuses of the arguments alone is refused before anybody is asked, and by
+    // `--dry-run` as well.
+    validate(&spec)?;
     let template = match (&options.prefix, options.timestamps) {
         (Some(prefix), _) => prefix.clone(),
         (None, true) => parsed(prefix::WITH_TIME)?,
@@ -339,6 +343,8 @@ mod tests {
             ("-e X x", "expected NAME=VALUE"),
             ("-e KOLO_RANK=1 x", "KOLO_"),
             ("-n 2", "no program is given"),
+            ("--start-timeout 0.0001 x", "the start timeout is 0 ms"),
+            ("--gpus-per-worker 4000000 x", "at most 1000000"),
         ] {
             let error = refused(line);
             assert!(error.contains(message), "{line}: {error}");

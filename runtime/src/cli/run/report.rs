@@ -26,6 +26,8 @@ pub(crate) struct Outcome {
     /// Output that was not delivered, and why.
     pub(crate) lost_output: Vec<String>,
     pub(crate) workers: u32,
+    /// How many workers were ended with the job; `None` if the head does not say.
+    pub(crate) stopped: Option<u32>,
     /// The job was told to end, and nobody knows whether it has.
     pub(crate) left: Option<String>,
 }
@@ -57,6 +59,19 @@ fn code_of(exit: Exit) -> u8 {
         Exit::Signal(signal) => of_signal(signal),
         Exit::Unknown => 1,
     }
+}
+
+/// What is said of the workers that did not fail. Those that had ended by themselves are no news.
+fn ended(others: u32, stopped: Option<u32>) -> Option<String> {
+    Some(match (others, stopped?) {
+        (_, 0) => return None,
+        (1, _) => "kolo: the other worker was ended".to_owned(),
+        (others, stopped) if stopped >= others => {
+            format!("kolo: the other {others} workers were ended")
+        }
+        (others, 1) => format!("kolo: 1 of the other {others} workers was ended"),
+        (others, stopped) => format!("kolo: {stopped} of the other {others} workers were ended"),
+    })
 }
 
 pub(super) fn of_signal(signal: i32) -> u8 {
@@ -92,11 +107,8 @@ impl Outcome {
         let mut lines = Vec::new();
         if let Some(failure) = &self.failure {
             lines.push(format!("kolo: {failure}"));
-            if self.workers > 1 && self.signal.is_none() {
-                lines.push(match self.workers - 1 {
-                    1 => "kolo: the other worker was ended".to_owned(),
-                    others => format!("kolo: the other {others} workers were ended"),
-                });
+            if self.signal.is_none() {
+                lines.extend(ended(self.workers.saturating_sub(1), self.stopped));
             }
         } else if let Some(refusal) = &self.refusal
             && self.signal.is_none()
@@ -173,7 +185,27 @@ mod tests {
                 stderr_tail: vec!["boom".to_owned()],
             }),
             workers: 4,
+            stopped: Some(3),
             ..Outcome::default()
+        }
+    }
+
+    #[test]
+    fn only_workers_that_were_ended_are_said_to_be() {
+        for (others, stopped, text) in [
+            (0, Some(0), None),
+            (1, Some(0), None),
+            (3, None, None),
+            (1, Some(1), Some("kolo: the other worker was ended")),
+            (3, Some(3), Some("kolo: the other 3 workers were ended")),
+            (3, Some(1), Some("kolo: 1 of the other 3 workers was ended")),
+            (
+                3,
+                Some(2),
+                Some("kolo: 2 of the other 3 workers were ended"),
+            ),
+        ] {
+            assert_eq!(ended(others, stopped).as_deref(), text);
         }
     }
 

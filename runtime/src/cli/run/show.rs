@@ -1,7 +1,10 @@
 //! `--dry-run`: what would run where.
 
-use kolo_actors::placement::{Offer, place};
+use kolo_actors::head::job::problem_on;
+use kolo_actors::placement::{Offer, Share};
 use kolo_actors::plan::{PlanRow, plan_ranks};
+use kolo_transport::ids::NodeId;
+use kolo_transport::wire::Refusal;
 use serde::Serialize;
 
 use super::super::args::{Connect, Format};
@@ -11,6 +14,9 @@ use super::super::output::{Cell, Output};
 use super::args::Run;
 use super::layout;
 use super::plan::{Plan, Surroundings, Target};
+use super::report::Outcome;
+use super::{files, place};
+use crate::node::find_installed;
 
 #[derive(Serialize)]
 struct Json<'a> {
@@ -22,25 +28,54 @@ struct Json<'a> {
     workers: &'a [PlanRow],
 }
 
-/// The host of every rank, with what tells it from others.
+/// Where the ranks go.
+struct Hosts {
+    /// The host of every rank, with what tells it from others.
+    names: Vec<(u64, String)>,
+    /// The name of this machine, if all ranks are on it.
+    only_here: Option<String>,
+}
+
 async fn hosts(
     options: &Run,
     plan: &Plan,
     here: &Surroundings,
     connect: &Connect,
-) -> Result<Vec<(u64, String)>, CliError> {
+) -> Result<Hosts, CliError> {
     let repeat = |key: u64, name: &str, count: u32| {
         std::iter::repeat_n((key, name.to_owned()), count as usize)
     };
     match &plan.target {
-        Target::Local => Ok(repeat(0, &here.hostname, plan.workers).collect()),
+        Target::Local => {
+            let found = place::own_resources(plan)
+                .find()
+                .map_err(|error| CliError::Local(error.to_string()))?;
+            let own = Offer {
+                node: NodeId(1),
+                hostname: here.hostname.clone(),
+                available: found.resources.clone(),
+                total: found.resources,
+            };
+            place_on(plan, &[own])?;
+            Ok(Hosts {
+                names: repeat(0, &here.hostname, plan.workers).collect(),
+                only_here: Some(here.hostname.clone()),
+            })
+        }
         Target::Hosts(hosts) => {
-            crate::ssh::are_here(hosts, &here.hostname, &options.ssh.options()).await?;
+            let ssh = options.ssh.options();
+            let are_here = crate::ssh::are_here(hosts, &here.hostname, &ssh).await?;
             let shares = layout::shares(options, hosts, plan.workers)?;
             let names = shares
                 .iter()
                 .flat_map(|(index, workers)| repeat(*index as u64, &hosts[*index].host, *workers));
-            Ok(names.collect())
+            Ok(Hosts {
+                names: names.collect(),
+                only_here: match &shares[..] {
+                    [(only, _)] if are_here[*only] => Some(hosts[*only].host.clone()),
+                    _ => None,
+                },
+            })
         }
         Target::Cluster => {
             let client = Client::connect(&connect.config()).await?;
@@ -57,8 +92,7 @@ async fn hosts(
                     total: node.total.clone(),
                 })
                 .collect();
-            let shares = place(plan.spec.placement, &plan.spec.per_worker, &offers)
-                .map_err(|error| CliError::Local(error.to_string()))?;
+            let shares = place_on(plan, &offers)?;
             let name = |id| {
                 offers
                     .iter()
@@ -68,12 +102,27 @@ async fn hosts(
             let names = shares
                 .iter()
                 .flat_map(|share| repeat(share.node.0, name(share.node), share.workers));
-            Ok(names.collect())
+            Ok(Hosts {
+                names: names.collect(),
+                only_here: None,
+            })
         }
     }
 }
 
-/// Prints the plan.
+fn place_on(plan: &Plan, offers: &[Offer]) -> Result<Vec<Share>, CliError> {
+    kolo_actors::placement::place(plan.spec.placement, &plan.spec.per_worker, offers)
+        .map_err(|error| Refusal::from(error).into())
+}
+
+/// What this machine says of the program, if it is the only host.
+async fn problem_here(plan: &Plan, only_here: Option<String>) -> Option<Refusal> {
+    let host = only_here?;
+    let problem = find_installed(plan.spec.installed.as_ref()?).await.err()?;
+    Some(problem_on(&problem, &[host]))
+}
+
+/// Prints the plan, or says what a run would end with before anything is started.
 pub(crate) async fn dry_run(
     options: &Run,
     plan: &Plan,
@@ -81,12 +130,17 @@ pub(crate) async fn dry_run(
     connect: &Connect,
     format: Format,
     out: &mut Output<'_>,
-) -> Result<u8, CliError> {
-    for note in &plan.notes {
-        super::job::say(note);
-    }
+) -> Result<Option<Outcome>, CliError> {
+    files::try_to_prepare(plan.output_dir.as_deref())?;
     let hosts = hosts(options, plan, here, connect).await?;
-    let rows = plan_ranks(hosts.into_iter())?;
+    if let Some(refusal) = problem_here(plan, hosts.only_here).await {
+        return Ok(Some(Outcome {
+            refusal: Some(refusal),
+            workers: plan.workers,
+            ..Outcome::default()
+        }));
+    }
+    let rows = plan_ranks(hosts.names.into_iter())?;
     let (program, cwd) = plan
         .spec
         .installed
@@ -107,7 +161,7 @@ pub(crate) async fn dry_run(
             env: &plan.spec.env,
             workers: &rows,
         })?;
-        return Ok(0);
+        return Ok(None);
     }
     let table: Vec<[Cell; 6]> = rows
         .iter()
@@ -144,7 +198,7 @@ pub(crate) async fn dry_run(
     for (name, value) in &plan.spec.env {
         out.line(&format!("  {name}={}", quoted(value)))?;
     }
-    Ok(0)
+    Ok(None)
 }
 
 /// As a shell would need it.

@@ -267,6 +267,7 @@ impl FakeJob {
             state,
             refusal,
             failure,
+            stopped: None,
         })
         .await;
         self.stream.send.finish();

@@ -1,0 +1,149 @@
+//! What a process of kolo sees around it: facts for `kolo doctor`, of daemons over the network and of this host alike.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kolo_transport::wire::{DaemonState, FolderState, FolderUse};
+use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
+use rustix::io::Errno;
+use rustix::process::{Resource, geteuid, getrlimit};
+use tokio::sync::Semaphore;
+
+/// Where processes of one host share memory.
+pub(crate) const SHARED_MEMORY: &str = "/dev/shm";
+
+/// How long a file system may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Folders that are looked at at once. A look that hangs keeps its place.
+static PLACES: Semaphore = Semaphore::const_new(4);
+
+/// How much is written to see whether something can be: a block of most file systems.
+const BLOCK: [u8; 4096] = [0; 4096];
+
+/// The surroundings of this process, which keeps its state in these folders.
+pub(crate) async fn look(states: Vec<PathBuf>) -> DaemonState {
+    let shared = (FolderUse::SharedMemory, PathBuf::from(SHARED_MEMORY));
+    let states = states.into_iter().map(|path| (FolderUse::State, path));
+    let folders = states
+        .chain([shared])
+        .map(|(usage, path)| folder_in_time(usage, path));
+    let folders = join_all(folders).await;
+    DaemonState {
+        uid: geteuid().as_raw(),
+        core_limit: getrlimit(Resource::Core).current,
+        core_pattern: std::fs::read_to_string("/proc/sys/kernel/core_pattern")
+            .unwrap_or_default()
+            .trim()
+            .to_owned(),
+        folders,
+    }
+}
+
+/// As [`folder`]. A file system of another host may hang for ever.
+async fn folder_in_time(usage: FolderUse, path: PathBuf) -> FolderState {
+    let shown = path.display().to_string();
+    let looking = async {
+        let place = PLACES.acquire().await;
+        tokio::task::spawn_blocking(move || {
+            let _place = place;
+            folder(usage, &path)
+        })
+        .await
+    };
+    match tokio::time::timeout(PATIENCE, looking).await {
+        Ok(Ok(state)) => state,
+        Ok(Err(_)) | Err(_) => FolderState {
+            usage,
+            path: shown,
+            free: None,
+            total: None,
+            problem: Some(Errno::TIMEDOUT.raw_os_error()),
+        },
+    }
+}
+
+/// How a folder is; one that is still to be made, as the one that it will be made in.
+pub(crate) fn folder(usage: FolderUse, path: &Path) -> FolderState {
+    let there = match usage {
+        FolderUse::SharedMemory => path,
+        _ => path
+            .ancestors()
+            .find(|path| path.try_exists().unwrap_or(true) && !path.as_os_str().is_empty())
+            .unwrap_or(path),
+    };
+    let stat = rustix::fs::statvfs(there);
+    let bytes = |blocks: u64, size: u64| blocks.saturating_mul(size);
+    let read_only = stat
+        .as_ref()
+        .is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::RDONLY));
+    let problem = if read_only {
+        Some(Errno::ROFS)
+    } else {
+        try_to_write(there).err()
+    };
+    FolderState {
+        usage,
+        path: there.display().to_string(),
+        free: stat
+            .as_ref()
+            .ok()
+            .map(|stat| bytes(stat.f_bavail, stat.f_frsize)),
+        total: stat
+            .as_ref()
+            .ok()
+            .map(|stat| bytes(stat.f_blocks, stat.f_frsize)),
+        problem: problem.map(Errno::raw_os_error),
+    }
+}
+
+/// Writes a block into a file without a name, so that nothing is left of it whatever happens; or, where the file system knows no such
+/// files, into one that is removed at once.
+fn try_to_write(dir: &Path) -> Result<(), Errno> {
+    let (flags, mode) = (OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+    match rustix::fs::open(dir, flags | OFlags::TMPFILE, mode) {
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {}
+        Err(error) => return Err(error),
+        Ok(file) => return write_block(&file),
+    }
+    let name = format!(".kolo-{:016x}", kolo_transport::ids::JobId::random().0);
+    let path = dir.join(name);
+    let file = rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::EXCL, mode)?;
+    let written = write_block(&file);
+    rustix::fs::unlink(&path)?;
+    written
+}
+
+fn write_block(file: impl AsFd) -> Result<(), Errno> {
+    match rustix::io::write(file, &BLOCK)? {
+        written if written < BLOCK.len() => Err(Errno::NOSPC),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_can_be_written_to_has_no_problem_and_nothing_is_left_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = folder(FolderUse::State, dir.path());
+        assert_eq!(state.problem, None);
+        assert!(state.total.unwrap() > 0 && state.free.unwrap() > 0);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        let later = dir.path().join("is/made/later");
+        let state = folder(FolderUse::State, &later);
+        assert_eq!(state.path, dir.path().display().to_string());
+    }
+
+    #[test]
+    fn what_can_not_be_written_to_is_told_in_the_system_s_words() {
+        let proc = folder(FolderUse::State, Path::new("/proc"));
+        assert!(proc.problem.is_some(), "{proc:?}");
+        let missing = folder(FolderUse::SharedMemory, Path::new("/no/such/folder"));
+        assert_eq!(missing.problem, Some(Errno::NOENT.raw_os_error()));
+    }
+}
