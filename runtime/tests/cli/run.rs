@@ -31,7 +31,7 @@ fn a_head_that_does_not_end_a_job_is_not_waited_for_and_the_exit_code_is_that_of
     until(&fake, |state| !state.submitted.is_empty());
     kill_process(pid, Signal::TERM).unwrap();
     until(&fake, |state| state.told == [SubmitFrame::Stop]);
-    kill_process(pid, Signal::TERM).unwrap();
+    kill_process(pid, Signal::ALARM).unwrap();
     until(&fake, |state| state.told.last() == Some(&SubmitFrame::Kill));
     let status = child.wait().unwrap();
     let mut text = String::new();

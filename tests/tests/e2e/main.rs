@@ -13,6 +13,7 @@ mod placement;
 mod processes;
 mod run;
 mod run_edges;
+mod run_signals;
 mod support;
 mod test_ray;
 mod test_run;
