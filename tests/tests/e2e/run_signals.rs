@@ -221,9 +221,14 @@ async fn on_a_cluster_usr1_and_usr2_are_for_the_workers() {
 
 /// Ctrl-Z, `fg`, and then the end by a word.
 fn job_control(command: Command) {
-    let program =
-        "trap 'echo usr1; exit 0' USR1; echo $$; echo ready; while :; do sleep 0.05; done";
-    let mut command = script(command, &["-n", "2"], program);
+    // A shell that starts others is not seen to stand still while one of them does before it runs.
+    let dir = tempfile::tempdir().unwrap();
+    let program = format!(
+        "cd {}; mkfifo $RANK; exec 3<>$RANK; trap 'echo usr1; exit 0' USR1; echo $$; echo ready; \
+         while :; do read -r line <&3; done",
+        dir.path().display()
+    );
+    let mut command = script(command, &["-n", "2"], &program);
     // With a group of its own it has a parent in another one, as below a shell.
     command.process_group(0);
     let (child, out, lines) = start(command, 2);
