@@ -41,6 +41,8 @@ pub(crate) struct HeadState {
     pub(crate) submitted: Vec<JobSpec>,
     /// What their drivers said.
     pub(crate) told: Vec<SubmitFrame>,
+    /// Jobs are not healthy yet.
+    pub(crate) starting: bool,
 }
 
 /// What a node says when it is asked for logs.
@@ -131,6 +133,7 @@ impl Fake {
             stopped: Vec::new(),
             stop_hangs: false,
             submitted: Vec::new(),
+            starting: false,
             told: Vec::new(),
         }));
         let fake = Self {
@@ -245,7 +248,7 @@ where
     }
 }
 
-/// A job that is healthy at once and never ends, whatever it is told.
+/// A job that is healthy at once, or as soon as it is not starting any more, and never ends, whatever it is told.
 async fn run_for_ever(mut stream: Stream, state: Arc<Mutex<HeadState>>) {
     let job = JobId(77);
     let table = GenerationTable {
@@ -254,15 +257,16 @@ async fn run_for_ever(mut stream: Stream, state: Arc<Mutex<HeadState>>) {
         members: Vec::new(),
     };
     let nodes = Vec::new();
-    for event in [
-        JobEvent::Placed {
-            job,
-            nodes: nodes.clone(),
-        },
-        JobEvent::Healthy { table, nodes },
-    ] {
-        stream.send.send(&event, &[]).await.unwrap();
+    let placed = JobEvent::Placed {
+        job,
+        nodes: nodes.clone(),
+    };
+    stream.send.send(&placed, &[]).await.unwrap();
+    while state.lock().unwrap().starting {
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    let healthy = JobEvent::Healthy { table, nodes };
+    stream.send.send(&healthy, &[]).await.unwrap();
     while let Ok(Some(frame)) = stream.recv.next::<SubmitFrame>().await {
         state.lock().unwrap().told.push(frame.head);
     }

@@ -1,10 +1,11 @@
 //! `kolo run` against a head that does not do what it should, and what it refuses before it asks anybody.
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use kolo_transport::wire::SubmitFrame;
+use kolo_transport::wire::{SubmitFrame, WorkerSignal};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fake::Fake;
@@ -32,7 +33,7 @@ fn a_head_that_does_not_end_a_job_is_not_waited_for_and_the_exit_code_is_that_of
     until(&fake, |state| !state.submitted.is_empty());
     kill_process(pid, Signal::TERM).unwrap();
     until(&fake, |state| state.told == [SubmitFrame::Stop]);
-    kill_process(pid, Signal::TERM).unwrap();
+    kill_process(pid, Signal::ALARM).unwrap();
     until(&fake, |state| state.told.last() == Some(&SubmitFrame::Kill));
     let status = child.wait().unwrap();
     let mut text = String::new();
@@ -47,6 +48,51 @@ fn a_head_that_does_not_end_a_job_is_not_waited_for_and_the_exit_code_is_that_of
         text.contains("the head did not end job-000000000000004d in time; `kolo jobs job-"),
         "{text}"
     );
+}
+
+#[test]
+fn signals_that_come_while_the_job_starts_wait_until_its_workers_run() {
+    let fake = Fake::new();
+    fake.change(|state| state.starting = true);
+    // With a group of its own it has a parent in another one, as below a shell.
+    let mut child = fake
+        .command(&["run", "sleep", "1"])
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    let pid = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+    until(&fake, |state| !state.submitted.is_empty());
+    for signal in [Signal::USR1, Signal::USR1, Signal::TSTP] {
+        kill_process(pid, signal).unwrap();
+    }
+    until(&fake, |_| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.contains(") T ")
+    });
+    assert!(fake.change(|state| state.told.is_empty()));
+    fake.change(|state| state.starting = false);
+    let both = [WorkerSignal::User1, WorkerSignal::Stop].map(SubmitFrame::Signal);
+    until(&fake, |state| state.told == both);
+    kill_process(pid, Signal::CONT).unwrap();
+    let goes_on = SubmitFrame::Signal(WorkerSignal::Continue);
+    until(&fake, |state| state.told.last() == Some(&goes_on));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn an_interrupt_is_told_in_words_that_any_head_understands() {
+    let fake = Fake::new();
+    let mut child = fake.command(&["run", "sleep", "1"]).spawn().unwrap();
+    let pid = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+    until(&fake, |state| !state.submitted.is_empty());
+    kill_process(pid, Signal::INT).unwrap();
+    if !kolo_process::ignores(2) {
+        let words = [SubmitFrame::Interrupt, SubmitFrame::Stop];
+        until(&fake, |state| state.told == words);
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]

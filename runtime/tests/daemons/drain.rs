@@ -57,6 +57,8 @@ fn a_node_that_is_terminated_takes_no_more_jobs_and_waits_for_its_last() {
     let ready = node.ready();
     let name = ready["node"].as_str().unwrap();
     let mut job = Job::start(&site, "end");
+    // As `timeout` does it: the same again is no second signal.
+    node.signal(Signal::TERM);
     node.signal(Signal::TERM);
     node.says("waiting for jobs to end");
     site.wait_for(name, "draining", true);
@@ -78,7 +80,7 @@ fn a_node_does_not_wait_for_ever_and_not_at_all_if_told_twice_or_by_ctrl_c() {
     assert!(node.end().success(), "{}", node.printed.text());
     assert!(!job.kolo.end().success());
 
-    for signals in [&[Signal::INT][..], &[Signal::TERM, Signal::TERM]] {
+    for signals in [&[Signal::INT][..], &[Signal::TERM, Signal::INT]] {
         let mut node = site.node("node", &["--drain-timeout", "1h"]);
         node.ready();
         let mut job = Job::start(&site, "never");
@@ -97,6 +99,7 @@ fn a_node_does_not_wait_for_ever_and_not_at_all_if_told_twice_or_by_ctrl_c() {
 fn a_head_that_is_terminated_waits_for_jobs_and_refuses_new_ones() {
     let (mut site, _node) = site_with_node(&[], &[]);
     let mut job = Job::start(&site, "end");
+    site.head.signal(Signal::TERM);
     site.head.signal(Signal::TERM);
     site.head.says("waiting for jobs to end");
     let refused = site.kolo(&site.admin(), &["run", "-n", "1", "--", "true"]);

@@ -455,7 +455,7 @@ async fn a_second_signal_ends_it_at_once_and_its_workers_too() {
         BufReader::new(stderr).lines().any(|line| stopping(&line))
     });
     assert!(soon(told).await.unwrap());
-    busy.daemon.signal(Signal::TERM);
+    busy.daemon.signal(Signal::INT);
     assert_eq!(busy.daemon.end().await.code(), Some(1));
     for pid in busy.processes {
         gone(pid).await;

@@ -14,6 +14,7 @@ mod placement;
 mod processes;
 mod run;
 mod run_edges;
+mod run_signals;
 mod standstill;
 mod support;
 mod test_ray;

@@ -10,7 +10,7 @@ use kolo_harness::{TestCluster, kolo};
 use kolo_transport::wire::{JobInfo, JobState};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{gone, is_running};
+use crate::support::gone;
 
 /// `kolo run OPTIONS -- sh -c SCRIPT`.
 pub fn script(mut command: Command, options: &[&str], script: &str) -> Command {
@@ -30,7 +30,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn code(output: &Output) -> i32 {
+pub fn code(output: &Output) -> i32 {
     output.status.code().unwrap_or_else(|| panic!("{output:?}"))
 }
 
@@ -40,12 +40,12 @@ fn sorted(bytes: &[u8]) -> Vec<String> {
     lines
 }
 
-fn pid(child: &Child) -> Pid {
+pub fn pid(child: &Child) -> Pid {
     Pid::from_raw(child.id().try_into().unwrap()).unwrap()
 }
 
 /// Starts a command and reads lines of its output until one ends with `ready` for every rank.
-fn start(
+pub fn start(
     mut command: Command,
     ranks: usize,
 ) -> (Child, BufReader<std::process::ChildStdout>, Vec<String>) {
@@ -168,51 +168,6 @@ fn the_others_get_term_and_after_the_grace_kill() {
         began.elapsed() >= Duration::from_secs(1),
         "the other had its grace"
     );
-}
-
-#[test]
-fn signals_end_the_job_and_a_second_one_at_once() {
-    for (signal, number) in [(Signal::INT, 2), (Signal::TERM, 15), (Signal::HUP, 1)] {
-        if is_ignored(number) {
-            // Under `nohup`, or in the background of a script: `kolo run` respects that.
-            continue;
-        }
-        let command = script(kolo(), &["-n", "2"], "echo ready; sleep 1000");
-        let (mut child, _out, _) = start(command, 2);
-        kill_process(pid(&child), signal).unwrap();
-        assert_eq!(child.wait().unwrap().code(), Some(128 + number));
-    }
-    if is_ignored(2) {
-        return;
-    }
-    let deaf = "trap '' TERM; echo $$; echo ready; while :; do sleep 0.05; done";
-    let began = Instant::now();
-    let (mut child, _out, lines) = start(script(kolo(), &["-n", "2", "--grace", "600"], deaf), 2);
-    kill_process(pid(&child), Signal::INT).unwrap();
-    let mut err = BufReader::new(child.stderr.take().unwrap());
-    let mut said = String::new();
-    err.read_line(&mut said).unwrap();
-    assert!(
-        said.contains("SIGINT: ending the job; the workers have 600 s"),
-        "{said}"
-    );
-    kill_process(pid(&child), Signal::INT).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(began.elapsed() < Duration::from_secs(60));
-    for line in lines.iter().filter(|line| !line.ends_with("ready")) {
-        let pid = line.rsplit(':').next().unwrap().parse().unwrap();
-        assert!(!is_running(pid), "{line}");
-    }
-}
-
-/// Whether this process, and so what it starts, ignores a signal.
-fn is_ignored(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let mask = status
-        .lines()
-        .find_map(|line| line.strip_prefix("SigIgn:"))
-        .unwrap();
-    u64::from_str_radix(mask.trim(), 16).unwrap() >> (signal - 1) & 1 == 1
 }
 
 #[tokio::test]
@@ -458,7 +413,7 @@ fn a_dry_run_and_options_of_a_file_and_of_other_launchers() {
     assert_eq!(code(&out), 0, "{out:?}");
 }
 
-async fn cluster(nodes: usize) -> TestCluster {
+pub async fn cluster(nodes: usize) -> TestCluster {
     TestCluster::builder()
         .nodes(nodes)
         .slots(2)

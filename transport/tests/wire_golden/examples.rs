@@ -292,8 +292,8 @@ pub(crate) fn cases() -> Vec<Case> {
         }),
     );
     add!(SubmitFrame: SubmitFrame::ProgramReady, SubmitFrame::Stop, SubmitFrame::Kill, SubmitFrame::Done,
-        SubmitFrame::Interrupt, SubmitFrame::Signal(WorkerSignal::User1));
-    add!(WorkerSignal: WorkerSignal::User1, WorkerSignal::User2, WorkerSignal::Stop, WorkerSignal::Continue);
+        SubmitFrame::Interrupt, SubmitFrame::Signal(WorkerSignal::User1), SubmitFrame::Signal(WorkerSignal::User2),
+        SubmitFrame::Signal(WorkerSignal::Stop), SubmitFrame::Signal(WorkerSignal::Continue));
     add!(Beat: Beat { seq: 300 });
     add!(NodeEvent:
         NodeEvent::WorkerReady { job: JOB, slot: Slot(3), address: Some(address()) },

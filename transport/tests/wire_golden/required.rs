@@ -52,12 +52,6 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Interrupt,
         Signal
     }));
-    names.extend(variants!(WorkerSignal {
-        User1,
-        User2,
-        Stop,
-        Continue
-    }));
     names.extend(variants!(NodeEvent {
         WorkerReady,
         WorkerExited,

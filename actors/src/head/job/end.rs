@@ -10,7 +10,7 @@ use kolo_transport::wire::{
 
 use super::{
     Action, Ending, FIRST, Hold, Job, MAX_CAUSE, MAX_MESSAGE, MAX_REASON, MAX_TAIL, MAX_TAIL_BYTES,
-    Phase, Rendezvous, Reply, Seat,
+    Manner, Phase, Rendezvous, Reply, Seat,
 };
 
 impl Job {
@@ -262,7 +262,7 @@ impl Job {
         let grace = Duration::from_millis(self.spec.grace_ms);
         let entry = &mut self.parts[part];
         entry.hold = Hold::Undoing;
-        if entry.started && self.kill_now {
+        if entry.started && self.manner == Manner::Kill {
             let request = NodeRequest::Kill { job: self.id };
             self.request(part, request, self.config.stop_margin);
         } else if entry.started {
@@ -273,7 +273,7 @@ impl Job {
             let request = NodeRequest::Stop {
                 job: self.id,
                 reason,
-                interrupt: self.interrupt,
+                interrupt: self.manner == Manner::Interrupt,
             };
             self.request(part, request, grace * 2 + self.config.stop_margin);
         } else {

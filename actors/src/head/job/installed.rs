@@ -9,7 +9,7 @@ use kolo_transport::wire::{
 
 use super::end::first_line;
 use super::report::listed;
-use super::{Action, Ending, Hold, Job, Signals};
+use super::{Action, Ending, Hold, Job, Manner, Signals};
 
 /// What is wrong with an installed program, with the hosts on which it is.
 #[must_use]
@@ -70,7 +70,9 @@ impl Job {
 
     /// Ends the job because its driver was interrupted.
     pub(super) fn interrupt(&mut self) {
-        self.interrupt |= self.is_installed() && self.ending.is_none();
+        if self.is_installed() && self.ending.is_none() {
+            self.manner = Manner::Interrupt;
+        }
         self.stop("its driver was interrupted".to_owned(), true);
     }
 
@@ -110,7 +112,7 @@ impl Job {
 
     /// Ends what is left without any grace.
     pub(super) fn kill(&mut self) {
-        self.kill_now = true;
+        self.manner = Manner::Kill;
         let stopping: Vec<_> = self
             .parts
             .iter()

@@ -286,6 +286,17 @@ enum Rendezvous {
     Open(SocketAddr),
 }
 
+/// With what the end begins where workers run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// A notice, or `SIGTERM`.
+    Careful,
+    /// `SIGINT`.
+    Interrupt,
+    /// `SIGKILL`.
+    Kill,
+}
+
 /// Why and how the job ends.
 #[derive(Debug)]
 struct Ending {
@@ -315,10 +326,7 @@ pub struct Job {
     program_ready: bool,
     first_failure: Option<RankFailure>,
     ending: Option<Ending>,
-    /// No grace.
-    kill_now: bool,
-    /// The end begins with `SIGINT`.
-    interrupt: bool,
+    manner: Manner,
     /// Signals that were pushed.
     signals: u64,
     finished: bool,
@@ -424,8 +432,7 @@ impl Job {
             program_ready: spec.installed.is_some(),
             first_failure: None,
             ending: None,
-            kill_now: false,
-            interrupt: false,
+            manner: Manner::Careful,
             signals: 0,
             finished: false,
             actions: Vec::new(),

@@ -134,6 +134,8 @@ pub(crate) async fn run(
     // It was told to end the job.
     let mut ending = false;
     let mut heard_trouble = false;
+    // For workers of whom it is not known yet that all run.
+    let mut early: Vec<WorkerSignal> = Vec::new();
     // Until when the head must have said something, and what it means if it has not.
     let starting = tokio::time::Instant::now() + limit;
     let mut deadline = Some(starting);
@@ -169,9 +171,9 @@ pub(crate) async fn run(
                         healthy = true;
                         if !ending {
                             deadline = None;
-                            // It was told so before there was anybody.
-                            if signals.is_still() {
-                                let frame = SubmitFrame::Signal(WorkerSignal::Stop);
+                            let still = signals.is_still().then_some(WorkerSignal::Stop);
+                            for signal in early.drain(..).chain(still) {
+                                let frame = SubmitFrame::Signal(signal);
                                 send.send(&frame, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
                             }
                         }
@@ -206,9 +208,17 @@ pub(crate) async fn run(
                         deadline = Some(tokio::time::Instant::now() + KILL);
                         vec![SubmitFrame::Kill]
                     }
-                    Heard::Workers(signal) if healthy && !ending => vec![SubmitFrame::Signal(signal)],
-                    Heard::Workers(signal) => {
+                    Heard::Workers(signal) if ending => {
                         not_passed_on(signal);
+                        continue;
+                    }
+                    Heard::Workers(signal) if healthy => vec![SubmitFrame::Signal(signal)],
+                    Heard::Workers(signal) => {
+                        // Whether they are to stand still is seen when they run.
+                        let user = matches!(signal, WorkerSignal::User1 | WorkerSignal::User2);
+                        if user && !early.contains(&signal) {
+                            early.push(signal);
+                        }
                         continue;
                     }
                 };
@@ -310,7 +320,7 @@ pub(crate) fn not_passed_on(signal: WorkerSignal) {
         WorkerSignal::Stop | WorkerSignal::Continue => return,
     };
     say(&format!(
-        "{name}: not passed on, for no worker runs, or all are ending"
+        "{name}: not passed on: the job has not begun, or is ending"
     ));
 }
 

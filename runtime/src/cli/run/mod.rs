@@ -66,12 +66,13 @@ pub(super) fn run(
         job::say(note);
     }
     // From here on signals are taken, and a front stands still in place of what works.
-    let front = match options.dry_run {
-        true => None,
-        false => match kolo_process::divide().map_err(CliError::Start)? {
+    let front = if options.dry_run {
+        None
+    } else {
+        match kolo_process::divide().map_err(CliError::Start)? {
             Side::Front(exit) => return Ok(exit_of_runner(exit)),
             Side::Runner(front) => Some(front),
-        },
+        }
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_transport::wire::WorkerSignal;
 use tokio::net::unix::pipe::Receiver;
@@ -20,6 +20,9 @@ const SIGTSTP: i32 = 20;
 const SIGTTIN: i32 = 21;
 const SIGTTOU: i32 = 22;
 const SIGXCPU: i32 = 24;
+
+/// How long the work may take that is left when somebody is in a hurry: enough for a report that is read.
+const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// What a signal means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,7 +131,7 @@ impl Signals {
         self.still
     }
 
-    /// Does some work after the job, unless somebody is or comes to be in a hurry. The first signal is noted.
+    /// Does some work after the job, for a moment only if somebody is or comes to be in a hurry. The first signal is noted.
     pub(crate) async fn unless_hurried<T>(
         &mut self,
         first: &mut Option<i32>,
@@ -137,7 +140,6 @@ impl Signals {
         tokio::pin!(work);
         loop {
             tokio::select! {
-                // What needs no time is done in any case.
                 biased;
                 done = &mut work => return Some(done),
                 heard = self.next(), if !self.hurried => if let Heard::First(signal) = heard {
@@ -147,7 +149,7 @@ impl Signals {
                     ));
                     *first = Some(signal);
                 },
-                () = std::future::ready(()), if self.hurried => return None,
+                () = tokio::time::sleep(AT_ONCE), if self.hurried => return None,
             }
         }
     }
