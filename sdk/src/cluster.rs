@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kolo_transport::LiveCredentials;
+use kolo_transport::descriptors::make_room;
 use kolo_transport::endpoint::{ConnectError as TransportError, Endpoint, EndpointConfig, Expect};
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{ClusterId, JobId, NodeId};
@@ -20,6 +21,9 @@ use kolo_transport::wire::{ClusterInfo, HeadReply, HeadRequest, JobInfo};
 use crate::credentials::{self, Credentials, Source};
 use crate::error::{ClusterError, ConnectError, CredentialsError};
 use crate::executor::program;
+
+/// Descriptors that the links to a head and a node need.
+const DESCRIPTORS: u64 = 16;
 
 /// How long the head may take for an answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -367,9 +371,9 @@ impl fmt::Debug for Cluster {
 }
 
 fn new_runtime() -> Result<TransportRuntime, ConnectError> {
-    TransportRuntime::lent().map_err(|error| ConnectError::Endpoint {
-        reason: error.to_string(),
-    })
+    let failed = |reason: String| ConnectError::Endpoint { reason };
+    make_room("a connection to a cluster", DESCRIPTORS).map_err(|few| failed(few.to_string()))?;
+    TransportRuntime::lent().map_err(|error| failed(error.to_string()))
 }
 
 async fn resolve(head: &str) -> Result<SocketAddr, ConnectError> {

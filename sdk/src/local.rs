@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use kolo_runtime::local::{LocalConfig, LocalMembers};
 use kolo_runtime::{Head, Node, NodeResources};
+use kolo_transport::descriptors::make_room;
 use kolo_transport::runtime::TransportRuntime;
 
 use crate::cluster::Cluster;
@@ -12,6 +13,10 @@ use crate::executor::{Amount, program};
 
 /// Least number of slots of [`Cluster::local`], so that programs for a few workers run on small machines too.
 const LEAST_SLOTS: u32 = 4;
+
+/// Descriptors of the links and the head, and of each node. Workers need more.
+const OWN_DESCRIPTORS: u64 = 32;
+const NODE_DESCRIPTORS: u64 = 16;
 
 pub(crate) use kolo_runtime::local::PATIENCE;
 
@@ -103,6 +108,8 @@ impl LocalClusterBuilder {
             )));
         }
         crate::entry::may_start()?;
+        let descriptors = OWN_DESCRIPTORS + u64::from(self.nodes) * NODE_DESCRIPTORS;
+        make_room("a local cluster", descriptors).map_err(failed)?;
         // One thread for all links of this process: a call from driver to node wakes no other.
         let runtime = TransportRuntime::new(1).map_err(failed)?;
         let own = blocking(&runtime, program::own).await?.map_err(failed)?;

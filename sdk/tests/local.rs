@@ -26,7 +26,7 @@ macro_rules! tests {
 
 fn main() {
     kolo::rt::main(async {
-        let tests: [Test; 11] = tests![
+        let tests: [Test; 12] = tests![
             functions_run_on_all_one_and_some
             values_keep_their_state_and_order
             errors_and_panics_name_the_rank
@@ -38,6 +38,7 @@ fn main() {
             a_group_that_was_shut_down_has_succeeded_and_no_other
             clusters_in_one_process_are_apart
             the_default_cluster_has_room_for_four
+            few_descriptors_are_told_and_panic_nothing
         ];
         let filters: Vec<String> = std::env::args()
             .skip(1)
@@ -74,6 +75,30 @@ fn main() {
 #[kolo::function]
 fn whoami(ctx: &Context) -> usize {
     ctx.rank()
+}
+
+/// This program again, under each limit of open files: it says what is missing, or does its work.
+async fn few_descriptors_are_told_and_panic_nothing() -> Outcome {
+    let program = std::env::current_exe()?;
+    let script = r#"ulimit -n "$0" && exec "$@""#;
+    let mut worked = false;
+    for limit in (8..=64).chain([96_u32]) {
+        let output = std::process::Command::new("sh")
+            .args(["-c", script, &limit.to_string()])
+            .arg(&program)
+            .arg("functions_run_on_all_one_and_some")
+            .output()?;
+        let text = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert!(!text.contains("panicked"), "{limit}: {text}");
+        worked = output.status.success();
+        assert!(worked || text.contains("open files"), "{limit}: {text}");
+    }
+    assert!(worked, "96 are enough");
+    Ok(())
 }
 
 #[kolo::function]

@@ -245,6 +245,15 @@ impl Args {
                 return Err(format!("the resource `{name}` is given twice"));
             }
         }
+        if self
+            .hostname
+            .as_ref()
+            .is_some_and(|name| name.trim().is_empty())
+        {
+            return Err(
+                "the hostname is empty; give a name, or leave it to the system's".to_owned(),
+            );
+        }
         Ok(())
     }
 }

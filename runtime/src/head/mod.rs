@@ -350,7 +350,7 @@ impl Parts {
             heartbeat: config.heartbeat,
             state: match &config.state {
                 HeadState::Dir(path) => Some(path.clone()),
-                _ => None,
+                HeadState::Memory => None,
             },
             read_timeout: config.read_timeout,
             farewell: Mutex::new(Some(farewell)),

@@ -261,6 +261,12 @@ fn wrong_settings_are_refused_by_name_before_anything_is_done() {
         String::from_utf8_lossy(&output.stderr).contains("given twice"),
         "{output:?}"
     );
+    std::fs::write(&file, "head = 'h:1'\nhostname = ' '\n").unwrap();
+    let output = run(NODE, &good, &[]);
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("the hostname is empty"),
+        "{output:?}"
+    );
 }
 
 /// The rows of a daemon's settings in the documents. `KOLO_BLESS=1` writes them.

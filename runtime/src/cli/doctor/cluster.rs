@@ -479,6 +479,7 @@ mod tests {
 
     #[test]
     fn a_refusal_by_date_says_how_far_a_clock_is_off() {
+        use endpoint::Whose::{Own, Theirs};
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap()
@@ -495,7 +496,6 @@ mod tests {
             })
             .unwrap()
         };
-        use endpoint::Whose::{Own, Theirs};
         for (finding, part) in [
             // The head's clock is known.
             (told(now - 2 * day, now - day, Own), "2d 0h behind this one"),

@@ -124,13 +124,12 @@ pub(crate) async fn prepare(
 /// Workers inherit it, so it stays as it is where it does.
 fn make_room(workers: u32) -> Result<(), TooFewDescriptors> {
     let workers = u64::from(workers);
-    match descriptors::make_room("the job", workers * FILES_PER_WORKER + OWN_FILES) {
-        Ok(()) => Ok(()),
-        Err(_) => {
-            descriptors::raise();
-            descriptors::make_room("the job", workers * LEAST_PER_WORKER + LEAST_OWN)
-        }
+    if descriptors::make_room("the job", workers * FILES_PER_WORKER + OWN_FILES).is_ok() {
+        return Ok(());
     }
+    // All that there may be, which is enough for most.
+    descriptors::raise();
+    descriptors::make_room("the job", workers * LEAST_PER_WORKER + LEAST_OWN)
 }
 
 /// What this machine offers to a job of its own: as many CPUs as are asked for.
