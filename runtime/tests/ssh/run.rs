@@ -73,3 +73,39 @@ fn a_host_that_can_not_be_reached_is_named() {
         "{err}"
     );
 }
+
+#[test]
+fn hosts_over_ssh_get_what_is_passed_and_ranks_of_their_own() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(1);
+    let node = env!("CARGO_BIN_EXE_kolo-node");
+    let script = "echo $RANK/$WORLD_SIZE $MINE ${SLURM_PROCID-none}";
+    let args = ["run", "-H", "127.0.0.2:2", "--remote-program", node];
+    let rest = [
+        "--prefix",
+        "none",
+        "--pass-env",
+        "*",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
+    let out = servers
+        .kolo(&[&args[..], &rest].concat())
+        .envs([
+            ("RANK", "5"),
+            ("WORLD_SIZE", "9"),
+            ("SLURM_PROCID", "7"),
+            ("MINE", "yes"),
+        ])
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{out:?}");
+    let mut lines: Vec<&str> = std::str::from_utf8(&out.stdout).unwrap().lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["0/2 yes none", "1/2 yes none"]);
+    servers.nothing_is_left();
+}
