@@ -211,10 +211,11 @@ impl Child {
     /// - [`Signal::Hangup`], [`Signal::Interrupt`], [`Signal::Quit`] and [`Signal::Terminate`] ask to end: they reach everything
     ///   below it, whatever session that is in, and what below the warden belongs to nobody (see [`Child::gone`]). Each
     ///   process gets the same one once, however often and through whomever it is sent, and one that stands still goes on.
+    ///   When all that a process has left behind ignores its [`Signal::Interrupt`], that gets [`Signal::Terminate`].
     /// - [`Signal::Kill`]: everything below it.
     /// - [`Signal::Stop`] and [`Signal::Continue`]: as the first, but again each time.
-    /// - [`Signal::User1`] and [`Signal::User2`] reach those below it that do something about it; a shell between kolo and the
-    ///   program, which would die of it, is left alone.
+    /// - [`Signal::User1`] and [`Signal::User2`] reach the first on each way down that does something about it. A shell between
+    ///   kolo and the program, which would die of it, is left alone, and so is what the program has started.
     ///
     /// # Errors
     ///

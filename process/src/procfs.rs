@@ -68,12 +68,19 @@ impl Process {
         self.signal(Signal::KILL).ok();
     }
 
-    /// Whether it does something about a signal: it catches it, or keeps it back to look for it itself.
+    /// Whether it does something about a signal.
     pub(crate) fn expects(&self, signal: Signal) -> bool {
-        let Ok(status) = fs::read_to_string(format!("/proc/{}/status", self.pid)) else {
-            return false;
-        };
-        is_expected(&status, signal)
+        is_expected(&self.status(), signal)
+    }
+
+    /// Whether it ignores a signal.
+    pub(crate) fn ignores(&self, signal: Signal) -> bool {
+        is_in(mask(&self.status(), "SigIgn:"), signal)
+    }
+
+    /// Empty if it has ended.
+    fn status(&self) -> String {
+        fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default()
     }
 
     /// Whether its environment, as it was when its program started, has this variable with a value that `fits`.
@@ -89,17 +96,24 @@ impl Process {
     }
 }
 
+/// Whether a process catches a signal, or keeps it back to look for it itself. One that keeps back everything is just about to
+/// start another.
 fn is_expected(status: &str, signal: Signal) -> bool {
-    let bit = 1_u64 << (signal.as_raw() - 1);
+    let blocked = mask(status, "SigBlk:");
+    let about_to_fork = is_in(blocked, Signal::SEGV) && is_in(blocked, Signal::CHILD);
+    is_in(mask(status, "SigCgt:"), signal) || is_in(blocked, signal) && !about_to_fork
+}
+
+/// A set of signals from a `/proc/PID/status`; empty if it is not there.
+fn mask(status: &str, name: &str) -> u64 {
     status
         .lines()
-        .filter_map(|line| {
-            let mask = line
-                .strip_prefix("SigCgt:")
-                .or_else(|| line.strip_prefix("SigBlk:"))?;
-            u64::from_str_radix(mask.trim(), 16).ok()
-        })
-        .any(|mask| mask & bit != 0)
+        .find_map(|line| u64::from_str_radix(line.strip_prefix(name)?.trim(), 16).ok())
+        .unwrap_or_default()
+}
+
+fn is_in(mask: u64, signal: Signal) -> bool {
+    mask & 1 << (signal.as_raw() - 1) != 0
 }
 
 /// A process id as rustix wants it.
@@ -265,14 +279,21 @@ mod tests {
     #[test]
     fn who_catches_a_signal_or_keeps_it_back_expects_it() {
         // USR1 is 10, USR2 is 12.
-        let status = |blocked: u64, caught: u64| {
-            format!("Name:\tx\nSigBlk:\t{blocked:016x}\nSigIgn:\t0fff\nSigCgt:\t{caught:016x}\n")
+        let is_expected = |blocked: u64, caught: u64, signal: Signal| {
+            let status = format!(
+                "Name:\tx\nSigBlk:\t{blocked:016x}\nSigIgn:\t0800\nSigCgt:\t{caught:016x}\n"
+            );
+            is_expected(&status, signal)
         };
-        assert!(!is_expected(&status(0, 0), Signal::USR1));
-        assert!(is_expected(&status(0, 1 << 9), Signal::USR1));
-        assert!(!is_expected(&status(0, 1 << 9), Signal::USR2));
-        assert!(is_expected(&status(1 << 11, 0), Signal::USR2));
-        assert!(!is_expected("", Signal::USR1));
+        assert!(!is_expected(0, 0, Signal::USR1));
+        assert!(is_expected(0, 1 << 9, Signal::USR1));
+        assert!(!is_expected(0, 1 << 9, Signal::USR2));
+        assert!(is_expected(1 << 11, 0, Signal::USR2));
+        // As while a process forks.
+        assert!(!is_expected(!0, 0, Signal::USR2));
+        assert!(is_expected(!0, 1 << 11, Signal::USR2));
+        assert!(is_in(mask("SigIgn:\t0800", "SigIgn:"), Signal::USR2));
+        assert_eq!(mask("", "SigIgn:"), 0);
     }
 
     #[test]

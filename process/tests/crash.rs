@@ -133,6 +133,13 @@ struct Daemon {
     named: Vec<(String, OwnedFd)>,
 }
 
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
 impl Daemon {
     fn start(role: &str) -> Self {
         Self::start_with(role, Path::new(""))

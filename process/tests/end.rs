@@ -253,6 +253,24 @@ async fn a_notice_comes_once_to_each_process_through_however_many_workers() {
 }
 
 #[tokio::test]
+async fn what_ignores_an_interrupt_is_terminated_when_nobody_is_left_who_does_not() {
+    let warden = warden().await;
+    // What a shell does not wait for ignores INT, and can't do anything else.
+    let text =
+        "sh -c \"trap 'echo terminated; exit' TERM; echo ready; while :; do sleep 0.01; done\" &
+        (trap 'sleep 0.3; echo interrupted; exit' INT; echo ready; while :; do sleep 0.01; done)";
+    let mut started = wrapped("sh -c \"$1\"; exit $?", text).start(&warden).await;
+    for _ in 0..2 {
+        assert_eq!(started.line().await, "ready");
+    }
+    started.child.signal(Signal::Interrupt).unwrap();
+    // The second may need the first until it has ended.
+    assert_eq!(started.lines().await, ["interrupted", "terminated"]);
+    within(started.child.gone()).await;
+    within(warden.close()).await;
+}
+
+#[tokio::test]
 async fn what_a_process_forks_to_save_with_gets_no_notice() {
     let warden = warden().await;
     // The wrapper dies at once; what saves has a child by then, and a second notice comes.

@@ -358,7 +358,7 @@ async fn nothing_is_left_of_a_program_that_is_no_warden() {
     for (number, then) in [
         "exit 1",
         "exec sleep 1000 <&-",
-        "head -c 64 /dev/zero | tr '\\0' '\\377' >&0; exec sleep 1000",
+        "exec 3>&0; head -c 64 /dev/zero | tr '\\0' '\\377' >&3; exec sleep 1000",
     ]
     .into_iter()
     .enumerate()

@@ -518,11 +518,12 @@ pub(super) async fn see_off(
         Err(error) => tracing::error!(pid = child.pid(), %error, "what is left was not signalled"),
     };
     let mut stop = stopping.subscribe();
+    // What this gives must not be kept: as long as it is, the sender can't send.
+    let stopped = async { drop(stop.wait_for(|stopping| *stopping > Stopping::No).await) };
     tokio::select! {
         biased;
         _ = child.gone() => return,
-        // The sender is borrowed, so this is no error.
-        _ = stop.wait_for(|stopping| *stopping > Stopping::No) => {
+        () = stopped => {
             if *stopping.borrow() == Stopping::Told {
                 signal(Signal::Terminate);
             }

@@ -353,6 +353,7 @@ impl Warden {
             self.tell(&message, None);
         }
         self.kill_strangers_of_nobody();
+        self.notice_the_deaf();
     }
 
     fn tell(&mut self, message: &FromWarden, fd: Option<OwnedFd>) {

@@ -30,9 +30,8 @@ impl Warden {
         below.retain(|(process, _)| process.group != own_group());
         let reached = reached(signal.meaning(), &below, &leaders);
         let refused: Vec<u32> = match signal.meaning() {
-            Meaning::User => reached
+            Meaning::User => topmost(reached, |process| process.expects(signal.raw()))
                 .into_iter()
-                .filter(|process| process.expects(signal.raw()))
                 .filter(|process| process.signal(signal.raw()) == Err(Errno::PERM))
                 .map(|process| process.pid)
                 .collect(),
@@ -59,6 +58,37 @@ impl Warden {
     }
 }
 
+impl Warden {
+    /// Sends `SIGTERM` to what workers have left behind where nobody hears the notice that it had. A shell starts what it does
+    /// not wait for with `SIGINT` ignored; without this such a process would use up the time of a Ctrl-C. As long as somebody
+    /// is there who does hear it, that one may need the others to end well.
+    pub(super) fn notice_the_deaf(&mut self) {
+        const INTERRUPT: Signal = Signal::Interrupt;
+        let is_interrupt = |noticed: &(u32, u64, Signal)| noticed.2 == INTERRUPT;
+        if self.ended.is_empty() || !self.noticed.iter().any(is_interrupt) {
+            return;
+        }
+        let below = self.look(&self.leaders());
+        let deaf = |leader: &u32| {
+            let left = reached(Meaning::Notice, &below, &[*leader].into());
+            let had = |signal, members: &Vec<Process>| !is_new(&self.noticed, signal, members);
+            groups(&left).values().all(|members| {
+                let ignores = |process: &Process| process.ignores(INTERRUPT.raw());
+                had(INTERRUPT, members) && members.iter().all(ignores)
+            })
+        };
+        let ids: HashSet<u64> = self
+            .ended
+            .iter()
+            .filter(|(leader, _)| deaf(leader))
+            .map(|(_, id)| *id)
+            .collect();
+        if !ids.is_empty() {
+            self.signal(Signal::Terminate, &ids);
+        }
+    }
+}
+
 /// Who is reached by a signal to these leaders.
 fn reached(
     meaning: Meaning,
@@ -74,6 +104,35 @@ fn reached(
         .iter()
         .filter(|(_, owner)| is_reached(owner))
         .map(|(process, _)| *process)
+        .collect()
+}
+
+/// Those that `expects` accepts and that are below no other such one: what a program has started, and what has its handlers
+/// until it runs a program of its own, is the program's business.
+fn topmost(processes: Vec<Process>, expects: impl Fn(&Process) -> bool) -> Vec<Process> {
+    let parents: HashMap<u32, u32> = processes.iter().map(|p| (p.pid, p.parent)).collect();
+    let expecting: HashSet<u32> = processes
+        .iter()
+        .filter(|process| expects(process))
+        .map(|process| process.pid)
+        .collect();
+    let is_below_another = |process: &Process| {
+        let mut above = process.parent;
+        // As many steps as there are processes, if a list that changed while it was read has a circle.
+        for _ in 0..parents.len() {
+            if expecting.contains(&above) {
+                return true;
+            }
+            match parents.get(&above) {
+                Some(parent) => above = *parent,
+                None => return false,
+            }
+        }
+        false
+    };
+    processes
+        .into_iter()
+        .filter(|process| expecting.contains(&process.pid) && !is_below_another(process))
         .collect()
 }
 
@@ -142,6 +201,29 @@ mod tests {
             let pids: Vec<u32> = reached.iter().map(|process| process.pid).collect();
             assert_eq!(pids, expected, "{meaning:?}");
         }
+    }
+
+    #[test]
+    fn a_signal_of_users_stops_at_the_first_on_its_way_down_that_expects_it() {
+        let below = |pid, parent| Process {
+            parent,
+            ..process(pid, 10)
+        };
+        // A shell; the program and what it has forked; another program below a second shell.
+        let all = vec![
+            below(10, 1),
+            below(11, 10),
+            below(12, 11),
+            below(13, 12),
+            below(20, 10),
+            below(21, 20),
+        ];
+        let expecting = [11, 13, 21];
+        let reached = topmost(all, |process| expecting.contains(&process.pid));
+        let pids: Vec<u32> = reached.iter().map(|process| process.pid).collect();
+        assert_eq!(pids, [11, 21]);
+        let circle = vec![below(1, 2), below(2, 1)];
+        assert_eq!(topmost(circle, |_| false), []);
     }
 
     #[test]

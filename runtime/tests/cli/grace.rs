@@ -125,6 +125,20 @@ fn whatever_is_between_kolo_and_a_program_it_has_its_grace() {
         assert_eq!(rest, "saved by TERM\nsaved by TERM\n", "{name}");
         assert_eq!(code, Some(143), "{name}");
     }
+    // With Ctrl-C the program hears that, unless a shell has it ignored.
+    for (name, wrapper) in WRAPPERS {
+        let command: Vec<&str> = wrapper.iter().copied().chain([program]).collect();
+        let mut launcher = Launcher::start(&["-n", "2", "--grace", "600"], &command);
+        for _ in 0..2 {
+            assert_eq!(launcher.line(), "ready", "{name}");
+        }
+        launcher.signal(Signal::INT);
+        let (rest, code) = launcher.end();
+        let in_background = wrapper[2].contains("& sleep") || wrapper[2].contains("&)");
+        let signal = if in_background { "TERM" } else { "INT" };
+        assert_eq!(rest, format!("saved by {signal}\n").repeat(2), "{name}");
+        assert_eq!(code, Some(130), "{name}");
+    }
 }
 
 #[test]
