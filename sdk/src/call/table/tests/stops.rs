@@ -161,7 +161,7 @@ fn a_stop_without_a_reason_and_one_by_the_driver_itself() {
 #[test]
 fn a_failure_of_a_worker_that_is_being_stopped_is_the_stop() {
     let (mut table, now) = table(3);
-    let fails = |table: &mut CallTable<&str>, call, rank: u32| {
+    let fails = |table: &mut CallTable<&'static str>, call, rank: u32| {
         let mut failure = CallFailure::new(FailureKind::Error, "no operation goes on");
         failure.stopping = true;
         let outcome = Outcome::Failed(failure);
@@ -176,7 +176,7 @@ fn a_failure_of_a_worker_that_is_being_stopped_is_the_stop() {
 
 #[test]
 fn a_failure_before_a_stop_is_the_first_cause_and_one_without_any_end_is_told() {
-    let fails = |table: &mut CallTable<&str>, now, call| {
+    let fails = |table: &mut CallTable<&'static str>, now, call| {
         let mut failure = CallFailure::new(FailureKind::Error, "no operation goes on");
         failure.stopping = true;
         table.result(now, call, Rank(1), Outcome::Failed(failure), Bytes::new())
