@@ -433,6 +433,11 @@ impl Communicator {
         self.inner.family.revoke(reason);
     }
 
+    /// Whether it was [revoked](Self::revoke).
+    pub fn is_revoked(&self) -> bool {
+        self.inner.signals.lock().lost.revoked().is_some()
+    }
+
     /// The error of the last operation that failed in the present call, in whichever group, whatever the caller made of
     /// it. Its
     /// [`culprit_rank`](CollectiveError::culprit_rank) says whether a failed call is an echo.

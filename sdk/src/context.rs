@@ -253,11 +253,12 @@ impl Context {
     }
 
     /// A call ended on this rank. If it failed, its peers in collective operations learn it, and the failure
-    /// names the rank that it is an echo of.
+    /// names the rank that it is an echo of, or says that the job ends.
     pub(crate) fn end_call(&self, call: CallId, mut ended: Ended) -> Ended {
         if let Err(failure) = &mut ended {
             let comm = &self.inner.comm;
             failure.caused_by = comm.last_failure().and_then(|error| error.culprit_rank());
+            failure.stopping = comm.is_revoked();
             let reason = failure.message.lines().next().unwrap_or_default();
             comm.abort_call(call, reason);
         }

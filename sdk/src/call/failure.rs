@@ -69,7 +69,11 @@ impl RankError {
 
     /// Whether something else is the first cause.
     pub(crate) fn is_echo(&self) -> bool {
-        self.caused_by().is_some() || matches!(self.cause, RankCause::Lost { stopping: true, .. })
+        let is_stopped = match &self.cause {
+            RankCause::Call(failure) => failure.stopping,
+            RankCause::Lost { stopping, .. } => *stopping,
+        };
+        is_stopped || self.caused_by().is_some()
     }
 
     /// The error's or panic's message, or what is known of the worker's end, in one line if it has just one.

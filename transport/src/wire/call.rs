@@ -111,6 +111,9 @@ pub struct CallFailure {
     /// The rank whose loss or failure caused this one: then this is an echo, not the first cause.
     #[serde(default)]
     pub caused_by: Option<Rank>,
+    /// The worker was being stopped: then it is an echo of that.
+    #[serde(default)]
+    pub stopping: bool,
 }
 
 impl CallFailure {
@@ -121,6 +124,7 @@ impl CallFailure {
             message: message.into(),
             backtrace: None,
             caused_by: None,
+            stopping: false,
         }
     }
 }

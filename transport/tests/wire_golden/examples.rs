@@ -457,6 +457,7 @@ pub(crate) fn cases() -> Vec<Case> {
         message: "index out of bounds".to_owned(),
         backtrace: Some("at main.rs:3".to_owned()),
         caused_by: Some(Rank(2)),
+        stopping: true,
     };
     add!(CallReply:
         CallReply::Result { call: CallId(1), rank: Rank(0), outcome: Outcome::Returned },

@@ -156,3 +156,39 @@ fn a_stop_without_a_reason_and_one_by_the_driver_itself() {
     let text = error(table.tick(now + ECHO_WAIT), "a").to_string();
     assert_eq!(text, "`f` has no result: the group was shut down");
 }
+
+/// A rank's collectives are revoked when its worker is told to stop: that call failed because of the stop.
+#[test]
+fn a_failure_of_a_worker_that_is_being_stopped_is_the_stop() {
+    let (mut table, now) = table(3);
+    let fails = |table: &mut CallTable<&'static str>, call, rank: u32| {
+        let mut failure = CallFailure::new(FailureKind::Error, "no operation goes on");
+        failure.stopping = true;
+        let outcome = Outcome::Failed(failure);
+        table.result(now, call, Rank(rank), outcome, Bytes::new())
+    };
+    let call = whole(&mut table, 3, "w");
+    nothing(&fails(&mut table, call, 1));
+    nothing(&failed(&mut table, now, call, 0, Some(1)));
+    nothing(&table.lost(now, stopped(1), true));
+    check_stopped(&error(table.tick(now + ECHO_WAIT), "w"));
+}
+
+#[test]
+fn a_failure_before_a_stop_is_the_first_cause_and_one_without_any_end_is_told() {
+    let fails = |table: &mut CallTable<&'static str>, now, call| {
+        let mut failure = CallFailure::new(FailureKind::Error, "no operation goes on");
+        failure.stopping = true;
+        table.result(now, call, Rank(1), Outcome::Failed(failure), Bytes::new())
+    };
+    let (mut group, now) = table(2);
+    let call = whole(&mut group, 2, "w");
+    nothing(&fails(&mut group, now, call));
+    let own = error(failed(&mut group, now, call, 0, None), "w");
+    assert_eq!(own.rank(), Some(Rank(0)), "{own}");
+    let (mut group, now) = table(2);
+    let call = whole(&mut group, 2, "w");
+    nothing(&fails(&mut group, now, call));
+    let told = error(group.tick(now + ECHO_WAIT), "w").to_string();
+    assert!(told.contains("no operation goes on"), "{told}");
+}
