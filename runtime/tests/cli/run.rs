@@ -1,6 +1,6 @@
 //! `kolo run` against a head that does not do what it should, and what it refuses before it asks anybody.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -78,6 +78,31 @@ fn signals_that_come_while_the_job_starts_wait_until_its_workers_run() {
     until(&fake, |state| state.told.last() == Some(&goes_on));
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+#[test]
+fn a_signal_before_the_job_begins_ends_it_in_order_and_one_for_workers_ends_nothing() {
+    let fake = Fake::new();
+    // A head that does not answer.
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    silent.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut child = fake
+        .command(&["--connect-timeout", "600", "run", "sleep", "1"])
+        .env("KOLO_HEAD", silent.local_addr().unwrap().to_string())
+        .spawn()
+        .unwrap();
+    silent.recv(&mut [0; 2048]).unwrap();
+    let pid = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+    let mut err = BufReader::new(child.stderr.take().unwrap());
+    kill_process(pid, Signal::USR1).unwrap();
+    let mut line = String::new();
+    err.read_line(&mut line).unwrap();
+    assert!(line.starts_with("kolo: SIGUSR1: not passed on"), "{line}");
+    kill_process(pid, Signal::ALARM).unwrap();
+    let mut rest = String::new();
+    err.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "kolo: SIGALRM: ended before the job began\n");
+    assert_eq!(child.wait().unwrap().code(), Some(142));
 }
 
 #[test]
