@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::args::{Connect, Format, Login};
 use super::client::{Client, ClientConfig, HEAD_START, remember_head, resolve, unreachable};
-use super::error::CliError;
+use super::error::{CREDENTIALS, CliError};
 use super::output::Output;
 use super::up::eprintln_or_ignore;
 use crate::secret;
@@ -82,34 +82,51 @@ pub(super) async fn run(
 }
 
 /// What is lost if `dir` gets another identity; `None` if it is one that a login gives back.
-async fn irreplaceable(config: &ClientConfig, dir: &Path, token: &JoinToken) -> Option<String> {
+///
+/// # Errors
+///
+/// If the head can't be asked.
+async fn irreplaceable(
+    config: &ClientConfig,
+    dir: &Path,
+    token: &JoinToken,
+) -> Result<Option<String>, CliError> {
     if !dir.join("cert.pem").exists() {
-        return None;
+        return Ok(None);
     }
     let there = match Credentials::load_undated(dir) {
         Ok(there) => there,
-        Err(error) => return Some(format!("an identity that can't be read ({error})")),
+        Err(error) => return Ok(Some(format!("an identity that can't be read ({error})"))),
     };
     let identity = there.identity();
     if identity.role != Role::Driver {
-        return Some(format!(
+        return Ok(Some(format!(
             "the identity of the {} {}",
             identity.role, identity.name
-        ));
+        )));
     }
     if Fingerprint::of(&there.authority()) != token.fingerprint() {
-        return Some(format!(
+        return Ok(Some(format!(
             "{} of another cluster ({})",
             identity.name, identity.cluster
-        ));
+        )));
     }
     // The head knows who administers it. One that the head does not take any more is no loss.
-    let client = Client::connect(config).await.ok()?;
+    let client = match Client::connect_undated(config).await {
+        Ok(client) => client,
+        Err(error) if error.exit_code() == CREDENTIALS => return Ok(None),
+        Err(error) => return Err(error),
+    };
     let tokens = client.request(&HeadRequest::Tokens, ANSWER).await;
     client.close().await;
-    tokens
-        .is_ok()
-        .then(|| format!("{}, which is an administrator's", identity.name))
+    match tokens {
+        Ok(_) => Ok(Some(format!(
+            "{}, which is an administrator's",
+            identity.name
+        ))),
+        Err(CliError::Refused(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 async fn refuse_to_replace(
@@ -117,7 +134,7 @@ async fn refuse_to_replace(
     dir: &Path,
     token: &JoinToken,
 ) -> Result<(), CliError> {
-    match irreplaceable(config, dir, token).await {
+    match irreplaceable(config, dir, token).await? {
         None => Ok(()),
         Some(what) => Err(CliError::Usage(format!(
             "{} holds {what}; give another folder by --credentials DIR, or --replace to write over it",

@@ -88,9 +88,33 @@ fn a_clock_that_is_days_off_is_told_with_the_difference_and_not_as_a_login_that_
         assert_eq!((clock["level"].as_str(), code), (Some("bad"), 1));
         assert!(text(clock, "do").contains("set-ntp"), "{clock}");
         for finding in &found {
-            assert!(!text(finding, "do").contains("log in again"), "{finding}");
+            for wrong in ["log in again", "join again"] {
+                assert!(!text(finding, "do").contains(wrong), "{finding}");
+            }
         }
     }
+    // Of a node: one that is ahead can join, one that is behind can't.
+    let node_token = site.token("node.token", &[]);
+    let node = |name: &str, offset: i64| {
+        let mut node = command(NODE);
+        node.args(["--head", &head, "--format", "json", "--hostname", name])
+            .args(["--cpus", "1", "--gpus", "0", "--state-dir"])
+            .arg(site.path(name))
+            .arg("--token-file")
+            .arg(&node_token)
+            .env("LD_PRELOAD", &library)
+            .env("TEST_CLOCK_OFFSET", offset.to_string());
+        Daemon::spawn(node)
+    };
+    let ahead = node("ahead", 2 * DAY);
+    ahead.ready();
+    let (found, _) = findings(&doctor(0));
+    let clock = find(&found, "clock", "that of ahead is 2d 0h ahead of this one");
+    assert_eq!(clock["level"], "bad");
+    drop(ahead);
+    let mut behind = node("behind", -2 * DAY);
+    assert!(!behind.end().success());
+    behind.says("one of the two clocks is wrong");
     // Of the head: its certificate is early here, or mine is there.
     for (offset, part) in [
         (2 * DAY, "that of the head is 2d 0h ahead of this one"),

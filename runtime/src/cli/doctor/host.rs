@@ -220,8 +220,8 @@ fn dates(
     end: SystemTime,
     now: SystemTime,
 ) -> Finding {
-    const AGAIN: &str =
-        "join again with a token: `kolo login` for a driver, --token-file for a node";
+    const AGAIN: &str = "if this host's clock is right, a new one comes with a token: `kolo login` for a driver, --token-file for a \
+                         node";
     let hours = |duration: Duration| duration.as_secs() / 3600;
     if let Ok(early) = start.duration_since(now)
         && !early.is_zero()
