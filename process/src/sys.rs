@@ -248,3 +248,12 @@ pub(crate) fn signal_group(pidfd: BorrowedFd<'_>, pid: Pid, signal: Signal) -> i
     }
     Ok(rustix::process::kill_process_group(pid, signal)?)
 }
+
+/// See [`give_back_memory`](crate::give_back_memory).
+pub(crate) fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes a number and may be called at any time by any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}

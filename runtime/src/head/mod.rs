@@ -8,7 +8,6 @@ mod config;
 mod error;
 pub mod held;
 mod join;
-mod limiter;
 mod link;
 mod members;
 mod rendezvous;
@@ -45,7 +44,8 @@ use self::state::Store;
 pub use self::state::{lock_file, replace_file};
 use self::trust::{Lives, Trust};
 use crate::health::Health;
-use crate::http::{HttpConfig, HttpHandle, HttpStartError};
+use crate::http::{Connections, HttpConfig, HttpHandle, HttpStartError, JobStores};
+use crate::limiter::Attempts;
 
 /// How long drivers have to read the last events of their jobs when the head stops.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -301,6 +301,9 @@ impl Parts {
             .issue_for(Role::Head, HEAD_NAME, config.certificate_life)
             .map_err(HeadError::Identity)?;
         let credentials = LiveCredentials::new(credentials);
+        let attempts = Attempts::default();
+        let connections = Connections::of_this_process();
+        let stores = JobStores::new(config.rendezvous_memory);
         let endpoint = Endpoint::bind(
             &runtime,
             credentials.clone(),
@@ -311,6 +314,7 @@ impl Parts {
                 join: Some(Arc::new(join::Joins::new(
                     Arc::clone(&store),
                     config.certificate_life,
+                    attempts.clone(),
                 ))),
                 ..EndpointConfig::default()
             },
@@ -330,7 +334,11 @@ impl Parts {
             cluster: store.authority().cluster(),
             lease: config.lease,
             job: config.job,
-            rendezvous: Arc::new(rendezvous::Servers::new(config.listen.ip())),
+            rendezvous: Arc::new(rendezvous::Servers::new(
+                config.listen.ip(),
+                connections.clone(),
+                Arc::clone(&stores),
+            )),
             alive: alive_sender,
         })
         .start();
@@ -354,6 +362,9 @@ impl Parts {
                         listen,
                         credentials,
                         bearer: config.bearer,
+                        attempts,
+                        connections,
+                        stores,
                     },
                 )
             })
