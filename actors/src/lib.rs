@@ -1,4 +1,5 @@
 //! The actors of kolo: Coordinator, NodeColocator and Worker, as pure cores with thin actix shells
+pub mod budget;
 pub mod env;
 pub mod head;
 pub mod interfaces;

@@ -1,50 +1,6 @@
-//! How often: log lines that must not come without end, and pauses that grow. Pure: the time comes in.
+//! How often: what may come only now and then, and pauses that grow. Pure: the time comes in.
 
 use std::time::{Duration, Instant};
-
-/// Lets one log line of a kind through in a while, and counts the others.
-///
-/// ```
-/// # use std::time::{Duration, Instant};
-/// use kolo_actors::pace::LogLimit;
-///
-/// let mut limit = LogLimit::new(Duration::from_secs(10));
-/// let now = Instant::now();
-/// assert_eq!(limit.allow(now), Some(0));
-/// assert_eq!(limit.allow(now), None);
-/// // Ten seconds later the next one comes through, and one was left out before it.
-/// assert_eq!(limit.allow(now + Duration::from_secs(10)), Some(1));
-/// ```
-#[derive(Debug, Clone)]
-pub struct LogLimit {
-    every: Duration,
-    last: Option<Instant>,
-    left_out: u64,
-}
-
-impl LogLimit {
-    /// One line in so long.
-    #[must_use]
-    pub const fn new(every: Duration) -> Self {
-        Self {
-            every,
-            last: None,
-            left_out: 0,
-        }
-    }
-
-    /// Whether to log now; with the number of lines that were left out since the last one.
-    #[must_use]
-    pub fn allow(&mut self, now: Instant) -> Option<u64> {
-        let early = |last: Instant| now.saturating_duration_since(last) < self.every;
-        if self.last.is_some_and(early) {
-            self.left_out += 1;
-            return None;
-        }
-        self.last = Some(now);
-        Some(std::mem::take(&mut self.left_out))
-    }
-}
 
 /// Lets a few through at once, and then one in a while.
 ///
@@ -136,21 +92,6 @@ impl Backoff {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_flood_of_lines_becomes_one_in_a_while_with_its_number() {
-        let every = Duration::from_secs(10);
-        let mut limit = LogLimit::new(every);
-        let start = Instant::now();
-        let seen: Vec<(u64, u64)> = (0..100_000)
-            .filter_map(|ms| Some((ms, limit.allow(start + Duration::from_millis(ms))?)))
-            .collect();
-        assert_eq!(seen.len(), 10);
-        assert_eq!(seen[0], (0, 0));
-        assert!(seen[1..].iter().all(|(_, left_out)| *left_out == 9999));
-        // A clock that goes back does no harm.
-        assert_eq!(limit.allow(start), None);
-    }
 
     #[test]
     fn pauses_double_up_to_their_bound_and_begin_again() {

@@ -115,6 +115,15 @@ pub enum RendezvousError {
         /// Their bytes.
         bytes: usize,
     },
+    /// The stores of all jobs are full together. Delete keys that nobody reads any more, or give them more memory.
+    #[error(
+        "the rendezvous of all jobs together are full: they may take {most} bytes; delete keys that are not needed, or start the \
+         head with a larger --rendezvous-memory"
+    )]
+    Shared {
+        /// What they may take.
+        most: usize,
+    },
     /// The store belongs to a generation that is over. Ask for the current one.
     #[error("this rendezvous is over: its job has ended or has another generation by now")]
     Over,
@@ -212,6 +221,17 @@ pub struct RendezvousStore {
     waiting: HashMap<(String, String), BTreeSet<WaiterId>>,
 }
 
+impl RendezvousUsage {
+    /// What a key takes beside its name and value, about.
+    const KEY: usize = 128;
+
+    /// What all that takes of memory, about.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.bytes + self.keys * Self::KEY
+    }
+}
+
 impl RendezvousStore {
     /// An empty store in which every scope is ad hoc.
     #[must_use]
@@ -277,11 +297,7 @@ impl RendezvousStore {
                 limit: self.limits.value_bytes,
             });
         }
-        let old = self
-            .get(scope, key)
-            .map(|entry| weight(scope, key, &entry.value));
-        let keys = self.keys + usize::from(old.is_none());
-        let bytes = self.bytes - old.unwrap_or(0) + weight(scope, key, &value);
+        let RendezvousUsage { keys, bytes, .. } = self.usage_with(scope, key, &value);
         if keys > self.limits.keys || bytes > self.limits.total_bytes {
             return Err(RendezvousError::Full {
                 keys: self.keys,
@@ -406,6 +422,19 @@ impl RendezvousStore {
         RendezvousUsage {
             keys: self.keys,
             bytes: self.bytes,
+            waiters: self.waiters.len(),
+        }
+    }
+
+    /// How full it is once this value is stored.
+    #[must_use]
+    pub fn usage_with(&self, scope: &str, key: &str, value: &Bytes) -> RendezvousUsage {
+        let old = self
+            .get(scope, key)
+            .map(|entry| weight(scope, key, &entry.value));
+        RendezvousUsage {
+            keys: self.keys + usize::from(old.is_none()),
+            bytes: self.bytes - old.unwrap_or(0) + weight(scope, key, value),
             waiters: self.waiters.len(),
         }
     }

@@ -476,3 +476,12 @@ pub(crate) fn fork() -> io::Result<Option<Pid>> {
         pid => Ok(Pid::from_raw(pid)),
     }
 }
+
+/// See [`give_back_memory`](crate::give_back_memory).
+pub(crate) fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes a number and may be called at any time by any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}

@@ -6,6 +6,7 @@ pub mod head;
 pub mod health;
 pub mod hosts;
 pub mod http;
+pub mod limiter;
 pub mod local;
 pub mod node;
 pub mod notify;

@@ -268,3 +268,90 @@ fn wrong_arguments_are_told_with_what_is_allowed() {
     let output = Command::new(BIN).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
 }
+
+#[test]
+fn a_weak_bearer_secret_is_refused_at_the_start_with_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let bearer = dir.path().join("bearer");
+    for weak in ["passwordpasswordpassword", "tiny", "0123456789abcdef"] {
+        std::fs::write(&bearer, weak).unwrap();
+        let mut daemon = Daemon::start(
+            &dir.path().join("state"),
+            &[
+                "--http-listen",
+                "127.0.0.1:0",
+                "--bearer-file",
+                bearer.to_str().unwrap(),
+                "--log",
+                "error",
+            ],
+        );
+        let said = daemon.ready().unwrap_err();
+        assert_eq!(daemon.wait().code(), Some(1));
+        assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+        assert!(said.contains("at least 16 characters"), "{said}");
+        assert!(!said.contains(weak), "{said}");
+    }
+    assert!(!dir.path().join("state").exists(), "no cluster was made");
+}
+
+#[tokio::test]
+async fn floods_from_outside_are_a_few_lines_in_the_log() {
+    const MANY: usize = 150;
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("state");
+    let bearer = dir.path().join("bearer");
+    std::fs::write(&bearer, "9f86d081884c7d659a2feaa0c55ad015").unwrap();
+    let mut daemon = Daemon::start(
+        &state,
+        &[
+            "--http-listen",
+            "127.0.0.1:0",
+            "--bearer-file",
+            bearer.to_str().unwrap(),
+        ],
+    );
+    let ready = daemon.ready().unwrap();
+    let http: SocketAddr = ready["http"].as_str().unwrap().parse().unwrap();
+    let credentials = Credentials::load(&state.join("admin")).unwrap();
+    let config = Arc::new(tls::client_config(&credentials, &[]).unwrap());
+    let exchange = async |bytes: &[u8]| {
+        let stream = TcpStream::connect(http).await.unwrap();
+        let name = tls::SERVER_NAME.try_into().unwrap();
+        let connector = TlsConnector::from(Arc::clone(&config));
+        let Ok(mut stream) = connector.connect(name, stream).await else {
+            return;
+        };
+        stream.write_all(bytes).await.ok();
+        stream.flush().await.ok();
+        stream.read_to_end(&mut Vec::new()).await.ok();
+    };
+    let guess = b"GET /api/v1/jobs HTTP/1.1\r\nHost: kolo\r\nAuthorization: Bearer wrong\r\n\r\n";
+    for _ in 0..MANY {
+        exchange(b"\x00\xff nonsense\r\n\r\n").await;
+        // Not even TLS.
+        let mut plain = TcpStream::connect(http).await.unwrap();
+        plain.write_all(b"nonsense\r\n\r\n").await.ok();
+        plain.read_to_end(&mut Vec::new()).await.ok();
+    }
+    exchange(&guess.repeat(MANY)).await;
+    let guess = String::from_utf8_lossy(guess).replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n");
+    for _ in 0..5 {
+        exchange(guess.as_bytes()).await;
+    }
+    assert!(get(http, &credentials, "/healthz").await.contains("200 OK"));
+    daemon.signal(Signal::INT);
+    let log = daemon.stderr();
+    assert!(daemon.wait().success());
+    let warnings = log
+        .lines()
+        .filter(|line| line.contains("WARN") || line.contains("ERROR"))
+        .count();
+    // Of each kind, in each ten seconds; a slow machine has some of these.
+    assert!((1..MANY).contains(&warnings), "{log}");
+    assert!(log.contains("a wrong bearer token was refused"), "{log}");
+    assert!(
+        log.contains("too many attempts with wrong secrets"),
+        "{log}"
+    );
+}

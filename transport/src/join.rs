@@ -6,7 +6,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quinn::crypto::rustls::QuicClientConfig;
 
@@ -17,6 +17,7 @@ use crate::endpoint::{
 };
 use crate::frame::{FrameError, FrameReader, FrameWriter, Limits};
 use crate::identity::{Identity, IdentityError, Role};
+use crate::places::Kept;
 use crate::runtime::TransportRuntime;
 use crate::session::error::with_reason;
 use crate::session::{CloseCode, ConnectionLost};
@@ -380,6 +381,7 @@ pub(crate) async fn serve(
     connection: &quinn::Connection,
     peer: SocketAddr,
     handler: &Arc<dyn JoinHandler>,
+    place: &Kept,
 ) -> Result<(), (CloseCode, String)> {
     let protocol = |error: FrameError| {
         let reason = match error {
@@ -398,6 +400,7 @@ pub(crate) async fn serve(
         .await
         .map_err(protocol)?
         .head;
+    place.heard();
     let handler = Arc::clone(handler);
     let reply = tokio::task::spawn_blocking(move || handler.join(request, peer))
         .await
@@ -411,7 +414,8 @@ pub(crate) async fn serve(
     let mut writer = FrameWriter::new(send);
     writer.send(&reply, &[]).await.map_err(protocol)?;
     drop(writer.stream_mut().finish());
-    // The joiner closes when it has the reply. One that does not is cut off by the deadline.
+    // The joiner closes when it has the reply. One that does not is cut off by the deadline, or for another peer.
+    place.rest(Instant::now());
     connection.closed().await;
     Ok(())
 }

@@ -14,7 +14,7 @@ use kolo_transport::ids::{DriverId, JobId, NodeId, Slot};
 use kolo_transport::wire::{HeadReply, HeadRequest};
 use kolo_transport::{
     CertificateRequest, CloseCode, ConnectError, Connection, Endpoint, Expect, FrameError,
-    Identity, Limits, Role, tls,
+    Identity, Limits, Role, join, tls,
 };
 
 /// Connects to `server` while it accepts; gives what the client sees. The server must see nobody.
@@ -400,6 +400,7 @@ async fn a_listener_that_is_full_refuses_and_recovers() {
         config.join = Some(joins);
         config.max_handshakes = 1;
         config.handshake_timeout = Duration::from_secs(3);
+        config.handshake_patience = Duration::from_secs(3);
     });
     // A joiner that says nothing takes the only place until its deadline.
     let config = anonymous(&cluster.authority, b"kolo-join/1");
@@ -427,6 +428,7 @@ async fn a_flood_from_one_address_leaves_room_for_others() {
         config.join = Some(joins);
         config.max_handshakes_per_address = 3;
         config.handshake_timeout = Duration::from_secs(20);
+        config.handshake_patience = Duration::from_secs(20);
     });
     // Joiners that say nothing, until their address has no place left.
     let mut flood = Vec::new();
@@ -464,6 +466,66 @@ async fn a_flood_from_one_address_leaves_room_for_others() {
     within(async {
         while driver.connect(address, Expect::head()).await.is_err() {
             tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+/// The first packet of a handshake that nobody goes on with.
+async fn first_packet(cluster: &Cluster) -> Vec<u8> {
+    let nowhere = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = nowhere.local_addr().unwrap();
+    let config = anonymous(&cluster.authority, b"kolo-join/1");
+    let connecting = tokio::spawn(raw_connect(config, address));
+    let packet = tokio::task::spawn_blocking(move || {
+        let mut packet = vec![0; 4096];
+        let length = nowhere.recv(&mut packet).unwrap();
+        packet.truncate(length);
+        packet
+    });
+    let packet = within(packet).await.unwrap();
+    connecting.abort();
+    packet
+}
+
+#[tokio::test]
+async fn stalled_handshakes_make_room_for_members_at_their_address() {
+    let cluster = Cluster::new();
+    let joins = Joins::new(&cluster);
+    let token = joins.token(Role::Driver, Duration::from_secs(600), None);
+    let head = cluster.bind_with(cluster.head(), |config| {
+        config.join = Some(joins);
+        config.max_handshakes_per_address = 8;
+        config.handshake_timeout = Duration::from_secs(3600);
+        config.handshake_patience = Duration::from_millis(200);
+    });
+    let address = head.local_addr();
+    // Some stall in the handshake, as many as may before addresses are checked, others as joiners that ask for nothing.
+    let mut sockets = Vec::new();
+    for _ in 0..20 {
+        let packet = first_packet(&cluster).await;
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.send_to(&packet, address).unwrap();
+        sockets.push(socket);
+    }
+    let mut silent = Vec::new();
+    for _ in 0..20 {
+        let config = anonymous(&cluster.authority, b"kolo-join/1");
+        silent.extend(raw_connect(config, address).await);
+    }
+    let driver = cluster.bind(cluster.driver(1));
+    within(async {
+        while let Err(error) = driver.connect(address, Expect::head()).await {
+            assert!(error.is_retryable(), "{error}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    // And a joiner with a good token.
+    within(async {
+        while let Err(error) = join(driver.runtime(), address, &token).await {
+            assert!(error.is_retryable(), "{error}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })
     .await;

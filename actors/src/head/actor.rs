@@ -13,6 +13,7 @@ use actix::{
     Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MessageResult, ResponseFuture,
 };
 use futures_util::future::join_all;
+use kolo_transport::Flood;
 use kolo_transport::awake::{AwakeClock, TICK};
 use kolo_transport::ids::{ClusterId, Generation, JobId, NodeId};
 use kolo_transport::session::CloseCode;
@@ -32,7 +33,6 @@ use super::messages::{
 use super::probing::Probes;
 use super::registry::{NodeRegistry, Session};
 use crate::interfaces::{Key, ProbeCache};
-use crate::pace::LogLimit;
 use crate::ranks::MAX_WORLD_SIZE;
 
 /// Jobs at one time.
@@ -44,8 +44,6 @@ pub(super) const MAX_LISTED: usize = MAX_WORLD_SIZE as usize / 2;
 pub(super) const MAX_CLEANING: usize = 4096;
 /// Messages that may wait; senders of more wait themselves.
 const MAILBOX: usize = 1024;
-/// How often a node that reports more jobs than it is asked to stop is complained about.
-const OVERFLOW_LOG: Duration = Duration::from_secs(10);
 
 /// What the head's actor must know.
 #[derive(Clone)]
@@ -93,7 +91,7 @@ pub struct HeadActor {
     /// What nodes are asked to stop, until they have confirmed or their stay is over.
     cleaning: HashMap<(NodeId, Session), HashSet<JobId>>,
     /// Complaints about nodes that report too much.
-    overflowing: LogLimit,
+    overflowing: Flood,
     pub(super) stopping: Option<String>,
     /// What connects which nodes.
     pub(super) networks: ProbeCache,
@@ -128,7 +126,7 @@ impl HeadActor {
             next_number: 1,
             history: History::default(),
             cleaning: HashMap::new(),
-            overflowing: LogLimit::new(OVERFLOW_LOG),
+            overflowing: Flood::new("jobs that nobody knows were reported", 1),
             stopping: None,
             networks: ProbeCache::default(),
             probes: Probes::default(),
@@ -212,8 +210,10 @@ impl HeadActor {
             if cleaning < MAX_CLEANING {
                 tracing::debug!(%node, %job, "a node reports a job that nobody knows; it is to stop it");
                 self.clean_up(ctx, node, session, job);
-            } else if self.overflowing.allow(Instant::now()).is_some() {
-                tracing::warn!(%node, %job, "a node reports too many jobs that nobody knows");
+            } else {
+                self.overflowing.line(
+                    || tracing::warn!(%node, %job, "a node reports too many jobs that nobody knows"),
+                );
             }
         }
         None

@@ -199,6 +199,8 @@ impl Coordinator {
             }
             this.tell(told);
             if finished {
+                // Nobody is told any more that it runs: what is asked for it from now on is not opened again.
+                actix::spawn(this.rendezvous.close(this.job.id()));
                 ctx.stop();
             }
         }));

@@ -42,6 +42,6 @@ pub trait RendezvousHost: Send + Sync {
         local: Option<IpAddr>,
     ) -> LocalFuture<Result<SocketAddr, String>>;
 
-    /// Closes it. Unknown jobs are fine.
+    /// Closes it, and all else by which members of the job find each other; again when the job has ended. Unknown jobs are fine.
     fn close(&self, job: JobId) -> LocalFuture<()>;
 }

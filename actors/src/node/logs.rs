@@ -1,11 +1,12 @@
 //! The last lines of output of a job's workers on one node.
 //!
-//! A [`LogBook`] keeps a ring per rank, bounded in lines and bytes. A reader has a [`Cursor`] of its own
+//! A [`LogBook`] keeps a ring per rank, bounded in lines and bytes. Lines lie one behind the other in a few blocks: what is
+//! counted is what is taken, and what is dropped is free for good. A reader has a [`Cursor`] of its own
 //! and asks for what is new, so that a slow reader holds nothing up: it misses lines, and sees that in
 //! their numbers.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque, vec_deque};
 
 use kolo_transport::ids::Rank;
 use kolo_transport::wire::{LogBatch, LogLine, Stdio};
@@ -14,15 +15,27 @@ use kolo_transport::wire::{LogBatch, LogLine, Stdio};
 /// job.
 const TAIL_LINE: usize = 2048;
 
-/// What a line costs beside its text.
+/// What a line costs beside its text on its way to a reader.
 const LINE_OVERHEAD: usize = 64;
+
+/// What stands before the text of a line in a block: its number, its time, its length and its stream.
+const HEADER: usize = 8 + 8 + 4 + 1;
+
+/// The smallest block, in bytes.
+const SMALLEST_BLOCK: usize = 256;
+
+/// The largest block but for those of longer lines, in bytes.
+const LARGEST_BLOCK: usize = 64 << 10;
+
+/// What a rank takes beside its blocks, about.
+const RANK_OVERHEAD: usize = 256;
 
 /// How much output of one rank is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogLimits {
     /// Most lines. Default 10,000.
     pub lines: usize,
-    /// Most bytes, with 64 for each line beside its text. Default 1 MiB.
+    /// Most bytes, with 21 for each line beside its text. Default 1 MiB.
     pub bytes: usize,
 }
 
@@ -35,25 +48,214 @@ impl Default for LogLimits {
     }
 }
 
-#[derive(Debug)]
-struct Kept {
+impl LogLimits {
+    /// The oldest sixteenth makes room at once.
+    fn block(&self) -> usize {
+        (self.bytes / 16).clamp(SMALLEST_BLOCK, LARGEST_BLOCK)
+    }
+}
+
+/// A line as it lies in a block.
+#[derive(Debug, Clone, Copy)]
+struct Record<'a> {
     /// Counts the lines of all ranks, to merge them in the order in which they came.
     index: u64,
-    line: LogLine,
     /// It ended with CR: the next line of its stream was written over it.
     over: bool,
+    time_ms: u64,
+    stream: Stdio,
+    text: &'a [u8],
+}
+
+impl<'a> Record<'a> {
+    fn len(&self) -> usize {
+        HEADER + self.text.len()
+    }
+
+    fn write(&self, to: &mut Vec<u8>) {
+        to.extend_from_slice(&self.index.to_le_bytes());
+        to.extend_from_slice(&self.time_ms.to_le_bytes());
+        to.extend_from_slice(&(self.text.len() as u32).to_le_bytes());
+        to.push(u8::from(self.stream == Stdio::Stderr) | u8::from(self.over) << 1);
+        to.extend_from_slice(self.text);
+    }
+
+    /// The first line in `from`, which becomes what follows.
+    fn read(from: &mut &'a [u8]) -> Option<Self> {
+        let (index, rest) = from.split_first_chunk()?;
+        let (time, rest) = rest.split_first_chunk()?;
+        let (length, rest) = rest.split_first_chunk()?;
+        let (flags, rest) = rest.split_first()?;
+        let (text, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        *from = rest;
+        Some(Self {
+            index: u64::from_le_bytes(*index),
+            time_ms: u64::from_le_bytes(*time),
+            stream: if flags & 1 == 0 {
+                Stdio::Stdout
+            } else {
+                Stdio::Stderr
+            },
+            over: flags & 2 != 0,
+            text,
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Block {
+    /// The number of the first line that is kept.
+    first_seq: u64,
+    /// Where that begins.
+    start: usize,
+    bytes: Vec<u8>,
+}
+
+impl Block {
+    fn rest(&self) -> &[u8] {
+        self.bytes.get(self.start..).unwrap_or_default()
+    }
+}
+
+/// Lines of a ring from one on.
+struct Records<'a> {
+    rest: &'a [u8],
+    blocks: vec_deque::Iter<'a, Block>,
+    next_seq: u64,
+}
+
+impl<'a> Iterator for Records<'a> {
+    type Item = (u64, Record<'a>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.rest.is_empty() {
+            self.rest = self.blocks.next()?.rest();
+        }
+        let record = Record::read(&mut self.rest)?;
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        Some((seq, record))
+    }
 }
 
 #[derive(Debug, Default)]
 struct Ring {
-    lines: VecDeque<Kept>,
+    blocks: VecDeque<Block>,
+    lines: usize,
+    /// What all blocks take.
     bytes: usize,
     next_seq: u64,
 }
 
 impl Ring {
     fn first_seq(&self) -> u64 {
-        self.next_seq - self.lines.len() as u64
+        self.next_seq - self.lines as u64
+    }
+
+    fn push(&mut self, record: &Record<'_>, limits: &LogLimits) {
+        let most = limits.block();
+        let fits = |block: &Block| block.bytes.len() + record.len() <= most;
+        if !self.blocks.back().is_some_and(fits) {
+            self.blocks.push_back(Block {
+                first_seq: self.next_seq,
+                start: 0,
+                bytes: Vec::new(),
+            });
+        }
+        if let Some(block) = self.blocks.back_mut() {
+            let (had, needed) = (block.bytes.capacity(), block.bytes.len() + record.len());
+            if needed > had {
+                // Twice as much each time, but no more than a block.
+                let wanted = (2 * had).clamp(SMALLEST_BLOCK, most).max(needed);
+                block.bytes.reserve_exact(wanted - block.bytes.len());
+                self.bytes += block.bytes.capacity() - had;
+            }
+            record.write(&mut block.bytes);
+        }
+        self.lines += 1;
+        self.next_seq += 1;
+        while self.lines > limits.lines.max(1) {
+            self.drop_line();
+        }
+        while self.bytes > limits.bytes && self.drop_block() {}
+    }
+
+    fn drop_line(&mut self) {
+        let Some(block) = self.blocks.front_mut() else {
+            return;
+        };
+        let mut rest = block.rest();
+        if let Some(record) = Record::read(&mut rest) {
+            block.start += record.len();
+            block.first_seq += 1;
+            self.lines -= 1;
+        }
+        if block.start >= block.bytes.len() {
+            self.bytes -= block.bytes.capacity();
+            self.blocks.pop_front();
+        }
+    }
+
+    /// Drops the oldest block. The newest lines stay, however long they are.
+    fn drop_block(&mut self) -> bool {
+        if self.blocks.len() < 2 {
+            return false;
+        }
+        if let Some(block) = self.blocks.pop_front() {
+            self.bytes -= block.bytes.capacity();
+        }
+        let first = self.blocks.front().map_or(self.next_seq, |b| b.first_seq);
+        self.lines = (self.next_seq - first) as usize;
+        true
+    }
+
+    /// Drops the oldest lines: a block of them, half of the last block, or, as the last thing to give, its only line.
+    fn shed(&mut self) -> bool {
+        if self.drop_block() {
+            return true;
+        }
+        let Some(block) = self.blocks.pop_front() else {
+            return false;
+        };
+        self.bytes -= block.bytes.capacity();
+        let mut rest = block.rest();
+        let half = rest.len() / 2;
+        let mut first_seq = block.first_seq;
+        while rest.len() > half && Record::read(&mut rest).is_some() {
+            first_seq += 1;
+        }
+        self.lines = (self.next_seq - first_seq) as usize;
+        if !rest.is_empty() {
+            let bytes = rest.to_vec();
+            self.bytes += bytes.capacity();
+            self.blocks.push_front(Block {
+                first_seq,
+                start: 0,
+                bytes,
+            });
+        }
+        true
+    }
+
+    /// The lines from this number on that are kept.
+    fn from(&self, seq: u64) -> Records<'_> {
+        let seq = seq.max(self.first_seq());
+        if seq >= self.next_seq {
+            return Records {
+                rest: &[],
+                blocks: self.blocks.range(self.blocks.len()..),
+                next_seq: self.next_seq,
+            };
+        }
+        let behind = self.blocks.partition_point(|block| block.first_seq <= seq);
+        let at = behind.saturating_sub(1);
+        let mut records = Records {
+            rest: &[],
+            blocks: self.blocks.range(at..),
+            next_seq: self.blocks.get(at).map_or(seq, |block| block.first_seq),
+        };
+        while records.next_seq < seq && records.next().is_some() {}
+        records
     }
 }
 
@@ -62,6 +264,8 @@ impl Ring {
 pub struct LogBook {
     limits: LogLimits,
     rings: BTreeMap<Rank, Ring>,
+    /// What all rings take.
+    bytes: usize,
     next_index: u64,
     ended: bool,
 }
@@ -92,42 +296,53 @@ impl LogBook {
     }
 
     /// Adds a line. `time_ms` is wall clock, in milliseconds since 1970.
-    pub fn push(&mut self, rank: Rank, stream: Stdio, time_ms: u64, text: Vec<u8>) {
+    pub fn push(&mut self, rank: Rank, stream: Stdio, time_ms: u64, text: &[u8]) {
         self.push_ended(rank, stream, time_ms, text, false);
     }
 
     /// As [`LogBook::push`]; `over` if the line ended with CR and not with LF, as the states of a progress bar do.
-    pub fn push_ended(
-        &mut self,
-        rank: Rank,
-        stream: Stdio,
-        time_ms: u64,
-        text: Vec<u8>,
-        over: bool,
-    ) {
+    pub fn push_ended(&mut self, rank: Rank, stream: Stdio, time_ms: u64, text: &[u8], over: bool) {
         let ring = self.rings.entry(rank).or_default();
-        ring.bytes += text.len() + LINE_OVERHEAD;
-        ring.lines.push_back(Kept {
+        let before = if ring.next_seq == 0 {
+            0
+        } else {
+            RANK_OVERHEAD + ring.bytes
+        };
+        let record = Record {
             index: self.next_index,
-            line: LogLine {
-                rank,
-                stream,
-                seq: ring.next_seq,
-                time_ms,
-                text,
-            },
+            time_ms,
+            stream,
             over,
-        });
-        ring.next_seq += 1;
+            // Lines are far shorter than that: see `kolo_process::MAX_LINE`.
+            text: text.get(..u32::MAX as usize).unwrap_or(text),
+        };
+        ring.push(&record, &self.limits);
+        self.bytes = self.bytes - before + RANK_OVERHEAD + ring.bytes;
         self.next_index += 1;
-        // The newest line stays, however long it is.
-        while ring.lines.len() > 1
-            && (ring.lines.len() > self.limits.lines || ring.bytes > self.limits.bytes)
-        {
-            if let Some(old) = ring.lines.pop_front() {
-                ring.bytes -= old.line.text.len() + LINE_OVERHEAD;
-            }
-        }
+    }
+
+    /// What is kept takes so many bytes of memory.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Drops the oldest lines of the rank that has most, some at a time. False if there are none.
+    pub fn shed(&mut self) -> bool {
+        let largest = self.rings.values_mut().max_by_key(|ring| ring.bytes);
+        let Some(ring) = largest else {
+            return false;
+        };
+        let before = ring.bytes;
+        let dropped = ring.shed();
+        self.bytes = self.bytes - before + ring.bytes;
+        dropped
+    }
+
+    /// Drops all lines. Readers find nothing more.
+    pub fn clear(&mut self) {
+        self.rings.clear();
+        self.bytes = 0;
     }
 
     /// No more lines will come.
@@ -163,34 +378,41 @@ impl LogBook {
     /// What is new for this reader, in the order in which it came, up to about `max_bytes` (at least one
     /// line if there is one). Empty if nothing is new.
     pub fn read(&self, cursor: &mut Cursor, max_bytes: usize) -> LogBatch {
-        let mut sources: BinaryHeap<Reverse<(u64, Rank, usize)>> = BinaryHeap::new();
+        let mut sources = Vec::new();
+        // The next line of each, to take the oldest.
+        let mut oldest = BinaryHeap::new();
         for (rank, ring) in &self.rings {
             if !cursor.wants(*rank) {
                 continue;
             }
             let next = cursor.next.get(rank).copied().unwrap_or(0);
-            let skip = next.saturating_sub(ring.first_seq()) as usize;
-            if let Some(kept) = ring.lines.get(skip) {
-                sources.push(Reverse((kept.index, *rank, skip)));
+            let mut records = ring.from(next);
+            if let Some((seq, record)) = records.next() {
+                oldest.push(Reverse((record.index, sources.len())));
+                sources.push((*rank, seq, record, records));
             }
         }
         let mut batch = LogBatch::default();
         let mut bytes = 0;
-        while let Some(Reverse((_, rank, at))) = sources.pop() {
-            let Some(ring) = self.rings.get(&rank) else {
+        while let Some(Reverse((_, at))) = oldest.pop() {
+            let Some((rank, seq, record, records)) = sources.get_mut(at) else {
                 continue;
             };
-            let Some(kept) = ring.lines.get(at) else {
-                continue;
-            };
-            bytes += kept.line.text.len() + LINE_OVERHEAD;
+            bytes += record.text.len() + LINE_OVERHEAD;
             if bytes > max_bytes && !batch.lines.is_empty() {
                 break;
             }
-            cursor.next.insert(rank, kept.line.seq + 1);
-            batch.lines.push(kept.line.clone());
-            if let Some(kept) = ring.lines.get(at + 1) {
-                sources.push(Reverse((kept.index, rank, at + 1)));
+            cursor.next.insert(*rank, *seq + 1);
+            batch.lines.push(LogLine {
+                rank: *rank,
+                stream: record.stream,
+                seq: *seq,
+                time_ms: record.time_ms,
+                text: record.text.to_vec(),
+            });
+            if let Some((next, following)) = records.next() {
+                (*seq, *record) = (next, following);
+                oldest.push(Reverse((following.index, at)));
             }
         }
         batch
@@ -203,9 +425,12 @@ impl LogBook {
         let Some(ring) = self.rings.get(&rank) else {
             return Vec::new();
         };
-        let kept = ring.lines.iter().rev();
-        let kept = kept.filter(|kept| kept.line.stream == Stdio::Stderr);
-        last_states(kept.map(|kept| (&kept.line.text[..], kept.over)), lines)
+        let records = ring.from(0).map(|(_, record)| record);
+        let kept: Vec<_> = records
+            .filter(|record| record.stream == Stdio::Stderr)
+            .map(|record| (record.text, record.over))
+            .collect();
+        last_states(kept.into_iter().rev(), lines)
     }
 }
 
@@ -251,204 +476,5 @@ fn shortened(line: &[u8]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn book(lines: usize, bytes: usize) -> LogBook {
-        LogBook::new(LogLimits { lines, bytes })
-    }
-
-    fn texts(batch: &LogBatch) -> Vec<String> {
-        batch
-            .lines
-            .iter()
-            .map(|line| format!("{}:{}", line.rank, String::from_utf8_lossy(&line.text)))
-            .collect()
-    }
-
-    fn push(book: &mut LogBook, rank: u32, text: &str) {
-        book.push(Rank(rank), Stdio::Stdout, 0, text.as_bytes().to_vec());
-    }
-
-    #[test]
-    fn lines_of_all_ranks_come_in_the_order_in_which_they_were_written() {
-        let mut book = book(10, 10_000);
-        for (rank, text) in [(1, "a"), (0, "b"), (1, "c"), (0, "d")] {
-            push(&mut book, rank, text);
-        }
-        let mut all = book.cursor(&[], None);
-        assert_eq!(
-            texts(&book.read(&mut all, 1 << 20)),
-            ["1:a", "0:b", "1:c", "0:d"]
-        );
-        assert!(book.read(&mut all, 1 << 20).lines.is_empty());
-        push(&mut book, 2, "e");
-        assert_eq!(
-            texts(&book.read(&mut all, 1 << 20)),
-            ["2:e"],
-            "a rank that is new"
-        );
-        let mut one = book.cursor(&[Rank(0)], None);
-        assert_eq!(texts(&book.read(&mut one, 1 << 20)), ["0:b", "0:d"]);
-    }
-
-    #[test]
-    fn a_tail_is_counted_per_rank() {
-        let mut book = book(10, 10_000);
-        for (rank, text) in [(0, "a"), (0, "b"), (0, "c"), (1, "d")] {
-            push(&mut book, rank, text);
-        }
-        let mut cursor = book.cursor(&[], Some(2));
-        assert_eq!(
-            texts(&book.read(&mut cursor, 1 << 20)),
-            ["0:b", "0:c", "1:d"]
-        );
-        let mut cursor = book.cursor(&[], Some(0));
-        assert!(book.read(&mut cursor, 1 << 20).lines.is_empty());
-        push(&mut book, 0, "e");
-        assert_eq!(texts(&book.read(&mut cursor, 1 << 20)), ["0:e"]);
-    }
-
-    #[test]
-    fn a_slow_reader_misses_lines_and_sees_it_in_their_numbers() {
-        let mut book = book(3, 10_000);
-        push(&mut book, 0, "0");
-        let mut cursor = book.cursor(&[], None);
-        assert_eq!(book.read(&mut cursor, 1 << 20).lines[0].seq, 0);
-        for number in 1..10 {
-            push(&mut book, 0, &number.to_string());
-        }
-        let seqs: Vec<u64> = book
-            .read(&mut cursor, 1 << 20)
-            .lines
-            .iter()
-            .map(|line| line.seq)
-            .collect();
-        assert_eq!(seqs, [7, 8, 9]);
-    }
-
-    #[test]
-    fn a_long_line_is_kept_alone_and_sent_alone() {
-        let mut book = book(10, 500);
-        push(&mut book, 0, "short");
-        push(&mut book, 0, &"x".repeat(1000));
-        let mut cursor = book.cursor(&[], None);
-        let batch = book.read(&mut cursor, 10);
-        assert_eq!(batch.lines.len(), 1);
-        assert_eq!(batch.lines[0].text.len(), 1000);
-    }
-
-    #[test]
-    fn the_tail_of_standard_error_is_text_of_that_stream_only() {
-        let mut book = book(100, 100_000);
-        for number in 0..30 {
-            let text = format!("{number}").into_bytes();
-            book.push(Rank(0), Stdio::Stderr, 0, text);
-            book.push(Rank(0), Stdio::Stdout, 0, b"out".to_vec());
-        }
-        book.push(Rank(0), Stdio::Stderr, 0, vec![0xff, b'!']);
-        let tail = book.stderr_tail(Rank(0), 3);
-        assert_eq!(tail, ["28", "29", "\u{fffd}!"]);
-        let long = "é".repeat(40_000).into_bytes();
-        book.push(Rank(0), Stdio::Stderr, 0, [b"x", &long[..]].concat());
-        let tail = book.stderr_tail(Rank(0), 1);
-        assert_eq!(tail, [format!("x{}…", "é".repeat((TAIL_LINE - 1) / 2))]);
-        assert!(book.stderr_tail(Rank(9), 3).is_empty());
-    }
-
-    #[test]
-    fn a_line_that_was_written_over_is_one_line_with_its_last_state() {
-        for (lines, limit, tail) in [
-            (&[][..], 20, &[][..]),
-            (
-                &[("a", false), ("", false), ("b", false)],
-                20,
-                &["a", "", "b"],
-            ),
-            // A progress bar in pieces, and what follows it.
-            (
-                &[("10%", true), ("20%", true), ("30%", true), ("boom", false)],
-                20,
-                &["boom"],
-            ),
-            (
-                &[("10%", true), ("30%", false), ("boom", false)],
-                20,
-                &["30%", "boom"],
-            ),
-            // CR and LF that came apart.
-            (
-                &[("10%", true), ("30%", true), ("", false), ("boom", false)],
-                20,
-                &["30%", "boom"],
-            ),
-            // At the end, with nothing over it.
-            (
-                &[("start", false), ("10%", true), ("30%", true)],
-                20,
-                &["start", "30%"],
-            ),
-            // In one piece, CR before or behind each state.
-            (
-                &[("10%\r20%\r30%", false), ("boom", false)],
-                20,
-                &["30%", "boom"],
-            ),
-            (&[("\r10%\r30%\r", false)], 20, &["30%"]),
-            (&[("\r\r", false)], 20, &[""]),
-            // As many lines as are wanted, whatever is between them.
-            (
-                &[
-                    ("a", false),
-                    ("b", false),
-                    ("1", true),
-                    ("2", true),
-                    ("c", false),
-                ],
-                2,
-                &["b", "c"],
-            ),
-            (&[("a", false), ("1", true), ("2", true)], 1, &["2"]),
-            (&[("a", false)], 0, &[]),
-        ] {
-            let newest_first = lines.iter().rev();
-            let newest_first = newest_first.map(|(text, over)| (text.as_bytes(), *over));
-            assert_eq!(last_states(newest_first, limit), tail, "{lines:?}");
-        }
-    }
-
-    proptest! {
-        /// Any number of reads of any size gives each line that is kept once, in order, and the ring
-        /// stays inside its limits.
-        #[test]
-        fn reads_of_any_size_give_every_line_once(
-            lines in proptest::collection::vec((0_u32..4, 0_usize..50), 0..100),
-            max_bytes in 1_usize..500,
-            limit in 1_usize..30,
-        ) {
-            let mut book = book(limit, 1500);
-            for (rank, len) in lines {
-                push(&mut book, rank, &"x".repeat(len));
-            }
-            for ring in book.rings.values() {
-                prop_assert!(ring.lines.len() <= limit && ring.bytes <= 1500);
-            }
-            let kept: usize = book.rings.values().map(|ring| ring.lines.len()).sum();
-            let mut whole = book.cursor(&[], None);
-            let all = book.read(&mut whole, usize::MAX).lines;
-            prop_assert_eq!(all.len(), kept);
-            let mut cursor = book.cursor(&[], None);
-            let mut seen = Vec::new();
-            loop {
-                let batch = book.read(&mut cursor, max_bytes);
-                if batch.lines.is_empty() {
-                    break;
-                }
-                seen.extend(batch.lines);
-            }
-            prop_assert_eq!(seen, all);
-        }
-    }
-}
+#[path = "logs_tests.rs"]
+mod tests;

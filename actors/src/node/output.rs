@@ -1,7 +1,7 @@
 //! The output of all jobs' workers, shared between those who read it from pipes and those who want it.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use kolo_transport::ids::{DriverId, JobId, Rank};
@@ -10,14 +10,32 @@ use tokio::sync::watch;
 
 use super::logs::{Cursor, LogBook, LogLimits};
 use super::stream::{OutputStream, Taken};
+use crate::budget::{Budget, Share};
 
-/// Jobs whose output is kept after they have ended.
-const ENDED_JOBS: usize = 32;
+/// What a job takes beside the lines of its workers, about.
+const JOB_OVERHEAD: usize = 4096;
+
+/// Lines, and what of all jobs' memory they take.
+#[derive(Debug)]
+struct Kept {
+    book: LogBook,
+    /// Behind the lines: these are free before it is.
+    share: Share,
+}
+
+impl Kept {
+    /// Whether the output of all jobs is within its bound.
+    fn count(&mut self) -> bool {
+        self.share.set(JOB_OVERHEAD + self.book.bytes())
+    }
+}
 
 /// The output of a job's workers on this node.
 #[derive(Debug)]
 pub struct Output {
-    book: Mutex<LogBook>,
+    kept: Mutex<Kept>,
+    /// The output of all jobs.
+    all: Weak<All>,
     /// Counts the changes.
     changes: watch::Sender<u64>,
     /// Where the driver gets all of it.
@@ -25,9 +43,13 @@ pub struct Output {
 }
 
 impl Output {
-    fn new(limits: LogLimits, stream: Option<OutputStream>) -> Self {
+    fn new(all: &Arc<All>, stream: Option<OutputStream>) -> Self {
         Self {
-            book: Mutex::new(LogBook::new(limits)),
+            kept: Mutex::new(Kept {
+                book: LogBook::new(all.limits),
+                share: all.budget.share(),
+            }),
+            all: Arc::downgrade(all),
             changes: watch::Sender::new(0),
             stream,
         }
@@ -40,17 +62,28 @@ impl Output {
     /// Keeps the lines of a piece of output.
     pub(super) fn keep(&self, rank: Rank, stream: Stdio, time_ms: u64, piece: &[u8]) {
         let whole = piece.strip_suffix(b"\n").unwrap_or(piece);
-        let mut book = self.book();
-        let mut from = 0;
-        for end in memchr::memchr_iter(b'\n', whole).chain([whole.len()]) {
-            let line = &whole[from..end];
-            let bare = line.strip_suffix(b"\r").unwrap_or(line);
-            // Only the end of the piece may have no LF.
-            let over = bare.len() < line.len() && end == piece.len();
-            book.push_ended(rank, stream, time_ms, bare.to_vec(), over);
-            from = end + 1;
+        self.add(|book| {
+            let mut from = 0;
+            for end in memchr::memchr_iter(b'\n', whole).chain([whole.len()]) {
+                let line = &whole[from..end];
+                let bare = line.strip_suffix(b"\r").unwrap_or(line);
+                // Only the end of the piece may have no LF.
+                let over = bare.len() < line.len() && end == piece.len();
+                book.push_ended(rank, stream, time_ms, bare, over);
+                from = end + 1;
+            }
+        });
+    }
+
+    fn add(&self, lines: impl FnOnce(&mut LogBook)) {
+        let mut kept = self.kept();
+        lines(&mut kept.book);
+        let fits = kept.count();
+        // It has no lock of a job's while it looks for room.
+        drop(kept);
+        if !fits && let Some(all) = self.all.upgrade() {
+            all.make_room();
         }
-        drop(book);
         self.changed();
     }
 
@@ -76,8 +109,23 @@ impl Output {
         }
     }
 
-    fn book(&self) -> MutexGuard<'_, LogBook> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives up its oldest lines, some at a time. False if it has no more to give.
+    fn shed(&self) -> bool {
+        let mut kept = self.kept();
+        let shed = kept.book.shed();
+        kept.count();
+        shed
+    }
+
+    /// Gives up all lines, also where somebody still reads them.
+    fn forget(&self) {
+        let mut kept = self.kept();
+        kept.book.clear();
+        kept.share.release();
     }
 
     fn changed(&self) {
@@ -90,12 +138,11 @@ impl Output {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |since| since.as_millis() as u64);
-        let mut book = self.book();
-        for line in lines {
-            book.push(rank, stream, now, line);
-        }
-        drop(book);
-        self.changed();
+        self.add(|book| {
+            for line in lines {
+                book.push(rank, stream, now, &line);
+            }
+        });
     }
 
     /// No more lines will come.
@@ -103,23 +150,23 @@ impl Output {
         if let Some(stream) = &self.stream {
             stream.end();
         }
-        self.book().end();
+        self.kept().book.end();
         self.changed();
     }
 
     fn is_ended(&self) -> bool {
-        self.book().is_ended()
+        self.kept().book.is_ended()
     }
 
     /// A reader; see [`LogBook::cursor`].
     #[must_use]
     pub fn cursor(&self, ranks: &[Rank], tail: Option<u32>) -> Cursor {
-        self.book().cursor(ranks, tail)
+        self.kept().book.cursor(ranks, tail)
     }
 
     /// What is new for a reader, and whether more may come; see [`LogBook::read`].
     pub fn read(&self, cursor: &mut Cursor, max_bytes: usize) -> (LogBatch, bool) {
-        let book = self.book();
+        let book = &self.kept().book;
         (book.read(cursor, max_bytes), !book.is_ended())
     }
 
@@ -131,80 +178,120 @@ impl Output {
     /// See [`LogBook::stderr_tail`].
     #[must_use]
     pub fn stderr_tail(&self, rank: Rank, lines: usize) -> Vec<String> {
-        self.book().stderr_tail(rank, lines)
+        self.kept().book.stderr_tail(rank, lines)
     }
 }
 
 #[derive(Debug, Default)]
 struct Jobs {
     outputs: BTreeMap<JobId, Arc<Output>>,
+    /// Those that have ended, in that order.
     ended: VecDeque<JobId>,
 }
 
-/// The output of all jobs. That of the last 32 jobs that ended is kept.
 #[derive(Debug)]
-pub struct Outputs {
+struct All {
     limits: LogLimits,
+    budget: Arc<Budget>,
     jobs: Mutex<Jobs>,
 }
 
-impl Outputs {
-    /// Nothing yet; `limits` hold for each rank.
-    #[must_use]
-    pub fn new(limits: LogLimits) -> Self {
-        Self {
-            limits,
-            jobs: Mutex::default(),
-        }
-    }
-
+impl All {
     fn jobs(&self) -> MutexGuard<'_, Jobs> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Forgets the output of jobs that have ended, those first that ended first, until the rest is well within the bound.
+    /// If that is not enough, the jobs that run and have most lose their oldest lines.
+    fn make_room(&self) {
+        let mut jobs = self.jobs();
+        // Not for each line anew.
+        let wanted = self.budget.most() - self.budget.most() / 16;
+        while self.budget.held() > wanted {
+            if let Some(oldest) = jobs.ended.pop_front() {
+                if let Some(output) = jobs.outputs.remove(&oldest) {
+                    output.forget();
+                }
+                continue;
+            }
+            let largest = jobs
+                .outputs
+                .values()
+                .max_by_key(|output| output.kept().share.bytes());
+            if !largest.is_some_and(|output| output.shed()) {
+                return;
+            }
+        }
+    }
+}
+
+/// The output of all jobs: of those that run, and of as many that have ended as there is memory for.
+#[derive(Debug)]
+pub struct Outputs(Arc<All>);
+
+impl Outputs {
+    /// Nothing yet; `limits` hold for each rank, and all output together takes at most `most` bytes of memory.
+    #[must_use]
+    pub fn new(limits: LogLimits, most: usize) -> Self {
+        Self(Arc::new(All {
+            limits,
+            budget: Budget::new(most),
+            jobs: Mutex::default(),
+        }))
+    }
+
+    /// How many bytes of memory all output takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.0.budget.held()
+    }
+
     /// The output of a job that begins.
     pub fn open(&self, job: JobId) -> Arc<Output> {
-        let mut jobs = self.jobs();
-        let known = jobs.outputs.get(&job).filter(|output| !output.is_ended());
-        if let Some(output) = known {
-            return output.clone();
-        }
-        let output = Arc::new(Output::new(self.limits, None));
-        jobs.outputs.insert(job, output.clone());
-        output
+        self.open_with(job, || None)
     }
 
     /// The output of a job that begins, all of which its driver takes. `stdin` if the driver has input for rank 0.
     pub fn open_streamed(&self, job: JobId, owner: DriverId, stdin: bool) -> Arc<Output> {
-        let mut jobs = self.jobs();
+        self.open_with(job, || Some(OutputStream::new(owner, stdin)))
+    }
+
+    fn open_with(&self, job: JobId, stream: impl FnOnce() -> Option<OutputStream>) -> Arc<Output> {
+        let mut jobs = self.0.jobs();
         let known = jobs.outputs.get(&job).filter(|output| !output.is_ended());
         if let Some(output) = known {
             return output.clone();
         }
-        let stream = OutputStream::new(owner, stdin);
-        let output = Arc::new(Output::new(self.limits, Some(stream)));
-        jobs.outputs.insert(job, output.clone());
+        jobs.ended.retain(|ended| *ended != job);
+        let output = Arc::new(Output::new(&self.0, stream()));
+        if let Some(old) = jobs.outputs.insert(job, output.clone()) {
+            old.forget();
+        }
         output
     }
 
     /// The output of a job; `None` if it never ran here or is forgotten.
     #[must_use]
     pub fn get(&self, job: JobId) -> Option<Arc<Output>> {
-        self.jobs().outputs.get(&job).cloned()
+        self.0.jobs().outputs.get(&job).cloned()
     }
 
     /// The job has ended.
     pub fn end(&self, job: JobId) {
-        let mut jobs = self.jobs();
+        let mut jobs = self.0.jobs();
         let Some(output) = jobs.outputs.get(&job) else {
             return;
         };
+        let first = !output.is_ended();
         output.end();
-        jobs.ended.push_back(job);
-        if jobs.ended.len() > ENDED_JOBS
-            && let Some(oldest) = jobs.ended.pop_front()
-        {
-            jobs.outputs.remove(&oldest);
+        // Also one that has said nothing takes something.
+        let fits = output.kept().count();
+        if first {
+            jobs.ended.push_back(job);
+        }
+        drop(jobs);
+        if !fits {
+            self.0.make_room();
         }
     }
 }
@@ -215,7 +302,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_reader_is_woken_by_lines_and_by_the_end() {
-        let outputs = Outputs::new(LogLimits::default());
+        let outputs = Outputs::new(LogLimits::default(), 1 << 20);
         let output = outputs.open(JobId(1));
         let mut changes = output.changes();
         let mut cursor = output.cursor(&[], None);
@@ -231,16 +318,93 @@ mod tests {
         assert!(!output.read(&mut cursor, 1000).1);
     }
 
+    /// Writes so many lines of 100 bytes for one rank.
+    fn write(output: &Output, rank: u32, lines: usize) {
+        output.push(
+            Rank(rank),
+            Stdio::Stdout,
+            std::iter::repeat_n(vec![b'x'; 100], lines),
+        );
+    }
+
+    fn count(output: &Output) -> usize {
+        output
+            .read(&mut output.cursor(&[], None), usize::MAX)
+            .0
+            .lines
+            .len()
+    }
+
     #[test]
-    fn only_the_last_jobs_that_ended_are_kept() {
-        let outputs = Outputs::new(LogLimits::default());
-        for job in 0..=ENDED_JOBS as u64 {
+    fn jobs_that_ended_first_are_forgotten_first_and_their_memory_is_free() {
+        const MOST: usize = 1 << 20;
+        let outputs = Outputs::new(LogLimits::default(), MOST);
+        let running = outputs.open(JobId(1000));
+        write(&running, 0, 100);
+        for job in 0..100 {
+            let output = outputs.open(JobId(job));
+            for rank in 0..4 {
+                write(&output, rank, 200);
+            }
+            outputs.end(JobId(job));
+            // Said twice, it has ended once.
+            outputs.end(JobId(job));
+            assert!(outputs.bytes() <= MOST, "{}", outputs.bytes());
+        }
+        let kept: Vec<u64> = (0..100)
+            .filter(|job| outputs.get(JobId(*job)).is_some())
+            .collect();
+        assert!(kept.len() > 5, "{kept:?}");
+        let newest: Vec<u64> = (100 - kept.len() as u64..100).collect();
+        assert_eq!(kept, newest, "the oldest went first");
+        assert_eq!(count(&running), 100, "who runs loses nothing to who ended");
+        // A reader keeps no memory of a job that is forgotten, and comes to an end.
+        let reader = outputs.get(JobId(99)).unwrap();
+        while outputs.get(JobId(99)).is_some() {
+            write(&running, 1, 1000);
+            write(&running, 2, 1000);
+            for rank in 3..40 {
+                write(&running, rank, 1000);
+            }
+        }
+        assert_eq!(count(&reader), 0);
+        drop((running, reader));
+        assert!(outputs.bytes() <= MOST);
+    }
+
+    #[test]
+    fn a_job_that_runs_and_writes_most_loses_its_oldest_lines() {
+        const MOST: usize = 1 << 20;
+        let outputs = Outputs::new(LogLimits::default(), MOST);
+        let (quiet, loud) = (outputs.open(JobId(1)), outputs.open(JobId(2)));
+        write(&quiet, 0, 50);
+        for round in 0..50 {
+            for rank in 0..64 {
+                write(&loud, rank, 100);
+            }
+            assert!(outputs.bytes() <= MOST, "{round}: {}", outputs.bytes());
+        }
+        assert_eq!(count(&quiet), 50);
+        assert!(count(&loud) > 64);
+        for rank in 0..64 {
+            let mut cursor = loud.cursor(&[Rank(rank)], None);
+            let lines = loud.read(&mut cursor, usize::MAX).0.lines;
+            // Those that write later may take even a rank's last line.
+            assert!(lines.last().is_none_or(|line| line.seq == 4999));
+        }
+    }
+
+    #[test]
+    fn jobs_without_output_are_forgotten_too() {
+        let outputs = Outputs::new(LogLimits::default(), 40 * JOB_OVERHEAD);
+        for job in 0..1000 {
             outputs.open(JobId(job));
             outputs.end(JobId(job));
         }
-        assert!(outputs.get(JobId(0)).is_none());
-        assert!(outputs.get(JobId(1)).is_some());
-        outputs.end(JobId(99));
-        assert!(outputs.get(JobId(99)).is_none());
+        let kept = (0..1000).filter(|job| outputs.get(JobId(*job)).is_some());
+        assert!((1..=40).contains(&kept.count()));
+        assert!(outputs.get(JobId(999)).is_some());
+        outputs.end(JobId(5000));
+        assert!(outputs.get(JobId(5000)).is_none());
     }
 }

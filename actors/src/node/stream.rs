@@ -221,7 +221,7 @@ mod tests {
     /// A reader of a pipe, and the job's output.
     fn reading() -> (std::fs::File, Arc<Output>, tokio::task::JoinHandle<()>) {
         let (reader, writer) = kolo_process::pipe().unwrap();
-        let outputs = Outputs::new(LogLimits::default());
+        let outputs = Outputs::new(LogLimits::default(), 64 << 20);
         let output = outputs.open_streamed(JobId(1), OWNER, false);
         let sender = output.stream().unwrap().sender().unwrap();
         let task = tokio::spawn(read(reader, head(), output.clone(), sender));

@@ -12,9 +12,11 @@ use clap::{Parser, ValueEnum};
 use kolo_runtime::head::held::end_unless_noted;
 use kolo_runtime::head::replace_file;
 use kolo_runtime::http::BearerSecret;
+use kolo_runtime::node::raise_open_files;
 use kolo_runtime::notify::Notifier;
 use kolo_runtime::secret;
 use kolo_runtime::settings::logging::{Log, LogArgs};
+use kolo_runtime::settings::size::memory;
 use kolo_runtime::settings::{self, Daemon};
 use kolo_runtime::signals::Ends;
 use kolo_runtime::{Head, HeadConfig, HeadState};
@@ -101,6 +103,10 @@ struct Args {
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     stop_timeout: Duration,
 
+    /// The most memory for the values of all jobs' rendezvous
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = memory)]
+    rendezvous_memory: usize,
+
     #[command(flatten)]
     log: LogArgs,
 
@@ -177,6 +183,7 @@ impl Args {
             state: HeadState::Dir(self.state_dir.clone()),
             listen: self.listen,
             http: self.http_listen,
+            rendezvous_memory: self.rendezvous_memory,
             lease: self.lease,
             heartbeat: self.heartbeat,
             certificate_life: self.certificate_life,
@@ -229,6 +236,7 @@ async fn run(args: Args, log: &Log) -> Result<()> {
     let mut ends = Ends::take(&[SignalKind::terminate(), SignalKind::interrupt()])?;
     let mut hangup = signal(SignalKind::hangup()).context("SIGHUP can't be watched")?;
     let notifier = Arc::new(Notifier::from_env());
+    raise_open_files();
     end_unless_noted(&args.state_dir);
     let bearer = args.bearer_file.as_deref().map(read_bearer).transpose()?;
     let head = Head::start(HeadConfig {

@@ -17,6 +17,7 @@ use kolo_runtime::node::default_listen;
 use kolo_runtime::notify::Notifier;
 use kolo_runtime::secret;
 use kolo_runtime::settings::logging::{Log, LogArgs};
+use kolo_runtime::settings::size::{memory, size};
 use kolo_runtime::settings::{self, Daemon};
 use kolo_runtime::signals::Ends;
 use kolo_runtime::{Node, NodeConfig, NodeCredentials, NodeError, NodeResources, ProgramSource};
@@ -108,6 +109,14 @@ struct Args {
     /// How long to wait for jobs to end when they are ended, before they are killed
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     stop_timeout: Duration,
+
+    /// The most memory for the output of all jobs that it keeps. Jobs that ended make room first, the oldest first
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = memory)]
+    output_memory: usize,
+
+    /// The most that all programs take. Those not used for longest make room, here and on a full disk; none that runs
+    #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = size)]
+    program_cache_size: u64,
 
     #[command(flatten)]
     log: LogArgs,
@@ -380,8 +389,10 @@ async fn start(args: Args) -> Result<(Node, SocketAddr)> {
     };
     config.programs = ProgramSource {
         cache: args.state_dir.map(|dir| dir.join("programs")),
+        max_total: args.program_cache_size,
         ..ProgramSource::default()
     };
+    config.output_memory = args.output_memory;
     config.join_timeout = args.join_timeout;
     config.orphan_timeout = args.orphan_timeout;
     config.stop_timeout = args.stop_timeout;

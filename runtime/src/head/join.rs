@@ -1,9 +1,8 @@
-//! Letting nodes and drivers in. Each attempt is one line in the log, apart from those of an address that has had too
-//! many.
+//! Letting nodes and drivers in. Each attempt is one line in the log, apart from floods of them.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{DriverId, NodeId};
@@ -11,15 +10,15 @@ use kolo_transport::wire::{JoinReply, JoinRequest, Refusal, RefusalKind};
 use kolo_transport::{IdentityError, JoinHandler, TokenError, TokenId};
 
 use super::error::HeadError;
-use super::limiter::{Limiter, Verdict};
 use super::state::{Store, unix_now};
+use crate::limiter::Attempts;
 
 /// Checks tokens and signs certificates.
 pub(super) struct Joins {
     store: Arc<Store>,
     /// Of the certificates.
     life: Duration,
-    limiter: Mutex<Limiter>,
+    attempts: Attempts,
 }
 
 /// Who was let in.
@@ -31,16 +30,12 @@ struct Joined {
 }
 
 impl Joins {
-    pub(super) fn new(store: Arc<Store>, life: Duration) -> Self {
+    pub(super) fn new(store: Arc<Store>, life: Duration, attempts: Attempts) -> Self {
         Self {
             store,
             life,
-            limiter: Mutex::default(),
+            attempts,
         }
-    }
-
-    fn limiter(&self) -> std::sync::MutexGuard<'_, Limiter> {
-        self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn admit(&self, request: &JoinRequest) -> Result<Joined, Denied> {
@@ -84,11 +79,7 @@ impl Joins {
 
 impl JoinHandler for Joins {
     fn join(&self, request: JoinRequest, peer: SocketAddr) -> JoinReply {
-        let verdict = self.limiter().attempt(Instant::now(), peer.ip());
-        if let Verdict::Refuse { again_in, log } = verdict {
-            if let Some(not_logged) = log {
-                tracing::warn!(address = %peer.ip(), not_logged, "too many attempts to join; refused unseen from now on");
-            }
+        if let Err(again_in) = self.attempts.attempt(peer.ip()) {
             return JoinReply::Refused(Refusal::new(
                 RefusalKind::Busy,
                 format!(
@@ -100,12 +91,14 @@ impl JoinHandler for Joins {
         }
         match self.admit(&request) {
             Ok(joined) => {
-                self.limiter().good(peer.ip());
+                self.attempts.good(peer.ip());
                 tracing::info!(%peer, name = joined.name, token = %joined.token, admin = joined.admin, "joined");
                 joined.reply
             }
             Err(denied) => {
-                tracing::warn!(%peer, role = %request.role, reason = %denied.0.message, "a joiner was refused");
+                self.attempts.wrong.line(|| {
+                    tracing::warn!(%peer, role = %request.role, reason = %denied.0.message, "a joiner was refused");
+                });
                 JoinReply::Refused(denied.0)
             }
         }

@@ -8,7 +8,6 @@ mod config;
 mod error;
 pub mod held;
 mod join;
-mod limiter;
 mod link;
 mod members;
 mod rendezvous;
@@ -46,7 +45,8 @@ use self::state::Store;
 pub use self::state::{lock_file, replace_file};
 use self::trust::{Lives, Trust};
 use crate::health::Health;
-use crate::http::{HttpConfig, HttpHandle, HttpStartError};
+use crate::http::{Connections, HttpConfig, HttpHandle, HttpStartError, JobStores};
+use crate::limiter::Attempts;
 
 /// Descriptors that a head needs to start; members and jobs need more.
 const DESCRIPTORS: u64 = 24;
@@ -306,6 +306,9 @@ impl Parts {
             .issue_for(Role::Head, HEAD_NAME, config.certificate_life)
             .map_err(HeadError::Identity)?;
         let credentials = LiveCredentials::new(credentials);
+        let attempts = Attempts::default();
+        let connections = Connections::of_this_process();
+        let stores = JobStores::new(config.rendezvous_memory);
         let endpoint = Endpoint::bind(
             &runtime,
             credentials.clone(),
@@ -316,6 +319,7 @@ impl Parts {
                 join: Some(Arc::new(join::Joins::new(
                     Arc::clone(&store),
                     config.certificate_life,
+                    attempts.clone(),
                 ))),
                 ..EndpointConfig::default()
             },
@@ -336,7 +340,11 @@ impl Parts {
             // The next beat of a node that stood still for a lease is due up to an interval later.
             lease: config.lease + config.heartbeat,
             job: config.job,
-            rendezvous: Arc::new(rendezvous::Servers::new(config.listen.ip())),
+            rendezvous: Arc::new(rendezvous::Servers::new(
+                config.listen.ip(),
+                connections.clone(),
+                Arc::clone(&stores),
+            )),
             alive: alive_sender,
         })
         .start();
@@ -364,6 +372,9 @@ impl Parts {
                         listen,
                         credentials,
                         bearer: config.bearer,
+                        attempts,
+                        connections,
+                        stores,
                     },
                 )
             })

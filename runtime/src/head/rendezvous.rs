@@ -9,7 +9,7 @@ use kolo_actors::head::{LocalFuture, RendezvousHost};
 use kolo_transport::ids::JobId;
 use kolo_transport::wire::Member;
 
-use crate::http::{RendezvousPlan, RendezvousServer};
+use crate::http::{Connections, JobStores, RendezvousPlan, RendezvousServer};
 
 type Open = Arc<Mutex<HashMap<JobId, RendezvousServer>>>;
 
@@ -18,13 +18,18 @@ pub(super) struct Servers {
     /// The address on which the head itself listens.
     listen: IpAddr,
     open: Open,
+    connections: Connections,
+    /// The rendezvous over HTTPS, which end with their jobs, too.
+    stores: Arc<JobStores>,
 }
 
 impl Servers {
-    pub(super) fn new(listen: IpAddr) -> Self {
+    pub(super) fn new(listen: IpAddr, connections: Connections, stores: Arc<JobStores>) -> Self {
         Self {
             listen,
             open: Open::default(),
+            connections,
+            stores,
         }
     }
 }
@@ -44,6 +49,8 @@ impl RendezvousHost for Servers {
             self.listen
         };
         let open = Arc::clone(&self.open);
+        let connections = self.connections.clone();
+        let memory = Arc::clone(self.stores.memory());
         Box::pin(async move {
             if bind.is_unspecified() {
                 return Err(format!(
@@ -56,7 +63,7 @@ impl RendezvousHost for Servers {
                 |member| horovod_hostname(member.node),
                 peers,
             );
-            let server = RendezvousServer::start(plan, bind)
+            let server = RendezvousServer::start(plan, bind, connections, &memory)
                 .await
                 .map_err(|error| error.to_string())?;
             let address = server.address();
@@ -73,6 +80,7 @@ impl RendezvousHost for Servers {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&job);
+        self.stores.end(job);
         Box::pin(async move {
             if let Some(server) = server {
                 server.stop().await;

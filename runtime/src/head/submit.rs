@@ -1,25 +1,23 @@
 //! The stream of a job: events to its driver, frames from it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use actix::Addr;
 use kolo_actors::head::Coordinator;
 use kolo_actors::head::job::Event;
 use kolo_actors::head::messages::{Happened, Submit};
-use kolo_actors::pace::LogLimit;
 use kolo_transport::ids::DriverId;
 use kolo_transport::wire::{JobEvent, JobSpec, JobState, Refusal, SubmitFrame};
-use kolo_transport::{CloseCode, FrameError, FrameReceiver, FrameSender, Stream, TransportRuntime};
+use kolo_transport::{
+    CloseCode, Flood, FrameError, FrameReceiver, FrameSender, Stream, TransportRuntime,
+};
 use tokio::sync::mpsc;
 
 use super::serve::{REPLY_TIMEOUT, Shared, stopped};
 
 /// How long a driver may take to read an event.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// How often frames that are not known are logged, for each job.
-const UNKNOWN_LOG: Duration = Duration::from_secs(10);
 
 /// Tells a driver that its job is not taken.
 pub(super) async fn refuse(shared: &Shared, mut stream: Stream, refusal: Refusal) {
@@ -108,7 +106,7 @@ enum Never {}
 
 /// Takes what the driver says. When its stream ends it is gone, and so is the job.
 async fn follow(coordinator: Addr<Coordinator>, mut recv: FrameReceiver) -> Never {
-    let mut unknown = LogLimit::new(UNKNOWN_LOG);
+    let unknown = Flood::new("frames of a driver were not known", 1);
     loop {
         let event = match recv.next().await {
             Ok(Some(frame)) => match frame.head {
@@ -121,9 +119,9 @@ async fn follow(coordinator: Addr<Coordinator>, mut recv: FrameReceiver) -> Neve
             },
             // A frame of a later version.
             Err(error @ FrameError::Malformed { .. }) => {
-                if let Some(left_out) = unknown.allow(Instant::now()) {
-                    tracing::warn!(%error, left_out, "a driver sent what this version does not know");
-                }
+                unknown.line(
+                    || tracing::warn!(%error, "a driver sent what this version does not know"),
+                );
                 continue;
             }
             Ok(None) | Err(_) => {

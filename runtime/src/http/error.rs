@@ -1,6 +1,7 @@
 //! How the API says no.
 
 use std::fmt;
+use std::time::Duration;
 
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, ResponseError};
@@ -19,6 +20,8 @@ pub(super) struct ApiError {
     message: String,
     /// For a wrong method: the right ones.
     allow: Option<&'static str>,
+    /// For who comes too often: when to come again.
+    again_in: Option<Duration>,
 }
 
 impl ApiError {
@@ -28,6 +31,14 @@ impl ApiError {
             kind,
             message: message.into(),
             allow: None,
+            again_in: None,
+        }
+    }
+
+    pub(super) fn too_many(message: impl Into<String>, again_in: Duration) -> Self {
+        Self {
+            again_in: Some(again_in),
+            ..Self::new(StatusCode::TOO_MANY_REQUESTS, "busy", message)
         }
     }
 
@@ -90,6 +101,9 @@ impl ResponseError for ApiError {
         if let Some(allow) = self.allow {
             response.insert_header((header::ALLOW, allow));
         }
+        if let Some(again_in) = self.again_in {
+            response.insert_header((header::RETRY_AFTER, again_in.as_secs() + 1));
+        }
         response.json(ErrorBody {
             error: ErrorDetail {
                 kind: self.kind.to_owned(),
@@ -124,7 +138,7 @@ impl From<RendezvousError> for ApiError {
     fn from(error: RendezvousError) -> Self {
         let kind = match error {
             RendezvousError::Value { .. } => "too_large",
-            RendezvousError::Full { .. } => "full",
+            RendezvousError::Full { .. } | RendezvousError::Shared { .. } => "full",
             RendezvousError::Waiters { .. } => "busy",
             RendezvousError::Over => "stale",
             _ => "invalid",

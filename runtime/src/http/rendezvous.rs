@@ -21,20 +21,26 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
-use actix_web::dev::{Extensions, ServerHandle};
+use actix_http::HttpService;
+use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, map_config};
+use actix_web::dev::{AppConfig, Extensions, Server, ServerHandle};
 use actix_web::http::{KeepAlive, Method, StatusCode};
 use actix_web::middleware::from_fn;
 use actix_web::rt::net::TcpStream;
-use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
+use actix_web::{App, HttpRequest, HttpResponse, web};
 use bytes::Bytes;
+use kolo_actors::budget::Budget;
 use kolo_actors::rendezvous::{RendezvousError, RendezvousPlan, RendezvousUsage};
+use kolo_transport::Flood;
 use kolo_transport::descriptors::{TooFewDescriptors, make_room};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::body::{self, BodyError};
-use super::connection::{self, Ends, Watched};
+use super::connection::{self, Activity, Connections, Ends};
 use super::store::SharedStore;
 
 /// A head must be here this long after the connection is made; a body takes longer by its size.
@@ -66,12 +72,15 @@ pub enum RendezvousStartError {
 struct State {
     plan: RendezvousPlan,
     store: SharedStore,
+    foreign: Flood,
 }
 
 /// The rendezvous of one job. Dropping it closes the listener without waiting.
 pub struct RendezvousServer {
     address: SocketAddr,
     handle: ServerHandle,
+    /// True once connections are to end.
+    close: watch::Sender<bool>,
     task: Option<JoinHandle<io::Result<()>>>,
     store: SharedStore,
 }
@@ -85,7 +94,8 @@ impl fmt::Debug for RendezvousServer {
 }
 
 impl RendezvousServer {
-    /// Opens the rendezvous of `plan` on a free port of `bind`. It accepts connections when this returns.
+    /// Opens the rendezvous of `plan` on a free port of `bind`. It accepts connections when this returns. `connections` and `memory`
+    /// are those of all listeners of the head.
     ///
     /// # Errors
     ///
@@ -95,7 +105,12 @@ impl RendezvousServer {
     ///
     /// Outside a tokio runtime.
     #[allow(clippy::unused_async)] // callers must not depend on that nothing is waited for
-    pub async fn start(plan: RendezvousPlan, bind: IpAddr) -> Result<Self, RendezvousStartError> {
+    pub async fn start(
+        plan: RendezvousPlan,
+        bind: IpAddr,
+        connections: Connections,
+        memory: &Arc<Budget>,
+    ) -> Result<Self, RendezvousStartError> {
         let refuse = |error| RendezvousStartError::Bind {
             address: bind,
             error,
@@ -104,32 +119,43 @@ impl RendezvousServer {
         make_room("the rendezvous", super::DESCRIPTORS)?;
         let listener = connection::listen(SocketAddr::new(bind, 0), BACKLOG).map_err(refuse)?;
         let address = listener.local_addr().map_err(refuse)?;
-        let store = SharedStore::new(plan.limits(), plan.scopes().clone());
+        let store = SharedStore::new(plan.limits(), plan.scopes().clone(), memory);
         let state = web::Data::new(State {
             plan,
             store: store.clone(),
+            foreign: connections.foreign.clone(),
         });
-        let server = HttpServer::new(move || {
-            App::new()
-                .app_data(state.clone())
-                .wrap(from_fn(connection::count))
-                .default_service(web::to(answer))
-        })
-        .workers(1)
-        .disable_signals()
-        .keep_alive(KeepAlive::Disabled)
-        .client_request_timeout(REQUEST_TIMEOUT)
-        .client_disconnect_timeout(Duration::from_secs(1))
-        .shutdown_timeout(1)
-        .on_connect(remember_ends)
-        .listen(listener)
-        .map_err(refuse)?
-        .run();
+        let (close, closing) = watch::channel(false);
+        let server = Server::build()
+            .workers(1)
+            .disable_signals()
+            .shutdown_timeout(1)
+            .listen("rendezvous", listener, move || {
+                let app = App::new()
+                    .app_data(state.clone())
+                    .wrap(from_fn(connection::count))
+                    .default_service(web::to(answer))
+                    .into_factory()
+                    .map_err(|error: actix_web::Error| error.error_response());
+                let service = HttpService::build()
+                    .keep_alive(KeepAlive::Disabled)
+                    .client_request_timeout(REQUEST_TIMEOUT)
+                    .client_disconnect_timeout(Duration::from_secs(1))
+                    .on_connect_ext(|stream: &TcpStream, data: &mut Extensions| {
+                        remember_ends(stream, data);
+                    })
+                    .finish(map_config(app, |()| AppConfig::default()))
+                    .tcp();
+                connection::guarded(connections.clone(), UNFINISHED, closing.clone(), service)
+            })
+            .map_err(refuse)?
+            .run();
         let handle = server.handle();
         let task = tokio::spawn(server);
         Ok(Self {
             address,
             handle,
+            close,
             task: Some(task),
             store,
         })
@@ -145,10 +171,13 @@ impl RendezvousServer {
         self.store.usage()
     }
 
-    /// Closes it: no connection is accepted any more, and those that are open are cut after a second.
+    /// Closes it: no connection is accepted any more, those that are open end with their requests, and are cut after a second. Its
+    /// values are dropped.
     ///
     /// Cancel safe: it closes also if the future is dropped.
     pub async fn stop(mut self) {
+        self.store.retire();
+        self.close.send_replace(true);
         self.handle.stop(true).await;
         if let Some(task) = self.task.take() {
             match task.await {
@@ -162,6 +191,7 @@ impl RendezvousServer {
 
 impl Drop for RendezvousServer {
     fn drop(&mut self) {
+        self.store.retire();
         if self.task.is_some() {
             // The order to stop is given by the call; its future only waits for the end.
             drop(self.handle.stop(false));
@@ -169,18 +199,12 @@ impl Drop for RendezvousServer {
     }
 }
 
-fn remember_ends(stream: &dyn std::any::Any, data: &mut Extensions) {
-    if let Some(stream) = stream.downcast_ref::<TcpStream>() {
-        connection::limit_unread(stream);
-        if let Some(ends) = Ends::of(stream) {
-            data.insert(ends);
-        }
-        match Watched::new(stream, UNFINISHED) {
-            Ok(watched) => {
-                data.insert(watched);
-            }
-            Err(error) => tracing::warn!(%error, "a connection can't be watched"),
-        }
+fn remember_ends(stream: &TcpStream, data: &mut Extensions) {
+    if let Some(ends) = Ends::of(stream) {
+        data.insert(ends);
+    }
+    if let Some(activity) = Activity::here() {
+        data.insert(activity);
     }
 }
 
@@ -236,7 +260,9 @@ async fn decide(
         let peer = request
             .peer_addr()
             .map_or_else(|| "this address".to_owned(), |peer| peer.ip().to_string());
-        tracing::warn!(%peer, "the rendezvous refuses an address that is no node of its job");
+        state.foreign.line(|| {
+            tracing::warn!(%peer, "the rendezvous refuses an address that is no node of its job");
+        });
         return Err(No::new(
             StatusCode::FORBIDDEN,
             format!("{peer} is not the address of a node of this job"),
@@ -322,7 +348,9 @@ fn split(path: &str) -> Option<(&str, &str)> {
 pub(super) fn status_of(error: &RendezvousError) -> StatusCode {
     match error {
         RendezvousError::Value { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-        RendezvousError::Full { .. } => StatusCode::INSUFFICIENT_STORAGE,
+        RendezvousError::Full { .. } | RendezvousError::Shared { .. } => {
+            StatusCode::INSUFFICIENT_STORAGE
+        }
         RendezvousError::Waiters { .. } => StatusCode::SERVICE_UNAVAILABLE,
         RendezvousError::Over => StatusCode::CONFLICT,
         _ => StatusCode::BAD_REQUEST,

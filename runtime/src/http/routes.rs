@@ -44,7 +44,7 @@ pub(super) fn job_id(request: &HttpRequest) -> Result<JobId, ApiError> {
 
 impl Api {
     pub(super) fn caller(&self, request: &HttpRequest) -> Result<Caller, ApiError> {
-        let caller = Caller::of(request, self.bearer.as_ref())?;
+        let caller = Caller::of(request, self.bearer.as_ref(), &self.attempts)?;
         match &caller {
             // Also on a connection that is older than the revocation.
             Caller::Member(identity) if self.head.is_revoked(identity) => {

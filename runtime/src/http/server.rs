@@ -7,23 +7,27 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
+use actix_http::{HttpService, TlsAcceptorConfig};
+use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, map_config};
 use actix_tls::accept::rustls_0_23::TlsStream;
-use actix_web::dev::{Extensions, ServerHandle};
+use actix_web::dev::{AppConfig, Extensions, Server, ServerHandle};
 use actix_web::middleware::from_fn;
 use actix_web::rt::net::TcpStream;
-use actix_web::{App, HttpServer, Resource, Route, web};
+use actix_web::{App, Resource, Route, web};
 use kolo_transport::LiveCredentials;
 use kolo_transport::descriptors::{TooFewDescriptors, make_room};
 use kolo_transport::ids::ClusterId;
 use kolo_transport::tls::{self, ClientAuth, TlsError};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::api::HeadApi;
 use super::auth::BearerSecret;
-use super::connection::{self, Peer, Watched};
+use super::connection::{self, Activity, Connections, Peer};
 use super::error::ApiError;
 use super::stores::JobStores;
 use super::{meet, openapi, routes};
+use crate::limiter::Attempts;
 
 /// Where the API listens and who may use it.
 #[derive(Debug, Clone)]
@@ -34,6 +38,12 @@ pub struct HttpConfig {
     pub credentials: LiveCredentials,
     /// A secret that gives the rights of a driver to who has no certificate. `None`: certificates only.
     pub bearer: Option<BearerSecret>,
+    /// The attempts with wrong secrets, here and at joining.
+    pub attempts: Attempts,
+    /// The connections, of this and of the plain rendezvous.
+    pub connections: Connections,
+    /// The rendezvous of jobs.
+    pub stores: Arc<JobStores>,
 }
 
 /// How long clients may take.
@@ -86,7 +96,8 @@ pub enum HttpStartError {
 pub(super) struct Api {
     pub(super) head: Arc<dyn HeadApi>,
     pub(super) bearer: Option<BearerSecret>,
-    pub(super) stores: JobStores,
+    pub(super) attempts: Attempts,
+    pub(super) stores: Arc<JobStores>,
     pub(super) limits: HttpLimits,
 }
 
@@ -94,6 +105,8 @@ pub(super) struct Api {
 pub struct HttpHandle {
     address: SocketAddr,
     handle: ServerHandle,
+    /// True once connections are to end.
+    close: watch::Sender<bool>,
     task: Option<JoinHandle<io::Result<()>>>,
 }
 
@@ -111,10 +124,11 @@ impl HttpHandle {
         self.address
     }
 
-    /// Closes it: no connection is accepted any more, and those that are open are cut after a second.
+    /// Closes it: no connection is accepted any more, those that are open end with their requests, and are cut after a second.
     ///
     /// Cancel safe: it closes also if the future is dropped.
     pub async fn stop(mut self) {
+        self.close.send_replace(true);
         self.handle.stop(true).await;
         if let Some(task) = self.task.take() {
             match task.await {
@@ -175,49 +189,59 @@ pub fn serve_with(
     let api = web::Data::new(Api {
         head: api,
         bearer: config.bearer,
-        stores: JobStores::default(),
+        attempts: config.attempts,
+        stores: config.stores,
         limits,
     });
-    let server = HttpServer::new(move || {
-        App::new()
-            .app_data(api.clone())
-            .wrap(from_fn(connection::count))
-            .configure(configure)
-            .default_service(web::to(no_path))
-    })
-    .workers(2)
-    .disable_signals()
-    .keep_alive(limits.idle)
-    .client_request_timeout(limits.head)
-    .client_disconnect_timeout(Duration::from_secs(1))
-    .tls_handshake_timeout(limits.handshake)
-    .shutdown_timeout(1)
-    .on_connect(move |stream, data| remember_peer(stream, data, cluster, limits))
-    .listen_rustls_0_23(listener, tls)
-    .map_err(refuse)?
-    .run();
+    let connections = config.connections;
+    let (close, closing) = watch::channel(false);
+    let server = Server::build()
+        .workers(2)
+        .disable_signals()
+        .shutdown_timeout(1)
+        .listen("api", listener, move || {
+            let api = api.clone();
+            let app = App::new()
+                .app_data(api)
+                .wrap(from_fn(connection::count))
+                .configure(configure)
+                .default_service(web::to(no_path))
+                .into_factory()
+                .map_err(|error: actix_web::Error| error.error_response());
+            let service = HttpService::build()
+                .keep_alive(limits.idle)
+                .client_request_timeout(limits.head)
+                .client_disconnect_timeout(Duration::from_secs(1))
+                .on_connect_ext(move |stream: &_, data: &mut Extensions| {
+                    remember_peer(stream, data, cluster);
+                })
+                .finish(map_config(app, |()| AppConfig::default()))
+                .rustls_0_23_with_config(
+                    tls.clone(),
+                    TlsAcceptorConfig::default().handshake_timeout(limits.handshake),
+                );
+            let longest = limits.idle + limits.head;
+            connection::guarded(connections.clone(), longest, closing.clone(), service)
+        })
+        .map_err(refuse)?
+        .run();
     let handle = server.handle();
     let task = tokio::spawn(server);
     tracing::info!(%address, "the HTTP API listens");
     Ok(HttpHandle {
         address,
         handle,
+        close,
         task: Some(task),
     })
 }
 
-fn remember_peer(stream: &dyn Any, data: &mut Extensions, cluster: ClusterId, limits: HttpLimits) {
-    let Some(stream) = stream.downcast_ref::<TlsStream<TcpStream>>() else {
-        return;
-    };
-    let (socket, session) = stream.get_ref();
-    connection::limit_unread(socket);
-    data.insert(Peer::of(session, cluster));
-    match Watched::new(socket, limits.idle + limits.head) {
-        Ok(watched) => {
-            data.insert(watched);
-        }
-        Err(error) => tracing::warn!(%error, "a connection can't be watched"),
+fn remember_peer(stream: &dyn Any, data: &mut Extensions, cluster: ClusterId) {
+    if let Some(stream) = stream.downcast_ref::<TlsStream<TcpStream>>() {
+        data.insert(Peer::of(stream.get_ref().1, cluster));
+    }
+    if let Some(activity) = Activity::here() {
+        data.insert(activity);
     }
 }
 

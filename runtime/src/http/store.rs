@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use kolo_actors::budget::{Budget, Share};
 use kolo_actors::rendezvous::{
     Deleted, Entry, RendezvousError, RendezvousLimits, RendezvousStore, RendezvousUsage, Waited,
     WaiterId,
@@ -24,9 +25,17 @@ struct Inner {
     wakers: HashMap<WaiterId, oneshot::Sender<Infallible>>,
     next_waiter: u64,
     retired: bool,
+    /// Of the memory of all stores. Behind the values: they are free before it is.
+    share: Share,
 }
 
 impl Inner {
+    /// Whatever was stored or deleted, this is what it takes now.
+    fn count(&mut self) {
+        let bytes = self.store.usage().memory();
+        self.share.set(bytes);
+    }
+
     fn wake(&mut self, woken: &[WaiterId]) {
         for waiter in woken {
             // A sender that is dropped wakes its receiver.
@@ -50,9 +59,13 @@ impl Drop for Place<'_> {
 }
 
 impl SharedStore {
-    /// A store that expects these scopes.
+    /// A store that expects these scopes, and whose values take a part of the memory of all stores.
     #[must_use]
-    pub fn new(limits: RendezvousLimits, scopes: BTreeMap<String, u32>) -> Self {
+    pub fn new(
+        limits: RendezvousLimits,
+        scopes: BTreeMap<String, u32>,
+        memory: &Arc<Budget>,
+    ) -> Self {
         let mut store = RendezvousStore::new(limits);
         store.init(scopes);
         Self {
@@ -61,6 +74,7 @@ impl SharedStore {
                 wakers: HashMap::new(),
                 next_waiter: 0,
                 retired: false,
+                share: memory.share(),
             })),
         }
     }
@@ -96,7 +110,15 @@ impl SharedStore {
         if inner.retired {
             return Err(RendezvousError::Over);
         }
-        let stored = inner.store.put(scope, key, value)?;
+        let after = inner.store.usage_with(scope, key, &value).memory();
+        if !inner.share.try_set(after) {
+            return Err(RendezvousError::Shared {
+                most: inner.share.most(),
+            });
+        }
+        let stored = inner.store.put(scope, key, value);
+        inner.count();
+        let stored = stored?;
         inner.wake(&stored.woken);
         Ok(stored.version)
     }
@@ -104,7 +126,10 @@ impl SharedStore {
     /// Deletes a key or counts it as finished.
     #[must_use]
     pub fn delete(&self, scope: &str, key: &str) -> Deleted {
-        self.lock().store.delete(scope, key)
+        let mut inner = self.lock();
+        let deleted = inner.store.delete(scope, key);
+        inner.count();
+        deleted
     }
 
     /// The value of a key once it is newer than version `after`; `None` if it is not by the deadline, or the
@@ -150,12 +175,14 @@ impl SharedStore {
         }
     }
 
-    /// Ends all waiting, now and later, without a value, and takes no more values, which nobody would read: the store
+    /// Ends all waiting, now and later, without a value, drops all values and takes no more, which nobody would read: the store
     /// belongs to a past generation.
     pub fn retire(&self) {
         let mut inner = self.lock();
         inner.retired = true;
         inner.wakers.clear();
+        drop(inner.store.init(BTreeMap::new()));
+        inner.share.release();
     }
 
     /// The limits.
@@ -178,7 +205,11 @@ mod tests {
     use super::*;
 
     fn shared() -> SharedStore {
-        SharedStore::new(RendezvousLimits::default(), BTreeMap::new())
+        SharedStore::new(
+            RendezvousLimits::default(),
+            BTreeMap::new(),
+            &Budget::new(1 << 30),
+        )
     }
 
     fn soon() -> Instant {
@@ -237,6 +268,36 @@ mod tests {
         // G-1: who is late is told, and does not wait for those who will never read it.
         let late = store.put("s", "k", Bytes::new());
         assert_eq!(late, Err(RendezvousError::Over));
+    }
+
+    #[test]
+    fn all_stores_share_one_memory_and_give_it_back_at_their_end() {
+        let memory = Budget::new(10_000);
+        let store = || SharedStore::new(RendezvousLimits::default(), BTreeMap::new(), &memory);
+        let (one, two) = (store(), store());
+        let value = || Bytes::from(vec![b'x'; 3000]);
+        one.put("s", "a", value()).unwrap();
+        one.put("s", "b", value()).unwrap();
+        two.put("s", "a", value()).unwrap();
+        let held = memory.held();
+        let full = two.put("s", "b", value()).unwrap_err();
+        assert_eq!(full, RendezvousError::Shared { most: 10_000 });
+        assert!(full.to_string().contains("--rendezvous-memory"), "{full}");
+        assert!(two.get("s", "b").is_none() && memory.held() == held);
+        // The same key again takes nothing more, and a refusal for another reason takes nothing at all.
+        one.put("s", "a", value()).unwrap();
+        two.put("", "b", Bytes::new()).unwrap_err();
+        assert_eq!(memory.held(), held);
+        assert_eq!(one.delete("s", "a"), Deleted::Removed);
+        two.put("s", "b", value()).unwrap();
+        // Also while somebody still has it in hand.
+        let in_hand = one.clone();
+        one.retire();
+        drop(one);
+        assert!(in_hand.get("s", "b").is_none());
+        two.put("s", "c", value()).unwrap();
+        two.retire();
+        assert_eq!(memory.held(), 0);
     }
 
     #[tokio::test]

@@ -1,9 +1,10 @@
 //! The rendezvous of kolo's own workers and drivers: one store for each generation of a job.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use kolo_actors::budget::Budget;
 use kolo_actors::rendezvous::RendezvousPlan;
 use kolo_transport::ids::{DriverId, Generation, JobId};
 use kolo_transport::wire::{JobInfo, RefusalKind};
@@ -11,6 +12,9 @@ use kolo_transport::wire::{JobInfo, RefusalKind};
 use super::api::HeadApi;
 use super::error::ApiError;
 use super::store::SharedStore;
+
+/// Jobs that ended last, none of which gets a store by an answer that is older.
+const ENDED: usize = 256;
 
 /// How long what the head has said of a job is taken for true.
 const FRESH: Duration = Duration::from_secs(1);
@@ -25,7 +29,7 @@ pub(super) struct JobStore {
 }
 
 impl JobStore {
-    fn new(job: &JobInfo, asked: Instant) -> Self {
+    fn new(job: &JobInfo, asked: Instant, memory: &Arc<Budget>) -> Self {
         let members: Vec<_> = job
             .workers
             .iter()
@@ -36,21 +40,72 @@ impl JobStore {
         Self {
             owner: job.owner,
             generation: job.generation,
-            store: SharedStore::new(plan.limits(), plan.scopes().clone()),
+            store: SharedStore::new(plan.limits(), plan.scopes().clone(), memory),
             asked,
         }
     }
 }
 
-/// The stores of all jobs that have been asked for and have not ended.
 #[derive(Debug, Default)]
-pub(super) struct JobStores {
-    stores: Mutex<HashMap<JobId, JobStore>>,
+struct State {
+    stores: HashMap<JobId, JobStore>,
+    /// The oldest first.
+    ended: VecDeque<JobId>,
+}
+
+/// The stores of all jobs that have been asked for and have not ended, and the memory that all of a head's rendezvous share.
+#[derive(Debug)]
+pub struct JobStores {
+    state: Mutex<State>,
+    memory: Arc<Budget>,
 }
 
 impl JobStores {
-    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, JobStore>> {
-        self.stores.lock().unwrap_or_else(PoisonError::into_inner)
+    /// No stores; all together may take so many bytes.
+    #[must_use]
+    pub fn new(memory: usize) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::default(),
+            memory: Budget::new(memory),
+        })
+    }
+
+    /// What they share, and the plain rendezvous with them.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<Budget> {
+        &self.memory
+    }
+
+    /// A job has ended: its store is dropped, and what waits for it ends.
+    pub fn end(&self, job: JobId) {
+        let mut state = self.lock();
+        // Said twice of a job that had a plain rendezvous, too.
+        if !state.ended.contains(&job) {
+            if state.ended.len() >= ENDED {
+                state.ended.pop_front();
+            }
+            state.ended.push_back(job);
+        }
+        drop(state);
+        self.remove(job);
+    }
+
+    fn remove(&self, job: JobId) {
+        let store = self.lock().stores.remove(&job);
+        if let Some(store) = store {
+            store.store.retire();
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn waiting(&self, job: JobId) -> usize {
+        let state = self.lock();
+        let store = state.stores.get(&job);
+        store.map_or(0, |store| store.store.usage().waiters)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The store of a job's current generation.
@@ -62,7 +117,7 @@ impl JobStores {
         job: JobId,
         generation: Option<Generation>,
     ) -> Result<JobStore, ApiError> {
-        let known = self.lock().get(&job).cloned();
+        let known = self.lock().stores.get(&job).cloned();
         let known = known.filter(|known| {
             known.asked.elapsed() < FRESH
                 && generation.is_none_or(|given| given <= known.generation)
@@ -82,14 +137,16 @@ impl JobStores {
 
     async fn ask(&self, head: &dyn HeadApi, job: JobId) -> Result<JobStore, ApiError> {
         let asked = Instant::now();
+        let ended = |how: &dyn std::fmt::Display| {
+            ApiError::not_found(format!(
+                "{job} has ended ({how}), and its rendezvous with it"
+            ))
+        };
         let info = match head.job(job).await {
             Ok(info) if !info.state.is_final() => info,
             Ok(info) => {
-                self.remove(job);
-                return Err(ApiError::not_found(format!(
-                    "{job} has ended ({}), and its rendezvous with it",
-                    info.state
-                )));
+                self.end(job);
+                return Err(ended(&info.state));
             }
             Err(refusal) => {
                 if refusal.kind == RefusalKind::NotFound {
@@ -98,48 +155,21 @@ impl JobStores {
                 return Err(refusal.into());
             }
         };
-        let is_new = !self.lock().contains_key(&job);
-        if is_new {
-            self.sweep(head).await?;
+        let mut state = self.lock();
+        if state.ended.contains(&job) {
+            return Err(ended(&"just now"));
         }
-        let mut stores = self.lock();
         // Another request may have been here meanwhile, and even with later news.
-        if let Some(known) = stores.get_mut(&job)
+        if let Some(known) = state.stores.get_mut(&job)
             && known.generation >= info.generation
         {
             known.asked = known.asked.max(asked);
             return Ok(known.clone());
         }
-        let fresh = JobStore::new(&info, asked);
-        if let Some(old) = stores.insert(job, fresh.clone()) {
+        let fresh = JobStore::new(&info, asked, &self.memory);
+        if let Some(old) = state.stores.insert(job, fresh.clone()) {
             old.store.retire();
         }
         Ok(fresh)
-    }
-
-    /// Drops the stores of jobs that have ended. Called for each new one, so that there are never many more than jobs.
-    async fn sweep(&self, head: &dyn HeadApi) -> Result<(), ApiError> {
-        let states: BTreeMap<_, _> = head
-            .jobs()
-            .await?
-            .into_iter()
-            .map(|info| (info.job, info.state))
-            .collect();
-        self.lock().retain(|job, known| {
-            let lives = states.get(job).is_some_and(|state| !state.is_final());
-            // A job that is newer than the list is not in it.
-            let keep = lives || known.asked.elapsed() < FRESH;
-            if !keep {
-                known.store.retire();
-            }
-            keep
-        });
-        Ok(())
-    }
-
-    fn remove(&self, job: JobId) {
-        if let Some(old) = self.lock().remove(&job) {
-            old.store.retire();
-        }
     }
 }

@@ -275,6 +275,9 @@ pub struct NodeConfig {
     pub warden_exe: Option<PathBuf>,
     /// How much output of each worker is kept.
     pub logs: LogLimits,
+    /// How much memory the output of all jobs may take, in bytes. That of jobs which ended makes room first, the oldest first;
+    /// after that, whichever job has most loses its oldest lines. Default: 256 MiB.
+    pub output_memory: usize,
     /// How long to try to reach the head at the start. Default: 30 s.
     pub join_timeout: Duration,
     /// When a job's driver and the head have both been gone for so long, the node ends the job's workers; as long
@@ -306,6 +309,7 @@ impl NodeConfig {
             programs: ProgramSource::default(),
             warden_exe: None,
             logs: LogLimits::default(),
+            output_memory: 256 << 20,
             join_timeout: Duration::from_secs(30),
             orphan_timeout: Duration::from_secs(60),
             stop_timeout: Duration::from_secs(60),

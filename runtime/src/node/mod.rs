@@ -18,7 +18,7 @@ mod uplink;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -26,14 +26,14 @@ use actix::{Actor, Addr, System};
 use kolo_actors::node::colocator::Here;
 use kolo_actors::node::inventory::Inventory;
 use kolo_actors::node::{NodeActor, NodeContext, Outputs, Snapshot, StopAll};
-use kolo_actors::pace::{Backoff, LogLimit};
+use kolo_actors::pace::Backoff;
 use kolo_transport::descriptors::{TooFewDescriptors, make_room};
 use kolo_transport::ids::{JobId, NodeId};
 use kolo_transport::renewal::keep_renewed;
 use kolo_transport::wire::{Refusal, RefusalKind};
 use kolo_transport::{
     BindError, CloseCode, ConnectError, Connection, ConnectionLost, Credentials, Endpoint,
-    EndpointConfig, JoinError, LiveCredentials, RequestError, Role, TransportRuntime,
+    EndpointConfig, Flood, JoinError, LiveCredentials, RequestError, Role, TransportRuntime,
 };
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
@@ -59,9 +59,6 @@ const JOIN_PAUSE: Duration = Duration::from_millis(100);
 
 /// The longest pause while another daemon with this identity is there.
 const MAX_DUPLICATE_PAUSE: Duration = Duration::from_millis(500);
-
-/// How often refused requests are logged.
-const REFUSAL_LOG: Duration = Duration::from_secs(10);
 
 /// Why a node did not start. Nothing of it is left then.
 #[derive(Debug, thiserror::Error)]
@@ -409,7 +406,7 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         runtime: runtime.handle().clone(),
         head: uplink.clone(),
         calls: calls.clone(),
-        outputs: Arc::new(Outputs::new(config.logs)),
+        outputs: Arc::new(Outputs::new(config.logs, config.output_memory)),
     });
     let actors = Actors::start(
         context.clone(),
@@ -431,7 +428,7 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         state,
         // Odd, and so never 0.
         instance: JobId::random().0 | 1,
-        refusals: Mutex::new(LogLimit::new(REFUSAL_LOG)),
+        refusals: Flood::new("requests were refused", 1),
     });
     // From here on dropping it ends everything.
     let mut node = Node {

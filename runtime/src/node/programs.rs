@@ -44,7 +44,7 @@ pub struct ProgramSource {
     /// The largest program that is taken, in bytes. Default 4 GiB.
     pub max_size: u64,
     /// The most that all programs together may take, in bytes; those that were not used for the longest time
-    /// make room. Default 16 GiB.
+    /// make room, here and when the disk is full, but none that a job runs. Default 16 GiB.
     pub max_total: u64,
 }
 
@@ -153,17 +153,20 @@ impl Programs {
                 },
             );
         }
-        Ok(Self {
+        let programs = Self {
             source,
             runtime,
             state: Mutex::new(state),
             verifying: tokio::sync::Mutex::new(()),
             uploads: Semaphore::new(MAX_UPLOADS),
-        })
+        };
+        // The bound may be lower than it was in an earlier life of the daemon, none of whose jobs run any more.
+        drop(programs.make_room(0));
+        Ok(programs)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// A program, verified; `None` if it is not here. One that was changed behind the node's back is verified again, and
@@ -189,9 +192,8 @@ impl Programs {
         let mut state = self.state();
         match verified {
             Ok(new) => {
-                let Some(entry) = state.entries.get_mut(&hash) else {
-                    return Some(new.file);
-                };
+                // It has made room for another meanwhile, and its file is gone.
+                let entry = state.entries.get_mut(&hash)?;
                 // Those who hold the same file go on holding it.
                 let file = match &entry.verified {
                     Some(old) if old.file.id == new.file.id => old.file.clone(),
@@ -283,11 +285,9 @@ impl Programs {
             ));
         };
         let _room = self.make_room(program.size)?;
-        let upload = self.blocking({
-            let dir = self.source.cache.clone();
-            move || Upload::begin(dir.as_deref())
-        });
-        let mut upload = upload.await?;
+        let dir = self.source.cache.clone();
+        let upload = self.storing(move || Upload::begin(dir.as_deref())).await?;
+        let upload = Arc::new(Mutex::new(upload));
         let mut missing = program.size;
         while missing > 0 {
             let piece = tokio::time::timeout(PIECE_TIMEOUT, pieces.next())
@@ -319,9 +319,10 @@ impl Programs {
             if let Look::Here(_) = self.look(program.hash) {
                 return Ok(());
             }
-            upload = self.blocking(move || upload.add(&piece)).await?;
+            let coming = Arc::clone(&upload);
+            self.storing(move || lock(&coming).add(&piece)).await?;
         }
-        let hash = upload.hash();
+        let hash = lock(&upload).hash();
         if hash != program.hash {
             return Err(Refusal::new(
                 RefusalKind::Invalid,
@@ -339,7 +340,7 @@ impl Programs {
         }
         let place = self.path(hash);
         let file = self
-            .blocking(move || upload.finish(place.as_deref()))
+            .storing(move || lock(&upload).finish(place.as_deref()))
             .await?;
         let mut state = self.state();
         state.requests += 1;
@@ -354,22 +355,39 @@ impl Programs {
         Ok(())
     }
 
-    async fn blocking<T: Send + 'static>(
+    /// Does a step of storing a program, and again each time that the disk was full and another program made room.
+    async fn storing<T: Send + 'static>(
         &self,
-        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+        step: impl Fn() -> io::Result<T> + Send + Sync + 'static,
     ) -> Result<T, Refusal> {
-        self.runtime
-            .spawn_blocking(work)
-            .await
-            .unwrap_or_else(|error| Err(io::Error::other(error)))
-            .map_err(|error| {
-                tracing::error!(%error, "a program could not be stored");
-                let kind = match error.kind() {
-                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => RefusalKind::Busy,
-                    _ => RefusalKind::Internal,
-                };
-                Refusal::new(kind, format!("the program could not be stored: {error}"))
-            })
+        let step = Arc::new(step);
+        let error = loop {
+            let once = Arc::clone(&step);
+            let done = self
+                .runtime
+                .spawn_blocking(move || once())
+                .await
+                .unwrap_or_else(|error| Err(io::Error::other(error)));
+            match done {
+                Ok(done) => return Ok(done),
+                Err(error) if is_full(&error) && self.forget_oldest(&mut self.state()) => {}
+                Err(error) => break error,
+            }
+        };
+        tracing::error!(%error, "a program could not be stored");
+        if is_full(&error) {
+            return Err(Refusal::new(
+                RefusalKind::Busy,
+                format!(
+                    "the program could not be stored: {error}, and no program that could make room is left; free some space \
+                     in the node's folder of programs"
+                ),
+            ));
+        }
+        Err(Refusal::new(
+            RefusalKind::Internal,
+            format!("the program could not be stored: {error}"),
+        ))
     }
 
     /// Forgets programs until there is room for `size` bytes, and holds that room.
@@ -384,33 +402,52 @@ impl Programs {
                     size,
                 });
             }
-            let oldest = state
-                .entries
-                .iter()
-                .filter(|(_, entry)| {
-                    !entry.preloaded
-                        && entry
-                            .verified
-                            .as_ref()
-                            .is_none_or(|verified| Arc::strong_count(&verified.file) == 1)
-                })
-                .min_by_key(|(_, entry)| entry.used)
-                .map(|(hash, _)| *hash);
-            let Some(oldest) = oldest else {
+            if !self.forget_oldest(&mut state) {
                 return Err(Refusal::new(
                     RefusalKind::Busy,
                     format!(
                         "this node keeps at most {} bytes of programs, and those that run leave no room for \
-                         {size} more",
+                         {size} more; its setting --program-cache-size says how many",
                         self.source.max_total
                     ),
                 ));
-            };
-            tracing::info!(hash = %oldest, "a program makes room for another");
-            state.entries.remove(&oldest);
-            self.remove(oldest);
+            }
         }
     }
+
+    /// Removes the program that was not used for the longest time, and that no job runs. False if there is none.
+    fn forget_oldest(&self, state: &mut State) -> bool {
+        let oldest = state
+            .entries
+            .iter()
+            .filter(|(_, entry)| {
+                !entry.preloaded
+                    && entry
+                        .verified
+                        .as_ref()
+                        .is_none_or(|verified| Arc::strong_count(&verified.file) == 1)
+            })
+            .min_by_key(|(_, entry)| entry.used)
+            .map(|(hash, _)| *hash);
+        let Some(oldest) = oldest else {
+            return false;
+        };
+        tracing::info!(hash = %oldest, "a program makes room for another");
+        state.entries.remove(&oldest);
+        self.remove(oldest);
+        true
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 enum Look {

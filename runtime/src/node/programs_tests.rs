@@ -353,3 +353,88 @@ fn only_hashes_are_hashes() {
         assert_eq!(parse_hash(bad), None);
     }
 }
+
+#[tokio::test]
+async fn a_full_disk_makes_the_oldest_programs_go_and_none_that_runs() {
+    let dir = TempDir::new().unwrap();
+    let programs = open(Some(&dir));
+    let contents: Vec<Vec<u8>> = (0..4).map(|n| vec![b'a' + n; 10]).collect();
+    for content in &contents {
+        programs
+            .put(&program(content), &mut pieces(content))
+            .await
+            .unwrap();
+    }
+    // The oldest runs.
+    let running = programs.get(program(&contents[0]).hash).await.unwrap();
+    let full = || io::Error::from(io::ErrorKind::StorageFull);
+    // A disk that has room again when two programs are gone.
+    let folder = dir.path().join("programs");
+    let count = move || fs::read_dir(&folder).unwrap().count();
+    let stored = programs
+        .storing(move || if count() > 2 { Err(full()) } else { Ok(7) })
+        .await;
+    assert_eq!(stored.unwrap(), 7);
+    for (content, is_here) in contents.iter().zip([true, false, false, true]) {
+        let found = programs.get(program(content).hash).await;
+        assert_eq!(found.is_some(), is_here);
+    }
+    // One that never has room.
+    let refused = programs
+        .storing(move || Err::<(), _>(full()))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.kind, RefusalKind::Busy);
+    assert!(refused.message.contains("free some space"), "{refused}");
+    assert_eq!(names(&dir), [program(&contents[0]).hash.to_string()]);
+    assert_eq!(fs::read(&running.path).unwrap(), contents[0]);
+    // Another fault costs no program.
+    let refused = programs
+        .storing(|| Err::<(), _>(io::Error::other("broken")))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.kind, RefusalKind::Internal);
+    assert_eq!(names(&dir).len(), 1);
+}
+
+#[tokio::test]
+async fn a_piece_that_found_the_disk_full_is_added_once() {
+    let dir = TempDir::new().unwrap();
+    let mut upload = Upload::begin(Some(dir.path())).unwrap();
+    upload.add(b"one ").unwrap();
+    // What a failed attempt leaves is written over.
+    let file = fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap();
+    OpenOptions::new()
+        .append(true)
+        .open(file.path())
+        .unwrap()
+        .write_all(b"tw")
+        .unwrap();
+    upload.add(b"two").unwrap();
+    let place = dir.path().join("place");
+    let done = upload.finish(Some(&place)).unwrap();
+    assert_eq!(fs::read(&done.file.path).unwrap(), b"one two");
+    assert_eq!(upload.hash().0, *blake3::hash(b"one two").as_bytes());
+    upload.finish(Some(&place)).unwrap_err();
+}
+
+#[tokio::test]
+async fn a_bound_that_was_lowered_holds_from_the_start() {
+    let dir = TempDir::new().unwrap();
+    let programs = open(Some(&dir));
+    for content in [b"1234567890", b"abcdefghij", b"ABCDEFGHIJ"] {
+        programs
+            .put(&program(content), &mut pieces(content))
+            .await
+            .unwrap();
+    }
+    drop(programs);
+    assert_eq!(names(&dir).len(), 3);
+    let source = ProgramSource {
+        cache: Some(dir.path().join("programs")),
+        max_total: 20,
+        ..ProgramSource::default()
+    };
+    Programs::open(source, Handle::current()).unwrap();
+    assert_eq!(names(&dir).len(), 2);
+}

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use actix::Addr;
 use bytes::Bytes;
@@ -11,14 +11,13 @@ use kolo_actors::node::{
     Kill, Launch, Membership, NodeActor, NodeContext, RankLost, Reserve, SendSignal, Snapshot,
     Start, Stop,
 };
-use kolo_actors::pace::LogLimit;
 use kolo_transport::ids::{JobId, Rank};
 use kolo_transport::wire::{
     InstalledHere, NodeRegistration, NodeReply, NodeRequest, ProgramHash, Refusal, RefusalKind,
     StartWorkers,
 };
 use kolo_transport::{
-    CloseCode, Connection, Endpoint, FrameError, FrameReceiver, Limits, Role, Stream,
+    CloseCode, Connection, Endpoint, Flood, FrameError, FrameReceiver, Limits, Role, Stream,
 };
 
 use super::NodeError;
@@ -62,7 +61,7 @@ pub(super) struct Server {
     /// Tells this daemon from others with the same identity.
     pub(super) instance: u64,
     /// For the log of refused requests, which anybody can cause.
-    pub(super) refusals: Mutex<LogLimit>,
+    pub(super) refusals: Flood,
 }
 
 impl std::fmt::Debug for Server {
@@ -138,9 +137,9 @@ impl Server {
             if matches!(connection.peer().role, Role::Driver | Role::Node) {
                 tokio::spawn(self.clone().connection(connection));
             } else {
-                if let Some(left_out) = self.may_log() {
-                    tracing::warn!(peer = %connection.peer(), left_out, "only drivers and nodes connect to a node");
-                }
+                self.refusals.line(
+                    || tracing::warn!(peer = %connection.peer(), "only drivers and nodes connect to a node"),
+                );
                 connection.close(
                     CloseCode::Forbidden,
                     "only drivers and nodes connect to a node",
@@ -161,13 +160,6 @@ impl Server {
                 }
             }
         }
-    }
-
-    fn may_log(&self) -> Option<u64> {
-        let limit = self.refusals.lock();
-        // A limit is right at any moment.
-        let mut limit = limit.unwrap_or_else(PoisonError::into_inner);
-        limit.allow(Instant::now())
     }
 
     /// Serves one stream.
@@ -213,9 +205,8 @@ impl Server {
             Err(error) => return Err(error),
         };
         if let Err(refusal) = may(peer.role, &request) {
-            if let Some(left_out) = self.may_log() {
-                tracing::warn!(%peer, %refusal, left_out, "a request was refused");
-            }
+            self.refusals
+                .line(|| tracing::warn!(%peer, %refusal, "a request was refused"));
             return reply(stream, &NodeReply::Refused(refusal)).await;
         }
         match request {

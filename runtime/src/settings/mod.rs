@@ -15,6 +15,7 @@
 
 mod file;
 pub mod logging;
+pub mod size;
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -40,6 +40,7 @@ fn samples(key: &str) -> [&'static str; 2] {
         | "stop_timeout"
         | "join_timeout"
         | "orphan_timeout" => ["1h", "2h"],
+        "output_memory" | "program_cache_size" | "rendezvous_memory" => ["2MiB", "3GiB"],
         "lease" => ["20s", "30s"],
         "heartbeat" => ["100ms", "200ms"],
         "log" => ["warn", "debug,quinn=info"],

@@ -38,7 +38,7 @@ fn tokens_and_bearer_secrets_that_others_can_read_are_taken_with_a_warning() {
         assert!(err.is_empty() || err.starts_with("kolo: "), "{err}");
 
         let bearer = site.path("bearer");
-        let secret = "0123456789abcdef0123456789abcdef0123456789abcdef";
+        let secret = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822c";
         std::fs::write(&bearer, secret).unwrap();
         set_mode(&bearer, mode);
         let mut head = command(HEAD);

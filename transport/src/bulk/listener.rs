@@ -15,8 +15,11 @@ use super::handshake::shake;
 use super::link::TlsLink;
 use super::records::Records;
 use super::{ALPN_BULK, peer_of, prepare};
-use crate::endpoint::{BindError, Endpoint, EndpointConfig, Kept, Place, Places, Refused};
+use crate::endpoint::admission::{in_time, log, refused};
+use crate::endpoint::{BindError, Endpoint, EndpointConfig};
+use crate::flood::Flood;
 use crate::identity::Identity;
+use crate::places::{Kept, Place, Places};
 use crate::runtime::TransportRuntime;
 use crate::session::canonical;
 use crate::tls::{self, ClientAuth};
@@ -65,8 +68,8 @@ impl TlsListener {
             config: config.clone(),
             runtime: runtime.clone(),
             accepted: sender,
-            places: Places::new(config),
-            refused: Refused::default(),
+            places: config.places(),
+            refused: refused(),
         });
         let admission = runtime.handle().spawn(admission.run(listener));
         Ok(Self {
@@ -112,7 +115,7 @@ struct Admission {
     runtime: TransportRuntime,
     accepted: mpsc::Sender<TlsLink>,
     places: Arc<Places>,
-    refused: Refused,
+    refused: Flood,
 }
 
 impl Admission {
@@ -144,7 +147,7 @@ impl Admission {
             // TCP has checked that the address is the peer's.
             match self.places.enter(peer.ip(), Instant::now()) {
                 Ok(place) => drop(handshakes.spawn(Arc::clone(&self).admit(tcp, peer, place))),
-                Err(reason) => self.refused.log(peer, reason),
+                Err(reason) => log(&self.refused, peer, reason),
             }
         }
     }
@@ -152,8 +155,12 @@ impl Admission {
     async fn admit(self: Arc<Self>, tcp: TcpStream, peer: SocketAddr, place: Place) {
         let limit = self.config.handshake_timeout;
         let handshake = |kept| Box::pin(self.handshake(tcp, peer, kept));
-        if let Err(reason) = place.hold(self.runtime.clock(), limit, handshake).await {
-            self.refused.log(peer, &reason);
+        let clock = self.runtime.clock();
+        if let Err(reason) = place
+            .hold(|kept| in_time(clock, limit, handshake(kept)))
+            .await
+        {
+            log(&self.refused, peer, &reason);
         }
     }
 
@@ -167,7 +174,6 @@ impl Admission {
             // It only wanted to know whether anybody is here.
             return Ok(());
         }
-        place.heard();
         prepare(&tcp, &self.config).map_err(|error| error.to_string())?;
         let mut side = UnbufferedServerConnection::new(Arc::clone(&self.server))
             .map_err(|error| error.to_string())?;
@@ -175,6 +181,7 @@ impl Admission {
             .await
             .map_err(|error| error.to_string())?;
         let peer = peer_of(&side, &self.own)?;
+        place.heard();
         let records = side
             .dangerous_into_kernel_connection()
             .map_err(|error| error.to_string())

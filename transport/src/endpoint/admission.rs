@@ -1,19 +1,21 @@
 //! Letting peers in: handshakes at the same time, each with a deadline, and what an unknown peer may do.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quinn::crypto::rustls::HandshakeData;
 use tokio::sync::mpsc;
 
 use super::peers::Peers;
-use super::places::{Place, Places};
 use super::{ALPN, ALPN_JOIN, EndpointConfig, peer_identity};
+use crate::awake::AwakeClock;
+use crate::flood::Flood;
 use crate::frame::FrameWriter;
 use crate::identity::Identity;
 use crate::join;
 use crate::live::LiveCredentials;
+use crate::places::{Kept, Place, Places};
 use crate::runtime::TransportRuntime;
 use crate::session::{CloseCode, Connection, canonical};
 use crate::wire::Welcome;
@@ -21,8 +23,8 @@ use crate::wire::Welcome;
 /// Bytes that a peer may send before it is authenticated: one join request.
 pub(super) const UNAUTHENTICATED_WINDOW: u32 = 128 << 10;
 
-/// At most one line about refused peers in this time.
-const LOG_INTERVAL: Duration = Duration::from_secs(5);
+/// Lines about refused peers in ten seconds.
+const REFUSED_LINES: u32 = 2;
 
 /// Accepts the connections of one endpoint.
 pub(super) struct Admission {
@@ -34,7 +36,7 @@ pub(super) struct Admission {
     bound: IpAddr,
     peers: Arc<Peers>,
     places: Arc<Places>,
-    refused: Refused,
+    refused: Flood,
 }
 
 impl Admission {
@@ -48,13 +50,13 @@ impl Admission {
     ) -> Arc<Self> {
         Arc::new(Self {
             own: credentials.identity().clone(),
-            places: Places::new(config),
+            places: config.places(),
             config: config.clone(),
             runtime: runtime.clone(),
             accepted,
             bound,
             peers: Arc::clone(peers),
-            refused: Refused::default(),
+            refused: refused(),
         })
     }
 
@@ -73,7 +75,7 @@ impl Admission {
             match self.places.enter(peer.ip(), Instant::now()) {
                 Ok(place) => drop(tokio::spawn(Arc::clone(&self).admit(incoming, peer, place))),
                 Err(reason) => {
-                    self.refused.log(peer, reason);
+                    log(&self.refused, peer, reason);
                     incoming.refuse();
                 }
             }
@@ -81,16 +83,22 @@ impl Admission {
     }
 
     async fn admit(self: Arc<Self>, incoming: quinn::Incoming, peer: SocketAddr, place: Place) {
-        // Its first packet has come.
-        place.heard();
         let limit = self.config.handshake_timeout;
-        let handshake = async |_kept| self.handshake(incoming, peer).await;
-        if let Err(reason) = place.hold(self.runtime.clock(), limit, handshake).await {
-            self.refused.log(peer, &reason);
+        let clock = self.runtime.clock();
+        let handshake = |kept| in_time(clock, limit, self.handshake(incoming, peer, kept));
+        if let Err(reason) = place.hold(handshake).await {
+            log(&self.refused, peer, &reason);
         }
     }
 
-    async fn handshake(&self, incoming: quinn::Incoming, peer: SocketAddr) -> Result<(), String> {
+    /// Until the peer has shown a certificate or its join request is here it counts as idle: what only begins handshakes makes
+    /// room for who ends them.
+    async fn handshake(
+        &self,
+        incoming: quinn::Incoming,
+        peer: SocketAddr,
+        place: Kept,
+    ) -> Result<(), String> {
         let text = |error: quinn::ConnectionError| error.to_string();
         let connection = match incoming.accept().map_err(text)?.await {
             Ok(connection) => connection,
@@ -109,8 +117,10 @@ impl Admission {
             .and_then(|data| data.downcast::<HandshakeData>().ok())
             .and_then(|data| data.protocol);
         let result = match (protocol.as_deref(), &self.config.join) {
-            (Some(ALPN_JOIN), Some(handler)) => join::serve(&connection, peer, handler).await,
-            (Some(ALPN), _) => self.welcome(&connection).await,
+            (Some(ALPN_JOIN), Some(handler)) => {
+                join::serve(&connection, peer, handler, &place).await
+            }
+            (Some(ALPN), _) => self.welcome(&connection, &place).await,
             // TLS has agreed on one of the two.
             _ => Err((CloseCode::Protocol, "unknown protocol".to_owned())),
         };
@@ -122,9 +132,14 @@ impl Admission {
     }
 
     /// Lets an authenticated member in.
-    async fn welcome(&self, connection: &quinn::Connection) -> Result<(), (CloseCode, String)> {
+    async fn welcome(
+        &self,
+        connection: &quinn::Connection,
+        kept: &Kept,
+    ) -> Result<(), (CloseCode, String)> {
         let peer = peer_identity(connection, &self.own)
             .map_err(|reason| (CloseCode::Unauthenticated, reason))?;
+        kept.heard();
         let place = self.accepted.reserve().await.map_err(|_| {
             (
                 CloseCode::Shutdown,
@@ -172,42 +187,23 @@ impl Drop for CloseOnDrop<'_> {
     }
 }
 
-/// Counts refused peers and logs some, so that a flood of them does not fill the log.
-#[derive(Default)]
-pub(crate) struct Refused(Mutex<RefusedState>);
-
-#[derive(Default)]
-struct RefusedState {
-    last: Option<Instant>,
-    not_logged: u64,
+/// For lines about peers that are not let in.
+pub(crate) fn refused() -> Flood {
+    Flood::new("peers were refused", REFUSED_LINES)
 }
 
-impl RefusedState {
-    /// Whether to log at `now`, and how many were not since the last time.
-    fn step(&mut self, now: Instant) -> Option<u64> {
-        if self
-            .last
-            .is_some_and(|last| now.saturating_duration_since(last) < LOG_INTERVAL)
-        {
-            self.not_logged += 1;
-            return None;
-        }
-        self.last = Some(now);
-        Some(std::mem::take(&mut self.not_logged))
-    }
+/// A handshake that has so long, by this clock.
+pub(crate) async fn in_time(
+    clock: &AwakeClock,
+    limit: Duration,
+    handshake: impl Future<Output = Result<(), String>>,
+) -> Result<(), String> {
+    let ended = clock.timeout(limit, handshake).await;
+    ended.unwrap_or_else(|| Err("the handshake did not end in time".to_owned()))
 }
 
-impl Refused {
-    pub(crate) fn log(&self, peer: SocketAddr, reason: &str) {
-        let log = self
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .step(Instant::now());
-        if let Some(not_logged) = log {
-            tracing::warn!(%peer, reason, not_logged, "refused a peer");
-        }
-    }
+pub(crate) fn log(refused: &Flood, peer: SocketAddr, reason: &str) {
+    refused.line(|| tracing::warn!(%peer, reason, "refused a peer"));
 }
 
 /// Whether it is the peer's program that has ended a connection, and not its TLS that has refused this side.
@@ -218,22 +214,5 @@ fn is_given_up(error: &quinn::ConnectionError) -> bool {
             close.error_code == quinn::TransportErrorCode::APPLICATION_ERROR
         }
         _ => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_flood_of_refused_peers_is_one_line() {
-        let start = Instant::now();
-        let mut state = RefusedState::default();
-        assert_eq!(state.step(start), Some(0));
-        for _ in 0..1000 {
-            assert_eq!(state.step(start + Duration::from_secs(4)), None);
-        }
-        assert_eq!(state.step(start + Duration::from_secs(5)), Some(1000));
-        assert_eq!(state.step(start + Duration::from_secs(10)), Some(0));
     }
 }

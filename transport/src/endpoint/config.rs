@@ -9,6 +9,7 @@ use quinn::{MtuDiscoveryConfig, TransportConfig, VarInt};
 
 use super::BindError;
 use crate::join::JoinHandler;
+use crate::places::Places;
 
 /// Settings of an [`Endpoint`](super::Endpoint). Start from [`EndpointConfig::default`].
 #[derive(Clone)]
@@ -26,15 +27,15 @@ pub struct EndpointConfig {
     pub keep_alive: Duration,
     /// How long a handshake may take in all, joining included, on both sides. Default: 5 s.
     pub handshake_timeout: Duration,
-    /// How long a [bulk connection](crate::bulk) on which nothing has come keeps its place when there are as many handshakes as there
-    /// may be and another one wants to begin. Default: 1 s. A member speaks first, at once; a few dozen of those who say
-    /// nothing would keep members out until their timeout.
+    /// How long a handshake keeps its place when there are as many as there may be and another peer wants to begin, before the
+    /// peer has shown a certificate, sent its join request or, on a [bulk connection](crate::bulk), said anything. Default: 1 s.
+    /// A member needs milliseconds; those who stall would keep members out until their timeout.
     pub handshake_patience: Duration,
-    /// Handshakes at the same time. Default: 256. More are refused, and can be tried again, unless somebody is
-    /// [silent for too long](Self::handshake_patience). From half of it on, peers must first show that their address is theirs.
+    /// Handshakes at the same time. Default: 1024. More are refused, and can be tried again, unless somebody
+    /// [stalls for too long](Self::handshake_patience). From half of it on, peers must first show that their address is theirs.
     pub max_handshakes: usize,
     /// Handshakes at the same time with peers of one address (for IPv6 of one /64 network), so that a flood of them leaves
-    /// room for others. Default: 64. As with `max_handshakes`, more are refused, and from half of it on the address is checked.
+    /// room for others. Default: 256. As with `max_handshakes`, more are refused, and from half of it on the address is checked.
     pub max_handshakes_per_address: usize,
     /// Connections that wait for [`Endpoint::accept`](super::Endpoint::accept). Default: 256. When it is full,
     /// handshakes wait.
@@ -77,8 +78,8 @@ impl Default for EndpointConfig {
             keep_alive: Duration::from_millis(500),
             handshake_timeout: Duration::from_secs(5),
             handshake_patience: Duration::from_secs(1),
-            max_handshakes: 256,
-            max_handshakes_per_address: 64,
+            max_handshakes: 1024,
+            max_handshakes_per_address: 256,
             backlog: 256,
             max_streams: 1024,
             send_window: 1 << 20,
@@ -155,6 +156,14 @@ impl EndpointConfig {
             return refuse("mtu_upper_bound", "it must be from 1200 to 65000");
         }
         Ok(())
+    }
+
+    pub(crate) fn places(&self) -> Arc<Places> {
+        Places::new(
+            self.max_handshakes,
+            self.max_handshakes_per_address,
+            self.handshake_patience,
+        )
     }
 
     /// Settings of a connection whose peer may open `streams` streams and fill `window`.

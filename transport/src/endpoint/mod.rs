@@ -10,11 +10,10 @@
 //!
 //! [`JoinRequest`]: crate::wire::JoinRequest
 
-mod admission;
+pub(crate) mod admission;
 mod config;
 mod error;
 mod peers;
-mod places;
 mod socket;
 
 use std::fmt;
@@ -25,11 +24,9 @@ use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 
-pub(crate) use self::admission::Refused;
 pub use self::config::EndpointConfig;
 pub use self::error::{BindError, ConnectError, Dated, Whose};
 use self::peers::Peers;
-pub(crate) use self::places::{Kept, Place, Places};
 use crate::bulk::{self, TlsLink, TlsListener};
 use crate::credentials::Credentials;
 use crate::frame::{FrameReader, Limits};
@@ -46,6 +43,12 @@ pub const ALPN: &[u8] = b"kolo/1";
 
 /// The protocol of joining, with its version.
 pub const ALPN_JOIN: &[u8] = b"kolo-join/1";
+
+/// Bytes of one peer that are kept until its first packet was looked at.
+const UNSEEN_PER_PEER: u64 = 64 << 10;
+
+/// Bytes of all such peers.
+const UNSEEN: u64 = 4 << 20;
 
 /// Who must be at the other end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -396,6 +399,12 @@ fn server_config(
     let mut transport = config.transport(1, admission::UNAUTHENTICATED_WINDOW);
     transport.max_concurrent_uni_streams(quinn::VarInt::from_u32(0));
     server.transport_config(Arc::new(transport));
+    // What comes before anybody has looked at it. The library's own bounds are 65,536 peers and 100 MiB, which it never gives
+    // back.
+    server
+        .max_incoming(config.max_handshakes)
+        .incoming_buffer_size(UNSEEN_PER_PEER)
+        .incoming_buffer_size_total(UNSEEN);
     Ok(server)
 }
 

@@ -30,7 +30,15 @@ fn two_by_two() -> RendezvousPlan {
 }
 
 async fn start(plan: RendezvousPlan) -> RendezvousServer {
-    RendezvousServer::start(plan, LOCALHOST).await.unwrap()
+    start_at(plan, LOCALHOST).await.unwrap()
+}
+
+async fn start_at(
+    plan: RendezvousPlan,
+    bind: IpAddr,
+) -> Result<RendezvousServer, RendezvousStartError> {
+    let connections = Connections::new(1000, 1000);
+    RendezvousServer::start(plan, bind, connections, &Budget::new(1 << 30)).await
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -498,10 +506,7 @@ proptest::proptest! {
 #[tokio::test]
 async fn an_address_of_another_machine_can_not_be_bound() {
     let bind = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-    let error = RendezvousServer::start(two_by_two(), bind)
-        .await
-        .unwrap_err()
-        .to_string();
+    let error = start_at(two_by_two(), bind).await.unwrap_err().to_string();
     assert!(error.contains("can't listen on 192.0.2.1"), "{error}");
 }
 

@@ -9,9 +9,10 @@ use kolo_transport::wire::{
 };
 use serde_json::{Value, json};
 
-use super::client::{SECRET, Site};
+use super::client::{PATIENCE, SECRET, Site};
 use super::fake::{JOB, OTHER_JOB, OWNER, worker};
 use crate::http::error::ApiError;
+use crate::limiter::{BURST, REFILL};
 
 /// All that needs a credential.
 fn guarded() -> Vec<(&'static str, String)> {
@@ -56,16 +57,17 @@ async fn probes_and_the_document_are_open_to_all() {
 
 #[actix_rt::test]
 async fn all_else_needs_a_credential_and_a_good_one() {
-    let site = Site::new();
-    let strangers = [
-        site.stranger(),
-        site.claiming("Bearer"),
-        site.claiming("Bearer another-secret-of-someone"),
-        site.claiming(&format!("Bearer {SECRET}x")),
-        site.claiming(&format!("Basic {SECRET}")),
-    ];
-    for (method, path) in guarded() {
-        for stranger in &strangers {
+    for claim in [
+        None,
+        Some("Bearer".to_owned()),
+        Some("Bearer another-secret-of-someone".to_owned()),
+        Some(format!("Bearer {SECRET}x")),
+        Some(format!("Basic {SECRET}")),
+    ] {
+        // Each has the attempts of an address to itself.
+        let site = Site::new();
+        let stranger = claim.map_or_else(|| site.stranger(), |claim| site.claiming(&claim));
+        for (method, path) in guarded() {
             let answer = stranger.send(method, &path, b"").await;
             assert_eq!(answer.status, 401, "{method} {path}");
             assert_eq!(answer.error_kind(), "unauthenticated");
@@ -75,8 +77,45 @@ async fn all_else_needs_a_credential_and_a_good_one() {
             );
             assert!(!String::from_utf8_lossy(&answer.body).contains(SECRET));
         }
+        assert!(site.head.change(|known| known.stopped.is_empty()));
+        site.http.stop().await;
     }
-    assert!(site.head.change(|known| known.stopped.is_empty()));
+}
+
+#[actix_rt::test]
+async fn guesses_of_the_bearer_secret_are_limited_by_address_and_by_connection() {
+    let site = Site::new();
+    let guess = site.claiming("Bearer another-secret-of-someone");
+    // Many on one connection.
+    let one = b"GET /api/v1/jobs HTTP/1.1\r\nHost: kolo\r\nAuthorization: Bearer wrong\r\n\r\n";
+    let answers = guess.exchange(&one.repeat(200)).await.unwrap();
+    let answers = String::from_utf8_lossy(&answers);
+    let count = |status: &str| answers.matches(&format!("HTTP/1.1 {status} ")).count();
+    assert!(
+        (1..=BURST as usize + 5).contains(&count("401")),
+        "{answers}"
+    );
+    assert!(
+        (1..10).contains(&count("429")),
+        "the connection ends: {answers}"
+    );
+    assert!(answers.contains("\r\nretry-after: "), "{answers}");
+    // The good one is refused unseen, too, until there is an attempt again; whoever has a certificate is not.
+    let began = std::time::Instant::now();
+    let refused = guess.get("/api/v1/jobs").await;
+    if began.elapsed() < REFILL / 2 {
+        assert_eq!(refused.error_kind(), "busy");
+    }
+    let driver = site.member(Role::Driver, &DriverId(11).to_string());
+    assert_eq!(driver.get("/api/v1/jobs").await.status, 200);
+    while site.bearer().get("/api/v1/jobs").await.status != 200 {
+        assert!(began.elapsed() < PATIENCE);
+        actix_rt::time::sleep(REFILL / 4).await;
+    }
+    // Good ones are not counted.
+    for _ in 0..2 * BURST {
+        assert_eq!(site.bearer().get("/api/v1/jobs").await.status, 200);
+    }
     site.http.stop().await;
 }
 

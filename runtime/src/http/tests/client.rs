@@ -17,7 +17,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::fake::{CLUSTER, FakeHead};
-use crate::http::{BearerSecret, HttpConfig, HttpHandle, HttpLimits, serve_with};
+use crate::http::{
+    BearerSecret, Connections, HttpConfig, HttpHandle, HttpLimits, JobStores, serve_with,
+};
+use crate::limiter::Attempts;
 
 pub(super) const SECRET: &str = "a-secret-of-the-operator";
 
@@ -29,6 +32,7 @@ pub(super) struct Site {
     pub(super) head: Arc<FakeHead>,
     pub(super) authority: Authority,
     pub(super) http: HttpHandle,
+    pub(super) stores: Arc<JobStores>,
 }
 
 impl Site {
@@ -37,18 +41,36 @@ impl Site {
     }
 
     pub(super) fn with(limits: HttpLimits) -> Self {
+        Self::with_all(limits, Connections::new(1000, 1000), 1 << 30)
+    }
+
+    pub(super) fn with_connections(limits: HttpLimits, connections: Connections) -> Self {
+        Self::with_all(limits, connections, 1 << 30)
+    }
+
+    /// Where the rendezvous of all jobs have so many bytes.
+    pub(super) fn with_memory(memory: usize) -> Self {
+        Self::with_all(HttpLimits::default(), Connections::new(1000, 1000), memory)
+    }
+
+    fn with_all(limits: HttpLimits, connections: Connections, memory: usize) -> Self {
+        let stores = JobStores::new(memory);
         let authority = Authority::create(CLUSTER).unwrap();
         let head = FakeHead::new();
         let config = HttpConfig {
             listen: ([127, 0, 0, 1], 0).into(),
             credentials: authority.issue(Role::Head, "head").unwrap().into(),
             bearer: Some(BearerSecret::new(SECRET).unwrap()),
+            attempts: Attempts::default(),
+            connections,
+            stores: Arc::clone(&stores),
         };
         let http = serve_with(head.clone(), config, limits).unwrap();
         Self {
             head,
             authority,
             http,
+            stores,
         }
     }
 
@@ -157,7 +179,11 @@ impl Answer {
 
 impl Client {
     pub(super) async fn connect(&self) -> std::io::Result<TlsStream<TcpStream>> {
-        let stream = TcpStream::connect(self.address).await?;
+        self.connect_over(TcpStream::connect(self.address).await?)
+            .await
+    }
+
+    async fn connect_over(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(tls::SERVER_NAME).unwrap();
         self.connector.connect(name, stream).await
     }
@@ -178,8 +204,18 @@ impl Client {
 
     /// Sends bytes and reads until the server closes.
     pub(super) async fn exchange(&self, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
+        self.exchange_over(TcpStream::connect(self.address).await?, bytes)
+            .await
+    }
+
+    /// As [`Client::exchange`], over a connection that is there.
+    pub(super) async fn exchange_over(
+        &self,
+        stream: TcpStream,
+        bytes: &[u8],
+    ) -> std::io::Result<Vec<u8>> {
         let talk = async {
-            let (mut reading, mut writing) = tokio::io::split(self.connect().await?);
+            let (mut reading, mut writing) = tokio::io::split(self.connect_over(stream).await?);
             let mut answer = Vec::new();
             // The server may answer and close before it has read all.
             let (_sent, read) = tokio::join!(

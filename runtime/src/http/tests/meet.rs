@@ -339,3 +339,44 @@ async fn s1_who_is_a_stranger_is_told_so_before_anything_else() {
     assert_eq!(answer.status, 401);
     site.http.stop().await;
 }
+
+#[actix_rt::test]
+async fn values_end_with_their_job_and_all_jobs_share_one_memory() {
+    let site = Site::with_memory(200_000);
+    let value = vec![b'x'; 60_000];
+    let (one, two) = (worker_of(&site, JOB, 0), worker_of(&site, OTHER_JOB, 0));
+    let of_other = |key: &str| format!("/api/v1/jobs/{OTHER_JOB}/rendezvous/s/{key}");
+    for key in ["s/1", "s/2"] {
+        assert_eq!(one.send("PUT", &at(key), &value).await.status, 200);
+    }
+    assert_eq!(two.send("PUT", &of_other("1"), &value).await.status, 200);
+    let full = two.send("PUT", &of_other("2"), &value).await;
+    assert_eq!((full.status, full.error_kind().as_str()), (507, "full"));
+    let held = site.stores.memory().held();
+    assert!((180_000..200_000).contains(&held), "{held}");
+    // The head says the end of a job without that anybody asks for its values.
+    let waiting = actix_rt::spawn({
+        let one = one.clone();
+        async move { one.get(&at("s/never?wait=50")).await }
+    });
+    while site.stores.waiting(JOB) == 0 {
+        actix_rt::task::yield_now().await;
+    }
+    site.head
+        .change_job(JOB, |job| job.state = JobState::Succeeded);
+    site.stores.end(JOB);
+    assert_eq!(waiting.await.unwrap().status, 404);
+    assert!(site.stores.memory().held() < 70_000);
+    assert_eq!(two.send("PUT", &of_other("2"), &value).await.status, 200);
+    // An answer of the head that is older than the end opens nothing again.
+    site.head
+        .change_job(JOB, |job| job.state = JobState::Healthy);
+    let late = one.send("PUT", &at("s/1"), &value).await;
+    assert_eq!(
+        (late.status, late.error_kind().as_str()),
+        (404, "not_found")
+    );
+    site.stores.end(OTHER_JOB);
+    assert_eq!(site.stores.memory().held(), 0);
+    site.http.stop().await;
+}

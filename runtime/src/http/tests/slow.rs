@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::Slot;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::Instant;
 
 use super::client::{Answer, Client, PATIENCE, Site};
 use super::fake::JOB;
-use crate::http::HttpLimits;
+use crate::http::{Connections, HttpLimits};
 
 fn impatient() -> Site {
     let short = Duration::from_millis(300);
@@ -231,5 +233,61 @@ async fn plain_http_is_not_answered_on_this_port() {
         String::from_utf8_lossy(&answer)
     );
     assert_eq!(site.stranger().get("/healthz").await.status, 200);
+    site.http.stop().await;
+}
+
+#[actix_rt::test]
+async fn one_address_has_only_so_many_connections_and_idle_ones_make_room() {
+    // Whatever ends is ended for another reason than its own silence.
+    let limits = HttpLimits {
+        handshake: Duration::from_secs(600),
+        ..HttpLimits::default()
+    };
+    let site = Site::with_connections(limits, Connections::new(12, 6));
+    let address = site.http.address();
+    let mut ends = FuturesUnordered::new();
+    for _ in 0..40 {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        ends.push(async move {
+            let end = stream.read(&mut [0; 64]).await;
+            assert!(!matches!(end, Ok(1..)), "it has said something");
+        });
+    }
+    for _ in 6..40 {
+        tokio::time::timeout(PATIENCE, ends.next()).await.unwrap();
+    }
+    assert!(ends.next().now_or_never().is_none(), "six are let be");
+    // Another address is not touched by that.
+    let elsewhere = TcpSocket::new_v4().unwrap();
+    elsewhere.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let stream = elsewhere.connect(address).await.unwrap();
+    let client = site.stranger();
+    let request = client.bytes("GET", "/healthz", b"");
+    let answer = client.exchange_over(stream, &request).await.unwrap();
+    assert!(answer.starts_with(b"HTTP/1.1 200 "));
+    // Nor is this one for long.
+    let began = Instant::now();
+    while client.exchange(&request).await.is_err() {
+        assert!(began.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    tokio::time::timeout(PATIENCE, ends.next()).await.unwrap();
+    site.http.stop().await;
+}
+
+#[actix_rt::test]
+async fn who_waits_for_an_answer_keeps_the_connection_whoever_comes() {
+    let site = Site::with_connections(HttpLimits::default(), Connections::new(4, 2));
+    let reader = worker(&site);
+    let waiting =
+        actix_rt::spawn(async move { reader.get(&format!("{}?wait=3", put_path())).await });
+    let began = Instant::now();
+    let mut crowd = Vec::new();
+    while !waiting.is_finished() {
+        assert!(began.elapsed() < PATIENCE);
+        crowd.extend(TcpStream::connect(site.http.address()).await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(waiting.await.unwrap().status, 404);
     site.http.stop().await;
 }

@@ -1,9 +1,9 @@
 //! A program while it comes: hashed on the way, and put in its place whole or not at all.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use kolo_actors::node::ProgramFile;
@@ -22,7 +22,10 @@ const SEAL_ATTEMPTS: u32 = 20;
 /// A program that is coming.
 #[derive(Debug)]
 pub(super) struct Upload {
-    file: File,
+    /// `None` once it is in its place.
+    file: Option<File>,
+    /// Bytes that have come.
+    length: u64,
     hasher: blake3::Hasher,
     /// Where it is meanwhile; `None` in memory.
     temporary: Option<Temporary>,
@@ -47,42 +50,52 @@ impl Upload {
             None => (memory()?, None),
         };
         Ok(Self {
-            file,
+            file: Some(file),
+            length: 0,
             hasher: blake3::Hasher::new(),
             temporary,
         })
     }
 
-    pub(super) fn add(mut self, piece: &[u8]) -> io::Result<Self> {
+    fn file(&self) -> io::Result<&File> {
+        self.file
+            .as_ref()
+            .ok_or_else(|| io::Error::other("it is in its place already"))
+    }
+
+    /// Adds a piece. If that fails the same piece can be added again.
+    pub(super) fn add(&mut self, piece: &[u8]) -> io::Result<()> {
+        self.file()?.write_all_at(piece, self.length)?;
+        self.length += piece.len() as u64;
         self.hasher.update(piece);
-        self.file.write_all(piece)?;
-        Ok(self)
+        Ok(())
     }
 
     pub(super) fn hash(&self) -> ProgramHash {
         ProgramHash(*self.hasher.finalize().as_bytes())
     }
 
-    pub(super) fn finish(self, place: Option<&Path>) -> io::Result<Verified> {
-        self.file
-            .set_permissions(fs::Permissions::from_mode(MODE))?;
-        let metadata = self.file.metadata()?;
+    /// Puts it in its place. If that fails it can be done again.
+    pub(super) fn finish(&mut self, place: Option<&Path>) -> io::Result<Verified> {
+        let file = self.file()?;
+        file.set_permissions(fs::Permissions::from_mode(MODE))?;
+        let metadata = file.metadata()?;
         let id = (metadata.dev(), metadata.ino());
         let (Some(temporary), Some(place)) = (&self.temporary, place) else {
             let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
-            seal(|| rustix::fs::fcntl_add_seals(&self.file, seals))?;
+            seal(|| rustix::fs::fcntl_add_seals(file, seals))?;
             // Another process of this user starts it: by this process's name for it.
-            let path = format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd());
+            let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
             return Verified::new(ProgramFile {
                 path: path.into(),
                 id,
-                hold: Box::new(self.file),
+                hold: Box::new(self.file.take()),
             });
         };
+        fs::rename(&temporary.0, place)?;
         // Until it is closed it can't be executed. It need not be on the disk: what a crash of the machine
         // leaves of it is verified before it is used.
-        drop(self.file);
-        fs::rename(&temporary.0, place)?;
+        self.file = None;
         Verified::new(ProgramFile {
             path: place.to_owned(),
             id,

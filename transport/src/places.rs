@@ -1,4 +1,4 @@
-//! How many handshakes go on at once, in all and with the peers of one address, and who of them makes room for others.
+//! Who comes in: how many peers have a place at once, in all and of one address, and who of them makes room for others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -7,12 +7,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::EndpointConfig;
-use crate::awake::AwakeClock;
-
-/// The places for handshakes of one listener.
+/// The places of one listener, for handshakes or connections.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub struct Places {
     most: usize,
     most_of_address: usize,
     patience: Duration,
@@ -30,58 +27,63 @@ struct State {
 #[derive(Debug)]
 struct Taken {
     source: IpAddr,
+    /// Since when it is idle.
     since: Instant,
-    /// The peer has said nothing so far.
-    is_silent: bool,
+    /// The peer has not said what gives it a right to its place.
+    is_idle: bool,
     /// Dropped when the place goes to another.
     _is_kept: oneshot::Sender<()>,
 }
 
 impl Places {
-    pub(crate) fn new(config: &EndpointConfig) -> Arc<Self> {
+    /// So many places, so many of them for the peers of one address (for IPv6 of one /64 network). An idle peer keeps its place for
+    /// `patience` at least.
+    #[must_use]
+    pub fn new(most: usize, most_of_address: usize, patience: Duration) -> Arc<Self> {
         Arc::new(Self {
-            most: config.max_handshakes,
-            most_of_address: config.max_handshakes_per_address,
-            patience: config.handshake_patience,
+            most,
+            most_of_address,
+            patience,
             state: Mutex::default(),
         })
     }
 
     /// Whether half the places are taken, in all or of those for the address of `peer`.
-    pub(crate) fn is_crowded(&self, peer: IpAddr) -> bool {
+    pub fn is_crowded(&self, peer: IpAddr) -> bool {
         let state = self.state();
         state.taken.len() > self.most / 2
             || state.of(source(peer)) >= self.most_of_address.div_ceil(2)
     }
 
-    /// Takes a place for one more handshake, which begins `now`. If there is none, the one whose peer has [said nothing](Place::heard)
-    /// for longest (of the peer's address, if that has too many) loses its place to it, but not before
-    /// [`EndpointConfig::handshake_patience`] is over. All others end: if many members come at once, some get through.
+    /// Takes a place for one more peer, which is idle from `now` on. If there is none, the one that is [idle](Kept::rest)
+    /// for longest (of the peer's address, if that has too many) loses its place to it, but not before the patience is over. All
+    /// others stay: if many members come at once, some get through.
     ///
     /// # Errors
     ///
     /// Why there is no place.
-    pub(crate) fn enter(
-        self: &Arc<Self>,
-        peer: IpAddr,
-        now: Instant,
-    ) -> Result<Place, &'static str> {
+    pub fn enter(self: &Arc<Self>, peer: IpAddr, now: Instant) -> Result<Place, &'static str> {
         let source = source(peer);
         let mut state = self.state();
-        let mut silent = state.taken.iter().filter(|(_, taken)| taken.is_silent);
+        let longest_idle = |of_source: bool| {
+            state
+                .taken
+                .iter()
+                .filter(|(_, taken)| taken.is_idle && (!of_source || taken.source == source))
+                .min_by_key(|(number, taken)| (taken.since, **number))
+        };
         let full = if state.of(source) >= self.most_of_address {
-            let oldest = silent.find(|(_, taken)| taken.source == source);
-            Some(("too many handshakes at once with its address", oldest))
+            Some(("too many at once of its address", longest_idle(true)))
         } else if state.taken.len() >= self.most {
-            Some(("too many handshakes at once", silent.next()))
+            Some(("too many at once", longest_idle(false)))
         } else {
             None
         };
-        if let Some((reason, oldest)) = full {
-            let oldest = oldest
+        if let Some((reason, idle)) = full {
+            let idle = idle
                 .filter(|(_, taken)| now.saturating_duration_since(taken.since) >= self.patience)
                 .map(|(number, _)| *number);
-            state.leave(oldest.ok_or(reason)?);
+            state.leave(idle.ok_or(reason)?);
         }
         let number = state.next;
         state.next += 1;
@@ -91,7 +93,7 @@ impl Places {
             Taken {
                 source,
                 since: now,
-                is_silent: true,
+                is_idle: true,
                 _is_kept: is_kept,
             },
         );
@@ -129,57 +131,53 @@ impl State {
     }
 }
 
-/// The place of one handshake, until it is dropped.
+/// The place of one peer, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub struct Place {
     kept: Kept,
     lost: oneshot::Receiver<()>,
 }
 
-/// As long as a handshake has its place.
+/// As long as a peer has its place.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub struct Kept {
     number: u64,
     all: Arc<Places>,
 }
 
 impl Kept {
-    /// The peer has said something: the place is its own from here on.
-    pub(crate) fn heard(&self) {
+    /// The peer has said what gives it a right to its place: it keeps it from here on.
+    pub fn heard(&self) {
         if let Some(taken) = self.all.state().taken.get_mut(&self.number) {
-            taken.is_silent = false;
+            taken.is_idle = false;
+        }
+    }
+
+    /// The peer is idle from `now` on: it makes room for others when its turn comes.
+    pub fn rest(&self, now: Instant) {
+        if let Some(taken) = self.all.state().taken.get_mut(&self.number) {
+            taken.is_idle = true;
+            taken.since = now;
         }
     }
 }
 
 impl Place {
-    /// The peer has said something: the place is its own from here on.
-    pub(crate) fn heard(&self) {
-        self.kept.heard();
-    }
-
-    /// Runs a handshake, for `limit` at most by this clock and only while it has its place.
+    /// Runs a handshake or a connection while it has its place.
     ///
     /// # Errors
     ///
-    /// The handshake's, or why it was not let go on.
-    pub(crate) async fn hold<F>(
-        self,
-        clock: &AwakeClock,
-        limit: Duration,
-        handshake: impl FnOnce(Kept) -> F,
-    ) -> Result<(), String>
+    /// Its own, or why it was not let go on.
+    pub async fn hold<F>(self, work: impl FnOnce(Kept) -> F) -> Result<(), String>
     where
         F: Future<Output = Result<(), String>>,
     {
         let Self { kept, mut lost } = self;
         tokio::select! {
             biased;
-            ended = clock.timeout(limit, handshake(kept)) => {
-                ended.unwrap_or_else(|| Err("the handshake did not end in time".to_owned()))
-            }
+            ended = work(kept) => ended,
             // The sender never sends.
-            _ = &mut lost => Err("the peer said nothing, and made room for another".to_owned()),
+            _ = &mut lost => Err("the peer was idle, and made room for another".to_owned()),
         }
     }
 }
@@ -205,12 +203,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(1);
 
     fn places(most: usize, most_of_address: usize) -> Arc<Places> {
-        Places::new(&EndpointConfig {
-            max_handshakes: most,
-            handshake_patience: PATIENCE,
-            max_handshakes_per_address: most_of_address,
-            ..EndpointConfig::default()
-        })
+        Places::new(most, most_of_address, PATIENCE)
     }
 
     fn ip(ip: &str) -> IpAddr {
@@ -275,10 +268,27 @@ mod tests {
         assert_eq!(all.state().taken.len(), 3);
         enter("10.0.0.4", PATIENCE * 3 / 2).unwrap_err();
         // Who has said something keeps it as long as it takes.
-        last.heard();
-        newcomer.heard();
+        last.kept.heard();
+        newcomer.kept.heard();
         let _next = enter("10.0.0.4", PATIENCE * 10).unwrap();
         assert!(is_lost(&mut other) && !is_lost(&mut last) && !is_lost(&mut newcomer));
         enter("10.0.0.2", PATIENCE * 100).unwrap_err();
+        // Until it rests again.
+        newcomer.kept.rest(begin + PATIENCE * 100);
+        enter("10.0.0.2", PATIENCE * 100 + PATIENCE / 2).unwrap_err();
+        let _last = enter("10.0.0.2", PATIENCE * 101).unwrap();
+        assert!(is_lost(&mut newcomer) && !is_lost(&mut last));
+    }
+
+    #[test]
+    fn who_rests_for_longest_makes_room_first_and_not_who_came_first() {
+        let all = places(10, 2);
+        let begin = Instant::now();
+        let enter = |after| all.enter(ip("10.0.0.1"), begin + after);
+        let (mut first, mut second) = (enter(PATIENCE).unwrap(), enter(PATIENCE).unwrap());
+        first.kept.heard();
+        first.kept.rest(begin + PATIENCE * 3);
+        let _third = enter(PATIENCE * 4).unwrap();
+        assert!(is_lost(&mut second) && !is_lost(&mut first));
     }
 }

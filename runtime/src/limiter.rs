@@ -1,32 +1,81 @@
-//! How often one address may try to join. Pure: the clock is an argument.
+//! How often one address may try a secret: a token to join with, or a bearer secret. The core is pure: the clock is an argument.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use kolo_transport::Flood;
+
 /// Attempts that an address has at first.
-pub(super) const BURST: u32 = 20;
+pub(crate) const BURST: u32 = 20;
 
 /// An address gets another attempt after so long.
-pub(super) const REFILL: Duration = Duration::from_secs(1);
+pub(crate) const REFILL: Duration = Duration::from_secs(1);
 
 /// Addresses that are counted one by one. What comes on top shares one count.
 const MAX_ADDRESSES: usize = 4096;
 
-/// Of an address that has no attempt left: one line in the log in this time.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// Lines about wrong secrets in ten seconds: more than one address can cause.
+const LINES: u32 = 32;
+
+/// The attempts of all addresses, at joining and at HTTPS together. A clone counts with it.
+#[derive(Debug, Clone)]
+pub struct Attempts {
+    limiter: Arc<Mutex<Limiter>>,
+    /// For lines about secrets that are wrong.
+    pub(crate) wrong: Flood,
+    too_many: Flood,
+}
+
+impl Default for Attempts {
+    fn default() -> Self {
+        Self {
+            limiter: Arc::default(),
+            wrong: Flood::new("wrong secrets were refused", LINES),
+            too_many: Flood::new("attempts were refused unseen", 1),
+        }
+    }
+}
+
+impl Attempts {
+    fn limiter(&self) -> MutexGuard<'_, Limiter> {
+        self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts an attempt.
+    ///
+    /// # Errors
+    ///
+    /// When there is an attempt again, if this one is to be refused unseen.
+    pub(crate) fn attempt(&self, address: IpAddr) -> Result<(), Duration> {
+        let verdict = self.limiter().attempt(Instant::now(), address);
+        match verdict {
+            Verdict::Admit => Ok(()),
+            Verdict::Refuse { again_in } => {
+                self.too_many.line(|| {
+                    tracing::warn!(%address, "too many attempts with wrong secrets; refused unseen from now on");
+                });
+                Err(again_in)
+            }
+        }
+    }
+
+    /// The attempt was a good one and does not count.
+    pub(crate) fn good(&self, address: IpAddr) {
+        self.limiter().good(address);
+    }
+}
 
 /// What to do with an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// Look at it.
     Admit,
     /// Refuse it unseen.
     Refuse {
         /// When there is an attempt again.
         again_in: Duration,
-        /// Whether to write a line to the log, and how many refusals had none before it.
-        log: Option<u64>,
     },
 }
 
@@ -35,8 +84,6 @@ struct Account {
     left: u32,
     /// Since when `left` is what is there.
     since: Instant,
-    logged: Option<Instant>,
-    not_logged: u64,
 }
 
 impl Account {
@@ -44,8 +91,6 @@ impl Account {
         Self {
             left: BURST,
             since: now,
-            logged: None,
-            not_logged: 0,
         }
     }
 
@@ -67,26 +112,15 @@ impl Account {
             self.left = left;
             return Verdict::Admit;
         }
-        let log = self
-            .logged
-            .is_none_or(|logged| now.saturating_duration_since(logged) >= LOG_INTERVAL);
-        let log = if log {
-            self.logged = Some(now);
-            Some(std::mem::take(&mut self.not_logged))
-        } else {
-            self.not_logged += 1;
-            None
-        };
         Verdict::Refuse {
             again_in: (self.since + REFILL).saturating_duration_since(now),
-            log,
         }
     }
 }
 
 /// Counts attempts by address; of IPv6 by the /64, for that is what one host has.
 #[derive(Debug, Default)]
-pub(super) struct Limiter {
+pub(crate) struct Limiter {
     accounts: HashMap<IpAddr, Account>,
     /// Of all addresses that have no account.
     others: Option<Account>,
@@ -94,7 +128,7 @@ pub(super) struct Limiter {
 
 impl Limiter {
     /// An attempt from `address`.
-    pub(super) fn attempt(&mut self, now: Instant, address: IpAddr) -> Verdict {
+    pub(crate) fn attempt(&mut self, now: Instant, address: IpAddr) -> Verdict {
         let key = network(address);
         if !self.accounts.contains_key(&key) && self.accounts.len() >= MAX_ADDRESSES {
             self.accounts.retain(|_, account| {
@@ -112,7 +146,7 @@ impl Limiter {
     }
 
     /// The attempt was a good one and does not count: many nodes may come from one address.
-    pub(super) fn good(&mut self, address: IpAddr) {
+    pub(crate) fn good(&mut self, address: IpAddr) {
         if let Some(account) = self.accounts.get_mut(&network(address)) {
             account.left = (account.left + 1).min(BURST);
         }
@@ -157,35 +191,11 @@ mod tests {
         assert_eq!(
             limiter.attempt(later, ip("10.0.0.1")),
             Verdict::Refuse {
-                again_in: REFILL / 2,
-                log: None
+                again_in: REFILL / 2
             }
         );
         let rested = start + Duration::from_secs(3600);
         assert_eq!(admitted(&mut limiter, rested, "10.0.0.1", 1000), BURST);
-    }
-
-    #[test]
-    fn refusals_are_one_line_a_minute_with_their_number() {
-        let start = Instant::now();
-        let mut limiter = Limiter::default();
-        let mut lines = Vec::new();
-        for attempt in 0..1000 + BURST {
-            if let Verdict::Refuse {
-                log: Some(before), ..
-            } = limiter.attempt(start, ip("10.0.0.1"))
-            {
-                lines.push((attempt, before));
-            }
-        }
-        assert_eq!(lines, [(BURST, 0)]);
-        // Nothing is left of the minute's attempts when it tries all the time.
-        let later = start + LOG_INTERVAL;
-        admitted(&mut limiter, later, "10.0.0.1", BURST);
-        assert!(matches!(
-            limiter.attempt(later, ip("10.0.0.1")),
-            Verdict::Refuse { log: Some(999), .. }
-        ));
     }
 
     #[test]

@@ -1,0 +1,235 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn book(lines: usize, bytes: usize) -> LogBook {
+    LogBook::new(LogLimits { lines, bytes })
+}
+
+fn texts(batch: &LogBatch) -> Vec<String> {
+    batch
+        .lines
+        .iter()
+        .map(|line| format!("{}:{}", line.rank, String::from_utf8_lossy(&line.text)))
+        .collect()
+}
+
+fn push(book: &mut LogBook, rank: u32, text: &str) {
+    book.push(Rank(rank), Stdio::Stdout, 0, text.as_bytes());
+}
+
+#[test]
+fn lines_of_all_ranks_come_in_the_order_in_which_they_were_written() {
+    let mut book = book(10, 10_000);
+    for (rank, text) in [(1, "a"), (0, "b"), (1, "c"), (0, "d")] {
+        push(&mut book, rank, text);
+    }
+    let mut all = book.cursor(&[], None);
+    assert_eq!(
+        texts(&book.read(&mut all, 1 << 20)),
+        ["1:a", "0:b", "1:c", "0:d"]
+    );
+    assert!(book.read(&mut all, 1 << 20).lines.is_empty());
+    push(&mut book, 2, "e");
+    assert_eq!(
+        texts(&book.read(&mut all, 1 << 20)),
+        ["2:e"],
+        "a rank that is new"
+    );
+    let mut one = book.cursor(&[Rank(0)], None);
+    assert_eq!(texts(&book.read(&mut one, 1 << 20)), ["0:b", "0:d"]);
+}
+
+#[test]
+fn a_tail_is_counted_per_rank() {
+    let mut book = book(10, 10_000);
+    for (rank, text) in [(0, "a"), (0, "b"), (0, "c"), (1, "d")] {
+        push(&mut book, rank, text);
+    }
+    let mut cursor = book.cursor(&[], Some(2));
+    assert_eq!(
+        texts(&book.read(&mut cursor, 1 << 20)),
+        ["0:b", "0:c", "1:d"]
+    );
+    let mut cursor = book.cursor(&[], Some(0));
+    assert!(book.read(&mut cursor, 1 << 20).lines.is_empty());
+    push(&mut book, 0, "e");
+    assert_eq!(texts(&book.read(&mut cursor, 1 << 20)), ["0:e"]);
+}
+
+#[test]
+fn a_slow_reader_misses_lines_and_sees_it_in_their_numbers() {
+    let mut book = book(3, 10_000);
+    push(&mut book, 0, "0");
+    let mut cursor = book.cursor(&[], None);
+    assert_eq!(book.read(&mut cursor, 1 << 20).lines[0].seq, 0);
+    for number in 1..10 {
+        push(&mut book, 0, &number.to_string());
+    }
+    let seqs: Vec<u64> = book
+        .read(&mut cursor, 1 << 20)
+        .lines
+        .iter()
+        .map(|line| line.seq)
+        .collect();
+    assert_eq!(seqs, [7, 8, 9]);
+}
+
+#[test]
+fn a_long_line_is_kept_alone_and_sent_alone() {
+    let mut book = book(10, 500);
+    push(&mut book, 0, "short");
+    push(&mut book, 0, &"x".repeat(1000));
+    let mut cursor = book.cursor(&[], None);
+    let batch = book.read(&mut cursor, 10);
+    assert_eq!(batch.lines.len(), 1);
+    assert_eq!(batch.lines[0].text.len(), 1000);
+}
+
+#[test]
+fn the_tail_of_standard_error_is_text_of_that_stream_only() {
+    let mut book = book(100, 100_000);
+    for number in 0..30 {
+        let text = format!("{number}");
+        book.push(Rank(0), Stdio::Stderr, 0, text.as_bytes());
+        book.push(Rank(0), Stdio::Stdout, 0, b"out");
+    }
+    book.push(Rank(0), Stdio::Stderr, 0, &[0xff, b'!']);
+    let tail = book.stderr_tail(Rank(0), 3);
+    assert_eq!(tail, ["28", "29", "\u{fffd}!"]);
+    let long = "é".repeat(40_000).into_bytes();
+    book.push(Rank(0), Stdio::Stderr, 0, &[b"x", &long[..]].concat());
+    let tail = book.stderr_tail(Rank(0), 1);
+    assert_eq!(tail, [format!("x{}…", "é".repeat((TAIL_LINE - 1) / 2))]);
+    assert!(book.stderr_tail(Rank(9), 3).is_empty());
+}
+
+#[test]
+fn a_line_that_was_written_over_is_one_line_with_its_last_state() {
+    for (lines, limit, tail) in [
+        (&[][..], 20, &[][..]),
+        (
+            &[("a", false), ("", false), ("b", false)],
+            20,
+            &["a", "", "b"],
+        ),
+        // A progress bar in pieces, and what follows it.
+        (
+            &[("10%", true), ("20%", true), ("30%", true), ("boom", false)],
+            20,
+            &["boom"],
+        ),
+        (
+            &[("10%", true), ("30%", false), ("boom", false)],
+            20,
+            &["30%", "boom"],
+        ),
+        // CR and LF that came apart.
+        (
+            &[("10%", true), ("30%", true), ("", false), ("boom", false)],
+            20,
+            &["30%", "boom"],
+        ),
+        // At the end, with nothing over it.
+        (
+            &[("start", false), ("10%", true), ("30%", true)],
+            20,
+            &["start", "30%"],
+        ),
+        // In one piece, CR before or behind each state.
+        (
+            &[("10%\r20%\r30%", false), ("boom", false)],
+            20,
+            &["30%", "boom"],
+        ),
+        (&[("\r10%\r30%\r", false)], 20, &["30%"]),
+        (&[("\r\r", false)], 20, &[""]),
+        // As many lines as are wanted, whatever is between them.
+        (
+            &[
+                ("a", false),
+                ("b", false),
+                ("1", true),
+                ("2", true),
+                ("c", false),
+            ],
+            2,
+            &["b", "c"],
+        ),
+        (&[("a", false), ("1", true), ("2", true)], 1, &["2"]),
+        (&[("a", false)], 0, &[]),
+    ] {
+        let newest_first = lines.iter().rev();
+        let newest_first = newest_first.map(|(text, over)| (text.as_bytes(), *over));
+        assert_eq!(last_states(newest_first, limit), tail, "{lines:?}");
+    }
+}
+
+#[test]
+fn the_rank_that_has_most_sheds_first_and_the_newest_lines_last() {
+    let mut book = book(10_000, 16 * SMALLEST_BLOCK);
+    push(&mut book, 0, "quiet");
+    for number in 0..100 {
+        push(&mut book, 1, &format!("{number:079}"));
+    }
+    let seqs = |book: &LogBook| -> Vec<(u32, u64)> {
+        let mut all = book.cursor(&[], None);
+        let lines = book.read(&mut all, 1 << 20).lines;
+        lines.iter().map(|line| (line.rank.0, line.seq)).collect()
+    };
+    while seqs(&book).len() > 3 {
+        let before = book.bytes();
+        assert!(book.shed() && book.bytes() < before);
+    }
+    assert_eq!(seqs(&book), [(0, 0), (1, 98), (1, 99)]);
+    // The newest lines go last.
+    assert!(book.shed() && book.shed());
+    assert_eq!(seqs(&book).len(), 1);
+    assert!(book.shed() && !book.shed());
+    assert_eq!(book.bytes(), 2 * RANK_OVERHEAD);
+    push(&mut book, 1, "next");
+    let mut all = book.cursor(&[], None);
+    assert_eq!(seqs(&book), [(1, 100)]);
+    book.clear();
+    assert_eq!(book.bytes(), 0);
+    assert!(book.read(&mut all, 1 << 20).lines.is_empty());
+}
+
+proptest! {
+    /// Any number of reads of any size gives each line that is kept once, in order, and the ring
+    /// stays inside its limits.
+    #[test]
+    fn reads_of_any_size_give_every_line_once(
+        lines in proptest::collection::vec((0_u32..4, 0_usize..50), 0..100),
+        max_bytes in 1_usize..500,
+        limit in 1_usize..30,
+    ) {
+        let mut book = book(limit, 1500);
+        for (rank, len) in lines {
+            push(&mut book, rank, &"x".repeat(len));
+        }
+        let mut taken = 0;
+        for ring in book.rings.values() {
+            let bytes: usize = ring.blocks.iter().map(|block| block.bytes.capacity()).sum();
+            prop_assert!(ring.lines <= limit && bytes <= 1500);
+            prop_assert_eq!(bytes, ring.bytes);
+            prop_assert_eq!(ring.from(0).count(), ring.lines);
+            taken += bytes + RANK_OVERHEAD;
+        }
+        prop_assert_eq!(book.bytes(), taken);
+        let kept: usize = book.rings.values().map(|ring| ring.lines).sum();
+        let mut whole = book.cursor(&[], None);
+        let all = book.read(&mut whole, usize::MAX).lines;
+        prop_assert_eq!(all.len(), kept);
+        let mut cursor = book.cursor(&[], None);
+        let mut seen = Vec::new();
+        loop {
+            let batch = book.read(&mut cursor, max_bytes);
+            if batch.lines.is_empty() {
+                break;
+            }
+            seen.extend(batch.lines);
+        }
+        prop_assert_eq!(seen, all);
+    }
+}
