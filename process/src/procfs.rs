@@ -73,9 +73,10 @@ impl Process {
         is_expected(&self.status(), signal)
     }
 
-    /// Whether it ignores a signal.
+    /// Whether it ignores a signal, or has ended meanwhile.
     pub(crate) fn ignores(&self, signal: Signal) -> bool {
-        is_in(mask(&self.status(), "SigIgn:"), signal)
+        let status = self.status();
+        status.is_empty() || is_in(mask(&status, "SigIgn:"), signal)
     }
 
     /// Empty if it has ended.
