@@ -12,7 +12,6 @@ use clap::{Parser, ValueEnum};
 use kolo_runtime::head::held::end_unless_noted;
 use kolo_runtime::head::replace_file;
 use kolo_runtime::http::BearerSecret;
-use kolo_runtime::node::raise_open_files;
 use kolo_runtime::notify::Notifier;
 use kolo_runtime::secret;
 use kolo_runtime::settings::logging::{Log, LogArgs};
@@ -236,7 +235,6 @@ async fn run(args: Args, log: &Log) -> Result<()> {
     let mut ends = Ends::take(&[SignalKind::terminate(), SignalKind::interrupt()])?;
     let mut hangup = signal(SignalKind::hangup()).context("SIGHUP can't be watched")?;
     let notifier = Arc::new(Notifier::from_env());
-    raise_open_files();
     end_unless_noted(&args.state_dir);
     let bearer = args.bearer_file.as_deref().map(read_bearer).transpose()?;
     let head = Head::start(HeadConfig {
