@@ -46,6 +46,11 @@ impl Lost {
         Some(CollectiveError::Revoked { reason })
     }
 
+    /// As [`Lost::error`], but only if all was revoked.
+    pub(crate) fn when_revoked(&self) -> Option<CollectiveError> {
+        self.revoked.as_ref().and_then(|_| self.error())
+    }
+
     /// The one of which it was heard first.
     pub(crate) fn first(&self) -> Option<(u32, &str)> {
         self.iter().next()

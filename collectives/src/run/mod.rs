@@ -303,6 +303,9 @@ impl<'a> Run<'a> {
                 Poll::Ready(Ok(None))
             }
             Err(error) => {
+                // The word of a peer that was revoked as well may be seen first.
+                let revoked = self.signals.lock().lost.when_revoked();
+                let error = revoked.unwrap_or(error);
                 if let CollectiveError::Deadline { late, .. } = &error {
                     self.report_with_others(late);
                 }

@@ -298,6 +298,11 @@ async fn answer(mut stream: Stream, state: Arc<Mutex<HeadState>>) {
                     }
                 }
             }
+            // `login` asks so whether an identity is an administrator's: none is.
+            HeadRequest::Tokens => HeadReply::Refused(Refusal::new(
+                RefusalKind::Forbidden,
+                "only administrators may do this",
+            )),
             other => panic!("nobody asks that: {other:?}"),
         }
     };

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use std::io::Read as _;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use kolo::prelude::*;
 use kolo_harness::TestCluster;
 use kolo_transport::wire::{JobInfo, JobState};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::support::{soon, whoami};
 
@@ -66,13 +67,14 @@ async fn a_head_or_a_node_that_stands_still_for_less_than_a_lease_loses_nothing(
     Ok(())
 }
 
-/// Kills a child at the end, whatever happens.
+/// A child that leads a process group. It is killed at the end, whatever happens.
 struct Killed(Child);
 
 impl Killed {
+    /// `kolo run` is two processes.
     fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.0.id().try_into().unwrap()).unwrap();
-        kill_process(pid, signal).unwrap();
+        kill_process_group(pid, signal).unwrap();
     }
 }
 
@@ -95,7 +97,7 @@ async fn a_whole_cluster_may_stand_still_for_longer_than_its_leases() -> anyhow:
     run.arg(format!("GO={}", go.display()));
     run.args(["--", "sh", "-c", script]);
     run.stdin(Stdio::null()).stderr(Stdio::piped());
-    let mut run = Killed(run.spawn()?);
+    let mut run = Killed(run.process_group(0).spawn()?);
     let running = |jobs: &[JobInfo]| jobs.iter().any(|job| job.state == JobState::Healthy);
     cluster.wait_for_jobs("the job runs", running).await?;
     cluster.pause_head()?;
