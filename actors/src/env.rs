@@ -328,6 +328,25 @@ pub fn tells_a_place(name: &str) -> bool {
             })
 }
 
+/// What a service manager tells a daemon alone: with these a worker could speak for the daemon, or read its secrets.
+const OF_A_SERVICE: [&str; 8] = [
+    "CREDENTIALS_DIRECTORY",
+    "LISTEN_FDNAMES",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_PIDFDID",
+    "NOTIFY_SOCKET",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
+];
+
+/// Whether a variable of an environment is a service manager's word to whoever has that environment. A worker does not
+/// inherit it.
+#[must_use]
+pub fn is_of_a_service(name: &str) -> bool {
+    OF_A_SERVICE.contains(&name)
+}
+
 /// Why a variable of the launcher's environment is not passed on to workers, if it is not. What kolo sets is not overridden
 /// by what happens to be there; `by_name` means that somebody has written the name, and not a pattern.
 #[must_use]
@@ -343,6 +362,9 @@ pub fn not_passed(name: &str, by_name: bool) -> Option<&'static str> {
         Some(Assigned::Setting) if !by_name => Some("kolo sets it, and a pattern does not mean it"),
         None if !by_name && tells_a_place(name) => {
             Some("it tells a place in the group of another launcher")
+        }
+        None if !by_name && is_of_a_service(name) => {
+            Some("a service manager has set it for this process alone")
         }
         Some(Assigned::Setting) | None => None,
     }
@@ -566,6 +588,10 @@ mod tests {
             ("NCCL_SOCKET_IFNAME", false, true),
             ("HOROVOD_CONTROLLER", false, true),
             ("SLURM_PROCID", false, true),
+            ("NOTIFY_SOCKET", false, true),
+            ("WATCHDOG_USEC", false, true),
+            ("LISTEN_FDS", false, true),
+            ("CREDENTIALS_DIRECTORY", false, true),
             ("RANK", false, false),
             ("MASTER_ADDR", false, false),
             ("CUDA_VISIBLE_DEVICES", false, false),

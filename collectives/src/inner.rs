@@ -290,7 +290,6 @@ impl Inner {
     ) -> Result<Turn<'_>, CollectiveError> {
         let timeout = self.signals.lock().timeout.min(FOREVER);
         let mut deadline = started + timeout;
-        let mut awake = Awake::new(Instant::now(), MOST);
         let handles = self.progress.get().and_then(Progress::ahead);
         let free = match &handles {
             None => self.engine.try_lock().ok(),
@@ -299,6 +298,7 @@ impl Inner {
         let engine = if let Some(engine) = free {
             engine
         } else {
+            let mut awake = Awake::new(Instant::now(), MOST);
             let mut lock = pin!(async {
                 // What was given to handles before comes first.
                 if let Some(handles) = handles {

@@ -50,14 +50,15 @@ pub(crate) fn mark(owner: &str) -> String {
 /// whatever has become of their environment.
 ///
 /// For a daemon that starts nothing but wardens, and so not for a program of a user: an orphan in a session of its own that is
-/// not below a warden is taken for one of a worker, and is killed when a warden is lost.
+/// not below a warden is taken for one of a worker, and is killed when a warden is lost. The first process of a container has
+/// orphans of everybody: there the mark alone counts.
 ///
 /// # Errors
 ///
 /// If the system knows no subreapers.
 pub fn adopt_orphans() -> std::io::Result<()> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-    ADOPTS.store(true, Ordering::Release);
+    ADOPTS.store(std::process::id() != 1, Ordering::Release);
     Ok(())
 }
 
@@ -79,9 +80,12 @@ pub(crate) fn starting<T, E>(start: impl FnOnce() -> Result<(u32, T), E>) -> Res
     Ok(started)
 }
 
-/// A warden was reaped.
-pub(crate) fn ended(pid: u32) {
-    wardens().retain(|other| *other != pid);
+/// Reaps a warden that has ended. Until its number is free no other one can have it.
+pub(crate) fn reaping<T>(pid: u32, reap: impl FnOnce() -> T) -> T {
+    let mut wardens = wardens();
+    let reaped = reap();
+    wardens.retain(|other| *other != pid);
+    reaped
 }
 
 /// Kills what the warden with this mark has left. It led the session, has ended, and is not reaped.

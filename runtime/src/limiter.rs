@@ -1,11 +1,12 @@
 //! How often one address may try a secret: a token to join with, or a bearer secret. The core is pure: the clock is an argument.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kolo_transport::Flood;
+use kolo_transport::places::network;
 
 /// Attempts that an address has at first.
 pub(crate) const BURST: u32 = 20;
@@ -153,18 +154,10 @@ impl Limiter {
     }
 }
 
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(address) => address.into(),
-        IpAddr::V6(address) => {
-            let network = u128::from(address) >> 64 << 64;
-            Ipv6Addr::from(network).into()
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::*;
 
     fn ip(text: &str) -> IpAddr {

@@ -3,7 +3,9 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use kolo_transport::awake::{AwakeClock, TICK};
 use kolo_transport::wire::signal_name;
+use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How long the same signal again is an echo of the first: `timeout`, `npm`, `make` and shells signal a child and its
@@ -21,8 +23,19 @@ pub enum Turn {
     Second,
 }
 
+const SIGHUP: i32 = 1;
+const SIGTERM: i32 = 15;
+
+/// Whether two signals are one wish: the same, or TERM and HUP, which a session that ends gets together (systemd's
+/// `SendSIGHUP=`).
+fn are_one(one: i32, other: i32) -> bool {
+    let is_of_session = |number| matches!(number, SIGHUP | SIGTERM);
+    one == other || is_of_session(one) && is_of_session(other)
+}
+
 /// Counts signals that ask for an end. The same one within [`ECHO`] of the first is the first; any other, or the same one
-/// later, is the second.
+/// later, is the second. HUP with TERM counts as the same. The time is best that in which this process was
+/// [awake](kolo_transport::awake): signals that came together stay together.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Turns {
     first: Option<(i32, Instant)>,
@@ -36,7 +49,9 @@ impl Turns {
                 self.first = Some((number, now));
                 Turn::First
             }
-            Some((first, at)) if first == number && now.saturating_duration_since(at) < ECHO => {
+            Some((first, at))
+                if are_one(first, number) && now.saturating_duration_since(at) < ECHO =>
+            {
                 Turn::Echo
             }
             Some(_) => Turn::Second,
@@ -55,6 +70,7 @@ pub fn name(number: i32) -> String {
 pub struct Ends {
     all: Vec<(i32, Signal)>,
     turns: Turns,
+    clock: AwakeClock,
 }
 
 impl Ends {
@@ -63,6 +79,10 @@ impl Ends {
     /// # Errors
     ///
     /// If the system refuses.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime with I/O and time.
     pub fn take(kinds: &[SignalKind]) -> io::Result<Self> {
         let taken = |kind: &SignalKind| {
             let number = kind.as_raw_value();
@@ -76,6 +96,7 @@ impl Ends {
         Ok(Self {
             all: kinds.iter().map(taken).collect::<io::Result<_>>()?,
             turns: Turns::default(),
+            clock: AwakeClock::start(&Handle::current(), TICK),
         })
     }
 
@@ -95,7 +116,7 @@ impl Ends {
                 std::future::pending::<()>().await;
             }
             let number = futures_util::future::select_all(waits).await.0;
-            if self.turns.hear(number, Instant::now()) != Turn::Echo {
+            if self.turns.hear(number, self.clock.now()) != Turn::Echo {
                 return number;
             }
         }
@@ -113,7 +134,10 @@ mod tests {
         const INT: i32 = 2;
         let begin = Instant::now();
         // Milliseconds, signals and what they are.
-        let table: [&[(u64, i32, Turn)]; 7] = [
+        let table: [&[(u64, i32, Turn)]; 9] = [
+            // A session that ends.
+            &[(0, TERM, First), (0, 1, Echo), (1, TERM, Echo)],
+            &[(0, 1, First), (1, TERM, Echo), (1500, TERM, Second)],
             &[(0, TERM, First), (0, TERM, Echo), (999, TERM, Echo)],
             &[(0, TERM, First), (1000, TERM, Second)],
             // An echo does not make the second longer.

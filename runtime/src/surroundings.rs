@@ -1,7 +1,9 @@
 //! What a process of kolo sees around it: facts for `kolo doctor`, of daemons over the network and of this host alike.
 
+use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -9,7 +11,6 @@ use kolo_transport::wire::{DaemonState, FolderState, FolderUse};
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, geteuid, getrlimit};
-use tokio::sync::Semaphore;
 
 /// Where processes of one host share memory.
 pub(crate) const SHARED_MEMORY: &str = "/dev/shm";
@@ -17,8 +18,11 @@ pub(crate) const SHARED_MEMORY: &str = "/dev/shm";
 /// How long a file system may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Folders that are looked at at once. A look that hangs keeps its place.
-static PLACES: Semaphore = Semaphore::const_new(4);
+/// Each folder that was looked at, and who looks at it now: one at a time, so that a file system that hangs takes one thread for
+/// ever and no more. A process has few folders.
+static LOOKS: LazyLock<Mutex<HashMap<PathBuf, Look>>> = LazyLock::new(Mutex::default);
+
+type Look = Arc<tokio::sync::Mutex<()>>;
 
 /// How much is written to see whether something can be: a block of most file systems.
 const BLOCK: [u8; 4096] = [0; 4096];
@@ -29,7 +33,7 @@ pub(crate) async fn look(states: Vec<PathBuf>) -> DaemonState {
     let states = states.into_iter().map(|path| (FolderUse::State, path));
     let folders = states
         .chain([shared])
-        .map(|(usage, path)| folder_in_time(usage, path));
+        .map(|(usage, path)| folder_in_time(usage, path, PATIENCE, folder));
     let folders = join_all(folders).await;
     DaemonState {
         uid: geteuid().as_raw(),
@@ -42,18 +46,27 @@ pub(crate) async fn look(states: Vec<PathBuf>) -> DaemonState {
     }
 }
 
-/// As [`folder`]. A file system of another host may hang for ever.
-async fn folder_in_time(usage: FolderUse, path: PathBuf) -> FolderState {
+/// What `look` ([`folder`]) says in time. A file system of another host may hang for ever.
+async fn folder_in_time(
+    usage: FolderUse,
+    path: PathBuf,
+    patience: Duration,
+    look: impl FnOnce(FolderUse, &Path) -> FolderState + Send + 'static,
+) -> FolderState {
     let shown = path.display().to_string();
     let looking = async {
-        let place = PLACES.acquire().await;
+        let place = {
+            let mut looks = LOOKS.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(looks.entry(path.clone()).or_default())
+        };
+        let place = place.lock_owned().await;
         tokio::task::spawn_blocking(move || {
             let _place = place;
-            folder(usage, &path)
+            look(usage, &path)
         })
         .await
     };
-    match tokio::time::timeout(PATIENCE, looking).await {
+    match tokio::time::timeout(patience, looking).await {
         Ok(Ok(state)) => state,
         Ok(Err(_)) | Err(_) => FolderState {
             usage,
@@ -137,6 +150,36 @@ mod tests {
         let later = dir.path().join("is/made/later");
         let state = folder(FolderUse::State, &later);
         assert_eq!(state.path, dir.path().display().to_string());
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_hangs_is_not_looked_at_again_and_holds_up_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let (hangs, answers) = (dir.path().join("hangs"), dir.path().to_owned());
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let short = Duration::from_millis(10);
+        let late = Some(Errno::TIMEDOUT.raw_os_error());
+        let look = move |usage, path: &Path| {
+            ended.recv().unwrap_err();
+            folder(usage, path)
+        };
+        let first = folder_in_time(FolderUse::State, hangs.clone(), short, look).await;
+        assert_eq!(first.problem, late);
+        for _ in 0..8 {
+            // This would not hang.
+            let again = folder_in_time(FolderUse::State, hangs.clone(), short, folder).await;
+            assert_eq!(
+                (again.problem, again.path),
+                (late, hangs.display().to_string())
+            );
+        }
+        let patience = Duration::from_secs(60);
+        let other = folder_in_time(FolderUse::State, answers, patience, folder).await;
+        assert_eq!(other.problem, None);
+        // When the file system answers again, it is looked at again.
+        drop(end);
+        let again = folder_in_time(FolderUse::State, hangs, patience, folder).await;
+        assert_eq!(again.problem, None);
     }
 
     #[test]

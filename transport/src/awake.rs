@@ -121,7 +121,8 @@ impl AwakeClock {
                 let Some(awake) = ticked.upgrade() else {
                     return;
                 };
-                lock(&awake).tick(Instant::now());
+                let now = Instant::now();
+                lock(&awake).tick(now);
             }
         });
         Self {
@@ -133,7 +134,9 @@ impl AwakeClock {
     /// The time.
     #[must_use]
     pub fn now(&self) -> Instant {
-        lock(&self.awake).at(Instant::now())
+        // Not under the lock: a thread that loses its turn there would hold up all others.
+        let now = Instant::now();
+        lock(&self.awake).at(now)
     }
 
     /// How long it is until `at` by this clock if nothing stands still. For timers: who wakes up then asks again.

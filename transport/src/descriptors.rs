@@ -86,6 +86,25 @@ pub fn raise() {
     }
 }
 
+/// The fewest peers, however few descriptors there are.
+const FEWEST_PEERS: usize = 8;
+
+/// How many descriptors this process may have now.
+#[must_use]
+pub fn limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// How many peers that nobody knows yet may take one of so many descriptors each, `most` at most: a quarter of them. The others are
+/// for a process's own work.
+#[must_use]
+pub fn for_peers(descriptors: u64, most: usize) -> usize {
+    usize::try_from(descriptors / 4)
+        .unwrap_or(usize::MAX)
+        .max(FEWEST_PEERS)
+        .min(most)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -52,7 +52,7 @@ impl Places {
     pub fn is_crowded(&self, peer: IpAddr) -> bool {
         let state = self.state();
         state.taken.len() > self.most / 2
-            || state.of(source(peer)) >= self.most_of_address.div_ceil(2)
+            || state.of(network(peer)) >= self.most_of_address.div_ceil(2)
     }
 
     /// Takes a place for one more peer, which is idle from `now` on. If there is none, the one that is [idle](Kept::rest)
@@ -63,7 +63,7 @@ impl Places {
     ///
     /// Why there is no place.
     pub fn enter(self: &Arc<Self>, peer: IpAddr, now: Instant) -> Result<Place, &'static str> {
-        let source = source(peer);
+        let source = network(peer);
         let mut state = self.state();
         let longest_idle = |of_source: bool| {
             state
@@ -188,9 +188,10 @@ impl Drop for Kept {
     }
 }
 
-/// What counts as one address: a host has all of an IPv6 network to choose from.
-fn source(peer: IpAddr) -> IpAddr {
-    match peer.to_canonical() {
+/// What counts as one address: a host has all of an IPv6 /64 network to choose from.
+#[must_use]
+pub fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
         ip @ IpAddr::V4(_) => ip,
     }

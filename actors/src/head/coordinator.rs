@@ -68,6 +68,8 @@ pub(super) struct Sharing {
 pub struct Coordinator {
     job: Job,
     clock: AwakeClock,
+    /// When the job was submitted, by the real clock: people see its age.
+    since: Instant,
     first_actions: Vec<Action>,
     contacts: HashMap<NodeId, Contact>,
     head: Addr<HeadActor>,
@@ -104,6 +106,7 @@ impl Coordinator {
             search,
             job,
             clock,
+            since: Instant::now(),
             first_actions,
             contacts,
             head,
@@ -178,7 +181,7 @@ impl Coordinator {
                 Action::Free(node) => news.free.push(node),
                 Action::Abandon(node) => news.abandoned.push(node),
                 Action::Note(text) => tracing::info!(job = %self.job.id(), "{text}"),
-                Action::Finished => news.finished = Some(self.job.info(self.clock.now())),
+                Action::Finished => news.finished = Some(self.job.info(self.since.elapsed())),
             }
         }
         self.set_timer(ctx);
@@ -380,7 +383,7 @@ impl Handler<Info> for Coordinator {
     type Result = MessageResult<Info>;
 
     fn handle(&mut self, _: Info, _: &mut Self::Context) -> Self::Result {
-        MessageResult(self.job.info(self.clock.now()))
+        MessageResult(self.job.info(self.since.elapsed()))
     }
 }
 

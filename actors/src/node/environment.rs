@@ -107,22 +107,12 @@ pub fn worker(
     all.into_iter().collect()
 }
 
-/// What a service manager tells the daemon alone: with these a worker could speak for the daemon, or read its secrets.
-const OF_THE_DAEMON: [&str; 7] = [
-    "NOTIFY_SOCKET",
-    "WATCHDOG_PID",
-    "WATCHDOG_USEC",
-    "LISTEN_FDS",
-    "LISTEN_PID",
-    "LISTEN_FDNAMES",
-    "CREDENTIALS_DIRECTORY",
-];
-
 /// Whether a variable means the daemon, and would mislead a worker.
 fn is_the_daemon_s(name: &OsStr) -> bool {
     name.as_bytes().starts_with(env::RESERVED_PREFIX.as_bytes())
-        || OF_THE_DAEMON.iter().any(|own| name == *own)
-        || name.to_str().is_some_and(env::tells_a_place)
+        || name
+            .to_str()
+            .is_some_and(|name| env::is_of_a_service(name) || env::tells_a_place(name))
 }
 
 #[cfg(test)]
@@ -207,10 +197,20 @@ mod tests {
 
     #[test]
     fn what_the_service_manager_tells_the_daemon_is_not_passed_on() {
-        let inherited: Vec<_> = OF_THE_DAEMON.iter().map(|name| (*name, "x")).collect();
+        let names = [
+            "NOTIFY_SOCKET",
+            "WATCHDOG_PID",
+            "WATCHDOG_USEC",
+            "LISTEN_FDS",
+            "LISTEN_PID",
+            "LISTEN_PIDFDID",
+            "LISTEN_FDNAMES",
+            "CREDENTIALS_DIRECTORY",
+        ];
+        let inherited = names.map(|name| (name, "x"));
         let mut start = testing::start(1);
         let all = build(&inherited, &start, None);
-        for name in OF_THE_DAEMON {
+        for name in names {
             assert!(!all.contains_key(name), "{name}");
         }
         // A user may mean something by it.

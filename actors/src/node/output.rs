@@ -154,6 +154,11 @@ impl Output {
         self.changed();
     }
 
+    /// Whether its driver may still come for it.
+    fn is_awaited(&self) -> bool {
+        self.stream.as_ref().is_some_and(OutputStream::is_awaited)
+    }
+
     fn is_ended(&self) -> bool {
         self.kept().book.is_ended()
     }
@@ -202,14 +207,17 @@ impl All {
     }
 
     /// Forgets the output of jobs that have ended, those first that ended first, until the rest is well within the bound.
-    /// If that is not enough, the jobs that run and have most lose their oldest lines.
+    /// If that is not enough, the other jobs that have most lose their oldest lines: those that run, and those that have
+    /// ended and whose driver may still come. That driver would take a job that is forgotten for one that never ran.
     fn make_room(&self) {
         let mut jobs = self.jobs();
         // Not for each line anew.
         let wanted = self.budget.most() - self.budget.most() / 16;
         while self.budget.held() > wanted {
-            if let Some(oldest) = jobs.ended.pop_front() {
-                if let Some(output) = jobs.outputs.remove(&oldest) {
+            let Jobs { outputs, ended } = &mut *jobs;
+            let awaited = |job: &JobId| outputs.get(job).is_some_and(|output| output.is_awaited());
+            if let Some(oldest) = ended.iter().position(|job| !awaited(job)) {
+                if let Some(output) = ended.remove(oldest).and_then(|job| outputs.remove(&job)) {
                     output.forget();
                 }
                 continue;
@@ -392,6 +400,37 @@ mod tests {
             // Those that write later may take even a rank's last line.
             assert!(lines.last().is_none_or(|line| line.seq == 4999));
         }
+    }
+
+    #[test]
+    fn a_job_that_has_ended_is_kept_while_its_driver_may_come_for_its_output() {
+        const OWNER: DriverId = DriverId(3);
+        let outputs = Outputs::new(LogLimits::default(), 40 * JOB_OVERHEAD);
+        let ended = |job| {
+            let output = outputs.open_streamed(JobId(job), OWNER, false);
+            write(&output, 0, 10);
+            outputs.end(JobId(job));
+            output
+        };
+        let streams = [1, 2, 3].map(ended);
+        let fill = |jobs: std::ops::Range<u64>| {
+            for job in jobs {
+                write(&outputs.open(JobId(job)), 0, 10);
+                outputs.end(JobId(job));
+                assert!(outputs.bytes() <= 40 * JOB_OVERHEAD);
+            }
+        };
+        fill(100..200);
+        assert!(outputs.get(JobId(100)).is_none());
+        for job in [1, 2, 3] {
+            assert!(outputs.get(JobId(job)).is_some(), "{job}");
+        }
+        assert!(streams[0].take(OWNER).is_ok());
+        streams[1].abandon();
+        fill(200..300);
+        let kept = [1, 2, 3].map(|job| outputs.get(JobId(job)).is_some());
+        assert_eq!(kept, [false, false, true]);
+        assert!(streams[2].take(OWNER).is_ok());
     }
 
     #[test]

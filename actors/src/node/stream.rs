@@ -99,6 +99,11 @@ impl OutputStream {
         })
     }
 
+    /// Whether its driver may still come for it.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.state().taken.is_some()
+    }
+
     /// No more readers begin.
     pub(super) fn end(&self) {
         let mut state = self.state();

@@ -73,8 +73,8 @@ impl Host {
                 // Not reaped yet, so the number is still that of its session.
                 sweep::sweep(&mark, number);
             }
-            let status = rustix::process::waitpid(Some(pid), WaitOptions::empty());
-            sweep::ended(number);
+            let reap = || rustix::process::waitpid(Some(pid), WaitOptions::empty());
+            let status = sweep::reaping(number, reap);
             // A program that ignores `SIGCHLD` is not told how its children end.
             let status = status
                 .ok()

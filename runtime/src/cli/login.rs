@@ -8,7 +8,7 @@ use kolo_transport::identity::Role;
 use kolo_transport::join::{JoinError, join_any};
 use kolo_transport::runtime::TransportRuntime;
 use kolo_transport::token::JoinToken;
-use kolo_transport::wire::HeadRequest;
+use kolo_transport::wire::{HeadRequest, RefusalKind};
 use kolo_transport::{Credentials, Fingerprint};
 use serde::Serialize;
 
@@ -114,6 +114,18 @@ async fn irreplaceable(
     // The head knows who administers it. One that the head does not take any more is no loss.
     let client = match Client::connect_undated(config).await {
         Ok(client) => client,
+        // Good again when the clock is.
+        Err(
+            error @ CliError::Connect {
+                error: ConnectError::Date { .. },
+                ..
+            },
+        ) => {
+            return Ok(Some(format!(
+                "{}, of whom the head can't be asked ({error})",
+                identity.name
+            )));
+        }
         Err(error) if error.exit_code() == CREDENTIALS => return Ok(None),
         Err(error) => return Err(error),
     };
@@ -124,7 +136,7 @@ async fn irreplaceable(
             "{}, which is an administrator's",
             identity.name
         ))),
-        Err(CliError::Refused(_)) => Ok(None),
+        Err(CliError::Refused(refusal)) if refusal.kind == RefusalKind::Forbidden => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use actix_web::http::header;
 use actix_web::{HttpRequest, web};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::time::{Instant, timeout_at};
 
@@ -36,7 +36,8 @@ pub(super) fn declared_length(request: &HttpRequest) -> Option<u64> {
         .ok()
 }
 
-/// Reads a body of up to `limit` bytes. It must be complete after `patience`, and a second more for each MiB.
+/// Reads a body of up to `limit` bytes. It must be complete after `patience`, and a second more for each MiB. It takes no more
+/// memory than it is long: some are kept, and are counted by their length.
 pub(super) async fn read(
     mut payload: web::Payload,
     declared: Option<u64>,
@@ -51,10 +52,10 @@ pub(super) async fn read(
     let patience = patience + Duration::from_millis(expected.saturating_mul(1000) / SLOWEST);
     let deadline = Instant::now() + patience;
     let first = usize::try_from(declared.unwrap_or(0)).map_or(FIRST, |length| length.min(FIRST));
-    let mut body = BytesMut::with_capacity(first);
+    let mut body = Vec::<u8>::with_capacity(first);
     loop {
         match timeout_at(deadline, payload.next()).await {
-            Ok(None) => return Ok(body.freeze()),
+            Ok(None) => return Ok(body.into_boxed_slice().into()),
             Ok(Some(Ok(piece))) => {
                 if body.len() + piece.len() > limit {
                     return Err(too_long((body.len() + piece.len()) as u64));
@@ -68,6 +69,32 @@ pub(super) async fn read(
                     got: body.len(),
                 });
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use actix_web::FromRequest;
+    use actix_web::test::TestRequest;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_takes_no_more_memory_than_it_is_long() {
+        let length = FIRST + FIRST / 2;
+        for declared in [None, Some(length as u64)] {
+            let (request, mut payload) = TestRequest::default()
+                .set_payload(vec![b'x'; length])
+                .to_http_parts();
+            let payload = web::Payload::from_request(&request, &mut payload)
+                .await
+                .unwrap();
+            let limit = 2 * length;
+            let body = read(payload, declared, limit, Duration::from_secs(60)).await;
+            // Nobody else has it, so this is its own memory.
+            let memory = body.unwrap().try_into_mut().unwrap();
+            assert_eq!((memory.len(), memory.capacity()), (length, length));
         }
     }
 }

@@ -15,10 +15,10 @@ use actix_web::http::StatusCode;
 use actix_web::http::header::TRANSFER_ENCODING;
 use actix_web::middleware::Next;
 use kolo_transport::Flood;
+use kolo_transport::descriptors;
 use kolo_transport::identity::Identity;
 use kolo_transport::ids::ClusterId;
 use kolo_transport::places::{Kept, Places};
-use rustix::process::{Resource, getrlimit};
 use rustls::ServerConnection;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpStream;
@@ -31,9 +31,8 @@ const UNREAD: Duration = Duration::from_secs(10);
 /// How long a connection on which no request is being answered keeps its place when others want it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The most connections, and the fewest, however many descriptors there are.
+/// The most connections, however many descriptors there are.
 const MOST: usize = 4096;
-const FEWEST: usize = 8;
 
 /// How long an answer to who comes too often takes, and how long its peer has to read the last one before the connection ends.
 const SLOW_ANSWER: Duration = Duration::from_millis(200);
@@ -129,17 +128,14 @@ impl Connections {
     /// others are for the head's own work.
     #[must_use]
     pub fn of_descriptors(descriptors: u64) -> Self {
-        let most = usize::try_from(descriptors / 4)
-            .unwrap_or(MOST)
-            .clamp(FEWEST, MOST);
+        let most = descriptors::for_peers(descriptors, MOST);
         Self::new(most, most.div_ceil(2))
     }
 
     /// For the descriptors that this process may have now.
     #[must_use]
     pub fn of_this_process() -> Self {
-        let limit = getrlimit(Resource::Nofile).current;
-        Self::of_descriptors(limit.unwrap_or(u64::MAX))
+        Self::of_descriptors(descriptors::limit())
     }
 
     /// At most so many, and so many of one address.
@@ -351,7 +347,7 @@ mod tests {
     #[test]
     fn most_descriptors_are_kept_for_the_heads_own_work() {
         for (descriptors, most) in [
-            (0, FEWEST),
+            (0, 8),
             (64, 16),
             (1024, 256),
             (1 << 20, MOST),

@@ -470,7 +470,7 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         tokio::spawn(network.watch()).abort_handle(),
         tokio::spawn(server.clone().accept(endpoint.clone())).abort_handle(),
         tokio::spawn(orphans::watch(
-            orphan_timeout,
+            (orphan_timeout, node.runtime.clock().clone()),
             uplink.clone(),
             server.calls.clone(),
             server.node.clone(),

@@ -1,18 +1,19 @@
 //! Ends jobs whose driver and head have both been gone for too long.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use actix::Addr;
 use kolo_actors::node::orphans::Orphans;
 use kolo_actors::node::{NodeActor, Stop};
+use kolo_transport::AwakeClock;
 
 use super::calls::Calls;
 use super::uplink::Uplink;
 
-/// Watches until it is dropped.
+/// Watches until it is dropped. While this process stands still nobody counts as gone: they may come back just then.
 pub(super) async fn watch(
-    timeout: Duration,
+    (timeout, clock): (Duration, AwakeClock),
     uplink: Arc<Uplink>,
     calls: Arc<Calls>,
     node: Addr<NodeActor>,
@@ -24,7 +25,7 @@ pub(super) async fn watch(
         // Looked at before it is asked for, so that no change is missed.
         drivers.mark_unchanged();
         let head_is_there = head.borrow_and_update().is_some();
-        for job in orphans.step(Instant::now(), head_is_there, calls.drivers()) {
+        for job in orphans.step(clock.now(), head_is_there, calls.drivers()) {
             let reason = format!("its driver and the head have both been gone for {timeout:?}");
             tracing::warn!(%job, reason, "a job is ended");
             let stop = node.send(Stop {
@@ -41,11 +42,13 @@ pub(super) async fn watch(
         let deadline = orphans.next_deadline();
         let over = async {
             match deadline {
-                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+                Some(deadline) => clock.sleep_until(deadline).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
+            // One that has come back counts before the time.
+            biased;
             changed = head.changed() => if changed.is_err() { return },
             changed = drivers.changed() => if changed.is_err() { return },
             () = over => {}

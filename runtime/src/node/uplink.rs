@@ -432,27 +432,29 @@ async fn heartbeats(connection: &Connection, registered: &Registered) -> String 
     }
     // Answers that wait to be read while this process stands still count as heard.
     let clock = connection.runtime().clock();
-    let mut beats = Heartbeats::new(registered.heartbeat, registered.lease, clock.now());
+    let mut beats = Heartbeats::new(registered.heartbeat, registered.lease, Instant::now());
     loop {
-        let until = match beats.poll(clock.now()) {
+        let pause = match beats.poll(Instant::now(), clock.now()) {
             HeartbeatAction::Send(beat) => {
                 if let Err(error) = stream.send.send(&beat, &[]).await {
                     return format!("no heartbeats: {error}");
                 }
                 continue;
             }
-            HeartbeatAction::Wait(until) => until,
+            HeartbeatAction::Wait(pause) => pause,
             HeartbeatAction::Lost => {
                 return format!("no answer to heartbeats for {:?}", registered.lease);
             }
         };
         tokio::select! {
+            // An answer that is there counts before the time.
+            biased;
             answer = stream.recv.next::<Beat>() => match answer {
                 Ok(Some(beat)) => beats.answered(beat.head, clock.now()),
                 Ok(None) => return "the head ended the heartbeats".to_owned(),
                 Err(error) => return format!("no heartbeats: {error}"),
             },
-            () = clock.sleep_until(until) => {}
+            () = tokio::time::sleep(pause) => {}
         }
     }
 }

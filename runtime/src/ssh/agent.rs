@@ -9,6 +9,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use kolo_transport::TransportRuntime;
+use kolo_transport::awake::{AwakeClock, TICK};
 use kolo_transport::descriptors;
 use kolo_transport::join::{JoinError, join_any};
 use rustix::process::{Pid, Signal, kill_process};
@@ -265,10 +266,12 @@ async fn live(
     let mut grace = Duration::from_millis(order.stop_timeout_ms);
     let mut told = false;
     let mut revoked = false;
+    // A launcher that spoke while this process stood still was not silent.
+    let clock = AwakeClock::start(&tokio::runtime::Handle::current(), TICK);
     let why: Cow<'static, str> = loop {
         let heard = async {
             match lease {
-                Some(lease) => timeout(lease, lines.recv()).await,
+                Some(lease) => clock.timeout(lease, lines.recv()).await,
                 None => std::future::pending().await,
             }
         };
@@ -281,7 +284,7 @@ async fn live(
                 break "its revocation".into();
             }
             heard = heard => match heard {
-                Ok(Some(Some(line))) => match Word::parse(&line) {
+                Some(Some(Some(line))) => match Word::parse(&line) {
                     Word::Beat => {}
                     Word::Stop => {
                         told = true;
@@ -293,11 +296,11 @@ async fn live(
                         break "the launcher's word".into();
                     }
                 },
-                Ok(_) => {
+                Some(_) => {
                     grace = grace.min(ORPHAN_GRACE);
                     break "the launcher's end".into();
                 }
-                Err(_) => {
+                None => {
                     grace = grace.min(ORPHAN_GRACE);
                     break "silence of the launcher".into();
                 }

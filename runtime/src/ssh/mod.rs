@@ -55,14 +55,14 @@ pub(crate) use self::binary::find_program;
 pub use self::error::{HostError, UpError};
 pub use self::host::Stage;
 pub use self::options::SshOptions;
-pub(crate) use self::place::are_here;
+pub(crate) use self::place::{Place, locate};
 pub use self::protocol::ReadyNode;
 pub(crate) use self::script::quote;
 
 use self::binary::Binary;
 use self::carry::{Carrier, Report, Wish};
 use self::host::{Expected, Host};
-use self::place::{Hands, Place, locate, platform};
+use self::place::{Hands, platform};
 use self::protocol::{Order, StopOrder, Task};
 use self::script::Program;
 use crate::hosts::{HostSlots, own_name};
@@ -168,13 +168,24 @@ pub async fn bring_up_with<A: NodeAuthority>(
     hosts: &[HostSlots],
     options: &SshOptions,
     head: &HeadAccess<A>,
+    watch: impl FnMut(HostEvent),
+) -> Result<BroughtUp, UpError> {
+    let places = locate(hosts, &own_name(), options).await?;
+    bring_up_at(places, options, head, watch).await
+}
+
+/// As [`bring_up_with`], for hosts that were looked up already.
+pub(crate) async fn bring_up_at<A: NodeAuthority>(
+    places: Vec<Place>,
+    options: &SshOptions,
+    head: &HeadAccess<A>,
     mut watch: impl FnMut(HostEvent),
 ) -> Result<BroughtUp, UpError> {
-    if hosts.is_empty() {
+    if places.is_empty() {
         return Err(UpError::NoHosts);
     }
+    let hosts: Vec<HostSlots> = places.iter().map(|place| place.host.clone()).collect();
     let hands = Hands::start()?;
-    let places = locate(hosts, &own_name(), options, &hands).await?;
     if head.addresses.is_loopback_only()
         && let Some(far) = places.iter().find(|place| !place.shares_loopback)
     {
@@ -269,7 +280,7 @@ pub async fn take_down(
         return Ok(Vec::new());
     }
     let hands = Hands::start()?;
-    let places = locate(hosts, &own_name(), options, &hands).await?;
+    let places = locate(hosts, &own_name(), options).await?;
     let (report, reports) = mpsc::channel(64 + 16 * places.len());
     let (wishes, wish) = watch::channel(Wish::Run);
     let mut going = BroughtUp {

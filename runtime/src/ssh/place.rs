@@ -45,35 +45,29 @@ impl Drop for Hands {
 }
 
 /// A host, and how it is reached.
-pub(super) struct Place {
-    pub(super) host: HostSlots,
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub(crate) host: HostSlots,
     /// It is this machine, and needs no ssh.
-    pub(super) here: bool,
+    pub(crate) here: bool,
     /// It reaches what listens on this machine's loopback.
     pub(super) shares_loopback: bool,
 }
 
-/// Which hosts are this machine, and are reached without ssh. Nothing is started.
+/// Finds out how hosts are reached, and which of them are this machine. Nothing is started.
 ///
 /// # Errors
 ///
-/// [`UpError::SameMachine`] if two of them are.
-pub(crate) async fn are_here(
+/// [`UpError::SameMachine`] if two of them are this machine.
+pub(crate) async fn locate(
     hosts: &[HostSlots],
     own_name: &str,
     options: &SshOptions,
-) -> Result<Vec<bool>, UpError> {
-    let hands = Hands::start()?;
-    let places = locate(hosts, own_name, options, &hands).await?;
-    Ok(places.iter().map(|place| place.here).collect())
-}
-
-pub(super) async fn locate(
-    hosts: &[HostSlots],
-    own_name: &str,
-    options: &SshOptions,
-    hands: &Hands,
 ) -> Result<Vec<Place>, UpError> {
+    if hosts.is_empty() {
+        return Ok(Vec::new());
+    }
+    let hands = Hands::start()?;
     // All names at once: a name server that is slow costs its time once.
     let (sender, mut found) = mpsc::channel(hosts.len());
     for (index, host) in hosts.iter().enumerate() {

@@ -173,10 +173,12 @@ impl HostDir {
     }
 }
 
-/// The process and the machine of whoever has written a lock.
+/// The process and the machine of whoever has written a lock. Earlier versions, and hosts that do not know their machine, name
+/// none.
 fn holder(text: &str) -> Option<(u32, &str)> {
-    let (pid, machine) = text.trim().split_once(' ')?;
-    Some((pid.parse().ok()?, machine))
+    let mut words = text.split_whitespace();
+    let pid = words.next()?.parse().ok()?;
+    Some((pid, words.next().unwrap_or_default()))
 }
 
 /// Whether a process holds a lock on a file, of those in `/proc/locks`.
@@ -456,7 +458,9 @@ mod tests {
     #[test]
     fn holders_of_locks_are_known() {
         assert_eq!(holder("12 ab\n"), Some((12, "ab")));
-        for text in ["", "12\n", "x ab"] {
+        assert_eq!(holder("12 \n"), Some((12, "")));
+        assert_eq!(holder("12\n"), Some((12, "")));
+        for text in ["", "\n", "x ab"] {
             assert_eq!(holder(text), None, "{text:?}");
         }
         let locks = "1: POSIX  ADVISORY  READ 5 fd:01:19 128 128\n2: FLOCK  ADVISORY  WRITE 708 00:13:191 0 EOF\n";

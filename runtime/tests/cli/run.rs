@@ -51,6 +51,38 @@ fn a_head_that_does_not_end_a_job_is_not_waited_for_and_the_exit_code_is_that_of
 }
 
 #[test]
+fn a_third_signal_does_not_wait_for_a_head_that_was_told_to_kill() {
+    let fake = Fake::new();
+    let mut child = fake.command(&["run", "sleep", "1"]).spawn().unwrap();
+    let pid = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+    until(&fake, |state| !state.submitted.is_empty());
+    kill_process(pid, Signal::TERM).unwrap();
+    until(&fake, |state| state.told == [SubmitFrame::Stop]);
+    // Those that come with the second count as the second, whose time none of them makes longer.
+    let start = Instant::now();
+    let status = loop {
+        kill_process(pid, Signal::ALARM).unwrap();
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(start.elapsed() < LIMIT, "it did not end");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let mut text = String::new();
+    let mut err = child.stderr.take().unwrap();
+    err.read_to_string(&mut text).unwrap();
+    assert_eq!(status.code(), Some(143), "{text}");
+    assert!(
+        text.contains(
+            "a third signal came before the end of job-000000000000004d; `kolo jobs job-"
+        ),
+        "{text}"
+    );
+    let told = [SubmitFrame::Stop, SubmitFrame::Kill];
+    assert!(fake.change(|state| state.told == told));
+}
+
+#[test]
 fn signals_that_come_while_the_job_starts_wait_until_its_workers_run() {
     let fake = Fake::new();
     fake.change(|state| state.starting = true);

@@ -15,6 +15,7 @@ use super::handshake::shake;
 use super::link::TlsLink;
 use super::records::Records;
 use super::{ALPN_BULK, peer_of, prepare};
+use crate::descriptors;
 use crate::endpoint::admission::{in_time, log, refused};
 use crate::endpoint::{BindError, Endpoint, EndpointConfig};
 use crate::flood::Flood;
@@ -68,7 +69,7 @@ impl TlsListener {
             config: config.clone(),
             runtime: runtime.clone(),
             accepted: sender,
-            places: config.places(),
+            places: config.places_of(descriptors::limit()),
             refused: refused(),
         });
         let admission = runtime.handle().spawn(admission.run(listener));

@@ -8,6 +8,7 @@ use std::time::Duration;
 use quinn::{MtuDiscoveryConfig, TransportConfig, VarInt};
 
 use super::BindError;
+use crate::descriptors;
 use crate::join::JoinHandler;
 use crate::places::Places;
 
@@ -33,6 +34,8 @@ pub struct EndpointConfig {
     pub handshake_patience: Duration,
     /// Handshakes at the same time. Default: 1024. More are refused, and can be tried again, unless somebody
     /// [stalls for too long](Self::handshake_patience). From half of it on, peers must first show that their address is theirs.
+    /// For [bulk connections](crate::bulk), whose handshakes take a descriptor each, at most a quarter of the limit of open files,
+    /// and for one address half of that.
     pub max_handshakes: usize,
     /// Handshakes at the same time with peers of one address (for IPv6 of one /64 network), so that a flood of them leaves
     /// room for others. Default: 256. As with `max_handshakes`, more are refused, and from half of it on the address is checked.
@@ -166,6 +169,18 @@ impl EndpointConfig {
         )
     }
 
+    /// As [`places`](Self::places), for handshakes that take one of so many descriptors each.
+    pub(crate) fn places_of(&self, descriptors: u64) -> Arc<Places> {
+        let (most, of_address) = self.handshakes_of(descriptors);
+        Places::new(most, of_address, self.handshake_patience)
+    }
+
+    fn handshakes_of(&self, descriptors: u64) -> (usize, usize) {
+        let most = descriptors::for_peers(descriptors, self.max_handshakes);
+        let of_address = self.max_handshakes_per_address.min(most.div_ceil(2));
+        (most, of_address)
+    }
+
     /// Settings of a connection whose peer may open `streams` streams and fill `window`.
     pub(crate) fn transport(&self, streams: u32, window: u32) -> TransportConfig {
         let mut mtu = MtuDiscoveryConfig::default();
@@ -232,6 +247,28 @@ mod tests {
         spoilt("send_window", |c| c.send_window = 0);
         spoilt("receive_window", |c| c.receive_window = 0);
         spoilt("mtu_upper_bound", |c| c.mtu_upper_bound = 1000);
+    }
+
+    #[test]
+    fn handshakes_that_take_descriptors_leave_most_of_them() {
+        let small = EndpointConfig {
+            max_handshakes: 5,
+            max_handshakes_per_address: 2,
+            ..EndpointConfig::default()
+        };
+        let default = EndpointConfig::default();
+        for (config, descriptors, expected) in [
+            (&default, 0, (8, 4)),
+            (&default, 256, (64, 32)),
+            (&default, 1024, (256, 128)),
+            (&default, 2048, (512, 256)),
+            (&default, 1 << 20, (1024, 256)),
+            (&default, u64::MAX, (1024, 256)),
+            (&small, 0, (5, 2)),
+            (&small, 1024, (5, 2)),
+        ] {
+            assert_eq!(config.handshakes_of(descriptors), expected, "{descriptors}");
+        }
     }
 
     #[test]

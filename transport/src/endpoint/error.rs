@@ -279,15 +279,23 @@ impl ConnectError {
     /// Why there was no handshake. The peer has not shown who it is: what it says to end the connection may come from
     /// anybody on the way, and does not count as the word of a member (such as that this side was revoked).
     pub(crate) fn before_proof(address: SocketAddr, error: ConnectionError) -> Self {
-        match error {
-            ConnectionError::ApplicationClosed(_) => Self::Lost {
-                address,
-                lost: ConnectionLost::Closed {
-                    code: CloseCode::Internal,
-                    reason: "before the other side had shown who it is".to_owned(),
-                },
+        // A head refuses a certificate when this side knows it already: what comes earlier is not its word.
+        let is_refusal = match &error {
+            ConnectionError::ApplicationClosed(_) => true,
+            ConnectionError::ConnectionClosed(close) => {
+                alert(close.error_code).is_some_and(is_about_certificate)
+            }
+            _ => false,
+        };
+        if !is_refusal {
+            return Self::handshake(address, error);
+        }
+        Self::Lost {
+            address,
+            lost: ConnectionLost::Closed {
+                code: CloseCode::Internal,
+                reason: "before the other side had shown who it is".to_owned(),
             },
-            other => Self::handshake(address, other),
         }
     }
 
@@ -423,6 +431,21 @@ mod tests {
         assert_eq!(
             code(ConnectError::handshake(address, closed())),
             CloseCode::Revoked
+        );
+        // Nor that a certificate is no good (TLS: unknown authority).
+        let alert = || {
+            ConnectionError::ConnectionClosed(quinn::ConnectionClose {
+                error_code: TransportErrorCode::crypto(48),
+                frame_type: None,
+                reason: Bytes::from_static(b"no good"),
+            })
+        };
+        let forged = ConnectError::before_proof(address, alert());
+        assert_eq!(code(forged), CloseCode::Internal);
+        let rejected = ConnectError::handshake(address, alert());
+        assert!(
+            matches!(rejected, ConnectError::Rejected { .. }),
+            "{rejected}"
         );
     }
 }

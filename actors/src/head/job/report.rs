@@ -1,7 +1,7 @@
 //! What people see of a job.
 
 use std::fmt::Write as _;
-use std::time::Instant;
+use std::time::Duration;
 
 use kolo_transport::ids::Generation;
 use kolo_transport::wire::{JobInfo, RefusalKind, WorkerInfo, WorkerState};
@@ -12,9 +12,9 @@ use super::{FIRST, Hold, Job, Phase, Rendezvous};
 const LISTED: usize = 16;
 
 impl Job {
-    /// The job, as the API and `kolo` show it.
+    /// The job, as the API and `kolo` show it, at this age.
     #[must_use]
-    pub fn info(&self, now: Instant) -> JobInfo {
+    pub fn info(&self, age: Duration) -> JobInfo {
         JobInfo {
             job: self.id,
             name: self.spec.name.clone(),
@@ -36,7 +36,7 @@ impl Job {
                 })
                 .collect(),
             nodes: self.placed_nodes(),
-            age_ms: now.saturating_duration_since(self.submitted).as_millis() as u64,
+            age_ms: age.as_millis() as u64,
             reason: self.ending.as_ref().map(|ending| ending.reason.clone()),
             rendezvous: match self.rendezvous {
                 Rendezvous::Open(address) if !self.finished => Some(address),

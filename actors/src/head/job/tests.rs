@@ -171,7 +171,7 @@ fn a_group_starts_whole_or_not_at_all() {
         .collect();
     assert_eq!(addresses, [5000, 5001, 5002]);
     assert_eq!(nodes[1].ranks, [Rank(2)]);
-    assert_eq!(run.job.info(run.now).state, JobState::Healthy);
+    assert_eq!(run.job.info(Duration::ZERO).state, JobState::Healthy);
     assert_eq!(run.job.deadline(), None);
 }
 
@@ -212,7 +212,7 @@ fn start_carries_all_that_a_node_needs() {
     assert_eq!(second.owner, DriverId(1));
     assert!(second.hello_timeout_ms <= 30_000 && second.hello_timeout_ms > 0);
     assert_eq!(
-        run.job.info(run.now).rendezvous,
+        run.job.info(Duration::ZERO).rendezvous,
         Some("10.0.0.7:80".parse().unwrap())
     );
 }
@@ -320,7 +320,7 @@ fn each_phase_has_its_own_timeout_message() {
     run.reserve(2, false);
     run.now += Duration::from_secs(1);
     run.step(Event::Tick);
-    let reason = |run: &Run| run.job.info(run.now).reason.unwrap();
+    let reason = |run: &Run| run.job.info(Duration::ZERO).reason.unwrap();
     assert_eq!(
         reason(&run),
         "the group was not ready within its start timeout of 0.5 s: \
@@ -343,7 +343,7 @@ fn each_phase_has_its_own_timeout_message() {
 
 #[test]
 fn what_comes_after_the_start_timeout_is_named_as_what_was_waited_for() {
-    let reason = |run: &Run| run.job.info(run.now).reason.unwrap();
+    let reason = |run: &Run| run.job.info(Duration::ZERO).reason.unwrap();
     let minute = Duration::from_secs(60);
     let mut run = submit(&[1, 1], |_| ());
     run.reserve(2, false);
@@ -458,7 +458,7 @@ fn f1_a_lost_worker_is_told_to_the_driver_and_to_the_other_nodes() {
     run.report(2, exited(JOB, 2, Exit::Signal(9)));
     assert_eq!(run.asked(), ["tell:lost 2", "1:lost"]);
     // The job stays: the others still answer calls.
-    assert_eq!(run.job.info(run.now).state, JobState::Healthy);
+    assert_eq!(run.job.info(Duration::ZERO).state, JobState::Healthy);
     // Once.
     run.report(2, exited(JOB, 2, Exit::Code(1)));
     assert!(run.asked().is_empty());
@@ -470,7 +470,7 @@ fn f1_a_lost_worker_is_told_to_the_driver_and_to_the_other_nodes() {
     assert_eq!((state, refusal), (JobState::Stopped, None));
     assert_eq!(failure.unwrap().rank, Rank(2));
     assert_eq!(
-        run.job.info(run.now).reason.unwrap(),
+        run.job.info(Duration::ZERO).reason.unwrap(),
         "its driver has ended it; before that, rank 2 on host2 (pid 0) ended with signal 9 (SIGKILL)"
     );
 }
@@ -549,7 +549,7 @@ fn reports_of_what_a_node_does_not_have_change_nothing() {
     run.step(Event::Rendezvous(Ok("10.0.0.7:80".parse().unwrap())));
     run.start(1);
     assert!(run.asked().is_empty());
-    assert_eq!(run.job.info(run.now).state, JobState::Healthy);
+    assert_eq!(run.job.info(Duration::ZERO).state, JobState::Healthy);
 }
 
 #[test]
@@ -565,7 +565,7 @@ fn a_job_on_several_nodes_needs_addresses() {
     run.report(1, without(0));
     assert!(
         run.job
-            .info(run.now)
+            .info(Duration::ZERO)
             .reason
             .unwrap()
             .contains("rank 0 is ready without an address")

@@ -114,16 +114,16 @@ fn the_nodes_are_probed_between_placing_and_starting() {
     run.job.connect_by(NetworkPlan::Discover(discovery(&hosts)));
     run.asked();
     run.reserve(1, true);
-    assert_eq!(run.job.info(run.now).state, JobState::Placing);
+    assert_eq!(run.job.info(Duration::ZERO).state, JobState::Placing);
     run.reserve(2, true);
     assert_eq!(run.asked(), ["tell:placed", "discover"]);
-    assert_eq!(run.job.info(run.now).state, JobState::Probing);
-    assert_eq!(run.job.info(run.now).network, None);
+    assert_eq!(run.job.info(Duration::ZERO).state, JobState::Probing);
+    assert_eq!(run.job.info(Duration::ZERO).network, None);
     // The program may come meanwhile; it is not enough.
     run.step(Event::ProgramReady);
     assert!(run.asked().is_empty());
     run.step(Event::Discovered(find(&hosts)));
-    let info = run.job.info(run.now);
+    let info = run.job.info(Duration::ZERO);
     assert_eq!(info.state, JobState::Starting);
     let choice = info.network.unwrap().choice;
     assert_eq!(choice, NetworkChoice::Interface("eth0".to_owned()));
@@ -172,7 +172,7 @@ fn nodes_that_nothing_connects_are_released_with_the_table() {
     assert_eq!(refusal.kind, RefusalKind::Network);
     assert!(refusal.message.contains("connects host1 and host2"));
     assert!(refusal.message.contains("NODE"), "{refusal}");
-    let info = run.job.info(run.now);
+    let info = run.job.info(Duration::ZERO);
     assert_eq!(info.network.unwrap().choice, NetworkChoice::None);
 }
 

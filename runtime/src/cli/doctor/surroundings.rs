@@ -178,7 +178,14 @@ fn user(whose: Whose<'_>, uid: u32) -> Finding {
 fn core_dumps(whose: Whose<'_>, state: &DaemonState) -> Finding {
     const CHECK: &str = "core dumps";
     let at = whose.at();
-    if state.core_limit == Some(0) {
+    let program = state.core_pattern.strip_prefix('|').map(first_word);
+    // For a program behind a pipe the kernel does not enforce the limit; one of 1 alone keeps it from starting the program (core(5)).
+    let none = match (state.core_limit, program) {
+        (Some(0), Some(program)) => minds_limit(program),
+        (Some(0 | 1), _) => true,
+        _ => false,
+    };
+    if none {
         return Finding::good(CHECK, format!("{at}none are left"));
     }
     if state.core_pattern.is_empty() {
@@ -188,6 +195,24 @@ fn core_dumps(whose: Whose<'_>, state: &DaemonState) -> Finding {
         None => "no limit".to_owned(),
         Some(bytes) => format!("a limit of {bytes} bytes"),
     };
+    if let Some(program) = program {
+        let set = match whose {
+            Whose::Here => "`prlimit --core=1 --pid $$` before kolo is started",
+            Whose::Head | Whose::Node(_) => {
+                "LimitCORE=1 in its unit, or `prlimit --core=1 --pid $$` before it is started"
+            }
+        };
+        return Finding::warning(
+            CHECK,
+            format!(
+                "{at}a crash would give the memory of the process, keys included, to `{program}`, which decides what is left \
+                 (core_pattern; there is {limit})"
+            ),
+            format!(
+                "{set}: with a limit of 1 the kernel does not start `{program}`, with 0 it does"
+            ),
+        );
+    }
     let remedy = match whose {
         Whose::Here => "`ulimit -c 0` before kolo is started, or in limits.conf",
         Whose::Head | Whose::Node(_) => {
@@ -202,6 +227,15 @@ fn core_dumps(whose: Whose<'_>, state: &DaemonState) -> Finding {
         ),
         remedy,
     )
+}
+
+fn first_word(text: &str) -> &str {
+    text.split_ascii_whitespace().next().unwrap_or_default()
+}
+
+/// Whether a program that gets core dumps leaves none where the limit is 0.
+fn minds_limit(program: &str) -> bool {
+    program.rsplit('/').next() == Some("systemd-coredump")
 }
 
 #[cfg(test)]
@@ -378,7 +412,6 @@ mod tests {
         );
         assert_eq!(checks(Whose::Head, &state(1, None, "core")), ["core dumps"]);
         assert_eq!(checks(node, &state(1, None, "")), [""; 0]);
-        assert_eq!(checks(node, &state(1, Some(0), "|/x")), [""; 0]);
         // Of this host what is good is told as well.
         assert_eq!(judge(Whose::Here, &state(1, Some(0), "core")).len(), 2);
         let text = format!("{:?}", judge(node, &state(0, None, "/cores/%p")));
@@ -390,6 +423,48 @@ mod tests {
             "/cores/%p",
         ] {
             assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_limit_of_0_is_no_end_of_core_dumps_for_a_program_behind_a_pipe() {
+        const APPORT: &str = "|/usr/share/apport/apport -p%p -c%c -- %E";
+        const SYSTEMD: &str = "|/usr/lib/systemd/systemd-coredump %P %u %g %s %t %c %h";
+        for (limit, pattern, program) in [
+            (Some(0), "core", None),
+            (Some(1), "core", None),
+            (Some(0), SYSTEMD, None),
+            (Some(1), SYSTEMD, None),
+            (None, SYSTEMD, Some("`/usr/lib/systemd/systemd-coredump`")),
+            (Some(0), APPORT, Some("`/usr/share/apport/apport`")),
+            (Some(1), APPORT, None),
+            (Some(2), APPORT, Some("`/usr/share/apport/apport`")),
+            (None, APPORT, Some("`/usr/share/apport/apport`")),
+            (Some(0), "| /x", Some("`/x`")),
+            (
+                Some(0),
+                "|/not-systemd-coredump",
+                Some("`/not-systemd-coredump`"),
+            ),
+        ] {
+            for whose in [Whose::Here, Whose::Head, Whose::Node("b")] {
+                let state = DaemonState {
+                    uid: 1000,
+                    core_limit: limit,
+                    core_pattern: pattern.to_owned(),
+                    folders: Vec::new(),
+                };
+                let finding = core_dumps(whose, &state);
+                let Some(program) = program else {
+                    assert_eq!(finding.level, Level::Good, "{finding:?}");
+                    continue;
+                };
+                assert_eq!(finding.level, Level::Warning, "{finding:?}");
+                assert!(finding.found.contains(program), "{finding:?}");
+                let to_do = finding.remedy.unwrap();
+                assert!(to_do.contains("--core=1"), "{to_do}");
+                assert_eq!(to_do.contains("LimitCORE=1"), whose != Whose::Here);
+            }
         }
     }
 }

@@ -1,16 +1,18 @@
 //! A job from its submission to its end.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kolo_transport::frame::{FrameError, Limits};
 use kolo_transport::ids::{JobId, Rank};
 use kolo_transport::session::{Connection, Stream};
 use kolo_transport::wire::{
-    HeadRequest, JobEvent, JobSpec, NodeReply, NodeRequest, OutputChunk, PlacedNode, SubmitFrame,
-    WorkerSignal,
+    HeadRequest, JobEvent, JobSpec, JobState, NodeReply, NodeRequest, OutputChunk, PlacedNode,
+    SubmitFrame, WorkerSignal,
 };
-use kolo_transport::{CloseCode, Credentials, Endpoint, EndpointConfig, Expect, TransportRuntime};
+use kolo_transport::{
+    AwakeClock, CloseCode, Credentials, Endpoint, EndpointConfig, Expect, TransportRuntime,
+};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
@@ -19,7 +21,7 @@ use super::report::Outcome;
 use super::signals::{Heard, SIGINT, Signals};
 use super::sink::{Sink, WriteError};
 use super::stdin;
-use crate::signals::name;
+use crate::signals::{ECHO, name};
 
 /// Pieces of output.
 const OUTPUT: Limits = Limits {
@@ -87,6 +89,17 @@ pub(crate) struct Request {
     pub(crate) without: Vec<Rank>,
 }
 
+/// How far a job has come, for those that take its output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Course {
+    /// It has not ended.
+    Open,
+    /// It has ended, and all its workers ran.
+    Ran,
+    /// It has ended before all its workers ran; the head says why.
+    NeverWhole,
+}
+
 /// The stream broke on which the head tells of the job.
 fn head_lost(job: Option<JobId>, error: FrameError) -> CliError {
     match job {
@@ -128,20 +141,25 @@ pub(crate) async fn run(
         workers: request.workers,
         ..Outcome::default()
     };
-    let (ended, has_ended) = watch::channel(false);
+    let (ended, course) = watch::channel(Course::Open);
+    // By the clock of the link: what came while this process stood still is read before a time is over.
+    let clock = link.runtime.clock();
     let mut outputs: JoinSet<Result<(), String>> = JoinSet::new();
     let mut healthy = false;
     // It was told to end the job.
     let mut ending = false;
+    // And at once, since then.
+    let mut killing = None;
     let mut heard_trouble = false;
     // For workers of whom it is not known yet that all run.
     let mut early: Vec<WorkerSignal> = Vec::new();
     // Until when the head must have said something, and what it means if it has not.
-    let starting = tokio::time::Instant::now() + limit;
-    let mut deadline = Some(starting);
+    let mut deadline = Some(clock.now() + limit);
     let mut lost_at = None;
     loop {
         tokio::select! {
+            // What has come counts before a time that is over.
+            biased;
             event = recv.next::<JobEvent>() => {
                 let event = match event {
                     Ok(Some(frame)) => frame.head,
@@ -162,7 +180,7 @@ pub(crate) async fn run(
                                 request.without.clone(),
                                 input,
                                 sink.clone(),
-                                has_ended.clone(),
+                                course.clone(),
                             );
                             outputs.spawn_on(taking, link.runtime.handle());
                         }
@@ -198,15 +216,24 @@ pub(crate) async fn run(
                             grace.as_secs_f64()
                         ));
                         ending = true;
-                        deadline = Some(ended_by(grace));
+                        deadline = Some(ended_by(clock, grace));
                         // An older head does not know the first.
                         let interrupt = (signal == SIGINT).then_some(SubmitFrame::Interrupt);
                         interrupt.into_iter().chain([SubmitFrame::Stop]).collect()
                     }
-                    Heard::Second => {
-                        ending = true;
-                        deadline = Some(tokio::time::Instant::now() + KILL);
-                        vec![SubmitFrame::Kill]
+                    Heard::Second => match killing {
+                        // Signals that come together are one wish.
+                        Some(since) if clock.now() < since + ECHO => continue,
+                        Some(_) => {
+                            outcome.left = Some(left(outcome.job, |job| format!("a third signal came before the end of {job}")));
+                            return Ok(outcome);
+                        }
+                        None => {
+                            ending = true;
+                            killing = Some(clock.now());
+                            deadline = Some(clock.now() + KILL);
+                            vec![SubmitFrame::Kill]
+                        }
                     }
                     Heard::Workers(signal) if ending => {
                         not_passed_on(signal);
@@ -235,7 +262,7 @@ pub(crate) async fn run(
                     Err(_) => continue,
                 }
                 if !std::mem::replace(&mut ending, true) {
-                    deadline = Some(ended_by(grace));
+                    deadline = Some(ended_by(clock, grace));
                 }
                 send.send(&SubmitFrame::Stop, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
             }
@@ -247,28 +274,26 @@ pub(crate) async fn run(
                 };
                 outcome.lost_output.push(error);
                 // If its node is gone the head says so soon, and that is the better reason.
-                lost_at.get_or_insert_with(|| tokio::time::Instant::now() + LOSS);
+                lost_at.get_or_insert_with(|| clock.now() + LOSS);
             }
-            () = until(lost_at) => {
+            () = until(clock, lost_at) => {
                 lost_at = None;
                 if !std::mem::replace(&mut ending, true) {
-                    deadline = Some(ended_by(grace));
+                    deadline = Some(ended_by(clock, grace));
                 }
                 send.send(&SubmitFrame::Stop, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
             }
-            () = until(deadline) => {
+            () = until(clock, deadline) => {
                 if !ending && !healthy {
                     return Err(CliError::Local(format!("the head did not start the job within {limit:?}")));
                 }
-                outcome.left = Some(match outcome.job {
-                    Some(job) => format!("the head did not end {job} in time; `kolo jobs {job}` shows what is left of it"),
-                    None => "the head did not end the job in time; `kolo jobs` shows what is left of it".to_owned(),
-                });
+                outcome.left = Some(left(outcome.job, |job| format!("the head did not end {job} in time")));
                 return Ok(outcome);
             }
         }
     }
-    ended.send_replace(true);
+    let ran = healthy || outcome.state == Some(JobState::Succeeded);
+    ended.send_replace(if ran { Course::Ran } else { Course::NeverWhole });
     drop(sink);
     let mut first = outcome.signal;
     let rest = async {
@@ -293,14 +318,23 @@ pub(crate) async fn run(
     Ok(outcome)
 }
 
-/// When a job that is ended from now on must have ended.
-fn ended_by(grace: Duration) -> tokio::time::Instant {
-    tokio::time::Instant::now() + grace * 2 + HEAD_HAS_THE_WORD + KILL
+/// Says of a job whose end is not known what has become of it.
+fn left(job: Option<JobId>, what: impl FnOnce(&str) -> String) -> String {
+    let (job, look) = match job {
+        Some(job) => (job.to_string(), format!("kolo jobs {job}")),
+        None => ("the job".to_owned(), "kolo jobs".to_owned()),
+    };
+    format!("{}; `{look}` shows what is left of it", what(&job))
 }
 
-async fn until(deadline: Option<tokio::time::Instant>) {
+/// When a job that is ended from now on must have ended.
+fn ended_by(clock: &AwakeClock, grace: Duration) -> Instant {
+    clock.now() + grace * 2 + HEAD_HAS_THE_WORD + KILL
+}
+
+async fn until(clock: &AwakeClock, deadline: Option<Instant>) {
     match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        Some(deadline) => clock.sleep_until(deadline).await,
         None => std::future::pending().await,
     }
 }
@@ -334,7 +368,7 @@ async fn take_output(
     without: Vec<Rank>,
     input: bool,
     sink: Sink,
-    mut has_ended: watch::Receiver<bool>,
+    mut course: watch::Receiver<Course>,
 ) -> Result<(), String> {
     let node = &nodes[index];
     let lost = |error: &dyn std::fmt::Display| format!("{}: {error}", node.hostname);
@@ -352,7 +386,7 @@ async fn take_output(
         Ok(frame) => match frame.head {
             NodeReply::Output => {}
             // It was released before it had begun; the head says why.
-            NodeReply::Refused(_) if *has_ended.borrow() => return Ok(()),
+            NodeReply::Refused(_) if *course.borrow() == Course::NeverWhole => return Ok(()),
             NodeReply::Refused(refusal) => return Err(lost(&refusal)),
             other => {
                 return Err(lost(&format!(
@@ -368,15 +402,18 @@ async fn take_output(
     } else {
         send.finish();
     }
-    let mut over = *has_ended.borrow();
+    let clock = link.runtime.clock();
+    let mut over = *course.borrow() != Course::Open;
     let result = loop {
         let next = tokio::select! {
+            // Output that is there counts before the time.
+            biased;
             next = recv.next::<OutputChunk>() => next,
-            _ = has_ended.changed(), if !over => {
+            _ = course.changed(), if !over => {
                 over = true;
                 continue;
             }
-            () = tokio::time::sleep(SILENCE), if over => {
+            () = async { clock.sleep_until(clock.now() + SILENCE).await }, if over => {
                 break Err(lost(&format!("its end did not come within {SILENCE:?}")));
             }
         };

@@ -173,8 +173,9 @@ async fn execute(
                         ..Outcome::default()
                     });
                 }
-                Heard::Second => {}
                 Heard::Workers(signal) => job::not_passed_on(signal),
+                // The first was the end of this.
+                Heard::Second => {}
             }
         }
     };

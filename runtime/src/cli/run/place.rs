@@ -16,9 +16,8 @@ use super::args::Run;
 use super::job::Link;
 use super::layout;
 use super::plan::{Plan, Surroundings, Target};
-use crate::hosts::HostSlots;
 use crate::local::{self, LocalConfig, LocalError};
-use crate::ssh::{self, BroughtUp, Ending, HeadAccess, SshOptions, UpError};
+use crate::ssh::{self, BroughtUp, Ending, HeadAccess, Place, SshOptions, UpError};
 use crate::{Head, Node, NodeResources};
 
 /// Descriptors that a node has for each worker, at most.
@@ -100,20 +99,20 @@ pub(crate) async fn prepare(
             let shares = layout::shares(options, &hosts, plan.workers)?;
             // Hosts included that get no worker: the list is wrong all the same.
             let ssh = options.ssh.options();
-            let here = ssh::are_here(&hosts, &here.hostname, &ssh).await?;
+            let places = ssh::locate(&hosts, &here.hostname, &ssh).await?;
             match &shares[..] {
-                [(only, _)] if here[*only] => {
+                [(only, _)] if places[*only].here => {
                     let name = &hosts[*only].host;
                     let name = (name != "localhost").then(|| name.clone());
                     here_alone(options, plan, connect.connect_timeout, name).await
                 }
                 _ => {
-                    let used: Vec<HostSlots> = shares
+                    let used = shares
                         .iter()
-                        .map(|(index, _)| hosts[*index].clone())
+                        .map(|(index, _)| places[*index].clone())
                         .collect();
                     let workers = shares.iter().map(|(_, workers)| *workers).collect();
-                    on_hosts(options, plan, &used, workers, connect.connect_timeout).await
+                    on_hosts(options, plan, used, workers, connect.connect_timeout).await
                 }
             }
         }
@@ -182,7 +181,7 @@ async fn here_alone(
 async fn on_hosts(
     options: &Run,
     plan: &mut Plan,
-    hosts: &[HostSlots],
+    places: Vec<Place>,
     workers: Vec<u32>,
     connect_timeout: Duration,
 ) -> Result<Grounds, CliError> {
@@ -194,7 +193,7 @@ async fn on_hosts(
         ..options.ssh.options()
     };
     let access = HeadAccess::to(&head);
-    let up = ssh::bring_up(hosts, &ssh, &access)
+    let up = ssh::bring_up_at(places, &ssh, &access, |_| {})
         .await
         .map_err(|error| match error {
             error @ UpError::SameMachine { .. } => error.into(),

@@ -427,6 +427,7 @@ mod tests {
             "NCCL_SOCKET_IFNAME",
             "SLURM_PROCID",
             "PMIX_RANK",
+            "NOTIFY_SOCKET",
             "SLURM_JOB_ID",
         ] {
             here.vars.push((name.into(), "5".into()));
@@ -447,7 +448,9 @@ mod tests {
                 };
                 assert_eq!((names.as_str(), notes.len()), (expected, 0), "{pattern}");
             }
-            for pattern in ["RAN?", "*_SIZE", "MASTER_*", "CUDA_*", "SLURM_P*", "PMIX*"] {
+            for pattern in [
+                "RAN?", "*_SIZE", "MASTER_*", "CUDA_*", "SLURM_P*", "PMIX*", "NOTIFY*",
+            ] {
                 let (names, notes) = planned(&format!("--pass-env {pattern} x"));
                 assert_eq!((names.as_str(), notes.len()), ("", 0), "{pattern}");
             }

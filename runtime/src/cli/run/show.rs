@@ -64,7 +64,7 @@ async fn hosts(
         }
         Target::Hosts(hosts) => {
             let ssh = options.ssh.options();
-            let are_here = crate::ssh::are_here(hosts, &here.hostname, &ssh).await?;
+            let places = crate::ssh::locate(hosts, &here.hostname, &ssh).await?;
             let shares = layout::shares(options, hosts, plan.workers)?;
             let names = shares
                 .iter()
@@ -72,7 +72,7 @@ async fn hosts(
             Ok(Hosts {
                 names: names.collect(),
                 only_here: match &shares[..] {
-                    [(only, _)] if are_here[*only] => Some(hosts[*only].host.clone()),
+                    [(only, _)] if places[*only].here => Some(hosts[*only].host.clone()),
                     _ => None,
                 },
             })

@@ -4,10 +4,12 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use kolo_transport::awake::{AwakeClock, TICK};
 use kolo_transport::wire::WorkerSignal;
 use tokio::net::unix::pipe::Receiver;
+use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::signals::{Turn, Turns, name};
@@ -63,6 +65,7 @@ pub(crate) struct Signals {
     cpu_time: Signal,
     numbers: VecDeque<u8>,
     turns: Turns,
+    clock: AwakeClock,
     hurried: bool,
     still: bool,
 }
@@ -75,6 +78,7 @@ impl Signals {
             cpu_time: signal(SignalKind::from_raw(SIGXCPU))?,
             numbers: VecDeque::new(),
             turns: Turns::default(),
+            clock: AwakeClock::start(&Handle::current(), TICK),
             hurried: false,
             still: false,
         })
@@ -93,7 +97,7 @@ impl Signals {
                     }
                     return Heard::Workers(signal);
                 }
-                Meaning::End => match self.turns.hear(number, Instant::now()) {
+                Meaning::End => match self.turns.hear(number, self.clock.now()) {
                     Turn::First => return Heard::First(number),
                     Turn::Echo => {}
                     Turn::Second => {
