@@ -197,7 +197,8 @@ impl HeadActor {
         let job = match event {
             NodeEvent::WorkerReady { job, .. }
             | NodeEvent::WorkerExited { job, .. }
-            | NodeEvent::JobGone { job } => *job,
+            | NodeEvent::JobGone { job }
+            | NodeEvent::JobLeft { job, .. } => *job,
         };
         if let Some(running) = self.jobs.get(&job) {
             return Some(running.coordinator.clone());

@@ -10,7 +10,8 @@ use actix::prelude::*;
 use kolo_transport::awake::{AwakeClock, TICK};
 use kolo_transport::ids::{Generation, JobId, Slot};
 use kolo_transport::wire::{
-    GenerationTable, RankFailure, Refusal, RefusalKind, Resources, StartWorkers, WorkerSignal,
+    GenerationTable, NodeEvent, RankFailure, Refusal, RefusalKind, Resources, StartWorkers,
+    WorkerSignal,
 };
 use tokio::runtime::Handle;
 
@@ -396,6 +397,10 @@ impl Handler<StopAll> for NodeActor {
 
     fn handle(&mut self, StopAll { reason }: StopAll, _: &mut Self::Context) -> Self::Result {
         self.stopping = Some(reason.clone());
+        for job in self.jobs.keys() {
+            let (job, reason) = (*job, reason.clone());
+            self.context.head.report(NodeEvent::JobLeft { job, reason });
+        }
         let all: Vec<_> = self
             .jobs
             .keys()

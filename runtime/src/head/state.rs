@@ -259,12 +259,21 @@ fn keep_admin(
     Ok(name)
 }
 
-/// Replaces a file, for its owner alone (mode 0600), so that a crash leaves the old or the new one.
+/// Replaces a file, for its owner alone (mode 0600), so that a crash leaves the old or the new one. Of a link the target is
+/// replaced.
 ///
 /// # Errors
 ///
-/// What the operating system said. The old file is as it was then.
+/// What the operating system said, or that there is something else than a file. All is as it was then.
 pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
+    // If nothing is there yet, the path is that of the file to be.
+    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    if path.exists() && !path.is_file() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a folder, pipe, socket or device is not replaced; give the path of a file",
+        ));
+    }
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -297,6 +306,22 @@ mod tests {
     use super::*;
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    #[test]
+    fn a_link_is_followed_and_what_is_no_file_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::os::unix::fs::symlink("file", at("link")).unwrap();
+        std::fs::write(at("file"), "old").unwrap();
+        replace_file(&at("link"), b"new").unwrap();
+        assert!(std::fs::symlink_metadata(at("link")).unwrap().is_symlink());
+        assert_eq!(std::fs::read(at("file")).unwrap(), b"new");
+        let _listener = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        let error = replace_file(&at("socket"), b"new").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
+        replace_file(dir.path(), b"new").unwrap_err();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+    }
 
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).unwrap().permissions().mode() & 0o777

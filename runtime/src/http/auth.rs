@@ -74,6 +74,12 @@ impl BearerSecret {
 /// with a repetition or a sequence counts nothing.
 fn strength(text: &[u8]) -> f64 {
     let of = |is: fn(&u8) -> bool, size: u32| if text.iter().any(is) { size } else { 0 };
+    // Hexadecimal digits are the letters of no other secret.
+    let most = if text.iter().all(u8::is_ascii_hexdigit) {
+        16
+    } else {
+        u32::MAX
+    };
     let alphabet = of(u8::is_ascii_digit, 10)
         + of(u8::is_ascii_lowercase, 26)
         + of(u8::is_ascii_uppercase, 26)
@@ -85,7 +91,7 @@ fn strength(text: &[u8]) -> f64 {
         goes_on || again
     };
     let new = (0..text.len()).filter(|at| !is_known(*at)).count();
-    new as f64 * f64::from(alphabet).log2()
+    new as f64 * f64::from(alphabet.min(most)).log2()
 }
 
 impl fmt::Debug for BearerSecret {

@@ -416,7 +416,9 @@ fn weight(event: &NodeEvent) -> usize {
             let tail: usize = failure.stderr_tail.iter().map(|line| line.len() + 8).sum();
             PLAIN + tail + failure.reason.as_ref().map_or(0, String::len)
         }
-        NodeEvent::WorkerReady { .. } | NodeEvent::JobGone { .. } => PLAIN,
+        NodeEvent::WorkerReady { .. } | NodeEvent::JobGone { .. } | NodeEvent::JobLeft { .. } => {
+            PLAIN
+        }
     }
 }
 

@@ -75,6 +75,8 @@ impl Log {
         let log = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
+            // A line that can't be written (a full disk, a reader that is gone) is lost. To say so on standard error would panic.
+            .log_internal_errors(false)
             .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
         if json {
             let log = log.json().with_filter_reloading();

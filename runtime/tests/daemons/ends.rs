@@ -22,7 +22,15 @@ const WRAPPERS: [(&str, &str); 4] = [
 
 /// Saves at a notice. Ends by itself when it is told with which code. Leaves a process in a session of its own behind.
 const PROGRAM: &str = r#"
-save() { sleep 0.3; echo "$1" > "$DIR/saved.$RANK"; exit 0; }
+save() {
+    : > "$DIR/saving.$RANK"
+    if [ -e "$DIR/together" ]; then
+        until [ -e "$DIR/saving.0" ] && [ -e "$DIR/saving.1" ]; do sleep 0.02; done
+    fi
+    sleep 0.3
+    echo "$1" > "$DIR/saved.$RANK"
+    exit 0
+}
 for signal in TERM INT HUP QUIT; do trap "save $signal" $signal; done
 trap 'echo "checkpoint $RANK"' USR1
 setsid --fork sh -c 'echo $$ >> "$DIR/pids"; exec sleep 1000' >/dev/null 2>&1
@@ -263,6 +271,8 @@ fn the_launcher_is_signalled() {
 #[test]
 fn the_node_of_a_rank_is_drained() {
     try_all(Bed::cluster, |bed| {
+        // A barrier before the checkpoint: no rank may have its notice later than another.
+        std::fs::write(bed.path("together"), "").unwrap();
         let (node, _) = bed.node_of(1);
         bed.nodes[node].signal(Signal::TERM);
         expect(BOTH, None)

@@ -8,6 +8,7 @@ mod drain;
 mod ends;
 mod gpus;
 mod login;
+mod logs;
 mod notify;
 mod process;
 mod secrets;

@@ -179,6 +179,13 @@ pub enum NodeEvent {
         /// The job.
         job: JobId,
     },
+    /// The node leaves and ends the workers of the job here, so that the job is to end everywhere.
+    JobLeft {
+        /// The job.
+        job: JobId,
+        /// Why.
+        reason: String,
+    },
 }
 
 /// The head's answer to a [`HeadRequest`] other than [`HeadRequest::Submit`].

@@ -299,6 +299,7 @@ pub(crate) fn cases() -> Vec<Case> {
         NodeEvent::WorkerReady { job: JOB, slot: Slot(3), address: Some(address()) },
         NodeEvent::WorkerExited { job: JOB, slot: Slot(3), failure: failure(), expected: false },
         NodeEvent::JobGone { job: JOB },
+        NodeEvent::JobLeft { job: JOB, reason: "the node is stopping".to_owned() },
     );
     add!(HeadReply:
         HeadReply::Done,

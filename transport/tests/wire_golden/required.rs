@@ -55,7 +55,8 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
     names.extend(variants!(NodeEvent {
         WorkerReady,
         WorkerExited,
-        JobGone
+        JobGone,
+        JobLeft
     }));
     names.extend(variants!(HeadReply {
         Done,

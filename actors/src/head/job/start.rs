@@ -321,6 +321,11 @@ impl Job {
                 ..
             } => self.worker_exited(node, slot, failure, expected),
             NodeEvent::JobGone { .. } => self.job_gone(part),
+            // All ranks get their notice at the same time: they may have to save together.
+            NodeEvent::JobLeft { reason, .. } => {
+                let at = self.place_name(part);
+                self.stop(format!("{at} leaves: {reason}"), false);
+            }
         }
     }
 

@@ -336,6 +336,11 @@ impl Colocator {
                  `run_if_worker`"
                     .to_owned(),
             )
+        } else if exit == Exit::Unknown {
+            Some(
+                "the warden of the job on this node (the process above its workers) was killed, and its workers with it"
+                    .to_owned(),
+            )
         } else {
             None
         };

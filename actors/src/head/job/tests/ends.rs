@@ -37,6 +37,24 @@ fn the_first_cause_is_the_first_that_came_and_not_an_exit_with_code_0() {
 }
 
 #[test]
+fn a_node_that_leaves_ends_the_job_everywhere_at_once() {
+    let mut run = healthy();
+    let reason = "the node is stopping".to_owned();
+    run.report(1, NodeEvent::JobLeft { job: JOB, reason });
+    let asked = run.asked();
+    assert!(asked.iter().any(|asked| asked == "2:stop"), "{asked:?}");
+    for slot in 0..4 {
+        run.report(1 + u64::from(slot) / 2, exited(JOB, slot, Exit::Code(0)));
+    }
+    run.answer(1, NodeReply::Done);
+    run.answer(2, NodeReply::Done);
+    let (state, refusal, _) = run.ended();
+    assert_eq!(state, JobState::Stopped);
+    let text = refusal.unwrap().to_string();
+    assert!(text.contains("leaves: the node is stopping"), "{text}");
+}
+
+#[test]
 fn a_job_whose_workers_all_exit_with_0_has_succeeded() {
     let mut run = healthy();
     for slot in 0..4 {
