@@ -156,3 +156,15 @@ fn a_host_without_room_for_the_workers_is_no_program_that_can_not_be_executed() 
     assert_eq!(ran.status.code(), Some(1), "{err}");
     assert!(err.contains("open files"), "{err}");
 }
+
+#[test]
+fn the_report_is_a_line_of_its_own_whatever_was_printed_before() {
+    let mut command = kolo();
+    command.args(["--format", "json"]);
+    let out = output(script(command, &["-n", "1"], "printf partial >&2; exit 3"));
+    assert_eq!(out.status.code(), Some(3), "{out:?}");
+    let err = text(&out.stderr);
+    let report: serde_json::Value = serde_json::from_str(err.lines().last().unwrap()).unwrap();
+    assert_eq!(report["exit_code"], 3);
+    assert!(err.lines().any(|line| line.ends_with("partial")), "{err}");
+}

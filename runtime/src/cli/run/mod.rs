@@ -31,7 +31,7 @@ use self::job::Request;
 use self::plan::{Plan, Surroundings};
 use self::report::Outcome;
 use self::signals::{Heard, Signals};
-use self::sink::{Sink, Style, WriteError};
+use self::sink::{Sink, Style, WriteError, Written};
 pub(super) use self::synonyms::translate;
 use super::args::{Args, Command, Connect, Format};
 use super::error::CliError;
@@ -111,10 +111,17 @@ fn exit_of_runner(exit: Exit) -> u8 {
 }
 
 fn report(outcome: &Outcome, format: Format) -> String {
-    match format {
+    let text = match format {
         Format::Table => outcome.text(),
         Format::Json => outcome.json(),
-    }
+    };
+    // On a line of its own.
+    let end = if outcome.mid_line && !text.is_empty() {
+        "\n"
+    } else {
+        ""
+    };
+    format!("{end}{text}")
 }
 
 /// If nobody can read the report, the exit code has to do.
@@ -209,12 +216,16 @@ async fn execute(
     // If whoever reads the output has stopped, and somebody is in a hurry, the rest of it is not waited for.
     let mut late = None;
     let written = match signals.unless_hurried(&mut late, written).await {
-        Some(written) => written.unwrap_or(Ok(())),
-        None => Ok(()),
+        Some(Ok(written)) => written,
+        Some(Err(_)) | None => Written {
+            result: Ok(()),
+            mid_line: false,
+        },
     };
     let mut outcome = ran?;
+    outcome.mid_line = written.mid_line;
     outcome.signal = outcome.signal.or(late);
-    match written {
+    match written.result {
         Ok(()) => {}
         Err(WriteError::Closed) => outcome.broken_pipe = true,
         Err(WriteError::Failed(text)) => {

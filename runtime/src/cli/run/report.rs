@@ -21,6 +21,8 @@ pub(crate) struct Outcome {
     pub(crate) failure: Option<RankFailure>,
     /// The signal that this command was sent first.
     pub(crate) signal: Option<i32>,
+    /// The last line of the workers' standard error has no end.
+    pub(crate) mid_line: bool,
     /// Nobody reads the output any more.
     pub(crate) broken_pipe: bool,
     /// Output that was not delivered, and why.

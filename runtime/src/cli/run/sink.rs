@@ -51,7 +51,7 @@ pub(crate) struct Sink {
 /// The thread.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    thread: JoinHandle<Result<(), WriteError>>,
+    thread: JoinHandle<Written>,
 }
 
 /// Why output was not written.
@@ -90,12 +90,21 @@ impl Sink {
     }
 }
 
+/// What became of the output.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub(crate) result: Result<(), WriteError>,
+    /// The last line of standard error has no end.
+    pub(crate) mid_line: bool,
+}
+
 impl Writer {
     /// Waits until everything is written; all sinks must have been dropped. Blocks.
-    pub(crate) fn finish(self) -> Result<(), WriteError> {
-        self.thread
-            .join()
-            .unwrap_or_else(|_| Err(WriteError::Failed("the output thread panicked".to_owned())))
+    pub(crate) fn finish(self) -> Written {
+        self.thread.join().unwrap_or_else(|_| Written {
+            result: Err(WriteError::Failed("the output thread panicked".to_owned())),
+            mid_line: false,
+        })
     }
 }
 
@@ -114,6 +123,7 @@ struct Printer {
     out: Vec<u8>,
     err: Vec<u8>,
     result: Result<(), WriteError>,
+    mid_line: bool,
     trouble: Option<oneshot::Sender<WriteError>>,
 }
 
@@ -132,6 +142,7 @@ impl Printer {
             out: Vec::new(),
             err: Vec::new(),
             result: Ok(()),
+            mid_line: false,
             trouble: None,
         }
     }
@@ -140,7 +151,7 @@ impl Printer {
         mut self,
         mut items: mpsc::Receiver<Item>,
         trouble: oneshot::Sender<WriteError>,
-    ) -> Result<(), WriteError> {
+    ) -> Written {
         self.trouble = Some(trouble);
         loop {
             let item = match items.try_recv() {
@@ -164,7 +175,10 @@ impl Printer {
             self.end(source, 0);
         }
         self.flush();
-        self.result
+        Written {
+            result: self.result,
+            mid_line: self.mid_line,
+        }
     }
 
     fn take(&mut self, item: Item) {
@@ -244,6 +258,9 @@ impl Printer {
 
     fn flush(&mut self) {
         let (mut out, mut err) = (std::mem::take(&mut self.out), std::mem::take(&mut self.err));
+        if let Some(last) = err.last() {
+            self.mid_line = *last != b'\n';
+        }
         for (fd, bytes) in [
             (rustix::stdio::stdout(), &mut out),
             (rustix::stdio::stderr(), &mut err),
