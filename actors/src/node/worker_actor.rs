@@ -189,15 +189,15 @@ impl Handler<SignalWorker> for Worker {
 
     fn handle(&mut self, SignalWorker(signal): SignalWorker, _: &mut Self::Context) {
         let Some(child) = &self.child else { return };
-        // First the signal: who waits for what is left sends one that was not sent yet.
+        // Before the signal: a worker that ends of it at once must be seen to have ended in a stop, or what is below it is killed.
+        if signal.is_notice() {
+            self.stopping.send_replace(Stopping::Signalled);
+        }
         match child.signal(signal) {
             Ok(()) | Err(SignalError::Ended { .. }) => {}
             Err(error) => {
                 tracing::error!(slot = %self.slot, %error, ?signal, "a worker was not signalled");
             }
-        }
-        if signal.is_notice() {
-            self.stopping.send_replace(Stopping::Signalled);
         }
     }
 }
