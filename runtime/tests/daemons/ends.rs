@@ -212,7 +212,13 @@ fn try_all(start: fn(&str) -> Bed, end: impl Fn(&mut Bed) -> Expected) {
         for (rank, expected) in expected.saved.into_iter().enumerate() {
             let saved = std::fs::read_to_string(bed.path(&format!("saved.{rank}"))).ok();
             let saved = saved.as_deref().map(str::trim_end);
-            assert_eq!(saved, expected, "rank {rank} behind {name}: {text}");
+            let logs: Vec<String> = bed.nodes.iter().map(|node| node.printed.text()).collect();
+            assert_eq!(
+                saved,
+                expected,
+                "rank {rank} behind {name}: {text}\n{}",
+                logs.join("\n")
+            );
         }
     }
 }

@@ -170,10 +170,13 @@ async fn a_node_that_stops_ends_its_jobs_and_tells_the_head() {
         assert!(!is_running(pid));
     }
     let mut events = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..4 {
         events.push(head.event().await);
     }
-    assert_eq!(events[2], NodeEvent::JobGone { job: id });
+    // First of all, so that the job ends on other nodes at the same time.
+    let reason = "the node is stopping".to_owned();
+    assert_eq!(events[0], NodeEvent::JobLeft { job: id, reason });
+    assert_eq!(events[3], NodeEvent::JobGone { job: id });
 }
 
 #[tokio::test]
