@@ -138,13 +138,12 @@ impl Warden {
         self.outbox.flush(self.socket.as_fd());
     }
 
-    /// Whether a child lives that is no worker. Without a list of children the answer is yes.
+    /// Whether there is a child that is no worker. Without a list of children the answer is yes. One that has ended counts: its
+    /// own children may have come here after the list was read.
     pub(super) fn has_strangers(&self) -> bool {
         procfs::children().is_none_or(|children| {
-            children
-                .into_iter()
-                .filter(|pid| !self.workers.contains_key(pid))
-                .any(|pid| Process::read(pid).is_some_and(|process| !process.dead))
+            let is_stranger = |pid| !self.workers.contains_key(&pid);
+            children.into_iter().any(is_stranger)
         })
     }
 
