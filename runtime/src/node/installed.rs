@@ -170,7 +170,9 @@ fn check_form(path: PathBuf, cwd: Option<&Path>) -> Result<PathBuf, Refusal> {
 
 fn problem_of(first: &[u8], cwd: Option<&Path>, others: impl Fn() -> bool) -> Option<String> {
     if first.starts_with(b"\x7fELF") {
-        return None;
+        return problem_of_elf(first)
+            .filter(|_| !others())
+            .map(str::to_owned);
     }
     let Some(line) = first.strip_prefix(b"#!") else {
         return (!others()).then(|| {
@@ -196,6 +198,48 @@ fn problem_of(first: &[u8], cwd: Option<&Path>, others: impl Fn() -> bool) -> Op
             })
         }
         _ => None,
+    }
+}
+
+/// The values of `e_machine` that this kernel executes; empty if that is not known for this kind of processor.
+const MACHINES: &[u16] = if cfg!(target_arch = "x86_64") {
+    &[62, 3]
+} else if cfg!(target_arch = "aarch64") {
+    &[183, 40]
+} else {
+    &[]
+};
+
+/// Why the kernel refuses a file with the ELF magic number: what `load_elf_binary` of Linux looks at in the header.
+fn problem_of_elf(header: &[u8]) -> Option<&'static str> {
+    const DAMAGED: Option<&str> =
+        Some("it begins as an ELF program, but its header is damaged or cut off");
+    let number = |at: usize| {
+        let bytes = [*header.get(at)?, *header.get(at + 1)?];
+        Some(if header[5] == 2 {
+            u16::from_be_bytes(bytes)
+        } else {
+            u16::from_le_bytes(bytes)
+        })
+    };
+    // Where the size and the count of the program headers are, and what the size must be.
+    let (size_at, size) = match header.get(4) {
+        Some(1) => (42, 32),
+        Some(2) => (54, 56),
+        _ => return DAMAGED,
+    };
+    let (Some(kind), Some(machine), Some(entry_size), Some(entries)) =
+        (number(16), number(18), number(size_at), number(size_at + 2))
+    else {
+        return DAMAGED;
+    };
+    if !MACHINES.is_empty() && !MACHINES.contains(&machine) {
+        return Some("it is a program for another kind of processor");
+    }
+    match kind {
+        2 | 3 if entry_size == size && entries > 0 => None,
+        2 | 3 => DAMAGED,
+        _ => Some("it is an object file or a core dump, not a program (it was not linked)"),
     }
 }
 
@@ -295,8 +339,17 @@ mod tests {
     #[test]
     fn what_the_kernel_would_not_execute_is_refused_before_anything_is_started() {
         let cwd = Some(Path::new("/bin"));
+        let own = std::fs::read("/proc/self/exe").unwrap()[..FIRST_LINE].to_vec();
+        let (mut other, mut object) = (own.clone(), own.clone());
+        // A machine that nobody has built, and a file that was compiled and not linked.
+        other[18..20].fill(0xee);
+        object[16..18].copy_from_slice(&1u16.to_ne_bytes());
         for (first, part) in [
-            (&b"\x7fELF\x02"[..], None),
+            (&own[..], None),
+            (&other[..], Some("another kind of processor")),
+            (&object[..], Some("an object file")),
+            (b"\x7fELFxxxx", Some("damaged")),
+            (b"\x7fELF\x02", Some("damaged")),
             (b"#!/bin/sh\necho", None),
             (b"#! /bin/sh -e", None),
             (b"#!sh\n", None),
@@ -313,6 +366,7 @@ mod tests {
             }
         }
         assert_eq!(problem_of(b"PK", cwd, || true), None);
+        assert_eq!(problem_of(&other, cwd, || true), None);
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("run");
         std::fs::write(&file, "#!/no/such\n").unwrap();

@@ -1,6 +1,7 @@
 //! `kolo run` against a head that does not do what it should, and what it refuses before it asks anybody.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -220,6 +221,10 @@ fn a_dry_run_refuses_what_a_run_refuses_with_the_same_words() {
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let file = path("file");
     std::fs::write(&file, "no program").unwrap();
+    // The kernel would refuse it, since it only begins as a program does.
+    let damaged = path("damaged");
+    std::fs::write(&damaged, b"\x7fELFxxxx").unwrap();
+    std::fs::set_permissions(&damaged, std::fs::Permissions::from_mode(0o755)).unwrap();
     let long = "x".repeat(300);
     for (args, code) in [
         (&["--output-dir", &file, "true"][..], 2),
@@ -234,6 +239,8 @@ fn a_dry_run_refuses_what_a_run_refuses_with_the_same_words() {
         (&["--cwd", "/no/such/folder", "true"], 126),
         (&["--cwd", &file, "true"], 126),
         (&["--", &file], 126),
+        (&["--", &damaged], 126),
+        (&["--interfaces", "nosuch0", "true"], 1),
         (&["no-such-program"], 127),
         (&["./no-such-program"], 127),
     ] {

@@ -1,15 +1,17 @@
 //! `--dry-run`: what would run where.
 
 use kolo_actors::head::job::problem_on;
+use kolo_actors::interfaces::Host;
 use kolo_actors::placement::{Offer, Share};
 use kolo_actors::plan::{PlanRow, plan_ranks};
 use kolo_transport::ids::NodeId;
-use kolo_transport::wire::Refusal;
+use kolo_transport::wire::{InterfacesQuery, NodeNetwork, Refusal};
 use serde::Serialize;
 
 use super::super::args::{Connect, Format};
 use super::super::client::Client;
 use super::super::error::CliError;
+use super::super::interfaces;
 use super::super::output::{Cell, Output};
 use super::args::Run;
 use super::layout;
@@ -34,6 +36,8 @@ struct Hosts {
     names: Vec<(u64, String)>,
     /// The name of this machine, if all ranks are on it.
     only_here: Option<String>,
+    /// Why the interfaces that are asked for do not connect the hosts. Hosts that only ssh reaches are not asked.
+    no_network: Option<Refusal>,
 }
 
 async fn hosts(
@@ -60,6 +64,7 @@ async fn hosts(
             Ok(Hosts {
                 names: repeat(0, &here.hostname, plan.workers).collect(),
                 only_here: Some(here.hostname.clone()),
+                no_network: interfaces_here(plan, &here.hostname)?,
             })
         }
         Target::Hosts(hosts) => {
@@ -69,18 +74,22 @@ async fn hosts(
             let names = shares
                 .iter()
                 .flat_map(|(index, workers)| repeat(*index as u64, &hosts[*index].host, *workers));
+            let only_here = match &shares[..] {
+                [(only, _)] if places[*only].here => Some(hosts[*only].host.clone()),
+                _ => None,
+            };
             Ok(Hosts {
                 names: names.collect(),
-                only_here: match &shares[..] {
-                    [(only, _)] if places[*only].here => Some(hosts[*only].host.clone()),
-                    _ => None,
+                no_network: match &only_here {
+                    Some(host) => interfaces_here(plan, host)?,
+                    None => None,
                 },
+                only_here,
             })
         }
         Target::Cluster => {
             let client = Client::connect(&connect.config()).await?;
             let cluster = client.cluster().await?;
-            client.close().await;
             let offers: Vec<Offer> = cluster
                 .nodes
                 .iter()
@@ -102,9 +111,22 @@ async fn hosts(
             let names = shares
                 .iter()
                 .flat_map(|share| repeat(share.node.0, name(share.node), share.workers));
+            let selection = &plan.spec.interfaces;
+            let mut no_network = None;
+            if !selection.is_empty() {
+                let query = InterfacesQuery {
+                    nodes: shares.iter().map(|share| share.node.to_string()).collect(),
+                    selection: selection.clone(),
+                    no_cache: plan.spec.no_cache,
+                    ..InterfacesQuery::default()
+                };
+                no_network = interfaces::ask(&client, query).await?.problem;
+            }
+            client.close().await;
             Ok(Hosts {
                 names: names.collect(),
                 only_here: None,
+                no_network,
             })
         }
     }
@@ -113,6 +135,28 @@ async fn hosts(
 fn place_on(plan: &Plan, offers: &[Offer]) -> Result<Vec<Share>, CliError> {
     kolo_actors::placement::place(plan.spec.placement, &plan.spec.per_worker, offers)
         .map_err(|error| Refusal::from(error).into())
+}
+
+/// Why this machine, alone, does not have the interfaces that are asked for.
+fn interfaces_here(plan: &Plan, name: &str) -> Result<Option<Refusal>, CliError> {
+    let selection = &plan.spec.interfaces;
+    if selection.is_empty() {
+        return Ok(None);
+    }
+    let listen = crate::local::LocalConfig::default().listen;
+    let interfaces = kolo_transport::interfaces::here()
+        .map_err(|error| CliError::Local(format!("the network interfaces: {error}")))?;
+    let host = Host {
+        node: NodeId(1),
+        hostname: name.to_owned(),
+        address: listen,
+        network: Some(NodeNetwork {
+            listen,
+            host: kolo_transport::interfaces::host(),
+            interfaces,
+        }),
+    };
+    Ok(kolo_actors::interfaces::plan(vec![host], selection).err())
 }
 
 /// What this machine says of the program, if it is the only host.
@@ -133,7 +177,11 @@ pub(crate) async fn dry_run(
 ) -> Result<Option<Outcome>, CliError> {
     files::try_to_prepare(plan.output_dir.as_deref())?;
     let hosts = hosts(options, plan, here, connect).await?;
-    if let Some(refusal) = problem_here(plan, hosts.only_here).await {
+    let refusal = match hosts.no_network {
+        Some(refusal) => Some(refusal),
+        None => problem_here(plan, hosts.only_here).await,
+    };
+    if let Some(refusal) = refusal {
         return Ok(Some(Outcome {
             refusal: Some(refusal),
             workers: plan.workers,
