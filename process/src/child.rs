@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use kolo_transport::wire::Exit;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -14,19 +13,12 @@ use tokio::sync::watch;
 use crate::supervisor::Shared;
 use crate::{procfs, sys};
 
-/// How long [`Child::stop`] waits after `SIGKILL`. Longer takes only a process in an uninterruptible wait.
-const KILL_WAIT: Duration = Duration::from_secs(10);
-
 /// A signal to send with [`Child::signal`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Signal {
-    /// `SIGHUP`.
-    Hangup,
     /// `SIGINT`.
     Interrupt,
-    /// `SIGQUIT`.
-    Quit,
     /// `SIGTERM`: please end.
     Terminate,
     /// `SIGKILL`: end without being asked.
@@ -58,9 +50,7 @@ impl Signal {
     pub(crate) const fn raw(self) -> rustix::process::Signal {
         use rustix::process::Signal as Raw;
         match self {
-            Self::Hangup => Raw::HUP,
             Self::Interrupt => Raw::INT,
-            Self::Quit => Raw::QUIT,
             Self::Terminate => Raw::TERM,
             Self::Kill => Raw::KILL,
             Self::Stop => Raw::STOP,
@@ -72,7 +62,7 @@ impl Signal {
 
     pub(crate) const fn meaning(self) -> Meaning {
         match self {
-            Self::Hangup | Self::Interrupt | Self::Quit | Self::Terminate => Meaning::Notice,
+            Self::Interrupt | Self::Terminate => Meaning::Notice,
             Self::Kill => Meaning::Kill,
             Self::Stop | Self::Continue => Meaning::Control,
             Self::User1 | Self::User2 => Meaning::User,
@@ -156,7 +146,7 @@ impl Life {
 /// Its end comes in two steps: first its own ([`Child::wait`]), then that of what it has left behind ([`Child::gone`]), which
 /// lives on until it ends by itself or is killed ([`Signal::Kill`]).
 ///
-/// Dropping it does not end the process; [`Child::stop`] and the end of its warden do.
+/// Dropping it does not end the process; [`Child::signal`] and the end of its warden do.
 #[derive(Debug, Clone)]
 pub struct Child {
     pub(crate) process: Arc<Process>,
@@ -208,7 +198,7 @@ impl Child {
     /// Sends a signal, also after its own end to what it has left behind. Returns before it arrives; signals arrive in
     /// order. Whom it reaches depends on what it means:
     ///
-    /// - [`Signal::Hangup`], [`Signal::Interrupt`], [`Signal::Quit`] and [`Signal::Terminate`] ask to end: they reach everything
+    /// - [`Signal::Interrupt`] and [`Signal::Terminate`] ask to end: they reach everything
     ///   below it, whatever session that is in, and what below the warden belongs to nobody (see [`Child::gone`]). Each
     ///   process gets the same one once, however often and through whomever it is sent, and one that stands still goes on.
     ///   When all that a process has left behind ignores its [`Signal::Interrupt`], that gets [`Signal::Terminate`].
@@ -229,31 +219,6 @@ impl Child {
             self.process.kill();
         }
         warden.order(self.id, self.pid(), signal)
-    }
-
-    /// Asks it and everything below it to end (`SIGTERM`), kills what is left after `grace`, and says how it ended itself.
-    ///
-    /// Ends within `grace` and 10 s: [`Exit::Unknown`] if it has not ended by then, which only a process in an
-    /// uninterruptible wait can do. Dropped half-way it may have sent `SIGTERM` and will not send `SIGKILL`.
-    pub async fn stop(&self, grace: Duration) -> Exit {
-        self.try_signal(Signal::Terminate);
-        if let Ok(exit) = tokio::time::timeout(grace, self.gone()).await {
-            return exit;
-        }
-        self.try_signal(Signal::Kill);
-        let killed = tokio::time::timeout(KILL_WAIT, self.gone()).await;
-        killed.unwrap_or_else(|_| {
-            tracing::error!(pid = self.pid(), after = ?KILL_WAIT, "a killed process has not ended");
-            self.exit().unwrap_or(Exit::Unknown)
-        })
-    }
-
-    fn try_signal(&self, signal: Signal) {
-        match self.signal(signal) {
-            // Between its end and the report of it.
-            Ok(()) | Err(SignalError::Ended { .. }) => {}
-            Err(error) => tracing::warn!(%error, ?signal, "stopping a process"),
-        }
     }
 
     /// Device and inode of the file that it executes, which is what it is whatever its path says.

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Signal, WaitOptions};
 
+use crate::procfs::mask;
 use crate::sys;
 
 /// Signals that the front leaves alone: `SIGKILL` and `SIGSTOP` can't be had, what glibc keeps for itself, and what does
@@ -66,7 +67,7 @@ pub enum Side {
 ///
 /// If this process has more than one thread, or the system has no room for another process.
 pub fn divide() -> io::Result<Side> {
-    let taken = taken(ignored(&fs::read_to_string("/proc/self/status")?));
+    let taken = taken(mask(&fs::read_to_string("/proc/self/status")?, "SigIgn:"));
     let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
     let (words, writer) = rustix::pipe::pipe_with(flags)?;
     let held = sys::hold_signals(&taken)?;
@@ -137,16 +138,7 @@ fn tell(words: BorrowedFd<'_>, number: i32) {
 #[must_use]
 pub fn ignores(number: i32) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    contains(ignored(&status), number)
-}
-
-/// The mask of the signals that a process ignores, from its `/proc/PID/status`.
-fn ignored(status: &str) -> u64 {
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("SigIgn:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or_default()
+    contains(mask(&status, "SigIgn:"), number)
 }
 
 /// Whether signal `number` is in a mask.
@@ -165,15 +157,6 @@ fn taken(ignored: u64) -> Vec<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_ignored_is_read_from_the_status() {
-        let status = "Name:\tkolo\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000002\n";
-        let mask = ignored(status);
-        assert!(contains(mask, 1) && contains(mask, 13));
-        assert!(!contains(mask, 2) && !contains(mask, 15));
-        assert_eq!(ignored(""), 0);
-    }
 
     #[test]
     fn what_is_ignored_stays_so_and_what_would_kill_or_stop_is_taken() {

@@ -106,7 +106,7 @@ fn is_expected(status: &str, signal: Signal) -> bool {
 }
 
 /// A set of signals from a `/proc/PID/status`; empty if it is not there.
-fn mask(status: &str, name: &str) -> u64 {
+pub(crate) fn mask(status: &str, name: &str) -> u64 {
     status
         .lines()
         .find_map(|line| u64::from_str_radix(line.strip_prefix(name)?.trim(), 16).ok())

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{LIMIT, Started, program, script, stat, warden, within};
+use common::{LIMIT, Started, program, script, stat, stop, warden, within};
 use kolo_process::{Signal, SignalError, SpawnError, Warden};
 use kolo_transport::wire::Exit;
 use rustix::process::Pid;
@@ -24,10 +24,10 @@ async fn a_process_that_obeys_term_is_not_killed() {
     let text = "trap 'echo got TERM; exit 5' TERM; echo ready; while :; do sleep 0.01; done";
     let mut started = script(text).start(&warden).await;
     assert_eq!(started.line().await, "ready");
-    assert_eq!(within(started.child.stop(LONG)).await, Exit::Code(5));
+    assert_eq!(within(stop(&started.child, LONG)).await, Exit::Code(5));
     assert_eq!(started.lines().await, ["got TERM"]);
     // Again is no harm.
-    assert_eq!(within(started.child.stop(LONG)).await, Exit::Code(5));
+    assert_eq!(within(stop(&started.child, LONG)).await, Exit::Code(5));
     within(warden.close()).await;
 }
 
@@ -39,7 +39,7 @@ async fn a_process_that_ignores_term_is_killed_after_the_grace() {
     assert_eq!(started.line().await, "ready");
     let grace = Duration::from_millis(200);
     let begin = Instant::now();
-    assert_eq!(within(started.child.stop(grace)).await, Exit::Signal(9));
+    assert_eq!(within(stop(&started.child, grace)).await, Exit::Signal(9));
     assert!(begin.elapsed() >= grace);
     // `sleep` ignored it too and was in the group.
     assert_eq!(started.lines().await, [""; 0]);
@@ -60,7 +60,7 @@ async fn a_process_that_stands_still_can_obey_too() {
         }
     })
     .await;
-    let exit = within(started.child.stop(LONG)).await;
+    let exit = within(stop(&started.child, LONG)).await;
     assert_eq!(exit, Exit::Code(6));
     within(warden.close()).await;
 }
@@ -113,7 +113,7 @@ async fn everything_below_a_process_stands_still_and_goes_on_with_it() {
             .await;
         }
     }
-    within(started.child.stop(LONG)).await;
+    within(stop(&started.child, LONG)).await;
     assert_eq!(started.lines().await, [""; 0]);
     within(warden.close()).await;
 }
@@ -187,7 +187,7 @@ async fn what_is_left_when_the_process_had_ended_before_the_stop_has_it_too() {
         assert_eq!(started.line().await, "ready");
         drop(ours);
         assert_eq!(within(started.child.wait()).await, Exit::Code(4));
-        assert_eq!(within(started.child.stop(LONG)).await, Exit::Code(4));
+        assert_eq!(within(stop(&started.child, LONG)).await, Exit::Code(4));
         assert_eq!(started.lines().await, ["saved"]);
     }
     within(warden.close()).await;
@@ -207,7 +207,7 @@ async fn what_stands_still_below_a_process_can_obey_too() {
         }
     })
     .await;
-    within(started.child.stop(LONG)).await;
+    within(stop(&started.child, LONG)).await;
     assert_eq!(started.lines().await, ["obeyed"]);
     within(warden.close()).await;
 }
@@ -221,7 +221,7 @@ async fn what_ignores_a_notice_is_killed_after_the_grace_whatever_is_above_it() 
         assert_eq!(started.line().await, "ready", "{name}");
         let grace = Duration::from_millis(200);
         let begin = Instant::now();
-        within(started.child.stop(grace)).await;
+        within(stop(&started.child, grace)).await;
         assert!(begin.elapsed() >= grace, "{name}");
         assert_eq!(started.lines().await, [""; 0], "{name}");
     }
@@ -231,11 +231,12 @@ async fn what_ignores_a_notice_is_killed_after_the_grace_whatever_is_above_it() 
 #[tokio::test]
 async fn a_notice_comes_once_to_each_process_through_however_many_workers() {
     let warden = warden().await;
-    let counts = "trap 'echo term' TERM; trap 'echo hup; exit' HUP; echo ready; while :; do sleep 0.01; done";
-    let wrapper = "(setsid sh -c \"$1\" &); sleep 1000";
+    let counts = "trap 'echo term' TERM; trap 'echo int; exit' INT; echo ready; while :; do sleep 0.01; done";
+    // A shell lets nothing that it starts with `&` hear an interrupt.
+    let wrapper = "setsid -f sh -c \"$1\"; sleep 1000";
     let mut one = wrapped(wrapper, counts).start(&warden).await;
     assert_eq!(one.line().await, "ready");
-    let deaf = "trap '' TERM HUP; echo ready; while :; do sleep 1000; done";
+    let deaf = "trap '' TERM INT; echo ready; while :; do sleep 1000; done";
     let mut other = script(deaf).start(&warden).await;
     assert_eq!(other.line().await, "ready");
     one.child.signal(Signal::Terminate).unwrap();
@@ -244,11 +245,11 @@ async fn a_notice_comes_once_to_each_process_through_however_many_workers() {
     for child in [&other.child, &one.child] {
         child.signal(Signal::Terminate).unwrap();
     }
-    other.child.signal(Signal::Hangup).unwrap();
-    assert_eq!(one.lines().await, ["hup"]);
+    other.child.signal(Signal::Interrupt).unwrap();
+    assert_eq!(one.lines().await, ["int"]);
     within(one.child.gone()).await;
     assert_eq!(other.child.exit(), None);
-    within(other.child.stop(Duration::ZERO)).await;
+    within(stop(&other.child, Duration::ZERO)).await;
     within(warden.close()).await;
 }
 
@@ -279,7 +280,7 @@ async fn what_a_process_forks_to_save_with_gets_no_notice() {
     assert_eq!(started.line().await, "ready");
     started.child.signal(Signal::Terminate).unwrap();
     assert_eq!(started.line().await, "saving");
-    within(started.child.stop(LONG)).await;
+    within(stop(&started.child, LONG)).await;
     assert_eq!(started.lines().await, ["saved"]);
     within(warden.close()).await;
 }
@@ -288,7 +289,7 @@ async fn what_a_process_forks_to_save_with_gets_no_notice() {
 async fn what_a_worker_leaves_in_its_group_or_session_lives_until_it_is_killed() {
     let warden = warden().await;
     let other = script("exec sleep 1000").start(&warden).await;
-    let in_group = script("trap '' TERM HUP; sleep 1000 & echo ready; exit 3");
+    let in_group = script("trap '' TERM INT; sleep 1000 & echo ready; exit 3");
     // With job control the shell gives it a group of its own.
     let text = "set -m; sleep 1000 & echo ready; exit 3";
     let in_session = program("/bin/bash", &["-c", text]);
@@ -346,7 +347,7 @@ async fn a_stray_may_live_while_other_workers_do_and_ends_on_close() {
 #[tokio::test]
 async fn dropping_the_warden_ends_its_processes() {
     let warden = warden().await;
-    let mut started = script("trap '' TERM HUP; sleep 1000 & wait")
+    let mut started = script("trap '' TERM INT; sleep 1000 & wait")
         .start(&warden)
         .await;
     drop(warden);
@@ -356,7 +357,7 @@ async fn dropping_the_warden_ends_its_processes() {
 
 #[tokio::test]
 async fn a_runtime_that_ends_ends_its_processes() {
-    let request = script("trap '' TERM HUP; sleep 1000 & wait");
+    let request = script("trap '' TERM INT; sleep 1000 & wait");
     let (stdout, request) = (request.stdout, request.request);
     let short_lived = std::thread::spawn(|| {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -385,7 +386,7 @@ async fn a_runtime_that_ends_ends_its_processes() {
 #[tokio::test]
 async fn when_the_warden_is_killed_its_processes_die_and_are_reported() {
     let warden = warden().await;
-    let mut plain = script("trap '' TERM HUP; sleep 1000 & echo ready; wait")
+    let mut plain = script("trap '' TERM INT; sleep 1000 & echo ready; wait")
         .start(&warden)
         .await;
     // In the worker's session, but in a group of its own.

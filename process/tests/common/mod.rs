@@ -8,7 +8,8 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::path::Path;
 use std::time::Duration;
 
-use kolo_process::{Child, LineReader, SpawnRequest, Warden, pipe};
+use kolo_process::{Child, LineReader, Signal, SpawnRequest, Warden, pipe};
+use kolo_transport::wire::Exit;
 
 /// Longer than anything takes on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -106,6 +107,17 @@ pub(crate) async fn rest(reader: &mut LineReader) -> Vec<String> {
         lines.push(String::from_utf8(line).unwrap());
     }
     lines
+}
+
+/// Asks a process and everything below it to end, kills what is left after `grace`, and says how the process ended.
+pub(crate) async fn stop(child: &Child, grace: Duration) -> Exit {
+    // The process may have ended already.
+    child.signal(Signal::Terminate).ok();
+    if let Ok(exit) = tokio::time::timeout(grace, child.gone()).await {
+        return exit;
+    }
+    child.signal(Signal::Kill).ok();
+    child.gone().await
 }
 
 /// Fields of `/proc/PID/stat` after the name: state, parent, group, session.
