@@ -142,11 +142,12 @@ pub(super) async fn run(
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<u8, CliError> {
-    let Some(hosts) = options.hosts.read()? else {
+    let Some(mut hosts) = options.hosts.read()? else {
         return Err(CliError::Usage(
             "no hosts are given: give --hosts a:4,b:4 or --hostfile FILE".to_owned(),
         ));
     };
+    hosts.retain(|host| host.slots > 0);
     let ssh = SshOptions {
         detach: options.detach,
         lease: options.lease,

@@ -152,7 +152,7 @@ pub async fn bring_up<A: NodeAuthority>(
 }
 
 /// Brings nodes up on all hosts, or on none: each offers as many CPUs as its host has slots, under the host's name as it
-/// was given. A host whose node is alive in the cluster already is left as it is.
+/// was given. A host whose node is alive in the cluster already is left as it is, and so is a host without slots.
 ///
 /// Returns when all nodes are registered with the head. May be awaited on any executor. `watch` is told what happens.
 ///
@@ -170,7 +170,8 @@ pub async fn bring_up_with<A: NodeAuthority>(
     head: &HeadAccess<A>,
     watch: impl FnMut(HostEvent),
 ) -> Result<BroughtUp, UpError> {
-    let places = locate(hosts, &own_name(), options).await?;
+    let mut places = locate(hosts, &own_name(), options).await?;
+    places.retain(|place| place.host.slots > 0);
     bring_up_at(places, options, head, watch).await
 }
 

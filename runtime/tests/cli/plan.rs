@@ -92,6 +92,32 @@ fn spellings_of_one_machine_are_one_host() {
 }
 
 #[test]
+fn a_host_without_slots_is_not_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("hosts");
+    std::fs::write(&file, "a slots=0\nb slots=2\n").unwrap();
+    let file = file.to_str().unwrap();
+    let expected = json!([row("b", [0, 2, 0, 2, 0, 1]), row("b", [1, 2, 1, 2, 0, 1])]);
+    let planned = kolo(&["plan", "--hosts", "a:0,b:2", "--format", "json"]).json();
+    assert_eq!(planned, expected);
+    for args in [
+        &["-H", "a:0,b:2"][..],
+        &["--hostfile", file],
+        &["-H", "a:0,b:2", "--nproc-per-node", "2"],
+        &["-H", "a:0,b:2", "--nnodes", "1", "-n", "2"],
+    ] {
+        let all = [&["run"], args, &["--dry-run", "--format", "json", "true"]].concat();
+        let hosts = kolo(&all).json();
+        let hosts: Vec<&str> = (0..2)
+            .map(|rank| hosts["workers"][rank]["host"].as_str().unwrap())
+            .collect();
+        assert_eq!(hosts, ["b", "b"], "{args:?}");
+    }
+    let line = kolo(&["run", "-H", "a:0,b:2", "--nnodes", "2", "true"]).bad(2);
+    assert!(line.contains("1 hosts with slots are given"), "{line}");
+}
+
+#[test]
 fn what_can_not_be_placed_ends_with_2_and_names_requested_and_available() {
     let line = kolo(&["plan", "--hosts", "a:2,b:1", "--min", "4"]).bad(2);
     assert_eq!(
@@ -101,7 +127,7 @@ fn what_can_not_be_placed_ends_with_2_and_names_requested_and_available() {
     for (args, part) in [
         (&["--hosts", "a:2", "--max", "0"][..], "requested 0 workers"),
         (&["--hosts", "a:2", "--min", "0"], "requested 0 workers"),
-        (&["--hosts", "a:0"], "has no slots; give at least 1"),
+        (&["--hosts", "a:0,b:0"], "no host in it has a slot"),
         (
             &["--hosts", "a:2", "--min", "2", "--max", "1"],
             "at least 2 and at most 1",

@@ -29,6 +29,11 @@ fn nodes(given: &str) -> Result<u32, CliError> {
     }
 }
 
+/// The hosts that have slots, with their places in the list.
+fn used(hosts: &[HostSlots]) -> impl Iterator<Item = (usize, &HostSlots)> {
+    hosts.iter().enumerate().filter(|(_, host)| host.slots > 0)
+}
+
 /// How many workers there are, and how a cluster places them.
 pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u32), CliError> {
     let per_node = options
@@ -47,7 +52,7 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
     let product = match (hosts, per_node) {
         (Some(hosts), Some(per_node)) => Some(u64::from(hosts) * u64::from(per_node)),
         (None, Some(per_node)) => match target {
-            Target::Hosts(hosts) => Some(hosts.len() as u64 * u64::from(per_node)),
+            Target::Hosts(hosts) => Some(used(hosts).count() as u64 * u64::from(per_node)),
             Target::Local => Some(u64::from(per_node)),
             Target::Cluster => match options.num_proc {
                 Some(all) if all % per_node == 0 => Some(u64::from(all)),
@@ -102,11 +107,11 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
         }
         Target::Hosts(list) => {
             if let Some(hosts) = hosts
-                && hosts as usize > list.len()
+                && hosts as usize > used(list).count()
             {
                 return usage(format!(
-                    "--nnodes is {hosts} and {} hosts are given",
-                    list.len()
+                    "--nnodes is {hosts} and {} hosts with slots are given",
+                    used(list).count()
                 ));
             }
             let all = slots.unwrap_or_default();
@@ -143,7 +148,7 @@ pub(crate) fn shares(
     };
     let mut left = workers;
     let mut shares = Vec::new();
-    for (index, host) in hosts.iter().enumerate() {
+    for (index, host) in used(hosts) {
         let share = per_node.unwrap_or(host.slots).min(left);
         if share > host.slots {
             return usage(format!(
