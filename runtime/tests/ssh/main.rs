@@ -4,6 +4,7 @@
 mod detached;
 mod hosts;
 mod jobs;
+mod joined;
 mod launch;
 mod networks;
 mod run;
