@@ -281,6 +281,6 @@ fn wrong_lists_are_refused_before_anything_is_tried() {
     fs::write(&file, "a slots=2\nb\n").unwrap();
     assert!(run(&["--hostfile", path]).contains("line 2, `b`, has no `slots=N`"));
     assert!(run(&["--hosts", "a:2,a:2"]).contains("in entry 2 are one machine"));
-    assert!(run(&["--hosts", "a:0"]).contains("give at least 1"));
+    assert!(run(&["--hosts", "a:0"]).contains("no host in it has a slot"));
     assert!(run(&[]).contains("no hosts are given"));
 }
