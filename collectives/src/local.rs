@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kolo_transport::RandomId as _;
 use kolo_transport::ids::{Generation, JobId, Rank};
 use tokio::runtime::{Builder, Runtime};
 

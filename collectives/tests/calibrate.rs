@@ -4,6 +4,7 @@
 
 mod common;
 
+use kolo_transport::RandomId as _;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};

@@ -22,7 +22,7 @@ use kolo_collectives::{CollectiveError, Communicator, Connector, LaneError, Rank
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{ClusterId, Slot};
 use kolo_transport::{
-    Authority, Endpoint, EndpointConfig, Identity, TlsListener, TransportRuntime,
+    Authority, Endpoint, EndpointConfig, Identity, RandomId as _, TlsListener, TransportRuntime,
 };
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};

@@ -18,7 +18,8 @@ use kolo_transport::identity::Role;
 use kolo_transport::ids::{ClusterId, Generation, JobId, NodeId, Rank, Slot};
 use kolo_transport::wire::GenerationTable;
 use kolo_transport::{
-    Authority, CloseCode, Endpoint, EndpointConfig, Expect, Identity, TlsListener, TransportRuntime,
+    Authority, CloseCode, Endpoint, EndpointConfig, Expect, Identity, RandomId as _, TlsListener,
+    TransportRuntime,
 };
 
 const CHOICES: [LaneChoice; 3] = [LaneChoice::Quic, LaneChoice::Tls, LaneChoice::Auto];

@@ -9,7 +9,7 @@ use kolo_actors::env;
 use kolo_transport::identity::{IdentityError, Role};
 use kolo_transport::ids::{DriverId, NodeId};
 use kolo_transport::wire::ProgramHash;
-use kolo_transport::{Credentials, TransportRuntime};
+use kolo_transport::{Credentials, RandomId as _, TransportRuntime};
 
 use crate::{
     Head, HeadConfig, HeadError, Node, NodeConfig, NodeError, NodeResources, ProgramSource,

@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use kolo_transport::RandomId as _;
 use kolo_transport::wire::{DaemonState, FolderState, FolderUse};
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 use rustix::io::Errno;

@@ -451,7 +451,7 @@ mod tests {
     use kolo_transport::ids::DriverId;
     use kolo_transport::token::{TokenBook, random_secret};
     use kolo_transport::wire::{JoinReply, JoinRequest, Refusal, RefusalKind};
-    use kolo_transport::{Authority, JoinHandler, JoinToken};
+    use kolo_transport::{Authority, JoinHandler, JoinToken, RandomId as _};
 
     use super::*;
 

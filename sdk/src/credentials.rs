@@ -179,10 +179,10 @@ mod tests {
     use std::collections::HashMap;
     use std::time::Duration;
 
-    use kolo_transport::Authority;
     use kolo_transport::identity::Role;
     use kolo_transport::ids::{ClusterId, DriverId};
     use kolo_transport::token::{TokenBook, random_secret};
+    use kolo_transport::{Authority, RandomId as _};
 
     use super::*;
 

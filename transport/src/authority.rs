@@ -17,7 +17,9 @@ use time::OffsetDateTime;
 use crate::credentials::{Credentials, crypto, generate_key, read_key};
 use crate::files;
 use crate::identity::{Identity, IdentityError, Role};
-use crate::ids::{ClusterId, random_u64};
+use crate::ids::ClusterId;
+use crate::random::RandomId as _;
+use crate::random::random_u64;
 use crate::tls::SERVER_NAME;
 
 const FILE: &str = "authority.pem";

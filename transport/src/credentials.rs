@@ -11,7 +11,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use crate::files;
 use crate::folder::{self, Alone, Pems};
-use crate::identity::{Identity, IdentityError};
+use crate::identity::{Identity, IdentityError, identity_of};
 use crate::renewal::Validity;
 use crate::tls::{self, Dates};
 
@@ -51,7 +51,7 @@ impl Credentials {
         dates: Dates,
     ) -> Result<Self, IdentityError> {
         tls::verify_member(&certificate, &authority, dates)?;
-        let identity = Identity::from_certificate(&certificate)?;
+        let identity = identity_of(&certificate)?;
         let (_, parsed) = x509_parser::parse_x509_certificate(&certificate).map_err(|error| {
             IdentityError::Certificate {
                 reason: error.to_string(),

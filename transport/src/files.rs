@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::identity::IdentityError;
-use crate::ids::random_u64;
+use crate::random::random_u64;
 
 pub(crate) fn failed(path: &Path) -> impl FnOnce(io::Error) -> IdentityError {
     let path = path.to_owned();

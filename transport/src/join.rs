@@ -15,7 +15,7 @@ use crate::endpoint::{
     ALPN_JOIN, BindError, ConnectError, EndpointConfig, bind_socket, presented_identity,
     quinn_endpoint,
 };
-use crate::frame::{FrameError, FrameReader, FrameWriter, Limits};
+use crate::frame::{FrameError, FrameReader, FrameWriter, InvalidFrame, Limits};
 use crate::identity::{Identity, IdentityError, Role};
 use crate::places::Kept;
 use crate::runtime::TransportRuntime;
@@ -386,7 +386,9 @@ pub(crate) async fn serve(
     let protocol = |error: FrameError| {
         let reason = match error {
             // What the decoder says may repeat a part of the secret.
-            FrameError::Malformed { .. } => "the join request is malformed".to_owned(),
+            FrameError::Invalid(InvalidFrame::Malformed { .. }) => {
+                "the join request is malformed".to_owned()
+            }
             other => other.to_string(),
         };
         (CloseCode::Protocol, reason)

@@ -28,7 +28,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 
-use crate::frame::{self, Decoder, FrameError, Limits, PREFIX};
+use crate::frame::{self, Decoder, FrameError, InvalidFrame, Limits, PREFIX};
 
 /// The most descriptors that one frame carries.
 pub const MAX_FDS: usize = 16;
@@ -50,14 +50,14 @@ const MAX_BATCHES: usize = 4;
 ///
 /// # Errors
 ///
-/// [`FrameError::TooLong`] if the head is over 4 MiB; [`FrameError::Encode`] if there are more descriptors
+/// [`InvalidFrame::TooLong`] if the head is over 4 MiB; [`InvalidFrame::Encode`] if there are more descriptors
 /// than [`MAX_FDS`] or the head can't be encoded.
 pub fn encode<T: Serialize>(head: &T, fds: usize) -> Result<BytesMut, FrameError> {
     let count = u8::try_from(fds)
         .ok()
         .filter(|_| fds <= MAX_FDS)
         .ok_or_else(|| {
-            FrameError::Encode(format!(
+            InvalidFrame::Encode(format!(
                 "{fds} descriptors with one frame, allowed are {MAX_FDS}"
             ))
         })?;
@@ -66,11 +66,11 @@ pub fn encode<T: Serialize>(head: &T, fds: usize) -> Result<BytesMut, FrameError
     frame::encode(&mut out, head, body)?;
     let head_len = out.len() - PREFIX - body.len();
     if head_len > LIMITS.head as usize {
-        return Err(FrameError::TooLong {
+        return Err(FrameError::Invalid(InvalidFrame::TooLong {
             part: "head",
             given: head_len as u64,
             limit: LIMITS.head,
-        });
+        }));
     }
     Ok(out)
 }
@@ -200,8 +200,8 @@ impl FdReceiver {
     ///
     /// # Errors
     ///
-    /// [`FrameError::Malformed`] for a head that is no `T` (the next frame can be read then) and for
-    /// descriptors that don't match their frames; [`FrameError::TooLong`].
+    /// [`InvalidFrame::Malformed`] for a head that is no `T` (the next frame can be read then) and for
+    /// descriptors that don't match their frames; [`InvalidFrame::TooLong`].
     #[allow(clippy::should_implement_trait)] // the item type is the caller's choice
     pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<(T, Vec<OwnedFd>)>, FrameError> {
         let Some(raw) = self.decoder.next_raw()? else {
@@ -233,10 +233,10 @@ impl FdReceiver {
 }
 
 fn mismatch(reason: &str) -> FrameError {
-    FrameError::Malformed {
+    FrameError::Invalid(InvalidFrame::Malformed {
         expected: "control",
         reason: reason.to_owned(),
-    }
+    })
 }
 
 /// Frames and descriptors over a Unix stream socket, async.

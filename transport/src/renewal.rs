@@ -10,8 +10,8 @@ use x509_parser::certificate::X509Certificate;
 use crate::authority::CLOCK_SKEW;
 use crate::credentials::Credentials;
 use crate::identity::IdentityError;
-use crate::ids::random_u64;
 use crate::live::LiveCredentials;
+use crate::random::random_u64;
 
 /// The longest sleep.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);

@@ -96,6 +96,7 @@ mod tests {
 
     use super::*;
     use crate::ids::ClusterId;
+    use crate::random::RandomId as _;
     use crate::{Authority, Credentials, Role, tls};
 
     const BOTH: [Library; 2] = [Library::AwsLc, Library::Ring];

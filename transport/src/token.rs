@@ -36,7 +36,7 @@ impl Eq for JoinToken {}
 /// A fresh secret from the kernel's random generator, for [`TokenBook::create`].
 pub fn random_secret() -> [u8; 32] {
     let mut secret = [0; 32];
-    crate::ids::fill_random(&mut secret);
+    crate::random::fill_random(&mut secret);
     secret
 }
 

@@ -9,11 +9,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::Cluster;
+use kolo_transport::identity::identity_of;
 use kolo_transport::ids::{ClusterId, JobId, NodeId};
 use kolo_transport::token::random_secret;
 use kolo_transport::{
-    Authority, CertificateRequest, Credentials, Fingerprint, Identity, IdentityError, JoinToken,
-    Role, TokenBook, TokenError,
+    Authority, CertificateRequest, Credentials, Fingerprint, IdentityError, JoinToken, Role,
+    TokenBook, TokenError,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -260,7 +261,7 @@ fn only_requests_that_prove_their_key_are_signed_and_their_names_do_not_count() 
     ];
     let greedy = params.serialize_request(&key).unwrap();
     let certificate = sign(greedy.der()).unwrap();
-    let identity = Identity::from_certificate(&certificate).unwrap();
+    let identity = identity_of(&certificate).unwrap();
     assert_eq!(
         identity.to_string(),
         format!("kolo://cluster-0000000000000005/node/{name}")
@@ -328,7 +329,7 @@ fn a_certificate_for_another_key_or_from_another_authority_is_not_taken() {
     let request = CertificateRequest::generate().unwrap();
     assert!(request.finish(b"garbage", b"garbage").is_err());
     // The authority itself is no member.
-    assert!(Identity::from_certificate(&authority).is_err());
+    assert!(identity_of(&authority).is_err());
 }
 
 #[test]

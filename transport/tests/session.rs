@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use common::{Cluster, within};
+use kolo_transport::frame::InvalidFrame;
 use kolo_transport::wire::{HeadReply, HeadRequest, Refusal, RefusalKind, SubmitFrame};
 use kolo_transport::{
     CloseCode, Connection, ConnectionLost, Endpoint, EndpointConfig, Expect, FrameError, Limits,
@@ -271,7 +272,10 @@ async fn what_the_handler_does_wrong_is_told_apart() {
         let mut stream = server.accept(Limits::JOIN).await.unwrap();
         let long = stream.recv.expect::<HeadRequest>().await.unwrap_err();
         assert!(
-            matches!(long, FrameError::TooLong { part: "head", .. }),
+            matches!(
+                long,
+                FrameError::Invalid(InvalidFrame::TooLong { part: "head", .. })
+            ),
             "{long}"
         );
         stream.recv.stop(CloseCode::TooLarge);
@@ -298,7 +302,10 @@ async fn what_the_handler_does_wrong_is_told_apart() {
         assert!(busy.is_retryable());
         let other = ask().await.unwrap_err();
         assert!(
-            matches!(other, RequestError::Frame(FrameError::Malformed { .. })),
+            matches!(
+                other,
+                RequestError::Frame(FrameError::Invalid(InvalidFrame::Malformed { .. }))
+            ),
             "{other}"
         );
         assert!(!other.is_retryable());

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{Cluster, Joins, anonymous, raw_connect, within};
 use kolo_transport::endpoint::{ALPN, Whose};
-use kolo_transport::frame::encode;
+use kolo_transport::frame::{InvalidFrame, encode};
 use kolo_transport::identity::HEAD_NAME;
 use kolo_transport::ids::{DriverId, JobId, NodeId, Slot};
 use kolo_transport::wire::{HeadReply, HeadRequest};
@@ -353,18 +353,21 @@ async fn bad_frames_are_told_apart_and_the_connection_lives() {
     assert!(
         matches!(
             error,
-            FrameError::TooLong {
+            FrameError::Invalid(InvalidFrame::TooLong {
                 part: "head",
                 limit: 4_194_304,
                 ..
-            }
+            })
         ),
         "{error}"
     );
     // A body where none may be.
     let (_, error) = sent_as_frame(&[0, 0, 0, 1, 0, 0, 0, 1, 0xc0, 0], false, LONG).await;
     assert!(
-        matches!(error, FrameError::TooLong { part: "body", .. }),
+        matches!(
+            error,
+            FrameError::Invalid(InvalidFrame::TooLong { part: "body", .. })
+        ),
         "{error}"
     );
     // Truncated.
@@ -372,7 +375,10 @@ async fn bad_frames_are_told_apart_and_the_connection_lives() {
     assert_eq!(error, FrameError::Truncated { got: 9 });
     // Not MessagePack.
     let (_, error) = sent_as_frame(&[0, 0, 0, 1, 0, 0, 0, 0, 0xc1], true, LONG).await;
-    assert!(matches!(error, FrameError::Malformed { .. }), "{error}");
+    assert!(
+        matches!(error, FrameError::Invalid(InvalidFrame::Malformed { .. })),
+        "{error}"
+    );
     // An unknown message.
     let mut unknown = bytes::BytesMut::new();
     encode(&mut unknown, &"Abdicate", &[]).unwrap();

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::NodeId;
-use kolo_transport::wire::{InterfaceSelection, NetworkFingerprint};
+use kolo_transport::wire::InterfaceSelection;
 
-use super::{Host, Network};
+use super::{Host, Network, NetworkFingerprint};
 
 /// How long a result counts.
 pub const TTL: Duration = Duration::from_secs(60 * 60);
@@ -28,7 +28,7 @@ impl Key {
     pub fn new(hosts: &[Host], selection: &InterfaceSelection) -> Option<Self> {
         let mut nodes = hosts
             .iter()
-            .map(|host| Some((host.node, host.network.as_ref()?.fingerprint())))
+            .map(|host| Some((host.node, NetworkFingerprint::of(host.network.as_ref()?))))
             .collect::<Option<Vec<_>>>()?;
         nodes.sort_unstable();
         Some(Self {

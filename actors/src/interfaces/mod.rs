@@ -16,6 +16,7 @@ mod cache;
 mod candidates;
 mod choose;
 mod discovery;
+mod fingerprint;
 mod network;
 mod report;
 mod resolve;
@@ -30,6 +31,7 @@ use kolo_transport::wire::{InterfaceSelection, NodeNetwork, Refusal, RefusalKind
 
 pub use self::cache::{Key, ProbeCache, TTL};
 pub use self::discovery::{Discovery, Order, Step};
+pub use self::fingerprint::NetworkFingerprint;
 pub use self::network::{Listen, Network};
 pub use self::report::{refusal, table};
 

@@ -12,9 +12,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use kolo_transport::Authority;
 use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{ClusterId, JobId, Slot};
+use kolo_transport::{Authority, RandomId as _};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::de::DeserializeOwned;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{ClusterId, Generation, JobId, Rank, Slot};
 use kolo_transport::{
-    Authority, Endpoint, EndpointConfig, Expect, Identity, Role, TransportRuntime,
+    Authority, Endpoint, EndpointConfig, Expect, Identity, RandomId as _, Role, TransportRuntime,
 };
 use tokio::runtime::{Builder, Runtime};
 

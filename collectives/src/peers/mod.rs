@@ -40,7 +40,7 @@
 //! rank, which the rank alone has ([`Credentials::save`], [`Credentials::load`]). They say which rank of which job it is.
 //!
 //! ```
-//! use kolo_collectives::peers::{Authority, ClusterId, Network, Peer, issue};
+//! use kolo_collectives::peers::{Authority, ClusterId, Network, Peer, RandomId as _, issue};
 //! use kolo_collectives::{JobId, Rank, ReduceOp};
 //!
 //! let (authority, job) = (Authority::create(ClusterId::random())?, JobId(1));
@@ -100,7 +100,7 @@ pub use error::PeersError;
 pub use kolo_transport::ids::ClusterId;
 pub use kolo_transport::{
     Authority, BindError, Credentials, EndpointConfig, Identity, IdentityError, LiveCredentials,
-    Role,
+    RandomId, Role,
 };
 pub use local::Local;
 pub use network::{Listening, Network, Peer};

@@ -23,7 +23,8 @@ use kolo_collectives::{
 };
 use kolo_transport::ids::{ClusterId, Generation, JobId, Rank, Slot};
 use kolo_transport::{
-    Authority, Endpoint, EndpointConfig, Expect, Identity, Role, TlsListener, TransportRuntime,
+    Authority, Endpoint, EndpointConfig, Expect, Identity, RandomId as _, Role, TlsListener,
+    TransportRuntime,
 };
 use tokio::runtime::{Builder, Runtime};
 

@@ -1,6 +1,7 @@
 //! Ranks in processes of their own.
 
 use super::*;
+use kolo_transport::RandomId as _;
 
 /// A rank in a process, and what it says.
 pub(crate) struct Process {

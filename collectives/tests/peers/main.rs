@@ -7,6 +7,7 @@ mod children;
 mod descriptors;
 mod leaving;
 
+use kolo_transport::RandomId as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

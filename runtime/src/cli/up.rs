@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
-use kolo_transport::JoinToken;
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{ClusterId, DriverId, NodeId};
 use kolo_transport::wire::{HeadReply, HeadRequest};
+use kolo_transport::{JoinToken, RandomId as _};
 use serde::Serialize;
 use tokio::signal::unix::SignalKind;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{DriverId, NodeId};
 use kolo_transport::wire::{JoinReply, JoinRequest, Refusal, RefusalKind};
-use kolo_transport::{IdentityError, JoinHandler, TokenError, TokenId};
+use kolo_transport::{IdentityError, JoinHandler, RandomId as _, TokenError, TokenId};
 
 use super::error::HeadError;
 use super::state::{Store, unix_now};

@@ -12,7 +12,7 @@ use kolo_actors::head::messages::{
     Register, Report, StopJob,
 };
 use kolo_actors::head::registry::Session;
-use kolo_transport::frame::Limits;
+use kolo_transport::frame::{InvalidFrame, Limits};
 use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{DriverId, JobId, NodeId, Slot};
 use kolo_transport::wire::head::Beat;
@@ -395,14 +395,16 @@ impl Peer {
 /// What to answer to a request that can't be read; nothing if the peer is not there to read it.
 fn unreadable(error: &FrameError) -> Option<Refusal> {
     match error {
-        FrameError::Malformed { .. } => Some(Refusal::new(
+        FrameError::Invalid(InvalidFrame::Malformed { .. }) => Some(Refusal::new(
             RefusalKind::UnknownRequest,
             format!(
                 "version {} does not know this request: {error}",
                 env!("CARGO_PKG_VERSION")
             ),
         )),
-        FrameError::TooLong { .. } => Some(Refusal::new(RefusalKind::TooLarge, error.to_string())),
+        FrameError::Invalid(InvalidFrame::TooLong { .. }) => {
+            Some(Refusal::new(RefusalKind::TooLarge, error.to_string()))
+        }
         _ => None,
     }
 }

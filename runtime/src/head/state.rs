@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{ClusterId, DriverId};
 use kolo_transport::token::random_secret;
-use kolo_transport::{Authority, Credentials, IdentityError, JoinToken, TokenBook};
+use kolo_transport::{Authority, Credentials, IdentityError, JoinToken, RandomId as _, TokenBook};
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -7,6 +7,7 @@ use actix::Addr;
 use kolo_actors::head::Coordinator;
 use kolo_actors::head::job::Event;
 use kolo_actors::head::messages::{Happened, Submit};
+use kolo_transport::frame::InvalidFrame;
 use kolo_transport::ids::DriverId;
 use kolo_transport::wire::{JobEvent, JobSpec, JobState, Refusal, SubmitFrame};
 use kolo_transport::{
@@ -118,7 +119,7 @@ async fn follow(coordinator: Addr<Coordinator>, mut recv: FrameReceiver) -> Neve
                 SubmitFrame::Signal(signal) => Event::DriverSignal(signal),
             },
             // A frame of a later version.
-            Err(error @ FrameError::Malformed { .. }) => {
+            Err(error @ FrameError::Invalid(InvalidFrame::Malformed { .. })) => {
                 unknown.line(
                     || tracing::warn!(%error, "a driver sent what this version does not know"),
                 );

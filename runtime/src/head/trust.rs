@@ -20,8 +20,8 @@ use kolo_transport::wire::{
     RevokedMember, SecretText, TokenEntry,
 };
 use kolo_transport::{
-    Connection, Credentials, Endpoint, IdentityError, LiveCredentials, RequestError, TokenId,
-    TokenInfo,
+    Connection, Credentials, Endpoint, IdentityError, LiveCredentials, RandomId as _, RequestError,
+    TokenId, TokenInfo,
 };
 use tokio::task::{AbortHandle, JoinSet};
 

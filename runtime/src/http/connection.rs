@@ -16,7 +16,7 @@ use actix_web::http::header::TRANSFER_ENCODING;
 use actix_web::middleware::Next;
 use kolo_transport::Flood;
 use kolo_transport::descriptors;
-use kolo_transport::identity::Identity;
+use kolo_transport::identity::{Identity, identity_of};
 use kolo_transport::ids::ClusterId;
 use kolo_transport::places::{Kept, Places};
 use rustls::ServerConnection;
@@ -80,7 +80,7 @@ impl Peer {
         let Some(certificate) = session.peer_certificates().and_then(|chain| chain.first()) else {
             return Self::Unknown;
         };
-        match Identity::from_certificate(certificate) {
+        match identity_of(certificate) {
             Ok(identity) if identity.cluster == cluster => Self::Member(identity),
             Ok(identity) => Self::Unusable(format!(
                 "the certificate is for {}; this is {cluster}",

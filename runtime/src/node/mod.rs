@@ -33,7 +33,8 @@ use kolo_transport::renewal::keep_renewed;
 use kolo_transport::wire::{Refusal, RefusalKind};
 use kolo_transport::{
     BindError, CloseCode, ConnectError, Connection, ConnectionLost, Credentials, Endpoint,
-    EndpointConfig, Flood, JoinError, LiveCredentials, RequestError, Role, TransportRuntime,
+    EndpointConfig, Flood, JoinError, LiveCredentials, RandomId as _, RequestError, Role,
+    TransportRuntime,
 };
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;

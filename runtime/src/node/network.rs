@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::join_all;
+use kolo_actors::interfaces::NetworkFingerprint;
 use kolo_transport::interfaces;
 use kolo_transport::wire::{
-    Echo, NetworkFingerprint, NodeNetwork, NodeReply, NodeRequest, Probe, ProbeFailure,
-    ProbeResult, ProbeTarget,
+    Echo, NodeNetwork, NodeReply, NodeRequest, Probe, ProbeFailure, ProbeResult, ProbeTarget,
 };
 use kolo_transport::{CloseCode, ConnectError, Connection, Endpoint, Expect};
 use tokio::sync::{Semaphore, watch};
@@ -115,7 +115,7 @@ impl Network {
 
     fn set_told(&self, network: Option<&NodeNetwork>) {
         *self.told.lock().unwrap_or_else(PoisonError::into_inner) =
-            network.map(NodeNetwork::fingerprint);
+            network.map(NetworkFingerprint::of);
     }
 
     /// Waits for something that the head was not told. Cancel safe.
@@ -124,7 +124,7 @@ impl Network {
         loop {
             let told = *self.told.lock().unwrap_or_else(PoisonError::into_inner);
             let now = current.borrow_and_update().clone();
-            if let Some(now) = now.filter(|now| Some(now.fingerprint()) != told) {
+            if let Some(now) = now.filter(|now| Some(NetworkFingerprint::of(now)) != told) {
                 return now;
             }
             if current.changed().await.is_err() {

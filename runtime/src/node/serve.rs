@@ -11,6 +11,7 @@ use kolo_actors::node::{
     Kill, Launch, Membership, NodeActor, NodeContext, RankLost, Reserve, SendSignal, Snapshot,
     Start, Stop,
 };
+use kolo_transport::frame::InvalidFrame;
 use kolo_transport::ids::{JobId, Rank};
 use kolo_transport::wire::{
     InstalledHere, NodeRegistration, NodeReply, NodeRequest, ProgramHash, Refusal, RefusalKind,
@@ -170,8 +171,8 @@ impl Server {
             Ok(Some(attach)) => self.calls.attach(stream, &connection, attach).await,
             Err(error) => {
                 stream.abort(match error {
-                    FrameError::TooLong { .. } => CloseCode::TooLarge,
-                    FrameError::Malformed { .. } => CloseCode::Protocol,
+                    FrameError::Invalid(InvalidFrame::TooLong { .. }) => CloseCode::TooLarge,
+                    FrameError::Invalid(InvalidFrame::Malformed { .. }) => CloseCode::Protocol,
                     FrameError::TimedOut { .. } => CloseCode::Deadline,
                     _ => CloseCode::Done,
                 });
@@ -192,7 +193,7 @@ impl Server {
         let peer = connection.peer();
         let request = match stream.recv.expect_within::<NodeRequest>(FIRST_FRAME).await {
             Ok(frame) => frame.head,
-            Err(FrameError::Malformed { reason, .. }) => {
+            Err(FrameError::Invalid(InvalidFrame::Malformed { reason, .. })) => {
                 let refusal = Refusal::new(
                     RefusalKind::UnknownRequest,
                     format!(

@@ -45,6 +45,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kolo_transport::RandomId as _;
 use kolo_transport::ids::{ClusterId, DriverId, NodeId};
 use tokio::process::Command;
 use tokio::sync::{Semaphore, mpsc, watch};

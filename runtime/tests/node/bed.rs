@@ -19,8 +19,8 @@ use kolo_transport::wire::{
     RefusalKind, Resources, SlotStart, StartWorkers,
 };
 use kolo_transport::{
-    Authority, CloseCode, Connection, Endpoint, EndpointConfig, Expect, Frame, Limits, Role,
-    Stream, TransportRuntime,
+    Authority, CloseCode, Connection, Endpoint, EndpointConfig, Expect, Frame, Limits,
+    RandomId as _, Role, Stream, TransportRuntime,
 };
 use tokio::sync::{Mutex, mpsc, watch};
 

@@ -1,11 +1,11 @@
 //! Calls through a node.
 
-use kolo_transport::Stream;
 use kolo_transport::ids::{CallId, DriverId, Generation, JobId, Rank};
 use kolo_transport::wire::{
     CallFrame, CallOp, CallReply, Exit, FailureKind, NodeReply, NodeRequest, Outcome, RankFailure,
     RefusalKind,
 };
+use kolo_transport::{RandomId as _, Stream};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 

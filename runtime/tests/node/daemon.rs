@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use kolo_runtime::HeadConfig;
 use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId, Slot};
 use kolo_transport::wire::{NodeEvent, NodeReply, NodeRequest, Resources, StartWorkers};
-use kolo_transport::{Authority, CloseCode, EndpointConfig, Expect, Role, TransportRuntime};
+use kolo_transport::{
+    Authority, CloseCode, EndpointConfig, Expect, RandomId as _, Role, TransportRuntime,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 

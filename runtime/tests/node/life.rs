@@ -9,7 +9,7 @@ use kolo_transport::ids::{ClusterId, DriverId, NodeId, Slot};
 use kolo_transport::wire::{HeadRequest, NodeEvent, NodeReply, NodeRequest, Probe, RefusalKind};
 use kolo_transport::{
     Authority, CloseCode, ConnectError, ConnectionLost, Endpoint, EndpointConfig, Expect, Identity,
-    Limits, Role, TransportRuntime,
+    Limits, RandomId as _, Role, TransportRuntime,
 };
 
 use crate::bed::{Bed, Head, is_running, node_config, soon};

@@ -4,7 +4,7 @@ use kolo_transport::ids::{DriverId, JobId, Rank};
 use kolo_transport::wire::{
     LogBatch, LogLine, NodeReply, NodeRequest, Refusal, RefusalKind, Stdio,
 };
-use kolo_transport::{Connection, Limits, Stream};
+use kolo_transport::{Connection, Limits, RandomId as _, Stream};
 
 use crate::bed::{Bed, connect, driver, soon};
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use kolo_transport::frame::{self, FrameError, Limits};
+use kolo_transport::frame::{self, FrameError, InvalidFrame, Limits};
 use kolo_transport::ids::{CallId, Generation, NodeId, ObjectId, Rank};
 use kolo_transport::runtime::Sends;
 use kolo_transport::session::FrameReceiver;
@@ -422,7 +422,7 @@ impl Group {
             match replies.next::<CallReply>().await {
                 Ok(Some(frame)) => self.reply(index, frame.head, frame.body, &mut done),
                 Ok(None) => break "the node ended the channel".to_owned(),
-                Err(error @ FrameError::Malformed { .. }) => {
+                Err(error @ FrameError::Invalid(InvalidFrame::Malformed { .. })) => {
                     tracing::warn!(%error, "a node sent a reply that is not known here");
                 }
                 Err(error) => break error.to_string(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kolo_transport::frame::FrameError;
+use kolo_transport::frame::{FrameError, InvalidFrame};
 use kolo_transport::ids::JobId;
 use kolo_transport::session::Stream;
 use kolo_transport::wire::{JobEvent, JobState, RankFailure, SubmitFrame};
@@ -96,7 +96,7 @@ impl Job {
                     }
                     Ok(None) => return self.without_head("it ended the job's stream").await,
                     // An event of a later version.
-                    Err(error @ FrameError::Malformed { .. }) => {
+                    Err(error @ FrameError::Invalid(InvalidFrame::Malformed { .. })) => {
                         tracing::warn!(job = %self.id, %error, "the head tells something that is not known here");
                     }
                     Err(error) => return self.without_head(&error.to_string()).await,

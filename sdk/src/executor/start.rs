@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use kolo_transport::frame::{FrameError, Limits};
+use kolo_transport::frame::{FrameError, InvalidFrame, Limits};
 use kolo_transport::ids::{JobId, Rank};
 use kolo_transport::session::{Connection, ConnectionLost, Stream};
 use kolo_transport::wire::{
@@ -148,7 +148,9 @@ impl Start {
                 head: self.cluster.head(),
                 reason: "it ended the stream".to_owned(),
             }),
-            Err(error @ FrameError::Malformed { .. }) => Err(self.unexpected(&error)),
+            Err(error @ FrameError::Invalid(InvalidFrame::Malformed { .. })) => {
+                Err(self.unexpected(&error))
+            }
             Err(error) => Err(self.head_lost(&error)),
         }
     }

@@ -73,7 +73,7 @@ fn run<W: Write + Send + 'static>(
     let mut reply = Reply::for_calls();
     let mut read_at = Instant::now();
     loop {
-        while let Some(frame) = decoder.next_raw()? {
+        while let Some(frame) = decoder.next_raw().map_err(FrameError::from)? {
             if stopping.load(Ordering::Acquire) {
                 return Ok(LoopEnd::Stopped);
             }

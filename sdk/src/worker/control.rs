@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kolo_collectives::{CollectiveError, Communicator, GroupId, Layout, LinkHello};
 use kolo_transport::endpoint::BindError;
-use kolo_transport::frame::FrameError;
+use kolo_transport::frame::{FrameError, InvalidFrame};
 use kolo_transport::identity::IdentityError;
 use kolo_transport::ids::{ClusterId, Generation, JobId};
 use kolo_transport::local::ControlSocket;
@@ -203,7 +203,9 @@ impl Conversation {
             let (message, fds) = match received {
                 Ok(received) => received.ok_or(ControlError::NodeGone)?,
                 // A message of a later version. It was for something that this one does not have.
-                Err(error @ FrameError::Malformed { .. }) if self.me.is_some() => {
+                Err(error @ FrameError::Invalid(InvalidFrame::Malformed { .. }))
+                    if self.me.is_some() =>
+                {
                     tracing::warn!(%error, "a message of the node is not understood");
                     continue;
                 }

@@ -6,7 +6,7 @@ use std::fmt;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use kolo_transport::frame::FrameError;
+use kolo_transport::frame::{FrameError, InvalidFrame};
 use kolo_transport::ids::{CallId, Generation, ObjectId};
 use kolo_transport::wire::{CallFailure, FailureKind};
 use serde::Deserialize;
@@ -42,9 +42,11 @@ enum Op<'a> {
 impl<'a> CallHead<'a> {
     /// The call of an encoded head.
     pub(crate) fn decode(head: &'a [u8]) -> Result<Self, FrameError> {
-        rmp_serde::from_slice(head).map_err(|error| FrameError::Malformed {
-            expected: "WorkerCall",
-            reason: error.to_string(),
+        rmp_serde::from_slice(head).map_err(|error| {
+            FrameError::Invalid(InvalidFrame::Malformed {
+                expected: "WorkerCall",
+                reason: error.to_string(),
+            })
         })
     }
 }

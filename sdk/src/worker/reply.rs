@@ -1,7 +1,7 @@
 //! Results on their way to the node: encoded once, straight into the bytes that are written.
 
 use bytes::BytesMut;
-use kolo_transport::frame::{self, FrameError, Limits};
+use kolo_transport::frame::{self, FrameError, InvalidFrame, Limits};
 use kolo_transport::ids::CallId;
 use kolo_transport::wire::{CallFailure, FailureKind, Outcome, WorkerResult};
 use serde::Serialize;
@@ -80,12 +80,13 @@ impl Reply {
     ) -> Result<(), FrameError> {
         match ended {
             Ok(()) => {
-                let length =
-                    u32::try_from(self.out.len() - self.body).map_err(|_| FrameError::TooLong {
+                let length = u32::try_from(self.out.len() - self.body).map_err(|_| {
+                    InvalidFrame::TooLong {
                         part: "body",
                         given: (self.out.len() - self.body) as u64,
                         limit: u32::MAX,
-                    })?;
+                    }
+                })?;
                 // The prefix is the head's length, then the body's.
                 self.out[self.frame + 4..self.frame + 8].copy_from_slice(&length.to_be_bytes());
                 Ok(())
@@ -100,7 +101,7 @@ impl Reply {
                     call,
                     outcome: Outcome::Failed(failure),
                 };
-                frame::encode_head(&mut self.out, &head, 0)
+                Ok(frame::encode_head(&mut self.out, &head, 0)?)
             }
         }
     }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use kolo::Cluster;
 use kolo_runtime::{Head, HeadConfig, HeadState, Node, NodeConfig, NodeCredentials, NodeResources};
-use kolo_transport::Credentials;
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{DriverId, JobId, NodeId, Rank};
 use kolo_transport::interfaces::wildcard;
 use kolo_transport::wire::{ClusterInfo, JobInfo};
+use kolo_transport::{Credentials, RandomId as _};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use kolo::prelude::*;
 use kolo_harness::{Mode, TestCluster};
-use kolo_transport::Credentials;
 use kolo_transport::identity::Role;
+use kolo_transport::{Credentials, RandomId as _};
 use rustix::process::Signal;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -30,7 +30,7 @@ pub use self::listener::TlsListener;
 pub(crate) use self::probe::{is_reachable, is_refused};
 use self::records::Records;
 use crate::endpoint::{ConnectError, Endpoint, EndpointConfig, Expect};
-use crate::identity::Identity;
+use crate::identity::{Identity, identity_of};
 use crate::session::ConnectionLost;
 use crate::tls;
 
@@ -164,7 +164,7 @@ fn peer_of(state: &CommonState, own: &Identity) -> Result<Identity, String> {
         .peer_certificates()
         .and_then(|chain| chain.first())
         .ok_or("it presented no certificate of the cluster")?;
-    let peer = Identity::from_certificate(certificate).map_err(|error| error.to_string())?;
+    let peer = identity_of(certificate).map_err(|error| error.to_string())?;
     if peer.cluster == own.cluster {
         Ok(peer)
     } else {
@@ -242,6 +242,7 @@ mod tests {
     use crate::authority::Authority;
     use crate::identity::Role;
     use crate::ids::{ClusterId, JobId, Slot};
+    use crate::random::RandomId as _;
     use crate::runtime::TransportRuntime;
 
     /// Ends at any record, as it would after millions of them.

@@ -30,7 +30,7 @@ use self::peers::Peers;
 use crate::bulk::{self, TlsLink, TlsListener};
 use crate::credentials::Credentials;
 use crate::frame::{FrameReader, Limits};
-use crate::identity::{Identity, Role};
+use crate::identity::{Identity, Role, identity_of};
 use crate::ids::{JobId, NodeId, Slot};
 use crate::live::LiveCredentials;
 use crate::runtime::{QuinnRuntime, TransportRuntime};
@@ -459,7 +459,7 @@ pub(crate) fn presented_identity(connection: &quinn::Connection) -> Result<Ident
     let certificate = certificates
         .first()
         .ok_or("it presented no certificate of the cluster")?;
-    Identity::from_certificate(certificate).map_err(|error| error.to_string())
+    identity_of(certificate).map_err(|error| error.to_string())
 }
 
 /// Waits until the listener has let this side in.

@@ -1,3 +1,4 @@
+use crate::frame::InvalidFrame;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream as StdStream;
@@ -286,7 +287,10 @@ async fn what_cannot_be_sent_or_used_is_refused() {
     let long = note(&"x".repeat(5 << 20));
     let error = one.send(&long, &[]).await.unwrap_err();
     assert!(
-        matches!(error, FrameError::TooLong { part: "head", .. }),
+        matches!(
+            error,
+            FrameError::Invalid(InvalidFrame::TooLong { part: "head", .. })
+        ),
         "{error}"
     );
     // A socket of another kind, and no socket.

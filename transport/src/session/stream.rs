@@ -71,8 +71,8 @@ impl FrameSender {
     ///
     /// # Errors
     ///
-    /// [`FrameError::Reset`] if the peer stopped the stream, [`FrameError::Lost`], [`FrameError::TooLong`],
-    /// [`FrameError::Encode`].
+    /// [`FrameError::Reset`] if the peer stopped the stream, [`FrameError::Lost`],
+    /// [`FrameError::Invalid`].
     pub async fn send<T: Serialize>(&mut self, head: &T, body: &[u8]) -> Result<(), FrameError> {
         self.writer.send(head, body).await
     }
@@ -185,7 +185,7 @@ impl FrameReceiver {
     ///
     /// # Errors
     ///
-    /// [`FrameError`]; after [`FrameError::Malformed`] the next frame can be read.
+    /// [`FrameError`]; after [`FrameError::Invalid`] of a malformed head the next frame can be read.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<Frame<T>>, FrameError> {
         self.reader.next().await
     }

@@ -13,7 +13,7 @@ use kolo_transport::ids::{ClusterId, DriverId, NodeId};
 use kolo_transport::wire::{JoinReply, JoinRequest, Refusal, RefusalKind};
 use kolo_transport::{
     Authority, Connection, Credentials, Endpoint, EndpointConfig, Expect, JoinHandler, JoinToken,
-    Role, TokenBook, TransportRuntime, token,
+    RandomId as _, Role, TokenBook, TransportRuntime, token,
 };
 
 /// A wait that is longer than this has failed.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use actix::{Actor, AsyncContext, Context};
+use kolo_transport::RandomId as _;
 use kolo_transport::ids::{JobId, NodeId};
 use kolo_transport::wire::{Refusal, RefusalKind};
 

@@ -12,7 +12,7 @@ use kolo_transport::wire::{
 };
 use kolo_transport::{
     CloseCode, ConnectionLost, Credentials, Endpoint, EndpointConfig, Expect, FrameError,
-    JoinError, JoinToken, join,
+    JoinError, JoinToken, RandomId as _, join,
 };
 use serde::Serialize;
 

@@ -15,7 +15,7 @@ use kolo_transport::wire::{
 };
 use kolo_transport::{
     CloseCode, Connection, Credentials, Endpoint, EndpointConfig, Expect, FrameReceiver,
-    FrameSender, Stream,
+    FrameSender, RandomId as _, Stream,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;

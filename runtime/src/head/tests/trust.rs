@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kolo_transport::identity::{HEAD_NAME, Identity, Role};
+use kolo_transport::identity::{HEAD_NAME, Identity, Role, identity_of};
 use kolo_transport::ids::{DriverId, JobId, NodeId, Slot};
 use kolo_transport::wire::{
     Exit, HeadReply, HeadRequest, JobEvent, JobState, NodeRequest, RefusalKind, RevocationList,
@@ -79,7 +79,7 @@ async fn s2_only_administrators_change_who_is_trusted_and_each_renews_its_own() 
         let own = member.endpoint.identity();
         match (own.role, reply) {
             (Role::Node | Role::Driver, HeadReply::Renewed { certificate }) => {
-                let new = Identity::from_certificate(&CertificateDer::from(certificate)).unwrap();
+                let new = identity_of(&CertificateDer::from(certificate)).unwrap();
                 assert_eq!(new, *own);
             }
             (Role::Worker | Role::Head, HeadReply::Refused(refusal)) => {

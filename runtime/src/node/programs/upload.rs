@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use kolo_actors::node::ProgramFile;
+use kolo_transport::RandomId as _;
 use kolo_transport::wire::ProgramHash;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;

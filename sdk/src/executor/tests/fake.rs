@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kolo_transport::Authority;
 use kolo_transport::endpoint::{Endpoint, EndpointConfig};
 use kolo_transport::frame::Limits;
 use kolo_transport::identity::{HEAD_NAME, Role};
@@ -17,6 +16,7 @@ use kolo_transport::wire::{
     JobEvent, JobInfo, JobSpec, JobState, Member, NodeReply, NodeRequest, Outcome, PlacedNode,
     RankFailure, Refusal, SubmitFrame, WorkerInfo, WorkerState,
 };
+use kolo_transport::{Authority, RandomId as _};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinHandle;

@@ -1,6 +1,6 @@
 //! Newtypes for every identity.
 //!
-//! Random identities (`ClusterId`, `NodeId`, `JobId`, `DriverId`) are 64 random bits. They print as
+//! Random identities (`ClusterId`, `NodeId`, `JobId`, `DriverId`) are 64 random bits, which the caller brings. They print as
 //! `node-00f3a9c2d4e5b687`, are strings in JSON and plain integers in MessagePack.
 
 use std::fmt;
@@ -16,38 +16,11 @@ pub struct ParseIdError {
     kind: &'static str,
 }
 
-/// Fills `bytes` from the kernel's random generator.
-pub(crate) fn fill_random(bytes: &mut [u8]) {
-    let mut filled = 0;
-    while filled < bytes.len() {
-        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            // The kernel's generator exists on every Linux that kolo supports.
-            Err(error) => panic!("getrandom failed: {error}"),
-        }
-    }
-}
-
-pub(crate) fn random_u64() -> u64 {
-    let mut bytes = [0_u8; 8];
-    fill_random(&mut bytes);
-    u64::from_ne_bytes(bytes)
-}
-
 macro_rules! random_id {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(pub u64);
-
-        impl $name {
-            /// A new identity from the kernel's random generator.
-            #[must_use]
-            pub fn random() -> Self {
-                Self(random_u64())
-            }
-        }
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -200,10 +173,5 @@ mod tests {
         );
         assert_eq!(rmp_serde::to_vec(&id).unwrap(), [7]);
         assert_eq!(rmp_serde::from_slice::<JobId>(&[7]).unwrap(), id);
-    }
-
-    #[test]
-    fn random_ids_differ() {
-        assert_ne!(NodeId::random(), NodeId::random());
     }
 }

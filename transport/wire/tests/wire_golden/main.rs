@@ -8,8 +8,6 @@
 
 mod examples;
 mod required;
-
-#[path = "../common/value.rs"]
 mod value;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,14 +16,14 @@ use std::path::PathBuf;
 
 use bytes::BytesMut;
 use examples::cases;
-use kolo_transport::Role;
-use kolo_transport::frame::{PREFIX, decode_head, encode_head};
-use kolo_transport::ids::{
+use kolo_wire::frame::{PREFIX, decode_head, encode_head};
+use kolo_wire::head::Beat;
+use kolo_wire::identity::Role;
+use kolo_wire::ids::{
     CallId, ClusterId, CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, ObjectId, Rank,
     Slot,
 };
-use kolo_transport::wire::head::Beat;
-use kolo_transport::wire::*;
+use kolo_wire::*;
 use required::required;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

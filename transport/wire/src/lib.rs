@@ -1,8 +1,10 @@
 //! Every message that crosses a process boundary, by the pair of roles that speak it.
 //!
-//! All are MessagePack with named fields inside a [frame](crate::frame). A field may be added if it has
+//! All are MessagePack with named fields inside a [frame]. A field may be added if it has
 //! `#[serde(default)]`: receivers ignore fields they do not know. A message that is not known is refused
-//! with [`RefusalKind::UnknownRequest`]. What is incompatible needs a new ALPN (see [`crate::endpoint`]).
+//! with [`RefusalKind::UnknownRequest`]. What is incompatible needs a new ALPN (`kolo_transport::endpoint`).
+//!
+//! No I/O, clock or random number is in this crate: what decides upon messages needs none of them either.
 //!
 //! | who speaks | request | reply | module |
 //! |---|---|---|---|
@@ -12,10 +14,14 @@
 //! | head, driver to node | [`NodeRequest`] | [`NodeReply`] | [`node`] |
 //! | driver to node, after [`NodeRequest::Attach`] | [`CallFrame`] | [`CallReply`] | [`call`] |
 //! | node to worker process and back | [`ToWorker`], [`WorkerCall`] | [`FromWorker`], [`WorkerResult`] | [`worker`] |
+#![forbid(unsafe_code)]
 
 pub mod call;
 pub mod daemon;
+pub mod frame;
 pub mod head;
+pub mod identity;
+pub mod ids;
 pub mod job;
 pub mod join;
 pub mod network;
@@ -37,8 +43,8 @@ pub use job::{
 pub use join::{JoinReply, JoinRequest, Welcome};
 pub use network::{
     Echo, Interface, InterfaceAddress, InterfaceRow, InterfaceSelection, InterfacesQuery,
-    NetworkChoice, NetworkFingerprint, NetworkReport, NodeNetwork, Probe, ProbeFailure,
-    ProbeResult, ProbeTarget, ReachedBy,
+    NetworkChoice, NetworkReport, NodeNetwork, Probe, ProbeFailure, ProbeResult, ProbeTarget,
+    ReachedBy,
 };
 pub use node::{
     LogBatch, LogLine, NodeReply, NodeRequest, OutputChunk, SlotStart, StartWorkers, StdinChunk,

@@ -47,10 +47,6 @@ pub struct NodeNetwork {
     pub interfaces: Vec<Interface>,
 }
 
-/// BLAKE3 of a [`NodeNetwork`]: it changes when anything in it does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NetworkFingerprint(pub [u8; 32]);
-
 impl NodeNetwork {
     /// Most interfaces that a node reports; those behind them in order are left out.
     pub const MAX_INTERFACES: usize = 256;
@@ -58,36 +54,6 @@ impl NodeNetwork {
     pub const MAX_ADDRESSES: usize = 32;
     /// Longest name, in bytes.
     pub const MAX_NAME: usize = 64;
-
-    /// Its fingerprint. The order of interfaces and addresses does not matter.
-    #[must_use]
-    pub fn fingerprint(&self) -> NetworkFingerprint {
-        let mut interfaces: Vec<&Interface> = self.interfaces.iter().collect();
-        interfaces.sort_unstable();
-        let mut hasher = blake3::Hasher::new();
-        // Each part ends with what none can contain, so that no two lists give the same text.
-        let mut add = |part: &dyn fmt::Display| {
-            hasher.update(part.to_string().as_bytes());
-            hasher.update(b"\0");
-        };
-        add(&self.listen);
-        add(&self.host);
-        for interface in interfaces {
-            add(&interface.name);
-            add(&interface.up);
-            add(&interface.loopback);
-            add(&interface.mtu);
-            add(&interface.speed.unwrap_or(0));
-            let mut addresses = interface.addresses.clone();
-            addresses.sort_unstable();
-            for address in addresses {
-                add(&address.ip);
-                add(&address.prefix);
-            }
-            add(&"");
-        }
-        NetworkFingerprint(*hasher.finalize().as_bytes())
-    }
 
     /// The interface that has this address.
     #[must_use]
@@ -331,74 +297,6 @@ pub struct InterfacesQuery {
 mod tests {
     use super::*;
 
-    fn interface(name: &str, addresses: &[&str]) -> Interface {
-        Interface {
-            name: name.to_owned(),
-            up: true,
-            loopback: false,
-            mtu: 1500,
-            speed: None,
-            addresses: addresses
-                .iter()
-                .map(|ip| InterfaceAddress {
-                    ip: ip.parse().unwrap(),
-                    prefix: 24,
-                })
-                .collect(),
-        }
-    }
-
-    fn network(listen: &str, interfaces: Vec<Interface>) -> NodeNetwork {
-        NodeNetwork {
-            listen: listen.parse().unwrap(),
-            host: "h".to_owned(),
-            interfaces,
-        }
-    }
-
-    #[test]
-    fn a_fingerprint_is_of_the_content_and_not_of_its_order() {
-        let (a, b) = (
-            interface("a", &["10.0.0.1", "10.0.0.2"]),
-            interface("b", &["10.0.1.1"]),
-        );
-        let one = network("[::]:7", vec![a.clone(), b.clone()]).fingerprint();
-        let mut turned = a.clone();
-        turned.addresses.reverse();
-        assert_eq!(
-            network("[::]:7", vec![b.clone(), turned]).fingerprint(),
-            one
-        );
-
-        let mut others = vec![
-            network("[::]:8", vec![a.clone(), b.clone()]),
-            network("[::]:7", vec![a.clone()]),
-            // The same words, divided otherwise.
-            network(
-                "[::]:7",
-                vec![
-                    interface("a", &["10.0.0.1"]),
-                    interface("b", &["10.0.0.2", "10.0.1.1"]),
-                ],
-            ),
-        ];
-        for change in [
-            |i: &mut Interface| i.up = false,
-            |i: &mut Interface| i.mtu = 9000,
-            |i: &mut Interface| i.speed = Some(10_000),
-            |i: &mut Interface| i.name.push('0'),
-            |i: &mut Interface| i.loopback = true,
-            |i: &mut Interface| i.addresses[0].prefix = 25,
-        ] {
-            let mut changed = b.clone();
-            change(&mut changed);
-            others.push(network("[::]:7", vec![a.clone(), changed]));
-        }
-        for other in others {
-            assert_ne!(other.fingerprint(), one, "{other:?}");
-        }
-    }
-
     #[test]
     fn a_socket_speaks_what_it_is_bound_to() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
@@ -408,7 +306,11 @@ mod tests {
             ("10.0.0.1:7", true, false),
             ("[fd00::1]:7", false, true),
         ] {
-            let network = network(listen, Vec::new());
+            let network = NodeNetwork {
+                listen: listen.parse().unwrap(),
+                host: "h".to_owned(),
+                interfaces: Vec::new(),
+            };
             assert_eq!(network.speaks(ip("10.0.0.1")), v4, "{listen}");
             assert_eq!(network.speaks(ip("fd00::1")), v6, "{listen}");
             assert_eq!(
