@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use kolo_actors::interfaces::{Host, Plan, Step, plan};
+use kolo_core::interfaces::{Host, Plan, Step, plan};
 use kolo_harness::TestCluster;
 use kolo_harness::netns::{self, Lab};
 use kolo_transport::ids::NodeId;

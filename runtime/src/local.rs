@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use kolo_actors::env;
+use kolo_core::env;
 use kolo_transport::identity::{IdentityError, Role};
 use kolo_transport::ids::{DriverId, NodeId};
 use kolo_transport::wire::ProgramHash;

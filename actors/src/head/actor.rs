@@ -13,6 +13,10 @@ use actix::{
     Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MessageResult, ResponseFuture,
 };
 use futures_util::future::join_all;
+use kolo_core::head::history::{History, MAX_LISTED, shorten};
+use kolo_core::head::job::{Event, JobConfig};
+use kolo_core::head::registry::{NodeRegistry, Session};
+use kolo_core::interfaces::{Key, ProbeCache};
 use kolo_transport::Flood;
 use kolo_transport::awake::{AwakeClock, TICK};
 use kolo_transport::ids::{ClusterId, Generation, JobId, NodeId};
@@ -23,22 +27,13 @@ use tokio::sync::watch;
 
 use super::coordinator::Coordinator;
 use super::drain::Drains;
-use super::history::{History, shorten};
-use super::job::{Event, JobConfig};
 use super::link::{NodeLink, RendezvousHost};
 use super::messages::{
     GetCluster, GetEnd, GetJob, GetJobs, Gone, Happened, Heard, Info, JobEnd, MaySign, MaySignHere,
     News, Register, Report, Shutdown, StopJob, Submit, Submitted,
 };
 use super::probing::Probes;
-use super::registry::{NodeRegistry, Session};
-use crate::interfaces::{Key, ProbeCache};
-use crate::ranks::MAX_WORLD_SIZE;
 
-/// Jobs at one time.
-pub(super) const MAX_JOBS: usize = 1024;
-/// Workers and nodes in a list of jobs, so that it fits into a frame with the names and reasons of all.
-pub(super) const MAX_LISTED: usize = MAX_WORLD_SIZE as usize / 2;
 /// Jobs that a node is asked to stop at one time on top of those that it named when it registered. One that
 /// reports more jobs that nobody knows is told so, and no more.
 pub(super) const MAX_CLEANING: usize = 4096;

@@ -11,18 +11,18 @@ use actix::{
     Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, MessageResult,
     SpawnHandle,
 };
+use kolo_core::head::job::{Action, Event, Job, Reply};
+use kolo_core::interfaces::{Key, Network};
+use kolo_core::pace::Backoff;
 use kolo_transport::AwakeClock;
 use kolo_transport::ids::NodeId;
 use kolo_transport::wire::{JobEvent, NodeRequest, Refusal};
 use tokio::sync::{mpsc, watch};
 
 use super::actor::HeadActor;
-use super::job::{Action, Event, Job, Reply};
 use super::link::{NodeLink, RendezvousHost};
 use super::messages::{GetEnd, Happened, Info, JobEnd, MaySignHere, News};
 use super::probing::{Probes, Search};
-use crate::interfaces::{Key, Network};
-use crate::pace::Backoff;
 
 /// How long a node may take for one push before it is tried again.
 const PUSH_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,13 +1,13 @@
 //! Waiting until jobs have ended, so that a node or the head can leave without breaking any.
 
 use actix::{Context, Handler, ResponseFuture};
+use kolo_core::head::registry::Session;
 use kolo_transport::ids::NodeId;
 use kolo_transport::wire::Refusal;
 use tokio::sync::oneshot;
 
 use super::actor::HeadActor;
 use super::messages::{Drain, DrainNode};
-use super::registry::Session;
 
 /// Who waits. Each has a deadline of its own and goes away by dropping its end.
 #[derive(Debug, Default)]

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use actix::{AsyncContext as _, Context, Handler, ResponseFuture};
+use kolo_core::head::job::NetworkPlan;
+use kolo_core::head::registry::MAX_NODES;
+use kolo_core::interfaces::{Host, Key, Network, plan};
 use kolo_transport::ids::NodeId;
 use kolo_transport::wire::{
     InterfaceSelection, InterfacesQuery, NetworkReport, NodeRegistration, Refusal, RefusalKind,
 };
 
 use super::actor::HeadActor;
-use super::job::NetworkPlan;
 use super::link::NodeLink;
 use super::messages::{GetInterfaces, GetJob, Learned, NetworkChanged};
 use super::probing::Search;
-use super::registry::MAX_NODES;
-use crate::interfaces::{Host, Key, Network, plan};
 
 type Links = HashMap<NodeId, Arc<dyn NodeLink>>;
 

@@ -5,11 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::time::Duration;
 
+use kolo_core::head::job::Reply;
 use kolo_transport::ids::JobId;
 use kolo_transport::session::CloseCode;
 use kolo_transport::wire::{Member, NodeRequest};
-
-use super::job::Reply;
 
 /// A future that may move between threads.
 pub type SendFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;

@@ -4,6 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use actix::{Addr, Message};
+use kolo_core::head::job::Event;
+use kolo_core::head::registry::Session;
+use kolo_core::interfaces::{Key, Network};
 use kolo_transport::ids::{DriverId, Generation, JobId, NodeId, Slot};
 use kolo_transport::wire::{
     ClusterInfo, InterfacesQuery, JobEvent, JobInfo, JobSpec, NetworkReport, NodeEvent,
@@ -12,10 +15,7 @@ use kolo_transport::wire::{
 use tokio::sync::{mpsc, watch};
 
 use super::coordinator::Coordinator;
-use super::job::Event;
 use super::link::NodeLink;
-use super::registry::Session;
-use crate::interfaces::{Key, Network};
 
 /// A node introduces itself. Its identity was checked.
 #[derive(Message)]
@@ -123,7 +123,7 @@ impl Submit {
     #[must_use]
     pub fn capacity(spec: &JobSpec) -> usize {
         let workers = spec.placement.workers().unwrap_or(0);
-        workers.min(crate::ranks::MAX_WORLD_SIZE) as usize + 4
+        workers.min(kolo_core::ranks::MAX_WORLD_SIZE) as usize + 4
     }
 }
 

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use kolo_core::head::job::Reply;
+use kolo_core::interfaces::{Discovery, Key, Network, Step};
 use kolo_transport::AwakeClock;
 use kolo_transport::ids::NodeId;
 use kolo_transport::wire::{NetworkReport, NodeReply, NodeRequest, Probe, ProbeResult};
 use tokio::sync::watch;
 
-use super::job::Reply;
 use super::link::NodeLink;
-use crate::interfaces::{Discovery, Key, Network, Step};
 
 /// What connects the nodes, or the report that says why nothing does.
 pub(super) type Found = Result<Arc<Network>, NetworkReport>;
@@ -188,6 +188,7 @@ mod tests {
     use std::net::IpAddr;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use kolo_core::interfaces::{Host, Plan, plan};
     use kolo_transport::session::CloseCode;
     use kolo_transport::wire::network::{Interface, InterfaceAddress};
     use kolo_transport::wire::{Echo, InterfaceSelection, NetworkChoice, NodeNetwork};
@@ -195,7 +196,6 @@ mod tests {
 
     use super::super::link::SendFuture;
     use super::*;
-    use crate::interfaces::{Host, Plan, plan};
     use kolo_transport::awake::TICK;
 
     fn ip(node: u64) -> IpAddr {

@@ -1,5 +1,6 @@
 //! The actors, with nodes that are closures.
 
+mod fixtures;
 mod news;
 
 use std::net::{IpAddr, SocketAddr};
@@ -7,6 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use actix::{Actor, Addr};
+use kolo_core::head::job::{JobConfig, Reply};
+use kolo_core::head::registry::Session;
 use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId, Slot};
 use kolo_transport::session::CloseCode;
 use kolo_transport::wire::{
@@ -15,15 +18,13 @@ use kolo_transport::wire::{
 };
 use tokio::sync::{mpsc, watch};
 
+use self::fixtures::{exited, ready, spec};
 use super::actor::MAX_CLEANING;
-use super::job::fixtures::{exited, ready, spec};
-use super::job::{JobConfig, Reply};
 use super::link::{LocalFuture, NodeLink, RendezvousHost, SendFuture};
 use super::messages::{
     GetCluster, GetJob, GetJobs, Gone, Happened, MaySign, Register, Report, Shutdown, StopJob,
     Submit, Submitted,
 };
-use super::registry::Session;
 use super::{HeadActor, HeadSettings};
 
 /// Longer than any of these tests takes, and shorter than anybody's patience.
@@ -325,7 +326,7 @@ fn two_jobs_run_at_once_on_disjoint_resources() {
         );
 
         one.coordinator
-            .send(Happened(super::job::Event::DriverStop))
+            .send(Happened(kolo_core::head::job::Event::DriverStop))
             .await
             .unwrap();
         assert_eq!(end(&mut one_events).await.0, JobState::Stopped);

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
+use kolo_core::node::colocator::{Action, Colocator, SlotState, WorkerEvent};
+use kolo_core::node::environment::{self, Place};
 use kolo_process::{Signal, Warden};
 use kolo_transport::AwakeClock;
 use kolo_transport::ids::{Generation, JobId, Rank, Slot};
@@ -15,8 +17,6 @@ use kolo_transport::wire::{
 };
 use tokio::sync::{oneshot, watch};
 
-use super::colocator::{Action, Colocator, SlotState, WorkerEvent};
-use super::environment::{self, Place};
 use super::node_actor::{Gone, NodeActor, NodeContext};
 use super::output::Output;
 use super::ports::{ControlError, ControlSender};

@@ -4,11 +4,11 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use kolo_core::node::colocator::WorkerEvent;
 use kolo_process::{Child, SpawnRequest, Warden};
 use kolo_transport::wire::{OutputChunk, Stdio};
 use tokio::task::JoinHandle;
 
-use super::colocator::WorkerEvent;
 use super::stream;
 use super::worker_actor::{
     DRAIN, NotStarted, STDERR_TAIL, Supervisor, WorkerPlan, drain, read_output, see_off,

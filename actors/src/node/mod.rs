@@ -1,22 +1,14 @@
-//! A node's side of every job: what it holds, its workers, their output.
+//! A node's actors.
 //!
-//! [`inventory`], [`colocator`], [`environment`], [`logs`] and [`orphans`] decide, without I/O and clock. [`NodeActor`]
-//! owns the node's resources and makes a `NodeColocator` for each job that reserves some; that makes a
-//! `Worker` for each slot. What the actors need of the daemon around them is in [`NodeContext`].
+//! [`kolo_core::node`] decides. [`NodeActor`] owns the node's resources and makes a `NodeColocator` for each job that
+//! reserves some; that makes a `Worker` for each slot. [`NodeContext`] holds what the actors need of the daemon around them.
 
-pub mod colocator;
 mod colocator_actor;
-pub mod environment;
 mod installed;
-pub mod inventory;
-pub mod logs;
 mod node_actor;
-pub mod orphans;
 mod output;
 mod ports;
 mod stream;
-#[cfg(test)]
-mod testing;
 mod worker_actor;
 
 pub use installed::InstalledFile;

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
+use kolo_core::node::colocator::Here;
+use kolo_core::node::inventory::Inventory;
 use kolo_transport::awake::{AwakeClock, TICK};
 use kolo_transport::ids::{Generation, JobId, Slot};
 use kolo_transport::wire::{
@@ -15,11 +17,9 @@ use kolo_transport::wire::{
 };
 use tokio::runtime::Handle;
 
-use super::colocator::Here;
 use super::colocator_actor::{
     JobMembership, JobRankLost, KillJob, LeaseEnded, NodeColocator, SignalJob, StartJob, StopJob,
 };
-use super::inventory::Inventory;
 use super::output::Outputs;
 use super::ports::{CallPlane, HeadLink};
 use super::worker_actor::Launch;

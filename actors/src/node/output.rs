@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use kolo_core::node::logs::{Cursor, LogBook, LogLimits};
 use kolo_transport::ids::{DriverId, JobId, Rank};
 use kolo_transport::wire::{LogBatch, Refusal, RefusalKind, Stdio};
 use tokio::sync::watch;
 
-use super::logs::{Cursor, LogBook, LogLimits};
 use super::stream::{OutputStream, Taken};
 use crate::budget::{Budget, Share};
 

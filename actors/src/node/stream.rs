@@ -205,10 +205,10 @@ pub(super) async fn read(
 mod tests {
     use std::io::Write;
 
+    use kolo_core::node::logs::LogLimits;
     use kolo_transport::ids::{Generation, JobId, Rank};
     use kolo_transport::wire::Stdio;
 
-    use super::super::logs::LogLimits;
     use super::super::output::Outputs;
     use super::*;
 

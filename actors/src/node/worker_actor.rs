@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
+use kolo_core::node::colocator::{KILLED, WorkerEvent};
 use kolo_process::{Child, LineReader, Signal, SignalError, SpawnError, SpawnRequest, Warden};
 use kolo_transport::FrameError;
 use kolo_transport::ids::{Generation, JobId, Rank, Slot};
@@ -18,7 +19,6 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::colocator::{KILLED, WorkerEvent};
 use super::colocator_actor::{FromSlot, NodeColocator};
 use super::installed::InstalledFile;
 use super::node_actor::NodeContext;
@@ -36,7 +36,7 @@ const HANG_UP: Duration = Duration::from_secs(2);
 pub(super) const STDERR_TAIL: usize = 20;
 
 /// The call socket's number in the worker; the control socket follows. See
-/// [`super::environment::WORKER_FD_NUMBERS`].
+/// [`kolo_core::node::environment::WORKER_FD_NUMBERS`].
 const CALL_FD: i32 = 3;
 
 /// A program that is here and was verified.

@@ -29,7 +29,7 @@ pub enum CliError {
     Usage(String),
     /// The plan can't be read, or what is planned can't be placed.
     #[error(transparent)]
-    Plan(#[from] kolo_actors::plan::PlanError),
+    Plan(#[from] kolo_core::plan::PlanError),
     /// There is no such job. `kolo jobs` shows those that the head remembers.
     #[error("there is no job `{0}`; `kolo jobs` shows all that the head remembers")]
     NoSuchJob(String),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
-use kolo_actors::interfaces::table;
+use kolo_core::interfaces::table;
 use kolo_transport::wire::{
     HeadReply, HeadRequest, InterfaceSelection, InterfacesQuery, NetworkReport,
 };

@@ -1,6 +1,6 @@
 //! `kolo plan`.
 
-use kolo_actors::plan::{plan_hosts, plan_ranks};
+use kolo_core::plan::{plan_hosts, plan_ranks};
 
 use super::args::{Format, Plan};
 use super::error::CliError;

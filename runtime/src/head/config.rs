@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kolo_actors::head::job::JobConfig;
+use kolo_core::head::job::JobConfig;
 use kolo_transport::TransportRuntime;
 use kolo_transport::authority::DEFAULT_VALIDITY;
 

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use kolo_actors::head::job::Reply;
 use kolo_actors::head::{NodeLink, SendFuture};
+use kolo_core::head::job::Reply;
 use kolo_transport::wire::{NodeReply, NodeRequest, RefusalKind};
 use kolo_transport::{CloseCode, Connection, RequestError};
 

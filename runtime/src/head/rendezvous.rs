@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kolo_actors::env::horovod_hostname;
 use kolo_actors::head::{LocalFuture, RendezvousHost};
+use kolo_core::env::horovod_hostname;
 use kolo_transport::ids::JobId;
 use kolo_transport::wire::Member;
 

@@ -11,7 +11,7 @@ use kolo_actors::head::messages::{
     DrainNode, GetCluster, GetInterfaces, GetJob, GetJobs, Gone, Heard, MaySign, NetworkChanged,
     Register, Report, StopJob,
 };
-use kolo_actors::head::registry::Session;
+use kolo_core::head::registry::Session;
 use kolo_transport::frame::{InvalidFrame, Limits};
 use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{DriverId, JobId, NodeId, Slot};

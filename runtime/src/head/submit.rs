@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use actix::Addr;
 use kolo_actors::head::Coordinator;
-use kolo_actors::head::job::Event;
 use kolo_actors::head::messages::{Happened, Submit};
+use kolo_core::head::job::Event;
 use kolo_transport::frame::InvalidFrame;
 use kolo_transport::ids::DriverId;
 use kolo_transport::wire::{JobEvent, JobSpec, JobState, Refusal, SubmitFrame};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, ResponseError};
-use kolo_actors::rendezvous::RendezvousError;
+use kolo_core::rendezvous::RendezvousError;
 use kolo_transport::wire::{Refusal, RefusalKind};
 
 use super::body::BodyError;

@@ -7,7 +7,7 @@ use actix_web::{FromRequest as _, HttpRequest, HttpResponse, web};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use kolo_actors::rendezvous::{Deleted, Entry};
+use kolo_core::rendezvous::{Deleted, Entry};
 use kolo_transport::ids::Generation;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;

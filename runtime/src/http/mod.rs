@@ -33,7 +33,7 @@ const DESCRIPTORS: u64 = 12;
 pub use api::{BoxFuture, HeadApi};
 pub use auth::{BearerSecret, BearerSecretError};
 pub use connection::Connections;
-pub use kolo_actors::rendezvous::{RendezvousPlan, RendezvousSlot};
+pub use kolo_core::rendezvous::{RendezvousPlan, RendezvousSlot};
 pub use rendezvous::{RendezvousServer, RendezvousStartError};
 pub use server::{HttpConfig, HttpHandle, HttpLimits, HttpStartError, serve, serve_with};
 pub use store::SharedStore;

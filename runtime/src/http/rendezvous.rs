@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `GET /scope/key` | 200 with the value, or 404 at once |
 //! | `PUT /scope/key` with `Content-Length` | 200 |
-//! | `DELETE /scope/key` | 200; finalises a scope (see [`kolo_actors::rendezvous`]) |
+//! | `DELETE /scope/key` | 200; finalises a scope (see [`kolo_core::rendezvous`]) |
 //! | from another address, or of a scope of no member | 403 |
 //! | a path that is not exactly `/scope/key` | 400 |
 //! | PUT without a length, with too long a body, one that does not come in time, a full store | 411, 413, 408, 507 |
@@ -33,7 +33,7 @@ use actix_web::rt::net::TcpStream;
 use actix_web::{App, HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use kolo_actors::budget::Budget;
-use kolo_actors::rendezvous::{RendezvousError, RendezvousPlan, RendezvousUsage};
+use kolo_core::rendezvous::{RendezvousError, RendezvousPlan, RendezvousUsage};
 use kolo_transport::Flood;
 use kolo_transport::descriptors::{TooFewDescriptors, make_room};
 use tokio::sync::watch;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use kolo_actors::budget::{Budget, Share};
-use kolo_actors::rendezvous::{
+use kolo_core::rendezvous::{
     Deleted, Entry, RendezvousError, RendezvousLimits, RendezvousStore, RendezvousUsage, Waited,
     WaiterId,
 };

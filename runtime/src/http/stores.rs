@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kolo_actors::budget::Budget;
-use kolo_actors::rendezvous::RendezvousPlan;
+use kolo_core::rendezvous::RendezvousPlan;
 use kolo_transport::ids::{DriverId, Generation, JobId};
 use kolo_transport::wire::{JobInfo, RefusalKind};
 

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kolo_actors::node::logs::LogLimits;
+use kolo_core::node::logs::LogLimits;
 use kolo_transport::wire::{Milli, ResourceError, Resources};
 use kolo_transport::{Credentials, JoinToken, TransportRuntime};
 

@@ -23,10 +23,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, Addr, System};
-use kolo_actors::node::colocator::Here;
-use kolo_actors::node::inventory::Inventory;
 use kolo_actors::node::{NodeActor, NodeContext, Outputs, Snapshot, StopAll};
-use kolo_actors::pace::Backoff;
+use kolo_core::node::colocator::Here;
+use kolo_core::node::inventory::Inventory;
+use kolo_core::pace::Backoff;
 use kolo_transport::descriptors::{TooFewDescriptors, make_room};
 use kolo_transport::ids::{JobId, NodeId};
 use kolo_transport::renewal::keep_renewed;

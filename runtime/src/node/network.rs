@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::join_all;
-use kolo_actors::interfaces::NetworkFingerprint;
+use kolo_core::interfaces::NetworkFingerprint;
 use kolo_transport::interfaces;
 use kolo_transport::wire::{
     Echo, NodeNetwork, NodeReply, NodeRequest, Probe, ProbeFailure, ProbeResult, ProbeTarget,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::Addr;
-use kolo_actors::node::orphans::Orphans;
 use kolo_actors::node::{NodeActor, Stop};
+use kolo_core::node::orphans::Orphans;
 use kolo_transport::AwakeClock;
 
 use super::calls::Calls;

@@ -1,7 +1,7 @@
 //! The network interfaces of this host.
 //!
 //! [`here`] lists them as a node reports them, [`Changes`] tells when the list may have changed, and [`wildcard`] is the
-//! address that is reached over all of them. What is done with it is in `kolo_actors::interfaces`.
+//! address that is reached over all of them. What is done with it is in `kolo_core::interfaces`.
 
 mod netlink;
 

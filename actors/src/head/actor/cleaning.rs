@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use actix::fut::wrap_future;
 use actix::{ActorFutureExt, AsyncContext, Context};
+use kolo_core::head::job::Reply;
+use kolo_core::head::registry::Session;
+use kolo_core::pace::Backoff;
 use kolo_transport::ids::{JobId, NodeId};
 use kolo_transport::wire::{NodeReply, NodeRequest, RefusalKind};
 
 use super::HeadActor;
-use crate::head::job::Reply;
-use crate::head::registry::Session;
-use crate::pace::Backoff;
 
 /// How long a node may take to stop a job that it should not have any more.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);

@@ -4,16 +4,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use actix::{Actor, AsyncContext, Context};
+use kolo_core::head::history::MAX_JOBS;
+use kolo_core::head::job::{Job, Site};
+use kolo_core::head::validate::validate;
+use kolo_core::placement::{lay_out, place};
 use kolo_transport::RandomId as _;
 use kolo_transport::ids::{JobId, NodeId};
 use kolo_transport::wire::{Refusal, RefusalKind};
 
-use super::{HeadActor, MAX_JOBS, RunningJob};
+use super::{HeadActor, RunningJob};
 use crate::head::coordinator::{Contact, Coordinator, Sharing};
-use crate::head::job::{Job, Site};
 use crate::head::messages::{Submit, Submitted};
-use crate::head::validate::validate;
-use crate::placement::{lay_out, place};
 
 impl HeadActor {
     /// Checks a job, chooses its nodes, books what it wants there, and starts its Coordinator.

@@ -1,7 +1,7 @@
 //! How many workers, and how many of them on each host.
 
-use kolo_actors::placement::MAX_PER_NODE;
-use kolo_actors::ranks::MAX_WORLD_SIZE;
+use kolo_core::placement::MAX_PER_NODE;
+use kolo_core::ranks::MAX_WORLD_SIZE;
 use kolo_transport::wire::{JobSpec, Milli, NodeShare, Placement};
 
 use super::super::error::CliError;

@@ -5,8 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kolo_actors::env;
-use kolo_actors::head::validate::validate;
+use kolo_core::env;
+use kolo_core::head::validate::validate;
 use kolo_transport::wire::{Installed, JobSpec, Milli, Program, ProgramHash, Resources};
 
 use super::super::error::CliError;

@@ -1,9 +1,9 @@
 //! `--dry-run`: what would run where.
 
-use kolo_actors::head::job::problem_on;
-use kolo_actors::interfaces::Host;
-use kolo_actors::placement::{Offer, Share};
-use kolo_actors::plan::{PlanRow, plan_ranks};
+use kolo_core::head::job::problem_on;
+use kolo_core::interfaces::Host;
+use kolo_core::placement::{Offer, Share};
+use kolo_core::plan::{PlanRow, plan_ranks};
 use kolo_transport::ids::NodeId;
 use kolo_transport::wire::{InterfacesQuery, NodeNetwork, Refusal};
 use serde::Serialize;
@@ -133,7 +133,7 @@ async fn hosts(
 }
 
 fn place_on(plan: &Plan, offers: &[Offer]) -> Result<Vec<Share>, CliError> {
-    kolo_actors::placement::place(plan.spec.placement, &plan.spec.per_worker, offers)
+    kolo_core::placement::place(plan.spec.placement, &plan.spec.per_worker, offers)
         .map_err(|error| Refusal::from(error).into())
 }
 
@@ -156,7 +156,7 @@ fn interfaces_here(plan: &Plan, name: &str) -> Result<Option<Refusal>, CliError>
             interfaces,
         }),
     };
-    Ok(kolo_actors::interfaces::plan(vec![host], selection).err())
+    Ok(kolo_core::interfaces::plan(vec![host], selection).err())
 }
 
 /// What this machine says of the program, if it is the only host.

@@ -210,10 +210,10 @@ async fn g2_a_node_that_vanishes_between_reserve_and_start() {
 #[tokio::test]
 async fn g2_a_node_that_never_answers() {
     let head = Head::start(HeadConfig {
-        job: kolo_actors::head::job::JobConfig {
+        job: kolo_core::head::job::JobConfig {
             request_timeout: Duration::from_millis(300),
             stop_margin: Duration::from_millis(300),
-            ..kolo_actors::head::job::JobConfig::default()
+            ..kolo_core::head::job::JobConfig::default()
         },
         ..config()
     })

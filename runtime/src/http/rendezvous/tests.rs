@@ -3,7 +3,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::thread;
 use std::time::Instant;
 
-use kolo_actors::rendezvous::RendezvousSlot;
+use kolo_core::rendezvous::RendezvousSlot;
 
 use super::*;
 

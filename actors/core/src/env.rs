@@ -1,0 +1,632 @@
+//! The environment of a worker: Horovod's variables, torch's, and kolo's own.
+//!
+//! Unmodified scripts of both families find what their launcher would have set. What a node adds or
+//! leaves out is in [`defaults`]; the order of precedence is the node's. Which names kolo sets is asked of the functions
+//! that set them: see [`assigned`].
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::LazyLock;
+
+use kolo_wire::Member;
+use kolo_wire::ids::{CrossRank, Generation, JobId, LocalRank, NodeId, Rank, Slot};
+
+use crate::interfaces::Network;
+
+/// Variables by name.
+pub type Env = BTreeMap<String, String>;
+
+/// Prefix of kolo's own variables, which users can't set.
+pub const RESERVED_PREFIX: &str = "KOLO_";
+
+/// The IP address under which other nodes reach this one, where a worker's data plane listens.
+pub const NODE_IP: &str = "KOLO_NODE_IP";
+
+/// All addresses on which a worker's data plane listens, each with its interface: `10.0.0.1%eth0,10.1.0.1%eth1`.
+pub const LISTEN: &str = "KOLO_LISTEN";
+
+/// The smallest MTU of the interfaces that connect the job's nodes, in bytes.
+pub const MTU: &str = "KOLO_MTU";
+
+/// What the members of a job have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobEnv {
+    /// The job.
+    pub job: JobId,
+    /// The generation that is being formed.
+    pub generation: Generation,
+    /// Members in all.
+    pub world_size: u32,
+    /// Number of nodes.
+    pub nodes: u32,
+    /// Address of the node of rank 0.
+    pub master: IpAddr,
+    /// A port that was free there.
+    pub master_port: u16,
+    /// The job's plain HTTP rendezvous, if one is open.
+    pub rendezvous: Option<SocketAddr>,
+    /// Whether all nodes are reached over the loopback, which is then the interface to use.
+    pub loopback: bool,
+    /// How often the group was restarted.
+    pub restarts: u32,
+    /// How often it may be.
+    pub max_restarts: u32,
+}
+
+fn set(env: &mut Env, name: &str, value: impl ToString) {
+    env.insert(name.to_owned(), value.to_string());
+}
+
+/// The variables that are the same for every worker of a job.
+#[must_use]
+pub fn job(job: &JobEnv) -> Env {
+    let mut env = group(job);
+    env.extend(settings(job));
+    env
+}
+
+/// Sizes and addresses.
+fn group(job: &JobEnv) -> Env {
+    let mut env = Env::new();
+    let size = job.world_size;
+    set(&mut env, "HOROVOD_SIZE", size);
+    if let Some(address) = job.rendezvous {
+        set(&mut env, "HOROVOD_GLOO_RENDEZVOUS_ADDR", address.ip());
+        set(&mut env, "HOROVOD_GLOO_RENDEZVOUS_PORT", address.port());
+    }
+    set(&mut env, "WORLD_SIZE", size);
+    set(&mut env, "ROLE_WORLD_SIZE", size);
+    set(&mut env, "GROUP_WORLD_SIZE", job.nodes);
+    set(&mut env, "MASTER_ADDR", job.master);
+    set(&mut env, "MASTER_PORT", job.master_port);
+    env
+}
+
+/// How the frameworks are to work.
+fn settings(job: &JobEnv) -> Env {
+    let mut env = Env::new();
+    set(&mut env, "HOROVOD_CONTROLLER", "gloo");
+    set(&mut env, "HOROVOD_CPU_OPERATIONS", "gloo");
+    if job.loopback {
+        set(&mut env, "HOROVOD_GLOO_IFACE", "lo");
+        set(&mut env, "NCCL_SOCKET_IFNAME", "lo");
+    }
+    set(&mut env, "ROLE_NAME", "default");
+    set(&mut env, "TORCHELASTIC_RESTART_COUNT", job.restarts);
+    set(&mut env, "TORCHELASTIC_MAX_RESTARTS", job.max_restarts);
+    set(&mut env, "TORCHELASTIC_RUN_ID", job.job);
+    // "True" would make torch connect to a store that nobody serves.
+    set(&mut env, "TORCHELASTIC_USE_AGENT_STORE", "False");
+    env
+}
+
+/// The variables of one worker. `group_rank` is the number of its node in the job.
+#[must_use]
+pub fn member(job: &JobEnv, member: &Member, group_rank: u32) -> Env {
+    let mut env = Env::new();
+    // The node's id, not its hostname: two nodes may have one hostname, and `local_HOSTNAME` is a scope.
+    set(&mut env, "HOROVOD_HOSTNAME", horovod_hostname(member.node));
+    set(&mut env, "HOROVOD_RANK", member.rank);
+    set(&mut env, "HOROVOD_LOCAL_RANK", member.local_rank);
+    set(&mut env, "HOROVOD_LOCAL_SIZE", member.local_size);
+    set(&mut env, "HOROVOD_CROSS_RANK", member.cross_rank);
+    set(&mut env, "HOROVOD_CROSS_SIZE", member.cross_size);
+
+    set(&mut env, "RANK", member.rank);
+    set(&mut env, "ROLE_RANK", member.rank);
+    set(&mut env, "LOCAL_RANK", member.local_rank);
+    set(&mut env, "LOCAL_WORLD_SIZE", member.local_size);
+    set(&mut env, "GROUP_RANK", group_rank);
+
+    env.extend(identity(job.job, job.generation, job.world_size, member));
+    env
+}
+
+/// What workers on a node are told of the network: which interface to use, if there is one for all, and where kolo's own
+/// data plane listens.
+#[must_use]
+pub fn network(network: &Network, node: NodeId) -> Env {
+    let mut env = Env::new();
+    if let Some(name) = network.interface(node) {
+        // NCCL takes a name for the beginning of one, unless it is told otherwise.
+        let longer = network.report.rows.iter().any(|row| {
+            row.node == node && row.interface != name && row.interface.starts_with(name)
+        });
+        env.extend(interface(name, longer));
+    }
+    let listen = network.listen(node);
+    if let Some(first) = listen.first() {
+        set(&mut env, NODE_IP, first.ip);
+        let all: Vec<String> = listen.iter().map(ToString::to_string).collect();
+        set(&mut env, LISTEN, all.join(","));
+        let mtu = network
+            .report
+            .rows
+            .iter()
+            .filter(|row| row.chosen)
+            .map(|row| row.mtu);
+        if let Some(mtu) = mtu.min() {
+            set(&mut env, MTU, mtu);
+        }
+    }
+    env
+}
+
+/// The interface to use. `exact`: other names begin with this one.
+fn interface(name: &str, exact: bool) -> Env {
+    let mut env = Env::new();
+    set(&mut env, "HOROVOD_GLOO_IFACE", name);
+    set(&mut env, "GLOO_SOCKET_IFNAME", name);
+    let exact = if exact { "=" } else { "" };
+    set(&mut env, "NCCL_SOCKET_IFNAME", format!("{exact}{name}"));
+    env
+}
+
+/// The GPUs that a worker may use, none if the list is empty.
+#[must_use]
+pub fn devices(ids: &[String]) -> Env {
+    Env::from([("CUDA_VISIBLE_DEVICES".to_owned(), ids.join(","))])
+}
+
+/// The `HOROVOD_HOSTNAME` of workers on a node, which names the node's scope in the rendezvous.
+#[must_use]
+pub fn horovod_hostname(node: NodeId) -> String {
+    node.to_string()
+}
+
+/// kolo's own variables, which nothing overrides.
+#[must_use]
+pub fn identity(job: JobId, generation: Generation, world_size: u32, member: &Member) -> Env {
+    let mut env = Env::new();
+    set(&mut env, "KOLO_JOB", job);
+    set(&mut env, "KOLO_GENERATION", generation);
+    set(&mut env, "KOLO_NODE", member.node);
+    set(&mut env, "KOLO_HOSTNAME", &member.hostname);
+    set(&mut env, "KOLO_SLOT", member.slot);
+    set(&mut env, "KOLO_RANK", member.rank);
+    set(&mut env, "KOLO_SIZE", world_size);
+    set(&mut env, "KOLO_LOCAL_RANK", member.local_rank);
+    set(&mut env, "KOLO_LOCAL_SIZE", member.local_size);
+    set(&mut env, "KOLO_CROSS_RANK", member.cross_rank);
+    set(&mut env, "KOLO_CROSS_SIZE", member.cross_size);
+    env
+}
+
+/// Variables that a node sets only where neither its own environment nor the user has them, as torchrun does.
+#[must_use]
+pub fn defaults(local_size: u32) -> &'static [(&'static str, &'static str)] {
+    const ALL: &[(&str, &str)] = &[
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        ("PYTHONUNBUFFERED", "1"),
+        ("OMP_NUM_THREADS", "1"),
+    ];
+    // A worker that has its node to itself may use all its CPUs.
+    if local_size > 1 {
+        ALL
+    } else {
+        &ALL[..ALL.len() - 1]
+    }
+}
+
+/// Variables of kolo's own that users may give: settings of the worker's side.
+const SETTINGS: [&str; 2] = ["KOLO_LANE", "KOLO_RINGS"];
+
+/// Whether users can't give a variable of this name.
+#[must_use]
+pub fn is_reserved(name: &str) -> bool {
+    name.starts_with(RESERVED_PREFIX) && !SETTINGS.contains(&name)
+}
+
+/// What a variable that kolo sets for workers is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Assigned {
+    /// Where a worker stands in its group: ranks, sizes and addresses.
+    Place,
+    /// The GPUs that it was given.
+    Devices,
+    /// How a framework is to work.
+    Setting,
+}
+
+/// What kolo sets a variable of this name for, if it does.
+#[must_use]
+pub fn assigned(name: &str) -> Option<Assigned> {
+    /// All names, from the functions that set them; what they are told here is of no matter but that nothing is left out.
+    static NAMES: LazyLock<BTreeMap<String, Assigned>> = LazyLock::new(|| {
+        let everything = JobEnv {
+            job: JobId(0),
+            generation: Generation(0),
+            world_size: 1,
+            nodes: 1,
+            master: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            master_port: 1,
+            rendezvous: Some((Ipv4Addr::LOCALHOST, 1).into()),
+            loopback: true,
+            restarts: 0,
+            max_restarts: 0,
+        };
+        let anybody = Member {
+            rank: Rank(0),
+            local_rank: LocalRank(0),
+            local_size: 1,
+            cross_rank: CrossRank(0),
+            cross_size: 1,
+            slot: Slot(0),
+            node: NodeId(0),
+            hostname: String::new(),
+            address: None,
+        };
+        let of = |env: Env, what| env.into_keys().map(move |name| (name, what));
+        of(settings(&everything), Assigned::Setting)
+            .chain(of(interface("lo", false), Assigned::Setting))
+            .chain(of(devices(&[]), Assigned::Devices))
+            .chain(of(group(&everything), Assigned::Place))
+            .chain(of(member(&everything, &anybody, 0), Assigned::Place))
+            .collect()
+    });
+    NAMES.get(name).copied()
+}
+
+/// What other launchers tell their processes of the place in a group, which is not the group of a worker that inherits it. A
+/// `*` ends the beginning of a name. Settings such as `OMPI_MCA_btl` and `SLURM_JOB_ID` mislead nobody.
+const OF_OTHER_LAUNCHERS: [&str; 39] = [
+    // Open MPI and PMIx
+    "OMPI_APP_CTX_NUM_PROCS",
+    "OMPI_COMM_WORLD_*",
+    "OMPI_FIRST_RANKS",
+    "OMPI_MCA_ess*",
+    "OMPI_MCA_orte_*",
+    "OMPI_NUM_APP_CTX",
+    "OMPI_UNIVERSE_SIZE",
+    "PMIX_*",
+    "PRTE_*",
+    // MPICH, Intel MPI, MVAPICH
+    "HYDI_CONTROL_FD",
+    "MPISPAWN_*",
+    "MPI_LOCALNRANKS",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_*",
+    "PMI_*",
+    // Slurm: a batch script is task 0 of its first step
+    "SLURM_GTIDS",
+    "SLURM_LAUNCH_NODE_IPADDR",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_NPROCS",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_SRUN_COMM_*",
+    "SLURM_STEPID",
+    "SLURM_STEP_*",
+    "SLURM_TASK_PID",
+    // Cray, Flux, LSF
+    "ALPS_APP_*",
+    "FLUX_TASK_*",
+    "JSM_NAMESPACE_*",
+    "LSF_PM_*",
+    "PALS_*",
+    // torchrun, Horovod and what is made with them
+    "CROSS_RANK",
+    "CROSS_SIZE",
+    "HOROVOD_ELASTIC",
+    "HOROVOD_GLOO_RENDEZVOUS_*",
+    "LOCAL_SIZE",
+    "NODE_RANK",
+    "NODE_SIZE",
+    "TORCHELASTIC_*",
+];
+
+/// Whether a variable of an environment tells the place in a group. A worker does not inherit it: it has a place of its own.
+#[must_use]
+pub fn tells_a_place(name: &str) -> bool {
+    assigned(name) == Some(Assigned::Place)
+        || OF_OTHER_LAUNCHERS
+            .iter()
+            .any(|known| match known.strip_suffix('*') {
+                Some(beginning) => name.starts_with(beginning),
+                None => name == *known,
+            })
+}
+
+/// What a service manager tells a daemon alone: with these a worker could speak for the daemon, or read its secrets.
+const OF_A_SERVICE: [&str; 8] = [
+    "CREDENTIALS_DIRECTORY",
+    "LISTEN_FDNAMES",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_PIDFDID",
+    "NOTIFY_SOCKET",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
+];
+
+/// Whether a variable of an environment is a service manager's word to whoever has that environment. A worker does not
+/// inherit it.
+#[must_use]
+pub fn is_of_a_service(name: &str) -> bool {
+    OF_A_SERVICE.contains(&name)
+}
+
+/// Why a variable of the launcher's environment is not passed on to workers, if it is not. What kolo sets is not overridden
+/// by what happens to be there; `by_name` means that somebody has written the name, and not a pattern.
+#[must_use]
+pub fn not_passed(name: &str, by_name: bool) -> Option<&'static str> {
+    if is_reserved(name) {
+        return Some("names that begin with KOLO_ are kolo's own");
+    }
+    match assigned(name) {
+        Some(Assigned::Place) => Some("kolo sets it for each worker; --env sets it all the same"),
+        Some(Assigned::Devices) => {
+            Some("kolo sets it on each host; --gpus-per-worker asks for GPUs")
+        }
+        Some(Assigned::Setting) if !by_name => Some("kolo sets it, and a pattern does not mean it"),
+        None if !by_name && tells_a_place(name) => {
+            Some("it tells a place in the group of another launcher")
+        }
+        None if !by_name && is_of_a_service(name) => {
+            Some("a service manager has set it for this process alone")
+        }
+        Some(Assigned::Setting) | None => None,
+    }
+}
+
+/// What is wrong with a variable that a user gives, if anything.
+#[must_use]
+pub fn problem(name: &str, value: &str) -> Option<&'static str> {
+    if name.is_empty() {
+        Some("its name is empty")
+    } else if name.contains('=') {
+        Some("its name contains `=`")
+    } else if name.contains('\0') {
+        Some("its name contains a NUL byte")
+    } else if value.contains('\0') {
+        Some("its value contains a NUL byte")
+    } else if is_reserved(name) {
+        Some("names that begin with KOLO_ are kolo's own")
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job_env() -> JobEnv {
+        JobEnv {
+            job: JobId(7),
+            generation: Generation(1),
+            world_size: 6,
+            nodes: 3,
+            master: "10.0.0.1".parse().unwrap(),
+            master_port: 29_500,
+            rendezvous: None,
+            loopback: false,
+            restarts: 0,
+            max_restarts: 0,
+        }
+    }
+
+    fn member_five() -> Member {
+        Member {
+            rank: Rank(4),
+            local_rank: LocalRank(1),
+            local_size: 3,
+            cross_rank: CrossRank(1),
+            cross_size: 2,
+            slot: Slot(4),
+            node: NodeId(9),
+            hostname: "c".to_owned(),
+            address: None,
+        }
+    }
+
+    fn text(env: &Env) -> String {
+        let lines: Vec<_> = env.iter().map(|(k, v)| format!("{k}={v}\n")).collect();
+        lines.concat()
+    }
+
+    #[test]
+    fn the_job_s_variables() {
+        assert_eq!(
+            text(&job(&job_env())),
+            "GROUP_WORLD_SIZE=3\n\
+             HOROVOD_CONTROLLER=gloo\n\
+             HOROVOD_CPU_OPERATIONS=gloo\n\
+             HOROVOD_SIZE=6\n\
+             MASTER_ADDR=10.0.0.1\n\
+             MASTER_PORT=29500\n\
+             ROLE_NAME=default\n\
+             ROLE_WORLD_SIZE=6\n\
+             TORCHELASTIC_MAX_RESTARTS=0\n\
+             TORCHELASTIC_RESTART_COUNT=0\n\
+             TORCHELASTIC_RUN_ID=job-0000000000000007\n\
+             TORCHELASTIC_USE_AGENT_STORE=False\n\
+             WORLD_SIZE=6\n"
+        );
+    }
+
+    #[test]
+    fn a_rendezvous_and_the_loopback_are_told_only_if_they_are_there() {
+        let mut with = job_env();
+        with.rendezvous = Some("10.0.0.2:4711".parse().unwrap());
+        with.loopback = true;
+        let without = job(&job_env());
+        let mut added = job(&with);
+        added.retain(|name, _| !without.contains_key(name));
+        assert_eq!(
+            text(&added),
+            "HOROVOD_GLOO_IFACE=lo\n\
+             HOROVOD_GLOO_RENDEZVOUS_ADDR=10.0.0.2\n\
+             HOROVOD_GLOO_RENDEZVOUS_PORT=4711\n\
+             NCCL_SOCKET_IFNAME=lo\n"
+        );
+    }
+
+    #[test]
+    fn a_member_s_variables() {
+        assert_eq!(
+            text(&member(&job_env(), &member_five(), 2)),
+            "GROUP_RANK=2\n\
+             HOROVOD_CROSS_RANK=1\n\
+             HOROVOD_CROSS_SIZE=2\n\
+             HOROVOD_HOSTNAME=node-0000000000000009\n\
+             HOROVOD_LOCAL_RANK=1\n\
+             HOROVOD_LOCAL_SIZE=3\n\
+             HOROVOD_RANK=4\n\
+             KOLO_CROSS_RANK=1\n\
+             KOLO_CROSS_SIZE=2\n\
+             KOLO_GENERATION=1\n\
+             KOLO_HOSTNAME=c\n\
+             KOLO_JOB=job-0000000000000007\n\
+             KOLO_LOCAL_RANK=1\n\
+             KOLO_LOCAL_SIZE=3\n\
+             KOLO_NODE=node-0000000000000009\n\
+             KOLO_RANK=4\n\
+             KOLO_SIZE=6\n\
+             KOLO_SLOT=4\n\
+             LOCAL_RANK=1\n\
+             LOCAL_WORLD_SIZE=3\n\
+             RANK=4\n\
+             ROLE_RANK=4\n"
+        );
+    }
+
+    /// Every variable of both families is set by one of the three layers.
+    #[test]
+    fn both_families_are_complete() {
+        let mut with = job_env();
+        with.rendezvous = Some("10.0.0.2:4711".parse().unwrap());
+        let mut env = job(&with);
+        env.extend(member(&with, &member_five(), 2));
+        for (name, value) in defaults(3) {
+            env.insert((*name).to_owned(), (*value).to_owned());
+        }
+        for name in "HOSTNAME RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE CONTROLLER \
+                     CPU_OPERATIONS GLOO_RENDEZVOUS_ADDR GLOO_RENDEZVOUS_PORT"
+            .split_whitespace()
+        {
+            assert!(
+                env.contains_key(&format!("HOROVOD_{name}")),
+                "HOROVOD_{name}"
+            );
+        }
+        for name in "LOCAL_RANK RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE \
+                     GROUP_WORLD_SIZE ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT \
+                     TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID \
+                     TORCHELASTIC_USE_AGENT_STORE TORCH_NCCL_ASYNC_ERROR_HANDLING OMP_NUM_THREADS"
+            .split_whitespace()
+        {
+            assert!(env.contains_key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_kolo_sets_is_known_from_what_it_sets() {
+        use Assigned::{Devices, Place, Setting};
+        let mut with = job_env();
+        with.rendezvous = Some("10.0.0.2:4711".parse().unwrap());
+        with.loopback = true;
+        let mut env = job(&with);
+        env.extend(member(&with, &member_five(), 2));
+        env.extend(devices(&["3".to_owned()]));
+        env.extend(interface("eth0", true));
+        for name in env.keys() {
+            assert!(assigned(name).is_some(), "{name}");
+        }
+        for (name, what) in [
+            ("RANK", Some(Place)),
+            ("WORLD_SIZE", Some(Place)),
+            ("LOCAL_RANK", Some(Place)),
+            ("GROUP_WORLD_SIZE", Some(Place)),
+            ("MASTER_ADDR", Some(Place)),
+            ("MASTER_PORT", Some(Place)),
+            ("HOROVOD_HOSTNAME", Some(Place)),
+            ("HOROVOD_CROSS_SIZE", Some(Place)),
+            ("HOROVOD_GLOO_RENDEZVOUS_ADDR", Some(Place)),
+            ("KOLO_RANK", Some(Place)),
+            ("CUDA_VISIBLE_DEVICES", Some(Devices)),
+            ("NCCL_SOCKET_IFNAME", Some(Setting)),
+            ("GLOO_SOCKET_IFNAME", Some(Setting)),
+            ("HOROVOD_CONTROLLER", Some(Setting)),
+            ("TORCHELASTIC_RUN_ID", Some(Setting)),
+            ("NCCL_DEBUG", None),
+            ("OMP_NUM_THREADS", None),
+            ("HOROVOD_TIMELINE", None),
+            ("rank", None),
+        ] {
+            assert_eq!(assigned(name), what, "{name}");
+        }
+    }
+
+    #[test]
+    fn nobody_inherits_a_place_in_another_group() {
+        for name in "RANK WORLD_SIZE LOCAL_RANK MASTER_PORT HOROVOD_RANK HOROVOD_ELASTIC \
+                     HOROVOD_GLOO_RENDEZVOUS_PORT TORCHELASTIC_ERROR_FILE NODE_RANK CROSS_RANK \
+                     OMPI_COMM_WORLD_RANK OMPI_UNIVERSE_SIZE OMPI_MCA_orte_hnp_uri PMIX_RANK \
+                     PMIX_SERVER_URI2 PMI_RANK PMI_FD MPI_LOCALRANKID MV2_COMM_WORLD_RANK SLURM_PROCID \
+                     SLURM_LOCALID SLURM_NTASKS SLURM_STEP_NODELIST FLUX_TASK_RANK PALS_RANKID"
+            .split_whitespace()
+        {
+            assert!(tells_a_place(name), "{name}");
+        }
+        for name in "PATH OMPI_MCA_btl SLURM_JOB_ID SLURM_JOB_NODELIST HOROVOD_TIMELINE \
+                     NCCL_SOCKET_IFNAME CUDA_VISIBLE_DEVICES PMI RANKS MY_RANK"
+            .split_whitespace()
+        {
+            assert!(!tells_a_place(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_passed_never_overrides_ranks_and_a_pattern_nothing_that_kolo_sets() {
+        for (name, by_pattern, by_name) in [
+            ("NCCL_DEBUG", true, true),
+            ("PATH", true, true),
+            ("PYTHONUNBUFFERED", true, true),
+            ("KOLO_LANE", true, true),
+            ("NCCL_SOCKET_IFNAME", false, true),
+            ("HOROVOD_CONTROLLER", false, true),
+            ("SLURM_PROCID", false, true),
+            ("NOTIFY_SOCKET", false, true),
+            ("WATCHDOG_USEC", false, true),
+            ("LISTEN_FDS", false, true),
+            ("CREDENTIALS_DIRECTORY", false, true),
+            ("RANK", false, false),
+            ("MASTER_ADDR", false, false),
+            ("CUDA_VISIBLE_DEVICES", false, false),
+            ("KOLO_RANK", false, false),
+            ("KOLO_X", false, false),
+        ] {
+            assert_eq!(not_passed(name, false).is_none(), by_pattern, "{name}");
+            assert_eq!(not_passed(name, true).is_none(), by_name, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_lone_worker_keeps_all_threads() {
+        let names = |size| {
+            defaults(size)
+                .iter()
+                .map(|(name, _)| *name)
+                .collect::<Vec<_>>()
+        };
+        assert!(names(2).contains(&"OMP_NUM_THREADS"));
+        assert!(!names(1).contains(&"OMP_NUM_THREADS"));
+        assert!(names(1).contains(&"TORCH_NCCL_ASYNC_ERROR_HANDLING"));
+    }
+
+    #[test]
+    fn bad_variables_have_a_problem() {
+        assert_eq!(problem("A", "b=c"), None);
+        for (name, value) in [
+            ("", "x"),
+            ("A=B", "x"),
+            ("A\0", "x"),
+            ("A", "x\0"),
+            ("KOLO_RANK", "1"),
+        ] {
+            assert!(problem(name, value).is_some(), "{name:?}");
+        }
+    }
+}

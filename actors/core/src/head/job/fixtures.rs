@@ -1,0 +1,74 @@
+//! What the tests of this module share.
+
+use std::collections::BTreeMap;
+
+use kolo_wire::{Milli, Placement, Program, ProgramHash, Resources};
+
+use super::*;
+
+pub(crate) fn spec(placement: Placement) -> JobSpec {
+    JobSpec {
+        name: "test".to_owned(),
+        program: Program {
+            hash: ProgramHash([7; 32]),
+            size: 1,
+            name: "program".to_owned(),
+        },
+        args: vec!["--flag".to_owned()],
+        placement,
+        per_worker: Resources {
+            cpus: Milli::units(1),
+            ..Resources::default()
+        },
+        env: BTreeMap::from([("USER".to_owned(), "me".to_owned())]),
+        start_timeout_ms: 30_000,
+        grace_ms: 1000,
+        rendezvous: false,
+        installed: None,
+        layout: Vec::new(),
+        interfaces: kolo_wire::InterfaceSelection::default(),
+        no_cache: false,
+    }
+}
+
+/// One site for every entry, with so many workers; the first is node 1.
+pub(crate) fn sites(workers: &[u32]) -> Vec<Site> {
+    (1..)
+        .zip(workers)
+        .map(|(node, workers)| Site {
+            node: NodeId(node),
+            hostname: format!("host{node}"),
+            address: format!("10.0.0.{node}:4433").parse().unwrap(),
+            workers: *workers,
+        })
+        .collect()
+}
+
+pub(crate) fn failure(exit: Exit) -> RankFailure {
+    RankFailure {
+        rank: Rank(0),
+        node: NodeId(0),
+        hostname: String::new(),
+        pid: 0,
+        exit,
+        reason: None,
+        stderr_tail: vec!["last words".to_owned()],
+    }
+}
+
+pub(crate) fn exited(job: JobId, slot: u32, exit: Exit) -> NodeEvent {
+    NodeEvent::WorkerExited {
+        job,
+        slot: Slot(slot),
+        failure: failure(exit),
+        expected: false,
+    }
+}
+
+pub(crate) fn ready(job: JobId, slot: u32) -> NodeEvent {
+    NodeEvent::WorkerReady {
+        job,
+        slot: Slot(slot),
+        address: Some(format!("10.0.0.9:{}", 5000 + slot).parse().unwrap()),
+    }
+}

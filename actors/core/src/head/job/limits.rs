@@ -1,0 +1,185 @@
+//! The largest job.
+
+use kolo_wire::Placement;
+use kolo_wire::frame::{Limits, PREFIX, encode_head};
+
+use super::fixtures::{sites, spec};
+use super::tests::{JOB, Run, healthy, submit};
+use super::*;
+use crate::head::validate::{MAX_ENTRIES_BYTES, MAX_ENTRY};
+use crate::placement::MAX_PER_NODE;
+use crate::ranks::MAX_WORLD_SIZE;
+
+fn check(message: &impl serde::Serialize) {
+    let mut frame = bytes::BytesMut::new();
+    encode_head(&mut frame, message, 0).unwrap();
+    let length = frame.len() - PREFIX;
+    assert!(length <= Limits::CONTROL.head as usize, "{length} bytes");
+}
+
+/// In bytes, on Linux. A node may be given a longer one.
+const LONGEST_HOSTNAME: usize = 64;
+
+/// As [`submit`], with hostnames of this length.
+fn submit_on(
+    workers: &[u32],
+    hostname: usize,
+    change: impl FnOnce(&mut JobSpec),
+) -> Result<Run, Refusal> {
+    let now = Instant::now();
+    let mut spec = spec(Placement::Pack {
+        workers: workers.iter().sum(),
+    });
+    change(&mut spec);
+    let mut sites = sites(workers);
+    for site in &mut sites {
+        site.hostname = format!("{:x>hostname$}", site.node.0);
+    }
+    let config = JobConfig::default();
+    let (job, actions) = Job::submit(now, JOB, DriverId(1), spec, sites, config)?;
+    Ok(Run { job, now, actions })
+}
+
+#[test]
+fn hostnames_that_are_too_long_for_the_largest_job_are_refused() {
+    let nodes = vec![MAX_PER_NODE; (MAX_WORLD_SIZE / MAX_PER_NODE) as usize];
+    let refusal = submit_on(&nodes, LONGEST_HOSTNAME + 1, |_| {})
+        .err()
+        .unwrap();
+    assert_eq!(refusal.kind, RefusalKind::Invalid);
+    let start = "the hostnames of 16384 workers have 1064960 bytes together; allowed are 1048576 for so many workers, \
+                 64 for each; the longest is xxx";
+    assert!(refusal.message.starts_with(start), "{refusal}");
+    // Half as many may have longer ones.
+    submit_on(&nodes[..2], 256, |_| {}).unwrap();
+}
+
+/// What a limit is for: no message of the largest job is over the largest frame.
+#[test]
+fn the_largest_job_fits_into_frames() {
+    let nodes = vec![MAX_PER_NODE; (MAX_WORLD_SIZE / MAX_PER_NODE) as usize];
+    let mut run = submit_on(&nodes, LONGEST_HOSTNAME, |spec| {
+        for index in 0..MAX_ENTRIES_BYTES / MAX_ENTRY {
+            spec.env
+                .insert(format!("V{index}"), "x".repeat(MAX_ENTRY - 64));
+        }
+    })
+    .unwrap();
+    for (node, _) in (1..).zip(&nodes) {
+        run.reserve(node, true);
+    }
+    for (node, _) in (1..).zip(&nodes) {
+        run.start(node);
+    }
+    for slot in 0..MAX_WORLD_SIZE {
+        let report = NodeEvent::WorkerReady {
+            job: JOB,
+            slot: Slot(slot),
+            address: Some(
+                "[2001:db8:ffff:ffff:ffff:ffff:ffff:ffff]:65535"
+                    .parse()
+                    .unwrap(),
+            ),
+        };
+        run.report(1 + u64::from(slot / MAX_PER_NODE), report);
+    }
+    for (node, _) in (1..).zip(&nodes) {
+        run.take_membership(node);
+    }
+    let mut pushed = 0;
+    for action in &run.actions {
+        match action {
+            Action::Request { request, .. } => check(request),
+            // All nodes get the same.
+            Action::Push { request, .. } => {
+                if pushed == 0 {
+                    check(request);
+                }
+                pushed += 1;
+            }
+            Action::Tell(event) => check(event),
+            _ => {}
+        }
+    }
+    assert_eq!(pushed, nodes.len());
+    let healthy = run.actions.last();
+    assert!(matches!(
+        healthy,
+        Some(Action::Tell(JobEvent::Healthy { .. }))
+    ));
+    let mut info = run.job.info(Duration::ZERO);
+    for worker in &mut info.workers {
+        worker.pid = u32::MAX;
+        worker.exit = Some(Exit::Code(i32::MIN));
+    }
+    check(&info);
+}
+
+/// A worker may say anything, and a node may report anything.
+#[test]
+fn the_longest_last_words_fit_into_frames() {
+    let mut run = submit(&[1], |_| {});
+    run.reserve(1, true);
+    run.start(1);
+    let mut failure = super::fixtures::failure(Exit::Code(1));
+    failure.reason = Some("\u{fffd}".repeat(1 << 20));
+    failure.stderr_tail = vec!["\u{fffd}".repeat(64 << 10); 20];
+    failure.stderr_tail.push("x".repeat(1 << 20));
+    run.report(
+        1,
+        NodeEvent::WorkerExited {
+            job: JOB,
+            slot: Slot(0),
+            failure,
+            expected: false,
+        },
+    );
+    run.step(Event::Replied {
+        node: NodeId(1),
+        reply: Reply::Answer(NodeReply::Done),
+    });
+    let ended = run
+        .actions
+        .iter()
+        .find_map(|action| match action {
+            Action::Tell(event @ JobEvent::Ended { .. }) => Some(event),
+            _ => None,
+        })
+        .unwrap();
+    check(ended);
+    let JobEvent::Ended {
+        failure: Some(failure),
+        ..
+    } = ended
+    else {
+        panic!("{ended:?}");
+    };
+    // The end of a process is told by its last line, even by a part of it.
+    assert_eq!(failure.stderr_tail, ["x".repeat(MAX_TAIL_BYTES)]);
+    let reason = run.job.info(Duration::ZERO).reason.unwrap();
+    assert!(reason.starts_with("a worker ended before"), "{reason}");
+    assert!(reason.len() <= MAX_REASON);
+}
+
+#[test]
+fn the_tail_of_a_dead_worker_is_cut_and_its_identity_is_the_head_s() {
+    let mut run = healthy();
+    let mut failure = fixtures::failure(Exit::Code(1));
+    failure.rank = Rank(0);
+    failure.stderr_tail = (0..1000).map(|line| line.to_string()).collect();
+    run.report(
+        2,
+        NodeEvent::WorkerExited {
+            job: JOB,
+            slot: Slot(3),
+            failure,
+            expected: false,
+        },
+    );
+    let Some(Action::Tell(JobEvent::RankLost { failure, .. })) = run.actions.first() else {
+        panic!("{:?}", run.actions);
+    };
+    assert_eq!((failure.rank, failure.node), (Rank(3), NodeId(2)));
+    assert_eq!(failure.stderr_tail.len(), MAX_TAIL);
+    assert_eq!(failure.stderr_tail.last().unwrap(), "999");
+}

@@ -1,0 +1,182 @@
+//! The interfaces that connect a job's nodes, and what workers are told of them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use kolo_wire::ids::NodeId;
+use kolo_wire::network::is_link_local;
+use kolo_wire::{GenerationTable, JobState, Member, NetworkChoice, NetworkReport, RefusalKind};
+
+use super::{Action, Job, Phase};
+use crate::env::{self, Env, JobEnv};
+use crate::interfaces::{self, Discovery, Network, Plan};
+
+/// What is known of the network.
+#[derive(Debug)]
+pub(super) enum Net {
+    /// The nodes are reached where they registered.
+    Registered,
+    /// To be found out when the nodes are reserved.
+    Wanted(Box<Discovery>),
+    /// Being found out.
+    Asked,
+    /// Found.
+    Known(Arc<Network>),
+    /// Nothing connects them.
+    Apart(NetworkReport),
+}
+
+impl Net {
+    /// Whether it is still to be found out.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self, Self::Wanted(_) | Self::Asked)
+    }
+
+    /// Whether nothing but the addresses at which the nodes registered is known.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.known()
+            .is_none_or(|network| *network.choice() == NetworkChoice::Registered)
+    }
+
+    pub(super) fn known(&self) -> Option<&Network> {
+        match self {
+            Self::Known(network) => Some(network),
+            _ => None,
+        }
+    }
+
+    pub(super) fn report(&self) -> Option<&NetworkReport> {
+        match self {
+            Self::Known(network) => Some(&network.report),
+            Self::Apart(report) => Some(report),
+            _ => None,
+        }
+    }
+}
+
+impl Job {
+    /// What connects the nodes, or how to find out. To be said before the first [`Job::step`]; without it the nodes are
+    /// reached where they registered.
+    pub fn connect_by(&mut self, plan: NetworkPlan) {
+        self.net = match plan {
+            NetworkPlan::Known(network) => Net::Known(network),
+            NetworkPlan::Discover(discovery) => Net::Wanted(discovery),
+        };
+    }
+
+    /// The nodes are reserved: now they can be asked.
+    pub(super) fn discover(&mut self) {
+        match std::mem::replace(&mut self.net, Net::Registered) {
+            Net::Wanted(discovery) => {
+                self.net = Net::Asked;
+                self.state = JobState::Probing;
+                let limit = self.config.probe_limit;
+                self.actions.push(Action::Discover(discovery, limit));
+            }
+            Net::Known(network) => self.take(network),
+            other => self.net = other,
+        }
+    }
+
+    pub(super) fn discovered(&mut self, found: Result<Arc<Network>, NetworkReport>) {
+        if !matches!(self.net, Net::Asked) {
+            return self.note("a network was found that nobody asked for".to_owned());
+        }
+        match found {
+            Ok(network) => self.take(network),
+            Err(report) => {
+                let refusal = interfaces::refusal(&report);
+                self.net = Net::Apart(report);
+                if self.phase == Phase::Prepare && self.ending.is_none() {
+                    let (kind, message) = refusal.map_or_else(
+                        || (RefusalKind::Internal, "the probe gave no result".to_owned()),
+                        |refusal| (refusal.kind, refusal.message),
+                    );
+                    self.fail(kind, message);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, network: Arc<Network>) {
+        let nodes: Vec<NodeId> = self.parts.iter().map(|part| part.site.node).collect();
+        // Programs that were installed make links of their own, in whatever direction.
+        let order = if self.is_installed() {
+            Ok(())
+        } else {
+            network.check_order(&nodes)
+        };
+        let fits = order.and_then(|()| {
+            if self.spec.rendezvous {
+                network.check_one_interface()
+            } else {
+                Ok(())
+            }
+        });
+        self.net = Net::Known(network);
+        if let Err(refusal) = fits
+            && self.ending.is_none()
+        {
+            self.fail(refusal.kind, refusal.message);
+        }
+    }
+
+    /// The address that all ranks reach rank 0's node at.
+    pub(super) fn master_ip(&self) -> IpAddr {
+        let site = &self.parts[0].site;
+        let chosen = self
+            .net
+            .known()
+            .filter(|network| *network.choice() != NetworkChoice::Local)
+            .and_then(|network| network.listen(site.node).first())
+            // Programs have no way to say over which interface that is.
+            .filter(|listen| !is_link_local(listen.ip));
+        chosen.map_or(site.address.ip(), |listen| listen.ip)
+    }
+
+    /// The variables of one worker.
+    pub(super) fn slot_env(&self, common: &JobEnv, member: &Member, part: usize) -> Env {
+        let mut all = env::member(common, member, part as u32);
+        if let Some(network) = self.net.known() {
+            all.extend(env::network(network, member.node));
+        }
+        all
+    }
+
+    /// The members with the addresses at which the workers of one node reach them.
+    pub(super) fn table_for(&self, part: usize) -> GenerationTable {
+        let mut table = self.table();
+        let Some(network) = self.net.known() else {
+            return table;
+        };
+        let by = self.parts[part].site.node;
+        for member in &mut table.members {
+            if member.node != by
+                && let Some(address) = member.address
+                && let Some(ip) = network.address(member.node, by)
+            {
+                // Workers use one port on all their addresses.
+                member.address = Some(SocketAddr::new(ip, address.port()));
+            }
+        }
+        table
+    }
+}
+
+/// What a job is told of the network at its start.
+#[derive(Debug, Clone)]
+pub enum NetworkPlan {
+    /// It is known.
+    Known(Arc<Network>),
+    /// To be found out.
+    Discover(Box<Discovery>),
+}
+
+impl From<Plan> for NetworkPlan {
+    fn from(plan: Plan) -> Self {
+        match plan {
+            Plan::Decided(network) => Self::Known(Arc::new(*network)),
+            Plan::Probe(discovery) => Self::Discover(discovery),
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! What people see of a job.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use kolo_wire::ids::Generation;
+use kolo_wire::{JobInfo, RefusalKind, WorkerInfo, WorkerState};
+
+use super::{FIRST, Hold, Job, Phase, Rendezvous};
+
+/// How many culprits a message lists.
+const LISTED: usize = 16;
+
+impl Job {
+    /// The job, as the API and `kolo` show it, at this age.
+    #[must_use]
+    pub fn info(&self, age: Duration) -> JobInfo {
+        JobInfo {
+            job: self.id,
+            name: self.spec.name.clone(),
+            owner: self.owner,
+            state: self.state,
+            generation: if self.phase == Phase::Up {
+                FIRST
+            } else {
+                Generation(0)
+            },
+            workers: self
+                .seats
+                .iter()
+                .map(|seat| WorkerInfo {
+                    member: seat.member.clone(),
+                    state: seat.state,
+                    pid: seat.pid,
+                    exit: seat.exit,
+                })
+                .collect(),
+            nodes: self.placed_nodes(),
+            age_ms: age.as_millis() as u64,
+            reason: self.ending.as_ref().map(|ending| ending.reason.clone()),
+            rendezvous: match self.rendezvous {
+                Rendezvous::Open(address) if !self.finished => Some(address),
+                _ => None,
+            },
+            network: self.net.report().cloned(),
+        }
+    }
+
+    /// Fails the job because of its start timeout, naming those who did not come.
+    pub(super) fn start_timed_out(&mut self) {
+        let seconds = self.spec.start_timeout_ms as f64 / 1000.0;
+        let mut message =
+            format!("the group was not ready within its start timeout of {seconds} s: ");
+        match self.phase {
+            Phase::Reserve => {
+                let missing = self.parts_that(|hold| hold == Hold::Reserving);
+                let _ = write!(message, "no answer to the reservation from {missing}");
+            }
+            Phase::Prepare if !self.program_ready => {
+                message.push_str("its driver did not bring the program to all nodes");
+            }
+            Phase::Prepare if self.net.is_open() => message.push_str(
+                "its nodes were not done with the probe of their network interfaces; give it more time, or name \
+                 interfaces that are probed alone (--interfaces)",
+            ),
+            Phase::Prepare => message.push_str("the rendezvous did not open"),
+            Phase::Boot => message.push_str(&self.ranks_that_did_not_come()),
+            Phase::Publish | Phase::Up => {
+                let names: Vec<_> = (0..self.parts.len())
+                    .filter(|part| !self.parts[*part].has_membership)
+                    .map(|part| self.place_name(part))
+                    .collect();
+                let _ = write!(
+                    message,
+                    "the membership was not taken by {}",
+                    listed(&names)
+                );
+            }
+        }
+        self.fail(RefusalKind::Timeout, message);
+    }
+
+    fn parts_that(&self, is: impl Fn(Hold) -> bool) -> String {
+        let names: Vec<_> = (0..self.parts.len())
+            .filter(|part| is(self.parts[*part].hold))
+            .map(|part| self.place_name(part))
+            .collect();
+        listed(&names)
+    }
+
+    fn ranks_that_did_not_come(&self) -> String {
+        let late: Vec<_> = self
+            .seats
+            .iter()
+            .filter(|seat| seat.state != WorkerState::Ready)
+            .map(|seat| {
+                let process = match seat.pid {
+                    0 => "no process yet".to_owned(),
+                    pid => format!("pid {pid} said no hello"),
+                };
+                format!(
+                    "rank {} on {} ({}; {process})",
+                    seat.member.rank, seat.member.hostname, seat.member.node
+                )
+            })
+            .collect();
+        if late.is_empty() {
+            let missing = self.parts_that(|hold| hold == Hold::Starting);
+            return format!("no answer to the start from {missing}");
+        }
+        format!(
+            "{} of {} workers did not come: {}",
+            late.len(),
+            self.seats.len(),
+            listed(&late)
+        )
+    }
+}
+
+pub(super) fn listed(names: &[String]) -> String {
+    let mut text = names[..names.len().min(LISTED)].join(", ");
+    if names.len() > LISTED {
+        let _ = write!(text, " and {} more", names.len() - LISTED);
+    }
+    text
+}

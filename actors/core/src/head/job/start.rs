@@ -1,0 +1,366 @@
+//! From the reservations to a whole group.
+
+use std::time::{Duration, Instant};
+
+use kolo_wire::ids::{NodeId, Slot};
+use kolo_wire::{
+    InstalledHere, JobEvent, JobState, NodeEvent, NodeReply, NodeRequest, Refusal, RefusalKind,
+    SlotStart, StartWorkers, WorkerState,
+};
+
+use super::{Action, FIRST, Hold, Job, Phase, Rendezvous, Reply};
+use crate::env::{self, JobEnv};
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Job {
+    pub(super) fn request(&mut self, part: usize, request: NodeRequest, deadline: Duration) {
+        self.actions.push(Action::Request {
+            node: self.parts[part].site.node,
+            request: Box::new(request),
+            deadline,
+        });
+    }
+
+    pub(super) fn reserve_all(&mut self) {
+        for part in 0..self.parts.len() {
+            let request = NodeRequest::Reserve {
+                job: self.id,
+                per_worker: self.spec.per_worker.clone(),
+                workers: self.parts[part].site.workers,
+                // Start is sent before the start timeout is over, and answered within a request's timeout.
+                lease_ms: self
+                    .spec
+                    .start_timeout_ms
+                    .saturating_add(milliseconds(self.config.request_timeout)),
+                program: self.spec.program.hash,
+                installed: self.spec.installed.clone().map(|program| InstalledHere {
+                    owner: self.owner,
+                    program,
+                }),
+            };
+            self.request(part, request, self.config.request_timeout);
+        }
+    }
+
+    pub(super) fn replied(&mut self, node: NodeId, reply: Reply) {
+        let Some(part) = self.part(node) else {
+            return self.note(format!("answer of {node}, which has no part in the job"));
+        };
+        match self.parts[part].hold {
+            Hold::Reserving => self.reserved(part, reply),
+            Hold::Starting => self.started(part, reply),
+            Hold::Undoing => self.undone(part, reply),
+            // It was lost, or said that all is gone, while the request was under way.
+            Hold::Reserved | Hold::Running | Hold::Free | Hold::Abandoned | Hold::Lost => {}
+        }
+    }
+
+    fn reserved(&mut self, part: usize, reply: Reply) {
+        let at = self.place_name(part);
+        match reply {
+            Reply::Answer(NodeReply::Reserved {
+                has_program,
+                free_port,
+                problem,
+            }) => {
+                let entry = &mut self.parts[part];
+                entry.hold = Hold::Reserved;
+                entry.has_program = has_program;
+                entry.free_port = free_port;
+                entry.problem = problem;
+                if self.ending.is_some() {
+                    self.undo(part);
+                }
+            }
+            Reply::Refused(refusal) => {
+                self.free(part);
+                self.fail(
+                    refusal.kind,
+                    format!("{at} did not reserve: {}", refusal.message),
+                );
+            }
+            Reply::Answer(_) | Reply::Unknown(_) => {
+                // It may hold the reservation all the same.
+                self.parts[part].hold = Hold::Reserved;
+                let why = unexpected(reply);
+                if self.ending.is_some() {
+                    self.undo(part);
+                } else {
+                    self.fail(RefusalKind::Timeout, format!("{at} did not reserve: {why}"));
+                }
+            }
+        }
+    }
+
+    fn started(&mut self, part: usize, reply: Reply) {
+        let at = self.place_name(part);
+        self.parts[part].hold = Hold::Running;
+        match reply {
+            Reply::Answer(NodeReply::Started { pids }) => {
+                let node = self.parts[part].site.node;
+                for (slot, pid) in pids {
+                    self.worker_started(node, slot, pid);
+                }
+                if self.ending.is_some() {
+                    self.undo(part);
+                }
+            }
+            _ if self.ending.is_some() => self.undo(part),
+            Reply::Refused(refusal) => self.fail(
+                refusal.kind,
+                format!("{at} did not start its workers: {}", refusal.message),
+            ),
+            Reply::Answer(_) | Reply::Unknown(_) => self.fail(
+                RefusalKind::Timeout,
+                format!("{at} did not start its workers: {}", unexpected(reply)),
+            ),
+        }
+    }
+
+    pub(super) fn rendezvous_opened(&mut self, opened: Result<std::net::SocketAddr, String>) {
+        if self.rendezvous != Rendezvous::Opening {
+            return self.note("a rendezvous was opened that nobody asked for".to_owned());
+        }
+        match opened {
+            Ok(address) => self.rendezvous = Rendezvous::Open(address),
+            Err(reason) => {
+                self.rendezvous = Rendezvous::NotWanted;
+                self.fail(
+                    RefusalKind::Internal,
+                    format!("the head could not open the job's rendezvous: {reason}"),
+                );
+            }
+        }
+    }
+
+    /// Goes on to the next phase as soon as everything for it is there.
+    pub(super) fn advance(&mut self, now: Instant) {
+        if self.ending.is_some() {
+            return;
+        }
+        if self.phase == Phase::Reserve && self.parts.iter().all(|part| part.hold == Hold::Reserved)
+        {
+            self.check_installed();
+            if self.ending.is_some() {
+                return;
+            }
+            self.phase = Phase::Prepare;
+            self.program_ready |= self.parts.iter().all(|part| part.has_program);
+            self.actions.push(Action::Tell(JobEvent::Placed {
+                job: self.id,
+                nodes: self.placed_nodes(),
+            }));
+            self.discover();
+            if self.ending.is_some() {
+                return;
+            }
+            if self.rendezvous == Rendezvous::Wanted {
+                self.rendezvous = Rendezvous::Opening;
+                self.actions
+                    .push(Action::OpenRendezvous(self.table().members));
+            }
+        }
+        if self.phase == Phase::Prepare
+            && self.program_ready
+            && self.rendezvous != Rendezvous::Opening
+            && !self.net.is_open()
+        {
+            self.start_all(now);
+        }
+        if self.phase == Phase::Boot
+            && self.ready == self.seats.len()
+            && self.parts.iter().all(|part| part.hold == Hold::Running)
+        {
+            self.phase = Phase::Publish;
+            for part in 0..self.parts.len() {
+                if self.is_installed() {
+                    // There is nobody to tell.
+                    self.parts[part].has_membership = true;
+                    continue;
+                }
+                let table = self.table_for(part);
+                self.push(part, NodeRequest::Membership(table));
+            }
+        }
+        if self.phase == Phase::Publish && self.parts.iter().all(|part| part.has_membership) {
+            self.phase = Phase::Up;
+            self.state = JobState::Healthy;
+            self.actions.push(Action::Tell(JobEvent::Healthy {
+                table: self.table(),
+                nodes: self.placed_nodes(),
+            }));
+        }
+    }
+
+    pub(super) fn push(&mut self, part: usize, request: NodeRequest) {
+        self.actions.push(Action::Push {
+            node: self.parts[part].site.node,
+            request: Box::new(request),
+        });
+    }
+
+    fn start_all(&mut self, now: Instant) {
+        self.phase = Phase::Boot;
+        self.state = JobState::Starting;
+        let left = self.start_deadline.saturating_duration_since(now);
+        let common = self.common_env();
+        let job_env = env::job(&common);
+        for part in 0..self.parts.len() {
+            let range = {
+                let entry = &mut self.parts[part];
+                entry.hold = Hold::Starting;
+                entry.started = true;
+                let first = entry.first_rank as usize;
+                first..first + entry.site.workers as usize
+            };
+            let slots = self.seats[range]
+                .iter()
+                .map(|seat| SlotStart {
+                    member: seat.member.clone(),
+                    env: self.slot_env(&common, &seat.member, part),
+                })
+                .collect();
+            let request = NodeRequest::Start(StartWorkers {
+                job: self.id,
+                generation: FIRST,
+                owner: self.owner,
+                program: self.spec.program.clone(),
+                args: self.spec.args.clone(),
+                env: job_env.clone(),
+                user_env: self.spec.env.clone(),
+                slots,
+                world_size: self.seats.len() as u32,
+                needs_data_plane: self.parts.len() > 1 && !self.is_installed(),
+                hello_timeout_ms: milliseconds(left).max(1),
+                grace_ms: self.spec.grace_ms,
+                installed: self.spec.installed.clone(),
+            });
+            self.request(part, request, self.config.request_timeout);
+        }
+    }
+
+    fn common_env(&self) -> JobEnv {
+        let master = &self.parts[0];
+        JobEnv {
+            job: self.id,
+            generation: FIRST,
+            world_size: self.seats.len() as u32,
+            nodes: self.parts.len() as u32,
+            master: self.master_ip(),
+            master_port: master.free_port,
+            rendezvous: match self.rendezvous {
+                Rendezvous::Open(address) => Some(address),
+                Rendezvous::NotWanted | Rendezvous::Wanted | Rendezvous::Opening => None,
+            },
+            loopback: self.net.is_unknown()
+                && self
+                    .parts
+                    .iter()
+                    .all(|part| part.site.address.ip().is_loopback()),
+            restarts: 0,
+            max_restarts: 0,
+        }
+    }
+
+    pub(super) fn worker_started(&mut self, node: NodeId, slot: Slot, pid: u32) {
+        match self.seat_mut(node, slot) {
+            // 0: it could not be started; its exit tells why.
+            Some(seat) if pid > 0 => {
+                seat.pid = pid;
+                let rank = seat.member.rank.index();
+                if self.is_installed() {
+                    self.installed_ready(rank);
+                }
+            }
+            Some(_) => {}
+            None => self.note(format!(
+                "{node} started slot {slot}, which it does not have"
+            )),
+        }
+    }
+
+    pub(super) fn node_event(&mut self, node: NodeId, event: NodeEvent) {
+        let Some(part) = self.part(node) else {
+            return self.note(format!("{node} reports and has no part in the job"));
+        };
+        if self.parts[part].hold.is_over() {
+            return;
+        }
+        match event {
+            NodeEvent::WorkerReady { slot, address, .. } => {
+                let needs_address = self.parts.len() > 1;
+                match self.seat_mut(node, slot) {
+                    Some(seat) if seat.exit.is_some() => {}
+                    Some(seat) if needs_address && address.is_none() => {
+                        let rank = seat.member.rank;
+                        self.fail(
+                            RefusalKind::Worker,
+                            format!(
+                                "rank {rank} is ready without an address, which a job on several nodes needs"
+                            ),
+                        );
+                    }
+                    Some(seat) if seat.state == WorkerState::Starting => {
+                        seat.member.address = address;
+                        seat.state = WorkerState::Ready;
+                        self.ready += 1;
+                    }
+                    Some(_) => {}
+                    None => self.note(format!(
+                        "{node} has slot {slot} ready, which it does not have"
+                    )),
+                }
+            }
+            NodeEvent::WorkerExited {
+                slot,
+                failure,
+                expected,
+                ..
+            } => self.worker_exited(node, slot, failure, expected),
+            NodeEvent::JobGone { .. } => self.job_gone(part),
+            // All ranks get their notice at the same time: they may have to save together.
+            NodeEvent::JobLeft { reason, .. } => {
+                let at = self.place_name(part);
+                self.stop(format!("{at} leaves: {reason}"), false);
+            }
+        }
+    }
+
+    pub(super) fn pushed(&mut self, node: NodeId, membership: bool, refusal: Option<Refusal>) {
+        let Some(part) = self.part(node) else {
+            return self.note(format!("answer of {node}, which has no part in the job"));
+        };
+        let at = self.place_name(part);
+        if !membership {
+            self.signalled(part);
+        }
+        match refusal {
+            None if membership => self.parts[part].has_membership = true,
+            None => {}
+            Some(refusal) if membership => self.fail(
+                refusal.kind,
+                format!("{at} did not take the membership: {}", refusal.message),
+            ),
+            // Its workers have ended meanwhile, or it is too late for it.
+            Some(refusal) => self.note(format!(
+                "{at} refused the news of a lost rank, a signal or a kill: {refusal}"
+            )),
+        }
+    }
+
+    pub(super) fn place_name(&self, part: usize) -> String {
+        let site = &self.parts[part].site;
+        format!("{} ({})", site.hostname, site.node)
+    }
+}
+
+fn unexpected(reply: Reply) -> String {
+    match reply {
+        Reply::Unknown(reason) => reason,
+        Reply::Refused(refusal) => refusal.message,
+        Reply::Answer(_) => "it sent an answer to another question".to_owned(),
+    }
+}

@@ -1,0 +1,258 @@
+//! A job and the network between its nodes.
+
+use kolo_wire::{Echo, InterfaceSelection, NetworkChoice, NodeNetwork, ProbeFailure, ProbeResult};
+
+use super::fixtures::ready;
+use super::tests::{JOB, Run, submit};
+use super::*;
+use crate::interfaces::{Host, Plan, Step, plan};
+
+/// Nodes 1 to 3, each with these interfaces: name and first three bytes.
+fn hosts(interfaces: &[&[(&str, &str)]]) -> Vec<Host> {
+    use kolo_wire::{Interface, InterfaceAddress};
+    (1_u64..)
+        .zip(interfaces)
+        .map(|(number, list)| Host {
+            node: NodeId(number),
+            hostname: format!("host{number}"),
+            address: format!("10.0.0.{number}:4433").parse().unwrap(),
+            network: Some(NodeNetwork {
+                listen: "[::]:4433".parse().unwrap(),
+                host: number.to_string(),
+                interfaces: list
+                    .iter()
+                    .map(|(name, net)| Interface {
+                        name: (*name).to_owned(),
+                        up: true,
+                        loopback: false,
+                        mtu: 9000,
+                        speed: None,
+                        addresses: vec![InterfaceAddress {
+                            ip: format!("{net}.{number}").parse().unwrap(),
+                            prefix: 24,
+                        }],
+                    })
+                    .collect(),
+            }),
+        })
+        .collect()
+}
+
+fn discovery(hosts: &[Host]) -> Box<Discovery> {
+    match plan(hosts.to_vec(), &InterfaceSelection::default()).unwrap() {
+        Plan::Probe(discovery) => discovery,
+        Plan::Decided(network) => panic!("{network:?}"),
+    }
+}
+
+/// What comes of it if each address is reached from the same network, and from no other.
+fn find(hosts: &[Host]) -> Result<Arc<Network>, NetworkReport> {
+    let mut discovery = discovery(hosts);
+    let mut waiting = Vec::new();
+    let mut step = discovery.start();
+    loop {
+        match step {
+            Step::Probe(orders) => waiting = orders,
+            Step::Wait => {}
+            Step::Done(result) => return (*result).map(Arc::new),
+        }
+        let order = waiting.pop().unwrap();
+        let from = hosts.iter().find(|host| host.node == order.node).unwrap();
+        let results = order.targets.iter().map(|target| {
+            let text = target.address.ip().to_string();
+            let net = text.rsplit_once('.').unwrap().0;
+            let own = from.network.as_ref().unwrap().interfaces.iter();
+            let source = own
+                .flat_map(|interface| &interface.addresses)
+                .find(|address| address.ip.to_string().starts_with(&format!("{net}.")));
+            match source {
+                Some(source) => ProbeResult::Reached {
+                    rtt_us: 100,
+                    echo: Echo {
+                        seen: SocketAddr::new(source.ip, 1),
+                        local: None,
+                        interface: None,
+                        time_ms: 0,
+                    },
+                },
+                None => ProbeResult::Failed {
+                    kind: ProbeFailure::NoRoute,
+                    reason: "unreachable".to_owned(),
+                },
+            }
+        });
+        step = discovery.answered(order.node, Ok(results.collect()));
+    }
+}
+
+const ONE_NET: [&[(&str, &str)]; 2] = [&[("eth0", "10.1.0")], &[("eth0", "10.1.0")]];
+const TRIANGLE: [&[(&str, &str)]; 3] = [
+    &[("ab", "10.12.0"), ("ac", "10.13.0")],
+    &[("ab", "10.12.0"), ("bc", "10.23.0")],
+    &[("ac", "10.13.0"), ("bc", "10.23.0")],
+];
+
+fn starts(run: &Run) -> Vec<kolo_wire::StartWorkers> {
+    run.actions
+        .iter()
+        .filter_map(|action| match action {
+            Action::Request { request, .. } => match &**request {
+                NodeRequest::Start(start) => Some(start.clone()),
+                _ => None,
+            },
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn the_nodes_are_probed_between_placing_and_starting() {
+    let hosts = hosts(&ONE_NET);
+    let mut run = submit(&[1, 1], |_| ());
+    run.job.connect_by(NetworkPlan::Discover(discovery(&hosts)));
+    run.asked();
+    run.reserve(1, true);
+    assert_eq!(run.job.info(Duration::ZERO).state, JobState::Placing);
+    run.reserve(2, true);
+    assert_eq!(run.asked(), ["tell:placed", "discover"]);
+    assert_eq!(run.job.info(Duration::ZERO).state, JobState::Probing);
+    assert_eq!(run.job.info(Duration::ZERO).network, None);
+    // The program may come meanwhile; it is not enough.
+    run.step(Event::ProgramReady);
+    assert!(run.asked().is_empty());
+    run.step(Event::Discovered(find(&hosts)));
+    let info = run.job.info(Duration::ZERO);
+    assert_eq!(info.state, JobState::Starting);
+    let choice = info.network.unwrap().choice;
+    assert_eq!(choice, NetworkChoice::Interface("eth0".to_owned()));
+    let starts = starts(&run);
+    assert_eq!(run.asked(), ["1:start", "2:start"]);
+    let env = &starts[1].slots[0].env;
+    for (name, value) in [
+        ("HOROVOD_GLOO_IFACE", "eth0"),
+        ("GLOO_SOCKET_IFNAME", "eth0"),
+        ("NCCL_SOCKET_IFNAME", "eth0"),
+        ("KOLO_NODE_IP", "10.1.0.2"),
+        ("KOLO_LISTEN", "10.1.0.2%eth0"),
+        ("KOLO_MTU", "9000"),
+    ] {
+        assert_eq!(env[name], value, "{name}");
+    }
+    assert_eq!(starts[1].env["MASTER_ADDR"], "10.1.0.1");
+}
+
+#[test]
+fn what_is_known_is_not_asked_for_and_a_second_answer_changes_nothing() {
+    let network = find(&hosts(&ONE_NET)).unwrap();
+    let mut run = submit(&[1, 1], |_| ());
+    run.job.connect_by(NetworkPlan::Known(Arc::clone(&network)));
+    run.asked();
+    run.reserve(1, true);
+    run.reserve(2, true);
+    assert_eq!(run.asked(), ["tell:placed", "1:start", "2:start"]);
+    run.step(Event::Discovered(Ok(network)));
+    assert!(run.asked().is_empty());
+}
+
+#[test]
+fn nodes_that_nothing_connects_are_released_with_the_table() {
+    let apart = hosts(&[&[("eth0", "10.1.0")], &[("eth0", "10.2.0")]]);
+    let mut run = submit(&[1, 1], |_| ());
+    run.job.connect_by(NetworkPlan::Discover(discovery(&apart)));
+    run.reserve(1, true);
+    run.reserve(2, true);
+    run.asked();
+    run.step(Event::Discovered(find(&apart)));
+    assert_eq!(run.asked(), ["1:release", "2:release"]);
+    run.answer(1, NodeReply::Done);
+    run.answer(2, NodeReply::Done);
+    let refusal = run.ended().1.unwrap();
+    assert_eq!(refusal.kind, RefusalKind::Network);
+    assert!(refusal.message.contains("connects host1 and host2"));
+    assert!(refusal.message.contains("NODE"), "{refusal}");
+    let info = run.job.info(Duration::ZERO);
+    assert_eq!(info.network.unwrap().choice, NetworkChoice::None);
+}
+
+#[test]
+fn a_job_that_ends_while_it_is_probed_takes_no_answer() {
+    let hosts = hosts(&ONE_NET);
+    let mut run = submit(&[1, 1], |_| ());
+    run.job.connect_by(NetworkPlan::Discover(discovery(&hosts)));
+    run.reserve(1, true);
+    run.reserve(2, true);
+    run.asked();
+    run.step(Event::DriverStop);
+    assert_eq!(run.asked(), ["1:release", "2:release"]);
+    run.step(Event::Discovered(find(&hosts)));
+    run.answer(1, NodeReply::Done);
+    run.answer(2, NodeReply::Done);
+    assert!(run.asked().iter().all(|what| !what.contains("start")));
+    assert!(run.job.is_finished());
+
+    // And one whose time is over says what it waited for.
+    let mut run = submit(&[1, 1], |_| ());
+    run.job.connect_by(NetworkPlan::Discover(discovery(&hosts)));
+    run.reserve(1, true);
+    run.reserve(2, true);
+    run.now += Duration::from_secs(31);
+    run.step(Event::Tick);
+    run.answer(1, NodeReply::Done);
+    run.answer(2, NodeReply::Done);
+    let message = run.ended().1.unwrap().message;
+    assert!(
+        message.contains("probe of their network interfaces"),
+        "{message}"
+    );
+}
+
+#[test]
+fn by_pair_each_node_has_its_own_view_of_the_others() {
+    let network = find(&hosts(&TRIANGLE)).unwrap();
+    assert_eq!(*network.choice(), NetworkChoice::PerPair);
+    let mut run = submit(&[1, 1, 1], |_| ());
+    run.job.connect_by(NetworkPlan::Known(Arc::clone(&network)));
+    for node in 1..=3 {
+        run.reserve(node, true);
+    }
+    let starts = starts(&run);
+    assert!(!starts[0].slots[0].env.contains_key("GLOO_SOCKET_IFNAME"));
+    let listen = &starts[0].slots[0].env["KOLO_LISTEN"];
+    assert_eq!(listen, "10.12.0.1%ab,10.13.0.1%ac");
+    for node in 1..=3 {
+        run.start(node);
+        run.report(node, ready(JOB, node as u32 - 1));
+    }
+    let tables: Vec<_> = run
+        .actions
+        .iter()
+        .filter_map(|action| match action {
+            Action::Push { node, request } => match &**request {
+                NodeRequest::Membership(table) => Some((node.0, table.clone())),
+                _ => None,
+            },
+            _ => None,
+        })
+        .collect();
+    // Who sees whom where; the port is the worker's own.
+    for (by, of, seen) in [
+        (2, 0, "10.12.0.1:5000"),
+        (3, 0, "10.13.0.1:5000"),
+        (3, 1, "10.23.0.2:5001"),
+        (1, 2, "10.13.0.3:5002"),
+    ] {
+        let table = &tables.iter().find(|(node, _)| *node == by).unwrap().1;
+        assert_eq!(table.members[of].address, Some(seen.parse().unwrap()));
+    }
+
+    let mut run = submit(&[1, 1, 1], |spec| spec.rendezvous = true);
+    run.job.connect_by(NetworkPlan::Known(network));
+    for node in 1..=3 {
+        run.reserve(node, true);
+    }
+    for node in 1..=3 {
+        run.answer(node, NodeReply::Done);
+    }
+    let message = run.ended().1.unwrap().message;
+    assert!(message.contains("no single interface"), "{message}");
+}

@@ -1,0 +1,382 @@
+//! The node registry: who is alive, what is free, who holds what.
+//!
+//! A node is alive from its registration until its lease runs out or its connection ends. What a job holds
+//! on it stays booked until the node itself has confirmed that nothing is left, so a node that comes back
+//! with workers of old jobs offers only what is truly free (G-2).
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use kolo_wire::ids::{JobId, NodeId};
+use kolo_wire::{NodeInfo, NodeNetwork, NodeRegistration, Refusal, RefusalKind, Resources};
+
+use super::introduction::{check, check_network};
+use crate::placement::Offer;
+
+/// Most nodes of a cluster, lost ones that are still shown included.
+pub const MAX_NODES: usize = 16_384;
+/// Lost nodes that are remembered.
+const MAX_LOST: usize = 256;
+
+/// One stay of a node in the registry. A message of an older stay changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Session(pub u64);
+
+/// Answer to a registration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admission {
+    /// The new stay.
+    pub session: Session,
+    /// Jobs that the node held in an earlier stay, or says that it holds. They count it as lost; it must be told
+    /// to stop them.
+    pub stale: Vec<JobId>,
+    /// The earlier stay, if it had not ended.
+    pub replaced: Option<Session>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    registration: NodeRegistration,
+    session: Session,
+    alive: bool,
+    /// It takes no more jobs in this stay.
+    draining: bool,
+    last_seen: Instant,
+    held: BTreeMap<JobId, Resources>,
+}
+
+impl Entry {
+    fn available(&self) -> Resources {
+        let taken = self
+            .held
+            .values()
+            .fold(Resources::default(), |sum, held| sum.plus(held));
+        let total = &self.registration.resources;
+        // A node may come back smaller than what it still holds.
+        Resources {
+            cpus: kolo_wire::Milli(total.cpus.0.saturating_sub(taken.cpus.0)),
+            gpus: total.gpus.saturating_sub(taken.gpus),
+            custom: total
+                .custom
+                .iter()
+                .map(|(name, amount)| {
+                    let taken = taken.custom.get(name).map_or(0, |taken| taken.0);
+                    let rest = kolo_wire::Milli(amount.0.saturating_sub(taken));
+                    (name.clone(), rest)
+                })
+                .collect(),
+        }
+    }
+}
+
+/// All nodes that the head knows.
+#[derive(Debug)]
+pub struct NodeRegistry {
+    lease: Duration,
+    next_session: u64,
+    /// In order of first registration.
+    entries: Vec<Entry>,
+    index: BTreeMap<NodeId, usize>,
+}
+
+impl NodeRegistry {
+    /// No nodes. A node that is not heard for `lease` counts as lost.
+    #[must_use]
+    pub fn new(lease: Duration) -> Self {
+        Self {
+            lease,
+            next_session: 1,
+            entries: Vec::new(),
+            index: BTreeMap::new(),
+        }
+    }
+
+    /// A node introduces itself. One that is known begins a new stay; its old one is over.
+    ///
+    /// # Errors
+    ///
+    /// [`RefusalKind::Invalid`] for what can't be true, [`RefusalKind::Busy`] if there are too many nodes,
+    /// [`RefusalKind::Duplicate`] if another daemon with this identity was heard within the last half of the
+    /// lease: two that took turns would end each other's jobs without end.
+    pub fn register(
+        &mut self,
+        now: Instant,
+        registration: NodeRegistration,
+    ) -> Result<Admission, Refusal> {
+        check(&registration)?;
+        let session = Session(self.next_session);
+        let mut stale: BTreeSet<JobId> = registration.jobs.iter().copied().collect();
+        let admission = if let Some(&index) = self.index.get(&registration.node) {
+            let entry = &mut self.entries[index];
+            let silent = now.saturating_duration_since(entry.last_seen);
+            let another = registration.instance != 0
+                && entry.registration.instance != 0
+                && registration.instance != entry.registration.instance;
+            if entry.alive && another && silent < self.lease / 2 {
+                return Err(duplicate(&entry.registration, silent));
+            }
+            stale.extend(entry.held.keys());
+            let admission = Admission {
+                session,
+                stale: stale.into_iter().collect(),
+                replaced: entry.alive.then_some(entry.session),
+            };
+            entry.registration = registration;
+            entry.session = session;
+            entry.alive = true;
+            entry.draining = false;
+            entry.last_seen = now;
+            admission
+        } else {
+            self.forget_lost();
+            if self.entries.len() >= MAX_NODES {
+                return Err(Refusal::new(
+                    RefusalKind::Busy,
+                    format!("the cluster has {MAX_NODES} nodes already, which is the most"),
+                ));
+            }
+            self.index.insert(registration.node, self.entries.len());
+            self.entries.push(Entry {
+                registration,
+                session,
+                alive: true,
+                draining: false,
+                last_seen: now,
+                held: BTreeMap::new(),
+            });
+            Admission {
+                session,
+                stale: stale.into_iter().collect(),
+                replaced: None,
+            }
+        };
+        self.next_session += 1;
+        Ok(admission)
+    }
+
+    /// The node's interfaces have changed.
+    ///
+    /// # Errors
+    ///
+    /// [`RefusalKind::Forbidden`] if this stay is over, [`RefusalKind::Invalid`] for what can't be true.
+    pub fn set_network(
+        &mut self,
+        node: NodeId,
+        session: Session,
+        network: NodeNetwork,
+    ) -> Result<(), Refusal> {
+        check_network(&network)?;
+        match self.current(node, session) {
+            Some(entry) => {
+                entry.registration.network = Some(network);
+                Ok(())
+            }
+            None => Err(Refusal::new(
+                RefusalKind::Forbidden,
+                format!("{node} is not registered, or counts as lost; register again"),
+            )),
+        }
+    }
+
+    /// The living nodes, in order of first registration.
+    pub fn living(&self) -> impl Iterator<Item = &NodeRegistration> {
+        self.entries
+            .iter()
+            .filter(|entry| entry.alive)
+            .map(|entry| &entry.registration)
+    }
+
+    /// The node was heard. False if this stay is over.
+    pub fn beat(&mut self, now: Instant, node: NodeId, session: Session) -> bool {
+        match self.current(node, session) {
+            Some(entry) => {
+                entry.last_seen = now;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The stay is over. The jobs that the node held, or `None` if it was over before.
+    pub fn lose(&mut self, node: NodeId, session: Session) -> Option<Vec<JobId>> {
+        let entry = self.current(node, session)?;
+        entry.alive = false;
+        Some(entry.held.keys().copied().collect())
+    }
+
+    /// The node offers nothing any more in this stay. False if the stay is over.
+    pub fn drain(&mut self, node: NodeId, session: Session) -> bool {
+        match self.current(node, session) {
+            Some(entry) => {
+                entry.draining = true;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Whether no job holds anything on the node.
+    #[must_use]
+    pub fn is_idle(&self, node: NodeId) -> bool {
+        self.get(node).is_none_or(|entry| entry.held.is_empty())
+    }
+
+    /// The stays whose lease has run out, with the time since the node was heard. [`NodeRegistry::lose`] ends them.
+    #[must_use]
+    pub fn expired(&self, now: Instant) -> Vec<(NodeId, Session, Duration)> {
+        self.entries
+            .iter()
+            .filter(|entry| entry.alive)
+            .map(|entry| (entry, now.saturating_duration_since(entry.last_seen)))
+            .filter(|(_, silent)| *silent >= self.lease)
+            .map(|(entry, silent)| (entry.registration.node, entry.session, silent))
+            .collect()
+    }
+
+    /// When the next lease runs out, if nobody is heard before.
+    #[must_use]
+    pub fn next_expiry(&self) -> Option<Instant> {
+        self.entries
+            .iter()
+            .filter(|entry| entry.alive)
+            .map(|entry| entry.last_seen + self.lease)
+            .min()
+    }
+
+    /// What the living nodes that are not being drained offer, in order of first registration.
+    #[must_use]
+    pub fn offers(&self) -> Vec<Offer> {
+        self.entries
+            .iter()
+            .filter(|entry| entry.alive && !entry.draining)
+            .map(|entry| Offer {
+                node: entry.registration.node,
+                hostname: entry.registration.hostname.clone(),
+                available: entry.available(),
+                total: entry.registration.resources.clone(),
+            })
+            .collect()
+    }
+
+    /// Books resources for a job on several nodes, all or nothing. False if one of them is lost or has too little.
+    #[must_use]
+    pub fn hold(&mut self, job: JobId, wanted: &[(NodeId, Resources)]) -> bool {
+        let fits = wanted.iter().all(|(node, resources)| {
+            self.get(*node).is_some_and(|entry| {
+                entry.alive && !entry.held.contains_key(&job) && entry.available().fits(resources)
+            })
+        });
+        if fits {
+            for (node, resources) in wanted {
+                if let Some(&index) = self.index.get(node) {
+                    self.entries[index].held.insert(job, resources.clone());
+                }
+            }
+        }
+        fits
+    }
+
+    /// The node has confirmed that nothing of the job is left on it.
+    pub fn free(&mut self, job: JobId, node: NodeId) {
+        if let Some(&index) = self.index.get(&node) {
+            self.entries[index].held.remove(&job);
+        }
+    }
+
+    /// Whether the job is booked on the node.
+    #[must_use]
+    pub fn holds(&self, job: JobId, node: NodeId) -> bool {
+        self.get(node)
+            .is_some_and(|entry| entry.held.contains_key(&job))
+    }
+
+    /// The introduction of a living node.
+    #[must_use]
+    pub fn alive(&self, node: NodeId) -> Option<(&NodeRegistration, Session)> {
+        self.get(node)
+            .filter(|entry| entry.alive)
+            .map(|entry| (&entry.registration, entry.session))
+    }
+
+    /// Number of living nodes.
+    #[must_use]
+    pub fn alive_count(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.alive).count()
+    }
+
+    /// All nodes, as the API shows them.
+    #[must_use]
+    pub fn info(&self, now: Instant) -> Vec<NodeInfo> {
+        self.entries
+            .iter()
+            .map(|entry| NodeInfo {
+                node: entry.registration.node,
+                hostname: entry.registration.hostname.clone(),
+                address: entry.registration.address,
+                alive: entry.alive,
+                total: entry.registration.resources.clone(),
+                available: if entry.alive {
+                    entry.available()
+                } else {
+                    Resources::default()
+                },
+                last_seen_ms: now.saturating_duration_since(entry.last_seen).as_millis() as u64,
+                jobs: entry.held.keys().copied().collect(),
+                draining: entry.draining,
+            })
+            .collect()
+    }
+
+    fn get(&self, node: NodeId) -> Option<&Entry> {
+        self.index.get(&node).map(|index| &self.entries[*index])
+    }
+
+    fn current(&mut self, node: NodeId, session: Session) -> Option<&mut Entry> {
+        let entry = &mut self.entries[*self.index.get(&node)?];
+        (entry.alive && entry.session == session).then_some(entry)
+    }
+
+    /// Drops the nodes that were lost the longest ago if there are too many.
+    fn forget_lost(&mut self) {
+        let mut lost: Vec<(Instant, NodeId)> = self
+            .entries
+            .iter()
+            .filter(|entry| !entry.alive)
+            .map(|entry| (entry.last_seen, entry.registration.node))
+            .collect();
+        if lost.len() <= MAX_LOST {
+            return;
+        }
+        lost.sort_unstable();
+        lost.truncate(lost.len() - MAX_LOST);
+        self.entries.retain(|entry| {
+            entry.alive
+                || !lost
+                    .iter()
+                    .any(|(_, node)| *node == entry.registration.node)
+        });
+        self.index = self
+            .entries
+            .iter()
+            .enumerate()
+            .map(|(index, entry)| (entry.registration.node, index))
+            .collect();
+    }
+}
+
+fn duplicate(there: &NodeRegistration, silent: Duration) -> Refusal {
+    Refusal::new(
+        RefusalKind::Duplicate,
+        format!(
+            "another daemon is registered as {}: on host {} at {}, heard {} ms ago; each node needs an identity of \
+             its own: stop one of the two, or give this one a state folder of its own and a token to join with",
+            there.node,
+            there.hostname,
+            there.address,
+            silent.as_millis()
+        ),
+    )
+}

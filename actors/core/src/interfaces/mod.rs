@@ -1,0 +1,142 @@
+//! Which network interfaces connect the nodes of a job. No I/O, no clock.
+//!
+//! ```text
+//! plan ---> all on one host: the loopback
+//!   \-----> Discovery: ring (each node probes the next) ---> one name for all
+//!                        \--> no common name: all pairs ---> one interface on each node, or by pair, or an error
+//! ```
+//!
+//! An address of a node counts for a prober if the node itself has answered there, which its certificate proves, and if
+//! the prober's packets came from one of its own interfaces as the node saw them. For the ring's result it must be the
+//! interface of the same name, so that what is translated or takes another way drops out.
+//!
+//! The choice is measured and deterministic: see `choose.rs`.
+
+mod cache;
+mod candidates;
+mod choose;
+mod discovery;
+mod fingerprint;
+mod network;
+mod report;
+mod resolve;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use kolo_wire::ids::NodeId;
+use kolo_wire::{InterfaceSelection, NodeNetwork, Refusal, RefusalKind};
+
+pub use self::cache::{Key, ProbeCache, TTL};
+pub use self::discovery::{Discovery, Order, Step};
+pub use self::fingerprint::NetworkFingerprint;
+pub use self::network::{Listen, Network};
+pub use self::report::{refusal, table};
+
+/// A node that takes part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// The node.
+    pub node: NodeId,
+    /// Its hostname.
+    pub hostname: String,
+    /// Where its daemon is reached, as it registered.
+    pub address: SocketAddr,
+    /// Its interfaces, if it reports them.
+    pub network: Option<NodeNetwork>,
+}
+
+impl Host {
+    fn name(&self) -> String {
+        format!("{} ({})", self.hostname, self.node)
+    }
+}
+
+/// What is to be done to know the interfaces.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Plan {
+    /// Nothing.
+    Decided(Box<Network>),
+    /// To probe.
+    Probe(Box<Discovery>),
+}
+
+/// What is to be done for these nodes, of which no two are the same.
+///
+/// # Errors
+///
+/// [`RefusalKind::Invalid`] if the selection names hosts or interfaces that are not there, [`RefusalKind::Network`] if a
+/// node has no interface that could be used.
+pub fn plan(hosts: Vec<Host>, selection: &InterfaceSelection) -> Result<Plan, Refusal> {
+    check_selection(&hosts, selection)?;
+    let known: Option<Vec<&NodeNetwork>> = hosts.iter().map(|host| host.network.as_ref()).collect();
+    let Some(known) = known else {
+        return without_reports(hosts, selection);
+    };
+    let together = known.windows(2).all(|pair| pair[0].host == pair[1].host);
+    if together && selection.is_empty() {
+        return Ok(Plan::Decided(Box::new(Network::local(&hosts))));
+    }
+    let discovery = Discovery::new(hosts, selection)?;
+    Ok(match discovery.alone() {
+        Some(network) => Plan::Decided(Box::new(network)),
+        None => Plan::Probe(Box::new(discovery)),
+    })
+}
+
+/// For nodes of which some don't say which interfaces they have.
+fn without_reports(hosts: Vec<Host>, selection: &InterfaceSelection) -> Result<Plan, Refusal> {
+    if let Some(silent) = hosts.iter().find(|host| host.network.is_none())
+        && !selection.is_empty()
+    {
+        return Err(Refusal::new(
+            RefusalKind::Network,
+            format!(
+                "{} does not report its network interfaces, so those that are asked for can't be verified; \
+                 use the same version of kolo on all hosts, or leave the interfaces out",
+                silent.name()
+            ),
+        ));
+    }
+    let local = hosts.iter().all(|host| host.address.ip().is_loopback());
+    Ok(Plan::Decided(Box::new(if local {
+        Network::local(&hosts)
+    } else {
+        Network::registered(&hosts)
+    })))
+}
+
+fn check_selection(hosts: &[Host], selection: &InterfaceSelection) -> Result<(), Refusal> {
+    let invalid = |message: String| Err(Refusal::new(RefusalKind::Invalid, message));
+    let lists = selection.by_host.values().chain([&selection.names]);
+    for name in lists.flatten() {
+        if name.is_empty() || name.len() > NodeNetwork::MAX_NAME || name.contains(['/', '\0', ' '])
+        {
+            return invalid(format!(
+                "`{}` can't be the name of a network interface; names are like eth0",
+                name.escape_debug()
+            ));
+        }
+    }
+    let mut there = BTreeSet::new();
+    if !selection.by_host.is_empty() {
+        there.extend(
+            hosts
+                .iter()
+                .flat_map(|host| [host.hostname.clone(), host.node.to_string()]),
+        );
+    }
+    for wanted in selection.by_host.keys() {
+        if !there.contains(wanted) {
+            let names: Vec<_> = hosts.iter().map(|host| host.hostname.as_str()).collect();
+            return invalid(format!(
+                "interfaces are given for the host `{}`, which has no part here; hosts are {}",
+                wanted.escape_debug(),
+                report::listed(&names)
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,312 @@
+//! The whole environment of a worker process.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
+
+use kolo_wire::ids::ClusterId;
+use kolo_wire::{Refusal, RefusalKind, SlotStart, StartWorkers};
+
+use crate::env;
+
+/// Names the descriptors of a worker's call socket and control socket.
+pub const WORKER_FDS: &str = "KOLO_WORKER_FDS";
+
+/// The value of [`WORKER_FDS`].
+pub const WORKER_FD_NUMBERS: &str = "3,4";
+
+/// The cluster's id.
+pub const CLUSTER: &str = "KOLO_CLUSTER";
+
+pub use crate::env::NODE_IP;
+
+/// Where a worker runs and what it was given there.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The node's IP address.
+    pub ip: IpAddr,
+    /// The ids of the GPUs of all the job's workers on this node. `None`: whatever the daemon itself may use.
+    pub devices: Option<&'a [String]>,
+}
+
+/// Refuses variables that no process can have.
+///
+/// # Errors
+///
+/// [`RefusalKind::Invalid`], naming the variable.
+pub fn check(start: &StartWorkers) -> Result<(), Refusal> {
+    let slots = start.slots.iter().flat_map(|slot| &slot.env);
+    for (name, value) in start.env.iter().chain(slots).chain(&start.user_env) {
+        let problem = match env::problem(name, value) {
+            // The head sets some of these, and those of users are left out below.
+            Some(_) if name.starts_with(env::RESERVED_PREFIX) && !value.contains('\0') => None,
+            other => other,
+        };
+        if let Some(problem) = problem {
+            return Err(Refusal::new(
+                RefusalKind::Invalid,
+                format!(
+                    "the environment variable `{}`: {problem}",
+                    name.escape_debug()
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Everything that a worker's environment holds, in rising precedence: defaults, the daemon's own
+/// environment (`inherited`) less `KOLO_*`, what the service manager tells it, and what tells a place in a group that is not
+/// this one (see [`env::tells_a_place`]), the job's, the slot's, the devices, the user's less `KOLO_*`, and the worker's identity.
+///
+/// Devices are the union of the GPUs of the job's workers on this node, so none for a job that holds none.
+#[must_use]
+pub fn worker(
+    inherited: impl IntoIterator<Item = (OsString, OsString)>,
+    start: &StartWorkers,
+    slot: &SlotStart,
+    place: Place<'_>,
+) -> Vec<(OsString, OsString)> {
+    let mut all: BTreeMap<OsString, OsString> = env::defaults(slot.member.local_size)
+        .iter()
+        .map(|(name, value)| (OsString::from(name), OsString::from(value)))
+        .collect();
+    all.extend(
+        inherited
+            .into_iter()
+            .filter(|(name, _)| !is_the_daemon_s(name)),
+    );
+    let mut put = |name: &str, value: &str| {
+        all.insert(OsString::from(name), OsString::from(value));
+    };
+    for (name, value) in start.env.iter().chain(&slot.env) {
+        put(name, value);
+    }
+    for (name, value) in place.devices.map(env::devices).iter().flatten() {
+        put(name, value);
+    }
+    for (name, value) in &start.user_env {
+        if !env::is_reserved(name) {
+            put(name, value);
+        }
+    }
+    let identity = env::identity(start.job, start.generation, start.world_size, &slot.member);
+    for (name, value) in &identity {
+        put(name, value);
+    }
+    put(CLUSTER, &place.cluster.to_string());
+    // Where the head has found out what connects the nodes, it says so.
+    let ip = slot.env.get(NODE_IP).cloned();
+    put(NODE_IP, &ip.unwrap_or_else(|| place.ip.to_string()));
+    if start.installed.is_none() {
+        put(WORKER_FDS, WORKER_FD_NUMBERS);
+    }
+    all.into_iter().collect()
+}
+
+/// Whether a variable means the daemon, and would mislead a worker.
+fn is_the_daemon_s(name: &OsStr) -> bool {
+    name.as_bytes().starts_with(env::RESERVED_PREFIX.as_bytes())
+        || name
+            .to_str()
+            .is_some_and(|name| env::is_of_a_service(name) || env::tells_a_place(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+    use crate::node::testing;
+
+    fn pairs(list: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
+        list.iter()
+            .map(|(name, value)| (OsString::from(name), OsString::from(value)))
+            .collect()
+    }
+
+    fn map(list: &[(&str, &str)]) -> BTreeMap<String, String> {
+        list.iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    fn build(
+        inherited: &[(&str, &str)],
+        start: &StartWorkers,
+        devices: Option<&[&str]>,
+    ) -> BTreeMap<String, String> {
+        let devices: Option<Vec<String>> =
+            devices.map(|ids| ids.iter().map(ToString::to_string).collect());
+        let place = Place {
+            cluster: ClusterId(5),
+            ip: "10.0.0.7".parse().unwrap(),
+            devices: devices.as_deref(),
+        };
+        worker(pairs(inherited), start, &start.slots[0], place)
+            .into_iter()
+            .map(|(name, value)| (name.into_string().unwrap(), value.into_string().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn each_source_overrides_those_before_it() {
+        let mut start = testing::start(2);
+        start.env = map(&[("A", "job"), ("B", "job"), ("C", "job"), ("RANK", "9")]);
+        start.slots[0].env = map(&[("B", "slot"), ("C", "slot"), ("RANK", "0")]);
+        start.user_env = map(&[
+            ("C", "user"),
+            ("KOLO_RANK", "7"),
+            ("KOLO_X", "7"),
+            ("KOLO_LANE", "tls"),
+        ]);
+        let all = build(
+            &[
+                ("A", "daemon"),
+                ("PATH", "/bin"),
+                ("KOLO_HEAD", "1.2.3.4:5"),
+                ("OMP_NUM_THREADS", "8"),
+            ],
+            &start,
+            None,
+        );
+        assert_eq!(all["A"], "job");
+        assert_eq!(all["B"], "slot");
+        assert_eq!(all["C"], "user");
+        assert_eq!(all["RANK"], "0");
+        assert_eq!(all["PATH"], "/bin");
+        assert_eq!(all["KOLO_RANK"], "0", "users can't change who a worker is");
+        assert_eq!(
+            all["OMP_NUM_THREADS"], "8",
+            "a default gives way to the daemon's own"
+        );
+        assert_eq!(all["PYTHONUNBUFFERED"], "1");
+        assert_eq!(all["KOLO_WORKER_FDS"], "3,4");
+        assert_eq!(all["KOLO_CLUSTER"], "cluster-0000000000000005");
+        assert_eq!(all["KOLO_NODE_IP"], "10.0.0.7");
+        assert!(
+            !all.contains_key("KOLO_HEAD"),
+            "the daemon's own variables stay its own"
+        );
+        assert!(!all.contains_key("KOLO_X"));
+        assert_eq!(all["KOLO_LANE"], "tls", "a setting that users have");
+    }
+
+    #[test]
+    fn what_the_service_manager_tells_the_daemon_is_not_passed_on() {
+        let names = [
+            "NOTIFY_SOCKET",
+            "WATCHDOG_PID",
+            "WATCHDOG_USEC",
+            "LISTEN_FDS",
+            "LISTEN_PID",
+            "LISTEN_PIDFDID",
+            "LISTEN_FDNAMES",
+            "CREDENTIALS_DIRECTORY",
+        ];
+        let inherited = names.map(|name| (name, "x"));
+        let mut start = testing::start(1);
+        let all = build(&inherited, &start, None);
+        for name in names {
+            assert!(!all.contains_key(name), "{name}");
+        }
+        // A user may mean something by it.
+        start.user_env = map(&[("NOTIFY_SOCKET", "mine")]);
+        assert_eq!(build(&inherited, &start, None)["NOTIFY_SOCKET"], "mine");
+    }
+
+    #[test]
+    fn gpus_are_the_union_and_hidden_when_none_is_used() {
+        let mut start = testing::start(2);
+        let daemon = [("CUDA_VISIBLE_DEVICES", "0,1,2,3")];
+        let seen = |inherited: &[(&str, &str)], start: &_, devices| {
+            build(inherited, start, devices)
+                .get("CUDA_VISIBLE_DEVICES")
+                .cloned()
+        };
+        assert_eq!(seen(&daemon, &start, Some(&[])).as_deref(), Some(""));
+        assert_eq!(seen(&[], &start, Some(&[])).as_deref(), Some(""));
+        assert_eq!(
+            seen(&daemon, &start, Some(&["1", "3"])).as_deref(),
+            Some("1,3")
+        );
+        // What is not shared out is left as it is.
+        assert_eq!(seen(&daemon, &start, None).as_deref(), Some("0,1,2,3"));
+        assert_eq!(seen(&[], &start, None), None);
+        start.user_env = map(&[("CUDA_VISIBLE_DEVICES", "3")]);
+        assert_eq!(
+            seen(&daemon, &start, Some(&["1", "3"])).as_deref(),
+            Some("3")
+        );
+    }
+
+    #[test]
+    fn a_place_in_another_group_is_not_inherited_but_may_be_given_on_purpose() {
+        let outer = [
+            ("RANK", "5"),
+            ("SLURM_PROCID", "3"),
+            ("OMPI_COMM_WORLD_RANK", "2"),
+            ("PMIX_RANK", "2"),
+            ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "10.9.9.9"),
+            ("TORCHELASTIC_ERROR_FILE", "/tmp/outer"),
+            ("SLURM_JOB_ID", "77"),
+        ];
+        let mut start = testing::start(1);
+        start.env = BTreeMap::new();
+        let all = build(&outer, &start, None);
+        for (name, _) in &outer[..6] {
+            assert!(!all.contains_key(*name), "{name}");
+        }
+        assert_eq!(all["SLURM_JOB_ID"], "77", "that is no place in a group");
+        start.user_env = map(&[("SLURM_PROCID", "9"), ("RANK", "7")]);
+        let all = build(&outer, &start, None);
+        assert_eq!(
+            (all["SLURM_PROCID"].as_str(), all["RANK"].as_str()),
+            ("9", "7")
+        );
+        assert_eq!(all["KOLO_RANK"], "0");
+    }
+
+    #[test]
+    fn variables_that_are_not_unicode_are_inherited() {
+        let start = testing::start(1);
+        let odd = OsString::from_vec(vec![b'X', 0xff]);
+        let place = Place {
+            cluster: ClusterId(5),
+            ip: "::1".parse().unwrap(),
+            devices: None,
+        };
+        let all = worker([(odd.clone(), odd.clone())], &start, &start.slots[0], place);
+        assert!(all.contains(&(odd.clone(), odd)));
+    }
+
+    #[test]
+    fn what_no_process_can_have_is_refused() {
+        for (name, value) in [
+            ("", "x"),
+            ("a=b", "x"),
+            ("a\0b", "x"),
+            ("a", "x\0"),
+            ("KOLO_A", "\0"),
+        ] {
+            for place in 0..3 {
+                let mut start = testing::start(1);
+                let bad = map(&[(name, value)]);
+                match place {
+                    0 => start.env = bad,
+                    1 => start.slots[0].env = bad,
+                    _ => start.user_env = bad,
+                }
+                let refusal = check(&start).unwrap_err();
+                assert_eq!(refusal.kind, RefusalKind::Invalid);
+                assert!(!refusal.message.contains('\0'), "{}", refusal.message);
+            }
+        }
+        let mut start = testing::start(1);
+        start.env = map(&[("KOLO_RANK", "1"), ("fine", "x")]);
+        assert_eq!(check(&start), Ok(()));
+    }
+}

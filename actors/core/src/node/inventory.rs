@@ -1,0 +1,509 @@
+//! What a node has, and which job holds how much of it.
+//!
+//! A reservation is held for a while and must be committed before its lease ends, or it is released
+//! again (G-2). No clock of its own: every call takes the time.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use kolo_wire::ids::JobId;
+use kolo_wire::{Refusal, RefusalKind, Resources, Shortage};
+
+/// The longest lease that a node gives to a reservation that is not committed.
+pub const MAX_LEASE: Duration = Duration::from_secs(24 * 3600);
+
+/// The most workers of one job that a node takes, whatever they ask for.
+pub const MAX_WORKERS: u32 = 4096;
+
+/// Why resources are not reserved.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// There is too little. Retry when another job has ended, or ask for less.
+    #[error("this node lacks {}", list(.0))]
+    Shortage(Vec<Shortage>),
+    /// A reservation without a worker. Ask for at least one.
+    #[error("a reservation is for 0 workers; allowed is 1 to {MAX_WORKERS}")]
+    NoWorkers,
+    /// More workers than a node ever takes.
+    #[error("a reservation is for {0} workers; allowed is 1 to {MAX_WORKERS}")]
+    TooManyWorkers(u32),
+    /// A lease of zero or of more than [`MAX_LEASE`].
+    #[error("a reservation's lease is {0:?}; allowed is 1 ms to {MAX_LEASE:?}")]
+    Lease(Duration),
+    /// The job holds something else here already, or runs. Release it first.
+    #[error("{0} holds resources on this node already")]
+    Held(JobId),
+}
+
+/// Why a reservation is not committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommitError {
+    /// Nothing is reserved: never, or the lease ended and it was released. Reserve again.
+    #[error("{0} has no reservation on this node; if it had one, its lease has ended")]
+    NotReserved(JobId),
+    /// It is committed already.
+    #[error("{0} has been started on this node already")]
+    Committed(JobId),
+    /// Another number of workers than was reserved.
+    #[error("{job} has a reservation for {reserved} workers on this node and starts {given}")]
+    Workers {
+        /// The job.
+        job: JobId,
+        /// What the reservation is for.
+        reserved: u32,
+        /// What is to be started.
+        given: u32,
+    },
+}
+
+fn list(shortages: &[Shortage]) -> String {
+    let texts: Vec<String> = shortages.iter().map(ToString::to_string).collect();
+    texts.join("; ")
+}
+
+impl From<ReserveError> for Refusal {
+    fn from(error: ReserveError) -> Self {
+        let kind = match error {
+            ReserveError::Shortage(_) => RefusalKind::Unplaceable,
+            ReserveError::TooManyWorkers(_) => RefusalKind::TooLarge,
+            _ => RefusalKind::Invalid,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<CommitError> for Refusal {
+    fn from(error: CommitError) -> Self {
+        let kind = match error {
+            CommitError::NotReserved(_) => RefusalKind::NotFound,
+            _ => RefusalKind::Invalid,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+/// What a job holds on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holding {
+    /// What one worker holds.
+    pub per_worker: Resources,
+    /// Number of workers.
+    pub workers: u32,
+    /// The ids of the GPUs of all workers together, in the node's order. Empty if no GPU is used.
+    pub devices: Vec<String>,
+    /// When it is released if it is not committed; `None` once it is.
+    pub expires: Option<Instant>,
+}
+
+/// A node's resources and who holds them.
+#[derive(Debug)]
+pub struct Inventory {
+    total: Resources,
+    free: Resources,
+    devices: Vec<String>,
+    holdings: BTreeMap<JobId, Holding>,
+}
+
+impl Inventory {
+    /// A node with these resources. `devices` are the ids of its GPUs as `CUDA_VISIBLE_DEVICES` takes
+    /// them, in the order in which they are given out; their number replaces `total.gpus`.
+    #[must_use]
+    pub fn new(mut total: Resources, devices: Vec<String>) -> Self {
+        total.gpus = devices.len() as u32;
+        Self {
+            free: total.clone(),
+            total,
+            devices,
+            holdings: BTreeMap::new(),
+        }
+    }
+
+    /// Everything that the node has.
+    #[must_use]
+    pub fn total(&self) -> &Resources {
+        &self.total
+    }
+
+    /// What nobody holds.
+    #[must_use]
+    pub fn free(&self) -> &Resources {
+        &self.free
+    }
+
+    /// The jobs that hold something, in order of their ids.
+    pub fn jobs(&self) -> impl Iterator<Item = JobId> + '_ {
+        self.holdings.keys().copied()
+    }
+
+    /// What a job holds.
+    #[must_use]
+    pub fn holding(&self, job: JobId) -> Option<&Holding> {
+        self.holdings.get(&job)
+    }
+
+    /// Holds `workers` times `per_worker`, all or nothing, until `lease` has passed. The same request
+    /// again renews the lease.
+    ///
+    /// # Errors
+    ///
+    /// [`ReserveError`]; nothing is changed then.
+    pub fn reserve(
+        &mut self,
+        now: Instant,
+        job: JobId,
+        per_worker: &Resources,
+        workers: u32,
+        lease: Duration,
+    ) -> Result<&Holding, ReserveError> {
+        match workers {
+            0 => return Err(ReserveError::NoWorkers),
+            1..=MAX_WORKERS => {}
+            _ => return Err(ReserveError::TooManyWorkers(workers)),
+        }
+        if lease.is_zero() || lease > MAX_LEASE {
+            return Err(ReserveError::Lease(lease));
+        }
+        // An amount of nothing of a resource that the node does not know would be given back to it.
+        let mut per_worker = per_worker.clone();
+        per_worker.custom.retain(|_, amount| amount.0 > 0);
+        let expires = Some(now + lease);
+        if let Some(holding) = self.holdings.get(&job) {
+            let same = holding.expires.is_some()
+                && holding.workers == workers
+                && holding.per_worker == per_worker;
+            if !same {
+                return Err(ReserveError::Held(job));
+            }
+        } else {
+            let all = per_worker.times(workers);
+            let shortages = self.free.shortages(&all);
+            let Some(free) = self.free.minus(&all) else {
+                return Err(ReserveError::Shortage(shortages));
+            };
+            self.free = free;
+            let devices = self.free_devices(all.gpus as usize);
+            self.holdings.insert(
+                job,
+                Holding {
+                    per_worker,
+                    workers,
+                    devices,
+                    expires,
+                },
+            );
+        }
+        let holding = self
+            .holdings
+            .get_mut(&job)
+            .expect("it was there or was put there above");
+        holding.expires = expires;
+        Ok(holding)
+    }
+
+    fn free_devices(&self, count: usize) -> Vec<String> {
+        let held = |device: &&String| {
+            !self
+                .holdings
+                .values()
+                .any(|holding| holding.devices.contains(*device))
+        };
+        self.devices
+            .iter()
+            .filter(held)
+            .take(count)
+            .cloned()
+            .collect()
+    }
+
+    /// Makes a reservation permanent, until [`Inventory::release`].
+    ///
+    /// # Errors
+    ///
+    /// [`CommitError`]; a reservation whose lease has ended is as good as none, even if
+    /// [`Inventory::expire`] has not run since.
+    pub fn commit(
+        &mut self,
+        now: Instant,
+        job: JobId,
+        workers: u32,
+    ) -> Result<&Holding, CommitError> {
+        let holding = self
+            .holdings
+            .get_mut(&job)
+            .ok_or(CommitError::NotReserved(job))?;
+        match holding.expires {
+            None => return Err(CommitError::Committed(job)),
+            Some(expires) if expires <= now => return Err(CommitError::NotReserved(job)),
+            Some(_) => {}
+        }
+        if holding.workers != workers {
+            return Err(CommitError::Workers {
+                job,
+                reserved: holding.workers,
+                given: workers,
+            });
+        }
+        holding.expires = None;
+        Ok(holding)
+    }
+
+    /// Gives back what a job holds; `None` if it holds nothing.
+    pub fn release(&mut self, job: JobId) -> Option<Holding> {
+        let holding = self.holdings.remove(&job)?;
+        self.free = self.free.plus(&holding.per_worker.times(holding.workers));
+        Some(holding)
+    }
+
+    /// Releases every reservation whose lease has ended, and names their jobs.
+    pub fn expire(&mut self, now: Instant) -> Vec<JobId> {
+        let ended: Vec<JobId> = self
+            .holdings
+            .iter()
+            .filter(|(_, holding)| holding.expires.is_some_and(|expires| expires <= now))
+            .map(|(job, _)| *job)
+            .collect();
+        for job in &ended {
+            self.release(*job);
+        }
+        ended
+    }
+
+    /// When the next lease ends.
+    #[must_use]
+    pub fn next_expiry(&self) -> Option<Instant> {
+        self.holdings
+            .values()
+            .filter_map(|holding| holding.expires)
+            .min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_wire::Milli;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(5);
+
+    fn resources(cpus: u64, gpus: u32, fpga: u64) -> Resources {
+        Resources {
+            cpus: Milli::units(cpus),
+            gpus,
+            custom: BTreeMap::from([("fpga".to_owned(), Milli::units(fpga))]),
+        }
+    }
+
+    fn inventory(cpus: u64, gpus: u32, fpga: u64) -> Inventory {
+        let devices = (0..gpus).map(|id| id.to_string()).collect();
+        Inventory::new(resources(cpus, 0, fpga), devices)
+    }
+
+    #[test]
+    fn the_job_gets_the_union_of_its_workers_devices() {
+        let now = Instant::now();
+        let mut node = inventory(8, 4, 0);
+        assert_eq!(node.total().gpus, 4);
+        let holding = node
+            .reserve(now, JobId(1), &resources(1, 1, 0), 2, LEASE)
+            .unwrap();
+        assert_eq!(holding.devices, ["0", "1"]);
+        let holding = node
+            .reserve(now, JobId(2), &resources(1, 0, 0), 2, LEASE)
+            .unwrap();
+        assert!(holding.devices.is_empty());
+        let holding = node
+            .reserve(now, JobId(3), &resources(1, 2, 0), 1, LEASE)
+            .unwrap();
+        assert_eq!(holding.devices, ["2", "3"]);
+        node.release(JobId(1));
+        let holding = node
+            .reserve(now, JobId(4), &resources(1, 1, 0), 1, LEASE)
+            .unwrap();
+        assert_eq!(holding.devices, ["0"], "devices come back");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_whole_and_named() {
+        let now = Instant::now();
+        let mut node = inventory(4, 1, 0);
+        let error = node
+            .reserve(now, JobId(1), &resources(2, 1, 1), 3, LEASE)
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "this node lacks cpus: requested 6, available 4; gpus: requested 3, available 1; \
+             fpga: requested 3, available 0"
+        );
+        assert_eq!(Refusal::from(error).kind, RefusalKind::Unplaceable);
+        assert_eq!(node.free(), node.total());
+        assert_eq!(node.jobs().count(), 0);
+    }
+
+    #[test]
+    fn wrong_requests_are_refused() {
+        let now = Instant::now();
+        let mut node = inventory(4, 0, 0);
+        let one = resources(1, 0, 0);
+        let mut reserve = |workers, lease| {
+            node.reserve(now, JobId(1), &one, workers, lease)
+                .cloned()
+                .unwrap_err()
+        };
+        assert_eq!(reserve(0, LEASE), ReserveError::NoWorkers);
+        assert_eq!(
+            reserve(MAX_WORKERS + 1, LEASE),
+            ReserveError::TooManyWorkers(MAX_WORKERS + 1)
+        );
+        assert_eq!(
+            reserve(1, Duration::ZERO),
+            ReserveError::Lease(Duration::ZERO)
+        );
+        assert_eq!(
+            reserve(1, Duration::MAX),
+            ReserveError::Lease(Duration::MAX)
+        );
+        // What asks for nothing fits anywhere, but not without a bound.
+        let none = Resources::default();
+        assert!(node.reserve(now, JobId(2), &none, 4096, LEASE).is_ok());
+    }
+
+    #[test]
+    fn a_reservation_that_is_not_committed_in_time_is_released() {
+        let start = Instant::now();
+        let mut node = inventory(4, 2, 0);
+        node.reserve(start, JobId(1), &resources(2, 1, 0), 2, LEASE)
+            .unwrap();
+        assert_eq!(node.next_expiry(), Some(start + LEASE));
+        let late = start + LEASE;
+        let early = start + LEASE / 2;
+        assert!(node.expire(early).is_empty());
+        // Even before `expire` has run, a late commit finds nothing.
+        assert_eq!(
+            node.commit(late, JobId(1), 2),
+            Err(CommitError::NotReserved(JobId(1)))
+        );
+        assert_eq!(node.expire(late), [JobId(1)]);
+        assert_eq!(node.free(), node.total());
+        assert_eq!(node.next_expiry(), None);
+        assert_eq!(
+            node.commit(late, JobId(1), 2),
+            Err(CommitError::NotReserved(JobId(1)))
+        );
+    }
+
+    #[test]
+    fn a_committed_reservation_stays() {
+        let start = Instant::now();
+        let mut node = inventory(4, 0, 0);
+        let one = resources(1, 0, 0);
+        node.reserve(start, JobId(1), &one, 2, LEASE).unwrap();
+        assert_eq!(
+            node.commit(start, JobId(1), 3),
+            Err(CommitError::Workers {
+                job: JobId(1),
+                reserved: 2,
+                given: 3
+            })
+        );
+        node.commit(start, JobId(1), 2).unwrap();
+        assert_eq!(
+            node.commit(start, JobId(1), 2),
+            Err(CommitError::Committed(JobId(1)))
+        );
+        assert!(node.expire(start + MAX_LEASE * 2).is_empty());
+        assert_eq!(
+            node.reserve(start, JobId(1), &one, 2, LEASE).cloned(),
+            Err(ReserveError::Held(JobId(1)))
+        );
+        assert!(node.release(JobId(1)).is_some());
+        assert!(node.release(JobId(1)).is_none());
+        assert_eq!(node.free(), node.total());
+    }
+
+    #[test]
+    fn the_same_request_again_renews_the_lease_and_takes_nothing_more() {
+        let start = Instant::now();
+        let mut node = inventory(4, 2, 0);
+        let one = resources(1, 1, 0);
+        let first = node
+            .reserve(start, JobId(1), &one, 2, LEASE)
+            .unwrap()
+            .clone();
+        let later = start + LEASE / 2;
+        let second = node
+            .reserve(later, JobId(1), &one, 2, LEASE)
+            .unwrap()
+            .clone();
+        assert_eq!(second.devices, first.devices);
+        assert_eq!(second.expires, Some(later + LEASE));
+        assert_eq!(node.free(), &resources(2, 0, 0));
+        assert_eq!(
+            node.reserve(later, JobId(1), &one, 1, LEASE).cloned(),
+            Err(ReserveError::Held(JobId(1)))
+        );
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Reserve(u64, u64, u32, u32),
+        Commit(u64, u32),
+        Release(u64),
+        Wait(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0_u64..5, 0_u64..4, 0_u32..3, 1_u32..4)
+                .prop_map(|(job, cpus, gpus, workers)| Step::Reserve(job, cpus, gpus, workers)),
+            (0_u64..5, 1_u32..4).prop_map(|(job, workers)| Step::Commit(job, workers)),
+            (0_u64..5).prop_map(Step::Release),
+            (0_u64..4).prop_map(Step::Wait),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens, free plus held is the total, no device is held twice, and each job has
+        /// as many devices as it holds GPUs.
+        #[test]
+        fn nothing_is_lost_and_nothing_is_held_twice(steps in proptest::collection::vec(step(), 0..60)) {
+            let mut now = Instant::now();
+            let mut node = inventory(10, 6, 0);
+            for step in steps {
+                match step {
+                    Step::Reserve(job, cpus, gpus, workers) => {
+                        let _ = node.reserve(now, JobId(job), &resources(cpus, gpus, 0), workers, LEASE);
+                    }
+                    Step::Commit(job, workers) => {
+                        let _ = node.commit(now, JobId(job), workers);
+                    }
+                    Step::Release(job) => {
+                        node.release(JobId(job));
+                    }
+                    Step::Wait(seconds) => {
+                        now += Duration::from_secs(seconds);
+                        node.expire(now);
+                    }
+                }
+                let mut sum = node.free().clone();
+                let mut devices = Vec::new();
+                for job in node.jobs().collect::<Vec<_>>() {
+                    let holding = node.holding(job).unwrap();
+                    let all = holding.per_worker.times(holding.workers);
+                    prop_assert_eq!(all.gpus as usize, holding.devices.len());
+                    prop_assert!(holding.expires.is_none_or(|expires| expires > now));
+                    devices.extend(holding.devices.clone());
+                    sum = sum.plus(&all);
+                }
+                prop_assert_eq!(&sum, node.total());
+                let count = devices.len();
+                devices.sort();
+                devices.dedup();
+                prop_assert_eq!(devices.len(), count);
+            }
+        }
+    }
+}

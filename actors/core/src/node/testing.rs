@@ -1,0 +1,61 @@
+//! What the tests of this module share.
+
+use std::collections::BTreeMap;
+
+use kolo_wire::ids::{CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, Rank, Slot};
+use kolo_wire::{GenerationTable, Member, Program, ProgramHash, SlotStart, StartWorkers};
+
+/// The node of the tests.
+pub(crate) const NODE: NodeId = NodeId(1);
+
+/// A member of a job with `local` members on [`NODE`].
+pub(crate) fn member(rank: u32, local: u32) -> Member {
+    Member {
+        rank: Rank(rank),
+        local_rank: LocalRank(rank),
+        local_size: local,
+        cross_rank: CrossRank(0),
+        cross_size: 1,
+        slot: Slot(rank),
+        node: NODE,
+        hostname: "here".to_owned(),
+        address: None,
+    }
+}
+
+/// A job of `workers` workers, all here.
+pub(crate) fn start(workers: u32) -> StartWorkers {
+    StartWorkers {
+        job: JobId(7),
+        generation: Generation(1),
+        owner: DriverId(3),
+        program: Program {
+            hash: ProgramHash([1; 32]),
+            size: 10,
+            name: "program".to_owned(),
+        },
+        args: Vec::new(),
+        env: BTreeMap::new(),
+        user_env: BTreeMap::new(),
+        slots: (0..workers)
+            .map(|rank| SlotStart {
+                member: member(rank, workers),
+                env: BTreeMap::new(),
+            })
+            .collect(),
+        world_size: workers,
+        needs_data_plane: false,
+        hello_timeout_ms: 10_000,
+        grace_ms: 5000,
+        installed: None,
+    }
+}
+
+/// The table of that job.
+pub(crate) fn table(workers: u32, generation: u64) -> GenerationTable {
+    GenerationTable {
+        job: JobId(7),
+        generation: Generation(generation),
+        members: (0..workers).map(|rank| member(rank, workers)).collect(),
+    }
+}

@@ -1,0 +1,465 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+
+fn store(scopes: &[(&str, u32)]) -> RendezvousStore {
+    let mut store = RendezvousStore::default();
+    store.init(
+        scopes
+            .iter()
+            .map(|(name, size)| ((*name).to_owned(), *size))
+            .collect(),
+    );
+    store
+}
+
+fn put(store: &mut RendezvousStore, scope: &str, key: &str, value: &'static str) -> Stored {
+    store
+        .put(scope, key, Bytes::from_static(value.as_bytes()))
+        .unwrap()
+}
+
+fn value(store: &RendezvousStore, scope: &str, key: &str) -> Option<Bytes> {
+    store.get(scope, key).map(|entry| entry.value.clone())
+}
+
+#[test]
+fn a_value_is_there_from_put_on_and_a_later_put_replaces_it() {
+    let mut store = RendezvousStore::default();
+    assert_eq!(value(&store, "s", "k"), None);
+    let first = put(&mut store, "s", "k", "one").version;
+    let second = put(&mut store, "s", "k", "").version;
+    assert!(second > first);
+    assert_eq!(value(&store, "s", "k"), Some(Bytes::new()));
+    assert_eq!(store.usage().keys, 1);
+    assert_eq!(store.usage().bytes, 2);
+}
+
+#[test]
+fn delete_in_an_ad_hoc_scope_removes_the_key() {
+    let mut store = RendezvousStore::default();
+    put(&mut store, "s", "a", "1");
+    put(&mut store, "s", "b", "2");
+    assert_eq!(store.delete("s", "a"), Deleted::Removed);
+    assert_eq!(store.delete("s", "a"), Deleted::Absent);
+    assert_eq!(store.delete("unknown", "a"), Deleted::Absent);
+    assert_eq!(value(&store, "s", "b").unwrap(), "2");
+    assert_eq!(store.delete("s", "b"), Deleted::Removed);
+    assert_eq!(store.usage(), RendezvousUsage::default());
+}
+
+#[test]
+fn a_scope_of_known_size_keeps_its_values_until_all_members_have_finished() {
+    let mut store = store(&[("global", 2)]);
+    for key in ["0", "1", "rank_0", "rank_1"] {
+        put(&mut store, "global", key, "x");
+    }
+    let counted = Deleted::Counted {
+        finished: 1,
+        expected: 2,
+    };
+    assert_eq!(store.delete("global", "0"), counted);
+    assert!(value(&store, "global", "0").is_some());
+    assert_eq!(store.delete("global", "1"), Deleted::Completed);
+    for key in ["0", "1", "rank_0", "rank_1"] {
+        assert_eq!(value(&store, "global", key), None);
+    }
+    assert_eq!(store.usage(), RendezvousUsage::default());
+}
+
+#[test]
+fn the_same_key_counts_once() {
+    let mut store = store(&[("global", 2)]);
+    put(&mut store, "global", "1", "x");
+    for _ in 0..5 {
+        assert!(matches!(
+            store.delete("global", "0"),
+            Deleted::Counted { finished: 1, .. }
+        ));
+    }
+    assert!(value(&store, "global", "1").is_some());
+}
+
+#[test]
+fn completion_of_one_scope_leaves_the_counts_of_others() {
+    let mut store = store(&[("global", 2), ("cross_0", 1)]);
+    put(&mut store, "global", "1", "x");
+    store.delete("global", "0");
+    assert_eq!(store.delete("cross_0", "0"), Deleted::Completed);
+    assert_eq!(store.delete("global", "1"), Deleted::Completed);
+    assert_eq!(value(&store, "global", "1"), None);
+}
+
+#[test]
+fn a_delete_repeated_after_completion_does_not_count_for_the_next_round() {
+    let mut store = store(&[("global", 2)]);
+    store.delete("global", "0");
+    assert_eq!(store.delete("global", "1"), Deleted::Completed);
+    store.delete("global", "1"); // its first answer was lost
+    put(&mut store, "global", "0", "x");
+    put(&mut store, "global", "1", "y");
+    assert!(matches!(
+        store.delete("global", "0"),
+        Deleted::Counted { finished: 1, .. }
+    ));
+    assert!(value(&store, "global", "0").is_some());
+    assert_eq!(store.delete("global", "1"), Deleted::Completed);
+}
+
+#[test]
+fn init_clears_everything_and_versions_go_on() {
+    let mut store = store(&[("global", 2)]);
+    put(&mut store, "global", "0", "x");
+    store.delete("global", "0");
+    store
+        .wait("global", "1", 0, WaiterId(7))
+        .expect("there is room");
+    let before = store.version();
+    let woken = store.init(BTreeMap::from([
+        ("global".to_owned(), 1),
+        ("none".to_owned(), 0),
+    ]));
+    assert_eq!(woken, [WaiterId(7)]);
+    assert!(store.version() > before);
+    assert_eq!(store.usage(), RendezvousUsage::default());
+    assert_eq!(store.delete("global", "1"), Deleted::Completed);
+    put(&mut store, "none", "k", "v");
+    assert_eq!(store.delete("none", "k"), Deleted::Removed);
+}
+
+#[test]
+fn a_waiter_is_woken_once_by_the_put_of_its_key() {
+    let mut store = RendezvousStore::default();
+    let waiting = store.wait("s", "k", 0, WaiterId(1)).unwrap();
+    assert_eq!(waiting, Waited::Registered);
+    store.wait("s", "k", 0, WaiterId(2)).unwrap();
+    store.wait("s", "other", 0, WaiterId(3)).unwrap();
+    store.forget(WaiterId(2));
+    store.forget(WaiterId(2));
+    let stored = put(&mut store, "s", "k", "v");
+    assert_eq!(stored.woken, [WaiterId(1)]);
+    assert_eq!(put(&mut store, "s", "k", "w").woken, []);
+    let Waited::Ready(entry) = store.wait("s", "k", stored.version, WaiterId(1)).unwrap() else {
+        panic!("a newer value is there");
+    };
+    assert_eq!(entry.value, "w");
+    let again = store.wait("s", "k", entry.version, WaiterId(1)).unwrap();
+    assert_eq!(again, Waited::Registered);
+    assert_eq!(store.usage().waiters, 2);
+}
+
+#[test]
+fn what_is_over_a_limit_is_refused_and_changes_nothing() {
+    let limits = RendezvousLimits {
+        name_bytes: 4,
+        value_bytes: 8,
+        total_bytes: 16,
+        keys: 3,
+        waiters: 1,
+    };
+    let mut store = RendezvousStore::new(limits);
+    let refused = |store: &mut RendezvousStore, scope: &str, key: &str, length: usize| {
+        store
+            .put(scope, key, Bytes::from(vec![0; length]))
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(
+        refused(&mut store, "", "k", 0),
+        "the name of a scope has 0 bytes; allowed are 1 to 4"
+    );
+    assert_eq!(
+        refused(&mut store, "s", "12345", 0),
+        "the name of a key has 5 bytes; allowed are 1 to 4"
+    );
+    assert_eq!(
+        refused(&mut store, "s", "k", 9),
+        "the value of `s/k` has 9 bytes; allowed are up to 8"
+    );
+    store.put("s", "a", Bytes::from(vec![0; 8])).unwrap();
+    assert!(refused(&mut store, "s", "b", 8).starts_with("the rendezvous is full"));
+    store.put("s", "a", Bytes::new()).unwrap();
+    store.put("s", "b", Bytes::new()).unwrap();
+    store.put("s", "c", Bytes::new()).unwrap();
+    let before = (store.version(), store.usage());
+    assert!(refused(&mut store, "s", "d", 0).contains("3 keys"));
+    assert_eq!((store.version(), store.usage()), before);
+
+    store.wait("s", "x", 0, WaiterId(1)).unwrap();
+    // The same waiter may wait for something else.
+    store.wait("s", "y", 0, WaiterId(1)).unwrap();
+    assert_eq!(
+        store.wait("s", "y", 0, WaiterId(2)),
+        Err(RendezvousError::Waiters { limit: 1 })
+    );
+}
+
+#[test]
+fn many_keys_are_read_at_one_time_in_the_order_asked() {
+    let mut store = RendezvousStore::default();
+    put(&mut store, "s", "b", "2");
+    put(&mut store, "t", "a", "1");
+    let found = store.get_many([("t", "a"), ("s", "a"), ("s", "b")]);
+    let found: Vec<_> = found
+        .into_iter()
+        .map(|entry| entry.map(|entry| entry.value))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            Some(Bytes::from_static(b"1")),
+            None,
+            Some(Bytes::from_static(b"2"))
+        ]
+    );
+}
+
+fn slot(hostname: &str, local_rank: u32, local_size: u32, cross_size: u32) -> RendezvousSlot {
+    RendezvousSlot {
+        hostname: hostname.to_owned(),
+        local_rank,
+        local_size,
+        cross_size,
+    }
+}
+
+#[test]
+fn a_plan_gives_the_scopes_of_horovod() {
+    // a:2,b:1,c:3 of reference section 2
+    let plan = RendezvousPlan::new(
+        [
+            slot("a", 0, 2, 3),
+            slot("a", 1, 2, 2),
+            slot("b", 0, 1, 3),
+            slot("c", 0, 3, 3),
+            slot("c", 1, 3, 2),
+            slot("c", 2, 3, 1),
+        ],
+        [],
+    );
+    let expected = [
+        ("cross_0", 3),
+        ("cross_1", 2),
+        ("cross_2", 1),
+        ("global", 6),
+        ("local_a", 2),
+        ("local_b", 1),
+        ("local_c", 3),
+    ];
+    let expected: BTreeMap<_, _> = expected
+        .into_iter()
+        .map(|(name, size)| (name.to_owned(), size))
+        .collect();
+    assert_eq!(plan.scopes(), &expected);
+    assert_eq!(plan.world_size(), 6);
+}
+
+#[test]
+fn a_plan_allows_its_scopes_and_their_process_sets_only() {
+    let plan = RendezvousPlan::new(
+        [slot("a", 0, 1, 2), slot("x_process_set_hash_1", 0, 1, 2)],
+        [],
+    );
+    for good in [
+        "global",
+        "local_a",
+        "cross_0",
+        "global_process_set_hash_1f",
+        "local_a_process_set_hash_0123456789abcdef",
+        "cross_0_process_set_hash_F",
+        "local_x_process_set_hash_1",
+        "local_x_process_set_hash_1_process_set_hash_2",
+    ] {
+        assert!(plan.allows(good), "{good}");
+    }
+    for bad in [
+        "",
+        "Global",
+        "local_b",
+        "local_",
+        "cross_1",
+        "rank_and_size",
+        "worker_addresses",
+        "runfunc",
+        "global_process_set_hash_",
+        "global_process_set_hash_g",
+        "global_process_set_hash_01234567890123456",
+        "other_process_set_hash_1",
+        "global_process_set_hash_1_process_set_hash_2",
+    ] {
+        assert!(!plan.allows(bad), "{bad}");
+    }
+}
+
+#[test]
+fn a_plan_admits_the_addresses_of_its_nodes() {
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    let remote = RendezvousPlan::new([], [ip("10.0.0.2"), ip("::ffff:10.0.0.3")]);
+    assert!(remote.admits(ip("10.0.0.2"), ip("10.0.0.1")));
+    assert!(remote.admits(ip("::ffff:10.0.0.2"), ip("::ffff:10.0.0.1")));
+    assert!(remote.admits(ip("10.0.0.3"), ip("10.0.0.1")));
+    assert!(!remote.admits(ip("10.0.0.4"), ip("10.0.0.1")));
+    assert!(!remote.admits(ip("127.0.0.1"), ip("127.0.0.1")));
+    assert!(!remote.admits(ip("10.0.0.1"), ip("10.0.0.1")));
+    let mixed = RendezvousPlan::new([], [ip("127.0.0.1"), ip("10.0.0.2")]);
+    assert!(mixed.admits(ip("127.0.0.1"), ip("127.0.0.1")));
+    assert!(mixed.admits(ip("10.0.0.1"), ip("10.0.0.1")));
+    assert!(!mixed.admits(ip("10.0.0.4"), ip("10.0.0.1")));
+}
+
+#[test]
+fn limits_leave_room_for_horovods_full_mesh() {
+    for world in [1_u32, 2, 64, 1024] {
+        let limits = RendezvousLimits::for_world(world);
+        let value = world as usize * 136;
+        assert!(limits.value_bytes >= value);
+        // global, local and cross scope, each with `<r>` and `rank_<r>`, at worst all of full size
+        assert!(limits.total_bytes >= 3 * world as usize * (value + 100));
+        assert!(limits.keys >= 6 * world as usize);
+    }
+}
+
+/// The same store, written naively.
+#[derive(Default)]
+struct Model {
+    expected: BTreeMap<String, u32>,
+    finished: BTreeMap<String, BTreeSet<String>>,
+    values: BTreeMap<(String, String), Bytes>,
+}
+
+impl Model {
+    fn delete(&mut self, scope: &str, key: &str) {
+        let place = (scope.to_owned(), key.to_owned());
+        let Some(expected) = self.expected.get(scope) else {
+            self.values.remove(&place);
+            return;
+        };
+        let finished = self.finished.entry(scope.to_owned()).or_default();
+        finished.insert(key.to_owned());
+        if finished.len() == *expected as usize {
+            finished.clear();
+            self.values.retain(|(other, _), _| other != scope);
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Put(&'static str, u8, Vec<u8>),
+    Delete(&'static str, u8),
+    Wait(&'static str, u8, u64),
+    Forget(u64),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let scope = || prop::sample::select(vec!["global", "local_a", "cross_0", "adhoc", "other"]);
+    let key = 0_u8..5;
+    prop::collection::vec(
+        prop_oneof![
+            (
+                scope(),
+                key.clone(),
+                prop::collection::vec(any::<u8>(), 0..4)
+            )
+                .prop_map(|(scope, key, value)| Op::Put(scope, key, value)),
+            (scope(), key.clone()).prop_map(|(scope, key)| Op::Delete(scope, key)),
+            (scope(), key, 0_u64..6).prop_map(|(scope, key, id)| Op::Wait(scope, key, id)),
+            (0_u64..6).prop_map(Op::Forget),
+        ],
+        0..120,
+    )
+}
+
+proptest! {
+    #[test]
+    fn a_store_does_what_the_naive_one_does_and_its_books_balance(ops in ops()) {
+        let sizes = [("global", 3), ("local_a", 2), ("cross_0", 1)];
+        let mut store = store(&sizes);
+        let mut model = Model {
+            expected: sizes.iter().map(|(name, size)| ((*name).to_owned(), *size)).collect(),
+            ..Model::default()
+        };
+        let mut waiting: BTreeMap<WaiterId, (String, String)> = BTreeMap::new();
+        let mut version = store.version();
+        for op in ops {
+            match op {
+                Op::Put(scope, key, value) => {
+                    let place = (scope.to_owned(), key.to_string());
+                    let stored = store.put(scope, &place.1, value.clone().into()).unwrap();
+                    if let Some(finished) = model.finished.get_mut(scope) {
+                        finished.remove(&place.1);
+                    }
+                    let due: Vec<WaiterId> =
+                        waiting.iter().filter(|(_, at)| **at == place).map(|(id, _)| *id).collect();
+                    prop_assert_eq!(&stored.woken, &due);
+                    waiting.retain(|_, at| *at != place);
+                    model.values.insert(place, value.into());
+                    prop_assert!(stored.version > version);
+                }
+                Op::Delete(scope, key) => {
+                    store.delete(scope, &key.to_string());
+                    model.delete(scope, &key.to_string());
+                }
+                Op::Wait(scope, key, id) => {
+                    let place = (scope.to_owned(), key.to_string());
+                    match store.wait(scope, &place.1, 0, WaiterId(id)).unwrap() {
+                        Waited::Ready(entry) => prop_assert_eq!(Some(&entry.value), model.values.get(&place)),
+                        Waited::Registered => {
+                            prop_assert!(!model.values.contains_key(&place));
+                            waiting.insert(WaiterId(id), place);
+                        }
+                    }
+                }
+                Op::Forget(id) => {
+                    store.forget(WaiterId(id));
+                    waiting.remove(&WaiterId(id));
+                }
+            }
+            prop_assert!(store.version() >= version);
+            version = store.version();
+            for scope in ["global", "local_a", "cross_0", "adhoc", "other"] {
+                for key in 0..5 {
+                    let key = key.to_string();
+                    let expected = model.values.get(&(scope.to_owned(), key.clone()));
+                    prop_assert_eq!(store.get(scope, &key).map(|entry| &entry.value), expected);
+                }
+            }
+            let bytes: usize = model.values.iter().map(|((scope, key), value)| scope.len() + key.len() + value.len()).sum();
+            let expected = RendezvousUsage { keys: model.values.len(), bytes, waiters: waiting.len() };
+            prop_assert_eq!(store.usage(), expected);
+        }
+    }
+
+    #[test]
+    fn every_order_of_finishing_completes_every_scope_exactly_once(
+        order in Just((0..4_u8).flat_map(|key| [("global", key), ("local_a", key)]).collect::<Vec<_>>()).prop_shuffle(),
+        repeats in 1_usize..3,
+    ) {
+        let mut store = store(&[("global", 4), ("local_a", 4)]);
+        for (scope, key) in &order {
+            put(&mut store, scope, &key.to_string(), "v");
+        }
+        let mut completed = Vec::new();
+        let mut left = BTreeMap::from([("global", 4), ("local_a", 4)]);
+        for (scope, key) in &order {
+            let open = left.get_mut(scope).unwrap();
+            *open -= 1;
+            // A repeated DELETE is harmless as long as the scope is open.
+            let times = if *open == 0 { 1 } else { repeats };
+            for _ in 0..times {
+                if store.delete(scope, &key.to_string()) == Deleted::Completed {
+                    completed.push(*scope);
+                }
+            }
+            let gone = store.get(scope, "0").is_none();
+            prop_assert_eq!(gone, *open == 0);
+        }
+        completed.sort_unstable();
+        prop_assert_eq!(completed, ["global", "local_a"]);
+        prop_assert_eq!(store.usage(), RendezvousUsage::default());
+    }
+}
