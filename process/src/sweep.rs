@@ -20,10 +20,7 @@ use crate::procfs::{self, Process};
 /// The environment variable with the mark.
 pub(crate) const MARK_VAR: &str = "KOLO_MARK";
 
-/// How often one sweep looks. One more than there are generations of processes that fork between two looks.
-const MAX_LOOKS: usize = 64;
-
-/// How long a sweep waits for those that it has killed and that are to be reaped here.
+/// How long a sweep goes on, and waits for those that it has killed.
 const DYING: Duration = Duration::from_secs(5);
 
 /// How often it looks meanwhile.
@@ -63,7 +60,7 @@ pub fn adopt_orphans() -> std::io::Result<()> {
 }
 
 /// Kills what an earlier daemon of this name has left on this machine: its wardens, and what they have started. Gives how
-/// many processes that were. Blocks for the milliseconds that it takes to look at all processes.
+/// many processes that were. Blocks for the milliseconds until they are gone; for at most 5 s, if one can't be killed.
 ///
 /// No warden of this name may be in use. A process that has other privileges, or whose environment was wiped out, is not
 /// found.
@@ -99,21 +96,34 @@ pub(crate) fn sweep(mark: &str, session: u32) {
     }
 }
 
-/// Kills those that `which` names, until a look finds nobody new.
+/// Kills those that `which` names, until none of them is left.
 fn kill(which: impl Fn(&Process) -> bool) -> usize {
     let me = std::process::id();
+    let deadline = Instant::now() + DYING;
     let mut killed = HashSet::new();
-    for _ in 0..MAX_LOOKS {
-        let fresh: Vec<Process> = procfs::all()
+    loop {
+        // One that is dying has no environment any more.
+        let left: Vec<Process> = procfs::all()
             .into_iter()
-            .filter(|process| !process.dead && process.pid != me && which(process))
-            .filter(|process| killed.insert((process.pid, process.start)))
+            .filter(|process| !process.dead && process.pid != me)
+            .filter(|process| killed.contains(&(process.pid, process.start)) || which(process))
             .collect();
-        if fresh.is_empty() {
+        if left.is_empty() {
             break;
         }
-        for process in fresh {
-            process.kill();
+        if Instant::now() >= deadline {
+            tracing::error!(after = ?DYING, left = left.len(), "processes were killed and have not ended");
+            break;
+        }
+        let mut is_new = false;
+        for process in left {
+            if killed.insert((process.pid, process.start)) {
+                process.kill();
+                is_new = true;
+            }
+        }
+        if !is_new {
+            std::thread::sleep(LOOK_AGAIN);
         }
     }
     killed.len()

@@ -7,7 +7,9 @@ use std::process::{ChildStdout, Command};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::servers::{Launched, Servers, gone, is_running, node_pids, signal, skipped, texts};
+use crate::servers::{
+    Launched, Servers, gone, is_running, node_pids, signal, skipped, soon, texts,
+};
 
 /// Tells its process and that of a child that has left its session, and is deaf to `TERM`.
 const STAYS: &str = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo pid $$; while :; do sleep 0.1; done' & \
@@ -165,8 +167,9 @@ fn a_job_on_hosts_of_its_own_ends_with_a_node_that_is_killed() {
     job.fails(1, "127.0.0.3");
     assert!(!is_running(node));
     // A killed node could not remove its folder; nobody is in it.
-    let left = servers.left();
-    assert!(left.is_empty(), "{left:?}");
+    soon("nothing is left", || {
+        servers.left().is_empty().then_some(())
+    });
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kolo_harness::{TestCluster, kolo};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::run::{pid, script, start, text};
@@ -304,16 +305,15 @@ fn output_that_nobody_reads_does_not_hold_up_a_second_signal() {
         );
         command.stdout(writer.try_clone().unwrap());
         if together {
-            command.stderr(writer);
+            command.stderr(writer.try_clone().unwrap());
         } else {
             command.stderr(Stdio::piped());
-            drop(writer);
         }
         let mut child = command.spawn().unwrap();
         drop(command);
-        let full = rustix::pipe::fcntl_getpipe_size(&reader).unwrap() as u64 - 4096;
         until("the pipe is full", || {
-            rustix::io::ioctl_fionread(&reader).unwrap() >= full
+            let mut fds = [PollFd::new(&writer, PollFlags::OUT)];
+            poll(&mut fds, Some(&Timespec::default())).unwrap() == 0
         });
         kill_process(pid(&child), Signal::TERM).unwrap();
         // Of two that wait the one with the lower number comes first.

@@ -334,7 +334,7 @@ mod tests {
             ("--nnodes 2 x", "this machine is one host"),
             ("-n 3 --nproc-per-node 2 x", "make 2 workers"),
             ("-H a:2 -n 3 x", "the hosts have 2 slots"),
-            ("-H a:2 --nnodes 2 x", "1 hosts are given"),
+            ("-H a:2 --nnodes 2 x", "1 hosts with slots are given"),
             ("-H a:2,a:1 x", "are one machine"),
             (
                 "-n 2 --ranks 1,5 x",
