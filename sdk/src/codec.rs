@@ -68,11 +68,19 @@ const LIMIT: usize = Limits::CALLS.body as usize;
 /// ```
 pub fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, CodecError> {
     let mut bytes = Vec::with_capacity(128);
-    append(&mut bytes, LIMIT, |out| {
+    encode_behind(&mut bytes, value)?;
+    Ok(bytes)
+}
+
+/// Encodes a value behind others. `bytes` is no longer than [`encode`] allows then.
+pub(crate) fn encode_behind<T: Serialize + ?Sized>(
+    bytes: &mut Vec<u8>,
+    value: &T,
+) -> Result<(), CodecError> {
+    append(bytes, LIMIT, |out| {
         value.serialize(&mut rmp_serde::Serializer::new(out).with_struct_map())
     })
-    .map_err(|error| error.of::<T>(LIMIT))?;
-    Ok(bytes)
+    .map_err(|error| error.of::<T>(LIMIT))
 }
 
 /// Encodes one more argument behind `bytes`.

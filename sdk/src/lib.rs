@@ -54,6 +54,7 @@
 //! | find or start a cluster | [`Cluster`], [`LocalCluster`], [`Credentials`] |
 //! | start a group of workers | [`Executor::builder`], [`ExecutorBuilder`] |
 //! | write what workers do | [`function`], [`executable`], [`Context`], [`Communicator`] |
+//! | keep state that outlives changes of the group | [`elastic`], [`State`](elastic::State), [`ElasticSampler`](elastic::ElasticSampler) |
 //! | call it, on all ranks or on some | [`Executor`], the handle that [`executable`] makes, [`Call`] |
 //! | know what went wrong | [`CallError`], [`StartError`], [`error`](mod@error) |
 //!
@@ -75,6 +76,7 @@ mod cluster;
 pub mod codec;
 mod context;
 mod credentials;
+pub mod elastic;
 mod entry;
 pub mod error;
 mod executable;

@@ -1,0 +1,24 @@
+//! Loops that outlive changes of their group: what a group has learnt is committed, and each sample is worked on once.
+//!
+//! | to | see |
+//! |---|---|
+//! | keep what a group has learnt, and give the same to all ranks | [`State`], [`Elastic`], [`Value`] |
+//! | deal out the samples of a data set, each once in an epoch | [`ElasticSampler`], [`Batch`] |
+//! | go on with a loop when ranks are lost or join | [`run`], [`Membership`] |
+//!
+//! `State` and `ElasticSampler` work in any group. `docs/elastic.md` tells how the pieces fit together.
+
+mod error;
+mod order;
+mod parts;
+mod run;
+mod sampler;
+mod snapshot;
+mod state;
+mod sync;
+
+pub use error::{ElasticError, StateError};
+pub use parts::{Elastic, Parts, Value};
+pub use run::{Cause, Epoch, Interrupt, Membership, run};
+pub use sampler::{Batch, ElasticSampler, LastBatch, Samples, StaleBatch};
+pub use state::State;
