@@ -5,9 +5,12 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use kolo::collectives::local_group;
-use kolo::elastic::{self, Cause, Elastic, Epoch, Interrupt, LastBatch, Membership, Parts, State};
+use kolo::elastic::{self, Cause, Elastic, Epoch, LastBatch, Membership, Parts, State};
 use kolo::elastic::{ElasticSampler, StateError};
-use kolo::{Context, Error, ReduceOp, Result};
+use kolo::{Context, Error, Rank, ReduceOp, Result};
+
+/// The steps that are committed, and how far the next one is.
+type Progress = (u64, When);
 
 /// A thread, by its number. Numbers are not used again.
 pub(crate) type Id = usize;
@@ -28,8 +31,12 @@ struct Members {
     joining: Vec<Id>,
     draining: BTreeSet<Id>,
     asking: BTreeSet<Id>,
-    made: BTreeMap<Id, Epoch>,
-    interrupts: Vec<Interrupt>,
+    /// The members of the last generation, by rank.
+    epochs: Vec<(Id, Option<Epoch>)>,
+    /// Those that have not taken it yet.
+    waiting: BTreeSet<Id>,
+    /// How far each has come.
+    progress: BTreeMap<Id, Progress>,
     /// Those that end as soon as they have their next generation.
     doomed: BTreeSet<Id>,
 }
@@ -55,16 +62,39 @@ impl Hub {
         self.news.notify_all();
     }
 
-    pub(crate) fn perform(&self, what: &What) {
+    /// Waits until all that are in the group have come as far, or have given up. If a thread was killed before, those that are not there
+    /// yet would lose more.
+    fn all_reach(&self, progress: Progress) {
+        let members = self.state.lock().unwrap();
+        let all = |members: &Members| {
+            let reached = |id| members.progress.get(id).is_some_and(|own| *own >= progress);
+            let there = |id| reached(id) || members.asking.contains(id);
+            members.present.iter().all(there)
+        };
+        let waited = (self.news).wait_timeout_while(members, LIMIT, |members| !all(members));
+        drop(waited.unwrap());
+    }
+
+    fn reach(&self, id: Id, progress: Progress) {
+        self.change(|members| {
+            members.progress.insert(id, progress);
+        });
+    }
+
+    fn perform(&self, what: &What) {
         self.change(|members| match what {
             What::Join(id) => {
                 members.joining.push(*id);
-                members.interrupts.iter().for_each(Interrupt::raise);
+                let epochs = members.epochs.iter();
+                epochs
+                    .flat_map(|(_, epoch)| epoch)
+                    .for_each(|epoch| epoch.interrupt().raise());
             }
             What::Drain(id) => {
                 members.draining.insert(*id);
                 // One rank hears first.
-                members.interrupts[0].raise();
+                let mut epochs = members.epochs.iter().flat_map(|(_, epoch)| epoch);
+                epochs.next().unwrap().interrupt().raise();
             }
             What::Doom(id) => {
                 members.doomed.insert(*id);
@@ -80,6 +110,7 @@ impl Hub {
             id,
             epoch: None,
             asked: 0,
+            killed: false,
         };
         seat.epoch = Some(self.wait(id)?);
         Some(seat)
@@ -89,10 +120,13 @@ impl Hub {
         let members = self.state.lock().unwrap();
         let (mut members, _) = (self.news)
             .wait_timeout_while(members, LIMIT, |members| {
-                !members.made.contains_key(&id) && !members.present.is_empty()
+                !members.waiting.contains(&id) && !members.present.is_empty()
             })
             .unwrap();
-        members.made.remove(&id)
+        members.waiting.remove(&id);
+        let mut epochs = members.epochs.iter();
+        let (_, epoch) = epochs.find(|(member, _)| *member == id)?;
+        epoch.clone()
     }
 }
 
@@ -116,11 +150,9 @@ impl Members {
         };
         let epochs = group
             .into_iter()
-            .map(|comm| Epoch::new(Context::for_tests(comm)));
-        self.made = self.present.iter().copied().zip(epochs).collect();
-        self.interrupts = (self.made.values())
-            .map(|epoch| epoch.interrupt().clone())
-            .collect();
+            .map(|comm| Some(Epoch::new(Context::for_tests(comm))));
+        self.epochs = self.present.iter().copied().zip(epochs).collect();
+        self.waiting = self.present.iter().copied().collect();
     }
 }
 
@@ -129,6 +161,7 @@ pub(crate) struct Seat {
     id: Id,
     epoch: Option<Epoch>,
     asked: usize,
+    killed: bool,
 }
 
 impl Membership for Seat {
@@ -138,30 +171,47 @@ impl Membership for Seat {
 
     fn next(&mut self, _: &Cause) -> Result<Epoch, Error> {
         self.asked += 1;
-        let (id, doomed) = (
-            self.id,
-            self.hub.state.lock().unwrap().doomed.contains(&self.id),
-        );
+        let id = self.id;
+        self.killed = self.hub.state.lock().unwrap().doomed.contains(&id);
         self.hub.change(|members| {
             members.asking.insert(id);
         });
-        let epoch = self.hub.wait(id).filter(|_| !doomed);
+        let epoch = self.hub.wait(id).filter(|_| !self.killed);
         self.epoch.clone_from(&epoch);
         epoch.ok_or_else(|| Error::msg(format!("thread {id} is not in the next generation")))
     }
 }
 
-/// A thread that ends is lost to the others.
+/// A thread that is killed is lost to the others, and they are told.
 impl Drop for Seat {
     fn drop(&mut self) {
         self.epoch = None;
-        let id = self.id;
+        let (id, killed) = (self.id, self.killed);
         self.hub.change(|members| {
             members.present.retain(|present| *present != id);
             members.joining.retain(|joining| *joining != id);
+            members.waiting.remove(&id);
+            let rank = members.epochs.iter().position(|(member, _)| *member == id);
+            let Some(rank) = rank else {
+                return;
+            };
+            members.epochs[rank].1 = None;
+            for epoch in members
+                .epochs
+                .iter()
+                .flat_map(|(_, epoch)| epoch)
+                .filter(|_| killed)
+            {
+                let comm = epoch.context().comm();
+                comm.rank_lost(Rank(rank as u32), "its thread has ended");
+            }
         });
     }
 }
+
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("killed")]
+struct Killed;
 
 /// A change, at a place in the work of one thread. It happens once.
 #[derive(Debug, Clone)]
@@ -173,14 +223,14 @@ pub(crate) struct Event {
     pub(crate) what: What,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Eq, Ord)]
 pub(crate) enum When {
-    /// The others wait for this thread in the step's all-reduce.
-    BeforeStep,
-    /// The others wait for this thread in the commit, or have got so far.
-    BeforeCommit,
     /// In a generation that is not the first, before its first operation.
     AfterChange,
+    /// Before the step's all-reduce.
+    BeforeStep,
+    /// After the all-reduce, before the commit.
+    BeforeCommit,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -278,6 +328,10 @@ impl Plan {
                     last = Some(event.what.clone());
                 }
             }
+            drop(happened);
+            if last == Some(What::Kill) {
+                hub.all_reach((step, when));
+            }
             last
         };
         let sampler = if self.per_rank {
@@ -302,8 +356,9 @@ impl Plan {
                 Ok(())
             });
             elastic::run(&mut seat, &mut state, |ctx, state| -> Result<()> {
+                hub.reach(id, (state.steps, When::BeforeStep));
                 if state.resets > 0 && happens(state.steps, When::AfterChange) == Some(What::Kill) {
-                    return Err(Error::msg("killed"));
+                    return Err(Killed.into());
                 }
                 while state.sampler.epoch() < epochs {
                     while let Some(batch) = state.sampler.next_batch(ctx.rank(), ctx.world_size()) {
@@ -311,7 +366,7 @@ impl Plan {
                         let mut seen = vec![0_u32; state.seen.len()];
                         batch.iter().for_each(|sample| seen[sample] += 1);
                         match happens(step, When::BeforeStep) {
-                            Some(What::Kill) => return Err(Error::msg("killed")),
+                            Some(What::Kill) => return Err(Killed.into()),
                             Some(What::Fail) => return Err(Error::msg("no luck")),
                             Some(What::Disagree) => seen.truncate(1),
                             _ => {}
@@ -326,12 +381,16 @@ impl Plan {
                         work.sampler.record(&batch)?;
                         work.steps += 1;
                         work.sizes.push(ctx.world_size() as u32);
+                        hub.reach(id, (step, When::BeforeCommit));
                         if happens(step, When::BeforeCommit) == Some(What::Kill) {
-                            return Err(Error::msg("killed"));
+                            return Err(Killed.into());
                         }
                         let committed = state.commit(ctx);
                         if committed == Err(StateError::Interrupted) {
                             interrupted.push(state.commits());
+                        }
+                        if matches!(committed, Ok(()) | Err(StateError::Interrupted)) {
+                            hub.reach(id, (state.steps, When::BeforeStep));
                         }
                         committed?;
                     }
@@ -341,6 +400,9 @@ impl Plan {
                 Ok(())
             })
         };
+        seat.killed |= result
+            .as_ref()
+            .is_err_and(|error| error.downcast_ref() == Some(&Killed));
         Some(End {
             result: result.map_err(|error| error.to_string()),
             seen: work.seen,
