@@ -1,7 +1,7 @@
 //! The shuffled order of samples, as a function of the position.
 
-/// Rounds of the network. Each takes one or two nanoseconds. With 24 the orders of up to six samples, computed in full, are even to
-/// within one in 2,000 (total variation distance).
+/// Rounds of the network. Each takes about 8 ns. With 24 the orders of up to six samples, computed in full, are even to within
+/// one in 2,000 (total variation distance).
 const ROUNDS: usize = 24;
 
 /// The order of the samples `0..samples` in one epoch.

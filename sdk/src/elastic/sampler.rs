@@ -51,7 +51,7 @@ use super::order::Order;
 /// # Order
 ///
 /// Seed and epoch decide the order, on every platform: a generalised Feistel network with cycle walking (Black and Rogaway, 2002) of
-/// 24 rounds over SplitMix64. The order is computed for one sample at a time, in about 50 ns, and takes no memory for each
+/// 24 rounds over SplitMix64. The order is computed for one sample at a time, in about 0.2 us, and takes no memory for each
 /// sample.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ElasticSampler {
