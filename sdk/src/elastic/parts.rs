@@ -121,7 +121,12 @@ impl std::fmt::Debug for Pass<'_> {
 /// Copies the state.
 pub(super) fn save(state: &mut impl Elastic, to: &mut Snapshot) -> Result<(), StateError> {
     to.values.clear();
-    run(state, Pass::Save(to))
+    let saved = run(state, Pass::Save(to));
+    if saved.is_err() {
+        // The names of the next copy are looked at again.
+        to.parts.clear();
+    }
+    saved
 }
 
 /// Looks whether a copy fits the state. Makes room in the copy for the buffers. `place` is where the copy is from.
