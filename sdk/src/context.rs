@@ -1,7 +1,7 @@
 //! What user code knows of the worker that it runs in.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use kolo_collectives::{CollectiveError, Communicator};
@@ -9,12 +9,15 @@ use kolo_transport::ids::{CallId, CrossRank, Generation, JobId, LocalRank, NodeI
 use kolo_transport::wire::Member;
 
 use crate::__private::Ended;
-use crate::worker::Running;
+use crate::elastic::{self, Elastic, ElasticError, Interrupt, State};
+use crate::worker::{Generations, Running, Session};
 
 /// The worker that user code runs in: its ranks, its job, its communicator and the call that runs now.
 ///
 /// Functions, constructors and methods get a `&Context`. A clone is cheap and may be kept, for instance in an
-/// executable, or given to a thread; it always tells of the call that runs at the moment.
+/// executable, or given to a thread; it always tells of the call that runs at the moment. Ranks and communicators are those of
+/// one generation of the job, for as long as the clone lives: the communicator of a generation that is over is
+/// [revoked](Communicator::revoke).
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
@@ -24,7 +27,10 @@ struct Inner {
     job: JobId,
     member: Member,
     comm: Communicator,
-    running: Running,
+    running: Arc<Running>,
+    /// It outlives the generation. None in tests.
+    session: Weak<Session>,
+    interrupt: Interrupt,
     members: Members,
     local: OnceLock<Communicator>,
     cross: OnceLock<Communicator>,
@@ -71,13 +77,20 @@ impl Members {
 }
 
 impl Context {
-    pub(crate) fn new(member: Member, comm: Communicator, job: JobId) -> Self {
+    pub(crate) fn new(
+        member: Member,
+        comm: Communicator,
+        job: JobId,
+        session: Option<&Arc<Session>>,
+    ) -> Self {
         Self {
             inner: Arc::new(Inner {
                 job,
                 member,
                 comm,
-                running: Running::default(),
+                running: session.map_or_else(Arc::default, |session| Arc::clone(&session.running)),
+                session: session.map_or_else(Weak::new, Arc::downgrade),
+                interrupt: Interrupt::default(),
                 members: Members::default(),
                 local: OnceLock::new(),
                 cross: OnceLock::new(),
@@ -88,6 +101,24 @@ impl Context {
     /// The communicator knows the members, and where they are.
     pub(crate) fn members_known(&self) {
         self.inner.members.learn();
+    }
+
+    /// Nothing is to wait in this generation any more, for its members neither.
+    pub(crate) fn revoke(&self, reason: &str) {
+        self.inner.comm.revoke(reason);
+        self.members_known();
+    }
+
+    /// By which elastic loops hear that this generation is about to end.
+    pub(crate) fn interrupt(&self) -> &Interrupt {
+        &self.inner.interrupt
+    }
+
+    /// This rank has a commit in this generation; `by_all` says that all members have it.
+    pub(crate) fn committed(&self, commit: u64, by_all: bool) {
+        if let Some(session) = self.inner.session.upgrade() {
+            session.committed(self.generation(), commit, by_all);
+        }
     }
 
     /// A context without a worker around it, for tests of functions and executables. Its ranks are those of `comm`, as
@@ -128,7 +159,7 @@ impl Context {
             address: None,
         };
         let job = comm.hello().job;
-        let context = Self::new(member, comm, job);
+        let context = Self::new(member, comm, job, None);
         context.members_known();
         context
     }
@@ -231,6 +262,68 @@ impl Context {
         made_once(&self.inner.cross, || self.comm().cross())
     }
 
+    /// Runs a loop that outlives changes of the group: [`elastic::run`](crate::elastic::run) with the generations of this worker's
+    /// job. All ranks of a call run it, in the same place, each with a state of the same parts.
+    ///
+    /// In an elastic job the loop goes on when the group has changed: back at the last commit after a rank was lost, or right
+    /// after a commit at which all ranks have stopped for a host that joins or is drained. Ranks, sizes and communicators are new then:
+    /// use those of the context that the loop is given, and nothing made from an earlier one. Settings of a communicator, such as
+    /// [`set_timeout`](Communicator::set_timeout), hold for one generation: set them where the loop begins. The call is answered when
+    /// the loop has ended, in whichever generation.
+    ///
+    /// In a static job, and in a context [for tests](Self::for_tests), there is one generation. A loop whose rank was lost
+    /// returns its own error, with the state back at the last commit.
+    ///
+    /// # Errors
+    ///
+    /// Those of `body`, and [`ElasticError`]. If no generation follows, [`NoGeneration`](crate::elastic::NoGeneration) says why.
+    ///
+    /// # Panics
+    ///
+    /// Those of `body`.
+    ///
+    /// ```
+    /// use kolo::elastic::{State, Value};
+    /// use kolo::prelude::*;
+    ///
+    /// #[derive(serde::Serialize, serde::Deserialize)]
+    /// struct Progress {
+    ///     step: u32,
+    ///     sum: f64,
+    /// }
+    ///
+    /// #[kolo::function]
+    /// fn work(ctx: &Context, steps: u32) -> Result<f64> {
+    ///     let mut state = State::new(Value(Progress { step: 0, sum: 0.0 }));
+    ///     ctx.elastic(&mut state, |ctx, state| {
+    ///         while state.step < steps {
+    ///             let mut one = [1.0];
+    ///             ctx.comm().all_reduce(&mut one, ReduceOp::Average)?;
+    ///             state.sum += one[0];
+    ///             state.step += 1;
+    ///             state.commit(ctx)?;
+    ///         }
+    ///         Ok(state.sum)
+    ///     })
+    /// }
+    ///
+    /// let comm = kolo::collectives::local_group(1)?.remove(0);
+    /// assert_eq!(work::call(&Context::for_tests(comm), 5)?, 5.0);
+    /// # Ok::<(), kolo::Error>(())
+    /// ```
+    pub fn elastic<T, R, E>(
+        &self,
+        state: &mut State<T>,
+        body: impl FnMut(&Context, &mut State<T>) -> Result<R, E>,
+    ) -> Result<R, E>
+    where
+        T: Elastic,
+        E: From<ElasticError>,
+    {
+        let mut generations = Generations::new(self.inner.session.upgrade(), self);
+        elastic::run(&mut generations, state, body)
+    }
+
     /// Whether nobody wants the result of the call that runs now: its caller cancelled it, or its deadline has
     /// passed. Synchronous code that runs long looks from time to time and returns; async code is dropped at its
     /// next await point by itself.
@@ -254,11 +347,11 @@ impl Context {
 
     /// A call ended on this rank. If it failed, its peers in collective operations learn it, and the failure
     /// names the rank that it is an echo of, or says that the job ends.
-    pub(crate) fn end_call(&self, call: CallId, mut ended: Ended) -> Ended {
+    pub(crate) fn end_call(&self, call: CallId, mut ended: Ended, stopping: bool) -> Ended {
         if let Err(failure) = &mut ended {
             let comm = &self.inner.comm;
             failure.caused_by = comm.last_failure().and_then(|error| error.culprit_rank());
-            failure.stopping = comm.is_revoked();
+            failure.stopping = stopping;
             let reason = failure.message.lines().next().unwrap_or_default();
             comm.abort_call(call, reason);
         }

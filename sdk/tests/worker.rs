@@ -200,6 +200,7 @@ impl Worker {
             member,
             world_size: 1,
             needs_data_plane: false,
+            next_within_ms: None,
         };
         worker.control.send(&welcome, &[]);
         assert_eq!(

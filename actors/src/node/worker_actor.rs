@@ -380,7 +380,11 @@ impl Supervisor {
                 biased;
                 _ = child.wait() => return,
                 message = control.recv::<FromWorker>(), if control_open => match message {
-                    Ok(Some((message, _))) => self.tell(event(message, child, program)).await,
+                    Ok(Some((message, _))) => {
+                        if let Some(event) = event(message, child, program) {
+                            self.tell(event).await;
+                        }
+                    }
                     Ok(None) | Err(FrameError::Truncated { .. } | FrameError::Io(_)) => {
                         control_open = false;
                         hang_up.get_or_insert(("control", Instant::now() + HANG_UP));
@@ -427,8 +431,9 @@ async fn sleep_until(deadline: Option<Instant>) {
     }
 }
 
-fn event(message: FromWorker, child: &Child, program: &ProgramFile) -> WorkerEvent {
-    match message {
+/// What a message means for the node; nothing, if it is of an elastic job: all of a node's are static.
+fn event(message: FromWorker, child: &Child, program: &ProgramFile) -> Option<WorkerEvent> {
+    Some(match message {
         FromWorker::Hello {
             protocol,
             pid,
@@ -453,7 +458,10 @@ fn event(message: FromWorker, child: &Child, program: &ProgramFile) -> WorkerEve
             generation,
             group,
         },
-    }
+        FromWorker::Taken { .. } | FromWorker::Committed { .. } | FromWorker::Holding { .. } => {
+            return None;
+        }
+    })
 }
 
 /// A worker must run the very file that was verified.

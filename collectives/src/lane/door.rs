@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use kolo_transport::endpoint::BindError;
 use kolo_transport::ids::Rank;
+use kolo_transport::wire::GenerationTable;
 use kolo_transport::{
     CloseCode, Connection, Endpoint, EndpointConfig, Identity, LiveCredentials, TlsLink,
     TlsListener, TransportRuntime,
@@ -15,8 +16,11 @@ use kolo_transport::{
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::{LaneChoice, LaneError, LinkHello, NetworkLanes, accept_quic, accept_tls};
+use super::{
+    Lane, LaneChoice, LaneError, LinkHello, NetworkLanes, accept_quic, accept_tls, rank_of,
+};
 use crate::communicator::Acceptor;
+use crate::group::GroupId;
 
 /// Attempts to find a port that is free on all addresses.
 const ATTEMPTS: usize = 64;
@@ -117,33 +121,29 @@ impl Door {
         self.endpoint().local_addr()
     }
 
-    /// Takes links and hands them in, until the door is closed. `rank_of` says which rank it is that has shown a certificate, or
-    /// refuses it; see [`rank_of`](super::rank_of). Every step of a link takes at most `limit`. What is not accepted is
-    /// logged as a warning.
+    /// Takes links and hands them in, until the door is closed. `terms` says for each peer that has shown a certificate who takes its
+    /// link, or refuses it; see [`Terms::of`]. A door may outlive a generation: then the terms change with it, and a
+    /// link of another generation is refused (G-1). Every step of a link takes at most `limit`. What is not accepted is logged as
+    /// a warning.
     ///
     /// Dropping the future ends it, and with it the links that are not accepted yet.
     ///
     /// # Panics
     ///
     /// Outside a tokio runtime that has I/O and time enabled.
-    pub async fn serve<F, R>(&self, own: LinkHello, acceptor: Acceptor, limit: Duration, rank_of: F)
+    pub async fn serve<F, R>(&self, limit: Duration, terms: F)
     where
         F: Fn(Identity) -> R + Clone + Send + Sync + 'static,
-        R: Future<Output = Result<Rank, LaneError>> + Send,
+        R: Future<Output = Result<Terms, LaneError>> + Send,
     {
-        let reception = Reception {
-            own,
-            acceptor,
-            limit,
-            rank_of,
-        };
+        let reception = Reception { limit, terms };
         tokio::join!(self.serve_quic(&reception), self.serve_tls(&reception));
     }
 
     async fn serve_quic<F, R>(&self, reception: &Reception<F>)
     where
         F: Fn(Identity) -> R + Clone + Send + Sync + 'static,
-        R: Future<Output = Result<Rank, LaneError>> + Send,
+        R: Future<Output = Result<Terms, LaneError>> + Send,
     {
         let mut links = Links::new();
         while let Some(connection) = self.endpoint().accept().await {
@@ -167,7 +167,7 @@ impl Door {
     async fn serve_tls<F, R>(&self, reception: &Reception<F>)
     where
         F: Fn(Identity) -> R + Clone + Send + Sync + 'static,
-        R: Future<Output = Result<Rank, LaneError>> + Send,
+        R: Future<Output = Result<Terms, LaneError>> + Send,
     {
         let Some(listener) = &self.tls else {
             return;
@@ -203,34 +203,79 @@ fn log_refused(peer: &str, error: &LaneError) {
     }
 }
 
+/// Who takes a link at a door, and from whom.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// The rank that takes the link, with its generation.
+    pub own: LinkHello,
+    /// Where the link is handed in.
+    pub acceptor: Acceptor,
+    /// The rank that the peer has in that generation, or why it has none. Then both sides say their generations, and the peer is
+    /// refused: as one of another generation, if it is.
+    pub peer: Result<Rank, LaneError>,
+}
+
 /// What a door does with who comes.
 #[derive(Clone)]
 struct Reception<F> {
-    own: LinkHello,
-    acceptor: Acceptor,
     limit: Duration,
-    rank_of: F,
+    terms: F,
 }
 
 impl<F, R> Reception<F>
 where
     F: Fn(Identity) -> R,
-    R: Future<Output = Result<Rank, LaneError>>,
+    R: Future<Output = Result<Terms, LaneError>>,
 {
     async fn quic(&self, connection: &Connection) -> Result<(), LaneError> {
-        let peer = (self.rank_of)(connection.peer().clone()).await?;
-        match accept_quic(connection, &self.own, peer, self.limit).await? {
-            Some((lane, group)) => self.acceptor.accept_group(group, peer, lane),
-            // The peer keeps the other kind.
-            None => Ok(()),
-        }
+        let terms = (self.terms)(connection.peer().clone()).await?;
+        let taken = accept_quic(connection, &terms.own, terms.expected(), self.limit).await;
+        terms.hand_in(taken)
     }
 
     async fn tls(&self, link: TlsLink) -> Result<(), LaneError> {
-        let peer = (self.rank_of)(link.peer().clone()).await?;
-        match accept_tls(link, &self.own, peer, self.limit).await? {
-            Some((lane, group)) => self.acceptor.accept_group(group, peer, lane),
-            None => Ok(()),
+        let terms = (self.terms)(link.peer().clone()).await?;
+        let taken = accept_tls(link, &terms.own, terms.expected(), self.limit).await;
+        terms.hand_in(taken)
+    }
+}
+
+impl Terms {
+    /// The terms for whoever has shown a certificate, by the members of the present generation.
+    ///
+    /// # Errors
+    ///
+    /// [`LaneError::Refused`] if it is no worker of the job: nothing is said to it.
+    pub fn of(
+        who: &Identity,
+        table: &GenerationTable,
+        (own, acceptor): (LinkHello, Acceptor),
+    ) -> Result<Self, LaneError> {
+        let peer = rank_of(who, table);
+        if who.worker().is_none_or(|(job, _)| job != own.job) {
+            peer.clone()?;
+        }
+        Ok(Self {
+            own,
+            acceptor,
+            peer,
+        })
+    }
+
+    /// The rank that the peer must say. No peer may say that of this side.
+    fn expected(&self) -> Rank {
+        *self.peer.as_ref().unwrap_or(&self.own.rank)
+    }
+
+    /// Nothing is taken if the peer keeps the other kind of link.
+    fn hand_in(
+        self,
+        taken: Result<Option<(Box<dyn Lane>, GroupId)>, LaneError>,
+    ) -> Result<(), LaneError> {
+        match (taken, self.peer) {
+            (Ok(_) | Err(LaneError::Refused { .. }), Err(why)) | (Err(why), _) => Err(why),
+            (Ok(None), Ok(_)) => Ok(()),
+            (Ok(Some((lane, group))), Ok(peer)) => self.acceptor.accept_group(group, peer, lane),
         }
     }
 }

@@ -31,8 +31,8 @@ use kolo_transport::ids::{Generation, Rank};
 use crate::group::GroupId;
 
 pub(crate) use departure::{DEPARTURE, Departure, LOOK};
-pub use door::Door;
 pub(crate) use door::Links;
+pub use door::{Door, Terms};
 pub(crate) use ended::EndedLane;
 pub use hello::{LinkHello, greet};
 pub(crate) use hello::{excuse, greet_any};
@@ -94,6 +94,14 @@ pub enum LaneError {
         /// What was waited for.
         reason: String,
     },
+}
+
+impl LaneError {
+    /// Whether the peer is there, but still in a generation before this rank's. Who gets over a loss meets those that do not know
+    /// of it yet: they are waited for, as if they did not listen.
+    pub fn is_behind(&self, own: &LinkHello) -> bool {
+        matches!(self, Self::StaleGeneration { theirs: Some(theirs), .. } if *theirs < own.generation)
+    }
 }
 
 /// A connected link to one peer.

@@ -16,7 +16,7 @@ use super::{PeersError, STEP, Settings};
 use crate::communicator::Communicator;
 use crate::group::GroupId;
 use crate::lane::{
-    Connecting, Connector, Door, Gone, Lane, LaneError, LinkHello, OneHost, Requesting, rank_of,
+    Connecting, Connector, Door, Gone, Lane, LaneError, LinkHello, OneHost, Requesting, Terms,
 };
 
 /// Between two attempts to reach a peer on another host.
@@ -162,7 +162,7 @@ impl Far {
                 .lanes()
                 .connect(own, (peer, *slot, *address), STEP);
             let why = match attempt.await {
-                Err(error) if is_behind(&error, own) => error,
+                Err(error) if error.is_behind(own) => error,
                 // What is there is not the peer that is looked for, or does not want this one.
                 Err(
                     error @ (LaneError::Refused { .. }
@@ -184,12 +184,6 @@ impl Far {
             tokio::time::sleep(PAUSE).await;
         }
     }
-}
-
-/// Whether a peer that is there is still in a generation before this rank's. Who gets over a loss meets those that do not know
-/// of it yet: they are waited for, as if they did not listen.
-pub(super) fn is_behind(error: &LaneError, own: &LinkHello) -> bool {
-    matches!(error, LaneError::StaleGeneration { theirs: Some(theirs), .. } if *theirs < own.generation)
 }
 
 /// The connector, which goes with its communicator. Fields drop in order.
@@ -311,8 +305,9 @@ pub(super) fn sit(
         let (door, table) = (far.door.clone(), Arc::clone(&far.table));
         let acceptor = comm.acceptor();
         let serving = async move {
-            let rank_of = move |peer| std::future::ready(rank_of(&peer, &table));
-            Box::pin(door.serve(own, acceptor, STEP, rank_of)).await;
+            let terms =
+                move |peer| std::future::ready(Terms::of(&peer, &table, (own, acceptor.clone())));
+            Box::pin(door.serve(STEP, terms)).await;
         };
         handle.spawn(until_closed(closed, serving));
     }

@@ -16,7 +16,6 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::connector::is_behind;
 use super::{PeersError, STEP};
 use crate::communicator::Acceptor;
 use crate::lane::{Lane, LaneError, LinkHello, Links, UnixLane, excuse, greet, greet_any};
@@ -346,7 +345,7 @@ impl Failed {
         match error {
             // It was about to end: another one may come.
             LaneError::Ended { reason } => Self::NotYet(reason),
-            error if is_behind(&error, own) => Self::NotYet(error.to_string()),
+            error if error.is_behind(own) => Self::NotYet(error.to_string()),
             error => Self::Never(error),
         }
     }

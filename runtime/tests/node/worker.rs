@@ -185,6 +185,8 @@ fn listen(
             ToWorker::Membership(table) => println!("membership {}", table.world_size()),
             ToWorker::Welcome { .. }
             | ToWorker::Certificate { .. }
+            | ToWorker::Revoke { .. }
+            | ToWorker::Hold { .. }
             | ToWorker::LinkRequested { .. } => {}
         }
     }

@@ -1,8 +1,9 @@
 //! Why a state is not committed, restored or synced, and why an elastic loop ends.
 
 use std::fmt;
+use std::time::Duration;
 
-use kolo_collectives::{CollectiveError, Rank};
+use kolo_collectives::{CollectiveError, Generation, Rank};
 
 use super::Cause;
 
@@ -81,5 +82,46 @@ pub enum ElasticError {
         cause: Box<Cause>,
         /// Why there is none.
         error: crate::Error,
+    },
+}
+
+/// Why a worker has no next generation: the source of [`ElasticError::Membership`] in [`Context::elastic`](crate::Context::elastic).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoGeneration {
+    /// The job has one generation.
+    #[error("the job is static, and generation {generation} its only one")]
+    Static {
+        /// That generation.
+        generation: Generation,
+    },
+    /// No generation was formed in the time that the job allows for that. The log of the head says what it waited for: often for
+    /// hosts, because fewer ranks are left than the job's minimum.
+    #[error("no generation after {generation} came within {} s", .waited.as_secs_f64())]
+    Late {
+        /// The last generation.
+        generation: Generation,
+        /// The time that was allowed.
+        waited: Duration,
+    },
+    /// The worker is asked to stop.
+    #[error("the job ends with generation {generation}: {reason}")]
+    Ended {
+        /// The last generation.
+        generation: Generation,
+        /// Why the job ends.
+        reason: String,
+    },
+    /// The group goes on without this worker: its host is drained, say, or was counted as lost.
+    #[error("this worker is not in generation {generation}")]
+    Left {
+        /// The generation that the others are in.
+        generation: Generation,
+    },
+    /// The call was cancelled, or its deadline has passed, before a generation came.
+    #[error("the call is not wanted any more, and waits for no generation after {generation}")]
+    Unwanted {
+        /// The last generation.
+        generation: Generation,
     },
 }

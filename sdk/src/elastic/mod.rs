@@ -4,7 +4,7 @@
 //! |---|---|
 //! | keep what a group has learnt, and give the same to all ranks | [`State`], [`Elastic`], [`Value`] |
 //! | deal out the samples of a data set, each once in an epoch | [`ElasticSampler`], [`Batch`] |
-//! | go on with a loop when ranks are lost or join | [`run`], [`Membership`] |
+//! | go on with a loop when ranks are lost or join | [`Context::elastic`](crate::Context::elastic); [`run`], [`Membership`] |
 //!
 //! `State` and `ElasticSampler` work in any group. `docs/elastic.md` tells how the pieces fit together.
 
@@ -17,7 +17,7 @@ mod snapshot;
 mod state;
 mod sync;
 
-pub use error::{ElasticError, StateError};
+pub use error::{ElasticError, NoGeneration, StateError};
 pub use parts::{Elastic, Parts, Value};
 pub use run::{Cause, Epoch, Interrupt, Membership, run};
 pub use sampler::{Batch, ElasticSampler, LastBatch, Samples, StaleBatch};

@@ -26,22 +26,23 @@ pub trait Membership {
     /// There is none: the group ends, this rank has left, or nothing has changed within the time that is allowed for that. [`run`] ends
     /// with [`ElasticError::Membership`].
     fn next(&mut self, cause: &Cause) -> Result<Epoch, Error>;
+
+    /// Whether the group never changes. Then a loop that fails returns its own error, with the state back at the last commit.
+    fn is_static(&self) -> bool {
+        false
+    }
 }
 
 /// One generation, as one of its ranks sees it.
 #[derive(Debug, Clone)]
 pub struct Epoch {
     context: Context,
-    interrupt: Interrupt,
 }
 
 impl Epoch {
-    /// The generation that this context belongs to, of which no change is known yet.
+    /// The generation that this context belongs to.
     pub fn new(context: Context) -> Self {
-        Self {
-            context,
-            interrupt: Interrupt::default(),
-        }
+        Self { context }
     }
 
     /// Ranks and communicator of the generation.
@@ -51,7 +52,7 @@ impl Epoch {
 
     /// By which the loop hears that the generation is about to end.
     pub fn interrupt(&self) -> &Interrupt {
-        &self.interrupt
+        self.context.interrupt()
     }
 }
 
@@ -103,7 +104,7 @@ impl fmt::Display for Cause {
 /// | cause | then |
 /// |---|---|
 /// | the last commit was interrupted | the next generation, from the same place: no work is lost |
-/// | a collective operation has failed because of another rank | back to the last commit, then the next generation |
+/// | a collective operation has failed because of another rank | back to the last commit, then the next generation (in a [static](Membership::is_static) group: the error) |
 /// | anything else | the error is returned |
 ///
 /// Which of them it was is told by the state and the communicator. So the error may be of any type, and wrapped in any
@@ -169,7 +170,7 @@ where
     let mut epoch = membership.current();
     let mut resumes = false;
     loop {
-        state.watch(Some(epoch.interrupt.clone()));
+        state.watch(Some(epoch.interrupt().clone()));
         let result = begin(&epoch.context, state, resumes)
             .map_err(E::from)
             .and_then(|()| body(&epoch.context, state));
@@ -180,6 +181,10 @@ where
             Err(error) => error,
         };
         let cause = match failure(&epoch.context) {
+            Some(_) if membership.is_static() => {
+                go_back(state)?;
+                return Err(error);
+            }
             Some(failure) => {
                 // Other threads of this rank may wait in this generation, too.
                 epoch.context.comm().revoke(&failure.to_string());

@@ -147,10 +147,8 @@ impl<T: Elastic> State<T> {
                 highest,
             });
         }
-        self.keep(CommitId {
-            generation: ctx.generation().0,
-            number: own + 1,
-        });
+        self.keep(ctx, own + 1);
+        ctx.committed(own + 1, true);
         self.interrupted = all[0] & 1 == 1;
         if self.interrupted {
             return Err(StateError::Interrupted);
@@ -183,9 +181,12 @@ impl<T: Elastic> State<T> {
     }
 
     /// Takes the copy in `spare` for the last commit.
-    pub(super) fn keep(&mut self, id: CommitId) {
+    pub(super) fn keep(&mut self, ctx: &Context, number: u64) {
         std::mem::swap(&mut self.committed, &mut self.spare);
-        self.id = id;
+        self.id = CommitId {
+            generation: ctx.generation().0,
+            number,
+        };
     }
 
     pub(super) fn is_committed(&self) -> bool {

@@ -94,10 +94,8 @@ impl<T: Elastic> State<T> {
         for buffer in &mut self.spare.buffers {
             buffer.broadcast(comm, root)?;
         }
-        self.keep(CommitId {
-            generation: ctx.generation().0,
-            number: meeting.last.number + 1,
-        });
+        self.keep(ctx, meeting.last.number + 1);
+        ctx.committed(meeting.last.number + 1, false);
         if comm.rank() == root {
             Ok(())
         } else {

@@ -4,7 +4,6 @@ use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -12,16 +11,19 @@ use kolo_collectives::{CollectiveError, Communicator, GroupId, Layout, LinkHello
 use kolo_transport::endpoint::BindError;
 use kolo_transport::frame::{FrameError, InvalidFrame};
 use kolo_transport::identity::IdentityError;
-use kolo_transport::ids::{ClusterId, Generation, JobId};
+use kolo_transport::ids::{Generation, JobId, Rank, Slot};
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::worker::LOCAL_PROTOCOL;
 use kolo_transport::wire::{FromWorker, GenerationTable, Member, RankFailure, ToWorker};
 use kolo_transport::{CertificateRequest, TransportRuntime};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 
 use super::links::{LinkConnector, Links};
+use super::listener::Listener;
 use super::plane::Plane;
 use super::renewals::Renewals;
+use super::session::Session;
 use crate::context::Context;
 
 /// For every step of the introduction, and of making a link.
@@ -95,25 +97,18 @@ pub(crate) enum Verdict {
 /// What the main thread and the control thread share.
 #[derive(Debug)]
 pub(crate) struct Control {
-    /// The worker was asked to stop.
-    pub(crate) stopping: Arc<AtomicBool>,
-    /// Gives the context once, when the worker is ready.
-    pub(crate) ready: mpsc::Receiver<Ready>,
+    pub(crate) session: Arc<Session>,
+    /// Says once that the worker can take calls.
+    pub(crate) ready: mpsc::Receiver<()>,
     /// Why the conversation ended.
     pub(crate) verdict: mpsc::Receiver<Verdict>,
+    listener: Arc<Listener>,
 }
 
-/// A worker that can take calls.
-#[derive(Debug)]
-pub(crate) struct Ready {
-    pub(crate) context: Context,
-    links: Arc<Links>,
-}
-
-impl Ready {
+impl Control {
     /// Ends the data plane.
     pub(crate) fn close(&self, runtime: &TransportRuntime) {
-        runtime.handle().block_on(self.links.close(CLOSE));
+        runtime.handle().block_on(self.listener.close(CLOSE));
     }
 }
 
@@ -127,21 +122,25 @@ pub(crate) fn start(
     registry: u64,
     lost: fn(&ControlError),
 ) -> Control {
-    let stopping = Arc::new(AtomicBool::new(false));
+    let (node, told) = unbounded_channel();
+    let session = Session::new(node);
+    let listener = Arc::<Listener>::default();
     let (ready_sender, ready) = mpsc::sync_channel(1);
     let (verdict_sender, verdict) = mpsc::sync_channel(1);
     let mut conversation = Conversation {
         runtime: runtime.clone(),
         calls,
-        stopping: Arc::clone(&stopping),
+        session: Arc::clone(&session),
         ready: Some(ready_sender),
         verdict: verdict_sender.clone(),
         me: None,
+        epoch: None,
+        listener: Arc::clone(&listener),
         request: None,
         renewals: Arc::default(),
     };
     runtime.handle().spawn(async move {
-        let error = match conversation.run(socket, registry).await {
+        let error = match conversation.run(socket, registry, told).await {
             Ok(never) => match never {},
             Err(error) => error,
         };
@@ -150,14 +149,21 @@ pub(crate) fn start(
         drop(verdict_sender.try_send(Verdict::Failed(error)));
     });
     Control {
-        stopping,
+        session,
         ready,
         verdict,
+        listener,
     }
 }
 
-/// Who this worker is, from the node's welcome.
+/// What stays the same of this worker, from the node's welcome.
 struct Me {
+    job: JobId,
+    slot: Slot,
+}
+
+/// One generation that this worker is in. It is made when the generation is heard of, and dropped with it.
+struct Epoch {
     context: Context,
     comm: Communicator,
     links: Arc<Links>,
@@ -167,10 +173,12 @@ struct Me {
 struct Conversation {
     runtime: TransportRuntime,
     calls: UnixStream,
-    stopping: Arc<AtomicBool>,
-    ready: Option<mpsc::SyncSender<Ready>>,
+    session: Arc<Session>,
+    ready: Option<mpsc::SyncSender<()>>,
     verdict: mpsc::SyncSender<Verdict>,
     me: Option<Me>,
+    epoch: Option<Epoch>,
+    listener: Arc<Listener>,
     /// The request whose certificate is awaited.
     request: Option<CertificateRequest>,
     renewals: Arc<Renewals>,
@@ -179,7 +187,12 @@ struct Conversation {
 enum Never {}
 
 impl Conversation {
-    async fn run(&mut self, socket: OwnedFd, registry: u64) -> Result<Never, ControlError> {
+    async fn run(
+        &mut self,
+        socket: OwnedFd,
+        registry: u64,
+        told: UnboundedReceiver<FromWorker>,
+    ) -> Result<Never, ControlError> {
         let control = Arc::new(ControlSocket::from_fd(socket).map_err(ControlError::Socket)?);
         let hello = FromWorker::Hello {
             protocol: LOCAL_PROTOCOL,
@@ -187,6 +200,7 @@ impl Conversation {
             registry,
         };
         control.send(&hello, &[]).await?;
+        tokio::spawn(pass_on(told, Arc::clone(&control)));
         loop {
             let received = if self.ready.is_some() {
                 let what = if self.me.is_none() {
@@ -221,19 +235,28 @@ impl Conversation {
         message: ToWorker,
         mut fds: Vec<OwnedFd>,
     ) -> Result<(), ControlError> {
-        let me = match (&self.me, message) {
+        let (me, message) = match (&self.me, message) {
             (
                 None,
                 ToWorker::Welcome {
-                    cluster,
                     job,
                     generation,
                     member,
                     world_size,
                     needs_data_plane,
+                    next_within_ms,
+                    ..
                 },
             ) => {
-                self.welcome(control, (cluster, job, generation), member, world_size)?;
+                if let Some(limit) = next_within_ms {
+                    self.session.set_elastic(Duration::from_millis(limit));
+                }
+                let slot = member.slot;
+                if generation > Generation::default() {
+                    let epoch = self.make(control, (job, generation), member, world_size)?;
+                    self.enter(epoch);
+                }
+                self.me = Some(Me { job, slot });
                 return if needs_data_plane {
                     let request = CertificateRequest::generate()?;
                     let csr = request.der().to_vec();
@@ -251,7 +274,6 @@ impl Conversation {
             (None, _) => return Err(ControlError::OutOfTurn { what: "a message" }),
             (Some(me), message) => (me, message),
         };
-        let (me, message) = me;
         match message {
             ToWorker::Welcome { .. } => {
                 return Err(ControlError::OutOfTurn {
@@ -275,85 +297,139 @@ impl Conversation {
                 let plane = Plane::open(&self.runtime, credentials)?;
                 let address = plane.first().local_addr();
                 self.renewals.start(plane.first(), control);
-                me.links.listen(plane, &me.comm.acceptor());
+                self.listener.open(plane, STEP);
                 return self.is_ready(control, Some(address)).await;
             }
             ToWorker::Membership(table) => {
-                let table = Arc::new(table);
-                let nodes: Vec<_> = table.members.iter().map(|member| member.node).collect();
-                let known = me
-                    .comm
-                    .set_table(Arc::clone(&table))
-                    .and_then(|()| me.comm.set_layout(Layout::of_hosts(&nodes)));
-                match known {
-                    Ok(()) => {
-                        me.table.send_replace(Some(table));
-                        me.context.members_known();
-                    }
-                    // This worker is of one generation and ends with it.
+                let generation = table.generation;
+                if table.job != me.job || generation < self.session.newest() {
+                    tracing::debug!(%generation, "a table of members is not for this worker, or late");
+                    return Ok(());
+                }
+                let slot = me.slot;
+                match self.take(control, slot, Arc::new(table)) {
+                    Ok(()) => control.send(&FromWorker::Taken { generation }, &[]).await?,
                     Err(error) => {
                         tracing::warn!(%error, "a table of members is not for this worker");
                     }
+                }
+            }
+            ToWorker::Revoke {
+                generation,
+                cause,
+                lost,
+            } => {
+                if let Some(epoch) = self.epoch_of(generation) {
+                    for rank in lost {
+                        epoch.lose(rank, cause.clone());
+                    }
+                    epoch.context.revoke(&cause);
+                }
+            }
+            ToWorker::Hold { generation, why } => {
+                if let Some(epoch) = self.epoch_of(generation) {
+                    tracing::info!(%generation, why, "elastic loops hold at their next commit");
+                    epoch.context.interrupt().raise();
                 }
             }
             ToWorker::RankLost {
                 generation,
                 failure,
             } => {
-                if generation == me.context.generation()
-                    && failure.rank.index() != me.context.rank()
-                {
-                    me.comm.rank_lost(failure.rank, told(&failure));
+                if let Some(epoch) = self.epoch_of(generation) {
+                    epoch.lose(failure.rank, told(&failure));
                 }
             }
-            ToWorker::Peer { rank, generation } => match fds.pop() {
-                Some(socket) if generation == me.context.generation() => {
-                    me.links.socket(rank, socket, &me.comm.acceptor());
+            ToWorker::Peer { rank, generation } => {
+                // Without an epoch it is closed: the peer sees that, and nobody here waits for it.
+                if let Some(epoch) = self.epoch_of(generation) {
+                    match fds.pop() {
+                        Some(socket) => epoch.links.socket(rank, socket, &epoch.comm.acceptor()),
+                        None => tracing::warn!(%rank, "a socket to a rank came without itself"),
+                    }
                 }
-                // Closed: the peer sees that, and nobody here waits for it.
-                _ => {
-                    tracing::warn!(%rank, %generation, "a socket to a rank came without itself or of another generation");
-                }
-            },
+            }
             ToWorker::LinkRequested {
                 rank,
                 generation,
                 group,
             } => {
-                if generation == me.context.generation()
-                    && let Err(error) = me.comm.acceptor().requested(GroupId(group), rank)
+                if let Some(epoch) = self.epoch_of(generation)
+                    && let Err(error) = epoch.comm.acceptor().requested(GroupId(group), rank)
                 {
                     tracing::debug!(%rank, group, %error, "a link that a rank asks for is not made");
                 }
             }
-            ToWorker::Cancel { call } => me.context.running().cancel(call),
+            ToWorker::Cancel { call } => self.session.cancel(call),
             // Handled above.
             ToWorker::Stop { reason } => self.stop(&reason),
         }
         Ok(())
     }
 
-    fn welcome(
+    /// The epoch that a message is for (G-1). One of an older generation is late. There is none of a later one to be kept: the node
+    /// tells a worker of a generation before anything else of it, and its messages come in order.
+    fn epoch_of(&self, generation: Generation) -> Option<&Epoch> {
+        let present = self.session.newest();
+        if generation != present {
+            tracing::debug!(%generation, %present, "a message of another generation is refused");
+            return None;
+        }
+        self.epoch.as_ref()
+    }
+
+    /// Takes a generation that is complete: a new one, or the one that is present.
+    fn take(
         &mut self,
         control: &Arc<ControlSocket>,
-        (_, job, generation): (ClusterId, JobId, Generation),
+        slot: Slot,
+        table: Arc<GenerationTable>,
+    ) -> Result<(), CollectiveError> {
+        let generation = table.generation;
+        if generation == self.session.newest() {
+            return (self.epoch.as_ref()).map_or(Ok(()), |epoch| epoch.know(table));
+        }
+        let own = table.members.iter().find(|member| member.slot == slot);
+        if let Some(member) = own.cloned() {
+            let place = (table.job, generation);
+            let epoch = self.make(control, place, member, table.world_size())?;
+            epoch.know(table)?;
+            self.enter(epoch);
+        } else {
+            self.listener.pause();
+            self.session.leave(generation);
+            self.epoch = None;
+        }
+        Ok(())
+    }
+
+    fn make(
+        &self,
+        control: &Arc<ControlSocket>,
+        (job, generation): (JobId, Generation),
         member: Member,
         world_size: u32,
-    ) -> Result<(), ControlError> {
+    ) -> Result<Epoch, CollectiveError> {
         let own = LinkHello::new(job, generation, member.rank).of_world(world_size);
         let (table, known) = watch::channel(None);
-        let links = Arc::new(Links::new(own, Arc::clone(control), known, STEP));
+        let ways = (Arc::clone(control), Arc::clone(self.listener.plane()));
+        let links = Arc::new(Links::new(own, ways, known, STEP));
         let connector = Arc::new(LinkConnector(Arc::clone(&links)));
         let handle = self.runtime.handle().clone();
         let comm = Communicator::new(member.rank, world_size, generation, job, connector, handle)?;
-        let context = Context::new(member, comm.clone(), job);
-        self.me = Some(Me {
+        let context = Context::new(member, comm.clone(), job, Some(&self.session));
+        Ok(Epoch {
             context,
             comm,
             links,
             table,
-        });
-        Ok(())
+        })
+    }
+
+    fn enter(&mut self, epoch: Epoch) {
+        self.listener.serve(&epoch.links, epoch.comm.acceptor());
+        self.session.enter(epoch.context.clone());
+        self.epoch = Some(epoch);
     }
 
     async fn is_ready(
@@ -361,34 +437,55 @@ impl Conversation {
         control: &Arc<ControlSocket>,
         address: Option<SocketAddr>,
     ) -> Result<(), ControlError> {
-        if let (Some(ready), Some(me)) = (self.ready.take(), &self.me) {
-            // The main thread first: calls come as soon as the node knows.
-            let told = ready.try_send(Ready {
-                context: me.context.clone(),
-                links: Arc::clone(&me.links),
-            });
-            if told.is_err() {
-                tracing::debug!("the main thread does not wait for calls any more");
-            }
+        // The main thread first: calls come as soon as the node knows.
+        if let Some(ready) = self.ready.take()
+            && ready.try_send(()).is_err()
+        {
+            tracing::debug!("the main thread does not wait for calls any more");
         }
         Ok(control.send(&FromWorker::Ready { address }, &[]).await?)
     }
 
     fn stop(&self, reason: &str) {
         tracing::info!(reason, "the worker is asked to stop");
-        self.stopping.store(true, Ordering::Release);
-        if let Some(me) = &self.me {
-            // Others have stopped, or will: what waits for them would wait until this process is killed.
-            me.comm.revoke(&format!("the job ends: {reason}"));
-            // Nor are members waited for that nobody tells any more.
-            me.context.members_known();
-        }
+        // Others have stopped, or will: what waits for them would wait until this process is killed.
+        self.session.stop(reason);
         // The main thread may wait for a call, or for this worker to be ready.
         if let Err(error) = self.calls.shutdown(Shutdown::Read) {
             tracing::debug!(%error, "the call socket is closed already");
         }
         // Full if this is not the first notice.
         drop(self.verdict.try_send(Verdict::Stop));
+    }
+}
+
+impl Epoch {
+    /// The members are known.
+    fn know(&self, table: Arc<GenerationTable>) -> Result<(), CollectiveError> {
+        let nodes: Vec<_> = table.members.iter().map(|member| member.node).collect();
+        self.comm.set_table(Arc::clone(&table))?;
+        self.comm.set_layout(Layout::of_hosts(&nodes))?;
+        self.table.send_replace(Some(table));
+        self.context.members_known();
+        Ok(())
+    }
+
+    /// A rank is lost. What is said of this one is for others.
+    fn lose(&self, rank: Rank, reason: String) {
+        if rank != self.comm.rank() {
+            self.comm.rank_lost(rank, reason);
+        }
+    }
+}
+
+/// Tells the node what other threads have to say, in order.
+async fn pass_on(mut told: UnboundedReceiver<FromWorker>, control: Arc<ControlSocket>) {
+    while let Some(message) = told.recv().await {
+        if let Err(error) = control.send(&message, &[]).await {
+            // The conversation ends, too.
+            tracing::debug!(%error, "the node is not told any more");
+            return;
+        }
     }
 }
 

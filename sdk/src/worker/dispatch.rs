@@ -4,6 +4,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_transport::frame::{FrameError, InvalidFrame};
@@ -14,7 +15,8 @@ use tokio::runtime::Runtime;
 
 use super::panics;
 use super::reply::Reply;
-use super::running::{Running, Stopped};
+use super::running::Running;
+use super::session::Session;
 use crate::__private::{Arguments, CreateFn, Ended, FunctionFn, MethodFn};
 use crate::context::Context;
 use crate::registry::{ClassEntry, Registry, UnknownName};
@@ -74,7 +76,7 @@ impl fmt::Debug for Object {
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
     registry: &'static Registry,
-    context: Context,
+    session: Arc<Session>,
     objects: HashMap<ObjectId, Object>,
     created: u64,
     /// For async user code; made when there is some.
@@ -82,10 +84,10 @@ pub(crate) struct Dispatcher {
 }
 
 impl Dispatcher {
-    pub(crate) fn new(registry: &'static Registry, context: Context) -> Self {
+    pub(crate) fn new(registry: &'static Registry, session: Arc<Session>) -> Self {
         Self {
             registry,
-            context,
+            session,
             objects: HashMap::new(),
             created: 0,
             runtime: None,
@@ -116,48 +118,44 @@ impl Dispatcher {
         read_at: Instant,
         reply: &mut Reply,
     ) -> Ended {
-        let generation = self.context.generation();
-        if head.generation != generation {
-            return Err(CallFailure::new(
-                FailureKind::Stale,
-                format!(
-                    "the call is for generation {}, but this worker is in generation {generation}",
-                    head.generation
-                ),
-            ));
-        }
         // A deadline beyond the clock's end is none.
         let deadline = head
             .deadline_ms
             .and_then(|ms| read_at.checked_add(Duration::from_millis(ms)));
-        let context = self.context.clone();
-        context
-            .running()
-            .begin(head.call, deadline)
-            .map_err(|stopped| stop_failure(stopped, "before it began"))?;
-        context.begin_call(head.call);
-        let ended = self.run(head, body, reply);
-        let ended = context.end_call(head.call, ended);
-        context.running().end();
-        ended
+        let context = (self.session).begin_call((head.call, head.generation), deadline)?;
+        let ended = self.run(&context, head, body, reply);
+        self.session.end_call(ended)
     }
 
-    fn run(&mut self, head: &CallHead<'_>, body: &[u8], reply: &mut Reply) -> Ended {
+    fn run(
+        &mut self,
+        context: &Context,
+        head: &CallHead<'_>,
+        body: &[u8],
+        reply: &mut Reply,
+    ) -> Ended {
         let arguments = Arguments(body);
         match head.op {
-            Op::Function { name } => self.function(name, arguments, reply),
-            Op::Create { object, class } => self.create(object, class, arguments, reply),
-            Op::Method { object, name } => self.method(head.call, object, name, arguments, reply),
+            Op::Function { name } => self.function(context, name, arguments, reply),
+            Op::Create { object, class } => self.create(context, (object, class), arguments, reply),
+            Op::Method { object, name } => {
+                self.method(context, (head.call, object, name), arguments, reply)
+            }
             Op::Drop { object } => self.drop_object(object, reply),
         }
     }
 
-    fn function(&mut self, name: &str, arguments: Arguments<'_>, reply: &mut Reply) -> Ended {
+    fn function(
+        &mut self,
+        context: &Context,
+        name: &str,
+        arguments: Arguments<'_>,
+        reply: &mut Reply,
+    ) -> Ended {
         let entry = self
             .registry
             .function(name)
             .map_err(|name| unknown(&name))?;
-        let context = &self.context;
         let runtime = &mut self.runtime;
         panics::catch(|| match entry.run {
             FunctionFn::Sync(run) => run(context, arguments, reply),
@@ -171,8 +169,8 @@ impl Dispatcher {
 
     fn create(
         &mut self,
-        object: ObjectId,
-        class: &str,
+        context: &Context,
+        (object, class): (ObjectId, &str),
         arguments: Arguments<'_>,
         reply: &mut Reply,
     ) -> Ended {
@@ -181,7 +179,6 @@ impl Dispatcher {
         if let Some(old) = self.objects.remove(&object) {
             drop_value(old);
         }
-        let context = &self.context;
         let runtime = &mut self.runtime;
         let value = panics::catch(|| match class.create {
             CreateFn::Sync(create) => create(context, arguments),
@@ -211,9 +208,8 @@ impl Dispatcher {
 
     fn method(
         &mut self,
-        call: CallId,
-        object: ObjectId,
-        name: &str,
+        context: &Context,
+        (call, object, name): (CallId, ObjectId, &str),
         arguments: Arguments<'_>,
         reply: &mut Reply,
     ) -> Ended {
@@ -236,7 +232,6 @@ impl Dispatcher {
                 ),
             ));
         }
-        let context = &self.context;
         let runtime = &mut self.runtime;
         let value = &mut *found.value;
         let ended = panics::catch(|| match method.run {
@@ -312,23 +307,10 @@ fn block_on<T>(
     runtime.block_on(async {
         tokio::select! {
             biased;
-            stopped = running.stopped() => Err(stop_failure(stopped, "at an await point")),
+            stopped = running.stopped() => Err(stopped.failure("at an await point")),
             ended = code => ended,
         }
     })
-}
-
-fn stop_failure(stopped: Stopped, place: &str) -> CallFailure {
-    match stopped {
-        Stopped::Cancelled => CallFailure::new(
-            FailureKind::Cancelled,
-            format!("the call was cancelled {place}"),
-        ),
-        Stopped::Deadline => CallFailure::new(
-            FailureKind::Deadline,
-            format!("the call's deadline passed {place}"),
-        ),
-    }
 }
 
 fn unknown(name: &UnknownName) -> CallFailure {

@@ -9,9 +9,9 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use kolo_collectives::lane::{Connecting, Door, Gone, OneHost, Requesting, UnixLane, rank_of};
+use kolo_collectives::lane::{Connecting, Door, Gone, OneHost, Requesting, UnixLane};
 use kolo_collectives::{Acceptor, Connector, GroupId, Lane, LaneError, LinkHello};
 use kolo_transport::ids::{Rank, Slot};
 use kolo_transport::local::ControlSocket;
@@ -21,14 +21,19 @@ use tokio::sync::{oneshot, watch};
 use super::plane::Plane;
 use crate::executor::RINGS;
 
-/// The ends that this worker has of links to other ranks.
+/// After an attempt to reach a peer that is a generation behind, and that will hear of this one in a moment, the next one is made so
+/// much later, and then after twice as long.
+const PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+
+/// The ends that this worker has of links to other ranks, in one generation.
 #[derive(Debug)]
 pub(crate) struct Links {
     own: LinkHello,
     control: Arc<ControlSocket>,
     table: watch::Receiver<Option<Arc<GenerationTable>>>,
-    /// Of the data plane, once it listens.
-    plane: OnceLock<Plane>,
+    /// Of the data plane, once it listens. It outlives the generation.
+    plane: Arc<OnceLock<Plane>>,
     /// Sockets that were asked for, by rank: any of them does for any group.
     asked: Mutex<HashMap<Rank, VecDeque<oneshot::Sender<OwnedFd>>>>,
     /// For every step of making a link.
@@ -40,7 +45,7 @@ pub(crate) struct Links {
 impl Links {
     pub(crate) fn new(
         own: LinkHello,
-        control: Arc<ControlSocket>,
+        (control, plane): (Arc<ControlSocket>, Arc<OnceLock<Plane>>),
         table: watch::Receiver<Option<Arc<GenerationTable>>>,
         limit: Duration,
     ) -> Self {
@@ -48,11 +53,15 @@ impl Links {
             own,
             control,
             table,
-            plane: OnceLock::new(),
+            plane,
             asked: Mutex::default(),
             limit,
             rings: !std::env::var(RINGS).is_ok_and(|value| value == "off"),
         }
+    }
+
+    pub(crate) fn own(&self) -> LinkHello {
+        self.own
     }
 
     fn asked(
@@ -62,7 +71,7 @@ impl Links {
     }
 
     /// The members, when they are known.
-    async fn table(&self) -> Result<Arc<GenerationTable>, LaneError> {
+    pub(crate) async fn table(&self) -> Result<Arc<GenerationTable>, LaneError> {
         let mut table = self.table.clone();
         let known = tokio::time::timeout(self.limit, table.wait_for(Option::is_some)).await;
         match known {
@@ -191,9 +200,19 @@ impl Links {
         (peer, slot, address): (Rank, Slot, SocketAddr),
     ) -> Result<Box<dyn Lane>, LaneError> {
         let (door, address) = self.towards(peer, address)?;
-        door.lanes()
-            .connect(hello, (peer, slot, address), self.limit)
-            .await
+        let begun = Instant::now();
+        let mut pause = PAUSE;
+        loop {
+            let peer = (peer, slot, address);
+            match door.lanes().connect(hello, peer, self.limit).await {
+                Err(error) if error.is_behind(hello) && begun.elapsed() < self.limit => {
+                    tracing::debug!(rank = %peer.0, %error, "a link is tried again");
+                }
+                made => return made,
+            }
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
     }
 
     /// The way to a rank of another node.
@@ -260,36 +279,6 @@ impl Links {
                 tracing::warn!(%peer, %error, "a link from a rank of this node was not accepted");
             }
         });
-    }
-
-    /// Accepts links from other nodes, until the data plane is closed.
-    pub(crate) fn listen(self: &Arc<Self>, plane: Plane, acceptor: &Acceptor) {
-        let doors: Vec<Door> = plane.doors().cloned().collect();
-        if self.plane.set(plane).is_err() {
-            return;
-        }
-        for door in doors {
-            let (links, acceptor) = (Arc::clone(self), acceptor.clone());
-            tokio::spawn(async move {
-                let (own, limit) = (links.own, links.limit);
-                let rank_of = move |peer| {
-                    let links = Arc::clone(&links);
-                    async move { rank_of(&peer, links.table().await?.as_ref()) }
-                };
-                Box::pin(door.serve(own, acceptor, limit, rank_of)).await;
-            });
-        }
-    }
-
-    /// Tells the peers on other nodes that this worker goes, for at most `limit`.
-    pub(crate) async fn close(&self, limit: Duration) {
-        if let Some(plane) = self.plane.get()
-            && tokio::time::timeout(limit, plane.close("the worker ends"))
-                .await
-                .is_err()
-        {
-            tracing::debug!("a peer did not confirm that the data plane is closed");
-        }
     }
 }
 

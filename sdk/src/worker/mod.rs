@@ -7,28 +7,34 @@
 mod calls;
 mod control;
 mod dispatch;
+mod generations;
 mod links;
+mod listener;
 mod outbox;
 mod panics;
 mod plane;
 mod renewals;
 mod reply;
 mod running;
+mod session;
 #[cfg(test)]
 mod tests;
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kolo_transport::{FrameError, TransportRuntime};
 
+pub(crate) use self::generations::Generations;
 pub(crate) use self::panics::trimmed;
 #[doc(hidden)]
 pub use self::reply::Reply;
 pub(crate) use self::running::Running;
+pub(crate) use self::session::Session;
 
 use self::calls::{LoopEnd, LoopError};
 use self::control::{Control, ControlError, Verdict};
@@ -206,14 +212,15 @@ fn serve(
     calls: UnixStream,
 ) -> Result<(), Fatal> {
     // The control thread has the deadlines.
-    let Ok(ready) = control.ready.recv() else {
+    let Ok(()) = control.ready.recv() else {
         return verdict(control);
     };
-    let mut dispatcher = Dispatcher::new(registry, ready.context.clone());
+    let session = &control.session;
+    let mut dispatcher = Dispatcher::new(registry, Arc::clone(session));
     let writer = calls
         .try_clone()
         .map_err(|error| Fatal::Calls(LoopError::Io(error)))?;
-    let end = calls::serve(calls, writer, &mut dispatcher, &control.stopping);
+    let end = calls::serve(calls, writer, &mut dispatcher, &session.stopping);
     let ended = match end {
         Ok(LoopEnd::Stopped) => Ok(()),
         Err(LoopError::Protocol(error)) if !matches!(error, FrameError::Truncated { .. }) => {
@@ -223,14 +230,14 @@ fn serve(
         Ok(LoopEnd::Closed) | Err(_) => verdict(control),
     };
     dispatcher.drop_all();
-    ready.close(runtime);
+    control.close(runtime);
     ended
 }
 
 /// What the control thread knows of the end.
 fn verdict(control: &Control) -> Result<(), Fatal> {
     // After a notice to stop, whatever ends is as it should be.
-    if control.stopping.load(Ordering::Acquire) {
+    if control.session.stopping.load(Ordering::Acquire) {
         return Ok(());
     }
     match control.verdict.recv_timeout(VERDICT) {

@@ -43,14 +43,18 @@ pub enum ToWorker {
         cluster: ClusterId,
         /// The job.
         job: JobId,
-        /// The generation that is being formed.
+        /// The generation that is being formed, or 0: the worker is in none before a [`ToWorker::Membership`] has its slot.
         generation: Generation,
-        /// Who you are.
+        /// Who you are. The ranks are those of the generation, and mean nothing without one.
         member: Member,
         /// Members of the whole job.
         world_size: u32,
         /// Whether to make a key, ask for a certificate and listen.
         needs_data_plane: bool,
+        /// How long a rank that can't go on waits for the next generation, in milliseconds. `None` if the job is static: there is
+        /// no next one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next_within_ms: Option<u64>,
     },
     /// Answer to [`FromWorker::Sign`].
     Certificate {
@@ -61,8 +65,25 @@ pub enum ToWorker {
         #[serde(with = "serde_bytes")]
         authority: Vec<u8>,
     },
-    /// A generation is complete.
+    /// A generation is complete. It is answered with [`FromWorker::Taken`], and ends all generations before it. A worker whose slot is
+    /// not in it idles. It may come again until it is answered.
     Membership(GenerationTable),
+    /// A generation is over: all waits in it end, with an error that has the cause and the lost ranks.
+    Revoke {
+        /// The generation.
+        generation: Generation,
+        /// Why.
+        cause: String,
+        /// The ranks that are lost, in that generation.
+        lost: Vec<Rank>,
+    },
+    /// A change waits: hold at the next commit, which is the same on all ranks, and say [`FromWorker::Holding`].
+    Hold {
+        /// The generation that is to end there.
+        generation: Generation,
+        /// Why.
+        why: String,
+    },
     /// A rank of the generation is lost.
     RankLost {
         /// The generation.
@@ -137,7 +158,39 @@ pub enum FromWorker {
         /// In which group of ranks.
         group: u64,
     },
+    /// It has taken a generation, and is in no older one any more.
+    Taken {
+        /// The generation.
+        generation: Generation,
+    },
+    /// All members of a generation have committed, for the first time there.
+    Committed {
+        /// The generation.
+        generation: Generation,
+        /// The number of the commit.
+        commit: u64,
+    },
+    /// Its elastic loop waits for the next generation, at a commit that it has.
+    Holding {
+        /// The generation that it was in.
+        generation: Generation,
+        /// The number of its last commit; 0 if it has none.
+        commit: u64,
+        /// The operation that failed on it. `None` if it was asked to [hold](ToWorker::Hold), and all members do.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failed: Option<FailedOperation>,
+    },
+}
+
+/// Why a rank can't go on, as it sees that itself. A link that has ended is a suspicion: the rank behind it may live.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedOperation {
+    /// The rank that is to blame, if one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub culprit: Option<Rank>,
+    /// What has happened.
+    pub reason: String,
 }
 
 /// Version of the messages in this module.
-pub const LOCAL_PROTOCOL: u32 = 1;
+pub const LOCAL_PROTOCOL: u32 = 2;

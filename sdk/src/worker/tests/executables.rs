@@ -6,7 +6,7 @@ use kolo_transport::ids::ObjectId;
 use kolo_transport::wire::{CallFailure, CallOp, FailureKind};
 
 use super::user::*;
-use super::{Worker, context};
+use super::{Worker, session};
 use crate::worker::calls::LoopEnd;
 
 #[test]
@@ -27,7 +27,7 @@ fn executables_keep_their_state_between_calls() {
         failure,
         CallFailure::new(FailureKind::Error, "13 brings bad luck")
     );
-    let mut counter = Counter::new(&context(), 0).unwrap();
+    let mut counter = Counter::new(&session().1, 0).unwrap();
     assert_eq!(
         (counter.add((1, 1)), *counter.local(), Counter::helper(4)),
         (4, 4, 8)

@@ -247,6 +247,7 @@ impl Group {
                             controls[of.index()].send(&message, &[]).await.unwrap();
                             continue;
                         }
+                        FromWorker::Taken { .. } => continue,
                         other => panic!("{other:?}"),
                     };
                     let (a, b) = UnixStream::pair().unwrap();
@@ -319,6 +320,7 @@ fn welcome(member: Member, world_size: u32, needs_data_plane: bool) -> ToWorker 
         member,
         world_size,
         needs_data_plane,
+        next_within_ms: None,
     }
 }
 

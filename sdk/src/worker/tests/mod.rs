@@ -20,6 +20,7 @@ use kolo_transport::wire::Member;
 
 use crate::context::Context;
 use crate::registry::Registry;
+use crate::worker::Session;
 use crate::worker::calls::{LoopEnd, LoopError, serve};
 use crate::worker::dispatch::Dispatcher;
 use caller::Caller;
@@ -61,7 +62,7 @@ impl Write for Counted {
     }
 }
 
-fn context() -> Context {
+fn session() -> (Arc<Session>, Context) {
     let member = Member {
         rank: Rank(2),
         local_rank: LocalRank(1),
@@ -74,7 +75,10 @@ fn context() -> Context {
         address: None,
     };
     let comm = kolo_collectives::local_group(4).unwrap().swap_remove(2);
-    Context::new(member, comm, JobId(5))
+    let session = Session::new(tokio::sync::mpsc::unbounded_channel().0);
+    let context = Context::new(member, comm, JobId(5), Some(&session));
+    session.enter(context.clone());
+    (session, context)
 }
 
 impl Worker {
@@ -82,12 +86,11 @@ impl Worker {
         let (socket, theirs) = UnixStream::pair().unwrap();
         let stopping = Arc::new(AtomicBool::new(false));
         let writes = Arc::new(AtomicUsize::new(0));
-        let context = context();
+        let (session, context) = session();
         let thread = std::thread::spawn({
-            let (context, stopping, writes) =
-                (context.clone(), Arc::clone(&stopping), Arc::clone(&writes));
+            let (stopping, writes) = (Arc::clone(&stopping), Arc::clone(&writes));
             move || {
-                let mut dispatcher = Dispatcher::new(Registry::get().unwrap(), context);
+                let mut dispatcher = Dispatcher::new(Registry::get().unwrap(), session);
                 let writer = Counted(theirs.try_clone().unwrap(), writes);
                 let end = serve(theirs, writer, &mut dispatcher, &stopping);
                 dispatcher.drop_all();

@@ -123,6 +123,8 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Welcome,
         Certificate,
         Membership,
+        Revoke,
+        Hold,
         RankLost,
         Peer,
         LinkRequested,
@@ -134,7 +136,10 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Sign,
         Ready,
         ConnectPeer,
-        RequestLink
+        RequestLink,
+        Taken,
+        Committed,
+        Holding
     }));
     names.extend(variants!(Placement { Pack, Spread }));
     names.extend(variants!(Exit {

@@ -199,6 +199,7 @@ impl Colocator {
                 member: started.member.clone(),
                 world_size: start.world_size,
                 needs_data_plane: start.needs_data_plane,
+                next_within_ms: None,
             },
         ));
         for failure in self.losses.values() {

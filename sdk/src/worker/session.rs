@@ -1,0 +1,252 @@
+//! What lives as long as the worker: which generation is present, the call that runs, and the way to tell the node.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kolo_transport::ids::{CallId, Generation};
+use kolo_transport::wire::worker::FailedOperation;
+use kolo_transport::wire::{CallFailure, FailureKind, FromWorker};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::running::{Running, Stopped};
+use crate::__private::Ended;
+use crate::context::Context;
+use crate::elastic::{Cause, NoGeneration};
+
+/// Shared by the main thread, which runs calls, the control thread, which hears of generations, and elastic loops, which wait for
+/// generations.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) running: Arc<Running>,
+    /// The worker was asked to stop.
+    pub(crate) stopping: AtomicBool,
+    /// Few messages: some for each generation.
+    node: UnboundedSender<FromWorker>,
+    state: Mutex<State>,
+    news: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// How long a next generation may take, if the job is elastic.
+    next_within: Option<Duration>,
+    /// The newest generation, this worker in it or not.
+    newest: Generation,
+    /// This worker's place in it.
+    present: Option<Context>,
+    /// The call that runs, and the generation that it has come to.
+    call: Option<(CallId, Context)>,
+    /// The number of the last commit, and the last generation in which all have committed.
+    commit: (u64, Generation),
+    /// Why there are no more generations.
+    ended: Option<String>,
+}
+
+impl Session {
+    pub(crate) fn new(node: UnboundedSender<FromWorker>) -> Arc<Self> {
+        Arc::new(Self {
+            running: Arc::default(),
+            stopping: AtomicBool::new(false),
+            node,
+            state: Mutex::default(),
+            news: Condvar::new(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics half-way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, message: FromWorker) {
+        if self.node.send(message).is_err() {
+            tracing::debug!("the node is gone, and is told nothing");
+        }
+    }
+
+    /// The job is elastic: a generation follows within this time after one that has failed.
+    pub(crate) fn set_elastic(&self, next_within: Duration) {
+        self.state().next_within = Some(next_within);
+    }
+
+    pub(crate) fn is_static(&self) -> bool {
+        self.state().next_within.is_none()
+    }
+
+    pub(crate) fn newest(&self) -> Generation {
+        self.state().newest
+    }
+
+    /// A later generation is present, with this worker in it. The one before is over.
+    pub(crate) fn enter(&self, context: Context) {
+        self.change(context.generation(), Some(context));
+    }
+
+    /// A later generation is present, without this worker.
+    pub(crate) fn leave(&self, generation: Generation) {
+        self.change(generation, None);
+    }
+
+    fn change(&self, generation: Generation, present: Option<Context>) {
+        let mut state = self.state();
+        let before = std::mem::replace(&mut state.present, present);
+        state.newest = generation;
+        drop(state);
+        // Whoever waits there finds the new one when it asks.
+        if let Some(before) = before {
+            before.revoke(&format!("generation {generation} has begun"));
+        }
+        self.news.notify_all();
+    }
+
+    /// The worker is to end: no wait goes on.
+    pub(crate) fn stop(&self, reason: &str) {
+        self.stopping.store(true, Ordering::Release);
+        let mut state = self.state();
+        state.ended.get_or_insert_with(|| reason.to_owned());
+        let present = state.present.clone();
+        drop(state);
+        if let Some(present) = present {
+            present.revoke(&format!("the job ends: {reason}"));
+        }
+        self.news.notify_all();
+    }
+
+    /// The caller does not want the result of a call.
+    pub(crate) fn cancel(&self, call: CallId) {
+        self.running.cancel(call);
+        // A wait for the next generation looks at it under the lock.
+        drop(self.state());
+        self.news.notify_all();
+    }
+
+    /// Begins a call in the present generation, if the call is for that one. It may end in a later one.
+    pub(crate) fn begin_call(
+        &self,
+        (call, generation): (CallId, Generation),
+        deadline: Option<Instant>,
+    ) -> Result<Context, CallFailure> {
+        let mut state = self.state();
+        let present = state.present.as_ref();
+        let Some(context) = present.filter(|context| context.generation() == generation) else {
+            let place = match present {
+                Some(context) => format!("in generation {}", context.generation()),
+                None => "in no generation".to_owned(),
+            };
+            return Err(CallFailure::new(
+                FailureKind::Stale,
+                format!("the call is for generation {generation}, but this worker is {place}"),
+            ));
+        };
+        let context = context.clone();
+        self.running
+            .begin(call, deadline)
+            .map_err(|stopped| stopped.failure("before it began"))?;
+        context.begin_call(call);
+        state.call = Some((call, context.clone()));
+        Ok(context)
+    }
+
+    /// Ends the call that runs.
+    pub(crate) fn end_call(&self, ended: Ended) -> Ended {
+        let call = self.state().call.take();
+        let stopping = self.stopping.load(Ordering::Acquire);
+        let ended = match call {
+            Some((call, context)) => context.end_call(call, ended, stopping),
+            None => ended,
+        };
+        self.running.end();
+        ended
+    }
+
+    /// The newest generation, for the call that runs.
+    pub(crate) fn latest(&self, context: &Context) -> Context {
+        let mut state = self.state();
+        state.go_on().unwrap_or_else(|| context.clone())
+    }
+
+    /// Waits for a generation after the one of `left`, whose elastic loop can't go on, and takes the call there.
+    pub(crate) fn next(&self, left: &Context, cause: &Cause) -> Result<Context, NoGeneration> {
+        let generation = left.generation();
+        let mut state = self.state();
+        let Some(waited) = state.next_within else {
+            return Err(NoGeneration::Static { generation });
+        };
+        if state.newest == generation {
+            self.tell(FromWorker::Holding {
+                generation,
+                commit: state.commit.0,
+                failed: failed(cause),
+            });
+        }
+        let begun = Instant::now();
+        loop {
+            if let Some(reason) = state.ended.clone() {
+                return Err(NoGeneration::Ended { generation, reason });
+            }
+            if state.newest > generation {
+                let generation = state.newest;
+                return state.go_on().ok_or(NoGeneration::Left { generation });
+            }
+            if self.running.is_stopped() {
+                return Err(NoGeneration::Unwanted { generation });
+            }
+            let mut left = waited.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Err(NoGeneration::Late { generation, waited });
+            }
+            if let Some(deadline) = self.running.deadline() {
+                left = left.min(deadline.saturating_duration_since(Instant::now()));
+            }
+            state = (self.news.wait_timeout(state, left))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// This rank has a commit; `by_all` says that all members have it.
+    pub(crate) fn committed(&self, generation: Generation, commit: u64, by_all: bool) {
+        let mut state = self.state();
+        state.commit.0 = commit;
+        if by_all && state.commit.1 < generation && state.next_within.is_some() {
+            state.commit.1 = generation;
+            self.tell(FromWorker::Committed { generation, commit });
+        }
+    }
+}
+
+impl State {
+    /// Takes the call that runs to the present generation, if this worker is in it.
+    fn go_on(&mut self) -> Option<Context> {
+        let present = self.present.clone()?;
+        if let Some((call, context)) = &mut self.call
+            && context.generation() < present.generation()
+        {
+            present.begin_call(*call);
+            *context = present.clone();
+        }
+        Some(present)
+    }
+}
+
+fn failed(cause: &Cause) -> Option<FailedOperation> {
+    match cause {
+        Cause::Failed(error) => Some(FailedOperation {
+            culprit: error.culprit_rank(),
+            reason: error.to_string(),
+        }),
+        Cause::Interrupted => None,
+    }
+}
+
+impl Stopped {
+    /// The failure of the call.
+    pub(super) fn failure(self, place: &str) -> CallFailure {
+        let (kind, what) = match self {
+            Self::Cancelled => (FailureKind::Cancelled, "the call was cancelled"),
+            Self::Deadline => (FailureKind::Deadline, "the call's deadline passed"),
+        };
+        CallFailure::new(kind, format!("{what} {place}"))
+    }
+}
