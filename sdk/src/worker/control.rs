@@ -367,8 +367,8 @@ impl Conversation {
         Ok(())
     }
 
-    /// The epoch that a message is for (G-1). One of an older generation is late. There is none of a later one to be kept: the node
-    /// tells a worker of a generation before anything else of it, and its messages come in order.
+    /// The epoch that a message is for (G-1). One of an older generation is late. There is none of a later one that would have to be
+    /// kept: the node tells all its workers of a generation before anything else of it, and its messages come in order.
     fn epoch_of(&self, generation: Generation) -> Option<&Epoch> {
         let present = self.session.newest();
         if generation != present {

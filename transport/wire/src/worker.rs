@@ -66,7 +66,8 @@ pub enum ToWorker {
         authority: Vec<u8>,
     },
     /// A generation is complete. It is answered with [`FromWorker::Taken`], and ends all generations before it. A worker whose slot is
-    /// not in it idles. It may come again until it is answered.
+    /// not in it idles. It may come again until it is answered. All workers of a node get it before any other message of the
+    /// generation.
     Membership(GenerationTable),
     /// A generation is over: all waits in it end, with an error that has the cause and the lost ranks.
     Revoke {

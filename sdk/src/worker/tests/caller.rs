@@ -17,7 +17,10 @@ use crate::{Executable, Function, codec};
 pub(super) struct Caller {
     pub(super) socket: UnixStream,
     decoder: Decoder,
-    next: u64,
+    /// The number of the last call.
+    pub(super) last: u64,
+    /// The generation of further calls.
+    pub(super) generation: Generation,
 }
 
 impl Caller {
@@ -28,7 +31,8 @@ impl Caller {
         Self {
             socket,
             decoder: Decoder::new(Limits::CALLS),
-            next: 0,
+            last: 0,
+            generation: Generation(1),
         }
     }
 
@@ -38,11 +42,11 @@ impl Caller {
         deadline_ms: Option<u64>,
         body: &[u8],
     ) -> (CallId, BytesMut) {
-        self.next += 1;
-        let call = CallId(self.next);
+        self.last += 1;
+        let call = CallId(self.last);
         let head = WorkerCall {
             call,
-            generation: Generation(1),
+            generation: self.generation,
             deadline_ms,
             op,
         };

@@ -1,34 +1,20 @@
-//! Whole workers in this process, with a node that is made by hand: introduction, data plane, losses, ends.
+//! Introduction, data plane, losses, ends of workers in one generation.
 
-use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kolo_collectives::{CollectiveError, ReduceOp};
-use kolo_transport::identity::{Identity, Role};
-use kolo_transport::ids::{ClusterId, CrossRank, Generation, JobId, LocalRank, NodeId, Rank, Slot};
-use kolo_transport::local::ControlSocket;
-use kolo_transport::wire::worker::LOCAL_PROTOCOL;
-use kolo_transport::wire::{
-    CallFailure, Exit, FailureKind, FromWorker, GenerationTable, Member, RankFailure, ToWorker,
-};
-use kolo_transport::{Authority, TransportRuntime};
+use kolo_transport::ids::{Generation, NodeId, Rank};
+use kolo_transport::wire::{Exit, FailureKind, RankFailure, ToWorker};
 
-use super::caller::{Caller, function};
+use super::caller::function;
+use super::node::{Group, hear, runtime, start_worker, tell};
 use crate::context::Context;
-use crate::registry::Registry;
-use crate::worker::control::{self, ControlError};
-use crate::worker::{EXIT_NODE_GONE, EXIT_PROTOCOL, Fatal, serve};
+use crate::worker::control::ControlError;
+use crate::worker::{EXIT_NODE_GONE, EXIT_PROTOCOL, Fatal};
 use crate::{Function, codec};
 
-const JOB: JobId = JobId(77);
-const LIMIT: Duration = Duration::from_secs(60);
-
 #[kolo::function]
-fn sum(ctx: &Context, mine: i64) -> Result<(i64, usize, usize), CollectiveError> {
+pub(super) fn sum(ctx: &Context, mine: i64) -> Result<(i64, usize, usize), CollectiveError> {
     let mut data = [mine + i64::try_from(ctx.rank()).unwrap()];
     ctx.comm().all_reduce(&mut data, ReduceOp::Sum)?;
     Ok((data[0], ctx.rank(), ctx.local_rank()))
@@ -89,248 +75,11 @@ async fn waits_for_ever(ctx: &Context) -> Result<(), CollectiveError> {
     ctx.comm().barrier_async().await
 }
 
-/// A worker's two ends at the node.
-struct Worker {
-    calls: Caller,
-    control: Arc<ControlSocket>,
-    thread: JoinHandle<Result<(), Fatal>>,
-}
-
-fn start_worker() -> Worker {
-    let (calls, theirs) = UnixStream::pair().unwrap();
-    let (control, fd) = ControlSocket::pair().unwrap();
-    let thread = std::thread::spawn(move || run_worker(theirs, fd));
-    Worker {
-        calls: Caller::new(calls),
-        control: Arc::new(control),
-        thread,
-    }
-}
-
-/// As `work` does, without ends of the process.
-fn run_worker(calls: UnixStream, control: OwnedFd) -> Result<(), Fatal> {
-    let registry = Registry::get().unwrap();
-    let runtime = TransportRuntime::new(1).unwrap();
-    let clone = calls.try_clone().unwrap();
-    let control = control::start(&runtime, control, clone, registry.digest(), |_| {});
-    serve(registry, &runtime, &control, calls)
-}
-
-async fn hear(control: &ControlSocket) -> FromWorker {
-    let heard = tokio::time::timeout(LIMIT, control.recv())
-        .await
-        .expect("in time");
-    heard.unwrap().expect("the worker lives").0
-}
-
-async fn tell(control: &ControlSocket, message: ToWorker) {
-    control.send(&message, &[]).await.unwrap();
-}
-
-/// How many nodes before this rank's have a rank with its place.
-fn cross_rank(nodes: &[u64], rank: usize) -> u32 {
-    let place = nodes[..rank]
-        .iter()
-        .filter(|node| **node == nodes[rank])
-        .count();
-    let mut before: Vec<u64> = Vec::new();
-    for node in nodes.iter().take_while(|node| **node != nodes[rank]) {
-        if !before.contains(node) && nodes.iter().filter(|other| *other == node).count() > place {
-            before.push(*node);
-        }
-    }
-    before.len() as u32
-}
-
-/// A group whose node does what nodes do.
-struct Group {
-    workers: Vec<Worker>,
-    table: GenerationTable,
-}
-
 impl Group {
-    /// Starts a worker for each entry: the number of its node.
-    async fn start(nodes: &[u64]) -> Self {
-        let authority = Authority::create(ClusterId(5)).unwrap();
-        let needs_data_plane = nodes.windows(2).any(|pair| pair[0] != pair[1]);
-        let world_size = nodes.len() as u32;
-        let workers: Vec<Worker> = nodes.iter().map(|_| start_worker()).collect();
-        let mut seen: HashMap<u64, u32> = HashMap::new();
-        let mut members = Vec::new();
-        for (rank, (node, worker)) in nodes.iter().zip(&workers).enumerate() {
-            let local_rank = seen.entry(*node).or_default();
-            let mut member = Member {
-                rank: Rank(rank as u32),
-                local_rank: LocalRank(*local_rank),
-                local_size: nodes.iter().filter(|other| *other == node).count() as u32,
-                cross_rank: CrossRank(cross_rank(nodes, rank)),
-                cross_size: 1,
-                // Slots are not ranks.
-                slot: Slot(rank as u32 + 10),
-                node: NodeId(*node),
-                hostname: format!("host{node}"),
-                address: None,
-            };
-            *local_rank += 1;
-            let FromWorker::Hello {
-                protocol,
-                pid,
-                registry,
-            } = hear(&worker.control).await
-            else {
-                panic!("hello comes first");
-            };
-            assert_eq!(
-                (protocol, pid, registry),
-                (LOCAL_PROTOCOL, std::process::id(), crate::registry_digest())
-            );
-            tell(
-                &worker.control,
-                welcome(member.clone(), world_size, needs_data_plane),
-            )
-            .await;
-            if needs_data_plane {
-                let FromWorker::Sign { csr } = hear(&worker.control).await else {
-                    panic!("it needs a certificate");
-                };
-                let name = Identity::worker_name(JOB, member.slot);
-                let hour = Duration::from_secs(3600);
-                let certificate = authority.sign(&csr, Role::Worker, &name, hour).unwrap();
-                let message = ToWorker::Certificate {
-                    certificate: certificate.to_vec(),
-                    authority: authority.certificate().to_vec(),
-                };
-                tell(&worker.control, message).await;
-            }
-            let FromWorker::Ready { address } = hear(&worker.control).await else {
-                panic!("it is ready");
-            };
-            assert_eq!(address.is_some(), needs_data_plane);
-            member.address = address;
-            members.push(member);
-        }
-        let group = Self {
-            workers,
-            table: GenerationTable {
-                job: JOB,
-                generation: Generation(1),
-                members,
-            },
-        };
-        group.make_sockets();
-        group
-    }
-
-    /// Makes sockets between workers as they ask for them.
-    fn make_sockets(&self) {
-        let controls: Vec<_> = self
-            .workers
-            .iter()
-            .map(|worker| Arc::clone(&worker.control))
-            .collect();
-        for (rank, control) in controls.clone().into_iter().enumerate() {
-            let controls = controls.clone();
-            tokio::spawn(async move {
-                while let Ok(Some((message, _))) = control.recv::<FromWorker>().await {
-                    let (peer, generation) = match message {
-                        FromWorker::ConnectPeer { rank, generation } => (rank, generation),
-                        FromWorker::RequestLink {
-                            rank: of,
-                            generation,
-                            group,
-                        } => {
-                            let message = ToWorker::LinkRequested {
-                                rank: Rank(rank as u32),
-                                generation,
-                                group,
-                            };
-                            controls[of.index()].send(&message, &[]).await.unwrap();
-                            continue;
-                        }
-                        FromWorker::Taken { .. } => continue,
-                        other => panic!("{other:?}"),
-                    };
-                    let (a, b) = UnixStream::pair().unwrap();
-                    for (to, of, end) in [(rank, peer, a), (peer.index(), Rank(rank as u32), b)] {
-                        let message = ToWorker::Peer {
-                            rank: of,
-                            generation,
-                        };
-                        controls[to].send(&message, &[end.as_fd()]).await.unwrap();
-                    }
-                }
-            });
-        }
-    }
-
-    async fn complete(&self) {
-        for worker in &self.workers {
-            tell(&worker.control, ToWorker::Membership(self.table.clone())).await;
-        }
-    }
-
-    /// Calls a function on all ranks at once.
-    fn call<F: Function>(
-        &mut self,
-        _: impl FnOnce() -> F,
-        args: F::Args,
-    ) -> Vec<Result<Vec<u8>, CallFailure>>
-    where
-        F::Args: serde::Serialize,
-    {
-        let args = codec::encode(&args).unwrap();
-        for worker in &mut self.workers {
-            worker.calls.send(function(F::NAME), &args);
-        }
-        self.workers
-            .iter_mut()
-            .map(|worker| worker.calls.receive().1)
-            .collect()
-    }
-
-    fn sums(&mut self) -> Vec<(i64, usize, usize)> {
+    pub(super) fn sums(&mut self) -> Vec<(i64, usize, usize)> {
         let results = self.call(sum, (10,));
-        results
-            .into_iter()
-            .map(|result| codec::decode(&result.unwrap()).unwrap())
-            .collect()
+        results.into_iter().map(Result::unwrap).collect()
     }
-
-    async fn stop(self) {
-        for worker in &self.workers {
-            tell(
-                &worker.control,
-                ToWorker::Stop {
-                    reason: "the test ends".to_owned(),
-                },
-            )
-            .await;
-        }
-        for worker in self.workers {
-            worker.thread.join().unwrap().unwrap();
-        }
-    }
-}
-
-fn welcome(member: Member, world_size: u32, needs_data_plane: bool) -> ToWorker {
-    ToWorker::Welcome {
-        cluster: ClusterId(5),
-        job: JOB,
-        generation: Generation(1),
-        member,
-        world_size,
-        needs_data_plane,
-        next_within_ms: None,
-    }
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    // The workers' blocking calls are on threads of their own, as are those of the test.
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap()
 }
 
 #[test]
@@ -367,10 +116,7 @@ fn groups_have_links_of_their_own_inside_nodes_and_between_them() {
         group.complete().await;
         for round in 0..2_usize {
             let results = group.call(many_groups, (round,));
-            let results: Vec<(Vec<u32>, Vec<u32>, i64)> = results
-                .into_iter()
-                .map(|result| codec::decode(&result.unwrap()).unwrap())
-                .collect();
+            let results: Vec<_> = results.into_iter().map(Result::unwrap).collect();
             let (one, two) = (vec![0, 1], vec![2, 3, 4]);
             let expected = [
                 (one.clone(), vec![0, 2], 5),
@@ -392,7 +138,7 @@ fn higher_ranks_are_asked_for_their_links_inside_nodes_and_between_them() {
         let mut group = Group::start(&[1, 1, 2]).await;
         group.complete().await;
         for (rank, result) in (0..).zip(group.call(sends_round, ())) {
-            let error: String = codec::decode(&result.unwrap()).unwrap();
+            let error = result.unwrap();
             let (next, after) = ((rank + 1) % 3, (rank + 2) % 3);
             let does = format!("rank {next}: it is in send u8 to rank {after}");
             assert!(error.contains(&does), "rank {rank}: {error}");
@@ -405,14 +151,10 @@ fn higher_ranks_are_asked_for_their_links_inside_nodes_and_between_them() {
 fn a_call_that_comes_before_the_members_are_known_waits_for_them() {
     runtime().block_on(async {
         let mut group = Group::start(&[1, 2]).await;
-        let args = codec::encode(&(0_i64,)).unwrap();
-        for worker in &mut group.workers {
-            worker.calls.send(function(sum::NAME), &args);
-        }
+        group.begin(&[0, 1], sum, &(0,));
         group.complete().await;
-        for worker in &mut group.workers {
-            let (sum, _, _): (i64, usize, usize) =
-                codec::decode(&worker.calls.receive().1.unwrap()).unwrap();
+        for index in 0..2 {
+            let (sum, _, _): (i64, usize, usize) = group.end(index).unwrap();
             assert_eq!(sum, 1);
         }
         group.stop().await;
@@ -454,10 +196,7 @@ fn a_lost_rank_ends_the_waits_on_it_with_its_name() {
         group.complete().await;
         assert_eq!(group.sums()[0].0, 33);
         // Rank 2 never gets the call.
-        let args = codec::encode(&(0_i64,)).unwrap();
-        for worker in &mut group.workers[..2] {
-            worker.calls.send(function(sum::NAME), &args);
-        }
+        group.begin(&[0, 1], sum, &(0,));
         let failure = RankFailure {
             rank: Rank(2),
             node: NodeId(1),
@@ -481,8 +220,8 @@ fn a_lost_rank_ends_the_waits_on_it_with_its_name() {
                 .await;
             }
         }
-        for worker in &mut group.workers[..2] {
-            let failure = worker.calls.receive().1.unwrap_err();
+        for index in 0..2 {
+            let failure = group.end::<()>(index).unwrap_err();
             assert_eq!(failure.caused_by, Some(Rank(2)), "{failure:?}");
             for part in ["rank 2 is lost", "pid 4711", "SIGKILL"] {
                 assert!(failure.message.contains(part), "{failure:?}");

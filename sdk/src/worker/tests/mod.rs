@@ -6,7 +6,9 @@ mod caller;
 mod calls;
 mod ends;
 mod executables;
+mod generations;
 mod group;
+mod node;
 mod user;
 
 use std::io::Write;

@@ -282,7 +282,10 @@ fn a_worker_of_another_program_is_refused() {
         }
     });
     assert!(
-        reason.contains("version 2 of the local protocol"),
+        reason.contains(&format!(
+            "version {} of the local protocol",
+            LOCAL_PROTOCOL + 1
+        )),
         "{reason}"
     );
     let reason = with(|event| {
