@@ -4,13 +4,13 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kolo_core::node::colocator::WorkerEvent;
+use kolo_core::node::messages::WorkerEvent;
 use kolo_process::{Child, SpawnRequest, Warden};
 use kolo_transport::wire::{OutputChunk, Stdio};
 use tokio::task::JoinHandle;
 
 use super::stream;
-use super::worker_actor::{
+use super::worker::{
     DRAIN, NotStarted, STDERR_TAIL, Supervisor, WorkerPlan, drain, read_output, see_off,
 };
 
@@ -27,8 +27,14 @@ pub struct InstalledFile {
 
 impl Supervisor {
     /// A worker's life, from its start to its end.
-    pub(super) async fn run_installed(self, mut plan: WorkerPlan, file: &InstalledFile) {
-        let (child, mut readers) = match self.launch_installed(&mut plan, file).await {
+    pub(super) async fn run_installed(
+        self,
+        warden: Arc<Warden>,
+        mut plan: WorkerPlan,
+        file: &InstalledFile,
+    ) {
+        let launched = self.launch_installed(warden, &mut plan, file).await;
+        let (child, mut readers) = match launched {
             Ok(launched) => launched,
             Err(failed) => return self.tell(failed.into()).await,
         };
@@ -54,10 +60,10 @@ impl Supervisor {
 
     async fn launch_installed(
         &self,
+        warden: Arc<Warden>,
         plan: &mut WorkerPlan,
         file: &InstalledFile,
     ) -> Result<(Child, Vec<JoinHandle<()>>), NotStarted> {
-        let warden: Arc<Warden> = plan.warden().await?;
         let failed = |error: std::io::Error| {
             format!(
                 "no pipes for a worker: {error}; if it is the limit of open files, raise it (`ulimit -n`, LimitNOFILE=): a node \

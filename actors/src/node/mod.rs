@@ -1,24 +1,24 @@
 //! A node's actors.
 //!
-//! [`kolo_core::node`] decides. [`NodeActor`] owns the node's resources and makes a `NodeColocator` for each job that
-//! reserves some; that makes a `Worker` for each slot. [`NodeContext`] holds what the actors need of the daemon around them.
+//! [`kolo_core::node::NodeCore`] decides. [`NodeColocator`] takes in what happens and does what comes out; it makes a
+//! `Worker` for each process, which has its sockets and pipes. [`NodeContext`] holds what both need of the daemon around them.
 
-mod colocator_actor;
+mod asks;
+mod colocator;
+mod homes;
 mod installed;
-mod node_actor;
 mod output;
 mod ports;
 mod stream;
-mod worker_actor;
+mod worker;
 
+pub use asks::{Ask, Happened, NodeSnapshot, Snapshot};
+pub use colocator::NodeColocator;
 pub use installed::InstalledFile;
-pub use node_actor::{
-    Kill, Membership, NodeActor, NodeContext, NodeSnapshot, RankLost, Reserve, SendSignal,
-    Snapshot, Start, Stop, StopAll,
-};
 pub use output::{Output, Outputs};
 pub use ports::{
     BoxFuture, CallPlane, CallsEnd, ControlError, ControlReceiver, ControlSender, HeadLink,
+    NodeContext, ProgramFinder,
 };
 pub use stream::{Chunk, Taken};
-pub use worker_actor::{Launch, ProgramFile};
+pub use worker::{Launch, ProgramFile};

@@ -2,15 +2,22 @@
 
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
 
-use kolo_transport::ids::{CallId, Generation, JobId, Slot};
-use kolo_transport::wire::{
-    GenerationTable, NodeEvent, RankFailure, Refusal, StartWorkers, ToWorker,
-};
+use kolo_core::node::colocator::Here;
+use kolo_core::node::messages::{Delivery, Loss, Wanted, WorkerId};
+use kolo_transport::ids::{CallId, JobId, Slot};
+use kolo_transport::wire::{GenerationTable, NodeEvent, Refusal, StartWorkers, ToWorker};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+
+use super::output::Outputs;
+use super::worker::Launch;
 
 /// A future that is boxed.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -19,10 +26,53 @@ pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// reason if the worker sent what is no result. Dropping it stops nothing.
 pub type CallsEnd = BoxFuture<Result<(), String>>;
 
+/// What all actors of a node share.
+pub struct NodeContext {
+    /// Which node this is.
+    pub here: Here,
+    /// The IP address under which other nodes reach this one.
+    pub ip: IpAddr,
+    /// Whether a job that holds no GPU must not see those that are here.
+    pub hides_gpus: bool,
+    /// The program that wardens are started from; its `main` calls [`kolo_process::run_if_warden`] first.
+    pub warden_exe: PathBuf,
+    /// Where sockets and pipes of workers are served: not on an actor's thread.
+    pub runtime: Handle,
+    /// The way to the head.
+    pub head: Arc<dyn HeadLink>,
+    /// The way of calls.
+    pub calls: Arc<dyn CallPlane>,
+    /// The programs that are here.
+    pub programs: Arc<dyn ProgramFinder>,
+    /// The output of workers.
+    pub outputs: Arc<Outputs>,
+}
+
+impl std::fmt::Debug for NodeContext {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NodeContext")
+            .field("here", &self.here)
+            .field("ip", &self.ip)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The programs on this host.
+pub trait ProgramFinder: Send + Sync {
+    /// Looks for a program; `None` if it has not been sent here. Takes a bounded time.
+    fn find(&self, program: Wanted) -> BoxFuture<Result<Option<Launch>, Refusal>>;
+
+    /// A TCP port that is free; 0 if there is none.
+    fn free_port(&self) -> u16;
+}
+
 /// The way to the head.
 pub trait HeadLink: Send + Sync {
-    /// Tells the head. Events reach it in the order of these calls, as soon as it is there.
-    fn report(&self, event: NodeEvent);
+    /// Tells the head, over the connection that is there. Takes a bounded time.
+    fn send(&self, events: Vec<NodeEvent>) -> BoxFuture<Delivery>;
+
+    /// The connection that is there is of no use any more; why.
+    fn leave(&self, reason: String);
 
     /// Has a worker's signing request signed; gives the certificate in DER. Takes a bounded time.
     fn sign(&self, job: JobId, slot: Slot, csr: Vec<u8>) -> BoxFuture<Result<Vec<u8>, Refusal>>;
@@ -40,8 +90,7 @@ pub trait CallPlane: Send + Sync {
     /// If the socket can't be used.
     fn connect(
         &self,
-        job: JobId,
-        slot: Slot,
+        worker: WorkerId,
         socket: UnixStream,
         control: ControlSender,
     ) -> io::Result<CallsEnd>;
@@ -49,8 +98,8 @@ pub trait CallPlane: Send + Sync {
     /// A generation is complete; calls must be for it from now on.
     fn complete(&self, table: &GenerationTable);
 
-    /// A rank is gone, on any node; `stopping` if that is because the job is being stopped.
-    fn lost(&self, job: JobId, generation: Generation, failure: &RankFailure, stopping: bool);
+    /// A rank is lost, on any node.
+    fn lost(&self, loss: &Loss);
 
     /// The job is over.
     fn close(&self, job: JobId);

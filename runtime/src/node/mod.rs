@@ -6,6 +6,7 @@
 
 mod calls;
 mod config;
+mod finder;
 mod host;
 mod installed;
 mod network;
@@ -23,7 +24,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, Addr, System};
-use kolo_actors::node::{NodeActor, NodeContext, Outputs, Snapshot, StopAll};
+use kolo_actors::node::{Ask, NodeColocator, NodeContext, Outputs, Snapshot};
+use kolo_core::node::NodeCore;
 use kolo_core::node::colocator::Here;
 use kolo_core::node::inventory::Inventory;
 use kolo_core::pace::Backoff;
@@ -41,6 +43,7 @@ use tokio::task::AbortHandle;
 
 use self::calls::Calls;
 pub use self::config::{NodeConfig, NodeCredentials, NodeResources, ResourcesError};
+use self::finder::Finder;
 pub use self::host::default_listen;
 pub(crate) use self::installed::find as find_installed;
 use self::programs::Programs;
@@ -145,7 +148,7 @@ impl NodeError {
 
 /// The thread that the actors live on.
 struct Actors {
-    node: Addr<NodeActor>,
+    node: Addr<NodeColocator>,
     system: System,
     thread: JoinHandle<()>,
 }
@@ -275,16 +278,16 @@ impl Node {
             return;
         };
         let runtime = self.runtime.clone();
-        let stop = actors.node.send(StopAll {
+        let stop = actors.node.send(Ask::StopAll {
             reason: "the node is stopping".to_owned(),
         });
         match runtime.timeout(self.stop_timeout, stop).await {
-            Some(Ok(())) => {}
+            Some(Ok(_)) => {}
             Some(Err(error)) => tracing::error!(%error, "the node's actor is gone"),
             None => tracing::warn!("jobs did not end in time and are killed"),
         }
         if runtime
-            .timeout(LAST_WORDS, self.uplink.delivered())
+            .timeout(LAST_WORDS, actors.node.send(Ask::Flush))
             .await
             .is_none()
         {
@@ -354,7 +357,10 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
     let deadline = Instant::now() + config.join_timeout;
     let state = config.state_dirs();
     let found = config.resources.find()?;
-    let programs = Programs::open(config.programs.clone(), runtime.handle().clone())?;
+    let programs = Arc::new(Programs::open(
+        config.programs.clone(),
+        runtime.handle().clone(),
+    )?);
     let credentials = match config.credentials {
         NodeCredentials::Have(credentials) => credentials,
         NodeCredentials::Token(ref token) => {
@@ -396,9 +402,9 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
             cluster: identity.cluster,
             node: id,
             hostname: hostname.clone(),
+            authority,
         },
         ip: address.ip(),
-        authority,
         hides_gpus: found.has_gpus && !config.gpus_for_all,
         warden_exe: config
             .warden_exe
@@ -407,23 +413,23 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         runtime: runtime.handle().clone(),
         head: uplink.clone(),
         calls: calls.clone(),
+        programs: Arc::new(Finder {
+            programs: programs.clone(),
+            ports: ports::Ports::default(),
+        }),
         outputs: Arc::new(Outputs::new(config.logs, config.output_memory)),
     });
-    let actors = Actors::start(
-        context.clone(),
-        Inventory::new(found.resources, found.devices),
-    )
-    .await?;
+    let inventory = Inventory::new(found.resources, found.devices);
+    let core = NodeCore::new(context.here.clone(), inventory);
+    let actors = Actors::start(context.clone(), core).await?;
     let network = network::Network::new(endpoint.local_addr());
     let server = Arc::new(Server {
         head: config.head,
         context,
         node: actors.node.clone(),
-        uplink: uplink.clone(),
         endpoint: endpoint.clone(),
         calls,
         programs,
-        ports: ports::Ports::default(),
         address,
         network: network.clone(),
         state,
@@ -575,13 +581,13 @@ fn advertised(listen: SocketAddr, facing_head: Option<IpAddr>) -> SocketAddr {
 }
 
 impl Actors {
-    async fn start(context: Arc<NodeContext>, inventory: Inventory) -> Result<Self, NodeError> {
+    async fn start(context: Arc<NodeContext>, core: NodeCore) -> Result<Self, NodeError> {
         let (sender, receiver) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("kolo-node".to_owned())
             .spawn(move || {
                 let runner = System::new();
-                let node = runner.block_on(async { NodeActor::new(context, inventory).start() });
+                let node = runner.block_on(async { NodeColocator::new(context, core).start() });
                 if sender.send((node, System::current())).is_err() {
                     // The start was given up.
                     return;

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::Addr;
-use kolo_actors::node::{NodeActor, Stop};
+use kolo_actors::node::{Ask, NodeColocator};
 use kolo_core::node::orphans::Orphans;
 use kolo_transport::AwakeClock;
+use kolo_transport::wire::NodeRequest;
 
 use super::calls::Calls;
 use super::uplink::Uplink;
@@ -16,7 +17,7 @@ pub(super) async fn watch(
     (timeout, clock): (Duration, AwakeClock),
     uplink: Arc<Uplink>,
     calls: Arc<Calls>,
-    node: Addr<NodeActor>,
+    node: Addr<NodeColocator>,
 ) {
     let mut orphans = Orphans::new(timeout);
     let mut head = uplink.connection();
@@ -28,11 +29,11 @@ pub(super) async fn watch(
         for job in orphans.step(clock.now(), head_is_there, calls.drivers()) {
             let reason = format!("its driver and the head have both been gone for {timeout:?}");
             tracing::warn!(%job, reason, "a job is ended");
-            let stop = node.send(Stop {
+            let stop = node.send(Ask::Order(NodeRequest::Stop {
                 job,
                 reason,
                 interrupt: false,
-            });
+            }));
             tokio::spawn(async move {
                 if stop.await.is_err() {
                     tracing::debug!(%job, "the node is stopping, and the job with it");

@@ -7,27 +7,18 @@ use std::time::Duration;
 
 use actix::Addr;
 use bytes::Bytes;
-use kolo_actors::node::{
-    Kill, Launch, Membership, NodeActor, NodeContext, RankLost, Reserve, SendSignal, Snapshot,
-    Start, Stop,
-};
+use kolo_actors::node::{Ask, NodeColocator, NodeContext, Snapshot};
 use kolo_transport::frame::InvalidFrame;
 use kolo_transport::ids::{JobId, Rank};
-use kolo_transport::wire::{
-    InstalledHere, NodeRegistration, NodeReply, NodeRequest, ProgramHash, Refusal, RefusalKind,
-    StartWorkers,
-};
+use kolo_transport::wire::{NodeRegistration, NodeReply, NodeRequest, Refusal, RefusalKind};
 use kolo_transport::{
     CloseCode, Connection, Endpoint, Flood, FrameError, FrameReceiver, Limits, Role, Stream,
 };
 
 use super::NodeError;
 use super::calls::{Attach, Calls};
-use super::installed;
 use super::network::{self, Network};
-use super::ports::Ports;
 use super::programs::{MAX_PIECE, Pieces, Programs};
-use super::uplink::Uplink;
 use crate::surroundings;
 
 /// How long the first frame of a stream may take.
@@ -42,19 +33,14 @@ const UPLOADS: Limits = Limits {
     body: MAX_PIECE,
 };
 
-/// How long the answer to a stop waits for the events before it.
-const EXITS_FIRST: Duration = Duration::from_secs(1);
-
 /// Everything that answers requests.
 pub(super) struct Server {
     pub(super) head: SocketAddr,
     pub(super) context: Arc<NodeContext>,
-    pub(super) node: Addr<NodeActor>,
-    pub(super) uplink: Arc<Uplink>,
+    pub(super) node: Addr<NodeColocator>,
     pub(super) endpoint: Endpoint,
     pub(super) calls: Arc<Calls>,
-    pub(super) programs: Programs,
-    pub(super) ports: Ports,
+    pub(super) programs: Arc<Programs>,
     pub(super) address: SocketAddr,
     pub(super) network: Arc<Network>,
     /// Where it keeps its identity and programs.
@@ -255,180 +241,20 @@ impl Server {
                 let results = network::probe(&self.endpoint, &probe).await;
                 reply(stream, &NodeReply::Probed(results)).await
             }
-            request => {
-                let answer = self.decide(request).await;
-                reply(stream, &answer).await
+            NodeRequest::HasProgram { hash } => {
+                let has = self.programs.get(hash).await.is_some();
+                reply(stream, &NodeReply::HasProgram(has)).await
             }
-        }
-    }
-
-    /// Requests with one answer.
-    async fn decide(&self, request: NodeRequest) -> NodeReply {
-        match request {
-            NodeRequest::Reserve {
-                job,
-                per_worker,
-                workers,
-                lease_ms,
-                program,
-                installed,
-            } => {
-                let lease = Duration::from_millis(lease_ms);
-                let reserve = Reserve {
-                    job,
-                    per_worker,
-                    workers,
-                    lease,
-                };
-                self.reserve(reserve, program, installed).await
-            }
-            NodeRequest::Start(start) => self.start(start).await,
             NodeRequest::Revocations(list) => {
                 // A newer one may have come first, which is as good.
                 self.endpoint.revoke(&list);
-                NodeReply::Done
+                reply(stream, &NodeReply::Done).await
             }
-            NodeRequest::Release { job } => {
-                let reason = "it was released".to_owned();
-                let interrupt = false;
-                self.stop(Stop {
-                    job,
-                    reason,
-                    interrupt,
-                })
-                .await
+            order => {
+                let answer = self.node.send(Ask::Order(order)).await;
+                let answer = answer.unwrap_or_else(|_| NodeReply::Refused(stopping()));
+                reply(stream, &answer).await
             }
-            NodeRequest::Stop {
-                job,
-                reason,
-                interrupt,
-            } => {
-                self.stop(Stop {
-                    job,
-                    reason,
-                    interrupt,
-                })
-                .await
-            }
-            NodeRequest::Signal { job, signal, seq } => done(
-                self.node
-                    .send(SendSignal { job, signal, seq })
-                    .await
-                    .unwrap_or_else(|_| Err(stopping())),
-            ),
-            NodeRequest::Kill { job } => {
-                let killed = self.node.send(Kill { job }).await;
-                self.told(job).await;
-                done(killed.map_err(|_| stopping()))
-            }
-            NodeRequest::Membership(table) => done(
-                self.node
-                    .send(Membership(table))
-                    .await
-                    .unwrap_or_else(|_| Err(stopping())),
-            ),
-            NodeRequest::RankLost {
-                job,
-                generation,
-                failure,
-            } => done(
-                self.node
-                    .send(RankLost {
-                        job,
-                        generation,
-                        failure,
-                    })
-                    .await
-                    .unwrap_or_else(|_| Err(stopping())),
-            ),
-            NodeRequest::HasProgram { hash } => {
-                NodeReply::HasProgram(self.programs.get(hash).await.is_some())
-            }
-            NodeRequest::Echo
-            | NodeRequest::Surroundings
-            | NodeRequest::Probe(_)
-            | NodeRequest::Attach { .. }
-            | NodeRequest::Logs { .. }
-            | NodeRequest::Output { .. }
-            | NodeRequest::PutProgram { .. } => NodeReply::Refused(Refusal::new(
-                RefusalKind::Internal,
-                "this request has a stream of its own",
-            )),
-        }
-    }
-
-    async fn reserve(
-        &self,
-        reserve: Reserve,
-        program: ProgramHash,
-        installed: Option<InstalledHere>,
-    ) -> NodeReply {
-        let job = reserve.job;
-        let reserved = self.node.send(reserve).await;
-        match reserved.unwrap_or_else(|_| Err(stopping())) {
-            Ok(()) => match installed {
-                None => NodeReply::Reserved {
-                    has_program: self.programs.get(program).await.is_some(),
-                    free_port: self.ports.take(),
-                    problem: None,
-                },
-                Some(InstalledHere { owner, program }) => {
-                    let problem = installed::find(&program).await.err();
-                    if problem.is_none() && program.stream_output {
-                        // The driver may come for it before the job is started here.
-                        let outputs = &self.context.outputs;
-                        outputs.open_streamed(job, owner, program.stdin);
-                    }
-                    NodeReply::Reserved {
-                        has_program: false,
-                        free_port: self.ports.take(),
-                        problem,
-                    }
-                }
-            },
-            Err(refusal) => NodeReply::Refused(refusal),
-        }
-    }
-
-    async fn start(&self, start: StartWorkers) -> NodeReply {
-        let job = start.job;
-        let program = match &start.installed {
-            Some(program) => installed::find(program).await.map(Launch::Installed),
-            None => match self.programs.get(start.program.hash).await {
-                Some(program) => Ok(Launch::Sent(program)),
-                None => Err(Refusal::new(
-                    RefusalKind::NotFound,
-                    format!(
-                        "the program `{}` ({}) is not on this node; it must be sent before {job} starts",
-                        start.program.name.escape_debug(),
-                        start.program.hash
-                    ),
-                )),
-            },
-        };
-        let program = match program {
-            Ok(program) => program,
-            Err(refusal) => return NodeReply::Refused(refusal),
-        };
-        let started = self.node.send(Start { start, program }).await;
-        match started.unwrap_or_else(|_| Err(stopping())) {
-            Ok(pids) => NodeReply::Started { pids },
-            Err(refusal) => NodeReply::Refused(refusal),
-        }
-    }
-
-    async fn stop(&self, stop: Stop) -> NodeReply {
-        let job = stop.job;
-        let stopped = self.node.send(stop).await;
-        self.told(job).await;
-        done(stopped.map_err(|_| stopping()))
-    }
-
-    /// The head takes an answer for the end of the job: how its workers ended comes before it.
-    async fn told(&self, job: JobId) {
-        let told = tokio::time::timeout(EXITS_FIRST, self.uplink.delivered()).await;
-        if told.is_err() {
-            tracing::warn!(%job, "the head did not take the exits of the workers in time");
         }
     }
 
@@ -505,7 +331,7 @@ impl Pieces for Upload<'_> {
 #[cfg(test)]
 mod tests {
     use kolo_transport::ids::Generation;
-    use kolo_transport::wire::{Probe, Program, WorkerSignal};
+    use kolo_transport::wire::{Probe, Program, ProgramHash, WorkerSignal};
 
     use super::*;
 

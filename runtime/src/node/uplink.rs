@@ -1,11 +1,11 @@
 //! The node's side of its one connection to the head: registration, heartbeats, events, and the head's
 //! requests back.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kolo_actors::node::{BoxFuture, HeadLink, StopAll};
+use kolo_actors::node::{Ask, BoxFuture, Happened, HeadLink};
+use kolo_core::node::messages::{Delivery, Input};
 use kolo_transport::heartbeat::{HeartbeatAction, Heartbeats};
 use kolo_transport::ids::{JobId, Slot};
 use kolo_transport::wire::head::Beat;
@@ -15,19 +15,13 @@ use kolo_transport::wire::{
 use kolo_transport::{
     CloseCode, ConnectError, Connection, ConnectionLost, Endpoint, Expect, Limits, RequestError,
 };
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
 use super::NodeError;
 use super::serve::Server;
 
 /// How long the head may take to answer a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Most events in one message to the head.
-const MAX_EVENTS: usize = 256;
-
-/// About how many bytes of events go into one message; an event has at most a few tens of KiB.
-const MAX_EVENT_BYTES: usize = 1 << 20;
 
 /// How long a worker waits for its certificate, a reconnect to the head included.
 const SIGN_TIMEOUT: Duration = Duration::from_secs(15);
@@ -56,16 +50,12 @@ pub(super) struct Session {
     pub(super) registered: Registered,
 }
 
-/// Events for the head and the connection to it.
+/// The connection to the head.
 #[derive(Debug)]
 pub(super) struct Uplink {
-    /// Events that the head has not acknowledged. A job gives a few per worker, and jobs are started by a
-    /// head that is there, so that their number is bounded by what runs here.
-    events: Mutex<VecDeque<NodeEvent>>,
-    added: Notify,
-    /// Changes when the list becomes empty.
-    acknowledged: Notify,
     connection: watch::Sender<Option<Connection>>,
+    /// Why the connection is of no use any more, although it is there.
+    left: watch::Sender<Option<String>>,
     /// Why the head wants this node no more.
     revoked: watch::Sender<Option<String>>,
 }
@@ -122,39 +112,15 @@ impl Uplink {
 
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
-            events: Mutex::default(),
-            added: Notify::new(),
-            acknowledged: Notify::new(),
             connection: watch::Sender::new(None),
+            left: watch::Sender::new(None),
             revoked: watch::Sender::new(None),
         })
     }
 
-    fn events(&self) -> MutexGuard<'_, VecDeque<NodeEvent>> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until the head has acknowledged every event.
-    pub(super) async fn delivered(&self) {
-        loop {
-            let acknowledged = self.acknowledged.notified();
-            tokio::pin!(acknowledged);
-            acknowledged.as_mut().enable();
-            if self.events().is_empty() {
-                return;
-            }
-            acknowledged.await;
-        }
-    }
-
     /// Waits until the head has put this node out of the cluster; why it did.
     pub(super) async fn revoked(&self) -> String {
-        let mut revoked = self.revoked.subscribe();
-        match revoked.wait_for(Option::is_some).await {
-            Ok(reason) => reason.clone().unwrap_or_default(),
-            // Not while `self` is there.
-            Err(_) => std::future::pending().await,
-        }
+        reason(&self.revoked).await
     }
 
     /// Asks the head over the connection that is there.
@@ -198,7 +164,7 @@ impl Uplink {
             reason,
             "this node was revoked: its jobs are ended; an administrator may let it in again with `kolo revoke --undo`"
         );
-        let stop = StopAll {
+        let stop = Ask::StopAll {
             reason: "the node was revoked".to_owned(),
         };
         if server.node.send(stop).await.is_err() {
@@ -221,10 +187,13 @@ impl Uplink {
             if let Some(session) = session.take() {
                 let since = Instant::now();
                 said.clear();
+                self.left.send_replace(None);
                 self.connection
                     .send_replace(Some(session.connection.clone()));
+                tell_node(&server, true).await;
                 let why = self.serve(&session, &server).await;
                 self.connection.send_replace(None);
+                tell_node(&server, false).await;
                 let (replaced, revoked) = fate(&session.connection).await;
                 session.connection.close(CloseCode::Done, "");
                 if let Some(reason) = revoked {
@@ -287,49 +256,59 @@ impl Uplink {
         let connection = &session.connection;
         tokio::select! {
             why = heartbeats(connection, &session.registered) => why,
-            why = self.send_events(connection) => why,
+            why = reason(&self.left) => why,
             why = take_requests(connection, server) => why,
             why = tell_network(connection, server) => why,
             lost = connection.closed() => lost.to_string(),
         }
     }
+}
 
-    /// Sends events in order, all that are there, each time when those before are acknowledged.
-    async fn send_events(&self, connection: &Connection) -> String {
-        loop {
-            let events = batch(&self.events());
-            let count = events.len();
-            if count == 0 {
-                self.acknowledged.notify_waiters();
-                self.added.notified().await;
-                continue;
-            }
-            let request = HeadRequest::Events(events);
-            match connection.request(&request, REQUEST_TIMEOUT).await {
-                Ok(HeadReply::Done) => {}
-                // It counts this node as lost. They are for the next time that it is registered.
-                Ok(HeadReply::Refused(refusal)) if refusal.kind == RefusalKind::Forbidden => {
-                    return format!("the head takes no events of this session: {refusal}");
-                }
-                Ok(HeadReply::Refused(refusal)) => {
-                    // Saying it again would change nothing.
-                    tracing::warn!(count, %refusal, "the head did not want events");
-                }
-                Ok(other) => tracing::warn!(?other, "the head's answer to events is not one"),
-                Err(RequestError::Deadline { .. }) => continue,
-                Err(error) => return format!("events were not taken: {error}"),
-            }
-            // Only this takes any out.
-            self.events().drain(..count);
-        }
+/// Waits for a reason.
+async fn reason(said: &watch::Sender<Option<String>>) -> String {
+    let mut said = said.subscribe();
+    let reason = said.wait_for(Option::is_some).await.ok();
+    match reason.and_then(|reason| reason.clone()) {
+        Some(reason) => reason,
+        // Not while its sender is there.
+        None => std::future::pending().await,
+    }
+}
+
+/// The node is registered, or not any more.
+async fn tell_node(server: &Server, registered: bool) {
+    let happened = Happened(Input::Head { registered });
+    if server.node.send(happened).await.is_err() {
+        tracing::debug!("the node's actor is gone");
     }
 }
 
 impl HeadLink for Uplink {
-    fn report(&self, event: NodeEvent) {
-        tracing::debug!(?event, "for the head");
-        self.events().push_back(event);
-        self.added.notify_one();
+    fn send(&self, events: Vec<NodeEvent>) -> BoxFuture<Delivery> {
+        let connection = self.connection.borrow().clone();
+        Box::pin(async move {
+            let Some(connection) = connection else {
+                return Delivery::Failed("the head is not connected".to_owned());
+            };
+            let request = HeadRequest::Events(events);
+            match connection.request(&request, REQUEST_TIMEOUT).await {
+                Ok(HeadReply::Done) => Delivery::Taken,
+                Ok(HeadReply::Refused(refusal)) if refusal.kind == RefusalKind::Forbidden => {
+                    // It counts this node as lost.
+                    Delivery::Failed(format!(
+                        "the head takes no events of this session: {refusal}"
+                    ))
+                }
+                Ok(HeadReply::Refused(refusal)) => Delivery::Unwanted(refusal.to_string()),
+                Ok(other) => Delivery::Unwanted(format!("its answer was {other:?}")),
+                Err(RequestError::Deadline { .. }) => Delivery::Late,
+                Err(error) => Delivery::Failed(format!("events were not taken: {error}")),
+            }
+        })
+    }
+
+    fn leave(&self, reason: String) {
+        self.left.send_replace(Some(reason));
     }
 
     fn sign(&self, job: JobId, slot: Slot, csr: Vec<u8>) -> BoxFuture<Result<Vec<u8>, Refusal>> {
@@ -390,35 +369,6 @@ async fn fate(connection: &Connection) -> (bool, Option<String>) {
             reason,
         } => (false, Some(reason)),
         _ => (false, None),
-    }
-}
-
-/// The events that go out together.
-fn batch(events: &VecDeque<NodeEvent>) -> Vec<NodeEvent> {
-    let mut bytes = 0;
-    events
-        .iter()
-        .take(MAX_EVENTS)
-        .take_while(|event| {
-            let first = bytes == 0;
-            bytes += weight(event);
-            first || bytes <= MAX_EVENT_BYTES
-        })
-        .cloned()
-        .collect()
-}
-
-/// About how long an event is in a message.
-fn weight(event: &NodeEvent) -> usize {
-    const PLAIN: usize = 512;
-    match event {
-        NodeEvent::WorkerExited { failure, .. } => {
-            let tail: usize = failure.stderr_tail.iter().map(|line| line.len() + 8).sum();
-            PLAIN + tail + failure.reason.as_ref().map_or(0, String::len)
-        }
-        NodeEvent::WorkerReady { .. } | NodeEvent::JobGone { .. } | NodeEvent::JobLeft { .. } => {
-            PLAIN
-        }
     }
 }
 
@@ -486,45 +436,5 @@ async fn take_requests(connection: &Connection, server: &Arc<Server>) -> String 
             }
             Err(lost) => return lost.to_string(),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use kolo_transport::ids::{NodeId, Rank};
-    use kolo_transport::wire::{Exit, RankFailure};
-
-    use super::*;
-
-    fn exited(tail: usize) -> NodeEvent {
-        NodeEvent::WorkerExited {
-            job: JobId(1),
-            slot: Slot(0),
-            failure: RankFailure {
-                rank: Rank(0),
-                node: NodeId(1),
-                hostname: "host".to_owned(),
-                pid: 1,
-                exit: Exit::Code(1),
-                reason: None,
-                stderr_tail: vec!["x".repeat(tail)],
-            },
-            expected: false,
-        }
-    }
-
-    #[test]
-    fn events_go_out_together_in_order_within_a_bound() {
-        let gone = |job| NodeEvent::JobGone { job: JobId(job) };
-        let events: VecDeque<_> = (0..1000).map(gone).collect();
-        let first: Vec<_> = (0..MAX_EVENTS as u64).map(gone).collect();
-        assert_eq!(batch(&events), first);
-        assert!(batch(&VecDeque::new()).is_empty());
-        // Three of 400 KiB are too long together.
-        let long: VecDeque<_> = (0..3).map(|_| exited(400 << 10)).collect();
-        assert_eq!(batch(&long).len(), 2);
-        // One that is too long by itself goes alone.
-        let longest: VecDeque<_> = [exited(3 << 20), gone(1)].into();
-        assert_eq!(batch(&longest).len(), 1);
     }
 }

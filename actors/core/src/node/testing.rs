@@ -2,11 +2,42 @@
 
 use std::collections::BTreeMap;
 
-use kolo_wire::ids::{CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, Rank, Slot};
+use kolo_wire::ids::{
+    ClusterId, CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, Rank, Slot,
+};
 use kolo_wire::{GenerationTable, Member, Program, ProgramHash, SlotStart, StartWorkers};
+
+use super::colocator::Here;
+use super::messages::{Output, Signal, Stay, WorkerId};
 
 /// The node of the tests.
 pub(crate) const NODE: NodeId = NodeId(1);
+
+/// The stay of the tests' job.
+pub(crate) const STAY: Stay = Stay {
+    job: JobId(7),
+    number: 1,
+};
+
+/// What the node knows of itself.
+pub(crate) fn here() -> Here {
+    Here {
+        cluster: ClusterId(5),
+        node: NODE,
+        hostname: "here".to_owned(),
+        authority: vec![9],
+    }
+}
+
+/// The worker in a slot.
+pub(crate) fn at(slot: u32) -> WorkerId {
+    STAY.worker(Slot(slot))
+}
+
+/// A signal for the worker in a slot.
+pub(crate) fn signal(slot: u32, signal: Signal) -> Output {
+    Output::Signal(at(slot), signal)
+}
 
 /// A member of a job with `local` members on [`NODE`].
 pub(crate) fn member(rank: u32, local: u32) -> Member {

@@ -23,6 +23,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use bytes::{Bytes, BytesMut};
 use dashmap::DashMap;
 use kolo_actors::node::{CallPlane, CallsEnd, ControlSender};
+use kolo_core::node::messages::{Loss as LostRank, WorkerId};
 use kolo_transport::ids::{CallId, DriverId, Generation, JobId, Rank, Slot};
 use kolo_transport::wire::{
     CallFailure, CallFrame, CallOp, CallReply, FailureKind, GenerationTable, NodeReply, Outcome,
@@ -191,11 +192,11 @@ impl CallPlane for Calls {
 
     fn connect(
         &self,
-        job: JobId,
-        slot: Slot,
+        worker: WorkerId,
         socket: StdUnixStream,
         control: ControlSender,
     ) -> std::io::Result<CallsEnd> {
+        let (job, slot) = (worker.stay.job, worker.slot);
         let job = self
             .job(job)
             .ok_or_else(|| std::io::Error::other(format!("{job} takes no calls here")))?;
@@ -223,13 +224,20 @@ impl CallPlane for Calls {
         }
     }
 
-    fn lost(&self, job: JobId, generation: Generation, failure: &RankFailure, stopping: bool) {
-        let Some(job) = self.job(job) else { return };
+    fn lost(&self, lost: &LostRank) {
+        let LostRank {
+            job,
+            generation,
+            failure,
+            stopping,
+        } = lost;
+        tracing::info!(%job, %generation, stopping, %failure, "a rank is lost");
+        let Some(job) = self.job(*job) else { return };
         let loss = Loss {
             failure: failure.clone(),
-            stopping,
+            stopping: *stopping,
         };
-        for channel in job.lose(generation, loss) {
+        for channel in job.lose(*generation, loss) {
             let _entered = self.runtime.enter();
             channel.flush();
         }

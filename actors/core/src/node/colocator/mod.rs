@@ -2,23 +2,25 @@
 //!
 //! `Reserved -> Running -> Stopping -> Closing -> Gone`. Requests of the head are methods that can be
 //! refused; what workers do comes in through [`Colocator::worker`], time through [`Colocator::tick`].
-//! Each gives the [`Action`]s to take, in order. Nothing here does I/O or reads a clock.
+//! Each gives the [`Output`]s to take, in order; events for the head are in [`Colocator::take_reports`].
 
-mod action;
 mod stopping;
 #[cfg(test)]
 mod tests;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{ClusterId, Generation, JobId, NodeId, Rank, Slot};
-use kolo_wire::{GenerationTable, RankFailure, Refusal, RefusalKind, StartWorkers, ToWorker};
+use kolo_wire::{
+    GenerationTable, NodeEvent, RankFailure, Refusal, RefusalKind, StartWorkers, ToWorker,
+};
 
-pub use self::action::{Action, WorkerEvent};
 pub use self::stopping::KILLED;
 use super::environment;
+use super::messages::{AskId, Loss, Opening, Output, Stay};
 use crate::pace::Ration;
 
 /// The longest time to wait for a hello, and the longest grace; longer ones are cut to it.
@@ -33,6 +35,8 @@ pub struct Here {
     pub node: NodeId,
     /// Its hostname.
     pub hostname: String,
+    /// The cluster's CA certificate in DER, for workers that get a certificate.
+    pub authority: Vec<u8>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +46,14 @@ enum Phase {
     Stopping { step: StopStep, next: Instant },
     Closing { report: bool },
     Gone,
+}
+
+/// The process above the workers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum WardenState {
+    Starting,
+    Up,
+    Failed,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +97,10 @@ struct Entry {
     signatures: Ration,
     /// Why the node killed it.
     condemned: Option<String>,
+    /// The first socket that it closed, and until when its process must have ended.
+    hang_up: Option<(&'static str, Instant)>,
+    /// Its process has ended, and its last output is being read.
+    ended: bool,
 }
 
 impl Entry {
@@ -92,21 +108,44 @@ impl Entry {
     fn listens(&self) -> bool {
         matches!(self.state, SlotState::Greeted | SlotState::Ready)
     }
+
+    /// Until when it has to do something: say hello, or end once it has hung up.
+    fn deadline(&self, phase: &Phase) -> Option<Instant> {
+        if self.ended || self.condemned.is_some() || self.state == SlotState::Exited {
+            return None;
+        }
+        match self.state {
+            SlotState::Booting { hello_by } => Some(hello_by),
+            _ => None,
+        }
+        .into_iter()
+        // A worker that is stopping may close its sockets before it ends.
+        .chain(
+            self.hang_up
+                .filter(|_| *phase == Phase::Running)
+                .map(|(_, by)| by),
+        )
+        .min()
+    }
 }
 
 /// The state machine. See the module.
 #[derive(Debug)]
 pub struct Colocator {
-    here: Here,
+    here: Arc<Here>,
+    stay: Stay,
     job: JobId,
     phase: Phase,
-    start: Option<StartWorkers>,
+    warden: WardenState,
+    /// Its reservation was not committed in time.
+    expired: bool,
+    start: Option<Arc<StartWorkers>>,
     generation: Generation,
     slots: BTreeMap<Slot, Entry>,
     /// The slot of each rank of this node in the current generation.
     ranks: BTreeMap<Rank, Slot>,
-    /// Whether the request to start was answered.
-    answered: bool,
+    /// The request to start, until it is answered.
+    asked: Option<AskId>,
     /// The digest that all workers must have, and who had it first.
     registry: Option<(Rank, u64)>,
     /// Ranks of the current generation that are gone, on any node.
@@ -116,41 +155,54 @@ pub struct Colocator {
     interrupted: bool,
     /// The number of the last signal that was sent.
     last_signal: u64,
+    /// Events for the head.
+    reports: Vec<NodeEvent>,
 }
 
 fn refuse<T>(kind: RefusalKind, message: String) -> Result<T, Refusal> {
     Err(Refusal::new(kind, message))
 }
 
-fn millis(ms: u64) -> Duration {
+/// A time that the head gives in milliseconds, cut to [`MAX_WAIT`].
+#[must_use]
+pub fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms).min(MAX_WAIT)
 }
 
 impl Colocator {
     /// A job that has a reservation here.
     #[must_use]
-    pub fn new(here: Here, job: JobId) -> Self {
+    pub fn new(here: Arc<Here>, stay: Stay) -> Self {
         Self {
             here,
-            job,
+            stay,
+            job: stay.job,
             phase: Phase::Reserved,
+            warden: WardenState::Starting,
+            expired: false,
             start: None,
             generation: Generation(0),
             slots: BTreeMap::new(),
             ranks: BTreeMap::new(),
-            answered: false,
+            asked: None,
             registry: None,
             losses: BTreeMap::new(),
             stop_reason: None,
             interrupted: false,
             last_signal: 0,
+            reports: Vec::new(),
         }
     }
 
-    /// What was started; `None` before.
+    /// The events for the head since the last call.
+    pub fn take_reports(&mut self) -> Vec<NodeEvent> {
+        std::mem::take(&mut self.reports)
+    }
+
+    /// Whether its lease has ended: the job may be here again, as another stay.
     #[must_use]
-    pub fn started(&self) -> Option<&StartWorkers> {
-        self.start.as_ref()
+    pub fn is_expired(&self) -> bool {
+        self.expired
     }
 
     /// Whether nothing of the job is left.
@@ -168,27 +220,29 @@ impl Colocator {
     /// When to call [`Colocator::tick`] next, if nothing else happens.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        let hello = self
+        let workers = self
             .slots
             .values()
-            .filter_map(|entry| match entry.state {
-                SlotState::Booting { hello_by } if entry.condemned.is_none() => Some(hello_by),
-                _ => None,
-            })
+            .filter_map(|entry| entry.deadline(&self.phase))
             .min();
         let stop = match self.phase {
             Phase::Stopping { next, .. } => Some(next),
             _ => None,
         };
-        [hello, stop].into_iter().flatten().min()
+        [workers, stop].into_iter().flatten().min()
     }
 
-    /// The head starts the workers.
+    /// The head starts the workers, which use these GPUs. Answered when each has a process or has failed to get one.
     ///
     /// # Errors
     ///
     /// [`Refusal`] if the job is not in the state `Reserved` or the request contradicts itself.
-    pub fn start(&mut self, start: StartWorkers) -> Result<Vec<Action>, Refusal> {
+    pub fn start(
+        &mut self,
+        ask: AskId,
+        start: StartWorkers,
+        devices: Vec<String>,
+    ) -> Result<Vec<Output>, Refusal> {
         match self.phase {
             Phase::Reserved => {}
             Phase::Running => {
@@ -212,12 +266,32 @@ impl Colocator {
                     state: SlotState::Spawning,
                     signatures: Ration::new(MAX_SIGNATURES, SIGNATURE_EVERY),
                     condemned: None,
+                    hang_up: None,
+                    ended: false,
                 },
             );
         }
-        self.start = Some(start);
+        let start = Arc::new(start);
+        self.start = Some(start.clone());
+        self.asked = Some(ask);
         self.phase = Phase::Running;
-        Ok(self.slots.keys().copied().map(Action::Spawn).collect())
+        let mut outputs = vec![Output::Open(Opening {
+            stay: self.stay,
+            ask,
+            start,
+            devices,
+        })];
+        match self.warden {
+            WardenState::Starting => {}
+            WardenState::Up => self.spawn_all(&mut outputs),
+            WardenState::Failed => self.fail_all("the job has no warden", &mut outputs),
+        }
+        Ok(outputs)
+    }
+
+    fn spawn_all(&self, outputs: &mut Vec<Output>) {
+        let workers = self.slots.keys().map(|slot| self.stay.worker(*slot));
+        outputs.extend(workers.map(Output::Spawn));
     }
 
     fn check(&self, start: &StartWorkers) -> Result<(), Refusal> {
@@ -273,7 +347,7 @@ impl Colocator {
     /// # Errors
     ///
     /// [`RefusalKind::Stale`] if it is older than the current one, others if it does not fit this job.
-    pub fn membership(&mut self, table: GenerationTable) -> Result<Vec<Action>, Refusal> {
+    pub fn membership(&mut self, table: GenerationTable) -> Result<Vec<Output>, Refusal> {
         if self.phase != Phase::Running {
             return refuse(RefusalKind::Stopped, self.over());
         }
@@ -314,9 +388,9 @@ impl Colocator {
             }
         }
         self.ranks = ranks;
-        let mut actions = vec![Action::Complete(table.clone())];
-        self.tell_all(&ToWorker::Membership(table), &mut actions);
-        Ok(actions)
+        let mut outputs = vec![Output::Complete(table.clone())];
+        self.tell_all(&ToWorker::Membership(table), &mut outputs);
+        Ok(outputs)
     }
 
     /// A rank is gone on some node.
@@ -328,13 +402,13 @@ impl Colocator {
         &mut self,
         generation: Generation,
         failure: RankFailure,
-    ) -> Result<Vec<Action>, Refusal> {
+    ) -> Result<Vec<Output>, Refusal> {
         if generation != self.generation {
             return refuse(RefusalKind::Stale, self.stale(generation));
         }
-        let mut actions = Vec::new();
-        self.lose(failure, &mut actions);
-        Ok(actions)
+        let mut outputs = Vec::new();
+        self.lose(failure, &mut outputs);
+        Ok(outputs)
     }
 
     fn stale(&self, given: Generation) -> String {
@@ -345,27 +419,28 @@ impl Colocator {
     }
 
     /// Tells callers and workers of a loss, once.
-    fn lose(&mut self, failure: RankFailure, actions: &mut Vec<Action>) {
+    fn lose(&mut self, failure: RankFailure, outputs: &mut Vec<Output>) {
         if self.losses.contains_key(&failure.rank) {
             return;
         }
         self.losses.insert(failure.rank, failure.clone());
-        actions.push(Action::Lost {
+        outputs.push(Output::Lost(Loss {
+            job: self.job,
             generation: self.generation,
             failure: failure.clone(),
             stopping: self.phase != Phase::Running,
-        });
+        }));
         let message = ToWorker::RankLost {
             generation: self.generation,
             failure,
         };
-        self.tell_all(&message, actions);
+        self.tell_all(&message, outputs);
     }
 
-    fn tell_all(&self, message: &ToWorker, actions: &mut Vec<Action>) {
+    fn tell_all(&self, message: &ToWorker, outputs: &mut Vec<Output>) {
         for (slot, entry) in &self.slots {
             if entry.listens() {
-                actions.push(Action::Tell(*slot, message.clone()));
+                outputs.push(Output::Tell(self.stay.worker(*slot), message.clone()));
             }
         }
     }

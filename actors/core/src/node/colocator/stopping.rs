@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use kolo_wire::ids::Slot;
-use kolo_wire::{Exit, Refusal, RefusalKind, ToWorker, WorkerSignal};
+use kolo_wire::{Exit, NodeEvent, NodeReply, Refusal, RefusalKind, ToWorker, WorkerSignal};
 
-use super::{Action, Colocator, Phase, SlotState, StopStep, millis, refuse};
+use super::{Colocator, Phase, SlotState, StopStep, WardenState, millis, refuse};
+use crate::node::messages::{Output, Signal};
 
 /// How long after their KILL the ends of workers are waited for. Who has not reported them by then (the warden
 /// stands still, or a process can't be killed for now) is not asked any more: closing has an end of its own.
@@ -13,13 +14,17 @@ pub const KILLED: Duration = Duration::from_secs(5);
 
 impl Colocator {
     /// The job is to end: notice, TERM, KILL. Again is fine.
-    pub fn stop(&mut self, now: Instant, reason: &str) -> Vec<Action> {
-        let mut actions = Vec::new();
+    pub fn stop(&mut self, now: Instant, reason: &str) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        if let Some(ask) = self.asked.take() {
+            let message = format!("{} was stopped while it started: {reason}", self.job);
+            let reply = NodeReply::Refused(Refusal::new(RefusalKind::Stopped, message));
+            outputs.push(Output::Answer { ask, reply });
+        }
         match self.phase {
             Phase::Reserved => {
                 self.stop_reason = Some(reason.to_owned());
-                self.phase = Phase::Closing { report: false };
-                actions.push(Action::Close);
+                self.close(false, &mut outputs);
             }
             Phase::Running => {
                 self.stop_reason = Some(reason.to_owned());
@@ -34,31 +39,34 @@ impl Colocator {
                     next,
                 };
                 for (slot, entry) in &self.slots {
+                    let worker = self.stay.worker(*slot);
                     match entry.state {
-                        SlotState::Greeted | SlotState::Ready => actions.push(Action::Tell(
-                            *slot,
+                        SlotState::Greeted | SlotState::Ready => outputs.push(Output::Tell(
+                            worker,
                             ToWorker::Stop {
                                 reason: reason.to_owned(),
                             },
                         )),
                         // It would not understand a notice yet, and has nothing to lose.
-                        SlotState::Booting { .. } => actions.push(Action::Terminate(*slot)),
+                        SlotState::Booting { .. } => {
+                            outputs.push(Output::Signal(worker, Signal::Terminate));
+                        }
                         SlotState::Running if self.interrupted => {
-                            actions.push(Action::Interrupt(*slot));
+                            outputs.push(Output::Signal(worker, Signal::Interrupt));
                         }
                         SlotState::Spawning | SlotState::Running | SlotState::Exited => {}
                     }
                 }
-                self.close_if_empty(&mut actions);
-                actions.extend(self.tick(now));
+                self.close_if_empty(&mut outputs);
+                outputs.extend(self.tick(now));
             }
             Phase::Stopping { .. } | Phase::Closing { .. } | Phase::Gone => {}
         }
-        actions
+        outputs
     }
 
     /// As [`Colocator::stop`], for an installed program: INT, TERM, KILL, in one grace time.
-    pub fn interrupt(&mut self, now: Instant, reason: &str) -> Vec<Action> {
+    pub fn interrupt(&mut self, now: Instant, reason: &str) -> Vec<Output> {
         self.interrupted |= self.phase == Phase::Running && self.runs_installed();
         self.stop(now, reason)
     }
@@ -74,7 +82,7 @@ impl Colocator {
     /// # Errors
     ///
     /// [`Refusal`] if the workers are of a program that was sent here.
-    pub fn signal(&mut self, seq: u64, signal: WorkerSignal) -> Result<Vec<Action>, Refusal> {
+    pub fn signal(&mut self, seq: u64, signal: WorkerSignal) -> Result<Vec<Output>, Refusal> {
         if self.phase != Phase::Running || seq <= self.last_signal {
             return Ok(Vec::new());
         }
@@ -92,13 +100,13 @@ impl Colocator {
             .slots
             .iter()
             .filter(|(_, entry)| entry.state == SlotState::Running)
-            .map(|(slot, _)| Action::Signal(*slot, signal))
+            .map(|(slot, _)| Output::Signal(self.stay.worker(*slot), Signal::Pass(signal)))
             .collect())
     }
 
     /// The job is to end at once: KILL, also to what is being stopped.
-    pub fn kill_all(&mut self, now: Instant, reason: &str) -> Vec<Action> {
-        let mut actions = Vec::new();
+    pub fn kill_all(&mut self, now: Instant, reason: &str) -> Vec<Output> {
+        let mut outputs = Vec::new();
         match self.phase {
             Phase::Running => self.stop_reason = Some(reason.to_owned()),
             Phase::Stopping { step, .. } if step != StopStep::Kill => {}
@@ -108,67 +116,115 @@ impl Colocator {
             step: StopStep::Kill,
             next: now + KILLED,
         };
+        self.signal_all(Signal::Kill, &mut outputs);
+        self.close_if_empty(&mut outputs);
+        outputs
+    }
+
+    fn signal_all(&self, signal: Signal, outputs: &mut Vec<Output>) {
         for (slot, entry) in &self.slots {
             if !matches!(entry.state, SlotState::Spawning | SlotState::Exited) {
-                actions.push(Action::Kill(*slot));
+                outputs.push(Output::Signal(self.stay.worker(*slot), signal));
             }
         }
-        self.close_if_empty(&mut actions);
-        actions
     }
 
-    /// The lease of the reservation has ended.
-    pub fn expire(&mut self) -> Vec<Action> {
-        if self.phase != Phase::Reserved {
-            return Vec::new();
+    /// The lease of the reservation has ended before a start.
+    pub fn expire(&mut self) -> Vec<Output> {
+        self.expired = true;
+        // Now, for the job may be here again before the warden has ended.
+        let mut outputs = vec![Output::EndOutput(self.job)];
+        if self.phase == Phase::Reserved {
+            self.stop_reason = Some("its lease has ended".to_owned());
+            self.close(true, &mut outputs);
         }
-        self.stop_reason = Some("its lease has ended".to_owned());
-        self.phase = Phase::Closing { report: true };
-        vec![Action::Close]
+        outputs
     }
 
-    /// Nothing of the job is left: the answer to [`Action::Close`].
-    pub fn closed(&mut self) -> Vec<Action> {
+    /// The warden runs, or failed to start.
+    pub fn warden(&mut self, started: Result<(), String>) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        let reason = started.err();
+        self.warden = match reason {
+            None => WardenState::Up,
+            Some(_) => WardenState::Failed,
+        };
+        match (&self.phase, reason) {
+            (Phase::Reserved | Phase::Gone, _) => {}
+            (Phase::Running, None) => self.spawn_all(&mut outputs),
+            (_, Some(reason)) => self.fail_all(&reason, &mut outputs),
+            // A job that ends before it has a process starts none.
+            (Phase::Stopping { .. }, None) => self.exit_all(Exit::Code(1), &mut outputs),
+            (Phase::Closing { .. }, None) => outputs.push(Output::CloseWarden(self.stay)),
+        }
+        outputs
+    }
+
+    /// No worker can be started.
+    pub(super) fn fail_all(&mut self, reason: &str, outputs: &mut Vec<Output>) {
+        let slots: Vec<Slot> = self.slots.keys().copied().collect();
+        for slot in slots {
+            self.condemn(slot, reason.to_owned());
+        }
+        self.exit_all(Exit::Code(1), outputs);
+        if matches!(self.phase, Phase::Closing { .. }) {
+            outputs.extend(self.closed());
+        }
+    }
+
+    /// All workers whose end is not known count as ended.
+    fn exit_all(&mut self, exit: Exit, outputs: &mut Vec<Output>) {
+        let slots: Vec<Slot> = self.slots.keys().copied().collect();
+        for slot in slots {
+            self.exited(slot, exit, Vec::new(), outputs);
+        }
+    }
+
+    /// Nothing of the job is left: the answer to [`Output::CloseWarden`].
+    pub fn closed(&mut self) -> Vec<Output> {
         let Phase::Closing { report } = self.phase else {
             return Vec::new();
         };
         self.phase = Phase::Gone;
-        vec![Action::Gone { report }]
+        if report {
+            self.reports.push(NodeEvent::JobGone { job: self.job });
+        }
+        if self.expired {
+            return Vec::new();
+        }
+        vec![Output::EndOutput(self.job)]
     }
 
     /// Time has passed.
-    pub fn tick(&mut self, now: Instant) -> Vec<Action> {
-        let mut actions = Vec::new();
+    pub fn tick(&mut self, now: Instant) -> Vec<Output> {
+        let mut outputs = Vec::new();
         let timeout = self
             .start
             .as_ref()
             .map_or(0, |start| start.hello_timeout_ms);
         for (slot, entry) in &mut self.slots {
-            if let SlotState::Booting { hello_by } = entry.state
-                && hello_by <= now
-                && entry.condemned.is_none()
-            {
-                entry.condemned = Some(format!(
+            if entry.deadline(&self.phase).is_none_or(|by| by > now) {
+                continue;
+            }
+            entry.condemned = Some(match entry.hang_up.filter(|(_, by)| *by <= now) {
+                Some((socket, _)) => format!("it closed its {socket} socket and went on running"),
+                None => format!(
                     "it did not say hello within {:?}; its program must call `kolo::main` or \
                      `run_if_worker` before anything that takes long",
                     millis(timeout)
-                ));
-                actions.push(Action::Kill(*slot));
-            }
+                ),
+            });
+            outputs.push(Output::Signal(self.stay.worker(*slot), Signal::Kill));
         }
         while let Phase::Stopping { step, next } = self.phase
             && step != StopStep::Kill
             && next <= now
         {
-            let (step, action): (_, fn(Slot) -> Action) = match step {
-                StopStep::Notice => (StopStep::Term, Action::Terminate),
-                StopStep::Term | StopStep::Kill => (StopStep::Kill, Action::Kill),
+            let (step, signal) = match step {
+                StopStep::Notice => (StopStep::Term, Signal::Terminate),
+                StopStep::Term | StopStep::Kill => (StopStep::Kill, Signal::Kill),
             };
-            for (slot, entry) in &self.slots {
-                if !matches!(entry.state, SlotState::Spawning | SlotState::Exited) {
-                    actions.push(action(*slot));
-                }
-            }
+            self.signal_all(signal, &mut outputs);
             self.phase = Phase::Stopping {
                 step,
                 next: match step {
@@ -184,24 +240,18 @@ impl Colocator {
             && step == StopStep::Kill
             && next <= now
         {
-            self.give_up(&mut actions);
+            self.give_up(&mut outputs);
         }
-        actions
+        outputs
     }
 
     /// Workers whose end is still not known after their KILL count as ended, so that the job closes.
-    fn give_up(&mut self, actions: &mut Vec<Action>) {
-        let silent: Vec<Slot> = self
-            .slots
-            .iter()
-            .filter(|(_, entry)| entry.state != SlotState::Exited)
-            .map(|(slot, _)| *slot)
-            .collect();
-        for slot in silent {
-            let reason = format!("its end was not seen within {KILLED:?} after its KILL");
-            self.condemn(slot, reason);
-            self.exited(slot, Exit::Unknown, Vec::new(), actions);
+    fn give_up(&mut self, outputs: &mut Vec<Output>) {
+        let reason = format!("its end was not seen within {KILLED:?} after its KILL");
+        for entry in self.slots.values_mut() {
+            entry.condemned.get_or_insert_with(|| reason.clone());
         }
+        self.exit_all(Exit::Unknown, outputs);
     }
 
     /// Whether the workers run a program that is installed here.
@@ -212,20 +262,30 @@ impl Colocator {
     }
 
     /// How long a worker has to end by itself once it was told to.
-    #[must_use]
-    pub fn grace(&self) -> Duration {
+    pub(super) fn grace(&self) -> Duration {
         millis(self.start.as_ref().map_or(0, |start| start.grace_ms))
     }
 
-    pub(super) fn close_if_empty(&mut self, actions: &mut Vec<Action>) {
+    pub(super) fn close_if_empty(&mut self, outputs: &mut Vec<Output>) {
         if matches!(self.phase, Phase::Stopping { .. })
             && self
                 .slots
                 .values()
                 .all(|entry| entry.state == SlotState::Exited)
         {
-            self.phase = Phase::Closing { report: true };
-            actions.push(Action::Close);
+            self.close(true, outputs);
+        }
+    }
+
+    /// No worker is left.
+    fn close(&mut self, report: bool, outputs: &mut Vec<Output>) {
+        self.phase = Phase::Closing { report };
+        outputs.push(Output::CloseCalls(self.job));
+        match self.warden {
+            // It is closed when it runs.
+            WardenState::Starting => {}
+            WardenState::Up => outputs.push(Output::CloseWarden(self.stay)),
+            WardenState::Failed => outputs.extend(self.closed()),
         }
     }
 }

@@ -1,100 +1,131 @@
 //! What workers do and say.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{Generation, Rank, Slot};
 use kolo_wire::worker::LOCAL_PROTOCOL;
-use kolo_wire::{Exit, NodeEvent, RankFailure, ToWorker};
+use kolo_wire::{Exit, FromWorker, NodeEvent, NodeReply, RankFailure, Refusal, ToWorker};
 
-use super::{Action, Colocator, Entry, Phase, SlotState, StopStep, WorkerEvent, millis};
+use super::{Colocator, Entry, Phase, SlotState, StopStep, millis};
+use crate::node::messages::{Link, Output, Signal, WorkerEvent};
+
+/// How long a process may live on after it has closed a socket to the node.
+pub(super) const HANG_UP: Duration = Duration::from_secs(2);
 
 impl Colocator {
     /// Something happened to a worker. Events of slots that are not here, or are over, change nothing.
-    pub fn worker(&mut self, now: Instant, slot: Slot, event: WorkerEvent) -> Vec<Action> {
-        let mut actions = Vec::new();
+    pub fn worker(&mut self, now: Instant, slot: Slot, event: WorkerEvent) -> Vec<Output> {
+        let mut outputs = Vec::new();
         let Some(entry) = self.slots.get_mut(&slot) else {
-            return actions;
+            return outputs;
         };
         if entry.state == SlotState::Exited {
-            return actions;
+            return outputs;
         }
         match event {
-            WorkerEvent::Spawned { pid } => self.spawned(now, slot, pid, &mut actions),
+            WorkerEvent::Spawned { pid } => self.spawned(now, slot, pid, &mut outputs),
             WorkerEvent::SpawnFailed { exit, reason } => {
                 self.condemn(slot, reason);
-                self.exited(slot, exit, Vec::new(), &mut actions);
+                self.exited(slot, exit, Vec::new(), &mut outputs);
             }
             WorkerEvent::Exited { exit, stderr_tail } => {
-                self.exited(slot, exit, stderr_tail, &mut actions);
+                self.exited(slot, exit, stderr_tail, &mut outputs);
             }
-            // What it still says after it was condemned does not matter.
+            WorkerEvent::Ended => entry.ended = true,
+            // After it was condemned nothing that it says matters.
             _ if entry.condemned.is_some() => {}
-            WorkerEvent::Hello {
+            WorkerEvent::Said(message) => self.said(now, slot, message, &mut outputs),
+            WorkerEvent::Closed { socket } => {
+                entry.hang_up.get_or_insert((socket, now + HANG_UP));
+            }
+            WorkerEvent::Fault { reason } => self.kill(slot, reason, &mut outputs),
+        }
+        outputs
+    }
+
+    /// The control conversation: hello, then ready, then anything else.
+    fn said(&mut self, now: Instant, slot: Slot, message: FromWorker, outputs: &mut Vec<Output>) {
+        let Some(entry) = self.slots.get_mut(&slot) else {
+            return;
+        };
+        let listens = entry.listens();
+        match message {
+            FromWorker::Hello {
                 protocol,
                 pid,
                 registry,
-                program,
-            } => match self.check_hello(slot, protocol, pid, registry, program) {
-                Ok(()) => self.greet(slot, &mut actions),
-                Err(reason) => self.kill(slot, reason, &mut actions),
+            } => match self.check_hello(slot, protocol, pid, registry) {
+                Ok(()) => self.greet(slot, outputs),
+                Err(reason) => self.kill(slot, reason, outputs),
             },
-            WorkerEvent::Sign { csr } => {
-                if !entry.listens() {
-                    self.kill(slot, out_of_turn("a certificate"), &mut actions);
-                } else if entry.signatures.take(now) {
-                    actions.push(Action::Sign(slot, csr));
+            FromWorker::Sign { csr } if listens => {
+                if entry.signatures.take(now) {
+                    outputs.push(Output::Sign(self.stay.worker(slot), csr));
                 } else {
                     let reason = "it asked for one certificate after the other; a renewal is due when most of a \
                                   certificate's life is over";
-                    self.kill(slot, reason.to_owned(), &mut actions);
+                    self.kill(slot, reason.to_owned(), outputs);
                 }
             }
-            WorkerEvent::Ready { address } => {
-                if entry.state == SlotState::Greeted {
-                    self.ready(slot, address, &mut actions);
-                } else {
-                    self.kill(slot, out_of_turn("calls"), &mut actions);
-                }
+            FromWorker::Ready { address } if entry.state == SlotState::Greeted => {
+                self.ready(slot, address);
             }
-            WorkerEvent::ConnectPeer { rank, generation } => {
-                if entry.listens() {
-                    self.connect(slot, rank, generation, &mut actions);
-                } else {
-                    self.kill(slot, out_of_turn("a peer"), &mut actions);
-                }
+            FromWorker::ConnectPeer { rank, generation } if listens => {
+                self.connect(slot, rank, generation, outputs);
             }
-            WorkerEvent::RequestLink {
+            FromWorker::RequestLink {
                 rank,
                 generation,
                 group,
-            } => {
-                if entry.listens() {
-                    self.request_link(slot, (rank, generation, group), &mut actions);
-                } else {
-                    self.kill(slot, out_of_turn("a link"), &mut actions);
-                }
-            }
-            // While stopping it may close its sockets before it ends.
-            WorkerEvent::Closed { socket } => {
-                if self.phase == Phase::Running {
-                    let reason = format!("it closed its {socket} socket and went on running");
-                    self.kill(slot, reason, &mut actions);
-                }
-            }
-            WorkerEvent::Fault { reason } => self.kill(slot, reason, &mut actions),
+            } if listens => self.request_link(slot, (rank, generation, group), outputs),
+            FromWorker::Sign { .. } => self.kill(slot, out_of_turn("a certificate"), outputs),
+            FromWorker::Ready { .. } => self.kill(slot, out_of_turn("calls"), outputs),
+            FromWorker::ConnectPeer { .. } => self.kill(slot, out_of_turn("a peer"), outputs),
+            FromWorker::RequestLink { .. } => self.kill(slot, out_of_turn("a link"), outputs),
+            // The members of a static job don't change, so nobody waits for these.
+            FromWorker::Taken { .. }
+            | FromWorker::Committed { .. }
+            | FromWorker::Holding { .. } => {}
         }
-        actions
     }
 
-    fn spawned(&mut self, now: Instant, slot: Slot, pid: u32, actions: &mut Vec<Action>) {
+    /// The head has signed a worker's request, or not.
+    pub fn signed(
+        &mut self,
+        now: Instant,
+        slot: Slot,
+        signed: Result<Vec<u8>, Refusal>,
+    ) -> Vec<Output> {
+        match signed {
+            Ok(certificate) => {
+                let message = ToWorker::Certificate {
+                    certificate,
+                    authority: self.here.authority.clone(),
+                };
+                vec![Output::Tell(self.stay.worker(slot), message)]
+            }
+            // It has one that is good for a while, and asks again.
+            Err(refusal) if self.slot(slot) == Some(SlotState::Ready) => {
+                vec![Output::Warn(format!(
+                    "the certificate of slot {slot} of {} was not renewed: {refusal}",
+                    self.job
+                ))]
+            }
+            Err(refusal) => {
+                let reason = format!("the head gave it no certificate: {refusal}");
+                self.worker(now, slot, WorkerEvent::Fault { reason })
+            }
+        }
+    }
+
+    fn spawned(&mut self, now: Instant, slot: Slot, pid: u32, outputs: &mut Vec<Output>) {
         let timeout = millis(
             self.start
                 .as_ref()
                 .map_or(0, |start| start.hello_timeout_ms),
         );
         let installed = self.runs_installed();
-        let stopping = matches!(self.phase, Phase::Stopping { .. });
         if let Some(entry) = self.slots.get_mut(&slot)
             && entry.state == SlotState::Spawning
         {
@@ -106,33 +137,28 @@ impl Colocator {
                     hello_by: now + timeout,
                 }
             };
-            if entry.condemned.is_some() {
-                actions.push(Action::Kill(slot));
-            } else if stopping {
-                actions.push(match self.phase {
-                    Phase::Stopping {
-                        step: StopStep::Kill,
-                        ..
-                    } => Action::Kill(slot),
-                    Phase::Stopping {
-                        step: StopStep::Notice,
-                        ..
-                    } if self.interrupted => Action::Interrupt(slot),
-                    _ => Action::Terminate(slot),
-                });
-            }
+            let signal = match self.phase {
+                _ if entry.condemned.is_some() => Some(Signal::Kill),
+                Phase::Stopping { step, .. } => Some(match step {
+                    StopStep::Kill => Signal::Kill,
+                    StopStep::Notice if self.interrupted => Signal::Interrupt,
+                    StopStep::Notice | StopStep::Term => Signal::Terminate,
+                }),
+                _ => None,
+            };
+            outputs.extend(signal.map(|signal| Output::Signal(self.stay.worker(slot), signal)));
         }
-        self.answer_start(actions);
+        self.answer_start(outputs);
     }
 
     /// Answers the request to start once every slot has a process or has failed to get one.
-    fn answer_start(&mut self, actions: &mut Vec<Action>) {
+    fn answer_start(&mut self, outputs: &mut Vec<Output>) {
         let spawning = |entry: &Entry| entry.state == SlotState::Spawning;
         let Some(start) = &self.start else { return };
-        if self.answered || self.slots.values().any(spawning) {
+        if self.slots.values().any(spawning) {
             return;
         }
-        self.answered = true;
+        let Some(ask) = self.asked.take() else { return };
         let pids = start
             .slots
             .iter()
@@ -141,7 +167,10 @@ impl Colocator {
                 self.slots.get(&slot).map(|entry| (slot, entry.pid))
             })
             .collect();
-        actions.push(Action::Started(pids));
+        outputs.push(Output::Answer {
+            ask,
+            reply: NodeReply::Started { pids },
+        });
     }
 
     fn check_hello(
@@ -150,7 +179,6 @@ impl Colocator {
         protocol: u32,
         pid: u32,
         registry: u64,
-        program: Result<(), String>,
     ) -> Result<(), String> {
         let Some(entry) = self.slots.get(&slot) else {
             return Ok(());
@@ -171,7 +199,6 @@ impl Colocator {
                 entry.pid
             ));
         }
-        program?;
         match self.registry {
             Some((rank, digest)) if digest != registry => Err(format!(
                 "its program registers other functions and types ({registry:016x}) than that of rank \
@@ -185,13 +212,13 @@ impl Colocator {
         }
     }
 
-    fn greet(&mut self, slot: Slot, actions: &mut Vec<Action>) {
+    fn greet(&mut self, slot: Slot, outputs: &mut Vec<Output>) {
         let Some(start) = &self.start else { return };
         let Some(started) = start.slots.iter().find(|other| other.member.slot == slot) else {
             return;
         };
-        actions.push(Action::Tell(
-            slot,
+        outputs.push(Output::Tell(
+            self.stay.worker(slot),
             ToWorker::Welcome {
                 cluster: self.here.cluster,
                 job: self.job,
@@ -203,8 +230,8 @@ impl Colocator {
             },
         ));
         for failure in self.losses.values() {
-            actions.push(Action::Tell(
-                slot,
+            outputs.push(Output::Tell(
+                self.stay.worker(slot),
                 ToWorker::RankLost {
                     generation: self.generation,
                     failure: failure.clone(),
@@ -216,16 +243,16 @@ impl Colocator {
         }
     }
 
-    fn ready(&mut self, slot: Slot, address: Option<SocketAddr>, actions: &mut Vec<Action>) {
+    fn ready(&mut self, slot: Slot, address: Option<SocketAddr>) {
         if let Some(entry) = self.slots.get_mut(&slot) {
             entry.state = SlotState::Ready;
         }
         if self.phase == Phase::Running {
-            actions.push(Action::Report(NodeEvent::WorkerReady {
+            self.reports.push(NodeEvent::WorkerReady {
                 job: self.job,
                 slot,
                 address,
-            }));
+            });
         }
     }
 
@@ -234,32 +261,32 @@ impl Colocator {
         slot: Slot,
         rank: Rank,
         generation: Generation,
-        actions: &mut Vec<Action>,
+        outputs: &mut Vec<Output>,
     ) {
-        let Some((own, peer)) = self.other_rank(slot, rank, generation, actions) else {
+        let Some((own, peer)) = self.other_rank(slot, rank, generation, outputs) else {
             return;
         };
         // Two ranks have a link in each group that they are in.
-        actions.push(Action::Link {
-            first: (slot, own),
-            second: (peer, rank),
+        outputs.push(Output::Link(Link {
+            first: (self.stay.worker(slot), own),
+            second: (self.stay.worker(peer), rank),
             generation,
-        });
+        }));
     }
 
     fn request_link(
         &mut self,
         slot: Slot,
         (rank, generation, group): (Rank, Generation, u64),
-        actions: &mut Vec<Action>,
+        outputs: &mut Vec<Output>,
     ) {
-        let Some((own, peer)) = self.other_rank(slot, rank, generation, actions) else {
+        let Some((own, peer)) = self.other_rank(slot, rank, generation, outputs) else {
             return;
         };
         // Before that it has nothing to make links with.
         if self.slots.get(&peer).is_some_and(super::Entry::listens) {
-            actions.push(Action::Tell(
-                peer,
+            outputs.push(Output::Tell(
+                self.stay.worker(peer),
                 ToWorker::LinkRequested {
                     rank: own,
                     generation,
@@ -275,7 +302,7 @@ impl Colocator {
         slot: Slot,
         rank: Rank,
         generation: Generation,
-        actions: &mut Vec<Action>,
+        outputs: &mut Vec<Output>,
     ) -> Option<(Rank, Slot)> {
         // A stale request is from before the worker learnt of the new generation (G-1).
         if generation != self.generation {
@@ -284,8 +311,8 @@ impl Colocator {
         let own = self.slots.get(&slot)?.rank;
         if let Some(failure) = self.losses.get(&rank) {
             let failure = failure.clone();
-            actions.push(Action::Tell(
-                slot,
+            outputs.push(Output::Tell(
+                self.stay.worker(slot),
                 ToWorker::RankLost {
                     generation,
                     failure,
@@ -297,7 +324,7 @@ impl Colocator {
         if peer.is_none() {
             let reason =
                 format!("it asked for a link to rank {rank}, which is no other rank of this node");
-            self.kill(slot, reason, actions);
+            self.kill(slot, reason, outputs);
         }
         Some((own, peer?))
     }
@@ -308,9 +335,9 @@ impl Colocator {
         }
     }
 
-    fn kill(&mut self, slot: Slot, reason: String, actions: &mut Vec<Action>) {
+    fn kill(&mut self, slot: Slot, reason: String, outputs: &mut Vec<Output>) {
         self.condemn(slot, reason);
-        actions.push(Action::Kill(slot));
+        outputs.push(Output::Signal(self.stay.worker(slot), Signal::Kill));
     }
 
     pub(super) fn exited(
@@ -318,12 +345,15 @@ impl Colocator {
         slot: Slot,
         exit: Exit,
         stderr_tail: Vec<String>,
-        actions: &mut Vec<Action>,
+        outputs: &mut Vec<Output>,
     ) {
         let expected = self.phase != Phase::Running;
         let Some(entry) = self.slots.get_mut(&slot) else {
             return;
         };
+        if entry.state == SlotState::Exited {
+            return;
+        }
         let early = matches!(entry.state, SlotState::Spawning | SlotState::Booting { .. });
         entry.state = SlotState::Exited;
         let reason = if let Some(reason) = &entry.condemned {
@@ -354,15 +384,15 @@ impl Colocator {
             reason,
             stderr_tail,
         };
-        self.lose(failure.clone(), actions);
-        actions.push(Action::Report(NodeEvent::WorkerExited {
+        self.lose(failure.clone(), outputs);
+        self.reports.push(NodeEvent::WorkerExited {
             job: self.job,
             slot,
             failure,
             expected,
-        }));
-        self.answer_start(actions);
-        self.close_if_empty(actions);
+        });
+        self.answer_start(outputs);
+        self.close_if_empty(outputs);
     }
 }
 

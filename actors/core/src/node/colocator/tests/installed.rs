@@ -11,7 +11,7 @@ fn running(workers: u32, now: Instant) -> Colocator {
         program: "train".to_owned(),
         ..Installed::default()
     });
-    core.start(start).unwrap();
+    begin(&mut core, start).unwrap();
     for slot in 0..workers {
         core.worker(now, Slot(slot), WorkerEvent::Spawned { pid: 100 + slot });
     }
@@ -25,13 +25,13 @@ fn no_hello_is_waited_for_and_an_end_is_just_an_end() {
     assert_eq!(core.slot(Slot(0)), Some(SlotState::Running));
     assert_eq!(core.next_deadline(), None);
     assert_eq!(core.tick(now + HELLO), []);
-    let actions = core.worker(now, Slot(0), exited(Exit::Code(3)));
+    let outputs = core.worker(now, Slot(0), exited(Exit::Code(3)));
     assert!(
-        !actions
+        !outputs
             .iter()
-            .any(|action| matches!(action, Action::Tell(..)))
+            .any(|output| matches!(output, Output::Tell(..)))
     );
-    let (failure, expected) = report(&actions);
+    let (failure, expected) = report(&mut core);
     assert_eq!(
         (failure.exit, failure.reason, expected),
         (Exit::Code(3), None, false)
@@ -42,11 +42,11 @@ fn no_hello_is_waited_for_and_an_end_is_just_an_end() {
 fn a_stop_is_term_at_once_and_kill_after_the_grace() {
     let now = Instant::now();
     let mut core = running(1, now);
-    assert_eq!(core.stop(now, "done"), [Action::Terminate(Slot(0))]);
+    assert_eq!(core.stop(now, "done"), [signal(0, Signal::Terminate)]);
     assert_eq!(core.next_deadline(), Some(now + GRACE));
-    assert_eq!(core.tick(now + GRACE), [Action::Kill(Slot(0))]);
-    let actions = core.worker(now, Slot(0), exited(Exit::Signal(9)));
-    assert_eq!(actions.last(), Some(&Action::Close));
+    assert_eq!(core.tick(now + GRACE), [signal(0, Signal::Kill)]);
+    let outputs = core.worker(now, Slot(0), exited(Exit::Signal(9)));
+    assert_eq!(outputs.last(), Some(&Output::CloseWarden(STAY)));
 }
 
 #[test]
@@ -56,36 +56,37 @@ fn an_interrupt_is_int_then_term_then_kill_in_one_grace_time() {
     let mut core = running(2, now);
     assert_eq!(
         core.interrupt(now, "done"),
-        [Action::Interrupt(Slot(0)), Action::Interrupt(Slot(1))]
+        [signal(0, Signal::Interrupt), signal(1, Signal::Interrupt)]
     );
     assert_eq!(core.interrupt(now, "again"), []);
     assert_eq!(core.next_deadline(), Some(later));
     // Who ends at INT hears nothing else.
     core.worker(now, Slot(1), exited(Exit::Code(1)));
-    assert_eq!(core.tick(later), [Action::Terminate(Slot(0))]);
+    assert_eq!(core.tick(later), [signal(0, Signal::Terminate)]);
     assert_eq!(core.next_deadline(), Some(now + GRACE));
-    assert_eq!(core.tick(now + GRACE), [Action::Kill(Slot(0))]);
+    assert_eq!(core.tick(now + GRACE), [signal(0, Signal::Kill)]);
 
     // A stop that has begun goes on as it was.
     let mut core = running(1, now);
     core.stop(now, "done");
     assert_eq!(core.interrupt(now, "done"), []);
     assert_eq!(core.next_deadline(), Some(now + GRACE));
-    assert_eq!(core.tick(now + GRACE), [Action::Kill(Slot(0))]);
+    assert_eq!(core.tick(now + GRACE), [signal(0, Signal::Kill)]);
 
     // A kill does not wait, and one that just starts hears it, too.
     let mut core = running(1, now);
     core.interrupt(now, "done");
-    assert_eq!(core.kill_all(now, "at once"), [Action::Kill(Slot(0))]);
+    assert_eq!(core.kill_all(now, "at once"), [signal(0, Signal::Kill)]);
     let mut core = reserved();
     let mut start = testing::start(1);
     start.installed = Some(Installed::default());
-    core.start(start).unwrap();
-    assert_eq!(core.interrupt(now, "done"), []);
+    begin(&mut core, start).unwrap();
+    let outputs = core.interrupt(now, "done");
+    assert!(matches!(outputs[..], [Output::Answer { .. }]));
     let spawned = WorkerEvent::Spawned { pid: 100 };
     assert_eq!(
         core.worker(now, Slot(0), spawned)[0],
-        Action::Interrupt(Slot(0))
+        signal(0, Signal::Interrupt)
     );
 }
 
@@ -96,14 +97,14 @@ fn without_a_grace_an_interrupt_is_all_three_at_once() {
     let mut start = testing::start(1);
     start.installed = Some(Installed::default());
     start.grace_ms = 0;
-    core.start(start).unwrap();
+    begin(&mut core, start).unwrap();
     core.worker(now, Slot(0), WorkerEvent::Spawned { pid: 100 });
     assert_eq!(
         core.interrupt(now, "done"),
         [
-            Action::Interrupt(Slot(0)),
-            Action::Terminate(Slot(0)),
-            Action::Kill(Slot(0))
+            signal(0, Signal::Interrupt),
+            signal(0, Signal::Terminate),
+            signal(0, Signal::Kill)
         ]
     );
 }
@@ -112,12 +113,7 @@ fn without_a_grace_an_interrupt_is_all_three_at_once() {
 fn a_signal_goes_once_to_each_worker_that_runs_and_ends_nothing() {
     let now = Instant::now();
     let mut core = running(2, now);
-    let all = |signal| {
-        [
-            Action::Signal(Slot(0), signal),
-            Action::Signal(Slot(1), signal),
-        ]
-    };
+    let all = |kind| [0, 1].map(|slot| signal(slot, Signal::Pass(kind)));
     assert_eq!(
         core.signal(1, WorkerSignal::User1).unwrap(),
         all(WorkerSignal::User1)
@@ -131,14 +127,14 @@ fn a_signal_goes_once_to_each_worker_that_runs_and_ends_nothing() {
     core.worker(now, Slot(1), exited(Exit::Code(0)));
     assert_eq!(
         core.signal(3, WorkerSignal::Continue).unwrap(),
-        [Action::Signal(Slot(0), WorkerSignal::Continue)]
+        [signal(0, Signal::Pass(WorkerSignal::Continue))]
     );
     // Those that are about to end hear what ends them.
     core.stop(now, "done");
     assert_eq!(core.signal(4, WorkerSignal::User2).unwrap(), []);
     // A program of kolo's own would die of it.
     let mut core = reserved();
-    core.start(testing::start(1)).unwrap();
+    begin(&mut core, testing::start(1)).unwrap();
     assert!(core.signal(1, WorkerSignal::User1).is_err());
 }
 
@@ -148,13 +144,13 @@ fn a_kill_does_not_wait_for_the_grace() {
     let mut core = running(2, now);
     core.stop(now, "done");
     core.worker(now, Slot(1), exited(Exit::Signal(15)));
-    assert_eq!(core.kill_all(now, "at once"), [Action::Kill(Slot(0))]);
+    assert_eq!(core.kill_all(now, "at once"), [signal(0, Signal::Kill)]);
     assert_eq!(core.kill_all(now, "again"), []);
     core.worker(now, Slot(0), exited(Exit::Signal(9)));
-    assert_eq!(core.closed(), [Action::Gone { report: true }]);
+    assert_eq!(core.closed(), [Output::EndOutput(STAY.job)]);
 
     let mut core = running(1, now);
-    assert_eq!(core.kill_all(now, "at once"), [Action::Kill(Slot(0))]);
+    assert_eq!(core.kill_all(now, "at once"), [signal(0, Signal::Kill)]);
     let mut core = reserved();
-    assert_eq!(core.kill_all(now, "unused"), [Action::Close]);
+    assert_eq!(core.kill_all(now, "unused"), CLOSE);
 }

@@ -5,60 +5,68 @@ mod orders;
 mod stopping;
 
 use kolo_wire::worker::LOCAL_PROTOCOL;
-use kolo_wire::{Exit, NodeEvent};
+use kolo_wire::{Exit, FromWorker, NodeEvent, NodeReply};
 
+use super::workers::HANG_UP;
 use super::*;
-use crate::node::testing::{self, NODE};
+use crate::node::messages::{Link, Signal, WorkerEvent};
+use crate::node::testing::{self, STAY, at, signal};
 
 const GRACE: Duration = Duration::from_secs(5);
 const HELLO: Duration = Duration::from_secs(10);
 
-fn here() -> Here {
-    Here {
-        cluster: ClusterId(5),
-        node: NODE,
-        hostname: "here".to_owned(),
-    }
+/// What ends a stay when no worker is left.
+const CLOSE: [Output; 2] = [Output::CloseCalls(STAY.job), Output::CloseWarden(STAY)];
+
+/// A job with a reservation and a warden.
+fn reserved() -> Colocator {
+    let mut core = Colocator::new(Arc::new(testing::here()), STAY);
+    assert_eq!(core.warden(Ok(())), []);
+    core
 }
 
-fn reserved() -> Colocator {
-    Colocator::new(here(), JobId(7))
+fn begin(core: &mut Colocator, start: StartWorkers) -> Result<Vec<Output>, Refusal> {
+    core.start(AskId(1), start, Vec::new())
 }
 
 /// A job whose processes run: slot and rank n have process id 100 + n.
 fn running(workers: u32, now: Instant) -> Colocator {
     let mut core = reserved();
-    let spawns = core.start(testing::start(workers)).unwrap();
-    assert_eq!(spawns.len(), workers as usize);
+    let spawns = begin(&mut core, testing::start(workers)).unwrap();
+    assert_eq!(spawns.len(), 1 + workers as usize);
     for slot in 0..workers {
-        let actions = core.worker(now, Slot(slot), WorkerEvent::Spawned { pid: 100 + slot });
+        let outputs = core.worker(now, Slot(slot), WorkerEvent::Spawned { pid: 100 + slot });
         let last = slot + 1 == workers;
-        assert_eq!(!actions.is_empty(), last, "answered when all are started");
+        assert_eq!(!outputs.is_empty(), last, "answered when all are started");
     }
     core
 }
 
 fn hello(slot: u32) -> WorkerEvent {
-    WorkerEvent::Hello {
-        protocol: LOCAL_PROTOCOL,
-        pid: 100 + slot,
-        registry: 9,
-        program: Ok(()),
-    }
+    hello_of(LOCAL_PROTOCOL, 100 + slot, 9)
+}
+
+fn hello_of(protocol: u32, pid: u32, registry: u64) -> WorkerEvent {
+    WorkerEvent::Said(FromWorker::Hello {
+        protocol,
+        pid,
+        registry,
+    })
 }
 
 fn ready(workers: u32, now: Instant) -> Colocator {
     let mut core = running(workers, now);
     for slot in 0..workers {
-        let actions = core.worker(now, Slot(slot), hello(slot));
+        let outputs = core.worker(now, Slot(slot), hello(slot));
         assert!(matches!(
-            actions[..],
-            [Action::Tell(_, ToWorker::Welcome { .. })]
+            outputs[..],
+            [Output::Tell(_, ToWorker::Welcome { .. })]
         ));
-        let actions = core.worker(now, Slot(slot), WorkerEvent::Ready { address: None });
+        let ready = WorkerEvent::Said(FromWorker::Ready { address: None });
+        assert_eq!(core.worker(now, Slot(slot), ready), []);
         assert!(matches!(
-            actions[..],
-            [Action::Report(NodeEvent::WorkerReady { .. })]
+            core.take_reports()[..],
+            [NodeEvent::WorkerReady { .. }]
         ));
     }
     core
@@ -83,24 +91,21 @@ fn failure(rank: u32) -> RankFailure {
     }
 }
 
-/// The report of an exit among actions.
-fn report(actions: &[Action]) -> (RankFailure, bool) {
-    actions
-        .iter()
-        .find_map(|action| match action {
-            Action::Report(NodeEvent::WorkerExited {
-                failure, expected, ..
-            }) => Some((failure.clone(), *expected)),
-            _ => None,
-        })
-        .expect("the exit is reported")
+/// The last report, which is of an exit.
+fn report(core: &mut Colocator) -> (RankFailure, bool) {
+    match core.take_reports().pop() {
+        Some(NodeEvent::WorkerExited {
+            failure, expected, ..
+        }) => (failure, expected),
+        other => panic!("{other:?}"),
+    }
 }
 
 fn killed_for(core: &mut Colocator, now: Instant, slot: u32, event: WorkerEvent) -> String {
-    let actions = core.worker(now, Slot(slot), event);
-    assert_eq!(actions, [Action::Kill(Slot(slot))]);
-    let actions = core.worker(now, Slot(slot), exited(Exit::Signal(9)));
-    let (failure, expected) = report(&actions);
+    let outputs = core.worker(now, Slot(slot), event);
+    assert_eq!(outputs, [signal(slot, Signal::Kill)]);
+    core.worker(now, Slot(slot), exited(Exit::Signal(9)));
+    let (failure, expected) = report(core);
     assert!(!expected);
     failure.reason.expect("why it was killed")
 }
@@ -113,28 +118,35 @@ fn a_job_goes_from_reservation_to_gone() {
     assert_eq!(
         core.membership(table.clone()).unwrap(),
         [
-            Action::Complete(table.clone()),
-            Action::Tell(Slot(0), ToWorker::Membership(table.clone())),
-            Action::Tell(Slot(1), ToWorker::Membership(table)),
+            Output::Complete(table.clone()),
+            Output::Tell(at(0), ToWorker::Membership(table.clone())),
+            Output::Tell(at(1), ToWorker::Membership(table)),
         ]
     );
-    let actions = core.stop(now, "done");
-    assert_eq!(actions.len(), 2);
+    let outputs = core.stop(now, "done");
+    assert_eq!(outputs.len(), 2);
     assert!(
-        actions
+        outputs
             .iter()
-            .all(|action| matches!(action, Action::Tell(_, ToWorker::Stop { .. })))
+            .all(|output| matches!(output, Output::Tell(_, ToWorker::Stop { .. })))
     );
     assert!(core.stop(now, "again").is_empty());
-    let actions = core.worker(now, Slot(0), exited(Exit::Code(0)));
-    let (failure, expected) = report(&actions);
+    let outputs = core.worker(now, Slot(0), exited(Exit::Code(0)));
+    let (failure, expected) = report(&mut core);
     assert!(expected);
     assert_eq!(failure.reason.as_deref(), Some("the job was stopped: done"));
-    assert!(matches!(actions[0], Action::Lost { stopping: true, .. }));
-    assert!(!actions.contains(&Action::Close));
-    let actions = core.worker(now, Slot(1), exited(Exit::Code(0)));
-    assert_eq!(actions.last(), Some(&Action::Close));
-    assert_eq!(core.closed(), [Action::Gone { report: true }]);
+    assert!(matches!(
+        outputs[0],
+        Output::Lost(Loss { stopping: true, .. })
+    ));
+    assert!(!outputs.contains(&Output::CloseWarden(STAY)));
+    let outputs = core.worker(now, Slot(1), exited(Exit::Code(0)));
+    assert_eq!(outputs.last(), Some(&Output::CloseWarden(STAY)));
+    assert_eq!(core.closed(), [Output::EndOutput(STAY.job)]);
+    assert_eq!(
+        core.take_reports().last(),
+        Some(&NodeEvent::JobGone { job: STAY.job })
+    );
     assert!(core.is_gone());
     assert!(core.closed().is_empty());
     assert_eq!(core.next_deadline(), None);
@@ -166,12 +178,12 @@ fn what_contradicts_itself_is_not_started() {
         let mut start = testing::start(2);
         change(&mut start);
         let mut core = reserved();
-        let refusal = core.start(start).unwrap_err();
+        let refusal = begin(&mut core, start).unwrap_err();
         assert_eq!(refusal.kind, RefusalKind::Invalid);
         assert!(refusal.message.contains(text), "{}", refusal.message);
         // The reservation is still good.
-        assert!(core.start(testing::start(2)).is_ok());
-        let again = core.start(testing::start(2)).unwrap_err();
+        assert!(begin(&mut core, testing::start(2)).is_ok());
+        let again = begin(&mut core, testing::start(2)).unwrap_err();
         assert_eq!(again.kind, RefusalKind::Invalid);
     }
 }
@@ -179,22 +191,72 @@ fn what_contradicts_itself_is_not_started() {
 #[test]
 fn a_reservation_ends_by_release_or_by_its_lease() {
     let mut core = reserved();
-    assert_eq!(core.stop(Instant::now(), "released"), [Action::Close]);
-    assert_eq!(
-        core.closed(),
-        [Action::Gone { report: false }],
-        "the head knows already"
-    );
-    let refusal = core.start(testing::start(1)).unwrap_err();
+    assert_eq!(core.stop(Instant::now(), "released"), CLOSE);
+    assert_eq!(core.closed(), [Output::EndOutput(STAY.job)]);
+    assert_eq!(core.take_reports(), [], "the head knows already");
+    let refusal = begin(&mut core, testing::start(1)).unwrap_err();
     assert_eq!(refusal.kind, RefusalKind::Stopped);
 
     let mut core = reserved();
-    assert_eq!(core.expire(), [Action::Close]);
-    assert!(core.expire().is_empty());
-    assert_eq!(core.closed(), [Action::Gone { report: true }]);
+    assert_eq!(core.expire()[0], Output::EndOutput(STAY.job));
+    assert!(core.is_expired());
+    assert_eq!(core.closed(), [], "its output may be that of a new stay");
+    assert_eq!(core.take_reports(), [NodeEvent::JobGone { job: STAY.job }]);
+}
 
-    let mut core = running(1, Instant::now());
-    assert!(core.expire().is_empty(), "a committed one has no lease");
+#[test]
+fn workers_wait_for_their_warden() {
+    let now = Instant::now();
+    let starting = || {
+        let mut core = Colocator::new(Arc::new(testing::here()), STAY);
+        let outputs = begin(&mut core, testing::start(2)).unwrap();
+        assert!(matches!(outputs[..], [Output::Open(_)]));
+        core
+    };
+    let spawns = [Output::Spawn(at(0)), Output::Spawn(at(1))];
+    assert_eq!(starting().warden(Ok(())), spawns);
+
+    let mut core = starting();
+    let outputs = core.warden(Err("no memory".to_owned()));
+    assert!(matches!(
+        outputs.last(),
+        Some(Output::Answer {
+            reply: NodeReply::Started { .. },
+            ..
+        })
+    ));
+    let reports = core.take_reports();
+    assert_eq!(reports.len(), 2);
+    assert!(reports.iter().all(|event| matches!(
+        event,
+        NodeEvent::WorkerExited { failure, expected: false, .. }
+            if failure.was_not_started() && failure.reason.as_deref() == Some("no memory")
+    )));
+    // There is nothing to close.
+    let outputs = core.stop(now, "over");
+    assert_eq!(outputs.last(), Some(&Output::EndOutput(STAY.job)));
+    assert!(core.is_gone());
+
+    // A job that is stopped before starts nothing.
+    let mut core = starting();
+    let outputs = core.stop(now, "never mind");
+    assert!(matches!(
+        &outputs[..],
+        [Output::Answer { reply: NodeReply::Refused(refusal), .. }]
+            if refusal.message.contains("stopped while it started: never mind")
+    ));
+    let outputs = core.warden(Ok(()));
+    assert_eq!(outputs[outputs.len() - 2..], CLOSE);
+    assert_eq!(core.take_reports().len(), 2);
+
+    // One that is over before its warden runs closes that when it does.
+    let mut core = Colocator::new(Arc::new(testing::here()), STAY);
+    assert_eq!(core.stop(now, "unused"), CLOSE[..1]);
+    assert_eq!(core.warden(Ok(())), CLOSE[1..]);
+    let mut core = Colocator::new(Arc::new(testing::here()), STAY);
+    core.stop(now, "unused");
+    core.warden(Err("no memory".to_owned()));
+    assert!(core.is_gone());
 }
 
 #[test]
@@ -204,15 +266,15 @@ fn a_worker_that_never_says_hello_is_killed() {
     assert_eq!(core.next_deadline(), Some(now + HELLO));
     core.worker(now, Slot(0), hello(0));
     assert!(core.tick(now + HELLO / 2).is_empty());
-    assert_eq!(core.tick(now + HELLO), [Action::Kill(Slot(1))]);
+    assert_eq!(core.tick(now + HELLO), [signal(1, Signal::Kill)]);
     assert!(core.tick(now + HELLO).is_empty(), "once");
     assert_eq!(core.next_deadline(), None);
     assert!(
         core.worker(now, Slot(1), hello(1)).is_empty(),
         "too late does not count"
     );
-    let actions = core.worker(now, Slot(1), exited(Exit::Signal(9)));
-    let (failure, expected) = report(&actions);
+    core.worker(now, Slot(1), exited(Exit::Signal(9)));
+    let (failure, expected) = report(&mut core);
     assert!(!expected);
     assert!(failure.reason.unwrap().contains("hello within 10s"));
     assert_eq!(failure.stderr_tail, ["last words"]);
@@ -222,14 +284,14 @@ fn a_worker_that_never_says_hello_is_killed() {
 fn a_process_that_can_not_be_started_is_reported_and_the_start_is_answered() {
     let now = Instant::now();
     let mut core = reserved();
-    core.start(testing::start(2)).unwrap();
+    begin(&mut core, testing::start(2)).unwrap();
     core.worker(now, Slot(1), WorkerEvent::Spawned { pid: 101 });
     let failed = WorkerEvent::SpawnFailed {
         exit: Exit::Code(127),
         reason: "no such file".to_owned(),
     };
-    let actions = core.worker(now, Slot(0), failed);
-    let (failure, _) = report(&actions);
+    let outputs = core.worker(now, Slot(0), failed);
+    let (failure, _) = report(&mut core);
     assert_eq!((failure.pid, failure.exit), (0, Exit::Code(127)));
     assert!(
         failure
@@ -238,8 +300,13 @@ fn a_process_that_can_not_be_started_is_reported_and_the_start_is_answered() {
     );
     assert_eq!(failure.reason.as_deref(), Some("no such file"));
     assert_eq!(
-        actions.last(),
-        Some(&Action::Started(vec![(Slot(0), 0), (Slot(1), 101)]))
+        outputs.last(),
+        Some(&Output::Answer {
+            ask: AskId(1),
+            reply: NodeReply::Started {
+                pids: vec![(Slot(0), 0), (Slot(1), 101)]
+            }
+        })
     );
 }
 
@@ -247,8 +314,8 @@ fn a_process_that_can_not_be_started_is_reported_and_the_start_is_answered() {
 fn a_process_that_ends_at_once_is_told_why_that_may_be() {
     let now = Instant::now();
     let mut core = running(1, now);
-    let actions = core.worker(now, Slot(0), exited(Exit::Code(0)));
-    let (failure, expected) = report(&actions);
+    core.worker(now, Slot(0), exited(Exit::Code(0)));
+    let (failure, expected) = report(&mut core);
     assert!(!expected);
     assert!(failure.reason.unwrap().contains("before it said hello"));
     assert!(core.worker(now, Slot(0), exited(Exit::Code(0))).is_empty());
@@ -257,30 +324,14 @@ fn a_process_that_ends_at_once_is_told_why_that_may_be() {
 #[test]
 fn a_worker_of_another_program_is_refused() {
     let now = Instant::now();
-    let with = |change: fn(&mut WorkerEvent)| {
+    let with = |event| {
         let mut core = running(2, now);
         core.worker(now, Slot(0), hello(0));
-        let mut event = hello(1);
-        change(&mut event);
         killed_for(&mut core, now, 1, event)
     };
-    let reason = with(|event| {
-        if let WorkerEvent::Hello { registry, .. } = event {
-            *registry = 10;
-        }
-    });
+    let reason = with(hello_of(LOCAL_PROTOCOL, 101, 10));
     assert!(reason.contains("registers other functions"), "{reason}");
-    let reason = with(|event| {
-        if let WorkerEvent::Hello { program, .. } = event {
-            *program = Err("it runs something else".to_owned());
-        }
-    });
-    assert_eq!(reason, "it runs something else");
-    let reason = with(|event| {
-        if let WorkerEvent::Hello { protocol, .. } = event {
-            *protocol = LOCAL_PROTOCOL + 1;
-        }
-    });
+    let reason = with(hello_of(LOCAL_PROTOCOL + 1, 101, 9));
     assert!(
         reason.contains(&format!(
             "version {} of the local protocol",
@@ -288,11 +339,7 @@ fn a_worker_of_another_program_is_refused() {
         )),
         "{reason}"
     );
-    let reason = with(|event| {
-        if let WorkerEvent::Hello { pid, .. } = event {
-            *pid = 4711;
-        }
-    });
+    let reason = with(hello_of(LOCAL_PROTOCOL, 4711, 9));
     assert!(reason.contains("process 4711 said hello"), "{reason}");
 }
 
@@ -300,19 +347,19 @@ fn a_worker_of_another_program_is_refused() {
 fn a_worker_may_renew_its_certificate_and_not_ask_for_one_after_the_other() {
     let mut now = Instant::now();
     let mut core = ready(1, now);
-    let sign = || WorkerEvent::Sign { csr: vec![1] };
+    let sign = || WorkerEvent::Said(FromWorker::Sign { csr: vec![1] });
     for _ in 0..100 {
         now += Duration::from_secs(3);
         assert_eq!(
             core.worker(now, Slot(0), sign()),
-            [Action::Sign(Slot(0), vec![1])]
+            [Output::Sign(at(0), vec![1])]
         );
     }
     let mut core = ready(1, now);
     for _ in 0..8 {
         assert_eq!(
             core.worker(now, Slot(0), sign()),
-            [Action::Sign(Slot(0), vec![1])]
+            [Output::Sign(at(0), vec![1])]
         );
     }
     let reason = killed_for(&mut core, now, 0, sign());
@@ -326,17 +373,17 @@ fn a_worker_may_renew_its_certificate_and_not_ask_for_one_after_the_other() {
 fn messages_out_of_turn_end_a_worker() {
     let now = Instant::now();
     let early = [
-        WorkerEvent::Sign { csr: Vec::new() },
-        WorkerEvent::Ready { address: None },
-        WorkerEvent::ConnectPeer {
+        WorkerEvent::Said(FromWorker::Sign { csr: Vec::new() }),
+        WorkerEvent::Said(FromWorker::Ready { address: None }),
+        WorkerEvent::Said(FromWorker::ConnectPeer {
             rank: Rank(0),
             generation: Generation(1),
-        },
-        WorkerEvent::RequestLink {
+        }),
+        WorkerEvent::Said(FromWorker::RequestLink {
             rank: Rank(0),
             generation: Generation(1),
             group: 0,
-        },
+        }),
     ];
     for event in early {
         let mut core = running(1, now);
@@ -345,7 +392,7 @@ fn messages_out_of_turn_end_a_worker() {
     let mut core = ready(1, now);
     assert!(killed_for(&mut core, now, 0, hello(0)).contains("hello twice"));
     let mut core = ready(1, now);
-    let again = WorkerEvent::Ready { address: None };
+    let again = WorkerEvent::Said(FromWorker::Ready { address: None });
     assert!(killed_for(&mut core, now, 0, again).contains("out of turn"));
     let mut core = ready(1, now);
     let fault = WorkerEvent::Fault {
@@ -355,15 +402,37 @@ fn messages_out_of_turn_end_a_worker() {
 }
 
 #[test]
-fn a_worker_that_hangs_up_must_go_unless_it_is_stopping() {
+fn a_worker_that_hangs_up_must_go_soon_unless_it_is_stopping() {
     let now = Instant::now();
-    let closed = || WorkerEvent::Closed { socket: "call" };
-    let mut core = ready(1, now);
-    let reason = killed_for(&mut core, now, 0, closed());
-    assert_eq!(reason, "it closed its call socket and went on running");
-    let mut core = ready(1, now);
+    let later = now + HANG_UP;
+    let hung_up = || {
+        let mut core = ready(1, now);
+        for (socket, at) in [("call", now), ("control", later)] {
+            let closed = WorkerEvent::Closed { socket };
+            assert_eq!(core.worker(at, Slot(0), closed), []);
+        }
+        assert_eq!(core.next_deadline(), Some(later));
+        core
+    };
+    let mut core = hung_up();
+    assert_eq!(core.tick(later), [signal(0, Signal::Kill)]);
+    assert_eq!(core.next_deadline(), None, "once");
+    core.worker(later, Slot(0), exited(Exit::Signal(9)));
+    let reason = report(&mut core).0.reason;
+    assert_eq!(
+        reason.as_deref(),
+        Some("it closed its call socket and went on running")
+    );
+    let mut core = hung_up();
     core.stop(now, "done");
-    assert!(core.worker(now, Slot(0), closed()).is_empty());
+    assert_eq!(core.tick(later), []);
+    // The last output of a process may take longer than that.
+    let mut core = hung_up();
+    assert_eq!(core.worker(now, Slot(0), WorkerEvent::Ended), []);
+    assert_eq!(core.next_deadline(), None);
+    assert_eq!(core.tick(later), []);
+    core.worker(later, Slot(0), exited(Exit::Code(0)));
+    assert_eq!(report(&mut core).0.reason, None);
 }
 
 #[test]
@@ -373,29 +442,51 @@ fn a_signing_request_goes_to_the_head() {
     core.worker(now, Slot(0), hello(0));
     let csr = vec![1, 2, 3];
     assert_eq!(
-        core.worker(now, Slot(0), WorkerEvent::Sign { csr: csr.clone() }),
-        [Action::Sign(Slot(0), csr)]
+        core.worker(
+            now,
+            Slot(0),
+            WorkerEvent::Said(FromWorker::Sign { csr: csr.clone() })
+        ),
+        [Output::Sign(at(0), csr)]
     );
+    let certificate = ToWorker::Certificate {
+        certificate: vec![4],
+        authority: vec![9],
+    };
+    assert_eq!(
+        core.signed(now, Slot(0), Ok(vec![4])),
+        [Output::Tell(at(0), certificate)]
+    );
+    let refusal = Refusal::new(RefusalKind::Timeout, "no head");
+    assert_eq!(
+        core.signed(now, Slot(0), Err(refusal.clone())),
+        [signal(0, Signal::Kill)]
+    );
+    // One that has a certificate can wait.
+    let mut core = ready(1, now);
+    let outputs = core.signed(now, Slot(0), Err(refusal));
+    assert!(matches!(&outputs[..], [Output::Warn(text)] if text.contains("no head")));
 }
 
 #[test]
 fn a_loss_is_told_once_to_callers_and_to_the_workers_that_are_left() {
     let now = Instant::now();
     let mut core = ready(3, now);
-    let actions = core.worker(now, Slot(1), exited(Exit::Signal(9)));
-    let (own, _) = report(&actions);
+    let outputs = core.worker(now, Slot(1), exited(Exit::Signal(9)));
+    let (own, _) = report(&mut core);
     assert_eq!(own.pid, 101);
     assert_eq!(own.reason, None, "the process itself ended");
-    let lost = Action::Lost {
+    let lost = Output::Lost(Loss {
+        job: STAY.job,
         generation: Generation(1),
         failure: own.clone(),
         stopping: false,
-    };
-    assert_eq!(actions[0], lost);
-    let told: Vec<Slot> = actions
+    });
+    assert_eq!(outputs[0], lost);
+    let told: Vec<Slot> = outputs
         .iter()
-        .filter_map(|action| match action {
-            Action::Tell(slot, ToWorker::RankLost { .. }) => Some(*slot),
+        .filter_map(|output| match output {
+            Output::Tell(worker, ToWorker::RankLost { .. }) => Some(worker.slot),
             _ => None,
         })
         .collect();
@@ -413,12 +504,12 @@ fn a_worker_that_comes_after_a_loss_learns_of_it() {
     let now = Instant::now();
     let mut core = running(2, now);
     core.worker(now, Slot(0), exited(Exit::Code(1)));
-    let actions = core.worker(now, Slot(1), hello(1));
+    let outputs = core.worker(now, Slot(1), hello(1));
     assert!(matches!(
-        actions[..],
+        outputs[..],
         [
-            Action::Tell(_, ToWorker::Welcome { .. }),
-            Action::Tell(_, ToWorker::RankLost { .. })
+            Output::Tell(_, ToWorker::Welcome { .. }),
+            Output::Tell(_, ToWorker::RankLost { .. })
         ]
     ));
 }
@@ -429,17 +520,17 @@ fn a_request_for_a_link_reaches_who_is_to_make_it() {
     let now = Instant::now();
     let mut core = ready(3, now);
     let ask = |core: &mut Colocator, slot: u32, rank: u32, generation: u64| {
-        let request = WorkerEvent::RequestLink {
+        let request = WorkerEvent::Said(FromWorker::RequestLink {
             rank: Rank(rank),
             generation: Generation(generation),
             group: 7,
-        };
+        });
         core.worker(now, Slot(slot), request)
     };
     assert_eq!(
         ask(&mut core, 0, 2, 1),
-        [Action::Tell(
-            Slot(2),
+        [Output::Tell(
+            at(2),
             ToWorker::LinkRequested {
                 rank: Rank(0),
                 generation: Generation(1),
@@ -451,19 +542,23 @@ fn a_request_for_a_link_reaches_who_is_to_make_it() {
     core.worker(now, Slot(2), exited(Exit::Signal(9)));
     assert!(matches!(
         ask(&mut core, 0, 2, 1)[..],
-        [Action::Tell(Slot(0), ToWorker::RankLost { .. })]
+        [Output::Tell(_, ToWorker::RankLost { .. })]
     ));
-    let stranger = WorkerEvent::RequestLink {
+    let stranger = WorkerEvent::Said(FromWorker::RequestLink {
         rank: Rank(9),
         generation: Generation(1),
         group: 0,
-    };
+    });
     assert!(killed_for(&mut core, now, 0, stranger).contains("no other rank of this node"));
 
     // Who has not begun to take calls has nothing to make links with.
     let mut core = running(3, now);
     core.worker(now, Slot(0), hello(0));
-    core.worker(now, Slot(0), WorkerEvent::Ready { address: None });
+    core.worker(
+        now,
+        Slot(0),
+        WorkerEvent::Said(FromWorker::Ready { address: None }),
+    );
     assert!(ask(&mut core, 0, 2, 1).is_empty());
 }
 
@@ -475,19 +570,19 @@ fn two_workers_are_linked_as_often_as_they_ask() {
         core.worker(
             now,
             Slot(slot),
-            WorkerEvent::ConnectPeer {
+            WorkerEvent::Said(FromWorker::ConnectPeer {
                 rank: Rank(rank),
                 generation: Generation(generation),
-            },
+            }),
         )
     };
     assert_eq!(
         ask(&mut core, 2, 1, 1),
-        [Action::Link {
-            first: (Slot(2), Rank(2)),
-            second: (Slot(1), Rank(1)),
+        [Output::Link(Link {
+            first: (at(2), Rank(2)),
+            second: (at(1), Rank(1)),
             generation: Generation(1),
-        }]
+        })]
     );
     // For another group.
     assert_eq!(ask(&mut core, 2, 1, 1).len(), 1);
@@ -500,11 +595,11 @@ fn two_workers_are_linked_as_often_as_they_ask() {
     core.worker(now, Slot(0), exited(Exit::Signal(9)));
     assert!(matches!(
         ask(&mut core, 1, 0, 2)[..],
-        [Action::Tell(Slot(1), ToWorker::RankLost { .. })]
+        [Output::Tell(_, ToWorker::RankLost { .. })]
     ));
     // Itself and ranks of other nodes are faults.
-    assert_eq!(ask(&mut core, 1, 1, 2), [Action::Kill(Slot(1))]);
-    assert_eq!(ask(&mut core, 2, 9, 2), [Action::Kill(Slot(2))]);
+    assert_eq!(ask(&mut core, 1, 1, 2), [signal(1, Signal::Kill)]);
+    assert_eq!(ask(&mut core, 2, 9, 2), [signal(2, Signal::Kill)]);
 }
 
 #[test]
@@ -548,13 +643,13 @@ fn a_new_generation_gives_new_ranks() {
     table.members[0].slot = Slot(1);
     table.members[1].slot = Slot(0);
     core.membership(table).unwrap();
-    let actions = core.worker(now, Slot(1), exited(Exit::Code(3)));
-    assert_eq!(report(&actions).0.rank, Rank(0));
+    let outputs = core.worker(now, Slot(1), exited(Exit::Code(3)));
+    assert_eq!(report(&mut core).0.rank, Rank(0));
     assert!(matches!(
-        actions[0],
-        Action::Lost {
+        outputs[0],
+        Output::Lost(Loss {
             generation: Generation(2),
             ..
-        }
+        })
     ));
 }

@@ -11,12 +11,12 @@ fn a_stop_goes_from_notice_to_term_to_kill() {
     assert!(core.tick(now + GRACE / 2).is_empty());
     assert_eq!(
         core.tick(now + GRACE),
-        [Action::Terminate(Slot(0)), Action::Terminate(Slot(1))]
+        [signal(0, Signal::Terminate), signal(1, Signal::Terminate)]
     );
     core.worker(now, Slot(0), exited(Exit::Signal(15)));
-    assert_eq!(core.tick(now + GRACE * 2), [Action::Kill(Slot(1))]);
-    let actions = core.worker(now, Slot(1), exited(Exit::Signal(9)));
-    assert_eq!(actions.last(), Some(&Action::Close));
+    assert_eq!(core.tick(now + GRACE * 2), [signal(1, Signal::Kill)]);
+    let outputs = core.worker(now, Slot(1), exited(Exit::Signal(9)));
+    assert_eq!(outputs.last(), Some(&Output::CloseWarden(STAY)));
     assert_eq!(core.next_deadline(), None, "nothing is left to try");
 }
 
@@ -30,17 +30,17 @@ fn a_worker_whose_end_is_not_seen_after_its_kill_does_not_hold_the_job() {
     let late = now + GRACE * 10;
     assert_eq!(
         core.tick(late),
-        [Action::Terminate(Slot(1)), Action::Kill(Slot(1))]
+        [signal(1, Signal::Terminate), signal(1, Signal::Kill)]
     );
     assert_eq!(core.next_deadline(), Some(late + KILLED));
-    let actions = core.tick(late + KILLED);
-    assert!(actions.iter().any(|action| matches!(
-        action,
-        Action::Report(NodeEvent::WorkerExited { slot: Slot(1), failure, .. })
+    let outputs = core.tick(late + KILLED);
+    assert!(core.take_reports().iter().any(|event| matches!(
+        event,
+        NodeEvent::WorkerExited { slot: Slot(1), failure, .. }
             if failure.exit == Exit::Unknown
                 && failure.reason.as_deref().is_some_and(|reason| reason.contains("after its KILL"))
     )));
-    assert_eq!(actions.last(), Some(&Action::Close));
+    assert_eq!(outputs.last(), Some(&Output::CloseWarden(STAY)));
     assert_eq!(core.next_deadline(), None);
     assert!(
         core.worker(late, Slot(1), exited(Exit::Signal(9)))
@@ -57,16 +57,16 @@ fn without_grace_a_stop_kills() {
     let mut core = reserved();
     let mut start = testing::start(1);
     start.grace_ms = 0;
-    core.start(start).unwrap();
+    begin(&mut core, start).unwrap();
     core.worker(now, Slot(0), WorkerEvent::Spawned { pid: 100 });
     core.worker(now, Slot(0), hello(0));
-    let actions = core.stop(now, "done");
+    let outputs = core.stop(now, "done");
     assert!(matches!(
-        actions[..],
+        outputs[..],
         [
-            Action::Tell(_, ToWorker::Stop { .. }),
-            Action::Terminate(_),
-            Action::Kill(_)
+            Output::Tell(_, ToWorker::Stop { .. }),
+            Output::Signal(_, Signal::Terminate),
+            Output::Signal(_, Signal::Kill)
         ]
     ));
 }
@@ -78,7 +78,7 @@ fn absurd_times_do_not_overflow() {
     let mut start = testing::start(1);
     start.grace_ms = u64::MAX;
     start.hello_timeout_ms = u64::MAX;
-    core.start(start).unwrap();
+    begin(&mut core, start).unwrap();
     core.worker(now, Slot(0), WorkerEvent::Spawned { pid: 100 });
     assert_eq!(core.next_deadline(), Some(now + MAX_WAIT));
     core.stop(now, "done");
@@ -89,23 +89,28 @@ fn absurd_times_do_not_overflow() {
 fn a_worker_without_a_hello_is_terminated_at_once() {
     let now = Instant::now();
     let mut core = reserved();
-    core.start(testing::start(2)).unwrap();
+    begin(&mut core, testing::start(2)).unwrap();
     core.worker(now, Slot(0), WorkerEvent::Spawned { pid: 100 });
-    assert_eq!(core.stop(now, "done"), [Action::Terminate(Slot(0))]);
+    let outputs = core.stop(now, "done");
+    assert!(matches!(outputs[0], Output::Answer { .. }));
+    assert_eq!(outputs[1..], [signal(0, Signal::Terminate)]);
     // One whose process comes into being only now.
-    let actions = core.worker(now, Slot(1), WorkerEvent::Spawned { pid: 101 });
-    assert_eq!(actions[0], Action::Terminate(Slot(1)));
+    let outputs = core.worker(now, Slot(1), WorkerEvent::Spawned { pid: 101 });
+    assert_eq!(outputs[0], signal(1, Signal::Terminate));
     core.tick(now + GRACE * 2);
     core.worker(now, Slot(0), exited(Exit::Signal(15)));
-    let actions = core.worker(now, Slot(1), exited(Exit::Signal(15)));
-    assert_eq!(actions.last(), Some(&Action::Close));
+    let outputs = core.worker(now, Slot(1), exited(Exit::Signal(15)));
+    assert_eq!(outputs.last(), Some(&Output::CloseWarden(STAY)));
 }
 
 #[test]
 fn a_stop_after_all_have_ended_closes_at_once() {
     let now = Instant::now();
     let mut core = ready(1, now);
-    let actions = core.worker(now, Slot(0), exited(Exit::Code(0)));
-    assert!(!actions.contains(&Action::Close), "the head decides");
-    assert_eq!(core.stop(now, "over"), [Action::Close]);
+    let outputs = core.worker(now, Slot(0), exited(Exit::Code(0)));
+    assert!(
+        !outputs.contains(&Output::CloseWarden(STAY)),
+        "the head decides"
+    );
+    assert_eq!(core.stop(now, "over"), CLOSE);
 }

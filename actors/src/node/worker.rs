@@ -9,28 +9,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use kolo_core::node::colocator::{KILLED, WorkerEvent};
+use kolo_core::node::colocator::KILLED;
+use kolo_core::node::messages::{Input, WorkerEvent, WorkerId};
 use kolo_process::{Child, LineReader, Signal, SignalError, SpawnError, SpawnRequest, Warden};
 use kolo_transport::FrameError;
-use kolo_transport::ids::{Generation, JobId, Rank, Slot};
+use kolo_transport::ids::{Generation, Rank};
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::{Exit, FromWorker, Stdio};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 
-use super::colocator_actor::{FromSlot, NodeColocator};
+use super::asks::Happened;
+use super::colocator::NodeColocator;
 use super::installed::InstalledFile;
-use super::node_actor::NodeContext;
 use super::output::Output;
-use super::ports::{CallsEnd, ControlReceiver, ControlSender};
+use super::ports::{CallsEnd, ControlReceiver, ControlSender, NodeContext};
 
 /// How long to wait for the last output and results of a process that has ended, and that was not asked to. What still holds
 /// its pipes open then is killed, or is a process that left its group on purpose.
 pub(super) const DRAIN: Duration = Duration::from_millis(250);
-
-/// How long a process may live on after it has closed a socket to the node.
-const HANG_UP: Duration = Duration::from_secs(2);
 
 /// Lines of standard error that go with the news of a loss.
 pub(super) const STDERR_TAIL: usize = 20;
@@ -67,9 +64,6 @@ pub enum Launch {
     Installed(InstalledFile),
 }
 
-/// The job's warden, once it runs; why it does not.
-pub(super) type WardenState = Option<Result<Arc<Warden>, String>>;
-
 /// How far the stop of a worker is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stopping {
@@ -84,8 +78,7 @@ pub(super) enum Stopping {
 /// What a worker is made of.
 #[derive(Debug)]
 pub(super) struct WorkerPlan {
-    pub(super) job: JobId,
-    pub(super) slot: Slot,
+    pub(super) worker: WorkerId,
     pub(super) rank: Rank,
     pub(super) generation: Generation,
     pub(super) program: Launch,
@@ -94,7 +87,6 @@ pub(super) struct WorkerPlan {
     pub(super) env: Vec<(OsString, OsString)>,
     pub(super) control: ControlSender,
     pub(super) messages: ControlReceiver,
-    pub(super) warden: watch::Receiver<WardenState>,
     pub(super) output: Arc<Output>,
     /// How long what it has left behind may live on when it has ended well and was not asked to, as long as that holds its
     /// output.
@@ -103,24 +95,12 @@ pub(super) struct WorkerPlan {
     pub(super) stopping: Arc<watch::Sender<Stopping>>,
 }
 
-impl WorkerPlan {
-    /// The job's warden, as soon as it runs.
-    pub(super) async fn warden(&mut self) -> Result<Arc<Warden>, String> {
-        self.warden
-            .wait_for(Option::is_some)
-            .await
-            .map_err(|_| "the job is over".to_owned())?
-            .clone()
-            .unwrap_or_else(|| Err("the job is over".to_owned()))
-    }
-}
-
 /// Supervises one worker process: starts it, watches it, tells its colocator, signals it.
 pub(super) struct Worker {
     context: Arc<NodeContext>,
-    colocator: Addr<NodeColocator>,
-    slot: Slot,
-    plan: Option<WorkerPlan>,
+    node: Addr<NodeColocator>,
+    worker: WorkerId,
+    plan: Option<(Arc<Warden>, WorkerPlan)>,
     child: Option<Child>,
     stopping: Arc<watch::Sender<Stopping>>,
 }
@@ -128,15 +108,16 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn new(
         context: Arc<NodeContext>,
-        colocator: Addr<NodeColocator>,
+        node: Addr<NodeColocator>,
+        warden: Arc<Warden>,
         plan: WorkerPlan,
     ) -> Self {
         Self {
             context,
-            colocator,
-            slot: plan.slot,
+            node,
+            worker: plan.worker,
             stopping: plan.stopping.clone(),
-            plan: Some(plan),
+            plan: Some((warden, plan)),
             child: None,
         }
     }
@@ -146,17 +127,19 @@ impl Actor for Worker {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
-        let Some(plan) = self.plan.take() else { return };
+        let Some((warden, plan)) = self.plan.take() else {
+            return;
+        };
         let supervisor = Supervisor {
             context: self.context.clone(),
-            colocator: self.colocator.clone(),
-            worker: ctx.address(),
-            slot: self.slot,
+            node: self.node.clone(),
+            actor: ctx.address(),
+            worker: self.worker,
         };
         let life = async move {
             match plan.program.clone() {
-                Launch::Sent(program) => supervisor.run(plan, program).await,
-                Launch::Installed(file) => supervisor.run_installed(plan, &file).await,
+                Launch::Sent(program) => supervisor.run(warden, plan, program).await,
+                Launch::Installed(file) => supervisor.run_installed(warden, plan, &file).await,
             }
         };
         ctx.spawn(life.into_actor(self).map(|(), _, ctx| {
@@ -196,7 +179,7 @@ impl Handler<SignalWorker> for Worker {
         match child.signal(signal) {
             Ok(()) | Err(SignalError::Ended { .. }) => {}
             Err(error) => {
-                tracing::error!(slot = %self.slot, %error, ?signal, "a worker was not signalled");
+                tracing::error!(slot = %self.worker.slot, %error, ?signal, "a worker was not signalled");
             }
         }
     }
@@ -205,9 +188,9 @@ impl Handler<SignalWorker> for Worker {
 /// A worker's life, from its start to the last of its output.
 pub(super) struct Supervisor {
     pub(super) context: Arc<NodeContext>,
-    colocator: Addr<NodeColocator>,
-    worker: Addr<Worker>,
-    slot: Slot,
+    node: Addr<NodeColocator>,
+    actor: Addr<Worker>,
+    worker: WorkerId,
 }
 
 /// Why a process was not started, and what it counts as ended with: see
@@ -259,20 +242,21 @@ struct Launched {
 
 impl Supervisor {
     pub(super) async fn tell(&self, event: WorkerEvent) {
-        let slot = self.slot;
-        // A colocator that is gone has killed everything and wants to know nothing.
-        if self.colocator.send(FromSlot { slot, event }).await.is_err() {
-            tracing::debug!(%slot, "an event of a worker came after the end of its job");
+        let worker = self.worker;
+        let happened = Happened(Input::Worker { worker, event });
+        // A node that is gone has killed everything and wants to know nothing.
+        if self.node.send(happened).await.is_err() {
+            tracing::debug!(slot = %worker.slot, "an event of a worker came after the end of the node");
         }
     }
 
     /// Makes the process known to its actor, before anyone can want it signalled. False if the actor is gone.
     pub(super) async fn introduce(&self, child: &Child) -> bool {
-        self.worker.send(Running(child.clone())).await.is_ok()
+        self.actor.send(Running(child.clone())).await.is_ok()
     }
 
-    async fn run(self, mut plan: WorkerPlan, program: Arc<ProgramFile>) {
-        let launched = match self.launch(&mut plan, &program).await {
+    async fn run(self, warden: Arc<Warden>, mut plan: WorkerPlan, program: Arc<ProgramFile>) {
+        let launched = match self.launch(warden, &mut plan, &program).await {
             Ok(launched) => launched,
             Err(failed) => return self.tell(failed.into()).await,
         };
@@ -290,7 +274,7 @@ impl Supervisor {
         let calls = self
             .context
             .calls
-            .connect(plan.job, plan.slot, calls, plan.control.clone());
+            .connect(self.worker, calls, plan.control.clone());
         let mut calls_end = match calls {
             Ok(end) => Some(end),
             Err(error) => {
@@ -305,6 +289,7 @@ impl Supervisor {
             .spawn(write_control(control.clone(), plan.messages));
         self.watch(&child, &control, &program, &mut calls_end).await;
         let exit = child.wait().await;
+        self.tell(WorkerEvent::Ended).await;
         writer.abort();
         see_off(&child, &plan.stopping, Duration::ZERO, &mut readers).await;
         drain(&mut readers, calls_end).await;
@@ -317,10 +302,10 @@ impl Supervisor {
 
     async fn launch(
         &self,
+        warden: Arc<Warden>,
         plan: &mut WorkerPlan,
         program: &ProgramFile,
     ) -> Result<Launched, NotStarted> {
-        let warden = plan.warden().await?;
         let sockets = |error: std::io::Error| format!("no sockets for a worker: {error}");
         let (control, control_end) = {
             let _entered = self.context.runtime.enter();
@@ -372,22 +357,16 @@ impl Supervisor {
         calls_end: &mut Option<CallsEnd>,
     ) {
         let mut control_open = true;
-        // Which socket was closed first, and until when the process must have followed.
-        let mut hang_up: Option<(&'static str, Instant)> = None;
         loop {
-            let deadline = hang_up.map(|(_, deadline)| deadline);
             tokio::select! {
                 biased;
                 _ = child.wait() => return,
                 message = control.recv::<FromWorker>(), if control_open => match message {
-                    Ok(Some((message, _))) => {
-                        if let Some(event) = event(message, child, program) {
-                            self.tell(event).await;
-                        }
-                    }
+                    Ok(Some((message, _))) => self.tell(event(message, child, program)).await,
                     Ok(None) | Err(FrameError::Truncated { .. } | FrameError::Io(_)) => {
                         control_open = false;
-                        hang_up.get_or_insert(("control", Instant::now() + HANG_UP));
+                        let socket = "control";
+                        self.tell(WorkerEvent::Closed { socket }).await;
                     }
                     Err(error) => {
                         control_open = false;
@@ -397,20 +376,11 @@ impl Supervisor {
                 },
                 end = end_of(calls_end) => {
                     *calls_end = None;
-                    match end {
-                        Ok(()) => {
-                            hang_up.get_or_insert(("call", Instant::now() + HANG_UP));
-                        }
-                        Err(reason) => self.tell(WorkerEvent::Fault { reason }).await,
-                    }
-                },
-                () = sleep_until(deadline) => {
-                    if let Some((socket, _)) = hang_up {
-                        self.tell(WorkerEvent::Closed { socket }).await;
-                    }
-                    // Told once; its process is what is waited for now.
-                    child.wait().await;
-                    return;
+                    self.tell(match end {
+                        Ok(()) => WorkerEvent::Closed { socket: "call" },
+                        Err(reason) => WorkerEvent::Fault { reason },
+                    })
+                    .await;
                 }
             }
         }
@@ -424,44 +394,14 @@ async fn end_of(calls: &mut Option<CallsEnd>) -> Result<(), String> {
     }
 }
 
-async fn sleep_until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
-        None => std::future::pending().await,
+/// A message of a worker. A hello counts only from the job's program.
+fn event(message: FromWorker, child: &Child, program: &ProgramFile) -> WorkerEvent {
+    if matches!(message, FromWorker::Hello { .. })
+        && let Err(reason) = check_program(child, program)
+    {
+        return WorkerEvent::Fault { reason };
     }
-}
-
-/// What a message means for the node; nothing, if it is of an elastic job: all of a node's are static.
-fn event(message: FromWorker, child: &Child, program: &ProgramFile) -> Option<WorkerEvent> {
-    Some(match message {
-        FromWorker::Hello {
-            protocol,
-            pid,
-            registry,
-        } => WorkerEvent::Hello {
-            protocol,
-            pid,
-            registry,
-            program: check_program(child, program),
-        },
-        FromWorker::Sign { csr } => WorkerEvent::Sign { csr },
-        FromWorker::Ready { address } => WorkerEvent::Ready { address },
-        FromWorker::ConnectPeer { rank, generation } => {
-            WorkerEvent::ConnectPeer { rank, generation }
-        }
-        FromWorker::RequestLink {
-            rank,
-            generation,
-            group,
-        } => WorkerEvent::RequestLink {
-            rank,
-            generation,
-            group,
-        },
-        FromWorker::Taken { .. } | FromWorker::Committed { .. } | FromWorker::Holding { .. } => {
-            return None;
-        }
-    })
+    WorkerEvent::Said(message)
 }
 
 /// A worker must run the very file that was verified.

@@ -1,0 +1,512 @@
+//! All that a node decides, as one state machine.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kolo_wire::ids::JobId;
+use kolo_wire::{
+    InstalledHere, NodeEvent, NodeReply, NodeRequest, Refusal, RefusalKind, Resources, StartWorkers,
+};
+
+use super::colocator::{Colocator, Here};
+use super::inventory::Inventory;
+use super::messages::{AskId, Found, Input, Output, Stay, Wanted};
+use super::outbox::Outbox;
+
+/// How long the answer to a stop waits for the events before it.
+const EXITS_FIRST: Duration = Duration::from_secs(1);
+
+/// An order that waits for [`Input::Found`].
+#[derive(Debug)]
+enum Finding {
+    Reserve(Stay, Option<InstalledHere>),
+    Start(StartWorkers),
+}
+
+/// A question that waits for the end of jobs.
+#[derive(Debug)]
+struct Ending {
+    ask: AskId,
+    reply: NodeReply,
+    left: BTreeSet<Stay>,
+}
+
+/// An answer that waits for events: the head takes the answer to a stop for the end of the job, so that it must know before
+/// how the workers ended.
+#[derive(Debug)]
+struct Held {
+    ask: AskId,
+    reply: NodeReply,
+    /// So many events must be acknowledged.
+    mark: u64,
+    /// It waits no longer.
+    by: Option<Instant>,
+}
+
+/// A node: its resources, the jobs that hold some, and the events that the head does not know yet.
+///
+/// [`NodeCore::step`] takes everything that happens and gives everything that is to be done. Nothing here does I/O or
+/// reads a clock.
+#[derive(Debug)]
+pub struct NodeCore {
+    here: Arc<Here>,
+    inventory: Inventory,
+    jobs: BTreeMap<Stay, Colocator>,
+    stays: u64,
+    /// Why the node stops, once it does.
+    stopping: Option<String>,
+    finding: BTreeMap<AskId, Finding>,
+    endings: Vec<Ending>,
+    held: Vec<Held>,
+    outbox: Outbox,
+}
+
+fn refused<T: Into<Refusal>>(refusal: T) -> NodeReply {
+    NodeReply::Refused(refusal.into())
+}
+
+fn refuse<T>(kind: RefusalKind, message: String) -> Result<T, Refusal> {
+    Err(Refusal::new(kind, message))
+}
+
+impl NodeCore {
+    /// A node with these resources and no jobs.
+    #[must_use]
+    pub fn new(here: Here, inventory: Inventory) -> Self {
+        Self {
+            here: Arc::new(here),
+            inventory,
+            jobs: BTreeMap::new(),
+            stays: 0,
+            stopping: None,
+            finding: BTreeMap::new(),
+            endings: Vec::new(),
+            held: Vec::new(),
+            outbox: Outbox::default(),
+        }
+    }
+
+    /// The jobs that hold something, in order of their ids.
+    pub fn jobs(&self) -> impl Iterator<Item = JobId> + '_ {
+        self.present().map(|stay| stay.job)
+    }
+
+    /// Everything that the node has.
+    #[must_use]
+    pub fn total(&self) -> &Resources {
+        self.inventory.total()
+    }
+
+    /// Everything that no job holds.
+    #[must_use]
+    pub fn free(&self) -> &Resources {
+        self.inventory.free()
+    }
+
+    /// When to say [`Input::Tick`], if nothing else happens.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        let jobs = self.jobs.values().filter_map(Colocator::next_deadline);
+        let held = self.held.iter().filter_map(|held| held.by);
+        jobs.chain(held).chain(self.inventory.next_expiry()).min()
+    }
+
+    /// Something has happened; what is to be done now, in order.
+    pub fn step(&mut self, now: Instant, input: Input) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        match input {
+            Input::Order { ask, request } => {
+                if let Some(reply) = self.order(now, ask, request, &mut outputs) {
+                    outputs.push(Output::Answer { ask, reply });
+                }
+            }
+            Input::Found {
+                ask,
+                program,
+                free_port,
+            } => {
+                let reply = match self.finding.remove(&ask) {
+                    None => None,
+                    Some(Finding::Reserve(stay, installed)) => {
+                        let found = (program, free_port);
+                        Some(self.reserved(stay, installed, found, &mut outputs))
+                    }
+                    Some(Finding::Start(start)) => {
+                        self.start(now, (ask, start), program, &mut outputs)
+                    }
+                };
+                outputs.extend(reply.map(|reply| Output::Answer { ask, reply }));
+            }
+            Input::StopAll { ask, reason } => self.stop_all(now, ask, reason, &mut outputs),
+            Input::Flush { ask } => self.held.push(Held {
+                ask,
+                reply: NodeReply::Done,
+                mark: self.outbox.mark(),
+                by: None,
+            }),
+            Input::Warden { stay, started } => {
+                self.with(stay, &mut outputs, |job| job.warden(started));
+            }
+            Input::Worker { worker, event } => {
+                let slot = worker.slot;
+                self.with(worker.stay, &mut outputs, |job| {
+                    job.worker(now, slot, event)
+                });
+            }
+            Input::Signed { worker, signed } => {
+                let slot = worker.slot;
+                self.with(worker.stay, &mut outputs, |job| {
+                    job.signed(now, slot, signed)
+                });
+            }
+            Input::Closed(stay) => self.with(stay, &mut outputs, Colocator::closed),
+            Input::Head { registered } => self.outbox.set_registered(registered),
+            Input::Delivered { session, delivery } => {
+                outputs.extend(self.outbox.delivered(session, delivery));
+            }
+            Input::Tick => self.tick(now, &mut outputs),
+        }
+        self.end(now);
+        self.release(now, &mut outputs);
+        outputs.extend(self.outbox.send());
+        outputs
+    }
+
+    /// The stays that hold something.
+    fn present(&self) -> impl Iterator<Item = Stay> + '_ {
+        self.jobs
+            .iter()
+            .filter(|(_, job)| !job.is_expired())
+            .map(|(stay, _)| *stay)
+    }
+
+    /// The stay of a job that holds something.
+    fn stay(&self, job: JobId) -> Option<Stay> {
+        let [first, last] = [0, u64::MAX].map(|number| Stay { job, number });
+        self.jobs
+            .range(first..=last)
+            .find(|(_, job)| !job.is_expired())
+            .map(|(stay, _)| *stay)
+    }
+
+    /// Does something with a job, and sees to what comes of it.
+    fn with(
+        &mut self,
+        stay: Stay,
+        outputs: &mut Vec<Output>,
+        act: impl FnOnce(&mut Colocator) -> Vec<Output>,
+    ) {
+        let Some(job) = self.jobs.get_mut(&stay) else {
+            return;
+        };
+        outputs.extend(act(job));
+        for event in job.take_reports() {
+            self.outbox.push(event);
+        }
+        if !job.is_gone() {
+            return;
+        }
+        if !job.is_expired() {
+            self.inventory.release(stay.job);
+        }
+        self.jobs.remove(&stay);
+        for ending in &mut self.endings {
+            ending.left.remove(&stay);
+        }
+    }
+
+    /// A request of the head; the answer if there is one at once.
+    fn order(
+        &mut self,
+        now: Instant,
+        ask: AskId,
+        request: NodeRequest,
+        outputs: &mut Vec<Output>,
+    ) -> Option<NodeReply> {
+        let done = |result: Result<(), Refusal>| match result {
+            Ok(()) => NodeReply::Done,
+            Err(refusal) => NodeReply::Refused(refusal),
+        };
+        match request {
+            NodeRequest::Reserve { .. } if self.stopping.is_some() => {
+                let reason = self.stopping.as_deref().unwrap_or_default();
+                let message = format!("this node is stopping: {reason}");
+                Some(refused(Refusal::new(RefusalKind::Stopped, message)))
+            }
+            NodeRequest::Reserve {
+                job,
+                per_worker,
+                workers,
+                lease_ms,
+                program,
+                installed,
+            } => {
+                let lease = Duration::from_millis(lease_ms);
+                let reserved = self
+                    .inventory
+                    .reserve(now, job, &per_worker, workers, lease);
+                if let Err(error) = reserved {
+                    return Some(refused(error));
+                }
+                let program = match &installed {
+                    Some(installed) => Wanted::Installed(installed.program.clone()),
+                    None => Wanted::Sent(program),
+                };
+                let stay = self.arrive(job, outputs);
+                self.find(ask, program, Finding::Reserve(stay, installed), outputs);
+                None
+            }
+            NodeRequest::Start(start) => {
+                let program = match &start.installed {
+                    Some(installed) => Wanted::Installed(installed.clone()),
+                    None => Wanted::Sent(start.program.hash),
+                };
+                self.find(ask, program, Finding::Start(start), outputs);
+                None
+            }
+            NodeRequest::Membership(table) => Some(done(
+                self.ask(table.job, outputs, |job| job.membership(table)),
+            )),
+            NodeRequest::RankLost {
+                job,
+                generation,
+                failure,
+            } => Some(done(
+                self.ask(job, outputs, |job| job.rank_lost(generation, failure)),
+            )),
+            NodeRequest::Signal { job, signal, seq } => {
+                Some(done(self.ask(job, outputs, |job| job.signal(seq, signal))))
+            }
+            NodeRequest::Release { job } => {
+                self.stop((ask, job), NodeReply::Done, outputs, |job| {
+                    job.stop(now, "it was released")
+                });
+                None
+            }
+            NodeRequest::Stop {
+                job,
+                reason,
+                interrupt,
+            } => {
+                self.stop((ask, job), NodeReply::Done, outputs, |job| {
+                    if interrupt {
+                        job.interrupt(now, &reason)
+                    } else {
+                        job.stop(now, &reason)
+                    }
+                });
+                None
+            }
+            NodeRequest::Kill { job } => {
+                self.stop((ask, job), NodeReply::Done, outputs, |job| {
+                    job.kill_all(now, "it was killed")
+                });
+                None
+            }
+            _ => Some(refused(Refusal::new(
+                RefusalKind::Internal,
+                "this request has nothing to do with the jobs of a node",
+            ))),
+        }
+    }
+
+    /// Something of a job that is here.
+    fn ask(
+        &mut self,
+        job: JobId,
+        outputs: &mut Vec<Output>,
+        act: impl FnOnce(&mut Colocator) -> Result<Vec<Output>, Refusal>,
+    ) -> Result<(), Refusal> {
+        let Some(stay) = self.stay(job) else {
+            return refuse(
+                RefusalKind::NotFound,
+                format!("{job} holds nothing on this node"),
+            );
+        };
+        let mut result = Ok(());
+        self.with(stay, outputs, |job| {
+            act(job).unwrap_or_else(|refusal| {
+                result = Err(refusal);
+                Vec::new()
+            })
+        });
+        result
+    }
+
+    /// The stay of a job that holds something; a new one if there is none.
+    fn arrive(&mut self, job: JobId, outputs: &mut Vec<Output>) -> Stay {
+        if let Some(stay) = self.stay(job) {
+            return stay;
+        }
+        self.stays += 1;
+        let number = self.stays;
+        let stay = Stay { job, number };
+        self.jobs
+            .insert(stay, Colocator::new(self.here.clone(), stay));
+        // At once, so that it is there when the job starts.
+        outputs.push(Output::StartWarden(stay));
+        stay
+    }
+
+    fn find(&mut self, ask: AskId, program: Wanted, finding: Finding, outputs: &mut Vec<Output>) {
+        outputs.push(Output::Find {
+            ask,
+            program,
+            port: matches!(finding, Finding::Reserve(..)),
+        });
+        self.finding.insert(ask, finding);
+    }
+
+    /// The answer to a reservation, now that its program was looked for.
+    fn reserved(
+        &self,
+        stay: Stay,
+        installed: Option<InstalledHere>,
+        (program, free_port): (Found, u16),
+        outputs: &mut Vec<Output>,
+    ) -> NodeReply {
+        if self.stay(stay.job) != Some(stay) {
+            let message = format!("the reservation of {} has ended meanwhile", stay.job);
+            return refused(Refusal::new(RefusalKind::Stopped, message));
+        }
+        if let Some(InstalledHere { owner, program: of }) = &installed
+            && program == Found::Here
+            && of.stream_output
+        {
+            // The driver may come for it before the job is started here.
+            outputs.push(Output::OpenOutput {
+                job: stay.job,
+                owner: *owner,
+                stdin: of.stdin,
+            });
+        }
+        NodeReply::Reserved {
+            has_program: installed.is_none() && program == Found::Here,
+            free_port,
+            problem: match program {
+                Found::Unusable(problem) => Some(problem),
+                Found::Here | Found::NotSent => None,
+            },
+        }
+    }
+
+    /// Commits a reservation and starts the workers of a job, now that its program was looked for.
+    fn start(
+        &mut self,
+        now: Instant,
+        (ask, start): (AskId, StartWorkers),
+        program: Found,
+        outputs: &mut Vec<Output>,
+    ) -> Option<NodeReply> {
+        let job = start.job;
+        match program {
+            Found::Here => {}
+            Found::Unusable(problem) => return Some(refused(problem)),
+            Found::NotSent => {
+                let message = format!(
+                    "the program `{}` ({}) is not on this node; it must be sent before {job} starts",
+                    start.program.name.escape_debug(),
+                    start.program.hash
+                );
+                return Some(refused(Refusal::new(RefusalKind::NotFound, message)));
+            }
+        }
+        let workers = start.slots.len() as u32;
+        let devices = match self.inventory.commit(now, job, workers) {
+            Ok(holding) => holding.devices.clone(),
+            Err(error) => return Some(refused(error)),
+        };
+        if let Err(refusal) = self.ask(job, outputs, |job| job.start(ask, start, devices)) {
+            // It can't be started, so it must not hold anything (G-2).
+            let reason = refusal.message.clone();
+            self.stop((ask, job), refused(refusal), outputs, |job| {
+                job.stop(now, &reason)
+            });
+        }
+        None
+    }
+
+    /// Ends a job; answered when nothing of it is left, at once if it is not here.
+    fn stop(
+        &mut self,
+        (ask, job): (AskId, JobId),
+        reply: NodeReply,
+        outputs: &mut Vec<Output>,
+        act: impl FnOnce(&mut Colocator) -> Vec<Output>,
+    ) {
+        let stay = self.stay(job);
+        self.endings.push(Ending {
+            ask,
+            reply,
+            left: stay.into_iter().collect(),
+        });
+        if let Some(stay) = stay {
+            self.with(stay, outputs, act);
+        }
+    }
+
+    fn stop_all(&mut self, now: Instant, ask: AskId, reason: String, outputs: &mut Vec<Output>) {
+        let all: BTreeSet<Stay> = self.present().collect();
+        for stay in &all {
+            let (job, reason) = (stay.job, reason.clone());
+            self.outbox.push(NodeEvent::JobLeft { job, reason });
+        }
+        self.endings.push(Ending {
+            ask,
+            reply: NodeReply::Done,
+            left: all.clone(),
+        });
+        for stay in all {
+            self.with(stay, outputs, |job| job.stop(now, &reason));
+        }
+        self.stopping = Some(reason);
+    }
+
+    fn tick(&mut self, now: Instant, outputs: &mut Vec<Output>) {
+        for job in self.inventory.expire(now) {
+            outputs.push(Output::Warn(format!(
+                "the reservation of {job} was not committed in time and is released"
+            )));
+            if let Some(stay) = self.stay(job) {
+                // From here on it is only what is left to be cleaned up.
+                self.with(stay, outputs, Colocator::expire);
+            }
+        }
+        let all: Vec<Stay> = self.jobs.keys().copied().collect();
+        for stay in all {
+            self.with(stay, outputs, |job| job.tick(now));
+        }
+    }
+
+    /// Questions whose jobs have ended wait only for the events up to now.
+    fn end(&mut self, now: Instant) {
+        let mark = self.outbox.mark();
+        let over = self.endings.extract_if(.., |ending| ending.left.is_empty());
+        self.held.extend(over.map(|ending| Held {
+            ask: ending.ask,
+            reply: ending.reply,
+            mark,
+            by: Some(now + EXITS_FIRST),
+        }));
+    }
+
+    /// Answers for which nothing is to be waited for any more.
+    fn release(&mut self, now: Instant, outputs: &mut Vec<Output>) {
+        let settled = self.outbox.settled();
+        let due = self.held.extract_if(.., |held| {
+            held.mark <= settled || held.by.is_some_and(|by| by <= now)
+        });
+        for Held {
+            ask, reply, mark, ..
+        } in due
+        {
+            if mark > settled {
+                outputs.push(Output::Warn(
+                    "the head did not take the exits of the workers in time".to_owned(),
+                ));
+            }
+            outputs.push(Output::Answer { ask, reply });
+        }
+    }
+}

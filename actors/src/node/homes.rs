@@ -1,0 +1,306 @@
+//! Processes of jobs: wardens, and the actors of workers.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use actix::prelude::*;
+use kolo_core::node::colocator::millis;
+use kolo_core::node::environment::{self, Place};
+use kolo_core::node::messages::{
+    AskId, Found, Input, Link, Opening, Signal, Stay, Wanted, WorkerEvent, WorkerId,
+};
+use kolo_process::Warden;
+use kolo_transport::ids::{JobId, Slot};
+use kolo_transport::wire::{StartWorkers, ToWorker, WorkerSignal};
+use tokio::sync::watch;
+
+use super::colocator::NodeColocator;
+use super::output::Output;
+use super::ports::{ControlError, ControlSender, NodeContext};
+use super::worker::{Launch, SignalWorker, Stopping, Worker, WorkerPlan};
+
+/// How long a job's output waits for its driver after the job's end.
+const UNCLAIMED: Duration = Duration::from_secs(30);
+
+/// What the workers of a job are started from.
+struct Means {
+    start: Arc<StartWorkers>,
+    program: Launch,
+    devices: Vec<String>,
+    output: Arc<Output>,
+}
+
+struct Member {
+    actor: Addr<Worker>,
+    control: ControlSender,
+    stopping: Arc<watch::Sender<Stopping>>,
+}
+
+/// What there is of one stay of a job.
+#[derive(Default)]
+struct Home {
+    warden: Arc<Mutex<Option<Arc<Warden>>>>,
+    means: Option<Means>,
+    members: BTreeMap<Slot, Member>,
+}
+
+/// The processes of all jobs, and the programs that were found for orders.
+pub(super) struct Homes {
+    context: Arc<NodeContext>,
+    homes: BTreeMap<Stay, Home>,
+    found: Arc<Mutex<BTreeMap<AskId, Launch>>>,
+}
+
+impl Homes {
+    pub(super) fn new(context: Arc<NodeContext>) -> Self {
+        Self {
+            context,
+            homes: BTreeMap::new(),
+            found: Arc::default(),
+        }
+    }
+
+    /// Looks for a program, and keeps it until it is [taken](Homes::forget).
+    pub(super) fn find(
+        &self,
+        ask: AskId,
+        program: Wanted,
+        port: bool,
+    ) -> impl Future<Output = Input> + use<> {
+        let finding = self.context.programs.find(program);
+        let (context, found) = (self.context.clone(), self.found.clone());
+        async move {
+            let program = match finding.await {
+                Ok(Some(launch)) => {
+                    lock(&found).insert(ask, launch);
+                    Found::Here
+                }
+                Ok(None) => Found::NotSent,
+                Err(refusal) => Found::Unusable(refusal),
+            };
+            let free_port = if port {
+                context.programs.free_port()
+            } else {
+                0
+            };
+            Input::Found {
+                ask,
+                program,
+                free_port,
+            }
+        }
+    }
+
+    /// The program that was found for an order, which needs it no more.
+    pub(super) fn forget(&self, ask: AskId) -> Option<Launch> {
+        lock(&self.found).remove(&ask)
+    }
+
+    pub(super) fn start_warden(&mut self, stay: Stay) -> impl Future<Output = Input> + use<> {
+        let home = self.homes.entry(stay).or_default();
+        let (context, slot) = (self.context.clone(), home.warden.clone());
+        let starting = async move {
+            let owner = context.here.node.to_string();
+            Warden::start(&context.warden_exe, &owner).await
+        };
+        let starting = self.context.runtime.spawn(starting);
+        async move {
+            let started = match starting.await {
+                Ok(Ok(warden)) => {
+                    *lock(&slot) = Some(Arc::new(warden));
+                    Ok(())
+                }
+                Ok(Err(error)) => Err(error.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
+            if let Err(error) = &started {
+                tracing::error!(job = %stay.job, error, "a job has no warden");
+            }
+            Input::Warden { stay, started }
+        }
+    }
+
+    /// Ends a warden whose workers have ended, with whatever else is left of them.
+    pub(super) fn close_warden(&mut self, stay: Stay) -> impl Future<Output = Input> + use<> {
+        let home = self.homes.remove(&stay);
+        let warden = home.and_then(|home| lock(&home.warden).take());
+        async move {
+            // A start that is just ending may hold it; the last one to drop it ends it.
+            if let Some(Ok(warden)) = warden.map(Arc::try_unwrap) {
+                warden.close().await;
+            }
+            tracing::debug!(job = %stay.job, "nothing of the job is left");
+            Input::Closed(stay)
+        }
+    }
+
+    /// No worker begins to write any more.
+    pub(super) fn end_output(&self, job: JobId) {
+        self.context.outputs.end(job);
+        // A driver that does not come for it can't be waited for.
+        if let Some(output) = self.context.outputs.get(job)
+            && output.stream().is_some()
+        {
+            self.context.runtime.spawn(async move {
+                tokio::time::sleep(UNCLAIMED).await;
+                output.abandon();
+            });
+        }
+    }
+
+    pub(super) fn open(&mut self, opening: Opening) {
+        let Some(program) = self.forget(opening.ask) else {
+            return;
+        };
+        self.homes.entry(opening.stay).or_default().means = Some(Means {
+            start: opening.start,
+            program,
+            devices: opening.devices,
+            output: self.context.outputs.open(opening.stay.job),
+        });
+    }
+
+    pub(super) fn spawn(&mut self, worker: WorkerId, node: Addr<NodeColocator>) {
+        let Some(home) = self.homes.get_mut(&worker.stay) else {
+            return;
+        };
+        let (Some(means), Some(warden)) = (&home.means, lock(&home.warden).clone()) else {
+            return;
+        };
+        let start = &*means.start;
+        let Some(slot) = start
+            .slots
+            .iter()
+            .find(|other| other.member.slot == worker.slot)
+        else {
+            return;
+        };
+        let (control, messages) = ControlSender::channel();
+        let stopping = Arc::new(watch::Sender::new(Stopping::No));
+        let place = Place {
+            cluster: self.context.here.cluster,
+            ip: self.context.ip,
+            devices: (self.context.hides_gpus || !means.devices.is_empty())
+                .then_some(&means.devices),
+        };
+        let plan = WorkerPlan {
+            worker,
+            rank: slot.member.rank,
+            generation: start.generation,
+            program: means.program.clone(),
+            argv0: match &start.installed {
+                Some(installed) => installed.program.clone(),
+                None => start.program.name.clone(),
+            },
+            args: start.args.clone(),
+            env: environment::worker(std::env::vars_os(), start, slot, place),
+            control: control.clone(),
+            messages,
+            output: means.output.clone(),
+            linger: millis(start.grace_ms),
+            stopping: stopping.clone(),
+        };
+        let member = Member {
+            actor: Worker::new(self.context.clone(), node, warden, plan).start(),
+            control,
+            stopping,
+        };
+        home.members.insert(worker.slot, member);
+    }
+
+    fn member(&self, worker: WorkerId) -> Option<&Member> {
+        self.homes.get(&worker.stay)?.members.get(&worker.slot)
+    }
+
+    /// Sends a worker a message; what is wrong if that does not go.
+    pub(super) fn tell(&self, worker: WorkerId, message: ToWorker) -> Option<Input> {
+        let member = self.member(worker)?;
+        if matches!(message, ToWorker::Stop { .. }) {
+            // Before it can obey.
+            member.stopping.send_if_modified(|stopping| {
+                let first = *stopping == Stopping::No;
+                *stopping = (*stopping).max(Stopping::Told);
+                first
+            });
+        }
+        // It is asked again, and a worker that stands still is not to end because others wait for it.
+        let may_be_lost = matches!(message, ToWorker::LinkRequested { .. });
+        match member.control.try_send(message) {
+            Err(ControlError::Full) if may_be_lost => None,
+            sent => fault(worker, sent),
+        }
+    }
+
+    /// Connects two workers.
+    pub(super) fn link(&self, link: Link) -> Vec<Input> {
+        let Link {
+            first,
+            second,
+            generation,
+        } = link;
+        let (one, other) = match UnixStream::pair() {
+            Ok(pair) => pair,
+            Err(error) => {
+                // Both wait for it, each with a deadline of its own.
+                tracing::error!(job = %first.0.stay.job, %error, "no sockets for two workers");
+                return Vec::new();
+            }
+        };
+        [(first.0, second.1, one), (second.0, first.1, other)]
+            .into_iter()
+            .filter_map(|(worker, rank, socket)| {
+                let message = ToWorker::Peer { rank, generation };
+                let control = &self.member(worker)?.control;
+                fault(worker, control.try_send_with(message, vec![socket.into()]))
+            })
+            .collect()
+    }
+
+    pub(super) fn signal(
+        &self,
+        worker: WorkerId,
+        signal: Signal,
+    ) -> impl Future<Output = ()> + use<> {
+        use kolo_process::Signal as Real;
+        let signal = match signal {
+            Signal::Interrupt => Real::Interrupt,
+            Signal::Terminate => Real::Terminate,
+            Signal::Kill => Real::Kill,
+            Signal::Pass(WorkerSignal::User1) => Real::User1,
+            Signal::Pass(WorkerSignal::User2) => Real::User2,
+            Signal::Pass(WorkerSignal::Stop) => Real::Stop,
+            Signal::Pass(WorkerSignal::Continue) => Real::Continue,
+        };
+        let sent = self
+            .member(worker)
+            .map(|member| member.actor.send(SignalWorker(signal)));
+        async move {
+            // The worker's actor ends when its process has.
+            if let Some(sent) = sent
+                && let Err(error) = sent.await
+            {
+                tracing::debug!(slot = %worker.slot, %error, "a worker had ended before its signal");
+            }
+        }
+    }
+}
+
+/// What the core must know of a message to a worker.
+fn fault(worker: WorkerId, sent: Result<(), ControlError>) -> Option<Input> {
+    match sent {
+        // A worker that is gone is told by its supervisor.
+        Ok(()) | Err(ControlError::Closed) => None,
+        Err(error) => {
+            let reason = error.to_string();
+            let event = WorkerEvent::Fault { reason };
+            Some(Input::Worker { worker, event })
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
