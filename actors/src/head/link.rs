@@ -1,14 +1,15 @@
 //! What the head's actors need of the world outside.
 
 use std::future::Future;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
 use kolo_core::head::job::Reply;
+use kolo_core::head::messages::Opening;
 use kolo_transport::ids::JobId;
 use kolo_transport::session::CloseCode;
-use kolo_transport::wire::{Member, NodeRequest};
+use kolo_transport::wire::NodeRequest;
 
 /// A future that may move between threads.
 pub type SendFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -22,24 +23,14 @@ pub trait NodeLink: Send + Sync {
     /// the answer is not wanted any more.
     fn request(&self, request: NodeRequest, deadline: Duration) -> SendFuture<Reply>;
 
-    /// The head's own address as the node reaches it, if that is known.
-    fn local_ip(&self) -> Option<IpAddr>;
-
     /// Ends the connection, so that the node learns that its stay is over.
     fn close(&self, code: CloseCode, reason: &str);
 }
 
 /// Opens and closes the plain HTTP rendezvous of jobs.
 pub trait RendezvousHost: Send + Sync {
-    /// Opens a job's rendezvous for these members, who come from `peers`. The address that workers connect to,
-    /// or why there is none. `local` is an address of this host that all of them reach, if one is known.
-    fn open(
-        &self,
-        job: JobId,
-        members: Vec<Member>,
-        peers: Vec<IpAddr>,
-        local: Option<IpAddr>,
-    ) -> LocalFuture<Result<SocketAddr, String>>;
+    /// Opens a job's rendezvous. The address that workers connect to, or why there is none.
+    fn open(&self, opening: Opening) -> LocalFuture<Result<SocketAddr, String>>;
 
     /// Closes it, and all else by which members of the job find each other; again when the job has ended. Unknown jobs are fine.
     fn close(&self, job: JobId) -> LocalFuture<()>;

@@ -1,19 +1,16 @@
-//! The head's actors.
+//! The head's actor.
 //!
-//! [`kolo_core::head`] decides. [`HeadActor`] and [`Coordinator`] turn messages into its events and its actions into
-//! messages. They know nothing of QUIC and HTTP: nodes are reached through a [`NodeLink`], the rendezvous is opened by a
-//! [`RendezvousHost`].
+//! [`HeadCore`](kolo_core::head::HeadCore) decides. The [`Coordinator`] brings it what happens and does what it says. It knows
+//! nothing of QUIC and HTTP: nodes are reached through a [`NodeLink`], the rendezvous is opened by a [`RendezvousHost`].
 
 mod actor;
-mod coordinator;
-mod drain;
-mod interfaces;
+mod asks;
 mod link;
+mod log;
 pub mod messages;
-mod probing;
 #[cfg(test)]
 mod tests;
 
-pub use actor::{HeadActor, HeadSettings};
-pub use coordinator::Coordinator;
+pub use actor::Coordinator;
 pub use link::{LocalFuture, NodeLink, RendezvousHost, SendFuture};
+pub use messages::ask;

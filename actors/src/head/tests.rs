@@ -1,7 +1,4 @@
-//! The actors, with nodes that are closures.
-
-mod fixtures;
-mod news;
+//! The actor, with nodes that are closures. Its decisions are tested in `kolo-core`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -9,41 +6,36 @@ use std::time::Duration;
 
 use actix::{Actor, Addr};
 use kolo_core::head::job::{JobConfig, Reply};
+use kolo_core::head::messages::{Caller, Input, Opening, Question, Settings};
 use kolo_core::head::registry::Session;
+use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId, Slot};
 use kolo_transport::session::CloseCode;
 use kolo_transport::wire::{
-    Exit, JobEvent, JobState, Member, Milli, NodeEvent, NodeRegistration, NodeReply, NodeRequest,
-    Placement, Refusal, RefusalKind, Resources,
+    HeadReply, HeadRequest, JobEvent, JobSpec, JobState, Milli, NodeEvent, NodeRegistration,
+    NodeReply, NodeRequest, Placement, Program, ProgramHash, RefusalKind, Resources, SubmitFrame,
 };
 use tokio::sync::{mpsc, watch};
 
-use self::fixtures::{exited, ready, spec};
-use super::actor::MAX_CLEANING;
+use super::Coordinator;
 use super::link::{LocalFuture, NodeLink, RendezvousHost, SendFuture};
-use super::messages::{
-    GetCluster, GetJob, GetJobs, Gone, Happened, MaySign, Register, Report, Shutdown, StopJob,
-    Submit, Submitted,
-};
-use super::{HeadActor, HeadSettings};
+use super::messages::{Happened, Way, ask};
 
 /// Longer than any of these tests takes, and shorter than anybody's patience.
 const PATIENCE: Duration = Duration::from_secs(20);
+const CLUSTER: ClusterId = ClusterId(1);
+const DRIVER: Session = Session(100);
 
-struct NoRendezvous;
+/// Tells which jobs it was to close.
+struct Rendezvous(mpsc::UnboundedSender<JobId>);
 
-impl RendezvousHost for NoRendezvous {
-    fn open(
-        &self,
-        _: JobId,
-        _: Vec<Member>,
-        _: Vec<IpAddr>,
-        _: Option<IpAddr>,
-    ) -> LocalFuture<Result<SocketAddr, String>> {
-        Box::pin(async { Err("there is none".to_owned()) })
+impl RendezvousHost for Rendezvous {
+    fn open(&self, _: Opening) -> LocalFuture<Result<SocketAddr, String>> {
+        Box::pin(async { Ok(([127, 0, 0, 1], 9).into()) })
     }
 
-    fn close(&self, _: JobId) -> LocalFuture<()> {
+    fn close(&self, job: JobId) -> LocalFuture<()> {
+        self.0.send(job).ok();
         Box::pin(async {})
     }
 }
@@ -55,22 +47,32 @@ struct Fake {
     script: Mutex<Script>,
     seen: mpsc::UnboundedSender<NodeRequest>,
     closed: mpsc::UnboundedSender<CloseCode>,
+    /// Told of each request that is given up.
+    dropped: mpsc::UnboundedSender<()>,
+}
+
+struct OnDrop(mpsc::UnboundedSender<()>);
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        self.0.send(()).ok();
+    }
 }
 
 impl NodeLink for Fake {
     fn request(&self, request: NodeRequest, _: Duration) -> SendFuture<Reply> {
         let reply = (self.script.lock().unwrap())(&request);
         self.seen.send(request).ok();
+        let dropped = OnDrop(self.dropped.clone());
         Box::pin(async move {
             match reply {
-                Some(reply) => reply,
+                Some(reply) => {
+                    std::mem::forget(dropped);
+                    reply
+                }
                 None => std::future::pending().await,
             }
         })
-    }
-
-    fn local_ip(&self) -> Option<IpAddr> {
-        None
     }
 
     fn close(&self, code: CloseCode, _: &str) {
@@ -92,15 +94,16 @@ fn good(request: &NodeRequest) -> Option<Reply> {
 }
 
 struct Node {
-    id: NodeId,
     session: Session,
     seen: mpsc::UnboundedReceiver<NodeRequest>,
     closed: mpsc::UnboundedReceiver<CloseCode>,
+    dropped: mpsc::UnboundedReceiver<()>,
 }
 
 struct World {
-    head: Addr<HeadActor>,
+    head: Addr<Coordinator>,
     alive: watch::Receiver<usize>,
+    closed: mpsc::UnboundedReceiver<JobId>,
 }
 
 async fn soon<T>(what: impl Future<Output = T>) -> T {
@@ -109,131 +112,134 @@ async fn soon<T>(what: impl Future<Output = T>) -> T {
         .expect("it happens in time")
 }
 
+fn spec() -> JobSpec {
+    JobSpec {
+        name: "test".to_owned(),
+        program: Program {
+            hash: ProgramHash([7; 32]),
+            size: 1,
+            name: "program".to_owned(),
+        },
+        args: Vec::new(),
+        placement: Placement::Pack { workers: 1 },
+        per_worker: Resources {
+            cpus: Milli::units(1),
+            ..Resources::default()
+        },
+        env: std::collections::BTreeMap::new(),
+        start_timeout_ms: 30_000,
+        grace_ms: 0,
+        rendezvous: true,
+        installed: None,
+        layout: Vec::new(),
+        interfaces: kolo_transport::wire::InterfaceSelection::default(),
+        no_cache: false,
+    }
+}
+
 impl World {
-    fn new(lease: Duration) -> Self {
+    async fn new(lease: Duration) -> Self {
         let (alive, receiver) = watch::channel(0);
-        let settings = HeadSettings {
-            cluster: ClusterId(1),
+        let (close, closed) = mpsc::unbounded_channel();
+        let settings = Settings {
+            cluster: CLUSTER,
             lease,
-            job: JobConfig {
-                request_timeout: Duration::from_millis(300),
-                stop_margin: Duration::from_millis(300),
-                probe_limit: Duration::from_secs(2),
-            },
-            rendezvous: Arc::new(NoRendezvous),
-            alive,
+            heartbeat: Duration::ZERO,
+            job: JobConfig::default(),
         };
-        Self {
-            head: HeadActor::new(settings).start(),
+        let head = Coordinator::new(settings, Arc::new(Rendezvous(close)), alive).start();
+        let world = Self {
+            head,
             alive: receiver,
-        }
+            closed,
+        };
+        let driver = DriverId(1).to_string();
+        world.connect(DRIVER, Role::Driver, driver, |_| None).await;
+        world
     }
 
-    async fn try_register(
+    async fn happened(&self, input: Input, way: Option<Way>) {
+        self.head.send(Happened { input, way }).await.unwrap();
+    }
+
+    async fn ask(&self, caller: Caller, request: HeadRequest) -> HeadReply {
+        let question = Question::Request(caller, Box::new(request));
+        soon(ask(&self.head, question)).await
+    }
+
+    async fn connect(
         &self,
-        id: u64,
-        cpus: u64,
-        jobs: Vec<JobId>,
+        session: Session,
+        role: Role,
+        name: String,
         script: impl FnMut(&NodeRequest) -> Option<Reply> + Send + 'static,
-    ) -> Result<Node, Refusal> {
+    ) -> Node {
         let (seen, requests) = mpsc::unbounded_channel();
         let (closed, closes) = mpsc::unbounded_channel();
-        let registration = NodeRegistration {
-            node: NodeId(id),
-            hostname: format!("host{id}"),
-            address: "10.0.0.1:1".parse().unwrap(),
-            resources: Resources {
-                cpus: Milli::units(cpus),
-                ..Resources::default()
-            },
-            version: String::new(),
-            jobs,
-            network: None,
-            instance: 0,
-        };
+        let (dropped, drops) = mpsc::unbounded_channel();
         let link = Arc::new(Fake {
             script: Mutex::new(Box::new(script)),
             seen,
             closed,
+            dropped,
         });
-        let session = self
-            .head
-            .send(Register { registration, link })
-            .await
-            .unwrap()?;
-        Ok(Node {
-            id: NodeId(id),
+        let connected = Input::Connected {
+            session,
+            peer: Identity::new(CLUSTER, role, name).unwrap(),
+            remote: IpAddr::from([10, 0, 0, 1]),
+            local: None,
+        };
+        self.happened(connected, Some(Way::Link(session, link)))
+            .await;
+        Node {
             session,
             seen: requests,
             closed: closes,
-        })
+            dropped: drops,
+        }
     }
 
-    async fn register(
+    async fn node(
         &self,
-        id: u64,
-        cpus: u64,
         script: impl FnMut(&NodeRequest) -> Option<Reply> + Send + 'static,
     ) -> Node {
-        self.try_register(id, cpus, Vec::new(), script)
-            .await
-            .unwrap()
-    }
-
-    async fn submit(
-        &self,
-        placement: Placement,
-    ) -> Result<(Submitted, mpsc::Receiver<JobEvent>), Refusal> {
-        let mut spec = spec(placement);
-        spec.grace_ms = 0;
-        let (events, receiver) = mpsc::channel(Submit::capacity(&spec));
-        let submit = Submit {
-            spec,
-            owner: DriverId(1),
-            events,
+        let registration = NodeRegistration {
+            node: NodeId(1),
+            hostname: "host".to_owned(),
+            address: "10.0.0.1:1".parse().unwrap(),
+            resources: Resources {
+                cpus: Milli::units(1),
+                ..Resources::default()
+            },
+            version: String::new(),
+            jobs: Vec::new(),
+            network: None,
+            instance: 0,
         };
-        Ok((self.head.send(submit).await.unwrap()?, receiver))
+        let name = registration.node.to_string();
+        let node = self.connect(Session(1), Role::Node, name, script).await;
+        let request = HeadRequest::Register(registration);
+        let reply = self.ask(Caller::Peer(node.session), request).await;
+        assert!(matches!(reply, HeadReply::Registered { .. }), "{reply:?}");
+        node
     }
 
-    async fn report(&self, node: &Node, event: NodeEvent) -> Result<(), Refusal> {
-        let report = Report {
-            node: node.id,
-            session: node.session,
-            events: vec![event],
+    async fn submit(&self, job: JobId) -> mpsc::UnboundedReceiver<JobEvent> {
+        let (events, receiver) = mpsc::unbounded_channel();
+        let submit = Input::Submit {
+            session: DRIVER,
+            job,
+            spec: Box::new(spec()),
         };
-        self.head.send(report).await.unwrap()
-    }
-
-    async fn free_cpus(&self) -> Vec<u64> {
-        let cluster = self.head.send(GetCluster).await.unwrap();
-        cluster
-            .nodes
-            .iter()
-            .map(|node| node.available.cpus.0 / 1000)
-            .collect()
+        self.happened(submit, Some(Way::Driver(job, events))).await;
+        receiver
     }
 }
 
-impl Node {
-    async fn sees(&mut self, is: impl Fn(&NodeRequest) -> bool) -> NodeRequest {
-        soon(async {
-            loop {
-                let request = self.seen.recv().await.expect("the head lives");
-                if is(&request) {
-                    return request;
-                }
-            }
-        })
-        .await
-    }
-
-    async fn sees_stop(&mut self, of: JobId) {
-        self.sees(|request| matches!(request, NodeRequest::Stop { job, .. } if *job == of))
-            .await;
-    }
-}
-
-async fn told(events: &mut mpsc::Receiver<JobEvent>, is: impl Fn(&JobEvent) -> bool) -> JobEvent {
+async fn told(
+    events: &mut mpsc::UnboundedReceiver<JobEvent>,
+    is: impl Fn(&JobEvent) -> bool,
+) -> JobEvent {
     soon(async {
         loop {
             let event = events.recv().await.expect("the job has not ended");
@@ -245,128 +251,90 @@ async fn told(events: &mut mpsc::Receiver<JobEvent>, is: impl Fn(&JobEvent) -> b
     .await
 }
 
-async fn end(events: &mut mpsc::Receiver<JobEvent>) -> (JobState, Option<Refusal>) {
-    match told(events, |event| matches!(event, JobEvent::Ended { .. })).await {
-        JobEvent::Ended { state, refusal, .. } => (state, refusal),
-        other => panic!("{other:?}"),
-    }
-}
-
 fn run(test: impl Future<Output = ()>) {
     actix::System::new().block_on(test);
 }
 
 const LONG: Duration = Duration::from_secs(60);
+const JOB: JobId = JobId(7);
 
 #[test]
-fn two_jobs_run_at_once_on_disjoint_resources() {
+fn a_job_runs_from_its_submission_to_its_stop() {
     run(async {
-        let world = World::new(LONG);
-        let mut first = world.register(1, 2, good).await;
-        let second = world.register(2, 2, good).await;
-        let pack = |workers| Placement::Pack { workers };
-        let (one, mut one_events) = world.submit(pack(2)).await.unwrap();
-        let (two, mut two_events) = world.submit(pack(2)).await.unwrap();
-        assert_eq!(world.free_cpus().await, [0, 0]);
-
-        // What can't be placed fails at once and says what is missing where.
-        let refusal = world.submit(pack(1)).await.unwrap_err();
-        assert_eq!(refusal.kind, RefusalKind::Unplaceable);
-        assert!(
-            refusal.message.contains(
-                "host1 (node-0000000000000001) has room for 0; cpus: requested 1, available 0"
-            ),
-            "{refusal}"
-        );
-        assert!(
-            refusal
-                .message
-                .ends_with("it fits when other jobs have ended")
-        );
-
-        for (submitted, events, node) in [
-            (&one, &mut one_events, &first),
-            (&two, &mut two_events, &second),
-        ] {
-            // Ready reports may come before the node has answered that it has started them.
-            told(events, |event| matches!(event, JobEvent::Placed { .. })).await;
-            for slot in 0..2 {
-                world
-                    .report(node, ready(submitted.job, slot))
-                    .await
-                    .unwrap();
+        let mut world = World::new(LONG).await;
+        let mut node = world.node(good).await;
+        let mut events = world.submit(JOB).await;
+        let start = soon(async {
+            loop {
+                if let NodeRequest::Start(start) = node.seen.recv().await.unwrap() {
+                    return start;
+                }
             }
-            let healthy = told(events, |event| matches!(event, JobEvent::Healthy { .. })).await;
-            let JobEvent::Healthy { table, .. } = healthy else {
-                unreachable!()
-            };
-            assert!(table.members.iter().all(|member| member.node == node.id));
-            // S-2: a node signs for its own slots only.
-            for (asker, allowed) in [
-                (&first, node.id == first.id),
-                (&second, node.id == second.id),
-            ] {
-                let answer = world
-                    .head
-                    .send(MaySign {
-                        node: asker.id,
-                        session: asker.session,
-                        job: submitted.job,
-                        slot: Slot(0),
-                    })
-                    .await
-                    .unwrap();
-                assert_eq!(answer.is_ok(), allowed);
-            }
-        }
-        let jobs = world.head.send(GetJobs).await.unwrap();
-        assert_eq!(
-            jobs.iter().map(|info| info.job).collect::<Vec<_>>(),
-            [two.job, one.job]
-        );
-
-        one.coordinator
-            .send(Happened(kolo_core::head::job::Event::DriverStop))
-            .await
-            .unwrap();
-        assert_eq!(end(&mut one_events).await.0, JobState::Stopped);
-        // Whoever is told of the end can have the resources.
-        assert_eq!(world.free_cpus().await, [2, 0]);
-        first.sees_stop(one.job).await;
-
-        let stop = |job| StopJob {
-            job,
-            reason: "an operator asked for it".to_owned(),
+        });
+        assert_eq!(start.await.job, JOB);
+        let ready = NodeEvent::WorkerReady {
+            job: JOB,
+            slot: Slot(0),
+            address: None,
         };
-        soon(
-            world
-                .head
-                .send(stop(two.job))
-                .await
-                .unwrap()
-                .unwrap()
-                .wait(),
-        )
+        let report = HeadRequest::Events(vec![ready]);
+        let reply = world.ask(Caller::Peer(node.session), report).await;
+        assert_eq!(reply, HeadReply::Done);
+        told(&mut events, |event| {
+            matches!(event, JobEvent::Healthy { .. })
+        })
         .await;
-        let (state, refusal) = end(&mut two_events).await;
-        assert_eq!(state, JobState::Stopped);
-        assert!(refusal.unwrap().message.contains("operator"));
-        // A job that has ended is remembered, and stopped already.
-        soon(
-            world
-                .head
-                .send(stop(two.job))
-                .await
-                .unwrap()
-                .unwrap()
-                .wait(),
-        )
+        let stop = HeadRequest::Stop { job: JOB };
+        let reply = world.ask(Caller::Peer(DRIVER), stop).await;
+        assert_eq!(reply, HeadReply::Done);
+        // It was told before, and nothing follows.
+        let ended = events.try_recv().unwrap();
+        assert!(matches!(ended, JobEvent::Ended { state, .. } if state == JobState::Stopped));
+        assert!(soon(events.recv()).await.is_none());
+        assert_eq!(soon(world.closed.recv()).await, Some(JOB));
+    });
+}
+
+#[test]
+fn a_driver_is_told_why_its_job_is_refused() {
+    run(async {
+        let world = World::new(LONG).await;
+        let mut events = world.submit(JOB).await;
+        let ended = told(&mut events, |_| true).await;
+        let JobEvent::Ended { refusal, .. } = ended else {
+            panic!("{ended:?}");
+        };
+        assert_eq!(refusal.unwrap().kind, RefusalKind::Unplaceable);
+        assert!(soon(events.recv()).await.is_none());
+    });
+}
+
+#[test]
+fn a_request_that_is_cancelled_is_dropped() {
+    run(async {
+        let world = World::new(LONG).await;
+        let mut node = world
+            .node(|request| {
+                good(request).filter(|_| !matches!(request, NodeRequest::Membership(_)))
+            })
+            .await;
+        let mut events = world.submit(JOB).await;
+        let ready = NodeEvent::WorkerReady {
+            job: JOB,
+            slot: Slot(0),
+            address: None,
+        };
+        let report = HeadRequest::Events(vec![ready]);
+        world.ask(Caller::Peer(node.session), report).await;
+        soon(async {
+            while !matches!(node.seen.recv().await.unwrap(), NodeRequest::Membership(_)) {}
+        })
         .await;
-        let info = world.head.send(GetJob(two.job)).await.unwrap().unwrap();
-        assert_eq!(info.state, JobState::Stopped);
-        let refusal = world.head.send(stop(JobId(4))).await.unwrap().unwrap_err();
-        assert_eq!(refusal.kind, RefusalKind::NotFound);
-        assert!(world.head.send(GetJob(JobId(4))).await.unwrap().is_err());
+        world
+            .happened(Input::Frame(JOB, SubmitFrame::Stop), None)
+            .await;
+        assert_eq!(soon(node.dropped.recv()).await, Some(()));
+        told(&mut events, |event| matches!(event, JobEvent::Ended { .. })).await;
     });
 }
 
@@ -375,192 +343,20 @@ fn two_jobs_run_at_once_on_disjoint_resources() {
 fn a_head_that_stood_still_takes_nobody_for_lost() {
     run(async {
         let lease = Duration::from_millis(400);
-        let mut world = World::new(lease);
-        let node = world.register(1, 1, good).await;
+        let mut world = World::new(lease).await;
+        let mut node = world.node(good).await;
         for _ in 0..3 {
             // Actors and timers are on this thread.
             std::thread::sleep(lease * 3);
-            let heard = super::messages::Heard {
-                node: node.id,
-                session: node.session,
-            };
-            assert!(world.head.send(heard).await.unwrap());
+            let caller = Caller::Peer(node.session);
+            let reply = world.ask(caller, HeadRequest::Heartbeats).await;
+            assert_eq!(reply, HeadReply::Done);
         }
         // And then it says nothing while the head listens.
         soon(world.alive.wait_for(|alive| *alive == 0))
             .await
             .unwrap();
-    });
-}
-
-#[test]
-fn f1_a_node_that_falls_silent_is_lost_with_its_ranks() {
-    run(async {
-        let mut world = World::new(Duration::from_millis(200));
-        let silent = world.register(1, 1, good).await;
-        let mut other = world.register(2, 1, good).await;
-        let beats = tokio::task::spawn_local({
-            let (head, node, session) = (world.head.clone(), other.id, other.session);
-            async move {
-                loop {
-                    assert!(
-                        head.send(super::messages::Heard { node, session })
-                            .await
-                            .unwrap()
-                    );
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-            }
-        });
-        let (job, mut events) = world.submit(Placement::Pack { workers: 2 }).await.unwrap();
-        world.report(&silent, ready(job.job, 0)).await.unwrap();
-        world.report(&other, ready(job.job, 1)).await.unwrap();
-        let lost = told(&mut events, |event| {
-            matches!(event, JobEvent::RankLost { .. })
-        })
-        .await;
-        let JobEvent::RankLost { failure, .. } = lost else {
-            unreachable!()
-        };
-        assert_eq!(failure.node, silent.id);
-        assert_eq!(failure.exit, Exit::Unknown);
-        assert!(failure.reason.unwrap().contains("no heartbeat for"));
-        other
-            .sees(|request| matches!(request, NodeRequest::RankLost { .. }))
-            .await;
-        soon(world.alive.wait_for(|alive| *alive == 1))
-            .await
-            .unwrap();
-        // Its stay is over: what it says does not count.
-        let refusal = world
-            .report(&silent, exited(job.job, 0, Exit::Code(0)))
-            .await
-            .unwrap_err();
-        assert_eq!(refusal.kind, RefusalKind::Forbidden);
-        beats.abort();
-    });
-}
-
-#[test]
-fn g2_a_node_that_comes_back_must_stop_what_it_still_has() {
-    run(async {
-        let world = World::new(LONG);
-        let mut before = world.register(1, 1, good).await;
-        let (job, mut events) = world.submit(Placement::Pack { workers: 1 }).await.unwrap();
-        world.report(&before, ready(job.job, 0)).await.unwrap();
-        told(&mut events, |event| {
-            matches!(event, JobEvent::Healthy { .. })
-        })
-        .await;
-
-        // It says that it also has a job of which the head never heard. The first answer to a stop is lost.
-        let mut stops = 0;
-        let mut after = world
-            .try_register(1, 1, vec![JobId(77)], move |request| {
-                stops += usize::from(matches!(request, NodeRequest::Stop { .. }));
-                if stops == 1 {
-                    return Some(Reply::Unknown("lost".to_owned()));
-                }
-                good(request)
-            })
-            .await
-            .unwrap();
-        assert_eq!(soon(before.closed.recv()).await, Some(CloseCode::Duplicate));
-        let (state, refusal) = end(&mut events).await;
-        assert_eq!(state, JobState::Failed);
-        assert!(refusal.unwrap().message.contains("registered again"));
-        let mut stopped = Vec::new();
-        for _ in 0..3 {
-            let stop = after
-                .sees(|request| matches!(request, NodeRequest::Stop { .. }))
-                .await;
-            let NodeRequest::Stop { job, .. } = stop else {
-                unreachable!()
-            };
-            stopped.push(job);
-        }
-        assert!(stopped.contains(&job.job) && stopped.contains(&JobId(77)));
-        assert_eq!(world.free_cpus().await, [1]);
-    });
-}
-
-#[test]
-fn g2_a_node_that_does_not_answer_does_not_hold_up_the_others() {
-    run(async {
-        let world = World::new(LONG);
-        let deaf = world.register(1, 1, |_| None).await;
-        let mut other = world.register(2, 1, good).await;
-        let (job, mut events) = world.submit(Placement::Pack { workers: 2 }).await.unwrap();
-        let (state, refusal) = end(&mut events).await;
-        assert_eq!(state, JobState::Failed);
-        let refusal = refusal.unwrap();
-        assert_eq!(refusal.kind, RefusalKind::Timeout);
-        assert!(refusal.message.contains("host1"), "{refusal}");
-        other
-            .sees(|request| matches!(request, NodeRequest::Release { job: of } if *of == job.job))
-            .await;
-        // Nobody knows what the deaf one holds, until its connection ends.
-        assert_eq!(world.free_cpus().await, [0, 1]);
-        let gone = Gone {
-            node: deaf.id,
-            session: deaf.session,
-            reason: "closed".to_owned(),
-        };
-        world.head.send(gone).await.unwrap();
-        let back = world.register(1, 1, good).await;
-        let mut back = back;
-        back.sees_stop(job.job).await;
-    });
-}
-
-#[test]
-fn a_shutdown_stops_all_jobs_and_takes_no_more() {
-    run(async {
-        let world = World::new(LONG);
-        let mut node = world.register(1, 2, good).await;
-        let (job, mut events) = world.submit(Placement::Pack { workers: 1 }).await.unwrap();
-        let shutdown = Shutdown {
-            reason: "the head is stopping".to_owned(),
-        };
-        soon(world.head.send(shutdown)).await.unwrap();
-        let (state, refusal) = end(&mut events).await;
-        assert_eq!(state, JobState::Stopped);
-        assert!(refusal.unwrap().message.contains("the head is stopping"));
-        let request = node
-            .sees(|request| {
-                matches!(
-                    request,
-                    NodeRequest::Stop { .. } | NodeRequest::Release { .. }
-                )
-            })
-            .await;
-        assert!(matches!(
-            request,
-            NodeRequest::Stop { job: of, .. } | NodeRequest::Release { job: of } if of == job.job
-        ));
-        let refusal = world
-            .submit(Placement::Pack { workers: 1 })
-            .await
-            .unwrap_err();
-        assert_eq!(refusal.kind, RefusalKind::Stopped);
-    });
-}
-
-#[test]
-fn a_job_with_wrong_values_is_refused_before_anything_is_asked() {
-    run(async {
-        let world = World::new(LONG);
-        let mut node = world.register(1, 2, good).await;
-        for placement in [
-            Placement::Pack { workers: 0 },
-            Placement::Spread {
-                hosts: u32::MAX,
-                slots: u32::MAX,
-            },
-        ] {
-            let refusal = world.submit(placement).await.unwrap_err();
-            assert_eq!(refusal.kind, RefusalKind::Invalid);
-        }
-        assert!(node.seen.try_recv().is_err());
+        let code = soon(node.closed.recv()).await;
+        assert_eq!(code, Some(CloseCode::LeaseExpired));
     });
 }

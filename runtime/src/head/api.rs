@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kolo_actors::head::messages::{GetCluster, GetJob, GetJobs, StopJob};
+use kolo_core::head::messages::Caller;
 use kolo_transport::identity::Identity;
 use kolo_transport::ids::JobId;
-use kolo_transport::wire::{ClusterInfo, JobInfo, Refusal};
+use kolo_transport::wire::{ClusterInfo, HeadReply, HeadRequest, JobInfo, Refusal, RefusalKind};
 
-use super::serve::{Shared, stopped};
+use super::serve::Shared;
 use crate::http::{BoxFuture, HeadApi};
 
 /// Answers the HTTP API.
@@ -19,6 +19,22 @@ pub(super) struct Api {
 impl Api {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self { shared }
+    }
+
+    /// Asks, and takes from the answer what `expect` finds in it.
+    fn ask<'a, T: 'a>(
+        &'a self,
+        request: HeadRequest,
+        expect: impl Fn(HeadReply) -> Option<T> + Send + 'a,
+    ) -> BoxFuture<'a, Result<T, Refusal>> {
+        Box::pin(async move {
+            match self.shared.ask(Caller::Http, request).await {
+                HeadReply::Refused(refusal) => Err(refusal),
+                reply => expect(reply).ok_or_else(|| {
+                    Refusal::new(RefusalKind::Internal, "the head gave another answer")
+                }),
+            }
+        })
     }
 }
 
@@ -32,30 +48,27 @@ impl HeadApi for Api {
     }
 
     fn cluster(&self) -> BoxFuture<'_, Result<ClusterInfo, Refusal>> {
-        let asked = self.shared.actor.send(GetCluster);
-        Box::pin(async {
-            let mut cluster = asked.await.map_err(stopped)?;
-            cluster.revoked = self.shared.trust.revoked();
-            Ok(cluster)
+        self.ask(HeadRequest::Cluster, |reply| match reply {
+            HeadReply::Cluster(cluster) => Some(cluster),
+            _ => None,
         })
     }
 
     fn jobs(&self) -> BoxFuture<'_, Result<Vec<JobInfo>, Refusal>> {
-        let asked = self.shared.actor.send(GetJobs);
-        Box::pin(async { asked.await.map_err(stopped) })
+        self.ask(HeadRequest::Jobs, |reply| match reply {
+            HeadReply::Jobs(jobs) => Some(jobs),
+            _ => None,
+        })
     }
 
     fn job(&self, job: JobId) -> BoxFuture<'_, Result<JobInfo, Refusal>> {
-        let asked = self.shared.actor.send(GetJob(job));
-        Box::pin(async { asked.await.map_err(stopped)? })
+        self.ask(HeadRequest::Job { job }, |reply| match reply {
+            HeadReply::Job(info) => Some(info),
+            _ => None,
+        })
     }
 
     fn stop(&self, job: JobId) -> BoxFuture<'_, Result<(), Refusal>> {
-        let reason = "it was asked for over HTTP".to_owned();
-        let asked = self.shared.actor.send(StopJob { job, reason });
-        Box::pin(async {
-            asked.await.map_err(stopped)??.wait().await;
-            Ok(())
-        })
+        self.ask(HeadRequest::Stop { job }, |_| Some(()))
     }
 }

@@ -1,6 +1,5 @@
 //! The head's way to a node: the connection that the node keeps.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use kolo_actors::head::{NodeLink, SendFuture};
@@ -28,10 +27,6 @@ impl NodeLink for Link {
                 Err(error) => Reply::Unknown(error.to_string()),
             }
         })
-    }
-
-    fn local_ip(&self) -> Option<IpAddr> {
-        self.0.local_ip()
     }
 
     fn close(&self, code: CloseCode, reason: &str) {

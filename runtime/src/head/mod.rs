@@ -21,16 +21,17 @@ mod trust;
 use std::fmt;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use actix::Actor;
-use kolo_actors::head::messages::{Drain, GetCluster, Shutdown};
-use kolo_actors::head::{HeadActor, HeadSettings};
+use kolo_actors::head::{Coordinator, ask};
+use kolo_core::head::messages::{Caller, Question, Settings};
 use kolo_transport::descriptors::make_room;
 use kolo_transport::identity::{HEAD_NAME, Role};
 use kolo_transport::ids::ClusterId;
+use kolo_transport::wire::{HeadReply, HeadRequest};
 use kolo_transport::{
     Authority, BindError, CloseCode, Endpoint, EndpointConfig, JoinToken, LiveCredentials,
     TransportRuntime,
@@ -189,10 +190,13 @@ impl Head {
 
     /// Tells whether the head does its work.
     pub fn health(&self) -> Health {
-        let actor = self.shared.actor.clone();
+        let shared = Arc::clone(&self.shared);
         Health::new(self.runtime.clone(), move || {
-            let asked = actor.send(GetCluster);
-            async { asked.await.is_ok() }
+            let shared = Arc::clone(&shared);
+            async move {
+                let reply = shared.ask(Caller::Http, HeadRequest::Cluster).await;
+                matches!(reply, HeadReply::Cluster(_))
+            }
         })
     }
 
@@ -201,8 +205,8 @@ impl Head {
     pub async fn drain(&self, limit: Duration) -> bool {
         self.shared.ready.store(false, Ordering::Release);
         let reason = "the head is stopping and takes no more jobs".to_owned();
-        let drained = self.shared.actor.send(Drain { reason });
-        matches!(self.runtime.timeout(limit, drained).await, Some(Ok(())))
+        let drained = ask(&self.shared.actor, Question::Drain { reason });
+        self.runtime.timeout(limit, drained).await == Some(HeadReply::Done)
     }
 
     /// Waits until at least `count` nodes are registered and alive. Cancel safe.
@@ -335,27 +339,23 @@ impl Parts {
             endpoint.clone(),
         )?;
         let (alive_sender, alive) = watch::channel(0);
-        let actor = HeadActor::new(HeadSettings {
+        let settings = Settings {
             cluster: store.authority().cluster(),
-            // The next beat of a node that stood still for a lease is due up to an interval later.
-            lease: config.lease + config.heartbeat,
+            lease: config.lease,
+            heartbeat: config.heartbeat,
             job: config.job,
-            rendezvous: Arc::new(rendezvous::Servers::new(
-                config.listen.ip(),
-                connections.clone(),
-                Arc::clone(&stores),
-            )),
-            alive: alive_sender,
-        })
-        .start();
+        };
+        let rendezvous =
+            rendezvous::Servers::new(config.listen.ip(), connections.clone(), Arc::clone(&stores));
+        let actor = Coordinator::new(settings, Arc::new(rendezvous), alive_sender).start();
         let (farewell, farewells) = mpsc::channel(1);
         let shared = Arc::new(Shared {
             actor,
             trust,
             runtime: runtime.clone(),
             ready: AtomicBool::new(false),
+            sessions: AtomicU64::new(0),
             lease: config.lease,
-            heartbeat: config.heartbeat,
             state: match &config.state {
                 HeadState::Dir(path) => Some(path.clone()),
                 HeadState::Memory => None,
@@ -411,7 +411,7 @@ impl Parts {
         tracing::info!("the head stops");
         self.shared.ready.store(false, Ordering::Release);
         let reason = "the head is stopping".to_owned();
-        let ended = self.shared.actor.send(Shutdown { reason });
+        let ended = ask(&self.shared.actor, Question::Shutdown { reason });
         if tokio::time::timeout(limit, ended).await.is_err() {
             tracing::warn!(?limit, "not all jobs have ended in time");
         }

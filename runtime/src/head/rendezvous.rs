@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kolo_actors::head::{LocalFuture, RendezvousHost};
 use kolo_core::env::horovod_hostname;
+use kolo_core::head::messages::Opening;
 use kolo_transport::ids::JobId;
-use kolo_transport::wire::Member;
 
 use crate::http::{Connections, JobStores, RendezvousPlan, RendezvousServer};
 
@@ -35,16 +35,10 @@ impl Servers {
 }
 
 impl RendezvousHost for Servers {
-    fn open(
-        &self,
-        job: JobId,
-        members: Vec<Member>,
-        peers: Vec<IpAddr>,
-        local: Option<IpAddr>,
-    ) -> LocalFuture<Result<SocketAddr, String>> {
+    fn open(&self, opening: Opening) -> LocalFuture<Result<SocketAddr, String>> {
         // A head on all interfaces opens it only where the nodes of this job come in.
         let bind = if self.listen.is_unspecified() {
-            local.unwrap_or(self.listen)
+            opening.local.unwrap_or(self.listen)
         } else {
             self.listen
         };
@@ -59,9 +53,9 @@ impl RendezvousHost for Servers {
                 ));
             }
             let plan = RendezvousPlan::from_members(
-                &members,
+                &opening.members,
                 |member| horovod_hostname(member.node),
-                peers,
+                opening.peers,
             );
             let server = RendezvousServer::start(plan, bind, connections, &memory)
                 .await
@@ -69,7 +63,7 @@ impl RendezvousHost for Servers {
             let address = server.address();
             open.lock()
                 .unwrap_or_else(PoisonError::into_inner)
-                .insert(job, server);
+                .insert(opening.job, server);
             Ok(address)
         })
     }

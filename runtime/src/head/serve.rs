@@ -1,22 +1,20 @@
 //! Connections to the head: every request is checked against the caller's role (S-2).
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
-use actix::{Addr, MailboxError};
-use kolo_actors::head::HeadActor;
-use kolo_actors::head::messages::{
-    DrainNode, GetCluster, GetInterfaces, GetJob, GetJobs, Gone, Heard, MaySign, NetworkChanged,
-    Register, Report, StopJob,
-};
+use actix::Addr;
+use kolo_actors::head::messages::{Happened, Way};
+use kolo_actors::head::{Coordinator, ask};
+use kolo_core::head::messages::{Caller, Input, Question};
 use kolo_core::head::registry::Session;
 use kolo_transport::frame::{InvalidFrame, Limits};
 use kolo_transport::identity::{Identity, Role};
-use kolo_transport::ids::{DriverId, JobId, NodeId, Slot};
+use kolo_transport::ids::{DriverId, JobId, Slot};
 use kolo_transport::wire::head::Beat;
-use kolo_transport::wire::{HeadReply, HeadRequest, NodeRegistration, Refusal, RefusalKind};
+use kolo_transport::wire::{HeadReply, HeadRequest, Refusal, RefusalKind};
 use kolo_transport::{CloseCode, Connection, Endpoint, FrameError, Stream, TransportRuntime};
 use tokio::sync::mpsc;
 
@@ -33,13 +31,14 @@ const HEARTBEAT_PRIORITY: i32 = 100;
 
 /// What all connections share.
 pub(super) struct Shared {
-    pub(super) actor: Addr<HeadActor>,
+    pub(super) actor: Addr<Coordinator>,
     pub(super) trust: Arc<Trust>,
     pub(super) runtime: TransportRuntime,
     /// Whether jobs are taken.
     pub(super) ready: AtomicBool,
+    /// Numbers of connections so far.
+    pub(super) sessions: AtomicU64,
     pub(super) lease: Duration,
-    pub(super) heartbeat: Duration,
     /// Its state folder.
     pub(super) state: Option<PathBuf>,
     /// How long a peer may take to send its request after it has opened the stream.
@@ -56,15 +55,23 @@ impl Shared {
             .clone()
     }
 
+    /// The head's answer, with what its actor does not know.
+    pub(super) async fn ask(&self, caller: Caller, request: HeadRequest) -> HeadReply {
+        let question = Question::Request(caller, Box::new(request));
+        let mut reply = ask(&self.actor, question).await;
+        if let HeadReply::Cluster(cluster) = &mut reply {
+            cluster.revoked = self.trust.revoked();
+            cluster.time_ms = SystemTime::now()
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .map_or(0, |since| since.as_millis() as u64);
+        }
+        reply
+    }
+
     /// From now on the farewells that are still held are waited for.
     pub(super) fn no_more_farewells(&self) {
         *self.farewell.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
-}
-
-/// The actor is gone, which it is only when the head stops.
-pub(super) fn stopped(_: MailboxError) -> Refusal {
-    Refusal::new(RefusalKind::Stopped, "the head is stopping")
 }
 
 /// Serves connections until the endpoint is closed.
@@ -78,46 +85,55 @@ pub(super) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
 struct Peer {
     shared: Arc<Shared>,
     connection: Connection,
-    /// Who it is in the registry, once a node has registered.
-    registered: OnceLock<(NodeId, Session)>,
+    session: Session,
 }
 
 impl Peer {
     async fn serve(shared: Arc<Shared>, connection: Connection) {
         tracing::debug!(peer = %connection.peer(), address = %connection.remote_addr(), "connected");
+        let number = shared.sessions.fetch_add(1, Ordering::Relaxed) + 1;
+        let session = Session(number);
         let peer = Arc::new(Self {
             shared,
             connection,
-            registered: OnceLock::new(),
+            session,
         });
+        let connection = &peer.connection;
+        let connected = Happened {
+            input: Input::Connected {
+                session,
+                peer: connection.peer().clone(),
+                remote: connection.remote_addr().ip(),
+                local: connection.local_ip(),
+            },
+            way: Some(Way::Link(session, Arc::new(Link(connection.clone())))),
+        };
+        if peer.shared.actor.send(connected).await.is_err() {
+            tracing::debug!("the head stops");
+        }
         let lost = loop {
-            match peer.connection.accept(Limits::CONTROL).await {
+            match connection.accept(Limits::CONTROL).await {
                 Ok(stream) => {
                     tokio::spawn(Arc::clone(&peer).answer(stream));
                 }
                 Err(lost) => break lost,
             }
         };
-        tracing::debug!(peer = %peer.connection.peer(), reason = %lost, "disconnected");
-        let reason = if peer.shared.trust.is_revoked(peer.connection.peer()) {
+        tracing::debug!(peer = %connection.peer(), reason = %lost, "disconnected");
+        let reason = if peer.shared.trust.is_revoked(connection.peer()) {
             "it was revoked".to_owned()
         } else {
             lost.to_string()
         };
-        peer.gone(&reason).await;
-    }
-
-    /// Tells the registry that the connection has ended.
-    async fn gone(&self, reason: &str) {
-        if let Some((node, session)) = self.registered.get().copied() {
-            let gone = Gone {
-                node,
-                session,
-                reason: reason.to_owned(),
-            };
-            if self.shared.actor.send(gone).await.is_err() {
-                tracing::debug!(%node, "the head stops");
-            }
+        let disconnected = Input::Disconnected { session, reason };
+        if peer
+            .shared
+            .actor
+            .send(Happened::from(disconnected))
+            .await
+            .is_err()
+        {
+            tracing::debug!("the head stops");
         }
     }
 
@@ -135,15 +151,13 @@ impl Peer {
             }
         };
         match request {
-            HeadRequest::Submit(spec) => match self.driver() {
-                Ok(owner) => submit::serve(&self.shared, owner, spec, stream).await,
-                Err(refusal) => submit::refuse(&self.shared, stream, refusal).await,
-            },
+            HeadRequest::Submit(spec) => {
+                submit::serve(&self.shared, self.session, spec, stream).await;
+            }
             HeadRequest::Heartbeats => self.heartbeats(stream).await,
-            // Never cut off, or the registry would know a session that this connection does not.
-            HeadRequest::Register(registration) => {
-                let reply = self.register(registration).await;
-                let reply = reply.unwrap_or_else(HeadReply::Refused);
+            // Never cut off, or the node would not hear of those that are put out.
+            HeadRequest::Register(_) => {
+                let reply = self.register(request).await;
                 self.reply(&mut stream, &reply).await;
             }
             request => {
@@ -173,71 +187,17 @@ impl Peer {
         }
     }
 
+    async fn ask(&self, request: HeadRequest) -> HeadReply {
+        self.shared.ask(Caller::Peer(self.session), request).await
+    }
+
     async fn decide(&self, request: HeadRequest) -> Result<HeadReply, Refusal> {
-        let actor = &self.shared.actor;
         match request {
-            HeadRequest::Events(events) => {
-                let (node, session) = self.session()?;
-                let report = Report {
-                    node,
-                    session,
-                    events,
-                };
-                actor.send(report).await.map_err(stopped)??;
-                Ok(HeadReply::Done)
-            }
-            HeadRequest::SignWorker { job, slot, csr } => self.sign(job, slot, &csr).await,
-            HeadRequest::Cluster => {
-                self.driver()?;
-                let mut cluster = actor.send(GetCluster).await.map_err(stopped)?;
-                cluster.revoked = self.shared.trust.revoked();
-                Ok(HeadReply::Cluster(cluster))
-            }
+            HeadRequest::SignWorker { job, slot, csr } => self.sign(job, slot, csr).await,
             HeadRequest::Surroundings => {
                 self.driver()?;
                 let state = self.shared.state.iter().cloned().collect();
                 Ok(HeadReply::Surroundings(surroundings::look(state).await))
-            }
-            HeadRequest::Jobs => {
-                self.driver()?;
-                let jobs = actor.send(GetJobs).await.map_err(stopped)?;
-                Ok(HeadReply::Jobs(jobs))
-            }
-            HeadRequest::Job { job } => {
-                self.driver()?;
-                let info = actor.send(GetJob(job)).await.map_err(stopped)??;
-                Ok(HeadReply::Job(info))
-            }
-            HeadRequest::Network(network) => {
-                let (node, session) = self.session()?;
-                let changed = NetworkChanged {
-                    node,
-                    session,
-                    network,
-                };
-                actor.send(changed).await.map_err(stopped)??;
-                Ok(HeadReply::Done)
-            }
-            HeadRequest::Interfaces(query) => {
-                self.driver()?;
-                let report = actor.send(GetInterfaces(query)).await.map_err(stopped)??;
-                Ok(HeadReply::Interfaces(report))
-            }
-            HeadRequest::Stop { job } => {
-                let driver = self.driver()?;
-                let reason = format!("{driver} asked for it");
-                let end = actor
-                    .send(StopJob { job, reason })
-                    .await
-                    .map_err(stopped)??;
-                end.wait().await;
-                Ok(HeadReply::Done)
-            }
-            HeadRequest::Drain => {
-                let (node, session) = self.session()?;
-                let drain = DrainNode { node, session };
-                actor.send(drain).await.map_err(stopped)??;
-                Ok(HeadReply::Done)
             }
             request @ (HeadRequest::Renew { .. }
             | HeadRequest::CreateToken { .. }
@@ -248,64 +208,25 @@ impl Peer {
                 let peer = self.connection.peer();
                 self.shared.trust.answer(peer, request).await
             }
-            // These have streams of their own.
-            HeadRequest::Register(_) | HeadRequest::Submit(_) | HeadRequest::Heartbeats => Err(
-                Refusal::new(RefusalKind::Internal, "the request was routed wrongly"),
-            ),
+            request => Ok(self.ask(request).await),
         }
     }
 
-    async fn register(&self, mut registration: NodeRegistration) -> Result<HeadReply, Refusal> {
-        let node = self.node()?;
-        if registration.node != node {
-            return Err(Refusal::new(
-                RefusalKind::Forbidden,
-                format!(
-                    "a certificate for {node} can't register {}",
-                    registration.node
-                ),
-            ));
+    async fn register(&self, request: HeadRequest) -> HeadReply {
+        let mut reply = self.ask(request).await;
+        if let HeadReply::Registered { revoked, .. } = &mut reply
+            && let Some(node) = self.connection.peer().node()
+        {
+            *revoked = self.shared.trust.registered(node, &self.connection);
         }
-        if self.registered.get().is_some() {
-            return Err(Refusal::new(
-                RefusalKind::Invalid,
-                format!("{node} is registered over this connection already"),
-            ));
-        }
-        // A daemon that listens on all interfaces is reached where it comes from.
-        if registration.address.ip().is_unspecified() {
-            registration
-                .address
-                .set_ip(self.connection.remote_addr().ip().to_canonical());
-        }
-        let register = Register {
-            registration,
-            link: Arc::new(Link(self.connection.clone())),
-        };
-        let session = self.shared.actor.send(register).await.map_err(stopped)??;
-        if self.registered.set((node, session)).is_err() {
-            // Two registrations at once: the registry has kept the later one, which ends with this.
-            self.connection
-                .close(CloseCode::Duplicate, "registered twice over one connection");
-        }
-        // It may have ended before there was a session to end.
-        if self.connection.is_closed() {
-            self.gone("the connection ended at once").await;
-        }
-        Ok(HeadReply::Registered {
-            heartbeat_ms: self.shared.heartbeat.as_millis() as u64,
-            lease_ms: self.shared.lease.as_millis() as u64,
-            revoked: self.shared.trust.registered(node, &self.connection),
-        })
+        reply
     }
 
     async fn heartbeats(&self, mut stream: Stream) {
-        let (node, session) = match self.session() {
-            Ok(registered) => registered,
-            Err(refusal) => {
-                return self.reply(&mut stream, &HeadReply::Refused(refusal)).await;
-            }
-        };
+        let opened = self.ask(HeadRequest::Heartbeats).await;
+        if opened != HeadReply::Done {
+            return self.reply(&mut stream, &opened).await;
+        }
         stream.send.set_priority(HEARTBEAT_PRIORITY);
         let limit = self.shared.lease * 2;
         loop {
@@ -313,14 +234,12 @@ impl Peer {
             let beat = match stream.recv.expect_within::<Beat>(limit).await {
                 Ok(frame) => frame.head,
                 Err(error) => {
-                    tracing::debug!(%node, %error, "no more heartbeats on this stream");
+                    let peer = self.connection.peer();
+                    tracing::debug!(%peer, %error, "no more heartbeats on this stream");
                     return stream.abort(CloseCode::Done);
                 }
             };
-            if !matches!(
-                self.shared.actor.send(Heard { node, session }).await,
-                Ok(true)
-            ) {
+            if self.ask(HeadRequest::Heartbeats).await != HeadReply::Done {
                 return stream.abort(CloseCode::LeaseExpired);
             }
             let sent = self
@@ -334,59 +253,31 @@ impl Peer {
         }
     }
 
-    async fn sign(&self, job: JobId, slot: Slot, csr: &[u8]) -> Result<HeadReply, Refusal> {
-        let (node, session) = self.session()?;
-        let question = MaySign {
-            node,
-            session,
+    async fn sign(&self, job: JobId, slot: Slot, csr: Vec<u8>) -> Result<HeadReply, Refusal> {
+        let question = HeadRequest::SignWorker {
             job,
             slot,
+            csr: Vec::new(),
         };
-        let generation = self.shared.actor.send(question).await.map_err(stopped)??;
-        let name = Identity::worker_name(job, slot);
-        let certificate = self
-            .shared
-            .trust
-            .store
-            .authority()
-            .sign(csr, Role::Worker, &name, self.shared.trust.lives.worker)
-            .map_err(signing)?;
-        Ok(HeadReply::Signed {
-            certificate: certificate.to_vec(),
-            generation,
-        })
-    }
-
-    fn forbidden(&self, needed: &str) -> Refusal {
-        Refusal::new(
-            RefusalKind::Forbidden,
-            format!(
-                "only a {needed} may ask for this, and {} is none",
-                self.connection.peer()
-            ),
-        )
+        let mut reply = self.ask(question).await;
+        if let HeadReply::Signed { certificate, .. } = &mut reply {
+            let name = Identity::worker_name(job, slot);
+            let life = self.shared.trust.lives.worker;
+            let authority = self.shared.trust.store.authority();
+            *certificate = authority
+                .sign(&csr, Role::Worker, &name, life)
+                .map_err(signing)?
+                .to_vec();
+        }
+        Ok(reply)
     }
 
     fn driver(&self) -> Result<DriverId, Refusal> {
-        self.connection
-            .peer()
-            .driver()
-            .ok_or_else(|| self.forbidden("driver"))
-    }
-
-    fn node(&self) -> Result<NodeId, Refusal> {
-        self.connection
-            .peer()
-            .node()
-            .ok_or_else(|| self.forbidden("node"))
-    }
-
-    fn session(&self) -> Result<(NodeId, Session), Refusal> {
-        let node = self.node()?;
-        self.registered.get().copied().ok_or_else(|| {
+        let peer = self.connection.peer();
+        peer.driver().ok_or_else(|| {
             Refusal::new(
                 RefusalKind::Forbidden,
-                format!("{node} must register over this connection first"),
+                format!("only a driver may ask for this, and {peer} is none"),
             )
         })
     }

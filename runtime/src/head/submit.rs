@@ -3,65 +3,54 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::Addr;
-use kolo_actors::head::Coordinator;
-use kolo_actors::head::messages::{Happened, Submit};
-use kolo_core::head::job::Event;
+use kolo_actors::head::messages::{Happened, Way, stopping};
+use kolo_core::head::messages::Input;
+use kolo_core::head::registry::Session;
 use kolo_transport::frame::InvalidFrame;
-use kolo_transport::ids::DriverId;
-use kolo_transport::wire::{JobEvent, JobSpec, JobState, Refusal, SubmitFrame};
+use kolo_transport::ids::JobId;
+use kolo_transport::wire::{JobEvent, JobSpec, JobState};
 use kolo_transport::{
-    CloseCode, Flood, FrameError, FrameReceiver, FrameSender, Stream, TransportRuntime,
+    CloseCode, Flood, FrameError, FrameReceiver, FrameSender, RandomId as _, Stream,
+    TransportRuntime,
 };
 use tokio::sync::mpsc;
 
-use super::serve::{REPLY_TIMEOUT, Shared, stopped};
+use super::serve::{REPLY_TIMEOUT, Shared};
 
 /// How long a driver may take to read an event.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Tells a driver that its job is not taken.
-pub(super) async fn refuse(shared: &Shared, mut stream: Stream, refusal: Refusal) {
-    let ended = JobEvent::Ended {
-        state: JobState::Failed,
-        refusal: Some(refusal),
-        failure: None,
-        stopped: None,
-    };
-    if tell(&shared.runtime, &mut stream.send, &ended).await {
-        finish(&shared.runtime, stream.send).await;
-    }
-}
-
-/// Submits a job, and serves its driver until it has ended.
-pub(super) async fn serve(shared: &Arc<Shared>, owner: DriverId, spec: JobSpec, stream: Stream) {
+/// Submits a job, and serves its driver until the job has ended.
+pub(super) async fn serve(shared: &Arc<Shared>, session: Session, spec: JobSpec, stream: Stream) {
     let farewell = shared.farewell();
-    let (events, receiver) = mpsc::channel(Submit::capacity(&spec));
-    let submit = Submit {
-        spec,
-        owner,
-        events,
+    let (events, receiver) = mpsc::unbounded_channel();
+    let job = JobId::random();
+    let submit = Happened {
+        input: Input::Submit {
+            session,
+            job,
+            spec: Box::new(spec),
+        },
+        way: Some(Way::Driver(job, events.clone())),
     };
-    let answer = shared
-        .actor
-        .send(submit)
-        .await
-        .unwrap_or_else(|error| Err(stopped(error)));
-    match answer {
-        Ok(submitted) => {
-            let Stream { send, recv } = stream;
-            let frames = follow(submitted.coordinator.clone(), recv);
-            let told = report(shared, &submitted.coordinator, receiver, send);
-            // The job's last event ends both.
-            tokio::select! {
-                () = told => {}
-                never = frames => match never {},
-            }
-        }
-        Err(refusal) => {
-            tracing::info!(%owner, reason = %refusal.message, "a job is refused");
-            refuse(shared, stream, refusal).await;
-        }
+    if shared.actor.send(submit).await.is_err() {
+        let ended = JobEvent::Ended {
+            state: JobState::Failed,
+            refusal: Some(stopping()),
+            failure: None,
+            stopped: None,
+        };
+        // Its other end is here.
+        events.send(ended).ok();
+    }
+    drop(events);
+    let Stream { send, recv } = stream;
+    let frames = follow(shared, job, recv);
+    let told = report(shared, job, receiver, send);
+    // The job's last event ends both.
+    tokio::select! {
+        () = told => {}
+        never = frames => match never {},
     }
     drop(farewell);
 }
@@ -69,14 +58,14 @@ pub(super) async fn serve(shared: &Arc<Shared>, owner: DriverId, spec: JobSpec, 
 /// Passes the job's events on until the last.
 async fn report(
     shared: &Shared,
-    coordinator: &Addr<Coordinator>,
-    mut events: mpsc::Receiver<JobEvent>,
+    job: JobId,
+    mut events: mpsc::UnboundedReceiver<JobEvent>,
     mut send: FrameSender,
 ) {
     while let Some(event) = events.recv().await {
         if !tell(&shared.runtime, &mut send, &event).await {
             send.reset(CloseCode::Deadline);
-            happened(coordinator, Event::DriverGone).await;
+            happened(shared, Input::DriverGone(job)).await;
             return;
         }
     }
@@ -106,38 +95,28 @@ async fn finish(runtime: &TransportRuntime, mut send: FrameSender) {
 enum Never {}
 
 /// Takes what the driver says. When its stream ends it is gone, and so is the job.
-async fn follow(coordinator: Addr<Coordinator>, mut recv: FrameReceiver) -> Never {
+async fn follow(shared: &Shared, job: JobId, mut recv: FrameReceiver) -> Never {
     let unknown = Flood::new("frames of a driver were not known", 1);
     loop {
-        let event = match recv.next().await {
-            Ok(Some(frame)) => match frame.head {
-                SubmitFrame::ProgramReady => Event::ProgramReady,
-                SubmitFrame::Stop => Event::DriverStop,
-                SubmitFrame::Kill => Event::DriverKill,
-                SubmitFrame::Done => Event::DriverDone,
-                SubmitFrame::Interrupt => Event::DriverInterrupt,
-                SubmitFrame::Signal(signal) => Event::DriverSignal(signal),
-            },
+        match recv.next().await {
+            Ok(Some(frame)) => happened(shared, Input::Frame(job, frame.head)).await,
             // A frame of a later version.
             Err(error @ FrameError::Invalid(InvalidFrame::Malformed { .. })) => {
                 unknown.line(
                     || tracing::warn!(%error, "a driver sent what this version does not know"),
                 );
-                continue;
             }
             Ok(None) | Err(_) => {
-                happened(&coordinator, Event::DriverGone).await;
+                happened(shared, Input::DriverGone(job)).await;
                 // The job's end is still to come.
                 std::future::pending::<()>().await;
-                continue;
             }
-        };
-        happened(&coordinator, event).await;
+        }
     }
 }
 
-async fn happened(coordinator: &Addr<Coordinator>, event: Event) {
-    if coordinator.send(Happened(event)).await.is_err() {
-        tracing::debug!("the job has ended already");
+async fn happened(shared: &Shared, input: Input) {
+    if shared.actor.send(Happened::from(input)).await.is_err() {
+        tracing::debug!("the head stops");
     }
 }

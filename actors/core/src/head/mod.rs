@@ -1,7 +1,28 @@
-//! The head: the registry of nodes, the state machine of a job, and the memory of those that have ended.
+//! The head: all its decisions as one state machine, [`HeadCore`].
+//!
+//! | to decide | look in |
+//! |---|---|
+//! | which nodes live, and what is free | [`registry`] |
+//! | how a job starts, fails and ends | [`job`] |
+//! | which jobs can't be taken | [`validate`] |
+//! | when a push is tried again | `outbox` |
+//! | what nodes are to stop | `cleaning` |
+//! | when a node or the head may leave | `drains` |
+//! | which probes run | `probes` |
+//! | what is remembered of ended jobs | [`history`] |
 
+mod agenda;
+mod cleaning;
+mod drains;
 pub mod history;
 mod introduction;
 pub mod job;
+mod machine;
+pub mod messages;
+mod outbox;
+mod probes;
 pub mod registry;
+mod requests;
 pub mod validate;
+
+pub use self::machine::HeadCore;

@@ -21,15 +21,19 @@ pub const MAX_NODES: usize = 16_384;
 /// Lost nodes that are remembered.
 const MAX_LOST: usize = 256;
 
-/// One stay of a node in the registry. A message of an older stay changes nothing.
+/// A connection to the head, and the stay in the registry of the node that registers over it. A message of an older stay
+/// changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Session(pub u64);
+
+impl Session {
+    /// No connection.
+    pub const NONE: Self = Self(0);
+}
 
 /// Answer to a registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admission {
-    /// The new stay.
-    pub session: Session,
     /// Jobs that the node held in an earlier stay, or says that it holds. They count it as lost; it must be told
     /// to stop them.
     pub stale: Vec<JobId>,
@@ -76,7 +80,6 @@ impl Entry {
 #[derive(Debug)]
 pub struct NodeRegistry {
     lease: Duration,
-    next_session: u64,
     /// In order of first registration.
     entries: Vec<Entry>,
     index: BTreeMap<NodeId, usize>,
@@ -88,13 +91,12 @@ impl NodeRegistry {
     pub fn new(lease: Duration) -> Self {
         Self {
             lease,
-            next_session: 1,
             entries: Vec::new(),
             index: BTreeMap::new(),
         }
     }
 
-    /// A node introduces itself. One that is known begins a new stay; its old one is over.
+    /// A node introduces itself and begins the stay `session`, a number of no earlier stay. An earlier one is over.
     ///
     /// # Errors
     ///
@@ -104,12 +106,12 @@ impl NodeRegistry {
     pub fn register(
         &mut self,
         now: Instant,
+        session: Session,
         registration: NodeRegistration,
     ) -> Result<Admission, Refusal> {
         check(&registration)?;
-        let session = Session(self.next_session);
         let mut stale: BTreeSet<JobId> = registration.jobs.iter().copied().collect();
-        let admission = if let Some(&index) = self.index.get(&registration.node) {
+        let replaced = if let Some(&index) = self.index.get(&registration.node) {
             let entry = &mut self.entries[index];
             let silent = now.saturating_duration_since(entry.last_seen);
             let another = registration.instance != 0
@@ -119,17 +121,13 @@ impl NodeRegistry {
                 return Err(duplicate(&entry.registration, silent));
             }
             stale.extend(entry.held.keys());
-            let admission = Admission {
-                session,
-                stale: stale.into_iter().collect(),
-                replaced: entry.alive.then_some(entry.session),
-            };
+            let replaced = entry.alive.then_some(entry.session);
             entry.registration = registration;
             entry.session = session;
             entry.alive = true;
             entry.draining = false;
             entry.last_seen = now;
-            admission
+            replaced
         } else {
             self.forget_lost();
             if self.entries.len() >= MAX_NODES {
@@ -147,14 +145,12 @@ impl NodeRegistry {
                 last_seen: now,
                 held: BTreeMap::new(),
             });
-            Admission {
-                session,
-                stale: stale.into_iter().collect(),
-                replaced: None,
-            }
+            None
         };
-        self.next_session += 1;
-        Ok(admission)
+        Ok(Admission {
+            stale: stale.into_iter().collect(),
+            replaced,
+        })
     }
 
     /// The node's interfaces have changed.
@@ -216,6 +212,13 @@ impl NodeRegistry {
             }
             None => false,
         }
+    }
+
+    /// Whether this stay of the node lasts.
+    #[must_use]
+    pub fn is_current(&self, node: NodeId, session: Session) -> bool {
+        self.get(node)
+            .is_some_and(|entry| entry.alive && entry.session == session)
     }
 
     /// Whether no job holds anything on the node.

@@ -33,8 +33,8 @@ use std::time::{Duration, Instant};
 use kolo_wire::ids::{DriverId, Generation, JobId, NodeId, Rank, Slot};
 use kolo_wire::{
     Exit, GenerationTable, JobEvent, JobSpec, JobState, Member, NetworkReport, NodeEvent,
-    NodeReply, NodeRequest, PlacedNode, RankFailure, Refusal, RefusalKind, WorkerSignal,
-    WorkerState,
+    NodeReply, NodeRequest, PlacedNode, RankFailure, Refusal, RefusalKind, SubmitFrame,
+    WorkerSignal, WorkerState,
 };
 
 pub use self::installed::problem_on;
@@ -161,6 +161,19 @@ pub enum Event {
     },
     /// Time has passed: see [`Job::deadline`].
     Tick,
+}
+
+impl From<SubmitFrame> for Event {
+    fn from(frame: SubmitFrame) -> Self {
+        match frame {
+            SubmitFrame::ProgramReady => Self::ProgramReady,
+            SubmitFrame::Stop => Self::DriverStop,
+            SubmitFrame::Kill => Self::DriverKill,
+            SubmitFrame::Done => Self::DriverDone,
+            SubmitFrame::Interrupt => Self::DriverInterrupt,
+            SubmitFrame::Signal(signal) => Self::DriverSignal(signal),
+        }
+    }
 }
 
 /// Something to do. Actions are done in order.

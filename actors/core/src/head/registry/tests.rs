@@ -40,15 +40,10 @@ fn a_lease_runs_out_on_the_given_clock() {
     let start = Instant::now();
     let mut registry = NodeRegistry::new(LEASE);
     assert_eq!(registry.next_expiry(), None);
-    let one = registry
-        .register(start, introduction(1, 4))
-        .unwrap()
-        .session;
+    let (one, two) = (Session(1), Session(2));
+    registry.register(start, one, introduction(1, 4)).unwrap();
     let later = start + Duration::from_secs(1);
-    let two = registry
-        .register(later, introduction(2, 4))
-        .unwrap()
-        .session;
+    registry.register(later, two, introduction(2, 4)).unwrap();
     assert_eq!(registry.next_expiry(), Some(start + LEASE));
     assert_eq!(registry.expired(start + LEASE), [(NodeId(1), one, LEASE)]);
     assert!(registry.beat(later, NodeId(1), one));
@@ -67,8 +62,10 @@ fn a_lease_runs_out_on_the_given_clock() {
 fn two_jobs_hold_disjoint_resources() {
     let now = Instant::now();
     let mut registry = NodeRegistry::new(LEASE);
-    registry.register(now, introduction(1, 4)).unwrap();
-    registry.register(now, introduction(2, 4)).unwrap();
+    for node in 1..3 {
+        let introduction = introduction(node, 4);
+        registry.register(now, Session(node), introduction).unwrap();
+    }
     assert!(registry.hold(JobId(1), &[(NodeId(1), cpus(4)), (NodeId(2), cpus(2))]));
     assert_eq!(free(&registry), [0, 2]);
     // All or nothing.
@@ -85,9 +82,10 @@ fn two_jobs_hold_disjoint_resources() {
 fn a_node_that_comes_back_offers_only_what_is_confirmed_free() {
     let now = Instant::now();
     let mut registry = NodeRegistry::new(LEASE);
-    let first = registry.register(now, introduction(1, 4)).unwrap().session;
+    let (first, second) = (Session(1), Session(2));
+    registry.register(now, first, introduction(1, 4)).unwrap();
     assert!(registry.hold(JobId(1), &[(NodeId(1), cpus(3))]));
-    let again = registry.register(now, introduction(1, 2)).unwrap();
+    let again = registry.register(now, second, introduction(1, 2)).unwrap();
     assert_eq!(again.stale, [JobId(1)]);
     assert_eq!(again.replaced, Some(first));
     // The message of the old stay changes nothing.
@@ -95,12 +93,12 @@ fn a_node_that_comes_back_offers_only_what_is_confirmed_free() {
     assert_eq!(free(&registry), [0]);
     registry.free(JobId(1), NodeId(1));
     assert_eq!(free(&registry), [2]);
-    assert_eq!(registry.lose(NodeId(1), again.session), Some(vec![]));
+    assert!(!registry.is_current(NodeId(1), first) && registry.is_current(NodeId(1), second));
+    assert_eq!(registry.lose(NodeId(1), second), Some(vec![]));
+    assert!(!registry.is_current(NodeId(1), second));
     assert!(free(&registry).is_empty());
-    assert_eq!(
-        registry.register(now, introduction(1, 2)).unwrap().replaced,
-        None
-    );
+    let third = registry.register(now, Session(3), introduction(1, 2));
+    assert_eq!(third.unwrap().replaced, None);
 }
 
 #[test]
@@ -111,9 +109,10 @@ fn a_copy_of_a_node_is_refused_as_long_as_the_node_is_heard() {
         instance,
         ..introduction(1, 4)
     };
-    let first = registry.register(start, daemon(10)).unwrap().session;
+    let (first, second, third) = (Session(1), Session(2), Session(3));
+    registry.register(start, first, daemon(10)).unwrap();
     let soon = start + Duration::from_millis(1499);
-    let refusal = registry.register(soon, daemon(20)).unwrap_err();
+    let refusal = registry.register(soon, second, daemon(20)).unwrap_err();
     assert_eq!(refusal.kind, RefusalKind::Duplicate);
     assert!(refusal.is_retryable());
     assert_eq!(
@@ -124,18 +123,18 @@ fn a_copy_of_a_node_is_refused_as_long_as_the_node_is_heard() {
     );
     // It changed nothing: the first is still heard, and comes back over a new connection at once.
     assert!(registry.beat(soon, NodeId(1), first));
-    let again = registry.register(soon, daemon(10)).unwrap();
+    let again = registry.register(soon, second, daemon(10)).unwrap();
     assert_eq!(again.replaced, Some(first));
     // One that was killed and started again has only to wait for half the lease.
     let later = soon + LEASE / 2;
-    let next = registry.register(later, daemon(20)).unwrap();
-    assert_eq!(next.replaced, Some(again.session));
+    let next = registry.register(later, third, daemon(20)).unwrap();
+    assert_eq!(next.replaced, Some(second));
     // And one that has said goodbye does not count.
-    registry.lose(NodeId(1), next.session);
-    registry.register(later, daemon(30)).unwrap();
+    registry.lose(NodeId(1), third);
+    registry.register(later, Session(4), daemon(30)).unwrap();
     // Who does not say which it is is taken for the same, as always.
-    registry.register(later, daemon(0)).unwrap();
-    registry.register(later, daemon(40)).unwrap();
+    registry.register(later, Session(5), daemon(0)).unwrap();
+    registry.register(later, Session(6), daemon(40)).unwrap();
 }
 
 #[test]
@@ -152,7 +151,9 @@ fn introductions_that_can_not_be_true_are_refused() {
     ] {
         let mut node = introduction(1, 4);
         change(&mut node);
-        let refusal = registry.register(Instant::now(), node).unwrap_err();
+        let refusal = registry
+            .register(Instant::now(), Session(1), node)
+            .unwrap_err();
         assert_eq!(refusal.kind, RefusalKind::Invalid, "{refusal}");
     }
     assert_eq!(registry.alive_count(), 0);
@@ -162,13 +163,15 @@ fn introductions_that_can_not_be_true_are_refused() {
 fn lost_nodes_are_forgotten_in_time_and_living_ones_never() {
     let start = Instant::now();
     let mut registry = NodeRegistry::new(LEASE);
-    registry.register(start, introduction(0, 1)).unwrap();
+    registry
+        .register(start, Session(0), introduction(0, 1))
+        .unwrap();
     for node in 1..600 {
         let now = start + Duration::from_secs(node);
-        let session = registry
-            .register(now, introduction(node, 1))
-            .unwrap()
-            .session;
+        let session = Session(node);
+        registry
+            .register(now, session, introduction(node, 1))
+            .unwrap();
         registry.lose(NodeId(node), session);
     }
     assert!(registry.info(start).len() <= MAX_LOST + 2);
@@ -188,10 +191,10 @@ proptest! {
         let mut registry = NodeRegistry::new(LEASE);
         let mut now = Instant::now();
         let mut booked: BTreeMap<(u64, u64), u64> = BTreeMap::new();
-        for (kind, node, job, units) in steps {
+        for (session, (kind, node, job, units)) in (1..).zip(steps) {
             now += Duration::from_millis(500);
             match kind {
-                0 => { registry.register(now, introduction(node, 6)).unwrap(); }
+                0 => { registry.register(now, Session(session), introduction(node, 6)).unwrap(); }
                 1 | 2 => if registry.hold(JobId(job), &[(NodeId(node), cpus(units))]) {
                     prop_assert!(booked.insert((node, job), units).is_none());
                 },

@@ -1,0 +1,345 @@
+//! Jobs: each has its nodes and its [`Job`], whose actions are carried out here.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use kolo_wire::ids::{DriverId, JobId, NodeId};
+use kolo_wire::{
+    HeadReply, JobEvent, JobInfo, JobSpec, JobState, NodeRequest, Refusal, RefusalKind,
+};
+
+use super::{HeadCore, Timer};
+use crate::head::history::MAX_JOBS;
+use crate::head::job::{Action, Event, Job, Reply, Site};
+use crate::head::messages::{AskId, Level, Opening, Output};
+use crate::head::outbox::Outbox;
+use crate::head::probes::{Search, Waiter};
+use crate::head::registry::Session;
+use crate::head::requests::Purpose;
+use crate::head::validate::validate;
+use crate::interfaces::Key;
+use crate::placement::{lay_out, place};
+
+/// How long a node may take for one push before it is tried again.
+const PUSH_LIMIT: Duration = Duration::from_secs(5);
+
+/// A node that has a part in a job.
+#[derive(Debug, Clone, Copy)]
+struct Contact {
+    session: Session,
+    /// The address that it is reached at.
+    ip: IpAddr,
+    /// The head's own address as the node reaches it.
+    local: Option<IpAddr>,
+}
+
+/// A job that has not ended.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) job: Job,
+    /// Counts all jobs.
+    pub(super) number: u64,
+    since: Instant,
+    contacts: BTreeMap<NodeId, Contact>,
+    outboxes: BTreeMap<NodeId, Outbox>,
+    /// For what its network is valid, and whether that must be found out anew.
+    network: (Option<Key>, bool),
+    /// Answered when it has ended.
+    pub(super) stops: Vec<AskId>,
+}
+
+impl Running {
+    /// The job, as people see it.
+    pub(super) fn info(&self, now: Instant) -> JobInfo {
+        self.job.info(now.saturating_duration_since(self.since))
+    }
+
+    /// An address of this host that all nodes of the job reach: one that a node on another host uses, if there is one.
+    fn local_ip(&self) -> Option<IpAddr> {
+        let seen = || self.contacts.values().filter_map(|contact| contact.local);
+        let outside = seen().filter(|ip| !ip.is_loopback()).min();
+        outside.or_else(|| seen().min())
+    }
+}
+
+impl HeadCore {
+    pub(super) fn submit(&mut self, session: Session, job: JobId, spec: JobSpec) {
+        let owner = self.driver_of(session);
+        let taken = owner.and_then(|owner| self.place(job, owner, spec));
+        match taken {
+            Ok(actions) => self.act(job, actions),
+            Err(refusal) => {
+                let level = match refusal.kind {
+                    RefusalKind::Internal => Level::Error,
+                    _ => Level::Info,
+                };
+                let text = format!("a job is refused: {}", refusal.message);
+                self.log(level, (job, None), text);
+                let ended = JobEvent::Ended {
+                    state: JobState::Failed,
+                    refusal: Some(refusal),
+                    failure: None,
+                    stopped: None,
+                };
+                self.tell(job, ended);
+            }
+        }
+    }
+
+    /// Checks a job, chooses its nodes, and books what it wants there. The first actions.
+    fn place(&mut self, id: JobId, owner: DriverId, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
+        if let Some(reason) = &self.stopping {
+            return Err(Refusal::new(RefusalKind::Stopped, reason.clone()));
+        }
+        validate(&spec)?;
+        if self.jobs.len() >= MAX_JOBS {
+            return Err(Refusal::new(
+                RefusalKind::Busy,
+                format!("{MAX_JOBS} jobs run, which is the most; try again when one has ended"),
+            ));
+        }
+        if self.jobs.contains_key(&id) || self.history.find(id).is_some() {
+            return Err(internal("the id of the job is taken"));
+        }
+        let offers = self.registry.offers();
+        let shares = if spec.layout.is_empty() {
+            place(spec.placement, &spec.per_worker, &offers)?
+        } else {
+            lay_out(&spec.layout, &spec.per_worker, &offers)?
+        };
+        let mut sites = Vec::with_capacity(shares.len());
+        let mut contacts = BTreeMap::new();
+        for share in &shares {
+            let Some((registration, session)) = self.registry.alive(share.node) else {
+                return Err(internal("the placement chose a node that is lost"));
+            };
+            sites.push(Site {
+                node: share.node,
+                hostname: registration.hostname.clone(),
+                address: registration.address,
+                workers: share.workers,
+            });
+            let contact = Contact {
+                session,
+                ip: registration.address.ip(),
+                local: self.peers.get(&session).and_then(|peer| peer.local),
+            };
+            contacts.insert(share.node, contact);
+        }
+        let wanted: Vec<_> = shares
+            .iter()
+            .map(|share| (share.node, spec.per_worker.times(share.workers)))
+            .collect();
+        let nodes: Vec<NodeId> = shares.iter().map(|share| share.node).collect();
+        let anew = spec.no_cache;
+        let (key, plan) = self.plan_network(&nodes, &spec.interfaces, anew)?;
+        let (mut job, actions) =
+            Job::submit(self.now.awake, id, owner, spec, sites, self.settings.job)?;
+        job.connect_by(plan);
+        if !self.registry.hold(id, &wanted) {
+            return Err(internal("the placement chose what is not free"));
+        }
+        let text = format!("a job of {owner} is placed on {} nodes", nodes.len());
+        self.log(Level::Info, (id, None), text);
+        self.count += 1;
+        let running = Running {
+            job,
+            number: self.count,
+            since: self.now.real,
+            contacts,
+            outboxes: BTreeMap::new(),
+            network: (key, anew),
+            stops: Vec::new(),
+        };
+        self.jobs.insert(id, running);
+        Ok(actions)
+    }
+
+    /// Something has happened to a job. Nothing happens to those that have ended.
+    pub(super) fn step_job(&mut self, id: JobId, event: Event) {
+        if let Some(running) = self.jobs.get_mut(&id) {
+            let actions = running.job.step(self.now.awake, event);
+            self.act(id, actions);
+        }
+    }
+
+    fn act(&mut self, id: JobId, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                // It has the node for itself: pushes of before are pointless now.
+                Action::Request {
+                    node,
+                    request,
+                    deadline,
+                } => {
+                    self.drop_outbox(id, node);
+                    let session = self.session_of(id, node);
+                    self.send(session, *request, deadline, Purpose::Job(id, node));
+                }
+                Action::Push { node, request } => {
+                    if let Some(running) = self.jobs.get_mut(&id) {
+                        let outbox = running.outboxes.entry(node);
+                        outbox.or_insert_with(Outbox::new).push(*request);
+                    }
+                    self.deliver(id, node);
+                }
+                Action::Tell(event) => self.tell(id, event),
+                Action::Discover(discovery, limit) => {
+                    if let Some(running) = self.jobs.get(&id) {
+                        let (key, anew) = running.network.clone();
+                        let search = Search {
+                            discovery: *discovery,
+                            key,
+                            anew,
+                            limit,
+                        };
+                        self.find_network(search, Waiter::Job(id));
+                    }
+                }
+                Action::OpenRendezvous(members) => {
+                    if let Some(running) = self.jobs.get(&id) {
+                        let contacts = running.contacts.values();
+                        let opening = Opening {
+                            job: id,
+                            members,
+                            peers: contacts.map(|contact| contact.ip).collect(),
+                            local: running.local_ip(),
+                        };
+                        self.outputs.push(Output::OpenRendezvous(opening));
+                    }
+                }
+                Action::CloseRendezvous => self.outputs.push(Output::CloseRendezvous(id)),
+                Action::Free(node) => self.registry.free(id, node),
+                Action::Abandon(node) => {
+                    if let Some((_, session)) = self.registry.alive(node) {
+                        self.clean_up(session, node, id);
+                    }
+                }
+                Action::Note(text) => self.log(Level::Info, (id, None), text),
+                Action::Finished => self.finished(id),
+            }
+        }
+        let deadline = self
+            .jobs
+            .get(&id)
+            .and_then(|running| running.job.deadline());
+        self.agenda.set(Timer::Job(id), deadline);
+        // After the driver was told: it may want what is free now.
+        self.settle_drains();
+    }
+
+    fn finished(&mut self, id: JobId) {
+        let Some(running) = self.jobs.remove(&id) else {
+            return;
+        };
+        for (node, outbox) in &running.outboxes {
+            self.agenda.set(Timer::Push(id, *node), None);
+            if let Some(request) = outbox.under_way() {
+                self.cancel(request);
+            }
+        }
+        self.leave_probes(Waiter::Job(id));
+        let info = running.info(self.now.real);
+        let reason = info.reason.as_deref().unwrap_or_default();
+        let text = format!("a job has ended: {}, {reason}", info.state);
+        self.log(Level::Info, (id, None), text);
+        self.history.push(running.number, info);
+        // Whoever asked for a rendezvous while the job ran has been told so before.
+        self.outputs.push(Output::CloseRendezvous(id));
+        for ask in running.stops {
+            self.answer(ask, HeadReply::Done);
+        }
+    }
+
+    fn tell(&mut self, job: JobId, event: JobEvent) {
+        self.outputs.push(Output::Tell(job, Box::new(event)));
+    }
+
+    fn session_of(&self, id: JobId, node: NodeId) -> Session {
+        let running = self.jobs.get(&id);
+        let contact = running.and_then(|running| running.contacts.get(&node));
+        contact.map_or(Session::NONE, |contact| contact.session)
+    }
+
+    /// Delivers the first in a node's outbox unless that is under way.
+    fn deliver(&mut self, id: JobId, node: NodeId) {
+        let running = self.jobs.get(&id);
+        let outbox = running.and_then(|running| running.outboxes.get(&node));
+        let Some(request) = outbox.and_then(Outbox::next).cloned() else {
+            return;
+        };
+        let session = self.session_of(id, node);
+        let request = self.send(session, request, PUSH_LIMIT, Purpose::Push(id, node));
+        if let Some(outbox) = self.outbox(id, node) {
+            outbox.sent(request);
+        }
+    }
+
+    fn outbox(&mut self, id: JobId, node: NodeId) -> Option<&mut Outbox> {
+        self.jobs.get_mut(&id)?.outboxes.get_mut(&node)
+    }
+
+    /// A delivery has come to its end.
+    pub(super) fn pushed(&mut self, id: JobId, node: NodeId, reply: Reply) {
+        let Some(outbox) = self.outbox(id, node) else {
+            return;
+        };
+        let refusal = match reply {
+            Reply::Unknown(reason) => {
+                let first = outbox.failures() == 0;
+                let pause = outbox.failed();
+                // Once: its end is logged too.
+                if first {
+                    let text = format!("a push does not work; it is tried until it does: {reason}");
+                    self.log(Level::Warn, (id, node), text);
+                }
+                return self.set_timer(Timer::Push(id, node), pause);
+            }
+            Reply::Answer(_) => None,
+            Reply::Refused(refusal) => Some(refusal),
+        };
+        let (push, failures) = outbox.taken();
+        if failures > 0 {
+            let text = format!("a push works again; it had failed {failures} times");
+            self.log(Level::Info, (id, node), text);
+        }
+        self.deliver(id, node);
+        let event = Event::Pushed {
+            node,
+            membership: matches!(push, Some(NodeRequest::Membership(_))),
+            refusal,
+        };
+        self.step_job(id, event);
+    }
+
+    /// The pause after a push that did not work is over.
+    pub(super) fn resume(&mut self, id: JobId, node: NodeId) {
+        if let Some(outbox) = self.outbox(id, node) {
+            outbox.resume();
+            self.deliver(id, node);
+        }
+    }
+
+    /// What was to be delivered to a node is pointless now.
+    pub(super) fn drop_outbox(&mut self, id: JobId, node: NodeId) {
+        let running = self.jobs.get_mut(&id);
+        let Some(outbox) = running.and_then(|running| running.outboxes.remove(&node)) else {
+            return;
+        };
+        self.agenda.set(Timer::Push(id, node), None);
+        if let Some(request) = outbox.under_way() {
+            self.cancel(request);
+        }
+        let failures = outbox.failures();
+        if failures > 0 {
+            let text =
+                format!("a push that failed {failures} times is given up: it is pointless now");
+            self.log(Level::Info, (id, node), text);
+        }
+    }
+}
+
+fn internal(message: &str) -> Refusal {
+    Refusal::new(RefusalKind::Internal, message)
+}

@@ -1,0 +1,460 @@
+//! The head as one state machine.
+//!
+//! [`HeadCore::step`] takes an [`Input`] and gives the [`Output`]s that follow from it. Equal inputs give equal outputs.
+
+mod jobs;
+mod network;
+mod questions;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Display;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use kolo_wire::identity::Identity;
+use kolo_wire::ids::{JobId, NodeId};
+use kolo_wire::{HeadReply, NodeEvent, NodeRegistration, NodeRequest, Refusal, RefusalKind};
+
+use self::jobs::Running;
+use super::agenda::Agenda;
+use super::cleaning::{self, Cleaning, is_confirmed};
+use super::drains::Drains;
+use super::history::History;
+use super::job::{Event, Reply};
+use super::messages::{AskId, Input, Level, Line, LinkEnd, Now, Output, RequestId, Settings};
+use super::probes::{Probes, Waiter};
+use super::registry::{NodeRegistry, Session};
+use super::requests::{OVERTIME, Open, Purpose, Requests};
+use crate::pace::Ration;
+
+/// The other side of a connection.
+#[derive(Debug)]
+struct Peer {
+    identity: Identity,
+    remote: IpAddr,
+    local: Option<IpAddr>,
+    /// It is a node that has registered over this connection.
+    registered: bool,
+}
+
+/// Something that is to be done at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    /// Look for leases that have run out.
+    Leases,
+    /// Give a request up.
+    Request(RequestId),
+    /// Try a push again.
+    Push(JobId, NodeId),
+    /// Ask a node again to stop a job.
+    Clean(Session, NodeId, JobId),
+    /// Let a job look at its own deadline.
+    Job(JobId),
+}
+
+/// Something that follows from a step and must not interrupt it.
+#[derive(Debug)]
+enum Due {
+    Job(JobId, Event),
+    Replied(RequestId, Reply),
+}
+
+/// The state machine.
+#[derive(Debug)]
+pub struct HeadCore {
+    settings: Settings,
+    started: Instant,
+    now: Now,
+    peers: BTreeMap<Session, Peer>,
+    registry: NodeRegistry,
+    cleaning: Cleaning,
+    /// Complaints about nodes that report too much.
+    overflowing: Ration,
+    jobs: BTreeMap<JobId, Running>,
+    /// Jobs that were taken.
+    count: u64,
+    history: History,
+    probes: Probes,
+    drains: Drains,
+    /// Why no more jobs are taken.
+    stopping: Option<String>,
+    requests: Requests,
+    agenda: Agenda<Timer>,
+    due: VecDeque<Due>,
+    outputs: Vec<Output>,
+}
+
+impl HeadCore {
+    /// A head without nodes and jobs.
+    #[must_use]
+    pub fn new(now: impl Into<Now>, settings: Settings) -> Self {
+        let now = now.into();
+        Self {
+            // The next beat of a node that stood still for a lease is due up to an interval later.
+            registry: NodeRegistry::new(settings.lease + settings.heartbeat),
+            settings,
+            started: now.real,
+            now,
+            peers: BTreeMap::new(),
+            cleaning: Cleaning::default(),
+            overflowing: Ration::new(1, Duration::from_secs(10)),
+            jobs: BTreeMap::new(),
+            count: 0,
+            history: History::default(),
+            probes: Probes::default(),
+            drains: Drains::default(),
+            stopping: None,
+            requests: Requests::default(),
+            agenda: Agenda::default(),
+            due: VecDeque::new(),
+            outputs: Vec::new(),
+        }
+    }
+
+    /// Tells what to do now that `input` has come.
+    #[must_use]
+    pub fn step(&mut self, now: impl Into<Now>, input: Input) -> Vec<Output> {
+        self.now = now.into();
+        match input {
+            Input::Connected {
+                session,
+                peer,
+                remote,
+                local,
+            } => {
+                let peer = Peer {
+                    identity: peer,
+                    remote,
+                    local,
+                    registered: false,
+                };
+                self.peers.insert(session, peer);
+            }
+            Input::Disconnected { session, reason } => {
+                let peer = self.peers.remove(&session);
+                if let Some(node) = peer.and_then(|peer| peer.identity.node()) {
+                    self.lose(node, session, &reason);
+                }
+            }
+            Input::Asked { ask, question } => {
+                if let Some(reply) = self.asked(ask, question) {
+                    self.answer(ask, reply);
+                }
+            }
+            Input::Forget(ask) => self.forget(ask),
+            Input::Submit { session, job, spec } => self.submit(session, job, *spec),
+            Input::Frame(job, frame) => self.step_job(job, frame.into()),
+            Input::DriverGone(job) => self.step_job(job, Event::DriverGone),
+            Input::Replied(request, reply) => self.replied(request, reply),
+            Input::RendezvousOpened(job, opened) => self.step_job(job, Event::Rendezvous(opened)),
+            Input::Tick => self.tick(),
+        }
+        self.run_due();
+        std::mem::take(&mut self.outputs)
+    }
+
+    /// When to give [`Input::Tick`], if nothing comes before. By [`Now::awake`].
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.agenda.next()
+    }
+
+    fn run_due(&mut self) {
+        while let Some(due) = self.due.pop_front() {
+            match due {
+                Due::Job(job, event) => self.step_job(job, event),
+                Due::Replied(request, reply) => self.replied(request, reply),
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        while let Some(timer) = self.agenda.take_due(self.now.awake) {
+            match timer {
+                Timer::Leases => self.check_leases(),
+                Timer::Request(request) => self.give_up(request),
+                Timer::Push(job, node) => self.resume(job, node),
+                Timer::Clean(session, node, job) => self.ask_to_stop(session, node, job),
+                Timer::Job(job) => self.step_job(job, Event::Tick),
+            }
+            self.run_due();
+        }
+    }
+
+    fn log(
+        &mut self,
+        level: Level,
+        (job, node): (impl Into<Option<JobId>>, impl Into<Option<NodeId>>),
+        text: impl Into<String>,
+    ) {
+        self.outputs.push(Output::Log(Line {
+            level,
+            job: job.into(),
+            node: node.into(),
+            text: text.into(),
+        }));
+    }
+
+    fn answer(&mut self, ask: AskId, reply: HeadReply) {
+        self.outputs.push(Output::Answer(ask, Box::new(reply)));
+    }
+
+    fn forget(&mut self, ask: AskId) {
+        self.drains.forget(ask);
+        for running in self.jobs.values_mut() {
+            running.stops.retain(|other| *other != ask);
+        }
+        self.leave_probes(Waiter::Ask(ask));
+    }
+
+    fn set_timer(&mut self, timer: Timer, after: Duration) {
+        // A time that no clock has never comes.
+        self.agenda.set(timer, self.now.awake.checked_add(after));
+    }
+
+    // Nodes.
+
+    fn check_leases(&mut self) {
+        for (node, session, silent) in self.registry.expired(self.now.awake) {
+            let reason = format!("no heartbeat for {:.1} s", silent.as_secs_f64());
+            self.lose(node, session, &reason);
+        }
+        self.agenda.set(Timer::Leases, self.registry.next_expiry());
+    }
+
+    /// A node introduces itself over the connection `session`.
+    fn register(
+        &mut self,
+        session: Session,
+        mut registration: NodeRegistration,
+    ) -> Result<HeadReply, Refusal> {
+        let node = self.introduced(session, &registration)?;
+        let Some(peer) = self.peers.get_mut(&session) else {
+            return Err(disconnected());
+        };
+        // A daemon that listens on all interfaces is reached where it comes from.
+        if registration.address.ip().is_unspecified() {
+            registration.address.set_ip(peer.remote.to_canonical());
+        }
+        let (hostname, resources) = (&registration.hostname, &registration.resources);
+        let text = format!("a node has registered: {hostname}, {resources}");
+        let admission = self
+            .registry
+            .register(self.now.awake, session, registration)?;
+        peer.registered = true;
+        self.log(Level::Info, (None, node), text);
+        if !self.agenda.has(Timer::Leases) {
+            self.agenda.set(Timer::Leases, self.registry.next_expiry());
+        }
+        if let Some(old) = admission.replaced {
+            let reason = "the node has registered again";
+            self.end_stay(node, old, LinkEnd::Replaced, &admission.stale, reason);
+        }
+        for job in admission.stale {
+            self.clean_up(session, node, job);
+        }
+        self.count_alive();
+        Ok(HeadReply::Registered {
+            heartbeat_ms: milliseconds(self.settings.heartbeat),
+            lease_ms: milliseconds(self.settings.lease),
+            revoked: kolo_wire::RevocationList::default(),
+        })
+    }
+
+    /// The stay of a node is over, unless it was over before.
+    fn lose(&mut self, node: NodeId, session: Session, reason: &str) {
+        let Some(jobs) = self.registry.lose(node, session) else {
+            return;
+        };
+        let text = format!("a node is lost, with {} jobs: {reason}", jobs.len());
+        self.log(Level::Warn, (None, node), text);
+        self.end_stay(node, session, LinkEnd::Lost, &jobs, reason);
+        self.count_alive();
+    }
+
+    fn end_stay(
+        &mut self,
+        node: NodeId,
+        session: Session,
+        end: LinkEnd,
+        jobs: &[JobId],
+        reason: &str,
+    ) {
+        let close = Output::CloseLink(session, end, reason.to_owned());
+        self.outputs.push(close);
+        for job in self.cleaning.end(session) {
+            self.agenda.set(Timer::Clean(session, node, job), None);
+        }
+        for job in jobs {
+            self.drop_outbox(*job, node);
+            let reason = reason.to_owned();
+            let event = Event::NodeLost { node, reason };
+            self.due.push_back(Due::Job(*job, event));
+        }
+        for request in self.requests.of(session) {
+            self.outputs.push(Output::Cancel(request));
+            let reply = Reply::Unknown(reason.to_owned());
+            self.due.push_back(Due::Replied(request, reply));
+        }
+        self.run_due();
+        self.settle_drains();
+    }
+
+    fn count_alive(&mut self) {
+        self.outputs
+            .push(Output::Alive(self.registry.alive_count()));
+    }
+
+    /// A node says what has happened there.
+    fn report(&mut self, node: NodeId, session: Session, events: Vec<NodeEvent>) {
+        for event in events {
+            let job = match &event {
+                NodeEvent::WorkerReady { job, .. }
+                | NodeEvent::WorkerExited { job, .. }
+                | NodeEvent::JobGone { job }
+                | NodeEvent::JobLeft { job, .. } => *job,
+            };
+            if self.jobs.contains_key(&job) {
+                self.due
+                    .push_back(Due::Job(job, Event::Node { node, event }));
+                self.run_due();
+            } else if matches!(event, NodeEvent::JobGone { .. }) {
+                self.free(job, node);
+            } else if self.history.find(job).is_none() {
+                self.report_of_unknown(node, session, job);
+            }
+        }
+    }
+
+    fn report_of_unknown(&mut self, node: NodeId, session: Session, job: JobId) {
+        if !self.cleaning.is_full(session) {
+            self.clean_up(session, node, job);
+        } else if self.overflowing.take(self.now.awake) {
+            let text = "a node reports too many jobs that nobody knows";
+            self.log(Level::Warn, (job, node), text);
+        }
+    }
+
+    /// Nothing of a job is left on a node.
+    fn free(&mut self, job: JobId, node: NodeId) {
+        self.registry.free(job, node);
+        self.settle_drains();
+    }
+
+    /// Answers those whose wait for the end of jobs is over.
+    fn settle_drains(&mut self) {
+        for ask in self.drains.settle(&self.registry, !self.jobs.is_empty()) {
+            self.answer(ask, HeadReply::Done);
+        }
+    }
+
+    // Jobs that a node should not have.
+
+    /// Asks a node to stop a job, until the node confirms or its stay is over.
+    fn clean_up(&mut self, session: Session, node: NodeId, job: JobId) {
+        if self.cleaning.begin(session, job) {
+            self.ask_to_stop(session, node, job);
+        }
+    }
+
+    fn ask_to_stop(&mut self, session: Session, node: NodeId, job: JobId) {
+        let request = NodeRequest::Stop {
+            job,
+            reason: "the head does not count on it any more".to_owned(),
+            interrupt: false,
+        };
+        let purpose = Purpose::Clean(node, job);
+        self.send(session, request, cleaning::LIMIT, purpose);
+    }
+
+    fn cleaned(&mut self, session: Session, node: NodeId, job: JobId, reply: &Reply) {
+        if is_confirmed(reply) {
+            self.cleaning.confirmed(session, job);
+            self.log(
+                Level::Info,
+                (job, node),
+                "a node has stopped a job of before",
+            );
+            self.free(job, node);
+        } else if let Some((failures, pause)) = self.cleaning.failed(session, job) {
+            // Once: it goes on until it works or the node is lost, both of which are logged.
+            if failures == 0 {
+                let text =
+                    format!("a node does not stop a job; it is asked until it does: {reply:?}");
+                self.log(Level::Warn, (job, node), text);
+            }
+            self.set_timer(Timer::Clean(session, node, job), pause);
+        }
+    }
+
+    // Requests.
+
+    fn send(
+        &mut self,
+        session: Session,
+        message: NodeRequest,
+        deadline: Duration,
+        purpose: Purpose,
+    ) -> RequestId {
+        let request = self.requests.open(session, purpose, deadline);
+        if self.peers.contains_key(&session) {
+            self.set_timer(Timer::Request(request), deadline.saturating_add(OVERTIME));
+            let send = Output::Send(request, Box::new(message), deadline);
+            self.outputs.push(send);
+        } else {
+            let reply = Reply::Unknown("there is no connection to it".to_owned());
+            self.due.push_back(Due::Replied(request, reply));
+        }
+        request
+    }
+
+    fn cancel(&mut self, request: RequestId) {
+        if self.requests.close(request).is_some() {
+            self.agenda.set(Timer::Request(request), None);
+            self.outputs.push(Output::Cancel(request));
+        }
+    }
+
+    /// A request has no reply in time.
+    fn give_up(&mut self, request: RequestId) {
+        if let Some(Open { deadline, .. }) = self.requests.get(request) {
+            let reply = Reply::Unknown(format!("no answer within {deadline:?}"));
+            self.outputs.push(Output::Cancel(request));
+            self.due.push_back(Due::Replied(request, reply));
+        }
+    }
+
+    fn replied(&mut self, request: RequestId, reply: Reply) {
+        // One that was cancelled may have been replied at the same time.
+        let Some(Open { purpose, .. }) = self.requests.close(request) else {
+            return;
+        };
+        self.agenda.set(Timer::Request(request), None);
+        match purpose {
+            Purpose::Job(job, node) => self.step_job(job, Event::Replied { node, reply }),
+            Purpose::Push(job, node) => self.pushed(job, node, reply),
+            Purpose::Clean(node, job) => self.cleaned(request.session, node, job, &reply),
+            Purpose::Probe(probe, node) => {
+                let step = self.probes.replied(probe, request, node, reply);
+                self.go_on(probe, step);
+            }
+        }
+    }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn disconnected() -> Refusal {
+    Refusal::new(RefusalKind::Forbidden, "the connection has ended")
+}
+
+fn unknown_job(job: impl Display) -> Refusal {
+    Refusal::new(
+        RefusalKind::NotFound,
+        format!("the head knows no {job}; `kolo jobs` lists those that it knows"),
+    )
+}

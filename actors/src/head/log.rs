@@ -1,0 +1,14 @@
+//! Lines of the core in the log.
+
+use kolo_core::head::messages::{Level, Line};
+use tracing::field::display;
+
+pub(super) fn write(line: &Line) {
+    let (job, node) = (line.job.map(display), line.node.map(display));
+    let text = &line.text;
+    match line.level {
+        Level::Error => tracing::error!(job, node, "{text}"),
+        Level::Warn => tracing::warn!(job, node, "{text}"),
+        Level::Info => tracing::info!(job, node, "{text}"),
+    }
+}
