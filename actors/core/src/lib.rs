@@ -5,6 +5,7 @@
 //!
 //! | to decide | look in |
 //! |---|---|
+//! | anything that a head does | [`head::HeadCore`] |
 //! | which nodes a job gets | [`placement`], [`head::registry`] |
 //! | which ranks its members have | [`ranks`], [`plan`] |
 //! | how a job starts, fails and ends | [`head::job`] |

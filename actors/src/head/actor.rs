@@ -8,19 +8,16 @@ use std::time::Instant;
 use actix::{Actor, AsyncContext, Context, Handler, SpawnHandle};
 use kolo_core::head::HeadCore;
 use kolo_core::head::messages::{Input, LinkEnd, Now, Output, RequestId, Settings};
-use kolo_core::head::registry::Session;
 use kolo_transport::awake::{AwakeClock, TICK};
-use kolo_transport::ids::JobId;
 use kolo_transport::session::CloseCode;
-use kolo_transport::wire::JobEvent;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::asks::Asks;
-use super::link::{NodeLink, RendezvousHost};
+use super::link::RendezvousHost;
 use super::log;
-use super::messages::{Happened, Way};
+use super::messages::Happened;
+use super::ways::Ways;
 
 /// Messages that may wait; senders of more wait themselves.
 const MAILBOX: usize = 1024;
@@ -30,10 +27,8 @@ pub struct Coordinator {
     core: HeadCore,
     clock: AwakeClock,
     timer: Option<(Instant, SpawnHandle)>,
-    links: BTreeMap<Session, Arc<dyn NodeLink>>,
+    ways: Ways,
     requests: BTreeMap<RequestId, AbortHandle>,
-    drivers: BTreeMap<JobId, mpsc::UnboundedSender<JobEvent>>,
-    asks: Asks,
     rendezvous: Arc<dyn RendezvousHost>,
     alive: watch::Sender<usize>,
 }
@@ -54,10 +49,8 @@ impl Coordinator {
             core: HeadCore::new(Instant::now(), settings),
             clock: AwakeClock::start(&Handle::current(), TICK.min(settings.lease / 10)),
             timer: None,
-            links: BTreeMap::new(),
+            ways: Ways::default(),
             requests: BTreeMap::new(),
-            drivers: BTreeMap::new(),
-            asks: Asks::default(),
             rendezvous,
             alive,
         }
@@ -90,7 +83,7 @@ impl Coordinator {
     fn carry_out(&mut self, ctx: &mut Context<Self>, output: Output) {
         match output {
             Output::Send(request, message, deadline) => {
-                if let Some(link) = self.links.get(&request.session) {
+                if let Some(link) = self.ways.link(request.session) {
                     let asked = link.request(*message, deadline);
                     let replied = async move { Input::Replied(request, asked.await) };
                     self.requests.insert(request, later(ctx, replied));
@@ -106,21 +99,12 @@ impl Coordinator {
                     LinkEnd::Lost => CloseCode::LeaseExpired,
                     LinkEnd::Replaced => CloseCode::Duplicate,
                 };
-                if let Some(link) = self.links.get(&session) {
+                if let Some(link) = self.ways.link(session) {
                     link.close(code, &reason);
                 }
             }
-            Output::Tell(job, event) => {
-                let last = matches!(*event, JobEvent::Ended { .. });
-                if let Some(driver) = self.drivers.get(&job) {
-                    // A driver that is gone is known by the end of its stream.
-                    driver.send(*event).ok();
-                }
-                if last {
-                    self.drivers.remove(&job);
-                }
-            }
-            Output::Answer(ask, reply) => self.asks.answer(ask, *reply),
+            Output::Tell(job, event) => self.ways.tell(job, *event),
+            Output::Answer(ask, reply) => self.ways.answer(ask, *reply),
             Output::OpenRendezvous(opening) => {
                 let (job, opened) = (opening.job, self.rendezvous.open(opening));
                 let opened = async move { Input::RendezvousOpened(job, opened.await) };
@@ -168,19 +152,12 @@ impl Handler<Happened> for Coordinator {
     type Result = ();
 
     fn handle(&mut self, Happened { input, way }: Happened, ctx: &mut Self::Context) {
-        match way {
-            Some(Way::Link(session, link)) => drop(self.links.insert(session, link)),
-            Some(Way::Driver(job, events)) => drop(self.drivers.insert(job, events)),
-            Some(Way::Answer(ask, answer)) => {
-                for ask in self.asks.insert(ask, answer) {
-                    self.step(ctx, Input::Forget(ask));
-                }
-            }
-            None => {}
+        for ask in way.map(|way| self.ways.open(way)).unwrap_or_default() {
+            self.step(ctx, Input::Forget(ask));
         }
         match &input {
             Input::Replied(request, _) => drop(self.requests.remove(request)),
-            Input::Disconnected { session, .. } => drop(self.links.remove(session)),
+            Input::Disconnected { session, .. } => self.ways.unlink(*session),
             _ => {}
         }
         self.step(ctx, input);

@@ -4,12 +4,12 @@
 //! nothing of QUIC and HTTP: nodes are reached through a [`NodeLink`], the rendezvous is opened by a [`RendezvousHost`].
 
 mod actor;
-mod asks;
 mod link;
 mod log;
 pub mod messages;
 #[cfg(test)]
 mod tests;
+mod ways;
 
 pub use actor::Coordinator;
 pub use link::{LocalFuture, NodeLink, RendezvousHost, SendFuture};

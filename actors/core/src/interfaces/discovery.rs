@@ -162,18 +162,6 @@ impl Discovery {
         }
     }
 
-    /// The nodes whose answers are missing.
-    pub fn waits_for(&self) -> impl Iterator<Item = NodeId> + '_ {
-        self.asked
-            .keys()
-            .map(|prober| self.sites[*prober].host.node)
-    }
-
-    /// The report of a probe that came to no end.
-    pub fn abandoned(&self) -> NetworkReport {
-        resolve::abandoned(&self.resolver())
-    }
-
     /// Addresses that come into question, of all nodes.
     fn addresses(&self) -> usize {
         self.sites.iter().map(|site| site.fit().count()).sum()

@@ -438,11 +438,3 @@ pub(super) fn too_many(resolver: &Resolver<'_>) -> NetworkReport {
         .network(NetworkChoice::None, &BTreeSet::new(), &[], Some(problem))
         .report
 }
-
-/// The report of a probe that came to no end.
-pub(super) fn abandoned(resolver: &Resolver<'_>) -> NetworkReport {
-    let problem = Refusal::new(RefusalKind::Internal, "the probe came to no end");
-    resolver
-        .network(NetworkChoice::None, &BTreeSet::new(), &[], Some(problem))
-        .report
-}

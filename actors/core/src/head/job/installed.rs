@@ -152,7 +152,7 @@ impl Signals {
 #[cfg(test)]
 mod tests {
     use kolo_wire::ids::{NodeId, Slot};
-    use kolo_wire::{Exit, Installed, JobEvent, NodeEvent, NodeReply};
+    use kolo_wire::{Exit, Installed, JobEvent, NodeEvent, NodeReply, SubmitFrame};
 
     use super::super::fixtures::exited;
     use super::super::tests::{JOB, Run, submit};
@@ -349,16 +349,16 @@ mod tests {
         let stops =
             |run: &Run| requests(run, |request| matches!(request, NodeRequest::Stop { .. }));
         let mut run = up();
-        run.step(Event::DriverStop);
+        run.step(Event::Driver(SubmitFrame::Stop));
         assert_eq!((stops(&run), kills(&run)), (1, 0));
-        run.step(Event::DriverKill);
+        run.step(Event::Driver(SubmitFrame::Kill));
         assert_eq!((stops(&run), kills(&run)), (1, 1));
         run.report(1, exited(JOB, 0, Exit::Signal(9)));
         answer(&mut run, 1, NodeReply::Done);
         assert_eq!(ended(&run).0, JobState::Stopped);
 
         let mut run = up();
-        run.step(Event::DriverKill);
+        run.step(Event::Driver(SubmitFrame::Kill));
         assert_eq!((stops(&run), kills(&run)), (0, 1));
         answer(&mut run, 1, NodeReply::Done);
         assert_eq!(ended(&run).0, JobState::Stopped);
@@ -376,8 +376,8 @@ mod tests {
         run.reserve(1, false);
         run.reserve(2, false);
         started(&mut run, 1, &[(0, 40)]);
-        run.step(Event::DriverInterrupt);
-        run.step(Event::DriverStop);
+        run.step(Event::Driver(SubmitFrame::Interrupt));
+        run.step(Event::Driver(SubmitFrame::Stop));
         // One that is still starting is told when it has.
         assert_eq!(stop(&run, true), 1);
         started(&mut run, 2, &[(1, 41)]);
@@ -389,8 +389,8 @@ mod tests {
         // An end that has begun otherwise goes on as it was.
         let mut run = installed(&[1]);
         run.reserve(1, false);
-        run.step(Event::DriverStop);
-        run.step(Event::DriverInterrupt);
+        run.step(Event::Driver(SubmitFrame::Stop));
+        run.step(Event::Driver(SubmitFrame::Interrupt));
         started(&mut run, 1, &[(0, 40)]);
         assert_eq!((stop(&run, true), stop(&run, false)), (0, 1));
     }
@@ -418,17 +418,17 @@ mod tests {
         let mut run = installed(&[1, 1]);
         run.reserve(1, false);
         run.reserve(2, false);
-        run.step(Event::DriverSignal(User1));
+        run.step(Event::Driver(SubmitFrame::Signal(User1)));
         assert_eq!(sent(&run, 1), [], "nobody is there to hear it");
         started(&mut run, 1, &[(0, 40)]);
         started(&mut run, 2, &[(1, 41)]);
-        run.step(Event::DriverSignal(User1));
+        run.step(Event::Driver(SubmitFrame::Signal(User1)));
         assert_eq!(
             (sent(&run, 1), sent(&run, 2)),
             (vec![(User1, 1)], vec![(User1, 2)])
         );
         for signal in [User1, Stop, User1, Continue, Stop, Continue, User2] {
-            run.step(Event::DriverSignal(signal));
+            run.step(Event::Driver(SubmitFrame::Signal(signal)));
         }
         assert_eq!(sent(&run, 1).len(), 1, "it has not taken the first");
         for _ in 0..9 {
@@ -439,8 +439,8 @@ mod tests {
         let numbers: Vec<u64> = sent(&run, 1).iter().map(|(_, seq)| *seq).collect();
         assert!(numbers.is_sorted_by(|one, next| one < next), "{numbers:?}");
         // The end overtakes what is waiting, and what comes then.
-        run.step(Event::DriverStop);
-        run.step(Event::DriverSignal(User1));
+        run.step(Event::Driver(SubmitFrame::Stop));
+        run.step(Event::Driver(SubmitFrame::Signal(User1)));
         taken(&mut run, 2);
         assert_eq!(sent(&run, 2), [(User1, 2)]);
     }

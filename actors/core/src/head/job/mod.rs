@@ -1,4 +1,4 @@
-//! The life of a job, as a state machine without I/O and clock: the core of the Coordinator.
+//! The life of a job, as a state machine without I/O and clock.
 //!
 //! ```text
 //! reserve on all nodes -> programs, rendezvous -> start on all -> all ready -> membership to all -> healthy
@@ -140,18 +140,8 @@ pub enum Event {
     Discovered(Result<Arc<Network>, NetworkReport>),
     /// Answer to [`Action::OpenRendezvous`].
     Rendezvous(Result<SocketAddr, String>),
-    /// The driver has brought the program to every node that lacked it.
-    ProgramReady,
-    /// The driver asks for the end.
-    DriverStop,
-    /// The driver asks for the end, and workers that run an installed program are to hear `SIGINT` first.
-    DriverInterrupt,
-    /// The driver sends a signal to all workers.
-    DriverSignal(WorkerSignal),
-    /// The driver asks for the end at once, also of what is ending already.
-    DriverKill,
-    /// The driver asks for the end, for it has all that it wanted.
-    DriverDone,
+    /// The driver says something.
+    Driver(SubmitFrame),
     /// The driver's connection or stream has ended.
     DriverGone,
     /// Somebody else asks for the end.
@@ -161,19 +151,6 @@ pub enum Event {
     },
     /// Time has passed: see [`Job::deadline`].
     Tick,
-}
-
-impl From<SubmitFrame> for Event {
-    fn from(frame: SubmitFrame) -> Self {
-        match frame {
-            SubmitFrame::ProgramReady => Self::ProgramReady,
-            SubmitFrame::Stop => Self::DriverStop,
-            SubmitFrame::Kill => Self::DriverKill,
-            SubmitFrame::Done => Self::DriverDone,
-            SubmitFrame::Interrupt => Self::DriverInterrupt,
-            SubmitFrame::Signal(signal) => Self::DriverSignal(signal),
-        }
-    }
 }
 
 /// Something to do. Actions are done in order.
@@ -471,12 +448,7 @@ impl Job {
             Event::NodeLost { node, reason } => self.node_lost(node, &reason),
             Event::Discovered(found) => self.discovered(found),
             Event::Rendezvous(opened) => self.rendezvous_opened(opened),
-            Event::ProgramReady => self.program_ready = true,
-            Event::DriverStop => self.stop("its driver has ended it".to_owned(), true),
-            Event::DriverInterrupt => self.interrupt(),
-            Event::DriverSignal(signal) => self.signal(signal),
-            Event::DriverKill => self.kill(),
-            Event::DriverDone => self.done(),
+            Event::Driver(frame) => self.driver_says(frame),
             Event::DriverGone => self.stop("its driver is gone".to_owned(), false),
             Event::Stop { reason } => self.stop(reason, false),
             Event::Tick => {}
@@ -484,6 +456,17 @@ impl Job {
         self.advance(now);
         self.finish();
         std::mem::take(&mut self.actions)
+    }
+
+    fn driver_says(&mut self, frame: SubmitFrame) {
+        match frame {
+            SubmitFrame::ProgramReady => self.program_ready = true,
+            SubmitFrame::Stop => self.stop("its driver has ended it".to_owned(), true),
+            SubmitFrame::Interrupt => self.interrupt(),
+            SubmitFrame::Signal(signal) => self.signal(signal),
+            SubmitFrame::Kill => self.kill(),
+            SubmitFrame::Done => self.done(),
+        }
     }
 
     /// When to give [`Event::Tick`] at the latest, if nothing happens before.
@@ -496,12 +479,6 @@ impl Job {
     #[must_use]
     pub fn id(&self) -> JobId {
         self.id
-    }
-
-    /// Who submitted it.
-    #[must_use]
-    pub fn owner(&self) -> DriverId {
-        self.owner
     }
 
     /// Whether [`Action::Finished`] was given.

@@ -152,10 +152,10 @@ impl World {
 
     fn end_by_someone(&mut self) -> Event {
         match self.random.below(4) {
-            0 => Event::DriverStop,
+            0 => Event::Driver(SubmitFrame::Stop),
             1 => {
                 self.done = true;
-                Event::DriverDone
+                Event::Driver(SubmitFrame::Done)
             }
             2 => Event::DriverGone,
             _ => Event::Stop {
@@ -324,7 +324,10 @@ impl World {
                 assert!(self.told.is_empty());
                 if !self.random.percent(self.fault) {
                     let delay = self.delay();
-                    self.later(delay, Delivery::ToJob(Event::ProgramReady));
+                    self.later(
+                        delay,
+                        Delivery::ToJob(Event::Driver(SubmitFrame::ProgramReady)),
+                    );
                 }
             }
             JobEvent::Healthy { table, .. } => {

@@ -147,7 +147,7 @@ fn a_group_starts_whole_or_not_at_all() {
     assert!(run.asked().is_empty());
     run.reserve(1, true);
     assert_eq!(run.asked(), ["tell:placed"]);
-    run.step(Event::ProgramReady);
+    run.step(Event::Driver(SubmitFrame::ProgramReady));
     assert_eq!(run.asked(), ["1:start", "2:start"]);
     run.start(1);
     run.report(1, ready(JOB, 0));
@@ -360,7 +360,7 @@ fn what_comes_after_the_start_timeout_is_named_as_what_was_waited_for() {
     let mut run = submit(&[1], |_| ());
     run.reserve(1, false);
     run.now += minute;
-    run.step(Event::ProgramReady);
+    run.step(Event::Driver(SubmitFrame::ProgramReady));
     assert!(reason(&run).ends_with("did not bring the program to all nodes"));
 
     let mut run = submit(&[1], |_| ());
@@ -411,7 +411,7 @@ fn only_workers_that_were_ended_with_the_job_count_as_stopped() {
     // One ends by itself, one fails, one is ended, and of one nothing is told.
     run.report(1, exited(JOB, 0, Exit::Code(0)));
     run.report(1, exited(JOB, 1, Exit::Code(3)));
-    run.step(Event::DriverStop);
+    run.step(Event::Driver(SubmitFrame::Stop));
     stop_on(&mut run, 2, 2);
     run.answer(1, NodeReply::Done);
     run.answer(2, NodeReply::Done);
@@ -462,7 +462,7 @@ fn f1_a_lost_worker_is_told_to_the_driver_and_to_the_other_nodes() {
     // Once.
     run.report(2, exited(JOB, 2, Exit::Code(1)));
     assert!(run.asked().is_empty());
-    run.step(Event::DriverStop);
+    run.step(Event::Driver(SubmitFrame::Stop));
     assert_eq!(run.asked(), ["1:stop", "2:stop"]);
     run.answer(1, NodeReply::Done);
     run.answer(2, NodeReply::Done);

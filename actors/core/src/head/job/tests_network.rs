@@ -118,7 +118,7 @@ fn the_nodes_are_probed_between_placing_and_starting() {
     assert_eq!(run.job.info(Duration::ZERO).state, JobState::Probing);
     assert_eq!(run.job.info(Duration::ZERO).network, None);
     // The program may come meanwhile; it is not enough.
-    run.step(Event::ProgramReady);
+    run.step(Event::Driver(SubmitFrame::ProgramReady));
     assert!(run.asked().is_empty());
     run.step(Event::Discovered(find(&hosts)));
     let info = run.job.info(Duration::ZERO);
@@ -182,7 +182,7 @@ fn a_job_that_ends_while_it_is_probed_takes_no_answer() {
     run.reserve(1, true);
     run.reserve(2, true);
     run.asked();
-    run.step(Event::DriverStop);
+    run.step(Event::Driver(SubmitFrame::Stop));
     assert_eq!(run.asked(), ["1:release", "2:release"]);
     run.step(Event::Discovered(find(&hosts)));
     run.answer(1, NodeReply::Done);

@@ -145,7 +145,7 @@ impl HeadCore {
             }
             Input::Forget(ask) => self.forget(ask),
             Input::Submit { session, job, spec } => self.submit(session, job, *spec),
-            Input::Frame(job, frame) => self.step_job(job, frame.into()),
+            Input::Frame(job, frame) => self.step_job(job, Event::Driver(frame)),
             Input::DriverGone(job) => self.step_job(job, Event::DriverGone),
             Input::Replied(request, reply) => self.replied(request, reply),
             Input::RendezvousOpened(job, opened) => self.step_job(job, Event::Rendezvous(opened)),

@@ -71,9 +71,9 @@ fn a_job_whose_workers_all_exit_with_0_has_succeeded() {
 #[test]
 fn a_job_whose_driver_has_what_it_wanted_has_succeeded_unless_a_worker_was_lost() {
     let end = |mut run: Run| {
-        run.step(Event::DriverDone);
+        run.step(Event::Driver(SubmitFrame::Done));
         // What a driver says for heads that do not know the first word, and its going, change nothing.
-        run.step(Event::DriverStop);
+        run.step(Event::Driver(SubmitFrame::Stop));
         run.step(Event::DriverGone);
         // Workers that die of the stop are no failure.
         run.report(1, exited(JOB, 0, Exit::Signal(15)));
@@ -137,7 +137,7 @@ fn a_job_whose_node_was_told_to_stop_has_not_succeeded() {
 #[test]
 fn whoever_stops_a_job_is_named() {
     for (event, refused) in [
-        (Event::DriverStop, None),
+        (Event::Driver(SubmitFrame::Stop), None),
         (
             Event::DriverGone,
             Some("the job was stopped: its driver is gone"),
