@@ -15,7 +15,7 @@ use super::colocator::NodeColocator;
 #[rtype(result = "NodeReply")]
 pub enum Ask {
     /// A request that concerns a job: see [`Input::Order`].
-    Order(NodeRequest),
+    Order(Box<NodeRequest>),
     /// End all jobs and take no more. Answered when nothing of them is left.
     StopAll {
         /// Why, for the log and the workers.

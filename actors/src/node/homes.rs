@@ -50,7 +50,7 @@ struct Home {
 /// The processes of all jobs, and the programs that were found for orders.
 pub(super) struct Homes {
     context: Arc<NodeContext>,
-    homes: BTreeMap<Stay, Home>,
+    stays: BTreeMap<Stay, Home>,
     found: Arc<Mutex<BTreeMap<AskId, Launch>>>,
 }
 
@@ -58,7 +58,7 @@ impl Homes {
     pub(super) fn new(context: Arc<NodeContext>) -> Self {
         Self {
             context,
-            homes: BTreeMap::new(),
+            stays: BTreeMap::new(),
             found: Arc::default(),
         }
     }
@@ -100,7 +100,7 @@ impl Homes {
     }
 
     pub(super) fn start_warden(&mut self, stay: Stay) -> impl Future<Output = Input> + use<> {
-        let home = self.homes.entry(stay).or_default();
+        let home = self.stays.entry(stay).or_default();
         let (context, slot) = (self.context.clone(), home.warden.clone());
         let starting = async move {
             let owner = context.here.node.to_string();
@@ -125,7 +125,7 @@ impl Homes {
 
     /// Ends a warden whose workers have ended, with whatever else is left of them.
     pub(super) fn close_warden(&mut self, stay: Stay) -> impl Future<Output = Input> + use<> {
-        let home = self.homes.remove(&stay);
+        let home = self.stays.remove(&stay);
         let warden = home.and_then(|home| lock(&home.warden).take());
         async move {
             // A start that is just ending may hold it; the last one to drop it ends it.
@@ -155,7 +155,7 @@ impl Homes {
         let Some(program) = self.forget(opening.ask) else {
             return;
         };
-        self.homes.entry(opening.stay).or_default().means = Some(Means {
+        self.stays.entry(opening.stay).or_default().means = Some(Means {
             start: opening.start,
             program,
             devices: opening.devices,
@@ -164,7 +164,7 @@ impl Homes {
     }
 
     pub(super) fn spawn(&mut self, worker: WorkerId, node: Addr<NodeColocator>) {
-        let Some(home) = self.homes.get_mut(&worker.stay) else {
+        let Some(home) = self.stays.get_mut(&worker.stay) else {
             return;
         };
         let (Some(means), Some(warden)) = (&home.means, lock(&home.warden).clone()) else {
@@ -212,7 +212,7 @@ impl Homes {
     }
 
     fn member(&self, worker: WorkerId) -> Option<&Member> {
-        self.homes.get(&worker.stay)?.members.get(&worker.slot)
+        self.stays.get(&worker.stay)?.members.get(&worker.slot)
     }
 
     /// Sends a worker a message; what is wrong if that does not go.

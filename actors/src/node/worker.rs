@@ -99,7 +99,7 @@ pub(super) struct WorkerPlan {
 pub(super) struct Worker {
     context: Arc<NodeContext>,
     node: Addr<NodeColocator>,
-    worker: WorkerId,
+    id: WorkerId,
     plan: Option<(Arc<Warden>, WorkerPlan)>,
     child: Option<Child>,
     stopping: Arc<watch::Sender<Stopping>>,
@@ -115,7 +115,7 @@ impl Worker {
         Self {
             context,
             node,
-            worker: plan.worker,
+            id: plan.worker,
             stopping: plan.stopping.clone(),
             plan: Some((warden, plan)),
             child: None,
@@ -134,7 +134,7 @@ impl Actor for Worker {
             context: self.context.clone(),
             node: self.node.clone(),
             actor: ctx.address(),
-            worker: self.worker,
+            worker: self.id,
         };
         let life = async move {
             match plan.program.clone() {
@@ -179,7 +179,7 @@ impl Handler<SignalWorker> for Worker {
         match child.signal(signal) {
             Ok(()) | Err(SignalError::Ended { .. }) => {}
             Err(error) => {
-                tracing::error!(slot = %self.worker.slot, %error, ?signal, "a worker was not signalled");
+                tracing::error!(slot = %self.id.slot, %error, ?signal, "a worker was not signalled");
             }
         }
     }

@@ -29,11 +29,11 @@ pub(super) async fn watch(
         for job in orphans.step(clock.now(), head_is_there, calls.drivers()) {
             let reason = format!("its driver and the head have both been gone for {timeout:?}");
             tracing::warn!(%job, reason, "a job is ended");
-            let stop = node.send(Ask::Order(NodeRequest::Stop {
+            let stop = node.send(Ask::Order(Box::new(NodeRequest::Stop {
                 job,
                 reason,
                 interrupt: false,
-            }));
+            })));
             tokio::spawn(async move {
                 if stop.await.is_err() {
                     tracing::debug!(%job, "the node is stopping, and the job with it");

@@ -251,7 +251,7 @@ impl Server {
                 reply(stream, &NodeReply::Done).await
             }
             order => {
-                let answer = self.node.send(Ask::Order(order)).await;
+                let answer = self.node.send(Ask::Order(Box::new(order))).await;
                 let answer = answer.unwrap_or_else(|_| NodeReply::Refused(stopping()));
                 reply(stream, &answer).await
             }

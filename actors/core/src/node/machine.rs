@@ -117,7 +117,7 @@ impl NodeCore {
         let mut outputs = Vec::new();
         match input {
             Input::Order { ask, request } => {
-                if let Some(reply) = self.order(now, ask, request, &mut outputs) {
+                if let Some(reply) = self.order(now, ask, *request, &mut outputs) {
                     outputs.push(Output::Answer { ask, reply });
                 }
             }

@@ -118,7 +118,7 @@ pub enum Input {
         /// For the answer.
         ask: AskId,
         /// The request, as it came over the network.
-        request: NodeRequest,
+        request: Box<NodeRequest>,
     },
     /// The answer to [`Output::Find`].
     Found {
@@ -251,7 +251,7 @@ pub enum Output {
     },
     /// Start a warden for a job, and say [`Input::Warden`].
     StartWarden(Stay),
-    /// Kill whatever is left below a job's warden, end it, and say [`Input::Closed`].
+    /// Kill whatever is left below a job's warden, if it has one, end that, and say [`Input::Closed`].
     CloseWarden(Stay),
     /// All output of a job is for its driver, who may come for it from now on.
     OpenOutput {

@@ -102,6 +102,7 @@ impl Node {
     /// An order without the look for a program.
     fn order(&mut self, request: NodeRequest) -> Vec<Output> {
         let ask = self.ask();
+        let request = Box::new(request);
         self.step(Input::Order { ask, request })
     }
 

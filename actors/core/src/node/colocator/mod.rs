@@ -53,7 +53,8 @@ enum Phase {
 enum WardenState {
     Starting,
     Up,
-    Failed,
+    /// Why it does not run.
+    Failed(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -281,10 +282,10 @@ impl Colocator {
             start,
             devices,
         })];
-        match self.warden {
+        match self.warden.clone() {
             WardenState::Starting => {}
             WardenState::Up => self.spawn_all(&mut outputs),
-            WardenState::Failed => self.fail_all("the job has no warden", &mut outputs),
+            WardenState::Failed(reason) => self.fail_all(&reason, &mut outputs),
         }
         Ok(outputs)
     }

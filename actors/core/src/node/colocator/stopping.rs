@@ -144,18 +144,17 @@ impl Colocator {
     /// The warden runs, or failed to start.
     pub fn warden(&mut self, started: Result<(), String>) -> Vec<Output> {
         let mut outputs = Vec::new();
-        let reason = started.err();
-        self.warden = match reason {
-            None => WardenState::Up,
-            Some(_) => WardenState::Failed,
+        self.warden = match &started {
+            Ok(()) => WardenState::Up,
+            Err(reason) => WardenState::Failed(reason.clone()),
         };
-        match (&self.phase, reason) {
+        match (&self.phase, started) {
             (Phase::Reserved | Phase::Gone, _) => {}
-            (Phase::Running, None) => self.spawn_all(&mut outputs),
-            (_, Some(reason)) => self.fail_all(&reason, &mut outputs),
+            (Phase::Closing { .. }, _) => outputs.push(Output::CloseWarden(self.stay)),
+            (Phase::Running, Ok(())) => self.spawn_all(&mut outputs),
             // A job that ends before it has a process starts none.
-            (Phase::Stopping { .. }, None) => self.exit_all(Exit::Code(1), &mut outputs),
-            (Phase::Closing { .. }, None) => outputs.push(Output::CloseWarden(self.stay)),
+            (Phase::Stopping { .. }, Ok(())) => self.exit_all(Exit::Code(1), &mut outputs),
+            (_, Err(reason)) => self.fail_all(&reason, &mut outputs),
         }
         outputs
     }
@@ -167,9 +166,6 @@ impl Colocator {
             self.condemn(slot, reason.to_owned());
         }
         self.exit_all(Exit::Code(1), outputs);
-        if matches!(self.phase, Phase::Closing { .. }) {
-            outputs.extend(self.closed());
-        }
     }
 
     /// All workers whose end is not known count as ended.
@@ -281,11 +277,9 @@ impl Colocator {
     fn close(&mut self, report: bool, outputs: &mut Vec<Output>) {
         self.phase = Phase::Closing { report };
         outputs.push(Output::CloseCalls(self.job));
-        match self.warden {
-            // It is closed when it runs.
-            WardenState::Starting => {}
-            WardenState::Up => outputs.push(Output::CloseWarden(self.stay)),
-            WardenState::Failed => outputs.extend(self.closed()),
+        // One that is starting is closed when it runs.
+        if self.warden != WardenState::Starting {
+            outputs.push(Output::CloseWarden(self.stay));
         }
     }
 }

@@ -232,10 +232,7 @@ fn workers_wait_for_their_warden() {
         NodeEvent::WorkerExited { failure, expected: false, .. }
             if failure.was_not_started() && failure.reason.as_deref() == Some("no memory")
     )));
-    // There is nothing to close.
-    let outputs = core.stop(now, "over");
-    assert_eq!(outputs.last(), Some(&Output::EndOutput(STAY.job)));
-    assert!(core.is_gone());
+    assert_eq!(core.stop(now, "over"), CLOSE);
 
     // A job that is stopped before starts nothing.
     let mut core = starting();
@@ -255,8 +252,12 @@ fn workers_wait_for_their_warden() {
     assert_eq!(core.warden(Ok(())), CLOSE[1..]);
     let mut core = Colocator::new(Arc::new(testing::here()), STAY);
     core.stop(now, "unused");
-    core.warden(Err("no memory".to_owned()));
-    assert!(core.is_gone());
+    assert_eq!(core.warden(Err("no memory".to_owned())), CLOSE[1..]);
+    // One that is known to have no warden starts as badly.
+    let mut core = Colocator::new(Arc::new(testing::here()), STAY);
+    assert_eq!(core.warden(Err("no memory".to_owned())), []);
+    begin(&mut core, testing::start(1)).unwrap();
+    assert_eq!(report(&mut core).0.reason.as_deref(), Some("no memory"));
 }
 
 #[test]
