@@ -10,7 +10,7 @@
 //! | which ranks its members have | [`ranks`], [`plan`] |
 //! | how a job starts, fails and ends | [`head::job`] |
 //! | which network interfaces connect its nodes | [`interfaces`] |
-//! | what a node does for a job | [`node::colocator`], [`node::inventory`] |
+//! | what a node does for its jobs | [`node::NodeCore`], [`node::colocator`], [`node::inventory`] |
 //! | how members find each other | [`rendezvous`] |
 //! | what a worker's environment holds | [`mod@env`], [`node::environment`] |
 #![forbid(unsafe_code)]
