@@ -215,6 +215,9 @@ pub struct Terms {
     pub peer: Result<Rank, LaneError>,
 }
 
+/// A link with its group, if the peer wants it.
+type Taken = Option<(Box<dyn Lane>, GroupId)>;
+
 /// What a door does with who comes.
 #[derive(Clone)]
 struct Reception<F> {
@@ -268,10 +271,7 @@ impl Terms {
     }
 
     /// Nothing is taken if the peer keeps the other kind of link.
-    fn hand_in(
-        self,
-        taken: Result<Option<(Box<dyn Lane>, GroupId)>, LaneError>,
-    ) -> Result<(), LaneError> {
+    fn hand_in(self, taken: Result<Taken, LaneError>) -> Result<(), LaneError> {
         match (taken, self.peer) {
             (Ok(_) | Err(LaneError::Refused { .. }), Err(why)) | (Err(why), _) => Err(why),
             (Ok(None), Ok(_)) => Ok(()),

@@ -184,6 +184,7 @@ fn listen(
             ToWorker::Peer { rank, .. } => peers.send((rank, fds.pop().unwrap())).unwrap(),
             ToWorker::Membership(table) => println!("membership {}", table.world_size()),
             ToWorker::Welcome { .. }
+            | ToWorker::Listen
             | ToWorker::Certificate { .. }
             | ToWorker::Revoke { .. }
             | ToWorker::Hold { .. }

@@ -258,10 +258,7 @@ impl Conversation {
                 }
                 self.me = Some(Me { job, slot });
                 return if needs_data_plane {
-                    let request = CertificateRequest::generate()?;
-                    let csr = request.der().to_vec();
-                    self.request = Some(request);
-                    Ok(control.send(&FromWorker::Sign { csr }, &[]).await?)
+                    self.ask_to_sign(control).await
                 } else {
                     self.is_ready(control, None).await
                 };
@@ -279,6 +276,12 @@ impl Conversation {
                 return Err(ControlError::OutOfTurn {
                     what: "a second welcome",
                 });
+            }
+            ToWorker::Listen => {
+                let is_asked = self.request.is_some() || self.listener.plane().get().is_some();
+                if !is_asked {
+                    return self.ask_to_sign(control).await;
+                }
             }
             ToWorker::Certificate {
                 certificate,
@@ -343,10 +346,11 @@ impl Conversation {
             ToWorker::Peer { rank, generation } => {
                 // Without an epoch it is closed: the peer sees that, and nobody here waits for it.
                 if let Some(epoch) = self.epoch_of(generation) {
-                    match fds.pop() {
-                        Some(socket) => epoch.links.socket(rank, socket, &epoch.comm.acceptor()),
-                        None => tracing::warn!(%rank, "a socket to a rank came without itself"),
-                    }
+                    let Some(socket) = fds.pop() else {
+                        tracing::warn!(%rank, "a socket to a rank came without itself");
+                        return Ok(());
+                    };
+                    epoch.links.socket(rank, socket, &epoch.comm.acceptor());
                 }
             }
             ToWorker::LinkRequested {
@@ -430,6 +434,13 @@ impl Conversation {
         self.listener.serve(&epoch.links, epoch.comm.acceptor());
         self.session.enter(epoch.context.clone());
         self.epoch = Some(epoch);
+    }
+
+    async fn ask_to_sign(&mut self, control: &ControlSocket) -> Result<(), ControlError> {
+        let request = CertificateRequest::generate()?;
+        let csr = request.der().to_vec();
+        self.request = Some(request);
+        Ok(control.send(&FromWorker::Sign { csr }, &[]).await?)
     }
 
     async fn is_ready(

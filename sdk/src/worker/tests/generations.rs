@@ -181,6 +181,24 @@ fn a_worker_without_a_generation_takes_no_calls_and_joins_a_later_one() {
 }
 
 #[test]
+fn a_job_of_one_node_grows_to_a_second_one() {
+    runtime().block_on(async {
+        let mut group = Group::elastic(&[1, 1]).await;
+        group.complete().await;
+        assert_eq!(group.sums()[1].0, 21);
+        group.let_listen(0).await;
+        group.let_listen(1).await;
+        let new = group.add(2).await;
+        group.workers[new].calls.last = 1;
+        group.form(&[0, 1, new]);
+        group.complete().await;
+        assert_eq!(group.sums(), [(33, 0, 0), (33, 1, 1), (33, 2, 0)]);
+        assert!(group.has_told_nothing());
+        group.stop().await;
+    });
+}
+
+#[test]
 fn a_generation_that_is_revoked_ends_its_waits_with_the_lost_rank_and_the_cause() {
     for lost in [&[Rank(1)][..], &[]] {
         runtime().block_on(async {

@@ -219,19 +219,8 @@ impl Group {
         };
         tell(&worker.control, welcome).await;
         if self.needs_data_plane {
-            let FromWorker::Sign { csr } = hear(&worker.control).await else {
-                panic!("it needs a certificate");
-            };
-            let name = Identity::worker_name(JOB, slot);
-            let hour = Duration::from_secs(3600);
-            let certificate = (self.authority)
-                .sign(&csr, Role::Worker, &name, hour)
-                .unwrap();
-            let message = ToWorker::Certificate {
-                certificate: certificate.to_vec(),
-                authority: self.authority.certificate().to_vec(),
-            };
-            tell(&worker.control, message).await;
+            let request = hear(&worker.control).await;
+            self.sign(request, slot, &worker.control).await;
         }
         let FromWorker::Ready { address } = hear(&worker.control).await else {
             panic!("it is ready");
@@ -242,6 +231,38 @@ impl Group {
         self.listen(self.workers.len(), control);
         self.workers.push(worker);
         address
+    }
+
+    async fn sign(&self, request: FromWorker, slot: Slot, control: &ControlSocket) {
+        let FromWorker::Sign { csr } = request else {
+            panic!("it needs a certificate");
+        };
+        let name = Identity::worker_name(JOB, slot);
+        let hour = Duration::from_secs(3600);
+        let certificate = (self.authority)
+            .sign(&csr, Role::Worker, &name, hour)
+            .unwrap();
+        let message = ToWorker::Certificate {
+            certificate: certificate.to_vec(),
+            authority: self.authority.certificate().to_vec(),
+        };
+        tell(control, message).await;
+    }
+
+    /// Lets the job grow beyond its first node, of which this worker is.
+    pub(super) async fn let_listen(&mut self, index: usize) {
+        self.needs_data_plane = true;
+        let control = Arc::clone(&self.workers[index].control);
+        // A second time changes nothing.
+        tell(&control, ToWorker::Listen).await;
+        tell(&control, ToWorker::Listen).await;
+        let request = self.told(index).await;
+        let slot = Slot(index as u32 + FIRST_SLOT);
+        self.sign(request, slot, &control).await;
+        let FromWorker::Ready { address } = self.told(index).await else {
+            panic!("it listens");
+        };
+        self.addresses[index] = address;
     }
 
     /// Makes sockets to other workers as one asks for them.

@@ -484,6 +484,7 @@ pub(crate) fn cases() -> Vec<Case> {
             needs_data_plane: true,
             next_within_ms: Some(600_000),
         },
+        ToWorker::Listen,
         ToWorker::Certificate { certificate: vec![1; 40], authority: vec![2; 40] },
         ToWorker::Membership(table()),
         ToWorker::Revoke { generation: GENERATION, cause: "a node is lost".to_owned(), lost: vec![Rank(1), Rank(3)] },

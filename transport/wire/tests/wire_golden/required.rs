@@ -121,6 +121,7 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
     names.extend(variants!(CallReply { Result, Lost }));
     names.extend(variants!(ToWorker {
         Welcome,
+        Listen,
         Certificate,
         Membership,
         Revoke,
