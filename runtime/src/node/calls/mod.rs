@@ -231,7 +231,7 @@ impl CallPlane for Calls {
             failure,
             stopping,
         } = lost;
-        tracing::info!(%job, %generation, stopping, %failure, "a rank is lost");
+        tracing::info!(%job, %generation, stopping, %failure, "a rank is gone");
         let Some(job) = self.job(*job) else { return };
         let loss = Loss {
             failure: failure.clone(),
