@@ -9,6 +9,7 @@
 //! | which nodes a job gets | [`placement`], [`head::registry`] |
 //! | which ranks its members have | [`ranks`], [`plan`] |
 //! | how a job starts, fails and ends | [`head::job`] |
+//! | which processes are its members, as they come and go | [`membership`] |
 //! | which network interfaces connect its nodes | [`interfaces`] |
 //! | what a node does for its jobs | [`node::NodeCore`], [`node::colocator`], [`node::inventory`] |
 //! | how members find each other | [`rendezvous`] |
@@ -18,6 +19,7 @@
 pub mod env;
 pub mod head;
 pub mod interfaces;
+pub mod membership;
 pub mod node;
 pub mod pace;
 pub mod placement;

@@ -1,0 +1,255 @@
+//! What a job has used up of its limits, and how far it has come.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Instant;
+
+use kolo_wire::ids;
+
+use super::end::End;
+use super::limits::{Limits, cooldown};
+use super::seat::Host;
+
+/// The last commit of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Commit {
+    generation: ids::Generation,
+    number: u64,
+    durable: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Cooling {
+    /// Failures of the host so far. They never expire, as in Horovod.
+    times: u32,
+    until: Instant,
+}
+
+/// What a job has used up: resets, restarts, cool-downs, and time without a group.
+#[derive(Debug, Clone)]
+pub struct Budget {
+    /// The source of the random parts of cool-downs.
+    seed: u64,
+    /// Since when no generation is active.
+    idle_since: Option<Instant>,
+    /// Generations that became active.
+    formed: u32,
+    /// When restarts were used up, as far back as the limit looks.
+    restarts: VecDeque<Instant>,
+    /// Restarts that were used up since the last commit.
+    without_progress: u32,
+    /// The first failure since the last commit, in words.
+    cause: Option<String>,
+    commit: Option<Commit>,
+    hosts: BTreeMap<Host, Cooling>,
+}
+
+impl Budget {
+    /// Nothing is used up. The job waits for its first group from `now` on. `seed` is random.
+    #[must_use]
+    pub fn new(now: Instant, seed: u64) -> Self {
+        Self {
+            seed,
+            idle_since: Some(now),
+            formed: 0,
+            restarts: VecDeque::new(),
+            without_progress: 0,
+            cause: None,
+            commit: None,
+            hosts: BTreeMap::new(),
+        }
+    }
+
+    /// The generation is over, or its members hold.
+    pub fn idle(&mut self, now: Instant) {
+        self.idle_since.get_or_insert(now);
+    }
+
+    /// A generation is active.
+    pub fn formed(&mut self) {
+        self.idle_since = None;
+        self.formed = self.formed.saturating_add(1);
+    }
+
+    /// All members of a generation have the state of this commit. It is progress if the commit is a new one.
+    pub fn committed(&mut self, generation: ids::Generation, number: u64, durable: bool) {
+        let mut commit = Commit {
+            generation,
+            number,
+            durable,
+        };
+        match self.commit {
+            Some(last) if number < last.number => return,
+            Some(last) if number == last.number => {
+                commit.generation = last.generation.max(generation);
+                commit.durable |= last.durable;
+            }
+            _ => {
+                self.without_progress = 0;
+                self.cause = None;
+            }
+        }
+        self.commit = Some(commit);
+    }
+
+    /// A process that was there since `since` has failed, and this is `why`. It uses up one restart, and its host cools
+    /// down, if the host is to blame.
+    ///
+    /// A process that was there already at the last failure fails because of it, more often than not. It uses up nothing, and its
+    /// host stays warm.
+    pub fn failed(
+        &mut self,
+        now: Instant,
+        limits: &Limits,
+        since: Instant,
+        host: Option<&Host>,
+        why: &str,
+    ) {
+        if self.restarts.back().is_some_and(|last| since < *last) {
+            return;
+        }
+        self.without_progress = self.without_progress.saturating_add(1);
+        self.cause.get_or_insert_with(|| why.to_owned());
+        self.restarts.push_back(now);
+        // The last one stays: it tells which failures come with it.
+        let window = limits.restarts_within.map(|(_, window)| window);
+        while self.restarts.len() > 1
+            && self.restarts.front().is_some_and(|at| {
+                window.is_none_or(|window| now.saturating_duration_since(*at) >= window)
+            })
+        {
+            self.restarts.pop_front();
+        }
+        if let (Some(host), Some(range)) = (host, &limits.cooldown) {
+            let fraction = self.fraction();
+            let cooling = self.hosts.entry(host.clone()).or_insert(Cooling {
+                times: 0,
+                until: now,
+            });
+            if cooling.times == 0 || cooling.until <= now {
+                cooling.times = cooling.times.saturating_add(1);
+                cooling.until = now + cooldown(range, cooling.times, fraction);
+            }
+        }
+    }
+
+    /// The next random number in `0.0..1.0` (splitmix64).
+    fn fraction(&mut self) -> f64 {
+        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.seed;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Since when no generation is active. Nothing while one is.
+    #[must_use]
+    pub fn idle_since(&self) -> Option<Instant> {
+        self.idle_since
+    }
+
+    /// A generation has been active.
+    #[must_use]
+    pub fn has_formed(&self) -> bool {
+        self.formed > 0
+    }
+
+    /// How often the membership has changed: each generation that became active counts, but for the first.
+    #[must_use]
+    pub fn resets(&self) -> u32 {
+        self.formed.saturating_sub(1)
+    }
+
+    /// The membership may change once more.
+    #[must_use]
+    pub fn has_resets(&self, limits: &Limits) -> bool {
+        let change = if self.has_formed() { 1 } else { 0 };
+        limits
+            .max_resets
+            .is_none_or(|max| self.resets() + change <= max)
+    }
+
+    /// Restarts that were used up since the last commit.
+    #[must_use]
+    pub fn without_progress(&self) -> u32 {
+        self.without_progress
+    }
+
+    /// The number of the last commit.
+    #[must_use]
+    pub fn commit(&self) -> Option<u64> {
+        self.commit.map(|commit| commit.number)
+    }
+
+    /// The last generation all members of which are known to have the last commit, or 0.
+    #[must_use]
+    pub fn committed_in(&self) -> ids::Generation {
+        self.commit
+            .map_or_else(ids::Generation::default, |commit| commit.generation)
+    }
+
+    /// The last commit outlives all members.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        self.commit.is_some_and(|commit| commit.durable)
+    }
+
+    /// The hosts that get no new process now.
+    #[must_use]
+    pub fn cooling(&self, now: Instant) -> BTreeSet<Host> {
+        let cooling = self.hosts.iter().filter(|(_, host)| host.until > now);
+        cooling.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// When the next cool-down ends.
+    #[must_use]
+    pub fn next_warm(&self, now: Instant) -> Option<Instant> {
+        let ends = self.hosts.values().map(|host| host.until);
+        ends.filter(|until| *until > now).min()
+    }
+
+    /// A cool-down has ended after `then`, and not after `now`.
+    #[must_use]
+    pub fn has_warmed(&self, then: Instant, now: Instant) -> bool {
+        let mut ends = self.hosts.values().map(|host| host.until);
+        ends.any(|until| until > then && until <= now)
+    }
+
+    /// Which limit of restarts is exceeded, and in words why.
+    #[must_use]
+    pub fn exceeded(&self, now: Instant, limits: &Limits) -> Option<(End, String)> {
+        let cause = self.cause.as_deref().unwrap_or("unknown");
+        let most = limits.restarts_without_progress;
+        if limits.is_static() && self.without_progress > most {
+            return Some((
+                End::Lost,
+                format!("a worker of a job that never changes has failed: {cause}"),
+            ));
+        }
+        if self.without_progress > most {
+            let since = match self.commit() {
+                Some(commit) => format!("since commit {commit}"),
+                None => "before the first commit".to_owned(),
+            };
+            let failures = self.without_progress;
+            return Some((
+                End::NoProgress,
+                format!(
+                    "{failures} failures {since}, allowed are {most} (restarts_without_progress); the first: {cause}"
+                ),
+            ));
+        }
+        let (most, window) = limits.restarts_within?;
+        let recent = |at: &&Instant| now.saturating_duration_since(**at) < window;
+        let failures = self.restarts.iter().filter(recent).count();
+        (failures > most as usize).then(|| {
+            let seconds = window.as_secs_f64();
+            (
+                End::TooManyRestarts,
+                format!(
+                    "{failures} failures within {seconds} s, allowed are {most} (restarts_within); the first since the \
+                     last commit: {cause}"
+                ),
+            )
+        })
+    }
+}

@@ -1,0 +1,21 @@
+//! How a job ends.
+
+/// How a job ends by itself. Everything but [`End::Succeeded`] is a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum End {
+    /// All members have returned.
+    Succeeded,
+    /// A member is lost, and the job does not go on without it: the job is static, or other members have returned already.
+    Lost,
+    /// Fewer processes than the minimum were there within the start timeout.
+    BelowMin,
+    /// No member of the last generation is left, and no commit outlives them.
+    NoSurvivor,
+    /// The membership would change more often than allowed.
+    ResetLimit,
+    /// Process after process fails without a commit in between.
+    NoProgress,
+    /// Too many processes have failed within a time.
+    TooManyRestarts,
+}

@@ -1,0 +1,94 @@
+//! What comes in.
+
+use std::time::Instant;
+
+use kolo_wire::ids::{self, NodeId, Slot};
+use kolo_wire::Exit;
+
+use super::seat::{Addresses, Location, Process};
+
+/// Something has happened. A fact may come twice, and late: membership ignores what is over, and says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fact {
+    /// A node holds the seat: one of the two answers to [`Action::Reserve`](super::Action::Reserve). Not of a node that
+    /// was said to be lost.
+    Reserved {
+        /// The seat.
+        slot: Slot,
+        /// The node.
+        location: Location,
+    },
+    /// No node has room for the seat: the other answer.
+    Refused {
+        /// The seat.
+        slot: Slot,
+    },
+    /// There may be room now: a node has joined, or another job has ended.
+    Offered,
+    /// A process has said hello, and can take part in a generation.
+    Ready {
+        /// The process.
+        process: Process,
+        /// Where it listens for its peers.
+        addresses: Addresses,
+    },
+    /// A process has ended. Its node says so.
+    Exited {
+        /// The process.
+        process: Process,
+        /// How it ended.
+        exit: Exit,
+        /// The last generation that it had taken. 0 if it had taken none.
+        generation: ids::Generation,
+        /// The last lines of its output. May be empty.
+        said: String,
+    },
+    /// A node is not there any more, and none of its processes.
+    NodeLost {
+        /// The node.
+        node: NodeId,
+        /// How that was seen.
+        why: String,
+        /// When its processes have ended for certain. In the past if the node's end was seen, and not just its
+        /// silence.
+        fenced: Instant,
+    },
+    /// A node is to be left: no process starts there, and those that run go at the next safe point.
+    Drain {
+        /// The node.
+        node: NodeId,
+        /// The reason.
+        why: String,
+    },
+    /// A node need not be left after all.
+    Undrain {
+        /// The node.
+        node: NodeId,
+    },
+    /// A process has taken a published generation, and is in no older one any more.
+    Acknowledged {
+        /// The number of the generation.
+        generation: ids::Generation,
+        /// The process.
+        process: Process,
+    },
+    /// All members of a generation have the state of a commit: they have committed, or they have been given the last one. A
+    /// later report makes up for one that was lost; only what is reported is known to be worth keeping.
+    Committed {
+        /// The number of the generation.
+        generation: ids::Generation,
+        /// The number of the commit.
+        commit: u64,
+        /// The commit outlives all members: it is on disk, or on a peer.
+        durable: bool,
+    },
+    /// All members have committed, and hold there until a new generation is published.
+    Holding {
+        /// The number of the generation.
+        generation: ids::Generation,
+        /// The number of the commit.
+        commit: u64,
+    },
+    /// Time has passed: see [`Action::Wake`](super::Action::Wake).
+    Woke,
+}

@@ -1,0 +1,250 @@
+//! What a job allows: sizes, times, and how often it may fail.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use super::filter::{self, Filter};
+
+/// The shortest and the longest cool-down of a host that can be asked for.
+const COOLDOWN: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
+
+/// The limits of a job. [`Limits::check`] says what is wrong with them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// The fewest members of a generation. At least 1.
+    pub min: u32,
+    /// The most members of a generation.
+    pub max: u32,
+    /// Processes that are kept ready beside the members, to replace lost ones at once. 0 by default.
+    pub spares: u32,
+    /// How long a process that is ready waits for others that are on their way, so that they join together. 1 s by default.
+    pub join_window: Duration,
+    /// How long a process may take from its start until it is ready, and how long the job waits without a group for
+    /// `min` processes. 30 s by default.
+    pub start_timeout: Duration,
+    /// How long a member may take to take a generation. A member that is later is stopped. 10 s by default.
+    pub ack_timeout: Duration,
+    /// How often the membership may change, for any reason. 0: never, the job is static. No limit by default.
+    pub max_resets: Option<u32>,
+    /// At most so many restarts within such a time. A restart is used up by each failure of a process; failures that
+    /// come with it use up none. No limit by default.
+    pub restarts_within: Option<(u32, Duration)>,
+    /// Restarts without a commit in between. 3 by default.
+    pub restarts_without_progress: u32,
+    /// The shortest and the longest time in which a host gets no new process after one has failed there. See
+    /// [`cooldown`]. None by default. Other processes of the host are not touched.
+    pub cooldown: Option<RangeInclusive<Duration>>,
+    /// Which sizes and shapes of a group are wanted. Applied in order, see [`Filter`].
+    pub filters: Vec<Filter>,
+}
+
+/// Why limits make no sense.
+///
+/// The names of settings are those of Horovod's `RayExecutor`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LimitsError {
+    /// The maximum alone is given. Give the minimum, too.
+    #[error(
+        "max_workers={max} is given without min_workers; an elastic job needs min_workers of at least 1"
+    )]
+    MaxWithoutMin {
+        /// The maximum.
+        max: u32,
+    },
+    /// The minimum alone is given. Give the maximum, too.
+    #[error(
+        "min_workers={min} is given without max_workers; give the most workers that the job can use, or \
+         num_workers={min} for a job that never changes"
+    )]
+    MinWithoutMax {
+        /// The minimum.
+        min: u32,
+    },
+    /// A fixed and a changing number are given. Give one of them.
+    #[error(
+        "num_workers={workers} and min_workers={min} are both given; give num_workers for a job that never \
+         changes, or min_workers and max_workers for one that does"
+    )]
+    Both {
+        /// The fixed number.
+        workers: u32,
+        /// The minimum.
+        min: u32,
+    },
+    /// No number is given. Give one.
+    #[error("no number of workers is given; give num_workers, or min_workers and max_workers")]
+    Neither,
+    /// A group of nobody is allowed. Ask for at least 1.
+    #[error("min_workers=0 is given; a group has at least 1 worker")]
+    Zero,
+    /// The limits exclude each other. Give a maximum that is at least the minimum.
+    #[error(
+        "min_workers={min} and max_workers={max} are given; max_workers must be at least min_workers"
+    )]
+    Order {
+        /// The minimum.
+        min: u32,
+        /// The maximum.
+        max: u32,
+    },
+    /// Spares for a group that never changes. Give no spares, or allow resets.
+    #[error(
+        "spares={spares} and max_resets=0 are given; a job that never changes has no use for a spare: give \
+         max_resets of at least 1, or no spares"
+    )]
+    UselessSpares {
+        /// The number of spares.
+        spares: u32,
+    },
+    /// A time is 0. Give a longer one.
+    #[error("{name}=0 is given; it must be longer than 0")]
+    NoTime {
+        /// The setting.
+        name: &'static str,
+    },
+    /// The cool-down is too short, too long, or upside down. Give a range within the bounds.
+    #[error(
+        "cooldown_range=({}, {}) s is given; allowed are {} to {} s, the lower bound first",
+        .lo.as_secs_f64(), .hi.as_secs_f64(), COOLDOWN.start().as_secs(), COOLDOWN.end().as_secs()
+    )]
+    Cooldown {
+        /// The lower bound.
+        lo: Duration,
+        /// The upper bound.
+        hi: Duration,
+    },
+    /// A filter of 0. Give at least 1.
+    #[error("the filter {filter} is given; its number must be at least 1")]
+    EmptyFilter {
+        /// The filter.
+        filter: Filter,
+    },
+    /// No size from the minimum to the maximum passes the filters. Change the bounds or the filters.
+    #[error("no number of workers from min_workers={min} to max_workers={max} passes {filters}")]
+    NoSize {
+        /// The minimum.
+        min: u32,
+        /// The maximum.
+        max: u32,
+        /// The filters.
+        filters: String,
+    },
+}
+
+impl Limits {
+    /// A job of so many workers that never changes: the first loss ends it.
+    #[must_use]
+    pub fn fixed(workers: u32) -> Self {
+        Self {
+            max_resets: Some(0),
+            restarts_without_progress: 0,
+            ..Self::elastic(workers, workers)
+        }
+    }
+
+    /// A job that shrinks and grows between these bounds, with the default of everything else.
+    #[must_use]
+    pub fn elastic(min: u32, max: u32) -> Self {
+        Self {
+            min,
+            max,
+            spares: 0,
+            join_window: Duration::from_secs(1),
+            start_timeout: Duration::from_secs(30),
+            ack_timeout: Duration::from_secs(10),
+            max_resets: None,
+            restarts_within: None,
+            restarts_without_progress: 3,
+            cooldown: None,
+            filters: Vec::new(),
+        }
+    }
+
+    /// From the three numbers that a user may give, as Horovod's `RayExecutor` takes them.
+    ///
+    /// # Errors
+    ///
+    /// [`LimitsError`] if they do not go together.
+    pub fn from_workers(
+        num_workers: Option<u32>,
+        min_workers: Option<u32>,
+        max_workers: Option<u32>,
+    ) -> Result<Self, LimitsError> {
+        let limits = match (num_workers, min_workers, max_workers) {
+            (Some(workers), Some(min), _) => return Err(LimitsError::Both { workers, min }),
+            (_, None | Some(0), Some(max)) => return Err(LimitsError::MaxWithoutMin { max }),
+            (None, Some(min), None) => return Err(LimitsError::MinWithoutMax { min }),
+            (None, None, None) => return Err(LimitsError::Neither),
+            (None, Some(min), Some(max)) => Self::elastic(min, max),
+            (Some(workers), None, None) => Self::fixed(workers),
+        };
+        limits.check()?;
+        Ok(limits)
+    }
+
+    /// The membership never changes.
+    #[must_use]
+    pub fn is_static(&self) -> bool {
+        self.max_resets == Some(0)
+    }
+
+    /// Looks for limits that make no sense.
+    ///
+    /// # Errors
+    ///
+    /// [`LimitsError`]: the first that is found.
+    pub fn check(&self) -> Result<(), LimitsError> {
+        let (min, max) = (self.min, self.max);
+        if min == 0 {
+            return Err(LimitsError::Zero);
+        }
+        if max < min {
+            return Err(LimitsError::Order { min, max });
+        }
+        if self.spares > 0 && self.is_static() {
+            let spares = self.spares;
+            return Err(LimitsError::UselessSpares { spares });
+        }
+        let window = self.restarts_within.map(|(_, window)| window);
+        for (name, time) in [
+            ("start_timeout", Some(self.start_timeout)),
+            ("ack_timeout", Some(self.ack_timeout)),
+            ("restarts_within", window),
+        ] {
+            if time.is_some_and(|time| time.is_zero()) {
+                return Err(LimitsError::NoTime { name });
+            }
+        }
+        if let Some(range) = &self.cooldown {
+            let (lo, hi) = (*range.start(), *range.end());
+            if lo < *COOLDOWN.start() || hi > *COOLDOWN.end() || lo > hi {
+                return Err(LimitsError::Cooldown { lo, hi });
+            }
+        }
+        if let Some(filter) = self.filters.iter().find(|filter| filter.count() == 0) {
+            return Err(LimitsError::EmptyFilter { filter: *filter });
+        }
+        if !filter::has_size(&self.filters, min, max) {
+            let filters: Vec<_> = self.filters.iter().map(ToString::to_string).collect();
+            return Err(LimitsError::NoSize {
+                min,
+                max,
+                filters: filters.join(", "),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// How long a host cools down when a process has failed there for the `times`-th time, counted from 1.
+///
+/// Horovod's rule: `lo * 2^times + fraction * lo`, within `lo..=hi`. `fraction` is random in `0.0..1.0`, so that hosts that
+/// fail together do not come back together.
+#[must_use]
+pub fn cooldown(range: &RangeInclusive<Duration>, times: u32, fraction: f64) -> Duration {
+    let (lo, hi) = (*range.start(), *range.end());
+    let doubled = lo.saturating_mul(2_u32.saturating_pow(times));
+    let delay = doubled.saturating_add(lo.mul_f64(fraction.clamp(0.0, 1.0)));
+    delay.min(hi).max(lo)
+}

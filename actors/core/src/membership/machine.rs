@@ -1,0 +1,425 @@
+//! Roster, policy and formation, tied together.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kolo_wire::ids::{self, Slot};
+
+use super::action::Action;
+use super::budget::Budget;
+use super::fact::Fact;
+use super::formation::{Due, Formation, Outcome, REPEAT};
+use super::generation::Generation;
+use super::limits::{Limits, LimitsError};
+use super::policy::{Choice, Purpose, decide};
+use super::roster::{Departure, Fate, Roster, Stale};
+use super::seat::{Loss, Process, Seat, State};
+
+/// The membership of one job.
+#[derive(Debug, Clone)]
+pub struct Membership {
+    limits: Limits,
+    roster: Roster,
+    budget: Budget,
+    /// The number of the last generation that was published.
+    last: ids::Generation,
+    /// The last generation that was active, or the first one that was given up. Without the members of which a later
+    /// attempt makes it uncertain that they have the state.
+    previous: Option<Arc<Generation>>,
+    formation: Option<Formation>,
+    /// Members were asked to hold. When to ask again, and why.
+    hold: Option<(Instant, String)>,
+    /// The reason that was told last.
+    told: String,
+    woken_at: Option<Instant>,
+    has_ended: bool,
+    actions: Vec<Action>,
+}
+
+impl Membership {
+    /// The membership of a new job, and the first things to do. `seed` is random.
+    ///
+    /// # Errors
+    ///
+    /// [`LimitsError`] if the limits make no sense.
+    pub fn new(
+        now: Instant,
+        limits: Limits,
+        seed: u64,
+    ) -> Result<(Self, Vec<Action>), LimitsError> {
+        limits.check()?;
+        let mut membership = Self {
+            limits,
+            roster: Roster::default(),
+            budget: Budget::new(now, seed),
+            last: ids::Generation(0),
+            previous: None,
+            formation: None,
+            hold: None,
+            told: String::new(),
+            woken_at: None,
+            has_ended: false,
+            actions: Vec::new(),
+        };
+        let actions = membership.step(now, Fact::Woke);
+        Ok((membership, actions))
+    }
+
+    /// What to do now that this has happened.
+    pub fn step(&mut self, now: Instant, fact: Fact) -> Vec<Action> {
+        if !self.has_ended {
+            self.take(now, &fact);
+            self.expire(now);
+            self.proceed(now);
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    /// The seats.
+    #[must_use]
+    pub fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    /// What is used up of the limits.
+    #[must_use]
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// The generation that is active. Nothing while a change is under way.
+    #[must_use]
+    pub fn active(&self) -> Option<&Arc<Generation>> {
+        let is_active = self.budget.idle_since().is_none();
+        self.previous.as_ref().filter(|_| is_active)
+    }
+
+    fn take(&mut self, now: Instant, fact: &Fact) {
+        match self.roster.take(now, fact) {
+            Ok(departures) => self.departed(now, departures),
+            Err(Stale(what)) => self.actions.push(Action::Tell(format!("ignored: {what}"))),
+        }
+        match fact {
+            Fact::Reserved { slot, .. } => self.start(*slot),
+            Fact::Acknowledged {
+                generation,
+                process,
+            } => {
+                if let Some(formation) = &mut self.formation {
+                    formation.taken(*generation, *process);
+                }
+            }
+            Fact::Committed {
+                generation,
+                commit,
+                durable,
+            } => {
+                self.committed(*generation, *commit, *durable);
+            }
+            Fact::Holding { generation, commit } => {
+                self.committed(*generation, *commit, false);
+                let holds = self
+                    .active()
+                    .is_some_and(|active| active.number() == *generation);
+                if holds {
+                    self.budget.idle(now);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn committed(&mut self, generation: ids::Generation, commit: u64, durable: bool) {
+        if let Some(formation) = &mut self.formation {
+            formation.committed(generation);
+        }
+        // The word of a commit may come late, and of a generation that was given up: all its members have committed.
+        if generation <= self.last {
+            self.budget.committed(generation, commit, durable);
+        }
+    }
+
+    /// Starts the process of a seat that a node holds.
+    fn start(&mut self, slot: Slot) {
+        let seat = self.roster.seat(slot);
+        let Some(seat) = seat.filter(|seat| seat.state == State::Booting && !seat.leaving) else {
+            return;
+        };
+        if let Some(location) = seat.location.clone() {
+            let process = seat.process();
+            self.actions.push(Action::Start { process, location });
+        }
+    }
+
+    /// Ends a process that is there and is not wanted any more.
+    fn give_up(&mut self, now: Instant, process: Process, loss: Loss) {
+        let why = loss.to_string();
+        if let Some(departure) = self.roster.give_up(now, process, loss) {
+            self.actions.push(Action::Stop { process, why });
+            self.departed(now, vec![departure]);
+        }
+    }
+
+    /// Processes are not there any more: what that means for the formation, the budget, and the last generation.
+    fn departed(&mut self, now: Instant, departures: Vec<Departure>) {
+        let mut lost = Vec::new();
+        let mut cause = None;
+        for departure in departures {
+            let process = departure.process;
+            if let Some(formation) = &mut self.formation {
+                formation.gone(process, &departure.fate);
+            }
+            let Fate::Lost(loss) = departure.fate else {
+                continue;
+            };
+            let host = departure.host.as_ref();
+            let place = host.map_or(String::new(), |host| format!(" on {host}"));
+            let what = format!("{process}{place}: {loss}");
+            // A late process is no proof that its host is bad.
+            let (is_failure, blamed) = match loss {
+                Loss::Died(_) => (true, host),
+                Loss::Late(_) => (true, None),
+                Loss::Node { .. } | Loss::Left(_) => (false, None),
+            };
+            if is_failure {
+                let since = departure.since;
+                self.budget.failed(now, &self.limits, since, blamed, &what);
+            }
+            let previous = self.previous.as_ref();
+            if let Some(member) = previous.and_then(|previous| previous.member(process)) {
+                lost.push(member.rank);
+                cause.get_or_insert_with(|| format!("rank {} is lost: {what}", member.rank));
+            }
+        }
+        // While a generation is on its way, the one before is over for all who get it.
+        let (None, Some(previous), Some(cause)) = (&self.formation, &self.previous, cause) else {
+            return;
+        };
+        self.budget.idle(now);
+        self.actions.push(Action::Revoke {
+            generation: previous.number(),
+            lost,
+            cause,
+        });
+    }
+
+    /// Gives up what is late to start.
+    fn expire(&mut self, now: Instant) {
+        let timeout = self.limits.start_timeout;
+        while let Some(seat) = self
+            .first_booting()
+            .filter(|seat| now >= seat.since + timeout)
+        {
+            let (process, seconds) = (seat.process(), timeout.as_secs_f64());
+            let why = format!("not ready within the start timeout of {seconds} s");
+            self.give_up(now, process, Loss::Late(why));
+        }
+    }
+
+    fn first_booting(&self) -> Option<&Seat> {
+        self.roster.in_state(State::Booting).next()
+    }
+
+    /// Sends away what leaves and is in no generation.
+    fn dismiss(&mut self, now: Instant) {
+        if !self.roster.is_draining() {
+            return;
+        }
+        let forming = self.formation.as_ref().map(Formation::generation);
+        let generations = [self.previous.as_ref(), forming];
+        let is_member = |process| {
+            let mut generations = generations.into_iter().flatten();
+            generations.any(|generation| generation.member(process).is_some())
+        };
+        let leaving: Vec<(Process, String)> = [State::Booting, State::Ready, State::Active]
+            .into_iter()
+            .flat_map(|state| self.roster.in_state(state))
+            .filter(|seat| seat.leaving && !is_member(seat.process()))
+            .map(|seat| (seat.process(), self.roster.drain_reason(seat).to_owned()))
+            .collect();
+        for (process, why) in leaving {
+            self.give_up(now, process, Loss::Left(why));
+        }
+    }
+
+    /// Decides and acts until there is nothing to do before something happens.
+    fn proceed(&mut self, now: Instant) {
+        let next = loop {
+            self.dismiss(now);
+            let Some(formation) = &mut self.formation else {
+                match self.decide(now) {
+                    Some(next) => break next,
+                    None => continue,
+                }
+            };
+            match formation.outcome() {
+                Outcome::Whole => self.activate(now),
+                Outcome::Broken => self.abandon(),
+                Outcome::Waiting => match formation.due(now) {
+                    Due::Publish(to) => {
+                        let generation = Arc::clone(formation.generation());
+                        self.actions.push(Action::Publish { generation, to });
+                    }
+                    Due::Late(late) => {
+                        let number = formation.generation().number();
+                        let seconds = self.limits.ack_timeout.as_secs_f64();
+                        for process in late {
+                            let why =
+                                format!("did not take generation {number} within {seconds} s");
+                            self.give_up(now, process, Loss::Late(why));
+                        }
+                    }
+                    Due::Nothing(next) => break Some(next),
+                },
+            }
+        };
+        if !self.has_ended {
+            self.wake(now, next);
+        }
+    }
+
+    /// Asks the policy and does what it says. The result is the time of the next look, if nothing is left to do now.
+    fn decide(&mut self, now: Instant) -> Option<Option<Instant>> {
+        let previous = self.previous.as_deref();
+        let decision = decide(now, &self.roster, &self.limits, &self.budget, previous);
+        if decision.reason != self.told {
+            self.told.clone_from(&decision.reason);
+            self.actions.push(Action::Tell(decision.reason.clone()));
+        }
+        match decision.choice {
+            Choice::Keep => Some(None),
+            Choice::WaitUntil(next) => Some(Some(next)),
+            Choice::Ask { purpose, count } => {
+                self.ask(now, purpose, count);
+                None
+            }
+            Choice::Hold => {
+                self.hold.get_or_insert((now, decision.reason));
+                Some(None)
+            }
+            Choice::Form(processes) => {
+                self.form(now, &processes, decision.reason);
+                None
+            }
+            Choice::End(how) => {
+                self.has_ended = true;
+                let why = decision.reason;
+                self.actions.push(Action::End { how, why });
+                Some(None)
+            }
+        }
+    }
+
+    /// Starts processes in seats that nodes hold, and looks for nodes for the others.
+    fn ask(&mut self, now: Instant, purpose: Purpose, count: usize) {
+        let cooling = self.budget.cooling(now);
+        let lost = self.roster.in_state(State::Lost);
+        let held: Vec<Slot> = lost
+            .filter(|seat| seat.is_startable(&cooling))
+            .take(count)
+            .map(|seat| seat.slot)
+            .collect();
+        let rest = count - held.len();
+        for slot in held {
+            self.roster.boot(now, slot);
+            self.start(slot);
+        }
+        if rest > 0 {
+            self.actions.push(Action::Reserve {
+                slots: self.roster.reserve(now, rest),
+                purpose,
+                avoid: cooling.into_iter().collect(),
+            });
+        }
+    }
+
+    fn form(&mut self, now: Instant, processes: &[Process], cause: String) {
+        self.last = ids::Generation(self.last.0 + 1);
+        let seats = processes
+            .iter()
+            .filter_map(|process| self.roster.seat(process.slot));
+        let previous = self.previous.as_deref();
+        let generation = Arc::new(Generation::new(
+            self.last,
+            cause,
+            seats,
+            previous,
+            self.budget.committed_in(),
+        ));
+        // Whoever may be in an older generation is told, those that an attempt in between has left out included.
+        let is_old = |seat: &&Seat| {
+            let was_there = previous.is_some_and(|last| last.member(seat.process()).is_some());
+            seat.state == State::Active || was_there
+        };
+        let old = self.roster.live().filter(is_old).map(Seat::process);
+        self.formation = Some(Formation::new(
+            now,
+            generation,
+            old,
+            self.limits.ack_timeout,
+        ));
+    }
+
+    fn activate(&mut self, now: Instant) {
+        let Some(formation) = self.formation.take() else {
+            return;
+        };
+        let generation = Arc::clone(formation.generation());
+        self.roster.activate(now, &generation);
+        self.budget.formed();
+        self.hold = None;
+        self.previous = Some(Arc::clone(&generation));
+        self.actions.push(Action::Active(generation));
+    }
+
+    /// Gives up the generation that is on its way. Perhaps all its members had taken it, and went on (E-1): from now on only
+    /// those of the members before that were in it count as having the state.
+    fn abandon(&mut self) {
+        let Some(formation) = self.formation.take() else {
+            return;
+        };
+        let attempt = formation.generation();
+        let (lost, cause) = formation.lost();
+        self.actions.push(Action::Revoke {
+            generation: attempt.number(),
+            lost: lost.to_vec(),
+            cause: cause.to_owned(),
+        });
+        let narrowed = self
+            .previous
+            .as_ref()
+            .map(|previous| previous.narrowed(attempt));
+        self.previous = match narrowed {
+            Some(previous) if !previous.members().is_empty() => Some(Arc::new(previous)),
+            _ => Some(Arc::clone(attempt)),
+        };
+    }
+
+    /// Asks members to hold, and asks to be woken at the first time at which something is to be done.
+    fn wake(&mut self, now: Instant, next: Option<Instant>) {
+        let mut times: Vec<Instant> = next.into_iter().collect();
+        if self.budget.idle_since().is_some() {
+            self.hold = None;
+        }
+        if let (Some((at, why)), Some(previous)) = (&mut self.hold, &self.previous) {
+            if now >= *at {
+                *at = now + REPEAT;
+                let (generation, why) = (previous.number(), why.clone());
+                self.actions.push(Action::Hold { generation, why });
+            }
+            times.push(*at);
+        }
+        times.extend(
+            self.first_booting()
+                .map(|seat| seat.since + self.limits.start_timeout),
+        );
+        if self.roster.refused().is_some() {
+            times.extend(self.budget.next_warm(now));
+        }
+        let first = times.into_iter().min();
+        if let Some(at) = first.filter(|_| first != self.woken_at) {
+            self.actions.push(Action::Wake(at));
+        }
+        self.woken_at = first;
+    }
+}

@@ -1,0 +1,517 @@
+//! The policy: given what is true, what is to be done. A pure function, with its reason in plain words.
+
+use std::time::Instant;
+
+use super::budget::Budget;
+use super::end::End;
+use super::filter;
+use super::generation::{Generation, Member};
+use super::limits::Limits;
+use super::order::arrange;
+use super::roster::Roster;
+use super::seat::{Process, Seat, State};
+
+/// The use of seats that are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// Members that the job has never had.
+    Grow,
+    /// Members for those that are lost or leave.
+    Replace,
+    /// Processes that are kept ready.
+    Spare,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Choice {
+    /// Nothing.
+    Keep,
+    /// Start so many more processes.
+    Ask {
+        /// The use of them.
+        purpose: Purpose,
+        /// How many.
+        count: usize,
+    },
+    /// A change is wanted. Ask the members to hold at their next commit, so that no work is lost.
+    Hold,
+    /// Make a generation of these processes, in rank order.
+    Form(Vec<Process>),
+    /// Look again at that time, if nothing happens before.
+    WaitUntil(Instant),
+    /// The job ends.
+    End(End),
+}
+
+/// A choice and the reason for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// What is to be done.
+    pub choice: Choice,
+    /// Why, in plain words. Of a generation it is the cause.
+    pub reason: String,
+}
+
+fn decision(choice: Choice, reason: impl Into<String>) -> Decision {
+    let reason = reason.into();
+    Decision { choice, reason }
+}
+
+/// Decides on the membership of a job.
+///
+/// `previous` is the last generation that was active, or the first one that was given up. [`Budget::idle_since`] tells
+/// whether it is still intact. The caller asks again after each choice that it has carried out.
+///
+/// The rules:
+/// - An intact group is only changed at a commit, where its members hold. A lost member is no reason to wait: the rest goes on
+///   at once, with spares and whoever else is ready.
+/// - A process that is ready waits for others on their way, for the join window at most.
+/// - A member that leaves stays until there are enough without it, one of which has the state.
+/// - The next generation has a member that has the state: one that has been in since before the last commit. Without any the
+///   job ends, unless a commit outlives them.
+/// - While half of `previous` or more may run unseen, nothing is formed (G-3).
+/// - Without a group the job waits for the start timeout at most.
+#[must_use]
+pub fn decide(
+    now: Instant,
+    roster: &Roster,
+    limits: &Limits,
+    budget: &Budget,
+    previous: Option<&Generation>,
+) -> Decision {
+    let view = View {
+        now,
+        roster,
+        limits,
+        budget,
+        previous,
+    };
+    if let Some(end) = view.end() {
+        return end;
+    }
+    if let Some(ask) = view.ask() {
+        return ask;
+    }
+    match budget.idle_since() {
+        Some(since) => view.form(since),
+        None => view.change(),
+    }
+}
+
+struct View<'a> {
+    now: Instant,
+    roster: &'a Roster,
+    limits: &'a Limits,
+    budget: &'a Budget,
+    previous: Option<&'a Generation>,
+}
+
+impl<'a> View<'a> {
+    fn members(&self) -> &'a [Member] {
+        self.previous.map_or(&[], Generation::members)
+    }
+
+    fn is_member(&self, seat: &Seat) -> bool {
+        self.previous
+            .is_some_and(|previous| previous.member(seat.process()).is_some())
+    }
+
+    /// The first member that is not there any more and has not returned, with the reason.
+    fn first_lost(&self) -> Option<String> {
+        self.members().iter().find_map(|member| {
+            let seat = self.roster.seat(member.process.slot)?;
+            let same = seat.process() == member.process;
+            if same && (seat.state.is_live() || seat.state == State::Returned) {
+                return None;
+            }
+            let why = seat.loss.as_ref().map(ToString::to_string);
+            let Member {
+                rank,
+                process,
+                location,
+                ..
+            } = member;
+            Some(format!(
+                "rank {rank} ({process} on {}) is lost: {}",
+                location.host,
+                why.as_deref().unwrap_or("no reason is known")
+            ))
+        })
+    }
+
+    /// The process has the state for certain: it has been a member since before the last commit. Before the first commit
+    /// there is nothing that one member has and another one lacks.
+    fn has_state(&self, process: Process) -> bool {
+        let committed = self.budget.committed_in();
+        let member = self.previous.and_then(|previous| previous.member(process));
+        member.is_some_and(|member| committed.0 == 0 || member.since <= committed)
+    }
+
+    /// Number of processes that are there and have the state.
+    fn holders(&self) -> usize {
+        let members = self.members().iter().map(|member| member.process);
+        members
+            .filter(|process| self.has_state(*process) && self.roster.is_live(*process))
+            .count()
+    }
+
+    /// Why the job ends now, if it does.
+    fn end(&self) -> Option<Decision> {
+        let end = |how, reason: String| Some(decision(Choice::End(how), reason));
+        let is_idle = self.budget.idle_since().is_some();
+        let returned = self.roster.count(State::Returned);
+        if returned > 0 && is_idle {
+            let lost = self.first_lost().unwrap_or_default();
+            return end(
+                End::Lost,
+                format!(
+                    "{lost}; {returned} other members have returned already, so that the rest can't go on"
+                ),
+            );
+        }
+        if returned > 0 && self.roster.count(State::Active) == 0 {
+            return end(
+                End::Succeeded,
+                format!("all {returned} members have returned"),
+            );
+        }
+        if let Some((how, reason)) = self.budget.exceeded(self.now, self.limits) {
+            return end(how, reason);
+        }
+        if !is_idle {
+            return None;
+        }
+        if self.limits.is_static() && self.roster.count(State::Lost) > 0 {
+            let boot = || {
+                let seat = self.roster.in_state(State::Lost).next()?;
+                Some(format!(
+                    "{} is lost: {}",
+                    seat.process(),
+                    seat.loss.as_ref()?
+                ))
+            };
+            let lost = self.first_lost().or_else(boot).unwrap_or_default();
+            return end(
+                End::Lost,
+                format!("the job never changes its members, and {lost}"),
+            );
+        }
+        if !self.budget.has_formed() && self.budget.commit().is_none() {
+            return None;
+        }
+        let lost = self.first_lost()?;
+        if !self.budget.has_resets(self.limits) {
+            let resets = self.budget.resets();
+            return end(
+                End::ResetLimit,
+                format!(
+                    "the membership has changed {resets} times, which is the limit (max_resets), and {lost}"
+                ),
+            );
+        }
+        if self.holders() == 0 && !self.budget.is_durable() {
+            let number = self.previous.map_or(0, |previous| previous.number().0);
+            let state = match self.budget.commit() {
+                Some(commit) => format!("nobody has the state of commit {commit}"),
+                None => "nobody has the state".to_owned(),
+            };
+            return end(
+                End::NoSurvivor,
+                format!(
+                    "no member of generation {number} that could hand on the state is left, so that {state}; commits \
+                     on a peer or on disk survive that; {lost}"
+                ),
+            );
+        }
+        None
+    }
+
+    fn survivors(&self) -> usize {
+        let members = self.members().iter();
+        members
+            .filter(|member| self.roster.is_live(member.process))
+            .count()
+    }
+
+    /// Processes that stay, and those that are on their way.
+    fn have(&self) -> usize {
+        let coming = self.roster.count(State::Reserving) + self.roster.count(State::Booting);
+        let live = self.roster.count(State::Active) + self.roster.count(State::Ready);
+        coming + live - self.leaving()
+    }
+
+    /// Processes that are there or on their way, and are to leave.
+    fn leaving(&self) -> usize {
+        if !self.roster.is_draining() {
+            return 0;
+        }
+        let states = [State::Booting, State::Ready, State::Active];
+        let seats = states
+            .into_iter()
+            .flat_map(|state| self.roster.in_state(state));
+        seats.filter(|seat| seat.leaving).count()
+    }
+
+    /// More processes, if the job wants some and may get some.
+    fn ask(&self) -> Option<Decision> {
+        if self.roster.count(State::Returned) > 0 || !self.budget.has_resets(self.limits) {
+            return None;
+        }
+        let have = self.have();
+        let max = self.limits.max as usize;
+        let (missing, purpose) = if have >= max {
+            let want = max + self.limits.spares as usize;
+            (want.saturating_sub(have), Purpose::Spare)
+        } else {
+            let has_lost = self.roster.count(State::Lost) + self.leaving() > 0;
+            let purpose = if has_lost {
+                Purpose::Replace
+            } else {
+                Purpose::Grow
+            };
+            (max - have, purpose)
+        };
+        // After a refusal only seats that are held already, until a host has cooled down or somebody offers room.
+        let has_room = self
+            .roster
+            .refused()
+            .is_none_or(|at| self.budget.has_warmed(at, self.now));
+        let count = if has_room || missing == 0 {
+            missing
+        } else {
+            let cooling = self.budget.cooling(self.now);
+            let lost = self.roster.in_state(State::Lost);
+            lost.filter(|seat| seat.is_startable(&cooling))
+                .take(missing)
+                .count()
+        };
+        if count == 0 {
+            return None;
+        }
+        let wish = match purpose {
+            Purpose::Grow => format!("grow to {max}"),
+            Purpose::Replace => format!("replace what is lost or leaves, up to {max}"),
+            Purpose::Spare => format!("have {} spares", self.limits.spares),
+        };
+        Some(decision(
+            Choice::Ask { purpose, count },
+            format!("{have} processes are there or on their way; {count} more to {wish}"),
+        ))
+    }
+
+    /// The best group that could be formed now, in rank order. It may be too small.
+    fn best(&self) -> Vec<&'a Seat> {
+        let (staying, leaving): (Vec<&Seat>, Vec<&Seat>) =
+            self.roster.live().partition(|seat| !seat.leaving);
+        let best = self.shaped(staying.iter().copied());
+        if leaving.is_empty() || self.is_enough(&best) {
+            return best;
+        }
+        // Those that leave are needed: as many as there is room for, if nobody else has the state; then they can hand it over.
+        let has_state = staying.iter().any(|seat| self.has_state(seat.process()));
+        let max = self.limits.max as usize;
+        let room = max.saturating_sub(staying.len()).max(1);
+        let limit = if has_state { leaving.len() } else { room };
+        let leaving = arrange(self.previous, leaving);
+        let leaving = leaving.into_iter().filter(|seat| self.is_member(seat));
+        self.shaped(leaving.take(limit).chain(staying))
+    }
+
+    fn shaped(&self, seats: impl IntoIterator<Item = &'a Seat>) -> Vec<&'a Seat> {
+        let mut seats = arrange(self.previous, seats);
+        seats.truncate(self.limits.max as usize);
+        filter::apply(&self.limits.filters, seats)
+    }
+
+    /// A group is large enough, and has the state if anybody has it.
+    fn is_enough(&self, group: &[&Seat]) -> bool {
+        group.len() >= self.limits.min as usize
+            && (group.iter().any(|seat| self.has_state(seat.process())) || self.holders() == 0)
+    }
+
+    /// When a process that is ready has waited long enough for others on their way. Nothing if there are none to wait for.
+    fn window(&self, group: &[&Seat]) -> Option<Instant> {
+        let coming = self.roster.count(State::Reserving) + self.roster.count(State::Booting);
+        if coming == 0 || group.len() >= self.limits.max as usize {
+            return None;
+        }
+        let new = group.iter().filter(|seat| !self.is_member(seat));
+        let first = new.map(|seat| seat.since).min()?;
+        let end = first + self.limits.join_window;
+        (end > self.now).then_some(end)
+    }
+
+    /// No group is active: form one, wait, or give up.
+    fn form(&self, since: Instant) -> Decision {
+        let deadline = since + self.limits.start_timeout;
+        let survivors = self.survivors();
+        if let Some(wait) = self.wait_for_unseen(survivors, deadline) {
+            return wait;
+        }
+        let min = self.limits.min as usize;
+        let ready = self.roster.count(State::Active) + self.roster.count(State::Ready);
+        let best = if ready < min { Vec::new() } else { self.best() };
+        if !self.is_enough(&best) {
+            let filters = if ready >= min {
+                ", too few of them fit together"
+            } else {
+                ""
+            };
+            let there = format!(
+                "{ready} processes are ready{filters}; at least {min} are needed (min_workers)"
+            );
+            if self.now < deadline {
+                return decision(Choice::WaitUntil(deadline), there);
+            }
+            let seconds = self.limits.start_timeout.as_secs_f64();
+            let mut reason =
+                format!("{there}, and no more came within the start timeout of {seconds} s");
+            let late: Vec<String> = [State::Booting, State::Reserving]
+                .into_iter()
+                .flat_map(|state| self.roster.in_state(state))
+                .take(8)
+                .map(|seat| match seat.host() {
+                    Some(host) if seat.state == State::Booting => {
+                        format!("{} on {host}", seat.process())
+                    }
+                    _ => format!("a node for slot {}", seat.slot),
+                })
+                .collect();
+            if !late.is_empty() {
+                reason = format!("{reason}; late: {}", late.join(", "));
+            }
+            if let Some(lost) = self.first_lost() {
+                reason = format!("{reason}; {lost}");
+            }
+            return decision(Choice::End(End::BelowMin), reason);
+        }
+        // Survivors stand still, and go on at once.
+        let is_start = survivors == 0 || !self.budget.has_formed();
+        if let Some(end) = self
+            .window(&best)
+            .filter(|_| is_start && self.now < deadline)
+        {
+            return decision(
+                Choice::WaitUntil(end.min(deadline)),
+                format!(
+                    "{} processes are ready, others are on their way and may join",
+                    best.len()
+                ),
+            );
+        }
+        decision(
+            Choice::Form(best.iter().map(|seat| seat.process()).collect()),
+            self.cause(&best),
+        )
+    }
+
+    /// While half of the members or more may run unseen, they could be a group still. So could fewer, if no other member is
+    /// there to leave it.
+    fn wait_for_unseen(&self, survivors: usize, deadline: Instant) -> Option<Decision> {
+        let previous = self.previous?;
+        let unseen: Vec<Option<Instant>> = self
+            .roster
+            .unseen(self.now)
+            .filter(|(process, _)| previous.member(*process).is_some())
+            .map(|(_, until)| until)
+            .collect();
+        // A process without a known end was told to stop, and its node says when it has ended.
+        let silent = unseen.iter().flatten().count();
+        let is_split = silent > 0 && silent * 2 >= previous.members().len();
+        let is_alone = survivors == 0 && !unseen.is_empty();
+        if !is_split && !is_alone {
+            return None;
+        }
+        let reason = format!(
+            "{} of {} members may still run unseen, and no other group is formed before they have ended for certain",
+            unseen.len(),
+            previous.members().len()
+        );
+        let choice = match unseen.iter().flatten().max() {
+            Some(end) => Choice::WaitUntil(*end),
+            None if self.now < deadline => Choice::WaitUntil(deadline),
+            None => Choice::End(End::BelowMin),
+        };
+        Some(decision(choice, reason))
+    }
+
+    /// A group is active: keep it, or ask it to hold for a change.
+    fn change(&self) -> Decision {
+        let members = self.members();
+        let returned = self.roster.count(State::Returned);
+        let keep = |reason: String| decision(Choice::Keep, reason);
+        if returned > 0 {
+            return keep(format!(
+                "{returned} of {} members have returned",
+                members.len()
+            ));
+        }
+        if !self.budget.has_resets(self.limits) {
+            return keep(format!(
+                "{} members; the limit of changes is reached (max_resets)",
+                members.len()
+            ));
+        }
+        let leaving = self.leaving();
+        let max = self.limits.max as usize;
+        if leaving == 0 && (members.len() >= max || self.roster.count(State::Ready) == 0) {
+            return keep(format!("{} of at most {max} members", members.len()));
+        }
+        let best = self.best();
+        let leaves = |member: &&Member| {
+            let seat = self.roster.seat(member.process.slot);
+            let stays = || best.iter().any(|seat| seat.process() == member.process);
+            seat.is_some_and(|seat| seat.leaving) && !stays()
+        };
+        let gone = members.iter().filter(leaves).count();
+        if !self.is_enough(&best) || (best.len() <= members.len() && gone == 0) {
+            return keep(format!(
+                "{} members; nobody could replace or join them",
+                members.len()
+            ));
+        }
+        if let Some(end) = self.window(&best).filter(|_| gone == 0) {
+            return decision(
+                Choice::WaitUntil(end),
+                format!(
+                    "{} members, {} could be; others are on their way and may join, too",
+                    members.len(),
+                    best.len()
+                ),
+            );
+        }
+        decision(Choice::Hold, self.cause(&best))
+    }
+
+    /// Why the next generation is of these processes.
+    fn cause(&self, group: &[&Seat]) -> String {
+        let mut parts = Vec::new();
+        let new = group.iter().filter(|seat| !self.is_member(seat)).count();
+        let members = self.members();
+        if members.is_empty() {
+            return format!("{new} processes are ready");
+        }
+        parts.extend(self.first_lost());
+        let lost = members.len() - self.survivors();
+        if lost > 1 {
+            parts.push(format!("{} more are lost", lost - 1));
+        }
+        let left = self.survivors() + new - group.len();
+        if left > 0 {
+            parts.push(format!("{left} leave or are left out"));
+        }
+        if new > 0 {
+            parts.push(format!("{new} join"));
+        }
+        if parts.is_empty() {
+            parts.push("nothing has changed".to_owned());
+        }
+        format!(
+            "{} members become {}: {}",
+            members.len(),
+            group.len(),
+            parts.join("; ")
+        )
+    }
+}

@@ -1,0 +1,394 @@
+//! The roster: the seats of a job and what is true of each. It takes facts and has no opinion.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use kolo_wire::ids::{self, NodeId, Slot};
+
+use super::fact::Fact;
+use super::generation::Generation;
+use super::seat::{Host, Incarnation, Location, Loss, Process, Seat, State};
+
+/// A process that is not there any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Departure {
+    /// The process.
+    pub process: Process,
+    /// The failure domain that it was in.
+    pub host: Option<Host>,
+    /// Since when its seat was as far as it was.
+    pub since: Instant,
+    /// What became of it.
+    pub fate: Fate,
+}
+
+/// What became of a process that is not there any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fate {
+    /// It has ended with success, as a member of this generation.
+    Returned(ids::Generation),
+    /// It is lost.
+    Lost(Loss),
+}
+
+/// A fact that changes nothing, because it is about something that is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stale(pub String);
+
+/// The seats of a job.
+#[derive(Debug, Clone, Default)]
+pub struct Roster {
+    /// Seat `n` has slot `n`.
+    seats: Vec<Seat>,
+    /// The seats in each state, those that have been there longest first.
+    by_state: BTreeMap<State, BTreeSet<(Instant, Slot)>>,
+    /// Nodes that are to be left, and why.
+    draining: BTreeMap<NodeId, String>,
+    /// When the last reservation was refused, unless room was offered since.
+    refused: Option<Instant>,
+    /// Seats for which a node was looked for already when room was offered: their refusal is of the time before.
+    older: BTreeSet<Slot>,
+    /// Processes that are lost and may still run. Nobody has seen their end.
+    unseen: BTreeMap<Process, Unseen>,
+}
+
+/// A process that is lost and may still run.
+#[derive(Debug, Clone, Copy)]
+struct Unseen {
+    node: Option<NodeId>,
+    /// When it has ended for certain, if that is known.
+    until: Option<Instant>,
+}
+
+impl Roster {
+    /// All seats, by slot.
+    #[must_use]
+    pub fn seats(&self) -> &[Seat] {
+        &self.seats
+    }
+
+    /// The seat of a slot.
+    #[must_use]
+    pub fn seat(&self, slot: Slot) -> Option<&Seat> {
+        self.seats.get(slot.0 as usize)
+    }
+
+    /// Number of seats in a state.
+    #[must_use]
+    pub fn count(&self, state: State) -> usize {
+        self.by_state.get(&state).map_or(0, BTreeSet::len)
+    }
+
+    /// The seats in a state, those that have been there longest first.
+    pub fn in_state(&self, state: State) -> impl Iterator<Item = &Seat> {
+        let seats = self.by_state.get(&state).into_iter().flatten();
+        seats.filter_map(|(_, slot)| self.seat(*slot))
+    }
+
+    /// The seats whose process can take part in a generation.
+    pub fn live(&self) -> impl Iterator<Item = &Seat> {
+        let active = self.in_state(State::Active);
+        active.chain(self.in_state(State::Ready))
+    }
+
+    /// The process is there and can take part in a generation.
+    #[must_use]
+    pub fn is_live(&self, process: Process) -> bool {
+        let seat = self.seat(process.slot);
+        seat.is_some_and(|seat| seat.process() == process && seat.state.is_live())
+    }
+
+    /// Some nodes are to be left.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        !self.draining.is_empty()
+    }
+
+    /// Why the node of a seat is to be left. Empty if it is not.
+    #[must_use]
+    pub fn drain_reason(&self, seat: &Seat) -> &str {
+        let location = seat.location.as_ref();
+        let why = location.and_then(|location| self.draining.get(&location.node));
+        why.map_or("", |why| why)
+    }
+
+    /// When the last reservation was refused, unless room was offered since.
+    #[must_use]
+    pub fn refused(&self) -> Option<Instant> {
+        self.refused
+    }
+
+    /// Processes that are lost and may still run at `now`, and when each has ended for certain, if that is known. Not
+    /// those of generations before the last one that was active.
+    pub fn unseen(&self, now: Instant) -> impl Iterator<Item = (Process, Option<Instant>)> {
+        let unseen = self
+            .unseen
+            .iter()
+            .map(|(process, unseen)| (*process, unseen.until));
+        unseen.filter(move |(_, until)| until.is_none_or(|until| until > now))
+    }
+
+    /// Takes a fact in. The result lists the processes that are not there any more because of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Stale`] if the fact is about an older process or an answer that nobody waits for. Nothing has changed then. A
+    /// fact that comes twice changes nothing either, and is no error.
+    pub fn take(&mut self, now: Instant, fact: &Fact) -> Result<Vec<Departure>, Stale> {
+        match fact {
+            Fact::Reserved { slot, location } => self.reserved(now, *slot, location)?,
+            Fact::Refused { slot } => {
+                self.waiting(*slot)?;
+                if !self.older.remove(slot) {
+                    self.refused = Some(now);
+                }
+                let had = self.seat(*slot).is_some_and(|seat| seat.loss.is_some());
+                let state = if had { State::Lost } else { State::Vacant };
+                self.set(now, *slot, state);
+            }
+            Fact::Offered => {
+                self.refused = None;
+                let waiting = self.in_state(State::Reserving).map(|seat| seat.slot);
+                self.older = waiting.collect();
+            }
+            Fact::Ready { process, addresses } => {
+                let seat = self.current(*process)?;
+                match seat.state {
+                    State::Booting => {
+                        seat.addresses.clone_from(addresses);
+                        self.set(now, process.slot, State::Ready);
+                    }
+                    State::Ready | State::Active => {}
+                    State::Vacant | State::Reserving | State::Returned | State::Lost => {
+                        return Err(Stale(format!(
+                            "{process} is ready, and was given up before"
+                        )));
+                    }
+                }
+            }
+            Fact::Exited {
+                process,
+                exit,
+                generation,
+                said,
+            } => {
+                let returned = exit.is_success().then_some(*generation);
+                let why = if said.is_empty() {
+                    exit.to_string()
+                } else {
+                    format!("{exit}: {said}")
+                };
+                return self.exited(now, *process, returned, why);
+            }
+            Fact::NodeLost { node, why, fenced } => {
+                return Ok(self.node_lost(now, *node, why, *fenced));
+            }
+            Fact::Drain { node, why } => {
+                self.draining.insert(*node, why.clone());
+                self.mark(*node, true);
+            }
+            Fact::Undrain { node } => {
+                self.draining.remove(node);
+                self.mark(*node, false);
+            }
+            Fact::Acknowledged { .. }
+            | Fact::Committed { .. }
+            | Fact::Holding { .. }
+            | Fact::Woke => {}
+        }
+        Ok(Vec::new())
+    }
+
+    /// Takes `count` seats without a process, new ones if need be, and marks that nodes are looked for.
+    pub fn reserve(&mut self, now: Instant, count: usize) -> Vec<Slot> {
+        let is_free = |seat: &&Seat| matches!(seat.state, State::Vacant | State::Lost);
+        let free = self.seats.iter().filter(is_free).map(|seat| seat.slot);
+        let new = (self.seats.len() as u32..).map(Slot);
+        let slots: Vec<Slot> = free.chain(new).take(count).collect();
+        for slot in &slots {
+            if slot.0 as usize == self.seats.len() {
+                self.seats.push(Seat {
+                    slot: *slot,
+                    incarnation: Incarnation::default(),
+                    state: State::Vacant,
+                    since: now,
+                    location: None,
+                    leaving: false,
+                    addresses: [].into(),
+                    loss: None,
+                });
+            }
+            self.set(now, *slot, State::Reserving);
+        }
+        slots
+    }
+
+    /// The next process of a seat is being started, on the node that holds the seat.
+    pub fn boot(&mut self, now: Instant, slot: Slot) {
+        if let Some(seat) = self.seats.get_mut(slot.0 as usize) {
+            seat.incarnation.0 += 1;
+            seat.addresses = [].into();
+            self.set(now, slot, State::Booting);
+        }
+    }
+
+    /// A generation is active: its members are, and nobody else.
+    pub fn activate(&mut self, now: Instant, generation: &Generation) {
+        let live: Vec<Process> = self.live().map(Seat::process).collect();
+        for process in live {
+            if generation.member(process).is_some() {
+                self.set(now, process.slot, State::Active);
+            } else if self.seats[process.slot.0 as usize].state == State::Active {
+                self.set(now, process.slot, State::Ready);
+            }
+        }
+        self.unseen.clear();
+    }
+
+    /// A process that is still there is given up. Nothing if it is not there.
+    pub fn give_up(&mut self, now: Instant, process: Process, loss: Loss) -> Option<Departure> {
+        let seat = self.current(process).ok()?;
+        if !matches!(seat.state, State::Booting | State::Ready | State::Active) {
+            return None;
+        }
+        let node = seat.location.as_ref().map(|location| location.node);
+        self.unseen.insert(process, Unseen { node, until: None });
+        Some(self.lose(now, process.slot, loss))
+    }
+
+    /// The seat with this slot, if an answer to its reservation is waited for.
+    fn waiting(&mut self, slot: Slot) -> Result<&mut Seat, Stale> {
+        let seat = self.seats.get_mut(slot.0 as usize);
+        seat.filter(|seat| seat.state == State::Reserving)
+            .ok_or_else(|| Stale(format!("slot {slot} waits for no reservation")))
+    }
+
+    /// The seat of a process, if no newer process has taken it.
+    fn current(&mut self, process: Process) -> Result<&mut Seat, Stale> {
+        let Some(seat) = self.seats.get_mut(process.slot.0 as usize) else {
+            return Err(Stale(format!("{process}: there is no such seat")));
+        };
+        if seat.process() == process {
+            return Ok(seat);
+        }
+        let last = seat.process();
+        Err(Stale(format!(
+            "news of {process}, and {last} is the last one"
+        )))
+    }
+
+    fn reserved(&mut self, now: Instant, slot: Slot, location: &Location) -> Result<(), Stale> {
+        let leaving = self.draining.contains_key(&location.node);
+        self.older.remove(&slot);
+        let seat = self.waiting(slot)?;
+        seat.location = Some(location.clone());
+        seat.leaving = leaving;
+        self.boot(now, slot);
+        Ok(())
+    }
+
+    fn exited(
+        &mut self,
+        now: Instant,
+        process: Process,
+        returned: Option<ids::Generation>,
+        why: String,
+    ) -> Result<Vec<Departure>, Stale> {
+        self.unseen.remove(&process);
+        let seat = self.current(process)?;
+        let returned = returned.filter(|_| !seat.leaving);
+        let loss = match (seat.state, returned) {
+            (State::Vacant | State::Reserving | State::Returned | State::Lost, _) => {
+                return Ok(Vec::new());
+            }
+            (State::Active, Some(generation)) => {
+                let departure = Departure {
+                    process,
+                    host: seat.host().cloned(),
+                    since: seat.since,
+                    fate: Fate::Returned(generation),
+                };
+                self.set(now, process.slot, State::Returned);
+                return Ok(vec![departure]);
+            }
+            (State::Ready, Some(_)) => Loss::Left(why),
+            (State::Booting | State::Ready | State::Active, _) if seat.leaving => Loss::Left(why),
+            (State::Booting, _) => Loss::Died(format!("ended before it was ready, with {why}")),
+            (State::Ready | State::Active, None) => Loss::Died(why),
+        };
+        Ok(vec![self.lose(now, process.slot, loss)])
+    }
+
+    fn node_lost(
+        &mut self,
+        now: Instant,
+        node: NodeId,
+        why: &str,
+        fenced: Instant,
+    ) -> Vec<Departure> {
+        self.draining.remove(&node);
+        for unseen in self.unseen.values_mut() {
+            if unseen.node == Some(node) {
+                unseen.until.get_or_insert(fenced);
+            }
+        }
+        let is_there = |seat: &&Seat| {
+            let location = seat.location.as_ref();
+            location.is_some_and(|location| location.node == node)
+        };
+        let slots: Vec<Slot> = self
+            .seats
+            .iter()
+            .filter(is_there)
+            .map(|seat| seat.slot)
+            .collect();
+        let mut departures = Vec::new();
+        for slot in slots {
+            let seat = &mut self.seats[slot.0 as usize];
+            if matches!(seat.state, State::Booting | State::Ready | State::Active) {
+                let until = Some(fenced);
+                let node = Some(node);
+                self.unseen.insert(seat.process(), Unseen { node, until });
+                let why = why.to_owned();
+                departures.push(self.lose(now, slot, Loss::Node { why, fenced }));
+            }
+            let seat = &mut self.seats[slot.0 as usize];
+            seat.location = None;
+            seat.leaving = false;
+        }
+        departures
+    }
+
+    fn mark(&mut self, node: NodeId, leaving: bool) {
+        for seat in &mut self.seats {
+            let location = seat.location.as_ref();
+            if location.is_some_and(|location| location.node == node) {
+                seat.leaving = leaving;
+            }
+        }
+    }
+
+    fn lose(&mut self, now: Instant, slot: Slot, loss: Loss) -> Departure {
+        let seat = &mut self.seats[slot.0 as usize];
+        let departure = Departure {
+            process: seat.process(),
+            host: seat.host().cloned(),
+            since: seat.since,
+            fate: Fate::Lost(loss.clone()),
+        };
+        seat.loss = Some(loss);
+        self.set(now, slot, State::Lost);
+        departure
+    }
+
+    /// The only place that changes a state.
+    fn set(&mut self, now: Instant, slot: Slot, state: State) {
+        let seat = &mut self.seats[slot.0 as usize];
+        if let Some(seats) = self.by_state.get_mut(&seat.state) {
+            seats.remove(&(seat.since, slot));
+        }
+        seat.state = state;
+        seat.since = now;
+        self.by_state.entry(state).or_default().insert((now, slot));
+    }
+}

@@ -1,0 +1,263 @@
+//! A small world around a membership: nodes with room, processes that do what they are told, and a clock.
+
+mod budget;
+mod changes;
+mod checks;
+mod faults;
+mod formation;
+mod limits;
+mod order;
+mod policy;
+mod properties;
+mod roster;
+mod world;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kolo_wire::ids::{self, NodeId, Rank, Slot};
+use kolo_wire::Exit;
+
+use super::*;
+
+/// Seconds.
+const fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// Milliseconds.
+const fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+const fn process(slot: u32, incarnation: u64) -> Process {
+    Process {
+        slot: Slot(slot),
+        incarnation: Incarnation(incarnation),
+    }
+}
+
+fn location(node: u64) -> Location {
+    Location {
+        node: NodeId(node),
+        host: host(node),
+    }
+}
+
+fn host(node: u64) -> Host {
+    Host::from(format!("h{node}").as_str())
+}
+
+fn failed(process: Process) -> Fact {
+    exited(process, Exit::Code(1), "boom")
+}
+
+fn exited(process: Process, exit: Exit, said: &str) -> Fact {
+    Fact::Exited {
+        process,
+        exit,
+        generation: ids::Generation(1),
+        said: said.to_owned(),
+    }
+}
+
+/// A membership whose orders are carried out at once, as far as a test wants that.
+#[derive(Clone)]
+struct Bed {
+    now: Instant,
+    membership: Membership,
+    /// Room on each node.
+    room: BTreeMap<u64, u32>,
+    /// Started processes become ready.
+    boots: bool,
+    /// Processes that take no generation.
+    hung: BTreeSet<Process>,
+    /// Everything that was to be done, in order.
+    done: Vec<Action>,
+    /// What nobody has carried out yet.
+    open: Vec<Action>,
+    /// When membership wants to be woken.
+    wake: Option<Instant>,
+}
+
+impl Bed {
+    /// Nodes 1, 2, ... with room for so many processes.
+    fn new(limits: Limits, room: &[u32]) -> Self {
+        let now = Instant::now();
+        let (membership, open) = Membership::new(now, limits, 7).unwrap();
+        let mut bed = Self {
+            now,
+            membership,
+            room: (1..).zip(room.iter().copied()).collect(),
+            boots: true,
+            hung: BTreeSet::new(),
+            done: Vec::new(),
+            open: Vec::new(),
+            wake: None,
+        };
+        bed.note(open);
+        bed
+    }
+
+    /// As [`Bed::new`], and everything that can be done is done.
+    fn up(limits: Limits, room: &[u32]) -> Self {
+        let mut bed = Self::new(limits, room);
+        bed.settle();
+        bed
+    }
+
+    fn step(&mut self, fact: Fact) {
+        let actions = self.membership.step(self.now, fact);
+        self.note(actions);
+    }
+
+    fn note(&mut self, actions: Vec<Action>) {
+        for action in &actions {
+            if let Action::Wake(at) = action {
+                self.wake = Some(*at);
+            }
+        }
+        self.done.extend(actions.iter().cloned());
+        self.open.extend(actions);
+    }
+
+    /// A fact, and everything that follows from it at once.
+    fn then(&mut self, fact: Fact) {
+        self.now += ms(1);
+        self.step(fact);
+        self.settle();
+    }
+
+    fn fail(&mut self, slot: u32) {
+        let seat = &self.membership.roster().seats()[slot as usize];
+        let fact = failed(seat.process());
+        self.then(fact);
+    }
+
+    /// Time passes, in the steps in which membership wants to be woken.
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(at) = self.wake.filter(|at| *at <= end) {
+            self.wake = None;
+            self.now = self.now.max(at);
+            self.step(Fact::Woke);
+            self.settle();
+        }
+        self.now = end;
+    }
+
+    /// Members hold at a commit.
+    fn hold(&mut self, commit: u64) {
+        let generation = self.active().number();
+        self.then(Fact::Holding { generation, commit });
+    }
+
+    fn commit(&mut self, commit: u64, durable: bool) {
+        let generation = self.active().number();
+        self.then(Fact::Committed {
+            generation,
+            commit,
+            durable,
+        });
+    }
+
+    /// Carries out what is open, and what follows from it.
+    fn settle(&mut self) {
+        while !self.open.is_empty() {
+            for action in std::mem::take(&mut self.open) {
+                self.carry_out(action);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        match action {
+            Action::Reserve { slots, avoid, .. } => {
+                for slot in slots {
+                    let mut room = self.room.iter_mut();
+                    let fits = |(node, room): &(&u64, &mut u32)| {
+                        **room > 0 && !avoid.contains(&host(**node))
+                    };
+                    match room.find(fits) {
+                        Some((node, room)) => {
+                            *room -= 1;
+                            let location = location(*node);
+                            self.step(Fact::Reserved { slot, location });
+                        }
+                        None => self.step(Fact::Refused { slot }),
+                    }
+                }
+            }
+            Action::Start { process, .. } if self.boots => self.ready(process),
+            Action::Publish { generation, to } => {
+                for process in to {
+                    if !self.hung.contains(&process) {
+                        let generation = generation.number();
+                        self.step(Fact::Acknowledged {
+                            generation,
+                            process,
+                        });
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn ready(&mut self, process: Process) {
+        let addresses = [].into();
+        self.step(Fact::Ready { process, addresses });
+    }
+
+    fn active(&self) -> Arc<Generation> {
+        let told = self.membership.roster().seats();
+        let active = self.membership.active();
+        Arc::clone(
+            active.unwrap_or_else(|| panic!("no generation is active: {told:?}\n{:?}", self.done)),
+        )
+    }
+
+    /// (slot, incarnation, node, since) of the members, in rank order.
+    fn table(&self) -> Vec<(u32, u64, u64, u64)> {
+        table(&self.active())
+    }
+
+    fn slots(&self) -> Vec<u32> {
+        self.table().iter().map(|member| member.0).collect()
+    }
+
+    fn number(&self) -> u64 {
+        self.active().number().0
+    }
+
+    /// How the job has ended.
+    fn end(&self) -> Option<(End, &str)> {
+        self.done.iter().find_map(|action| match action {
+            Action::End { how, why } => Some((*how, why.as_str())),
+            _ => None,
+        })
+    }
+
+    /// The actions since the last call, but for words and times.
+    fn news(&mut self) -> Vec<Action> {
+        let mut done = std::mem::take(&mut self.done);
+        done.retain(|action| !matches!(action, Action::Tell(_) | Action::Wake(_)));
+        done
+    }
+}
+
+fn table(generation: &Generation) -> Vec<(u32, u64, u64, u64)> {
+    let members = generation.members().iter();
+    members
+        .map(|member| {
+            let Process { slot, incarnation } = member.process;
+            (
+                slot.0,
+                incarnation.0,
+                member.location.node.0,
+                member.since.0,
+            )
+        })
+        .collect()
+}

@@ -1,0 +1,518 @@
+//! Each rule of the policy, by itself.
+
+use super::*;
+
+/// What the policy looks at.
+struct Case {
+    now: Instant,
+    limits: Limits,
+    roster: Roster,
+    budget: Budget,
+    previous: Option<Generation>,
+}
+
+impl Case {
+    /// Booting processes in slots 0, 1, ... on these nodes.
+    fn booting(limits: Limits, nodes: &[u64]) -> Self {
+        let now = Instant::now();
+        let mut case = Self {
+            now,
+            limits,
+            roster: Roster::default(),
+            budget: Budget::new(now, 1),
+            previous: None,
+        };
+        case.add(nodes);
+        case
+    }
+
+    /// Processes on these nodes are the members of generation 1.
+    fn active(limits: Limits, nodes: &[u64]) -> Self {
+        let mut case = Self::booting(limits, nodes);
+        let slots: Vec<u32> = (0..nodes.len() as u32).collect();
+        case.ready(&slots);
+        let seats = arrange(None, case.roster.live());
+        let generation = Generation::new(
+            ids::Generation(1),
+            String::new(),
+            seats,
+            None,
+            ids::Generation(0),
+        );
+        case.roster.activate(case.now, &generation);
+        case.budget.formed();
+        case.previous = Some(generation);
+        case
+    }
+
+    fn add(&mut self, nodes: &[u64]) {
+        for (slot, node) in self
+            .roster
+            .reserve(self.now, nodes.len())
+            .into_iter()
+            .zip(nodes)
+        {
+            let location = location(*node);
+            self.take(Fact::Reserved { slot, location });
+        }
+    }
+
+    fn take(&mut self, fact: Fact) {
+        self.now += ms(1);
+        self.roster.take(self.now, &fact).unwrap();
+    }
+
+    fn ready(&mut self, slots: &[u32]) {
+        for slot in slots {
+            let process = self.roster.seats()[*slot as usize].process();
+            let addresses = [].into();
+            self.take(Fact::Ready { process, addresses });
+        }
+    }
+
+    /// A member is lost, so that no generation is active any more.
+    fn lose(&mut self, slots: &[u32]) {
+        for slot in slots {
+            self.take(failed(process(*slot, 1)));
+        }
+        self.budget.idle(self.now);
+    }
+
+    fn drain(&mut self, node: u64) {
+        let why = "maintenance".to_owned();
+        self.take(Fact::Drain {
+            node: NodeId(node),
+            why,
+        });
+    }
+
+    /// Nobody has room for more.
+    fn full(&mut self) {
+        let slot = self.roster.reserve(self.now, 1)[0];
+        self.take(Fact::Refused { slot });
+    }
+
+    fn decide(&self) -> Decision {
+        let Self {
+            now,
+            limits,
+            roster,
+            budget,
+            previous,
+        } = self;
+        decide(*now, roster, limits, budget, previous.as_ref())
+    }
+
+    fn choice(&self) -> Choice {
+        self.decide().choice
+    }
+
+    fn ends(&self, expected: End, words: &[&str]) {
+        let Decision { choice, reason } = self.decide();
+        assert_eq!(choice, Choice::End(expected), "{reason}");
+        for word in words {
+            assert!(reason.contains(word), "{word} in {reason}");
+        }
+    }
+}
+
+fn form(slots: &[u32]) -> Choice {
+    Choice::Form(slots.iter().map(|slot| process(*slot, 1)).collect())
+}
+
+fn ask(purpose: Purpose, count: usize) -> Choice {
+    Choice::Ask { purpose, count }
+}
+
+#[test]
+fn a_job_asks_for_its_most_and_its_spares() {
+    let limits = Limits {
+        spares: 2,
+        ..Limits::elastic(2, 4)
+    };
+    let mut case = Case::booting(limits, &[]);
+    assert_eq!(case.choice(), ask(Purpose::Grow, 4));
+    case.add(&[1, 1, 2]);
+    assert_eq!(case.choice(), ask(Purpose::Grow, 1));
+    case.add(&[2]);
+    assert_eq!(case.choice(), ask(Purpose::Spare, 2));
+    case.add(&[3]);
+    assert_eq!(case.choice(), ask(Purpose::Spare, 1));
+    case.full();
+    assert!(matches!(case.choice(), Choice::WaitUntil(_)));
+    case.take(Fact::Offered);
+    assert_eq!(case.choice(), ask(Purpose::Spare, 1));
+}
+
+#[test]
+fn after_a_refusal_only_seats_that_are_held_are_used() {
+    let mut case = Case::active(Limits::elastic(1, 4), &[1, 1, 2]);
+    assert_eq!(case.choice(), ask(Purpose::Grow, 1));
+    case.full();
+    assert_eq!(case.choice(), Choice::Keep);
+    case.lose(&[0]);
+    assert_eq!(case.choice(), ask(Purpose::Replace, 1));
+    // A cool-down takes the seat away, and its end gives it back.
+    case.limits.cooldown = Some(s(10)..=s(10));
+    case.budget
+        .failed(case.now, &case.limits, case.now, Some(&host(1)), "failure");
+    assert_eq!(case.choice(), form(&[1, 2]));
+    case.now += s(10);
+    assert_eq!(case.choice(), ask(Purpose::Replace, 2));
+}
+
+#[test]
+fn the_first_group_waits_for_others_on_their_way_for_the_join_window() {
+    let mut case = Case::booting(Limits::elastic(2, 3), &[1, 1, 2]);
+    let deadline = case.budget.idle_since().unwrap() + s(30);
+    case.ready(&[0]);
+    assert_eq!(case.choice(), Choice::WaitUntil(deadline));
+    let window = case.now + s(1);
+    case.now += ms(500);
+    case.ready(&[2]);
+    // It is counted from the first one that is ready.
+    assert_eq!(case.choice(), Choice::WaitUntil(window));
+    case.now = window;
+    assert_eq!(case.choice(), form(&[0, 2]));
+    case.ready(&[1]);
+    assert_eq!(case.choice(), form(&[0, 1, 2]));
+}
+
+#[test]
+fn the_first_group_waits_no_longer_than_the_start_timeout() {
+    let mut case = Case::booting(
+        Limits {
+            join_window: s(60),
+            ..Limits::elastic(1, 2)
+        },
+        &[1, 1],
+    );
+    let deadline = case.budget.idle_since().unwrap() + s(30);
+    case.ready(&[0]);
+    assert_eq!(case.choice(), Choice::WaitUntil(deadline));
+    case.now = deadline;
+    assert_eq!(case.choice(), form(&[0]));
+}
+
+#[test]
+fn below_the_minimum_the_job_waits_for_the_start_timeout_and_ends() {
+    let mut case = Case::booting(Limits::elastic(2, 2), &[1, 2]);
+    let deadline = case.budget.idle_since().unwrap() + s(30);
+    case.ready(&[0]);
+    case.now = deadline - ms(1);
+    assert_eq!(case.choice(), Choice::WaitUntil(deadline));
+    case.now = deadline;
+    case.ends(
+        End::BelowMin,
+        &[
+            "1 processes are ready; at least 2 are needed (min_workers)",
+            "start timeout of 30 s",
+            "late: process 1 of slot 1 on h2",
+        ],
+    );
+}
+
+#[test]
+fn a_group_shrinks_at_once_and_takes_whoever_is_ready() {
+    let mut case = Case::active(Limits::elastic(2, 3), &[1, 1, 2]);
+    case.lose(&[0]);
+    case.full();
+    case.limits.cooldown = Some(s(10)..=s(10));
+    case.budget
+        .failed(case.now, &case.limits, case.now, Some(&host(1)), "failure");
+    let Decision { choice, reason } = case.decide();
+    assert_eq!(choice, form(&[1, 2]));
+    assert_eq!(
+        reason,
+        "3 members become 2: rank 0 (process 1 of slot 0 on h1) is lost: exit code 1: boom"
+    );
+    // A spare takes the place, behind the survivors.
+    case.add(&[3]);
+    case.ready(&[0]);
+    let group = [process(1, 1), process(2, 1), process(0, 2)];
+    assert_eq!(case.choice(), Choice::Form(group.to_vec()));
+}
+
+#[test]
+fn survivors_do_not_wait_for_processes_on_their_way() {
+    let mut case = Case::active(Limits::elastic(1, 2), &[1, 2]);
+    case.lose(&[0]);
+    assert_eq!(case.choice(), ask(Purpose::Replace, 1));
+    case.add(&[3]);
+    assert_eq!(case.choice(), form(&[1]));
+}
+
+#[test]
+fn an_intact_group_grows_at_a_commit_and_after_the_join_window() {
+    let mut case = Case::active(Limits::elastic(1, 4), &[1, 1]);
+    case.add(&[2, 2]);
+    assert_eq!(case.choice(), Choice::Keep);
+    case.ready(&[2]);
+    let window = case.now + s(1);
+    assert_eq!(case.choice(), Choice::WaitUntil(window));
+    case.now += ms(1);
+    case.ready(&[3]);
+    assert_eq!(case.choice(), Choice::Hold);
+    // They hold.
+    case.budget.idle(case.now);
+    assert_eq!(case.choice(), form(&[0, 1, 2, 3]));
+    // The one that was to join is gone: they go on all the same.
+    case.take(failed(process(2, 1)));
+    case.take(failed(process(3, 1)));
+    case.add(&[3, 3]);
+    assert_eq!(case.choice(), form(&[0, 1]));
+}
+
+#[test]
+fn a_group_never_grows_beyond_its_maximum_or_its_filters() {
+    let mut case = Case::active(
+        Limits {
+            spares: 2,
+            ..Limits::elastic(1, 2)
+        },
+        &[1, 1],
+    );
+    case.add(&[2, 2]);
+    case.ready(&[2, 3]);
+    assert_eq!(case.choice(), Choice::Keep);
+    case.budget.idle(case.now);
+    assert_eq!(case.choice(), form(&[0, 1]));
+
+    let filters = vec![Filter::DivisibleBy(2)];
+    let mut case = Case::active(
+        Limits {
+            filters,
+            ..Limits::elastic(1, 4)
+        },
+        &[1, 1],
+    );
+    case.add(&[2, 2]);
+    case.ready(&[2]);
+    case.now += s(1);
+    assert_eq!(case.choice(), Choice::Keep);
+    case.ready(&[3]);
+    assert_eq!(case.choice(), Choice::Hold);
+}
+
+#[test]
+fn a_filter_may_leave_too_few_and_never_leaves_out_all_who_have_the_state() {
+    let filters = vec![Filter::WholeHosts(2)];
+    let mut case = Case::active(
+        Limits {
+            filters,
+            ..Limits::elastic(2, 4)
+        },
+        &[1, 1],
+    );
+    case.add(&[2, 2]);
+    case.ready(&[2, 3]);
+    case.lose(&[0]);
+    case.full();
+    assert_eq!(case.choice(), ask(Purpose::Replace, 1));
+    case.roster.boot(case.now, Slot(0));
+    // Node 2 is whole, and has nobody with the state.
+    let deadline = case.budget.idle_since().unwrap() + s(30);
+    let Decision { choice, reason } = case.decide();
+    assert_eq!(choice, Choice::WaitUntil(deadline));
+    assert!(reason.contains("too few of them fit together"), "{reason}");
+    case.ready(&[0]);
+    let group = [(1, 1), (0, 2), (2, 1), (3, 1)];
+    let group = group.map(|(slot, incarnation)| process(slot, incarnation));
+    assert_eq!(case.choice(), Choice::Form(group.to_vec()));
+}
+
+#[test]
+fn who_leaves_stays_until_there_are_enough_without_it() {
+    let mut case = Case::active(Limits::elastic(2, 3), &[1, 2, 3]);
+    case.drain(2);
+    assert_eq!(case.choice(), ask(Purpose::Replace, 1));
+    case.full();
+    // Enough without it.
+    assert_eq!(case.choice(), Choice::Hold);
+    case.budget.idle(case.now);
+    assert_eq!(case.choice(), form(&[0, 2]));
+
+    let mut case = Case::active(Limits::elastic(3, 3), &[1, 2, 3]);
+    case.drain(1);
+    case.full();
+    assert_eq!(case.choice(), Choice::Keep);
+    case.take(Fact::Offered);
+    assert_eq!(case.choice(), ask(Purpose::Replace, 1));
+    case.add(&[4]);
+    assert_eq!(case.choice(), Choice::Keep);
+    case.ready(&[3]);
+    assert_eq!(case.choice(), Choice::Hold);
+    case.budget.idle(case.now);
+    assert_eq!(case.choice(), form(&[1, 2, 3]));
+    // Before they held, another one was lost: the one that leaves is needed again.
+    case.lose(&[1]);
+    case.add(&[5]);
+    assert_eq!(case.choice(), form(&[0, 2, 3]));
+}
+
+#[test]
+fn the_last_with_the_state_hands_it_over_before_it_leaves() {
+    let mut case = Case::active(Limits::elastic(1, 2), &[1, 1]);
+    case.drain(1);
+    case.add(&[2, 2]);
+    case.ready(&[2]);
+    case.now += s(1);
+    // The one that is new joins one that leaves; there is room for no more.
+    assert_eq!(case.choice(), Choice::Hold);
+    case.budget.idle(case.now);
+    assert_eq!(case.choice(), form(&[0, 2]));
+}
+
+#[test]
+fn nobody_left_is_an_error_unless_a_commit_outlives_them() {
+    let mut case = Case::active(
+        Limits {
+            restarts_without_progress: 9,
+            ..Limits::elastic(1, 2)
+        },
+        &[1, 2],
+    );
+    case.budget.committed(ids::Generation(1), 7, false);
+    case.lose(&[0, 1]);
+    let words = [
+        "no member of generation 1 that could hand on the state is left",
+        "nobody has the state of commit 7",
+        "boom",
+    ];
+    case.ends(End::NoSurvivor, &words);
+    case.budget.committed(ids::Generation(1), 7, true);
+    assert_eq!(case.choice(), ask(Purpose::Replace, 2));
+    case.add(&[3, 3]);
+    case.ready(&[0, 1]);
+    let group = [process(0, 2), process(1, 2)];
+    assert_eq!(case.choice(), Choice::Form(group.to_vec()));
+}
+
+#[test]
+fn the_limit_of_resets_is_horovods() {
+    // 1: the second change ends the job.
+    let mut case = Case::active(
+        Limits {
+            max_resets: Some(1),
+            ..Limits::elastic(1, 3)
+        },
+        &[1, 2, 3],
+    );
+    case.lose(&[0]);
+    assert_eq!(case.choice(), ask(Purpose::Replace, 1));
+    case.add(&[4]);
+    assert_eq!(case.choice(), form(&[1, 2]));
+    case.budget.formed();
+    // Nothing is asked for and nobody joins any more.
+    case.ready(&[0]);
+    case.now += s(5);
+    assert_eq!(case.choice(), Choice::Keep);
+    case.lose(&[1]);
+    case.ends(
+        End::ResetLimit,
+        &["has changed 1 times, which is the limit (max_resets)"],
+    );
+}
+
+#[test]
+fn a_static_job_ends_with_the_first_loss() {
+    let mut case = Case::active(Limits::fixed(2), &[1, 2]);
+    assert_eq!(case.choice(), Choice::Keep);
+    case.lose(&[1]);
+    case.ends(
+        End::Lost,
+        &["rank 1 (process 1 of slot 1 on h2) is lost: exit code 1: boom"],
+    );
+
+    // Before the group was ready, too.
+    let mut case = Case::booting(Limits::fixed(2), &[1, 2]);
+    let why = "silent".to_owned();
+    case.take(Fact::NodeLost {
+        node: NodeId(1),
+        why,
+        fenced: case.now,
+    });
+    case.ends(
+        End::Lost,
+        &["process 1 of slot 0 is lost: its node was lost: silent"],
+    );
+}
+
+#[test]
+fn members_that_return_end_the_job_and_freeze_it() {
+    let mut case = Case::active(Limits::elastic(1, 3), &[1, 2]);
+    let code = |slot| exited(process(slot, 1), Exit::Code(0), "");
+    case.take(code(0));
+    let Decision { choice, reason } = case.decide();
+    assert_eq!(
+        (choice, reason.as_str()),
+        (Choice::Keep, "1 of 2 members have returned")
+    );
+    let mut other = Case::active(Limits::elastic(1, 3), &[1, 2]);
+    other.take(code(0));
+    other.lose(&[1]);
+    other.ends(
+        End::Lost,
+        &["rank 1", "boom; 1 other members have returned already"],
+    );
+    case.take(code(1));
+    case.ends(End::Succeeded, &["all 2 members have returned"]);
+}
+
+#[test]
+fn half_of_the_members_unseen_are_a_reason_to_wait() {
+    // (members on node 1, on node 2; node 2 is silent) and a group is formed at once.
+    for (stay, silent, at_once) in [(2, 1, true), (1, 1, false), (1, 2, false), (3, 2, true)] {
+        let nodes: Vec<u64> = [vec![1; stay], vec![2; silent]].concat();
+        let mut case = Case::active(Limits::elastic(1, nodes.len() as u32), &nodes);
+        let fenced = case.now + s(3);
+        let why = "silent".to_owned();
+        case.take(Fact::NodeLost {
+            node: NodeId(2),
+            why,
+            fenced,
+        });
+        case.budget.idle(case.now);
+        case.full();
+        let group: Vec<u32> = (0..stay as u32).collect();
+        let expected = if at_once {
+            form(&group)
+        } else {
+            Choice::WaitUntil(fenced)
+        };
+        assert_eq!(case.choice(), expected, "{stay} and {silent}");
+        case.now = fenced;
+        assert_eq!(case.choice(), form(&group), "{stay} and {silent}");
+    }
+}
+
+#[test]
+fn with_nobody_left_each_that_runs_unseen_is_a_reason_to_wait() {
+    let mut case = Case::active(
+        Limits {
+            restarts_without_progress: 9,
+            ..Limits::elastic(1, 2)
+        },
+        &[1, 1],
+    );
+    case.budget.committed(ids::Generation(1), 1, true);
+    case.lose(&[0]);
+    let late = Loss::Late("late".to_owned());
+    case.roster.give_up(case.now, process(1, 1), late);
+    case.add(&[2, 2]);
+    case.ready(&[0, 1]);
+    let deadline = case.budget.idle_since().unwrap() + s(30);
+    assert_eq!(case.choice(), Choice::WaitUntil(deadline));
+    let mut seen = Case {
+        roster: case.roster.clone(),
+        budget: case.budget.clone(),
+        previous: case.previous.clone(),
+        ..case
+    };
+    seen.now = deadline;
+    seen.ends(End::BelowMin, &["1 of 2 members may still run unseen"]);
+    // Its node says that it has ended.
+    assert!(seen.roster.take(seen.now, &failed(process(1, 1))).is_err());
+    let group = [process(0, 2), process(1, 2)];
+    assert_eq!(seen.choice(), Choice::Form(group.to_vec()));
+}
