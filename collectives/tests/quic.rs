@@ -16,7 +16,7 @@ use kolo_collectives::lane::{
 use kolo_collectives::{CollectiveError, Communicator, LaneError, LinkHello, ReduceOp};
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{ClusterId, Generation, JobId, NodeId, Rank, Slot};
-use kolo_transport::wire::GenerationTable;
+use kolo_transport::wire::{GenerationTable, Handover};
 use kolo_transport::{
     Authority, CloseCode, Endpoint, EndpointConfig, Expect, Identity, RandomId as _, TlsListener,
     TransportRuntime,
@@ -63,6 +63,8 @@ fn group(world: u32, choice: LaneChoice) -> Group {
             .zip(0..)
             .map(|((endpoint, _), rank)| member(rank, world, endpoint.local_addr()))
             .collect(),
+        cause: String::new(),
+        handover: Handover::None,
     });
     let members: Vec<Communicator> = endpoints
         .iter()
@@ -392,6 +394,8 @@ fn the_rank_of_a_peer_comes_from_its_certificate() {
         job: JOB,
         generation: GENERATION,
         members: (0..3).map(|rank| member(rank, 3, address)).collect(),
+        cause: String::new(),
+        handover: Handover::None,
     };
     let peer = |role, name: String| Identity::new(ClusterId(1), role, name).unwrap();
     let worker = |job, slot| peer(Role::Worker, Identity::worker_name(job, Slot(slot)));

@@ -5,7 +5,9 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use kolo_collectives::{CollectiveError, Communicator};
-use kolo_transport::ids::{CallId, CrossRank, Generation, JobId, LocalRank, NodeId, Slot};
+use kolo_transport::ids::{
+    CallId, CrossRank, Generation, Incarnation, JobId, LocalRank, NodeId, Slot,
+};
 use kolo_transport::wire::Member;
 
 use crate::__private::Ended;
@@ -157,6 +159,7 @@ impl Context {
             node: NodeId(0),
             hostname: "localhost".to_owned(),
             address: None,
+            incarnation: Incarnation::FIRST,
         };
         let job = comm.hello().job;
         let context = Self::new(member, comm, job, None);

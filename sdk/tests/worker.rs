@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use kolo::{Context, Executable, Function, Generation, JobId, NodeId, Rank, codec};
 use kolo_transport::frame::{self, Decoder, Limits};
-use kolo_transport::ids::{CallId, ClusterId, CrossRank, LocalRank, ObjectId, Slot};
+use kolo_transport::ids::{CallId, ClusterId, CrossRank, Incarnation, LocalRank, ObjectId, Slot};
 use kolo_transport::wire::{
     CallOp, FromWorker, Member, Outcome, ToWorker, WorkerCall, WorkerResult,
 };
@@ -192,6 +192,7 @@ impl Worker {
             node: NodeId(1),
             hostname: "here".to_owned(),
             address: None,
+            incarnation: Incarnation::FIRST,
         };
         let welcome = ToWorker::Welcome {
             cluster: ClusterId(1),

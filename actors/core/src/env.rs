@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::LazyLock;
 
 use kolo_wire::Member;
-use kolo_wire::ids::{CrossRank, Generation, JobId, LocalRank, NodeId, Rank, Slot};
+use kolo_wire::ids::{CrossRank, Generation, Incarnation, JobId, LocalRank, NodeId, Rank, Slot};
 
 use crate::interfaces::Network;
 
@@ -258,6 +258,7 @@ pub fn assigned(name: &str) -> Option<Assigned> {
             node: NodeId(0),
             hostname: String::new(),
             address: None,
+            incarnation: Incarnation::FIRST,
         };
         let of = |env: Env, what| env.into_keys().map(move |name| (name, what));
         of(settings(&everything), Assigned::Setting)

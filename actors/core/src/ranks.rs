@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kolo_wire::Member;
-use kolo_wire::ids::{CrossRank, LocalRank, NodeId, Rank, Slot};
+use kolo_wire::ids::{CrossRank, Incarnation, LocalRank, NodeId, Rank, Slot};
 
 /// The largest world that kolo builds: its table of members must fit in one frame.
 pub const MAX_WORLD_SIZE: u32 = 16_384;
@@ -58,6 +58,7 @@ impl RankInfo<NodeId> {
             node: self.node,
             hostname: self.hostname.clone(),
             address: None,
+            incarnation: Incarnation::FIRST,
         }
     }
 }

@@ -9,7 +9,7 @@ use kolo_core::head::job::{JobConfig, Reply};
 use kolo_core::head::messages::{Caller, Input, Opening, Question, Settings};
 use kolo_core::head::registry::Session;
 use kolo_transport::identity::{Identity, Role};
-use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId, Slot};
+use kolo_transport::ids::{ClusterId, DriverId, Incarnation, JobId, NodeId, Slot};
 use kolo_transport::session::CloseCode;
 use kolo_transport::wire::{
     HeadReply, HeadRequest, JobEvent, JobSpec, JobState, Milli, NodeEvent, NodeRegistration,
@@ -114,6 +114,7 @@ async fn soon<T>(what: impl Future<Output = T>) -> T {
 
 fn spec() -> JobSpec {
     JobSpec {
+        elastic: None,
         name: "test".to_owned(),
         program: Program {
             hash: ProgramHash([7; 32]),
@@ -273,6 +274,7 @@ fn a_job_runs_from_its_submission_to_its_stop() {
         });
         assert_eq!(start.await.job, JOB);
         let ready = NodeEvent::WorkerReady {
+            incarnation: Incarnation::FIRST,
             job: JOB,
             slot: Slot(0),
             address: None,
@@ -320,6 +322,7 @@ fn a_request_that_is_cancelled_is_dropped() {
             .await;
         let mut events = world.submit(JOB).await;
         let ready = NodeEvent::WorkerReady {
+            incarnation: Incarnation::FIRST,
             job: JOB,
             slot: Slot(0),
             address: None,

@@ -17,8 +17,10 @@ use kolo::collectives::{
     Acceptor, Communicator, Connector, GroupId, Lane, LaneError, Layout, LinkHello, ReduceOp,
     SharedBuffer,
 };
-use kolo_transport::ids::{CrossRank, Generation, JobId, LocalRank, NodeId, Rank, Slot};
-use kolo_transport::wire::{GenerationTable, Member};
+use kolo_transport::ids::{
+    CrossRank, Generation, Incarnation, JobId, LocalRank, NodeId, Rank, Slot,
+};
+use kolo_transport::wire::{GenerationTable, Handover, Member};
 use kolo_transport::{
     CertificateRequest, CloseCode, Connection, Credentials, Endpoint, EndpointConfig, TlsLink,
     TlsListener, TransportRuntime,
@@ -187,6 +189,8 @@ fn communicator(
         job,
         generation: GENERATION,
         members: members(&setup.host_of, addresses),
+        cause: String::new(),
+        handover: Handover::None,
     });
     let links = Arc::new(Links {
         hello: LinkHello::new(job, GENERATION, rank),
@@ -256,6 +260,7 @@ fn members(host_of: &[u32], addresses: &[SocketAddr]) -> Vec<Member> {
             node: NodeId(u64::from(*host)),
             hostname: format!("host-{host}"),
             address: Some(*address),
+            incarnation: Incarnation::FIRST,
         })
         .collect()
 }

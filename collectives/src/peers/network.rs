@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kolo_transport::ids::{CrossRank, Generation, JobId, LocalRank, NodeId, Rank, Slot};
-use kolo_transport::wire::{GenerationTable, Member};
+use kolo_transport::ids::{
+    CrossRank, Generation, Incarnation, JobId, LocalRank, NodeId, Rank, Slot,
+};
+use kolo_transport::wire::{GenerationTable, Handover, Member};
 use kolo_transport::{EndpointConfig, LiveCredentials, TransportRuntime};
 use tokio::runtime::Handle;
 
@@ -232,12 +234,15 @@ fn generation_table(
             node: NodeId(u64::from(host)),
             hostname: peer.host.clone(),
             address: Some(peer.address),
+            incarnation: Incarnation::FIRST,
         }
     };
     GenerationTable {
         job,
         generation,
         members: (0..).zip(table).map(member).collect(),
+        cause: String::new(),
+        handover: Handover::None,
     }
 }
 

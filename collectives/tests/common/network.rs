@@ -7,7 +7,7 @@ use kolo_collectives::lane::{
     Connecting, Gone, NetworkLanes, Requesting, accept_quic, accept_tls, rank_of,
 };
 use kolo_collectives::{Communicator, Connector, GroupId, LinkHello};
-use kolo_transport::ids::{CrossRank, LocalRank, NodeId, Rank, Slot};
+use kolo_transport::ids::{CrossRank, Incarnation, LocalRank, NodeId, Rank, Slot};
 use kolo_transport::wire::{GenerationTable, Member};
 use kolo_transport::{Endpoint, TlsListener, TransportRuntime};
 
@@ -66,6 +66,7 @@ pub(crate) fn member(rank: u32, world: u32, address: SocketAddr) -> Member {
         node: NodeId(u64::from(rank)),
         hostname: format!("host-{rank}"),
         address: Some(address),
+        incarnation: Incarnation::FIRST,
     }
 }
 

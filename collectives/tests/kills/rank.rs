@@ -104,6 +104,8 @@ pub(crate) fn sit(rank: u32, world: u32, lanes: Lanes, way: Way, addresses: &[So
                     .zip(addresses)
                     .map(|(rank, address)| member(rank, world, *address))
                     .collect(),
+                cause: String::new(),
+                handover: kolo_transport::wire::Handover::None,
             });
             let choice = match lanes {
                 Lanes::Quic => LaneChoice::Quic,

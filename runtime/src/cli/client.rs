@@ -464,6 +464,8 @@ mod tests {
             reason: None,
             rendezvous: None,
             network: None,
+            cause: None,
+            decision: None,
         }
     }
 

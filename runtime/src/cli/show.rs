@@ -209,7 +209,9 @@ fn workers(job: &JobInfo, out: &mut Output<'_>) -> Result<(), CliError> {
                 (WorkerState::Ready, _) => Tone::Good,
                 (WorkerState::Exited, Some(exit)) if !exit.is_success() => Tone::Bad,
                 (WorkerState::Exited, _) => Tone::Faint,
-                (WorkerState::Starting | WorkerState::Stopping, _) => Tone::Changing,
+                (WorkerState::Starting | WorkerState::Spare | WorkerState::Stopping, _) => {
+                    Tone::Changing
+                }
             };
             [
                 member.rank.to_string().into(),

@@ -177,6 +177,8 @@ pub enum WorkerState {
     Starting,
     /// It takes calls.
     Ready,
+    /// It could take calls, and is no member of the generation.
+    Spare,
     /// It is being stopped.
     Stopping,
     /// Its process is gone.
@@ -188,6 +190,7 @@ impl From<wire::WorkerState> for WorkerState {
         match state {
             wire::WorkerState::Starting => Self::Starting,
             wire::WorkerState::Ready => Self::Ready,
+            wire::WorkerState::Spare => Self::Spare,
             wire::WorkerState::Stopping => Self::Stopping,
             wire::WorkerState::Exited => Self::Exited,
         }

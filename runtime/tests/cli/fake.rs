@@ -10,15 +10,15 @@ use kolo_transport::endpoint::{Endpoint, EndpointConfig};
 use kolo_transport::frame::Limits;
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{
-    ClusterId, CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, Rank, Slot,
+    ClusterId, CrossRank, DriverId, Generation, Incarnation, JobId, LocalRank, NodeId, Rank, Slot,
 };
 use kolo_transport::join::JoinHandler;
 use kolo_transport::runtime::TransportRuntime;
 use kolo_transport::session::{Connection, FrameSender, Stream};
 use kolo_transport::token::{JoinToken, TokenBook, random_secret};
 use kolo_transport::wire::{
-    ClusterInfo, GenerationTable, HeadReply, HeadRequest, JobEvent, JobInfo, JobSpec, JobState,
-    JoinReply, JoinRequest, LogBatch, LogLine, Member, NodeInfo, NodeReply, NodeRequest,
+    ClusterInfo, GenerationTable, Handover, HeadReply, HeadRequest, JobEvent, JobInfo, JobSpec,
+    JobState, JoinReply, JoinRequest, LogBatch, LogLine, Member, NodeInfo, NodeReply, NodeRequest,
     PlacedNode, Refusal, RefusalKind, Resources, Stdio, SubmitFrame, WorkerInfo, WorkerState,
 };
 use tempfile::TempDir;
@@ -255,6 +255,8 @@ async fn run_for_ever(mut stream: Stream, state: Arc<Mutex<HeadState>>) {
         job,
         generation: Generation(1),
         members: Vec::new(),
+        cause: String::new(),
+        handover: Handover::None,
     };
     let nodes = Vec::new();
     let placed = JobEvent::Placed {
@@ -436,6 +438,7 @@ pub(crate) fn job(id: u64, state: JobState, nodes: Vec<PlacedNode>) -> JobInfo {
                 node: node.node,
                 hostname: node.hostname.clone(),
                 address: None,
+                incarnation: Incarnation::FIRST,
             },
             state: WorkerState::Ready,
             pid: 100 + rank.0,
@@ -454,5 +457,7 @@ pub(crate) fn job(id: u64, state: JobState, nodes: Vec<PlacedNode>) -> JobInfo {
         reason: None,
         rendezvous: None,
         network: None,
+        cause: None,
+        decision: None,
     }
 }

@@ -10,13 +10,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use kolo_runtime::{Node, NodeConfig, NodeResources, ProgramSource};
 use kolo_transport::ids::{
-    CallId, ClusterId, CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, Rank, Slot,
+    CallId, ClusterId, CrossRank, DriverId, Generation, Incarnation, JobId, LocalRank, NodeId,
+    Rank, Slot,
 };
 use kolo_transport::wire::head::Beat;
 use kolo_transport::wire::{
-    CallFrame, CallOp, CallReply, GenerationTable, HeadReply, HeadRequest, Member, NodeEvent,
-    NodeRegistration, NodeReply, NodeRequest, Outcome, Program, ProgramHash, RankFailure, Refusal,
-    RefusalKind, Resources, SlotStart, StartWorkers,
+    CallFrame, CallOp, CallReply, GenerationTable, Handover, HeadReply, HeadRequest, Member,
+    NodeEvent, NodeRegistration, NodeReply, NodeRequest, Outcome, Program, ProgramHash,
+    RankFailure, Refusal, RefusalKind, Resources, SlotStart, StartWorkers,
 };
 use kolo_transport::{
     Authority, CloseCode, Connection, Endpoint, EndpointConfig, Expect, Frame, Limits,
@@ -212,6 +213,7 @@ pub(crate) fn job_on(node: NodeId, owner: DriverId, workers: u32, mode: &str) ->
         node,
         hostname: "bed".to_owned(),
         address: None,
+        incarnation: Incarnation::FIRST,
     };
     StartWorkers {
         job: JobId::random(),
@@ -234,6 +236,7 @@ pub(crate) fn job_on(node: NodeId, owner: DriverId, workers: u32, mode: &str) ->
         hello_timeout_ms: 60_000,
         grace_ms: 60_000,
         installed: None,
+        elastic: false,
     }
 }
 
@@ -358,6 +361,8 @@ impl Bed {
             job: start.job,
             generation: start.generation,
             members: start.slots.iter().map(|slot| slot.member.clone()).collect(),
+            cause: String::new(),
+            handover: Handover::None,
         };
         let reply = self.head.ask(NodeRequest::Membership(table)).await;
         assert_eq!(reply, NodeReply::Done);

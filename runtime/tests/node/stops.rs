@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::CloseCode;
 use kolo_transport::ids::CallId;
-use kolo_transport::wire::{CallReply, Exit, NodeEvent, NodeReply, NodeRequest, RefusalKind};
+use kolo_transport::wire::{
+    CallReply, Exit, Handover, NodeEvent, NodeReply, NodeRequest, RefusalKind,
+};
 
 use crate::bed::{Bed, Calls, gone, is_running, soon};
 
@@ -40,6 +42,8 @@ async fn a_job_that_is_stopped_ends_by_notice_and_leaves_nothing() {
         job: id,
         generation: kolo_transport::ids::Generation(1),
         members: Vec::new(),
+        cause: String::new(),
+        handover: Handover::None,
     };
     let reply = bed.head.ask(NodeRequest::Membership(table)).await;
     assert!(

@@ -221,6 +221,7 @@ impl Options {
             layout: Vec::new(),
             interfaces: self.interfaces.clone(),
             no_cache: self.no_cache,
+            elastic: None,
         };
         for (name, value) in &self.env {
             let reason = if name.is_empty() {

@@ -130,6 +130,10 @@ impl Start {
                         channels,
                     });
                 }
+                // Its job never changes its members.
+                event @ JobEvent::Generation { .. } => {
+                    return Err(self.unexpected(&format!("{event:?}")));
+                }
                 JobEvent::Ended {
                     refusal, failure, ..
                 } => return Err(refused(refusal, failure)),

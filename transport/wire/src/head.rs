@@ -9,7 +9,7 @@ use super::network::{InterfacesQuery, NetworkReport, NodeNetwork};
 use super::trust::{RevocationList, SecretText, TokenEntry};
 use super::{ClusterInfo, JobInfo, JobSpec, RankFailure, Refusal, Resources, WorkerSignal};
 use crate::identity::Role;
-use crate::ids::{Generation, JobId, NodeId, Slot};
+use crate::ids::{Generation, Incarnation, JobId, NodeId, Slot};
 
 /// A node's introduction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -160,6 +160,12 @@ pub enum NodeEvent {
         job: JobId,
         /// Its slot.
         slot: Slot,
+        /// The how-manieth process of the slot it is.
+        #[serde(
+            default = "Incarnation::first",
+            skip_serializing_if = "Incarnation::is_first"
+        )]
+        incarnation: Incarnation,
         /// Where its data plane listens, if it has one.
         address: Option<SocketAddr>,
     },
@@ -169,23 +175,88 @@ pub enum NodeEvent {
         job: JobId,
         /// Its slot.
         slot: Slot,
+        /// The how-manieth process of the slot it was.
+        #[serde(
+            default = "Incarnation::first",
+            skip_serializing_if = "Incarnation::is_first"
+        )]
+        incarnation: Incarnation,
+        /// The last generation that it had taken; 0 if none.
+        #[serde(default, skip_serializing_if = "Generation::is_none")]
+        generation: Generation,
         /// How.
         failure: RankFailure,
         /// Whether the node had been asked to stop it.
         expected: bool,
+    },
+    /// A worker of an elastic job has taken a generation. It is in no older one any more.
+    Taken {
+        /// Its job.
+        job: JobId,
+        /// Its slot.
+        slot: Slot,
+        /// The how-manieth process of the slot it is.
+        incarnation: Incarnation,
+        /// The generation.
+        generation: Generation,
+    },
+    /// A worker of an elastic job has the state of a commit. Each says so of itself; a later commit stands for the ones
+    /// before.
+    Committed {
+        /// Its job.
+        job: JobId,
+        /// Its slot.
+        slot: Slot,
+        /// The how-manieth process of the slot it is.
+        incarnation: Incarnation,
+        /// The generation that it is in.
+        generation: Generation,
+        /// The number of the commit.
+        commit: u64,
+        /// Its part of the commit outlives it: it is on disk, or on a peer.
+        durable: bool,
+    },
+    /// A worker of an elastic job has committed, and holds there until it is given the next generation.
+    Holding {
+        /// Its job.
+        job: JobId,
+        /// Its slot.
+        slot: Slot,
+        /// The how-manieth process of the slot it is.
+        incarnation: Incarnation,
+        /// The generation that it is in.
+        generation: Generation,
+        /// The number of the commit, the same on all ranks.
+        commit: u64,
     },
     /// Nothing of the job is left on the node; its resources are free again.
     JobGone {
         /// The job.
         job: JobId,
     },
-    /// The node leaves and ends the workers of the job here, so that the job is to end everywhere.
+    /// The node leaves and ends the workers of the job here. A job that never changes its members is to end everywhere.
     JobLeft {
         /// The job.
         job: JobId,
         /// Why.
         reason: String,
     },
+}
+
+impl NodeEvent {
+    /// The job that it is about.
+    #[must_use]
+    pub fn job(&self) -> JobId {
+        match self {
+            Self::WorkerReady { job, .. }
+            | Self::WorkerExited { job, .. }
+            | Self::Taken { job, .. }
+            | Self::Committed { job, .. }
+            | Self::Holding { job, .. }
+            | Self::JobGone { job }
+            | Self::JobLeft { job, .. } => *job,
+        }
+    }
 }
 
 /// The head's answer to a [`HeadRequest`] other than [`HeadRequest::Submit`].

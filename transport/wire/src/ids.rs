@@ -126,6 +126,10 @@ number!(
     Slot, u32
 );
 number!(
+    /// The how-manieth process of a slot. The first is 1; a slot that never had a process is at 0.
+    Incarnation, u64
+);
+number!(
     /// A call of one driver, unique in its job.
     CallId, u64
 );
@@ -133,6 +137,29 @@ number!(
     /// An executable (one value of the user's type on every rank) in a job, chosen by the driver.
     ObjectId, u64
 );
+
+impl Incarnation {
+    /// The first process of a slot, and the only one of a job that never changes its members.
+    pub const FIRST: Self = Self(1);
+
+    /// What a message means that names a slot alone: peers that know no incarnations start one process in each.
+    #[must_use]
+    pub(crate) fn first() -> Self {
+        Self::FIRST
+    }
+
+    #[allow(clippy::trivially_copy_pass_by_ref)] // serde asks for it
+    pub(crate) fn is_first(&self) -> bool {
+        *self == Self::FIRST
+    }
+}
+
+impl Generation {
+    #[allow(clippy::trivially_copy_pass_by_ref)] // serde asks for it
+    pub(crate) fn is_none(&self) -> bool {
+        self.0 == 0
+    }
+}
 
 impl Rank {
     /// The rank as an index into a table of members.

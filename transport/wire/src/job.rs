@@ -6,10 +6,11 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::elastic::{Elastic, Handover};
 use super::network::{InterfaceSelection, NetworkReport};
 use super::{Refusal, Resources, RevokedMember};
 use crate::ids::{
-    ClusterId, CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, Rank, Slot,
+    ClusterId, CrossRank, DriverId, Generation, Incarnation, JobId, LocalRank, NodeId, Rank, Slot,
 };
 
 /// The BLAKE3 hash of a program file.
@@ -159,6 +160,10 @@ pub struct JobSpec {
     /// Probe the interfaces even if what connects the nodes is known from before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_cache: bool,
+    /// Members may come and go while it runs. `placement` asks for the most of them then, and gets as many as there is room
+    /// for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub elastic: Option<Elastic>,
 }
 
 /// One member of a generation.
@@ -176,6 +181,12 @@ pub struct Member {
     pub cross_size: u32,
     /// The slot it fills: its identity across generations and in its certificate.
     pub slot: Slot,
+    /// The how-manieth process of the slot it is. Slot and incarnation name one process for ever.
+    #[serde(
+        default = "Incarnation::first",
+        skip_serializing_if = "Incarnation::is_first"
+    )]
+    pub incarnation: Incarnation,
     /// Where it runs.
     pub node: NodeId,
     /// The node's hostname, for people.
@@ -194,6 +205,12 @@ pub struct GenerationTable {
     pub generation: Generation,
     /// The members; the index is the world rank.
     pub members: Vec<Member>,
+    /// Why it came about, in plain words. Empty for a job that never changes its members.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cause: String,
+    /// What its members do about the state of the generation before.
+    #[serde(default, skip_serializing_if = "Handover::is_none")]
+    pub handover: Handover,
 }
 
 impl GenerationTable {
@@ -391,6 +408,9 @@ pub struct PlacedNode {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JobEvent {
     /// All nodes have reserved. Programs that are missing must be sent now.
+    ///
+    /// It comes again with the nodes that join an elastic job later. The driver of an elastic job answers each with one
+    /// [`SubmitFrame::ProgramReady`](super::SubmitFrame::ProgramReady), in their order.
     Placed {
         /// The job's id.
         job: JobId,
@@ -400,6 +420,13 @@ pub enum JobEvent {
     /// A generation is complete.
     Healthy {
         /// Its members.
+        table: GenerationTable,
+        /// The job's nodes.
+        nodes: Vec<PlacedNode>,
+    },
+    /// An elastic job has a generation, the first or the next one: all its members have taken it.
+    Generation {
+        /// Its members, and why it came about.
         table: GenerationTable,
         /// The job's nodes.
         nodes: Vec<PlacedNode>,
@@ -434,6 +461,8 @@ pub enum WorkerState {
     Starting,
     /// It said hello and takes calls.
     Ready,
+    /// It said hello and is no member of the generation. It may become one.
+    Spare,
     /// It is being stopped.
     Stopping,
     /// Its process is gone.
@@ -445,6 +474,7 @@ impl fmt::Display for WorkerState {
         f.pad(match self {
             Self::Starting => "starting",
             Self::Ready => "ready",
+            Self::Spare => "spare",
             Self::Stopping => "stopping",
             Self::Exited => "exited",
         })
@@ -493,6 +523,12 @@ pub struct JobInfo {
     /// The interfaces that connect its nodes, once that is known. Not in lists of jobs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkReport>,
+    /// Why the current generation came about. Only of elastic jobs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+    /// What the head decided last about the members, and why. Only of elastic jobs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decision: Option<String>,
 }
 
 /// A node, as the API and `kolo` show it.

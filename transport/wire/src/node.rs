@@ -11,12 +11,13 @@ use super::{
     GenerationTable, Installed, InstalledHere, Member, Program, ProgramHash, RankFailure, Refusal,
     Resources, WorkerSignal,
 };
-use crate::ids::{DriverId, Generation, JobId, Rank, Slot};
+use crate::ids::{DriverId, Generation, Incarnation, JobId, Rank, Slot};
 
 /// A worker to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotStart {
-    /// Its ranks and place.
+    /// Which process it is, its ranks and place. Ranks of an elastic job come with its generations; until then they tell the
+    /// workers apart, and no more.
     pub member: Member,
     /// Variables for this worker alone.
     pub env: BTreeMap<String, String>,
@@ -27,7 +28,7 @@ pub struct SlotStart {
 pub struct StartWorkers {
     /// The job.
     pub job: JobId,
-    /// The generation that is being formed.
+    /// The generation that is being formed; 0 for an elastic job, which forms one of those that are ready.
     pub generation: Generation,
     /// The driver that may call the workers.
     pub owner: DriverId,
@@ -52,6 +53,9 @@ pub struct StartWorkers {
     /// Run this in place of `program`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub installed: Option<Installed>,
+    /// Members come and go while the job runs: see [`NodeRequest::Start`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub elastic: bool,
 }
 
 /// First frame of a stream to a node.
@@ -79,6 +83,9 @@ pub enum NodeRequest {
         job: JobId,
     },
     /// Head: commit the reservation and start the workers. Answered when they are being started.
+    ///
+    /// Of an elastic job, more may come later, for which the node finds room itself. A process that was started before, as
+    /// slot and incarnation tell, is not started again. An older process of the same slot is ended first.
     Start(StartWorkers),
     /// Head: a generation is complete; pass it to the workers.
     Membership(GenerationTable),
@@ -90,6 +97,39 @@ pub enum NodeRequest {
         generation: Generation,
         /// What is known.
         failure: RankFailure,
+    },
+    /// Head: this generation of an elastic job is over. End every wait in it, with an error that has the cause.
+    Revoke {
+        /// The job.
+        job: JobId,
+        /// The generation.
+        generation: Generation,
+        /// The ranks of it that are lost.
+        lost: Vec<Rank>,
+        /// Why.
+        cause: String,
+    },
+    /// Head: the members of this generation are to hold at their next commit, and to say
+    /// [`NodeEvent::Holding`](super::NodeEvent::Holding).
+    Hold {
+        /// The job.
+        job: JobId,
+        /// The generation.
+        generation: Generation,
+        /// Why.
+        why: String,
+    },
+    /// Head: end one worker of an elastic job: notice, TERM, KILL. Answered at once; its end is an event. A process that is
+    /// not there is fine.
+    StopWorker {
+        /// The job.
+        job: JobId,
+        /// Its slot.
+        slot: Slot,
+        /// The how-manieth process of the slot it is.
+        incarnation: Incarnation,
+        /// Why, for the log and the worker.
+        why: String,
     },
     /// Head: end the job's workers here: notice, TERM, KILL. Answered when nothing is left.
     Stop {

@@ -26,6 +26,7 @@ fn member_five() -> Member {
         node: NodeId(9),
         hostname: "c".to_owned(),
         address: None,
+        incarnation: Incarnation::FIRST,
     }
 }
 

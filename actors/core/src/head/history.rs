@@ -99,6 +99,8 @@ mod tests {
             reason: Some("x".repeat(MAX_REASON)),
             rendezvous: None,
             network: None,
+            cause: None,
+            decision: None,
         }
     }
 

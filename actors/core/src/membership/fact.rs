@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use kolo_wire::ids::{self, NodeId, Slot};
 use kolo_wire::Exit;
+use kolo_wire::ids::{self, NodeId, Slot};
 
 use super::seat::{Addresses, Location, Process};
 

@@ -115,15 +115,18 @@ fn weight(event: &NodeEvent) -> usize {
             let tail: usize = failure.stderr_tail.iter().map(|line| line.len() + 8).sum();
             PLAIN + tail + failure.reason.as_ref().map_or(0, String::len)
         }
-        NodeEvent::WorkerReady { .. } | NodeEvent::JobGone { .. } | NodeEvent::JobLeft { .. } => {
-            PLAIN
-        }
+        NodeEvent::WorkerReady { .. }
+        | NodeEvent::Taken { .. }
+        | NodeEvent::Committed { .. }
+        | NodeEvent::Holding { .. }
+        | NodeEvent::JobGone { .. }
+        | NodeEvent::JobLeft { .. } => PLAIN,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use kolo_wire::ids::{JobId, NodeId, Rank, Slot};
+    use kolo_wire::ids::{Generation, Incarnation, JobId, NodeId, Rank, Slot};
     use kolo_wire::{Exit, RankFailure};
 
     use super::*;
@@ -134,6 +137,8 @@ mod tests {
 
     fn exited(tail: usize) -> NodeEvent {
         NodeEvent::WorkerExited {
+            incarnation: Incarnation::FIRST,
+            generation: Generation(0),
             job: JobId(1),
             slot: Slot(0),
             failure: RankFailure {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use kolo_wire::ids::{
-    ClusterId, CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, Rank, Slot,
+    ClusterId, CrossRank, DriverId, Generation, Incarnation, JobId, LocalRank, NodeId, Rank, Slot,
 };
-use kolo_wire::{GenerationTable, Member, Program, ProgramHash, SlotStart, StartWorkers};
+use kolo_wire::{GenerationTable, Handover, Member, Program, ProgramHash, SlotStart, StartWorkers};
 
 use super::colocator::Here;
 use super::messages::{Output, Signal, Stay, WorkerId};
@@ -51,6 +51,7 @@ pub(crate) fn member(rank: u32, local: u32) -> Member {
         node: NODE,
         hostname: "here".to_owned(),
         address: None,
+        incarnation: Incarnation::FIRST,
     }
 }
 
@@ -79,6 +80,7 @@ pub(crate) fn start(workers: u32) -> StartWorkers {
         hello_timeout_ms: 10_000,
         grace_ms: 5000,
         installed: None,
+        elastic: false,
     }
 }
 
@@ -88,5 +90,7 @@ pub(crate) fn table(workers: u32, generation: u64) -> GenerationTable {
         job: JobId(7),
         generation: Generation(generation),
         members: (0..workers).map(|rank| member(rank, workers)).collect(),
+        cause: String::new(),
+        handover: Handover::None,
     }
 }

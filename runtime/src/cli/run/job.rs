@@ -196,6 +196,8 @@ pub(crate) async fn run(
                             }
                         }
                     }
+                    // `kolo run` starts no job whose members come and go.
+                    JobEvent::Generation { table, .. } => tracing::debug!(generation = %table.generation, "a generation"),
                     JobEvent::RankLost { failure, .. } => tracing::debug!(%failure, "a rank is gone"),
                     JobEvent::Ended { state, refusal, failure, stopped } => {
                         outcome.state = Some(state);

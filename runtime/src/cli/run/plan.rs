@@ -129,6 +129,7 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
         layout: Vec::new(),
         interfaces: super::super::interfaces::selection(&options.interfaces)?,
         no_cache: options.no_cache,
+        elastic: None,
     };
     // As the head does, whose words they are: what it refuses of the arguments alone is refused before anybody is asked, and by
     // `--dry-run` as well.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kolo_transport::frame::Limits;
 use kolo_transport::identity::Role;
-use kolo_transport::ids::{DriverId, JobId, NodeId, Slot};
+use kolo_transport::ids::{DriverId, Generation, Incarnation, JobId, NodeId, Slot};
 use kolo_transport::wire::head::Beat;
 use kolo_transport::wire::{
     Exit, HeadReply, HeadRequest, JobEvent, JobSpec, JobState, Milli, NodeEvent, NodeRegistration,
@@ -62,6 +62,7 @@ pub(super) fn spec(placement: Placement) -> JobSpec {
         layout: Vec::new(),
         interfaces: kolo_transport::wire::InterfaceSelection::default(),
         no_cache: false,
+        elastic: None,
     }
 }
 
@@ -226,6 +227,7 @@ impl FakeNode {
             job,
             slot: Slot(slot),
             address: Some("127.0.0.1:9".parse().unwrap()),
+            incarnation: Incarnation::FIRST,
         })
         .await;
     }
@@ -245,6 +247,8 @@ impl FakeNode {
             slot: Slot(slot),
             failure,
             expected: false,
+            incarnation: Incarnation::FIRST,
+            generation: Generation(0),
         })
         .await;
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use kolo_transport::ids::{
-    ClusterId, CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, Rank, Slot,
+    ClusterId, CrossRank, DriverId, Generation, Incarnation, JobId, LocalRank, NodeId, Rank, Slot,
 };
 use kolo_transport::wire::{
     ClusterInfo, Exit, JobInfo, JobState, Member, Milli, NodeInfo, PlacedNode, Refusal,
@@ -45,6 +45,7 @@ pub(super) fn worker(rank: u32, state: WorkerState, exit: Option<Exit>) -> Worke
             node,
             hostname: "box".to_owned(),
             address: Some(([127, 0, 0, 1], 5000 + rank as u16).into()),
+            incarnation: Incarnation::FIRST,
         },
         state,
         pid: 1000 + rank,
@@ -74,6 +75,8 @@ pub(super) fn job(id: JobId, state: JobState) -> JobInfo {
         reason: None,
         rendezvous: None,
         network: None,
+        cause: None,
+        decision: None,
     }
 }
 

@@ -7,14 +7,15 @@ use kolo_transport::endpoint::{Endpoint, EndpointConfig};
 use kolo_transport::frame::Limits;
 use kolo_transport::identity::{HEAD_NAME, Role};
 use kolo_transport::ids::{
-    CallId, ClusterId, CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, Rank, Slot,
+    CallId, ClusterId, CrossRank, DriverId, Generation, Incarnation, JobId, LocalRank, NodeId,
+    Rank, Slot,
 };
 use kolo_transport::runtime::TransportRuntime;
 use kolo_transport::session::{CloseCode, FrameReceiver, FrameSender, Stream};
 use kolo_transport::wire::{
-    CallFailure, CallFrame, CallOp, CallReply, Exit, GenerationTable, HeadReply, HeadRequest,
-    JobEvent, JobInfo, JobSpec, JobState, Member, NodeReply, NodeRequest, Outcome, PlacedNode,
-    RankFailure, Refusal, SubmitFrame, WorkerInfo, WorkerState,
+    CallFailure, CallFrame, CallOp, CallReply, Exit, GenerationTable, Handover, HeadReply,
+    HeadRequest, JobEvent, JobInfo, JobSpec, JobState, Member, NodeReply, NodeRequest, Outcome,
+    PlacedNode, RankFailure, Refusal, SubmitFrame, WorkerInfo, WorkerState,
 };
 use kolo_transport::{Authority, RandomId as _};
 use serde::{Deserialize, Serialize};
@@ -325,6 +326,7 @@ impl FakeJob {
                 node: node.node,
                 hostname: node.hostname.clone(),
                 address: None,
+                incarnation: Incarnation::FIRST,
             })
         });
         members.collect()
@@ -335,6 +337,8 @@ impl FakeJob {
             job: self.job,
             generation: Generation(1),
             members: self.members(),
+            cause: String::new(),
+            handover: Handover::None,
         };
         let nodes = self.nodes.clone();
         self.send(&JobEvent::Healthy { table, nodes }).await;
@@ -371,6 +375,8 @@ impl FakeJob {
             reason: None,
             rendezvous: None,
             network: None,
+            cause: None,
+            decision: None,
         }
     }
 }

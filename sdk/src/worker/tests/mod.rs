@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-use kolo_transport::ids::{CrossRank, JobId, LocalRank, NodeId, Rank, Slot};
+use kolo_transport::ids::{CrossRank, Incarnation, JobId, LocalRank, NodeId, Rank, Slot};
 use kolo_transport::wire::Member;
 
 use crate::context::Context;
@@ -75,6 +75,7 @@ fn session() -> (Arc<Session>, Context) {
         node: NodeId(7),
         hostname: "here".to_owned(),
         address: None,
+        incarnation: Incarnation::FIRST,
     };
     let comm = kolo_collectives::local_group(4).unwrap().swap_remove(2);
     let session = Session::new(tokio::sync::mpsc::unbounded_channel().0);

@@ -50,6 +50,7 @@ fn member() -> Member {
         cross_rank: CrossRank(1),
         cross_size: 2,
         slot: Slot(3),
+        incarnation: Incarnation::FIRST,
         node: NODE,
         hostname: "host".to_owned(),
         address: Some("[2001:db8::1]:4433".parse().unwrap()),
@@ -61,6 +62,70 @@ fn table() -> GenerationTable {
         job: JOB,
         generation: GENERATION,
         members: vec![member()],
+        cause: String::new(),
+        handover: Handover::None,
+    }
+}
+
+/// Of a job whose members come and go.
+fn second() -> Member {
+    Member {
+        incarnation: Incarnation(2),
+        ..member()
+    }
+}
+
+fn next_table() -> GenerationTable {
+    GenerationTable {
+        generation: Generation(2),
+        members: vec![second()],
+        cause: "rank 1 is lost".to_owned(),
+        handover: Handover::Sync,
+        ..table()
+    }
+}
+
+fn spec() -> JobSpec {
+    JobSpec {
+        name: "digits".to_owned(),
+        program: program(),
+        args: vec!["--epochs".to_owned(), "5".to_owned()],
+        placement: Placement::Pack { workers: 4 },
+        per_worker: resources(),
+        env: env("/bin"),
+        start_timeout_ms: 30_000,
+        grace_ms: 5000,
+        rendezvous: true,
+        installed: None,
+        layout: Vec::new(),
+        interfaces: InterfaceSelection::default(),
+        no_cache: false,
+        elastic: None,
+    }
+}
+
+fn elastic() -> Elastic {
+    Elastic {
+        min: 2,
+        max: 4,
+        spares: 1,
+        max_resets: Some(100),
+        restarts_within: Some(RestartWindow {
+            restarts: 5,
+            within_ms: 60_000,
+        }),
+        restarts_without_progress: 3,
+        cooldown: Some(Cooldown {
+            least_ms: 1000,
+            most_ms: 60_000,
+        }),
+        join_window_ms: 1000,
+        ack_timeout_ms: 10_000,
+        filters: vec![
+            GroupFilter::DivisibleBy(2),
+            GroupFilter::WholeHosts(2),
+            GroupFilter::Max(4),
+        ],
     }
 }
 
@@ -205,6 +270,8 @@ fn job_info() -> JobInfo {
         reason: Some("a worker failed".to_owned()),
         rendezvous: Some(address()),
         network: Some(report()),
+        cause: None,
+        decision: None,
     }
 }
 
@@ -237,21 +304,7 @@ pub(crate) fn cases() -> Vec<Case> {
         HeadRequest::Heartbeats,
         HeadRequest::Events(vec![NodeEvent::JobGone { job: JOB }]),
         HeadRequest::SignWorker { job: JOB, slot: Slot(3), csr: vec![7; 40] },
-        HeadRequest::Submit(JobSpec {
-            name: "digits".to_owned(),
-            program: program(),
-            args: vec!["--epochs".to_owned(), "5".to_owned()],
-            placement: Placement::Pack { workers: 4 },
-            per_worker: resources(),
-            env: env("/bin"),
-            start_timeout_ms: 30_000,
-            grace_ms: 5000,
-            rendezvous: true,
-            installed: None,
-            layout: Vec::new(),
-            interfaces: InterfaceSelection::default(),
-            no_cache: false,
-        }),
+        HeadRequest::Submit(spec()),
         HeadRequest::Submit(JobSpec {
             name: "train".to_owned(),
             program: program(),
@@ -266,6 +319,11 @@ pub(crate) fn cases() -> Vec<Case> {
             layout: vec![NodeShare { node: NODE, workers: 4 }],
             interfaces: selection(),
             no_cache: true,
+            elastic: None,
+        }),
+        HeadRequest::Submit(JobSpec {
+            elastic: Some(elastic()),
+            ..spec()
         }),
         HeadRequest::Cluster,
         HeadRequest::Jobs,
@@ -296,10 +354,42 @@ pub(crate) fn cases() -> Vec<Case> {
         SubmitFrame::Signal(WorkerSignal::Stop), SubmitFrame::Signal(WorkerSignal::Continue));
     add!(Beat: Beat { seq: 300 });
     add!(NodeEvent:
-        NodeEvent::WorkerReady { job: JOB, slot: Slot(3), address: Some(address()) },
-        NodeEvent::WorkerExited { job: JOB, slot: Slot(3), failure: failure(), expected: false },
+        NodeEvent::WorkerReady { job: JOB, slot: Slot(3), incarnation: Incarnation::FIRST, address: Some(address()) },
+        NodeEvent::WorkerExited {
+            job: JOB,
+            slot: Slot(3),
+            incarnation: Incarnation::FIRST,
+            generation: Generation(0),
+            failure: failure(),
+            expected: false,
+        },
         NodeEvent::JobGone { job: JOB },
         NodeEvent::JobLeft { job: JOB, reason: "the node is stopping".to_owned() },
+        NodeEvent::WorkerReady { job: JOB, slot: Slot(3), incarnation: Incarnation(2), address: Some(address()) },
+        NodeEvent::WorkerExited {
+            job: JOB,
+            slot: Slot(3),
+            incarnation: Incarnation(2),
+            generation: Generation(4),
+            failure: failure(),
+            expected: false,
+        },
+        NodeEvent::Taken { job: JOB, slot: Slot(3), incarnation: Incarnation(2), generation: Generation(4) },
+        NodeEvent::Committed {
+            job: JOB,
+            slot: Slot(3),
+            incarnation: Incarnation(2),
+            generation: Generation(4),
+            commit: 300,
+            durable: true,
+        },
+        NodeEvent::Holding {
+            job: JOB,
+            slot: Slot(3),
+            incarnation: Incarnation(2),
+            generation: Generation(4),
+            commit: 300,
+        },
     );
     add!(HeadReply:
         HeadReply::Done,
@@ -326,6 +416,11 @@ pub(crate) fn cases() -> Vec<Case> {
         }),
         HeadReply::Jobs(vec![job_info()]),
         HeadReply::Job(job_info()),
+        HeadReply::Job(JobInfo {
+            cause: Some("rank 1 is lost".to_owned()),
+            decision: Some("3 of at most 4 members".to_owned()),
+            ..job_info()
+        }),
         HeadReply::Renewed { certificate: vec![8; 40] },
         HeadReply::Token { entry: token(), token: SecretText("kolo1.driver".to_owned()) },
         HeadReply::Tokens(vec![token()]),
@@ -337,6 +432,7 @@ pub(crate) fn cases() -> Vec<Case> {
     add!(JobEvent:
         JobEvent::Placed { job: JOB, nodes: vec![placed()] },
         JobEvent::Healthy { table: table(), nodes: vec![placed()] },
+        JobEvent::Generation { table: next_table(), nodes: vec![placed()] },
         JobEvent::RankLost { generation: GENERATION, failure: failure() },
         JobEvent::Ended {
             state: JobState::Failed,
@@ -378,7 +474,38 @@ pub(crate) fn cases() -> Vec<Case> {
             hello_timeout_ms: 10_000,
             grace_ms: 5000,
             installed: Some(installed()),
+            elastic: false,
         }),
+        NodeRequest::Start(StartWorkers {
+            job: JOB,
+            generation: Generation(0),
+            owner: DRIVER,
+            program: program(),
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            user_env: BTreeMap::new(),
+            slots: vec![SlotStart { member: second(), env: BTreeMap::new() }],
+            world_size: 4,
+            needs_data_plane: true,
+            hello_timeout_ms: 10_000,
+            grace_ms: 5000,
+            installed: None,
+            elastic: true,
+        }),
+        NodeRequest::Membership(next_table()),
+        NodeRequest::Revoke {
+            job: JOB,
+            generation: GENERATION,
+            lost: vec![Rank(1)],
+            cause: "rank 1 is lost".to_owned(),
+        },
+        NodeRequest::Hold { job: JOB, generation: GENERATION, why: "a node has joined".to_owned() },
+        NodeRequest::StopWorker {
+            job: JOB,
+            slot: Slot(3),
+            incarnation: Incarnation(2),
+            why: "its node leaves".to_owned(),
+        },
         NodeRequest::Membership(table()),
         NodeRequest::RankLost { job: JOB, generation: GENERATION, failure: failure() },
         NodeRequest::Stop { job: JOB, reason: "asked".to_owned(), interrupt: false },

@@ -20,8 +20,8 @@ use kolo_wire::frame::{PREFIX, decode_head, encode_head};
 use kolo_wire::head::Beat;
 use kolo_wire::identity::Role;
 use kolo_wire::ids::{
-    CallId, ClusterId, CrossRank, DriverId, Generation, JobId, LocalRank, NodeId, ObjectId, Rank,
-    Slot,
+    CallId, ClusterId, CrossRank, DriverId, Generation, Incarnation, JobId, LocalRank, NodeId,
+    ObjectId, Rank, Slot,
 };
 use kolo_wire::*;
 use required::required;

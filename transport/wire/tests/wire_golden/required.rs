@@ -55,6 +55,9 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
     names.extend(variants!(NodeEvent {
         WorkerReady,
         WorkerExited,
+        Taken,
+        Committed,
+        Holding,
         JobGone,
         JobLeft
     }));
@@ -76,6 +79,7 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
     names.extend(variants!(JobEvent {
         Placed,
         Healthy,
+        Generation,
         RankLost,
         Ended
     }));
@@ -86,6 +90,9 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Start,
         Membership,
         RankLost,
+        Revoke,
+        Hold,
+        StopWorker,
         Stop,
         Signal,
         Kill,

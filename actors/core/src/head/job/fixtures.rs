@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kolo_wire::ids::Incarnation;
 use kolo_wire::{Milli, Placement, Program, ProgramHash, Resources};
 
 use super::*;
@@ -28,6 +29,7 @@ pub(crate) fn spec(placement: Placement) -> JobSpec {
         layout: Vec::new(),
         interfaces: kolo_wire::InterfaceSelection::default(),
         no_cache: false,
+        elastic: None,
     }
 }
 
@@ -62,6 +64,8 @@ pub(crate) fn exited(job: JobId, slot: u32, exit: Exit) -> NodeEvent {
         slot: Slot(slot),
         failure: failure(exit),
         expected: false,
+        incarnation: Incarnation::FIRST,
+        generation: Generation(0),
     }
 }
 
@@ -70,5 +74,6 @@ pub(crate) fn ready(job: JobId, slot: u32) -> NodeEvent {
         job,
         slot: Slot(slot),
         address: Some(format!("10.0.0.9:{}", 5000 + slot).parse().unwrap()),
+        incarnation: Incarnation::FIRST,
     }
 }

@@ -151,7 +151,7 @@ impl Signals {
 
 #[cfg(test)]
 mod tests {
-    use kolo_wire::ids::{NodeId, Slot};
+    use kolo_wire::ids::{Generation, Incarnation, NodeId, Slot};
     use kolo_wire::{Exit, Installed, JobEvent, NodeEvent, NodeReply, SubmitFrame};
 
     use super::super::fixtures::exited;
@@ -192,6 +192,8 @@ mod tests {
                 ..super::super::fixtures::failure(exit)
             },
             expected: false,
+            incarnation: Incarnation::FIRST,
+            generation: Generation(0),
         };
         run.report(node, event);
     }

@@ -2,6 +2,7 @@
 
 use kolo_wire::Placement;
 use kolo_wire::frame::{Limits, PREFIX, encode_head};
+use kolo_wire::ids::Incarnation;
 
 use super::fixtures::{sites, spec};
 use super::tests::{JOB, Run, healthy, submit};
@@ -80,6 +81,7 @@ fn the_largest_job_fits_into_frames() {
                     .parse()
                     .unwrap(),
             ),
+            incarnation: Incarnation::FIRST,
         };
         run.report(1 + u64::from(slot / MAX_PER_NODE), report);
     }
@@ -132,6 +134,8 @@ fn the_longest_last_words_fit_into_frames() {
             slot: Slot(0),
             failure,
             expected: false,
+            incarnation: Incarnation::FIRST,
+            generation: Generation(0),
         },
     );
     run.step(Event::Replied {
@@ -174,6 +178,8 @@ fn the_tail_of_a_dead_worker_is_cut_and_its_identity_is_the_head_s() {
             slot: Slot(3),
             failure,
             expected: false,
+            incarnation: Incarnation::FIRST,
+            generation: Generation(0),
         },
     );
     let Some(Action::Tell(JobEvent::RankLost { failure, .. })) = run.actions.first() else {

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{DriverId, Generation, JobId, NodeId, Rank, Slot};
 use kolo_wire::{
-    Exit, GenerationTable, JobEvent, JobSpec, JobState, Member, NetworkReport, NodeEvent,
+    Exit, GenerationTable, Handover, JobEvent, JobSpec, JobState, Member, NetworkReport, NodeEvent,
     NodeReply, NodeRequest, PlacedNode, RankFailure, Refusal, RefusalKind, SubmitFrame,
     WorkerSignal, WorkerState,
 };
@@ -531,6 +531,8 @@ impl Job {
             job: self.id,
             generation: FIRST,
             members: self.seats.iter().map(|seat| seat.member.clone()).collect(),
+            cause: String::new(),
+            handover: Handover::None,
         }
     }
 

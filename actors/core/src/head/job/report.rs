@@ -43,6 +43,8 @@ impl Job {
                 _ => None,
             },
             network: self.net.report().cloned(),
+            cause: None,
+            decision: None,
         }
     }
 

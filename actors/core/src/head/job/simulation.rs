@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use kolo_wire::Placement;
+use kolo_wire::ids::Incarnation;
 
 use super::fixtures::{failure, sites, spec};
 use super::*;
@@ -346,6 +347,7 @@ impl World {
                     }
                 }
             }
+            JobEvent::Generation { .. } => panic!("seed {}: {event:?}", self.seed),
             JobEvent::RankLost { .. } => {
                 assert!(matches!(self.told[1], JobEvent::Healthy { .. }));
             }
@@ -450,6 +452,8 @@ impl World {
             slot,
             failure: failure(exit),
             expected,
+            incarnation: Incarnation::FIRST,
+            generation: Generation(0),
         };
         let delay = self.delay();
         self.later(delay, Delivery::ToJob(Event::Node { node, event }));

@@ -237,6 +237,7 @@ impl Job {
                 hello_timeout_ms: milliseconds(left).max(1),
                 grace_ms: self.spec.grace_ms,
                 installed: self.spec.installed.clone(),
+                elastic: false,
             });
             self.request(part, request, self.config.request_timeout);
         }
@@ -320,6 +321,11 @@ impl Job {
                 expected,
                 ..
             } => self.worker_exited(node, slot, failure, expected),
+            NodeEvent::Taken { slot, .. }
+            | NodeEvent::Committed { slot, .. }
+            | NodeEvent::Holding { slot, .. } => self.note(format!(
+                "slot {slot} on {node} reports as a member of a job that changes its members, which this one is not"
+            )),
             NodeEvent::JobGone { .. } => self.job_gone(part),
             // All ranks get their notice at the same time: they may have to save together.
             NodeEvent::JobLeft { reason, .. } => {

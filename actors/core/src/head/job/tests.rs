@@ -3,6 +3,7 @@
 mod ends;
 
 use kolo_wire::Placement;
+use kolo_wire::ids::Incarnation;
 
 use super::fixtures::{exited, failure, ready, sites, spec};
 use super::*;
@@ -90,6 +91,9 @@ impl Run {
                     }
                     Action::Tell(JobEvent::Placed { .. }) => "tell:placed".to_owned(),
                     Action::Tell(JobEvent::Healthy { .. }) => "tell:healthy".to_owned(),
+                    Action::Tell(JobEvent::Generation { table, .. }) => {
+                        format!("tell:generation {}", table.generation)
+                    }
                     Action::Tell(JobEvent::RankLost { failure, .. }) => {
                         format!("tell:lost {}", failure.rank)
                     }
@@ -394,6 +398,8 @@ fn only_workers_that_were_ended_with_the_job_count_as_stopped() {
                     ..failure(Exit::Signal(15))
                 },
                 expected: true,
+                incarnation: Incarnation::FIRST,
+                generation: Generation(0),
             },
         );
     };
@@ -558,6 +564,7 @@ fn a_job_on_several_nodes_needs_addresses() {
         job: JOB,
         slot: Slot(slot),
         address: None,
+        incarnation: Incarnation::FIRST,
     };
     let mut run = submit(&[1, 1], |_| ());
     run.reserve(1, true);

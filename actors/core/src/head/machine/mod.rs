@@ -310,12 +310,7 @@ impl HeadCore {
     /// A node says what has happened there.
     fn report(&mut self, node: NodeId, session: Session, events: Vec<NodeEvent>) {
         for event in events {
-            let job = match &event {
-                NodeEvent::WorkerReady { job, .. }
-                | NodeEvent::WorkerExited { job, .. }
-                | NodeEvent::JobGone { job }
-                | NodeEvent::JobLeft { job, .. } => *job,
-            };
+            let job = event.job();
             if self.jobs.contains_key(&job) {
                 self.due
                     .push_back(Due::Job(job, Event::Node { node, event }));

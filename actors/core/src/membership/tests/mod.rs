@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kolo_wire::ids::{self, NodeId, Rank, Slot};
 use kolo_wire::Exit;
+use kolo_wire::ids::{self, NodeId, Rank, Slot};
 
 use super::*;
 

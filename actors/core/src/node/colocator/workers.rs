@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use kolo_wire::ids::{Generation, Rank, Slot};
+use kolo_wire::ids::{Generation, Incarnation, Rank, Slot};
 use kolo_wire::worker::LOCAL_PROTOCOL;
 use kolo_wire::{Exit, FromWorker, NodeEvent, NodeReply, RankFailure, Refusal, ToWorker};
 
@@ -252,6 +252,7 @@ impl Colocator {
                 job: self.job,
                 slot,
                 address,
+                incarnation: Incarnation::FIRST,
             });
         }
     }
@@ -390,6 +391,8 @@ impl Colocator {
             slot,
             failure,
             expected,
+            incarnation: Incarnation::FIRST,
+            generation: Generation(0),
         });
         self.answer_start(outputs);
         self.close_if_empty(outputs);

@@ -120,6 +120,8 @@ fn a_job_whose_node_was_told_to_stop_has_not_succeeded() {
                 ..failure
             },
             expected: true,
+            incarnation: Incarnation::FIRST,
+            generation: Generation(0),
         };
         run.report(1 + u64::from(slot) / 2, event);
     }

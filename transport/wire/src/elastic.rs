@@ -1,0 +1,83 @@
+//! A job whose members come and go while it runs.
+
+use serde::{Deserialize, Serialize};
+
+/// How far a group may change while it runs. A job without it never changes its members.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Elastic {
+    /// The fewest members of a generation.
+    pub min: u32,
+    /// The most members of a generation.
+    pub max: u32,
+    /// Processes that are kept ready beside the members, to replace lost ones at once.
+    #[serde(default)]
+    pub spares: u32,
+    /// How often the membership may change, for any reason. No limit if `None`.
+    #[serde(default)]
+    pub max_resets: Option<u32>,
+    /// How many processes may fail within a time. No limit if `None`.
+    #[serde(default)]
+    pub restarts_within: Option<RestartWindow>,
+    /// How many processes may fail without a commit in between.
+    pub restarts_without_progress: u32,
+    /// How long a host gets no new process after one has failed there. Not at all if `None`.
+    #[serde(default)]
+    pub cooldown: Option<Cooldown>,
+    /// How long a process that is ready waits for others that are on their way, in milliseconds.
+    pub join_window_ms: u64,
+    /// How long a member may take to take a generation, in milliseconds.
+    pub ack_timeout_ms: u64,
+    /// Which sizes and shapes of a group are wanted. Applied in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub filters: Vec<GroupFilter>,
+}
+
+/// At most so many restarts within such a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestartWindow {
+    /// The most restarts.
+    pub restarts: u32,
+    /// The time, in milliseconds.
+    pub within_ms: u64,
+}
+
+/// The shortest and the longest time in which a host gets no new process after one has failed there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cooldown {
+    /// The shortest, in milliseconds.
+    pub least_ms: u64,
+    /// The longest, in milliseconds.
+    pub most_ms: u64,
+}
+
+/// One wish about the members of a generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GroupFilter {
+    /// The number of members is a multiple of this.
+    DivisibleBy(u32),
+    /// Each host takes part with exactly this many members, or with none.
+    WholeHosts(u32),
+    /// At most this many members.
+    Max(u32),
+}
+
+/// What the members of a new generation do about the state of the one before. All of them read the same here, so that
+/// nobody waits in a synchronisation that others skip.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Handover {
+    /// Nothing: each member has the last commit, or there is none.
+    #[default]
+    None,
+    /// Rank 0 has the last commit. It hands it to all others.
+    Sync,
+    /// No member has the last commit. Rank 0 reads it from where it outlives all members, then hands it to all others.
+    Restore,
+}
+
+impl Handover {
+    #[allow(clippy::trivially_copy_pass_by_ref)] // serde asks for it
+    pub(crate) fn is_none(&self) -> bool {
+        *self == Self::None
+    }
+}
