@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kolo_wire::{JobSpec, Placement, Refusal, RefusalKind};
 
+use crate::head::job::elastic_limits;
 use crate::placement::is_sane;
 use crate::ranks::MAX_WORLD_SIZE;
 
@@ -66,6 +67,7 @@ pub fn validate(spec: &JobSpec) -> Result<(), Refusal> {
     }
     installed(spec)?;
     layout(spec)?;
+    elastic(spec)?;
     duration("start timeout", spec.start_timeout_ms, 1, MAX_START_TIMEOUT)?;
     duration("grace period", spec.grace_ms, 0, MAX_GRACE)?;
     entries(spec)
@@ -114,6 +116,63 @@ fn layout(spec: &JobSpec) -> Result<(), Refusal> {
         return Err(invalid(format!(
             "the layout is for {workers} workers and the placement is not"
         )));
+    }
+    Ok(())
+}
+
+fn elastic(spec: &JobSpec) -> Result<(), Refusal> {
+    let Some(elastic) = &spec.elastic else {
+        return Ok(());
+    };
+    elastic_limits(elastic, spec.start_timeout_ms)
+        .check()
+        .map_err(|error| invalid(error.to_string()))?;
+    for (what, given_ms) in [
+        ("join window", Some(elastic.join_window_ms)),
+        ("acknowledge timeout", Some(elastic.ack_timeout_ms)),
+        (
+            "window of restarts",
+            elastic.restarts_within.map(|window| window.within_ms),
+        ),
+    ] {
+        duration(what, given_ms.unwrap_or_default(), 0, MAX_START_TIMEOUT)?;
+    }
+    let most = elastic.max.saturating_add(elastic.spares);
+    if most > MAX_WORLD_SIZE {
+        return Err(invalid(format!(
+            "max_workers={} and spares={} are given; allowed are {MAX_WORLD_SIZE} workers in all",
+            elastic.max, elastic.spares
+        )));
+    }
+    let max = elastic.max;
+    if spec.placement != (Placement::Pack { workers: max }) {
+        return Err(invalid(format!(
+            "max_workers={max} is given, and the placement asks for something else; it must pack {max} workers"
+        )));
+    }
+    for (is_given, what, instead) in [
+        (
+            spec.installed.is_some(),
+            "an installed program",
+            "a program that calls kolo",
+        ),
+        (
+            spec.rendezvous,
+            "the plain HTTP rendezvous",
+            "num_workers in place of min_workers and max_workers",
+        ),
+        (
+            !spec.layout.is_empty(),
+            "a layout",
+            "a filter such as whole_hosts",
+        ),
+    ] {
+        if is_given {
+            return Err(invalid(format!(
+                "min_workers={} is given together with {what}, for which the members must stay as they are; give {instead}",
+                elastic.min
+            )));
+        }
     }
     Ok(())
 }

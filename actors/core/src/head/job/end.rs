@@ -9,7 +9,7 @@ use kolo_wire::{
 };
 
 use super::{
-    Action, Ending, FIRST, Hold, Job, MAX_CAUSE, MAX_MESSAGE, MAX_REASON, MAX_TAIL, MAX_TAIL_BYTES,
+    Action, Ending, Hold, Job, MAX_CAUSE, MAX_MESSAGE, MAX_REASON, MAX_TAIL, MAX_TAIL_BYTES,
     Manner, Phase, Rendezvous, Reply, Seat,
 };
 
@@ -18,9 +18,10 @@ impl Job {
         &mut self,
         node: NodeId,
         slot: Slot,
-        mut failure: RankFailure,
+        failure: RankFailure,
         expected: bool,
     ) {
+        let mut failure = bounded(failure);
         let Some(seat) = self.seat_mut(node, slot) else {
             return self.note(format!(
                 "slot {slot} ended on {node}, which does not have it"
@@ -37,22 +38,19 @@ impl Job {
             failure.pid = seat.pid;
         }
         seat.stopped = expected && failure.pid > 0;
-        if let Some(reason) = &mut failure.reason {
-            cut(reason, MAX_CAUSE);
-        }
-        cut_tail(&mut failure.stderr_tail);
-        self.exited(failure, expected);
+        self.exited(slot, failure, expected);
         self.all_gone();
     }
 
     /// A worker has ended or is lost, as is told to everybody who may wait for it (F-1).
-    fn exited(&mut self, failure: RankFailure, expected: bool) {
+    fn exited(&mut self, slot: Slot, failure: RankFailure, expected: bool) {
         if self.is_installed() {
-            self.installed_ready(failure.rank.index());
+            self.installed_ready(slot);
         }
-        let seat = &mut self.seats[failure.rank.index()];
-        seat.state = WorkerState::Exited;
-        seat.exit = Some(failure.exit);
+        if let Some(seat) = self.seats.get_mut(&slot) {
+            seat.state = WorkerState::Exited;
+            seat.exit = Some(failure.exit);
+        }
         if self.ending.is_some() {
             return;
         }
@@ -74,7 +72,7 @@ impl Job {
             self.note(format!("{failure}; its node had been asked to stop it"));
         }
         self.actions.push(Action::Tell(JobEvent::RankLost {
-            generation: FIRST,
+            generation: self.generation,
             failure: failure.clone(),
         }));
         for part in 0..self.parts.len() {
@@ -82,7 +80,7 @@ impl Job {
             if entry.hold == Hold::Running && entry.site.node != failure.node {
                 let request = NodeRequest::RankLost {
                     job: self.id,
-                    generation: FIRST,
+                    generation: self.generation,
                     failure: failure.clone(),
                 };
                 self.push(part, request);
@@ -92,7 +90,7 @@ impl Job {
 
     /// Ends the job if no worker is left.
     fn all_gone(&mut self) {
-        if self.ending.is_some() || self.seats.iter().any(|seat| seat.exit.is_none()) {
+        if self.ending.is_some() || self.seats.values().any(|seat| seat.exit.is_none()) {
             return;
         }
         if let Some(failure) = self.first_failure.clone() {
@@ -120,15 +118,18 @@ impl Job {
             let told = seat.exit.is_some();
             Some(seat.member.rank) != cause && (seat.stopped || (!told && seat.pid > 0))
         };
-        self.seats.iter().filter(was_stopped).count() as u32
+        self.seats.values().filter(was_stopped).count() as u32
     }
 
-    pub(super) fn node_lost(&mut self, node: NodeId, reason: &str) {
+    pub(super) fn node_lost(&mut self, node: NodeId, reason: String) {
         let Some(part) = self.part(node) else {
             return;
         };
         if self.parts[part].hold.is_over() {
             return;
+        }
+        if self.is_elastic() {
+            return self.part_lost(part, reason);
         }
         self.parts[part].hold = Hold::Lost;
         let at = self.place_name(part);
@@ -169,13 +170,10 @@ impl Job {
     }
 
     fn lose_seats(&mut self, part: usize, reason: &str) {
-        let entry = &self.parts[part];
-        let first = entry.first_rank as usize;
-        for index in first..first + entry.site.workers as usize {
-            let seat = &self.seats[index];
-            if seat.exit.is_some() {
+        for slot in self.parts[part].slots.clone() {
+            let Some(seat) = self.seats.get(&slot).filter(|seat| seat.exit.is_none()) else {
                 continue;
-            }
+            };
             let failure = RankFailure {
                 rank: seat.member.rank,
                 node: seat.member.node,
@@ -185,7 +183,7 @@ impl Job {
                 reason: Some(reason.to_owned()),
                 stderr_tail: Vec::new(),
             };
-            self.exited(failure, false);
+            self.exited(slot, failure, false);
         }
         self.all_gone();
     }
@@ -245,7 +243,7 @@ impl Job {
         }
         self.note(format!("the job ends: {}", ending.reason));
         self.ending = Some(ending);
-        for seat in &mut self.seats {
+        for seat in self.seats.values_mut() {
             if seat.exit.is_none() && self.phase >= Phase::Boot {
                 seat.state = WorkerState::Stopping;
             }
@@ -262,6 +260,7 @@ impl Job {
         let grace = Duration::from_millis(self.spec.grace_ms);
         let entry = &mut self.parts[part];
         entry.hold = Hold::Undoing;
+        entry.flow.clear();
         if entry.started && self.manner == Manner::Kill {
             let request = NodeRequest::Kill { job: self.id };
             self.request(part, request, self.config.stop_margin);
@@ -313,7 +312,7 @@ impl Job {
         }
         self.finished = true;
         self.state = ending.state;
-        for seat in &mut self.seats {
+        for seat in self.seats.values_mut() {
             seat.state = WorkerState::Exited;
         }
         if matches!(self.rendezvous, Rendezvous::Open(_)) {
@@ -329,8 +328,17 @@ impl Job {
     }
 }
 
+/// What a node tells of a worker's end, without what is too long of it.
+pub(super) fn bounded(mut failure: RankFailure) -> RankFailure {
+    if let Some(reason) = &mut failure.reason {
+        cut(reason, MAX_CAUSE);
+    }
+    cut_tail(&mut failure.stderr_tail);
+    failure
+}
+
 /// Takes off what is over `limit` bytes, and no half of a character.
-fn cut(text: &mut String, limit: usize) {
+pub(super) fn cut(text: &mut String, limit: usize) {
     let end = (0..=limit.min(text.len()))
         .rev()
         .find(|end| text.is_char_boundary(*end));

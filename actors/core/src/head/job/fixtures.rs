@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kolo_wire::ids::Incarnation;
-use kolo_wire::{Milli, Placement, Program, ProgramHash, Resources};
+use kolo_wire::{Milli, NodeEvent, Placement, Program, ProgramHash, Resources};
 
 use super::*;
 

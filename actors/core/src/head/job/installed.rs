@@ -3,6 +3,7 @@
 //! Their workers say no hello. Each is ready when it runs; the job succeeds when all have exited with code 0, and the first
 //! that ends otherwise ends the group.
 
+use kolo_wire::ids::Slot;
 use kolo_wire::{
     JobState, NodeRequest, RankFailure, Refusal, RefusalKind, WorkerSignal, WorkerState,
 };
@@ -48,9 +49,9 @@ impl Job {
     }
 
     /// A worker runs, or has run: there is nothing else to wait for.
-    pub(super) fn installed_ready(&mut self, rank: usize) {
-        let seat = &mut self.seats[rank];
-        if seat.state == WorkerState::Starting {
+    pub(super) fn installed_ready(&mut self, slot: Slot) {
+        let seat = self.seats.get_mut(&slot);
+        if let Some(seat) = seat.filter(|seat| seat.state == WorkerState::Starting) {
             seat.state = WorkerState::Ready;
             self.ready += 1;
         }
@@ -151,7 +152,7 @@ impl Signals {
 
 #[cfg(test)]
 mod tests {
-    use kolo_wire::ids::{Generation, Incarnation, NodeId, Slot};
+    use kolo_wire::ids::{Generation, Incarnation, NodeId};
     use kolo_wire::{Exit, Installed, JobEvent, NodeEvent, NodeReply, SubmitFrame};
 
     use super::super::fixtures::exited;

@@ -1,8 +1,8 @@
 //! The largest job.
 
-use kolo_wire::Placement;
 use kolo_wire::frame::{Limits, PREFIX, encode_head};
 use kolo_wire::ids::Incarnation;
+use kolo_wire::{JobEvent, NodeEvent, NodeReply, Placement};
 
 use super::fixtures::{sites, spec};
 use super::tests::{JOB, Run, healthy, submit};

@@ -1,4 +1,4 @@
-//! The life of a job, as a state machine without I/O and clock.
+//! The life of a job, as a state machine without I/O and clock: the core of the Coordinator.
 //!
 //! ```text
 //! reserve on all nodes -> programs, rendezvous -> start on all -> all ready -> membership to all -> healthy
@@ -10,41 +10,47 @@
 //! [`Action::Request`] with one [`Event::Replied`] within its deadline; then every job ends, and every node that
 //! was asked to hold something is released, or named in [`Action::Abandon`], or lost (G-2).
 
+mod elastic;
 mod end;
 #[cfg(test)]
 pub(crate) mod fixtures;
 mod installed;
 #[cfg(test)]
 mod limits;
+mod messages;
 mod network;
 mod report;
 #[cfg(test)]
 mod simulation;
 mod start;
+mod table;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_elastic;
+#[cfg(test)]
 mod tests_network;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{DriverId, Generation, JobId, NodeId, Rank, Slot};
 use kolo_wire::{
-    Exit, GenerationTable, Handover, JobEvent, JobSpec, JobState, Member, NetworkReport, NodeEvent,
-    NodeReply, NodeRequest, PlacedNode, RankFailure, Refusal, RefusalKind, SubmitFrame,
-    WorkerSignal, WorkerState,
+    Exit, JobSpec, JobState, Member, RankFailure, Refusal, RefusalKind, SubmitFrame, WorkerSignal,
+    WorkerState,
 };
 
+pub(super) use self::elastic::limits as elastic_limits;
+use self::elastic::{Elastic, Flow};
 pub use self::installed::problem_on;
+pub use self::messages::{Action, Event, JobConfig, Reply, Seating, Site};
 use self::network::Net;
 pub use self::network::NetworkPlan;
-use crate::interfaces::{Discovery, Network};
-use crate::ranks::Registration;
-
-/// The generation of a job that never changes its members.
-const FIRST: Generation = Generation(1);
+use self::table::check_table;
+use crate::interfaces::Network;
+use crate::ranks::{Registration, RegistrationError};
 
 /// Lines of a dead worker's output that are kept.
 const MAX_TAIL: usize = 200;
@@ -56,142 +62,6 @@ const MAX_CAUSE: usize = 4 << 10;
 pub(super) const MAX_REASON: usize = 1 << 10;
 /// Longest message to a driver, in bytes. With a failure beside it, it fits into a frame.
 const MAX_MESSAGE: usize = 1 << 20;
-
-/// A part of the placement: a node and its workers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Site {
-    /// The node.
-    pub node: NodeId,
-    /// Its hostname.
-    pub hostname: String,
-    /// Where its daemon listens.
-    pub address: SocketAddr,
-    /// How many workers it gets; their ranks follow those of the site before.
-    pub workers: u32,
-}
-
-/// What the head decides about all jobs.
-#[derive(Debug, Clone, Copy)]
-pub struct JobConfig {
-    /// How long a node may take to answer reserve, start and release.
-    pub request_timeout: Duration,
-    /// How long a node may take to answer stop, over two grace periods.
-    pub stop_margin: Duration,
-    /// How long an address may take to answer a probe.
-    pub probe_limit: Duration,
-}
-
-impl Default for JobConfig {
-    /// 10 s, 5 s, and 2 s.
-    fn default() -> Self {
-        Self {
-            request_timeout: Duration::from_secs(10),
-            stop_margin: Duration::from_secs(5),
-            probe_limit: Duration::from_secs(2),
-        }
-    }
-}
-
-/// How a node answered.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reply {
-    /// With this.
-    Answer(NodeReply),
-    /// No; nothing was done.
-    Refused(Refusal),
-    /// Not in time, or the connection ended. It may be done or not.
-    Unknown(String),
-}
-
-/// Something happened.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// Answer to the [`Action::Request`] for this node.
-    Replied {
-        /// The node.
-        node: NodeId,
-        /// Its answer.
-        reply: Reply,
-    },
-    /// The node took an [`Action::Push`], or refused it.
-    Pushed {
-        /// The node.
-        node: NodeId,
-        /// Whether it was the membership.
-        membership: bool,
-        /// Its refusal, if it did not take it.
-        refusal: Option<Refusal>,
-    },
-    /// A node reports.
-    Node {
-        /// The node.
-        node: NodeId,
-        /// What happened on it.
-        event: NodeEvent,
-    },
-    /// The node's session has ended or its lease has run out.
-    NodeLost {
-        /// The node.
-        node: NodeId,
-        /// How that was seen.
-        reason: String,
-    },
-    /// Answer to [`Action::Discover`].
-    Discovered(Result<Arc<Network>, NetworkReport>),
-    /// Answer to [`Action::OpenRendezvous`].
-    Rendezvous(Result<SocketAddr, String>),
-    /// The driver says something.
-    Driver(SubmitFrame),
-    /// The driver's connection or stream has ended.
-    DriverGone,
-    /// Somebody else asks for the end.
-    Stop {
-        /// Who and why.
-        reason: String,
-    },
-    /// Time has passed: see [`Job::deadline`].
-    Tick,
-}
-
-/// Something to do. Actions are done in order.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Action {
-    /// Send a request to a node, and answer with one [`Event::Replied`] within the deadline. There is never
-    /// more than one for a node at a time.
-    Request {
-        /// The node.
-        node: NodeId,
-        /// The request.
-        request: Box<NodeRequest>,
-        /// The longest wait for its answer.
-        deadline: Duration,
-    },
-    /// Deliver to a node, after what was pushed to it before, and try again until it takes or refuses it: one
-    /// [`Event::Pushed`]. A later [`Action::Request`] for the node or its loss ends the attempts.
-    Push {
-        /// The node.
-        node: NodeId,
-        /// The request.
-        request: Box<NodeRequest>,
-    },
-    /// Tell the driver.
-    Tell(JobEvent),
-    /// Find out what connects the nodes, each address for at most this time, and answer with one
-    /// [`Event::Discovered`].
-    Discover(Box<Discovery>, Duration),
-    /// Open the plain HTTP rendezvous for these members and answer with one [`Event::Rendezvous`].
-    OpenRendezvous(Vec<Member>),
-    /// Close it again.
-    CloseRendezvous,
-    /// Nothing of the job is left on the node.
-    Free(NodeId),
-    /// Something of the job may be left on the node, which lives and does not say. Go on asking it to stop.
-    Abandon(NodeId),
-    /// For the log.
-    Note(String),
-    /// The job has ended and asks for nothing more.
-    Finished,
-}
 
 /// What of the job is on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,7 +93,8 @@ impl Hold {
 #[derive(Debug)]
 struct Part {
     site: Site,
-    first_rank: u32,
+    /// The seats that the node holds.
+    slots: Vec<Slot>,
     hold: Hold,
     /// Start was sent, so release is not enough.
     started: bool,
@@ -233,6 +104,26 @@ struct Part {
     /// Why an installed program can't run there.
     problem: Option<Refusal>,
     signals: Signals,
+    /// Of an elastic job: what is under way.
+    flow: Flow,
+}
+
+impl Part {
+    /// The reservation is sent next.
+    fn new(site: Site) -> Self {
+        Self {
+            site,
+            slots: Vec::new(),
+            hold: Hold::Reserving,
+            started: false,
+            has_program: false,
+            free_port: 0,
+            has_membership: false,
+            problem: None,
+            signals: Signals::default(),
+            flow: Flow::default(),
+        }
+    }
 }
 
 /// Signals on their way to a node: one at a time is pushed, and of those that wait there is one of each kind at most, as
@@ -251,6 +142,18 @@ struct Seat {
     exit: Option<Exit>,
     /// Its node had been asked to stop it.
     stopped: bool,
+}
+
+impl Seat {
+    fn new(member: Member) -> Self {
+        Self {
+            member,
+            state: WorkerState::Starting,
+            pid: 0,
+            exit: None,
+            stopped: false,
+        }
+    }
 }
 
 /// How far a job came before it began to end.
@@ -302,16 +205,25 @@ pub struct Job {
     owner: DriverId,
     spec: JobSpec,
     config: JobConfig,
+    /// The time of the step that is under way.
+    now: Instant,
     start_deadline: Instant,
     state: JobState,
     phase: Phase,
     parts: Vec<Part>,
-    /// In rank order; slots of the first generation are ranks.
-    seats: Vec<Seat>,
+    by_node: BTreeMap<NodeId, usize>,
+    /// The place of each worker, and the last process there. Of a job that never changes its members they are in rank order.
+    seats: BTreeMap<Slot, Seat>,
+    /// The generation that is being formed for the first time, or that was active last. 0 if an elastic job had none.
+    generation: Generation,
+    /// Of a job whose members come and go.
+    elastic: Option<Box<Elastic>>,
     /// Seats that became ready. Before the group is whole none is lost without the end of the job.
     ready: usize,
     rendezvous: Rendezvous,
     net: Net,
+    /// The network before that of the last nodes that have joined.
+    before: Option<Arc<Network>>,
     program_ready: bool,
     first_failure: Option<RankFailure>,
     ending: Option<Ending>,
@@ -322,41 +234,15 @@ pub struct Job {
     actions: Vec<Action>,
 }
 
-/// Bytes of a group's table for each worker, without its hostname. At most that, in any message that holds the table.
-const SEAT_BYTES: usize = 192;
-
-/// Most bytes of a group's table. With the longest hostnames that Linux has (64 bytes) the largest group fits.
-const MAX_TABLE: usize = 4 << 20;
-
-/// Refuses a group whose table is too long for a message.
-fn check_table(sites: &[Site]) -> Result<(), Refusal> {
-    let names = |site: &Site| site.workers as usize * site.hostname.len();
-    let workers: usize = sites.iter().map(|site| site.workers as usize).sum();
-    let names: usize = sites.iter().map(names).sum();
-    let room = MAX_TABLE.saturating_sub(workers * SEAT_BYTES);
-    if names <= room {
-        return Ok(());
-    }
-    let longest = sites.iter().map(|site| &site.hostname);
-    let longest = longest
-        .max_by_key(|name| name.len())
-        .map_or("", |name| name);
-    Err(Refusal::new(
-        RefusalKind::Invalid,
-        format!(
-            "the hostnames of {workers} workers have {names} bytes together; allowed are {room} for so many workers, \
-             {} for each; the longest is {longest}: start nodes with shorter ones by --hostname, or ask for fewer workers",
-            room / workers.max(1)
-        ),
-    ))
-}
-
 impl Job {
     /// A job with a placement. The actions are the reservations on all nodes.
+    ///
+    /// The sites of an elastic job have as many workers as there is room for, and at most the most that it may have.
     ///
     /// # Errors
     ///
     /// [`RefusalKind::Internal`] if the sites don't make a group; [`crate::placement::place`] gives none such.
+    /// [`RefusalKind::Invalid`] if their hostnames are too long, or the limits of an elastic job make no sense.
     pub fn submit(
         now: Instant,
         id: JobId,
@@ -366,50 +252,19 @@ impl Job {
         config: JobConfig,
     ) -> Result<(Self, Vec<Action>), Refusal> {
         check_table(&sites)?;
-        let mut registration = Registration::new();
-        let mut rank = 0;
-        let mut parts = Vec::with_capacity(sites.len());
-        for site in sites {
-            let first_rank = rank;
-            for _ in 0..site.workers {
-                registration
-                    .register(site.node, &site.hostname, Rank(rank))
-                    .map_err(|error| Refusal::new(RefusalKind::Internal, error.to_string()))?;
-                rank += 1;
-            }
-            parts.push(Part {
-                site,
-                first_rank,
-                hold: Hold::Reserving,
-                started: false,
-                has_program: false,
-                free_port: 0,
-                has_membership: false,
-                problem: None,
-                signals: Signals::default(),
-            });
-        }
-        let seats = registration
-            .finalize()
-            .map_err(|error| Refusal::new(RefusalKind::Internal, error.to_string()))?
-            .iter()
-            .map(|info| Seat {
-                member: info.member(Slot(info.rank.0)),
-                state: WorkerState::Starting,
-                pid: 0,
-                exit: None,
-                stopped: false,
-            })
-            .collect();
         let mut job = Self {
             id,
             owner,
             config,
+            now,
             start_deadline: now + Duration::from_millis(spec.start_timeout_ms),
             state: JobState::Placing,
             phase: Phase::Reserve,
-            parts,
-            seats,
+            parts: Vec::new(),
+            by_node: BTreeMap::new(),
+            seats: BTreeMap::new(),
+            generation: Generation(0),
+            elastic: None,
             ready: 0,
             rendezvous: if spec.rendezvous {
                 Rendezvous::Wanted
@@ -417,6 +272,7 @@ impl Job {
                 Rendezvous::NotWanted
             },
             net: Net::Registered,
+            before: None,
             program_ready: spec.installed.is_some(),
             first_failure: None,
             ending: None,
@@ -426,15 +282,57 @@ impl Job {
             actions: Vec::new(),
             spec,
         };
-        job.reserve_all();
+        if let Some(elastic) = &job.spec.elastic {
+            let limits = elastic_limits(elastic, job.spec.start_timeout_ms);
+            // Ids of jobs are random.
+            let (elastic, first) = Elastic::new(now, limits, id.0)
+                .map_err(|error| Refusal::new(RefusalKind::Invalid, error.to_string()))?;
+            job.elastic = Some(Box::new(elastic));
+            job.begin(first, sites);
+        } else {
+            job.generation = Generation(1);
+            job.take_seats(sites)?;
+            for part in 0..job.parts.len() {
+                job.reserve(part);
+            }
+        }
         let actions = std::mem::take(&mut job.actions);
         Ok((job, actions))
     }
 
+    /// All seats of a job that never changes its members. Slots are ranks.
+    fn take_seats(&mut self, sites: Vec<Site>) -> Result<(), Refusal> {
+        let internal =
+            |error: RegistrationError| Refusal::new(RefusalKind::Internal, error.to_string());
+        let mut registration = Registration::new();
+        let mut ranks = (0..).map(Rank);
+        for site in sites {
+            let mut part = Part::new(site);
+            for rank in ranks.by_ref().take(part.site.workers as usize) {
+                registration
+                    .register(part.site.node, &part.site.hostname, rank)
+                    .map_err(internal)?;
+                part.slots.push(Slot(rank.0));
+            }
+            self.by_node.insert(part.site.node, self.parts.len());
+            self.parts.push(part);
+        }
+        for info in registration.finalize().map_err(internal)? {
+            let slot = Slot(info.rank.0);
+            self.seats.insert(slot, Seat::new(info.member(slot)));
+        }
+        Ok(())
+    }
+
     /// What to do now that `event` has happened.
     pub fn step(&mut self, now: Instant, event: Event) -> Vec<Action> {
+        self.now = now;
         // Before the event counts: what comes too late is what was waited for, and is named.
-        if self.ending.is_none() && self.phase < Phase::Up && now >= self.start_deadline {
+        if self.ending.is_none()
+            && !self.is_elastic()
+            && self.phase < Phase::Up
+            && now >= self.start_deadline
+        {
             self.start_timed_out();
         }
         match event {
@@ -445,22 +343,31 @@ impl Job {
                 refusal,
             } => self.pushed(node, membership, refusal),
             Event::Node { node, event } => self.node_event(node, event),
-            Event::NodeLost { node, reason } => self.node_lost(node, &reason),
+            Event::NodeLost { node, reason } => self.node_lost(node, reason),
             Event::Discovered(found) => self.discovered(found),
             Event::Rendezvous(opened) => self.rendezvous_opened(opened),
             Event::Driver(frame) => self.driver_says(frame),
+            Event::Placed { seated, without } if self.is_elastic() => self.placed(seated, without),
+            Event::Offered => self.offered(),
+            Event::Drain { node, reason } => self.drain(node, reason),
+            Event::Undrain { node } => self.undrain(node),
+            Event::Placed { .. } => self.note("nodes were found that nobody asked for".to_owned()),
             Event::DriverGone => self.stop("its driver is gone".to_owned(), false),
             Event::Stop { reason } => self.stop(reason, false),
             Event::Tick => {}
         }
-        self.advance(now);
+        if self.is_elastic() {
+            self.settle();
+        } else {
+            self.advance();
+        }
         self.finish();
         std::mem::take(&mut self.actions)
     }
 
     fn driver_says(&mut self, frame: SubmitFrame) {
         match frame {
-            SubmitFrame::ProgramReady => self.program_ready = true,
+            SubmitFrame::ProgramReady => self.program_is_there(),
             SubmitFrame::Stop => self.stop("its driver has ended it".to_owned(), true),
             SubmitFrame::Interrupt => self.interrupt(),
             SubmitFrame::Signal(signal) => self.signal(signal),
@@ -472,13 +379,25 @@ impl Job {
     /// When to give [`Event::Tick`] at the latest, if nothing happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        (self.ending.is_none() && self.phase < Phase::Up).then_some(self.start_deadline)
+        if self.ending.is_some() {
+            return None;
+        }
+        match &self.elastic {
+            Some(elastic) => elastic.wake_at(),
+            None => (self.phase < Phase::Up).then_some(self.start_deadline),
+        }
     }
 
     /// Its id.
     #[must_use]
     pub fn id(&self) -> JobId {
         self.id
+    }
+
+    /// Who submitted it.
+    #[must_use]
+    pub fn owner(&self) -> DriverId {
+        self.owner
     }
 
     /// Whether [`Action::Finished`] was given.
@@ -502,52 +421,27 @@ impl Job {
                 format!("slot {slot} of {} runs no worker", self.id),
             ));
         }
-        Ok(FIRST)
+        Ok(self.generation)
     }
 
     fn seat(&self, node: NodeId, slot: Slot) -> Result<&Seat, String> {
         self.seats
-            .get(slot.0 as usize)
+            .get(&slot)
             .filter(|seat| seat.member.node == node)
             .ok_or_else(|| format!("{} has no slot {slot} on {node}", self.id))
     }
 
     fn seat_mut(&mut self, node: NodeId, slot: Slot) -> Option<&mut Seat> {
         self.seats
-            .get_mut(slot.0 as usize)
+            .get_mut(&slot)
             .filter(|seat| seat.member.node == node)
     }
 
     fn part(&self, node: NodeId) -> Option<usize> {
-        self.parts.iter().position(|part| part.site.node == node)
+        self.by_node.get(&node).copied()
     }
 
     fn note(&mut self, text: String) {
         self.actions.push(Action::Note(text));
-    }
-
-    fn table(&self) -> GenerationTable {
-        GenerationTable {
-            job: self.id,
-            generation: FIRST,
-            members: self.seats.iter().map(|seat| seat.member.clone()).collect(),
-            cause: String::new(),
-            handover: Handover::None,
-        }
-    }
-
-    fn placed_nodes(&self) -> Vec<PlacedNode> {
-        self.parts
-            .iter()
-            .map(|part| PlacedNode {
-                node: part.site.node,
-                hostname: part.site.hostname.clone(),
-                address: part.site.address,
-                ranks: (part.first_rank..part.first_rank + part.site.workers)
-                    .map(Rank)
-                    .collect(),
-                has_program: part.has_program,
-            })
-            .collect()
     }
 }

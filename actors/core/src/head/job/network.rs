@@ -38,6 +38,11 @@ impl Net {
             .is_none_or(|network| *network.choice() == NetworkChoice::Registered)
     }
 
+    /// Whether nobody has asked for it yet.
+    pub(super) fn is_wanted(&self) -> bool {
+        matches!(self, Self::Wanted(_))
+    }
+
     pub(super) fn known(&self) -> Option<&Network> {
         match self {
             Self::Known(network) => Some(network),
@@ -56,8 +61,12 @@ impl Net {
 
 impl Job {
     /// What connects the nodes, or how to find out. To be said before the first [`Job::step`]; without it the nodes are
-    /// reached where they registered.
+    /// reached where they registered. Of an elastic job, to be said again before an [`Event::Placed`](super::Event::Placed)
+    /// with nodes that are new to it.
     pub fn connect_by(&mut self, plan: NetworkPlan) {
+        if let Net::Known(network) = &self.net {
+            self.before = Some(Arc::clone(network));
+        }
         self.net = match plan {
             NetworkPlan::Known(network) => Net::Known(network),
             NetworkPlan::Discover(discovery) => Net::Wanted(discovery),
@@ -83,7 +92,11 @@ impl Job {
             return self.note("a network was found that nobody asked for".to_owned());
         }
         match found {
+            Ok(network) if self.is_elastic() => self.net = Net::Known(network),
             Ok(network) => self.take(network),
+            Err(report) if self.is_elastic() => {
+                self.not_connected(&report);
+            }
             Err(report) => {
                 let refusal = interfaces::refusal(&report);
                 self.net = Net::Apart(report);
@@ -137,7 +150,7 @@ impl Job {
     /// The variables of one worker.
     pub(super) fn slot_env(&self, common: &JobEnv, member: &Member, part: usize) -> Env {
         let mut all = env::member(common, member, part as u32);
-        if let Some(network) = self.net.known() {
+        if let Some(network) = self.net.known().or(self.before.as_deref()) {
             all.extend(env::network(network, member.node));
         }
         all
@@ -146,7 +159,8 @@ impl Job {
     /// The members with the addresses at which the workers of one node reach them.
     pub(super) fn table_for(&self, part: usize) -> GenerationTable {
         let mut table = self.table();
-        let Some(network) = self.net.known() else {
+        // While new nodes are probed, the members reach each other as before.
+        let Some(network) = self.net.known().or(self.before.as_deref()) else {
             return table;
         };
         let by = self.parts[part].site.node;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use kolo_wire::ids::Generation;
 use kolo_wire::{JobInfo, RefusalKind, WorkerInfo, WorkerState};
 
-use super::{FIRST, Hold, Job, Phase, Rendezvous};
+use super::elastic::Elastic;
+use super::{Hold, Job, Phase, Rendezvous, Seat};
 
 /// How many culprits a message lists.
 const LISTED: usize = 16;
@@ -15,26 +16,18 @@ impl Job {
     /// The job, as the API and `kolo` show it, at this age.
     #[must_use]
     pub fn info(&self, age: Duration) -> JobInfo {
+        let elastic = self.elastic.as_deref();
         JobInfo {
             job: self.id,
             name: self.spec.name.clone(),
             owner: self.owner,
             state: self.state,
             generation: if self.phase == Phase::Up {
-                FIRST
+                self.generation
             } else {
                 Generation(0)
             },
-            workers: self
-                .seats
-                .iter()
-                .map(|seat| WorkerInfo {
-                    member: seat.member.clone(),
-                    state: seat.state,
-                    pid: seat.pid,
-                    exit: seat.exit,
-                })
-                .collect(),
+            workers: self.in_rank_order().into_iter().map(worker_info).collect(),
             nodes: self.placed_nodes(),
             age_ms: age.as_millis() as u64,
             reason: self.ending.as_ref().map(|ending| ending.reason.clone()),
@@ -43,9 +36,23 @@ impl Job {
                 _ => None,
             },
             network: self.net.report().cloned(),
-            cause: None,
-            decision: None,
+            cause: elastic
+                .and_then(Elastic::active)
+                .map(|table| table.cause.clone()),
+            decision: elastic.map(|elastic| elastic.decision().to_owned()),
         }
+    }
+
+    /// The members, and then all other seats.
+    fn in_rank_order(&self) -> Vec<&Seat> {
+        let mut seats: Vec<&Seat> = self.seats.values().collect();
+        if let Some(elastic) = self.elastic.as_deref() {
+            seats.sort_by_key(|seat| {
+                let is_member = elastic.is_member(seat.process());
+                (!is_member, seat.member.rank, seat.member.slot)
+            });
+        }
+        seats
     }
 
     /// Fails the job because of its start timeout, naming those who did not come.
@@ -93,7 +100,7 @@ impl Job {
     fn ranks_that_did_not_come(&self) -> String {
         let late: Vec<_> = self
             .seats
-            .iter()
+            .values()
             .filter(|seat| seat.state != WorkerState::Ready)
             .map(|seat| {
                 let process = match seat.pid {
@@ -116,6 +123,15 @@ impl Job {
             self.seats.len(),
             listed(&late)
         )
+    }
+}
+
+fn worker_info(seat: &Seat) -> WorkerInfo {
+    WorkerInfo {
+        member: seat.member.clone(),
+        state: seat.state,
+        pid: seat.pid,
+        exit: seat.exit,
     }
 }
 

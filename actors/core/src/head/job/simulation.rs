@@ -4,8 +4,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use kolo_wire::Placement;
 use kolo_wire::ids::Incarnation;
+use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement};
 
 use super::fixtures::{failure, sites, spec};
 use super::*;
@@ -297,6 +297,7 @@ impl World {
                     self.later(delay, Delivery::ToJob(Event::Rendezvous(opened)));
                 }
                 Action::Discover(..) => panic!("seed {seed}: its sites report no interfaces"),
+                Action::Place { .. } | Action::GiveBack { .. } => panic!("seed {seed}: {action:?}"),
                 Action::CloseRendezvous => {
                     assert!(self.rendezvous, "seed {seed}");
                     self.rendezvous = false;

@@ -1,15 +1,16 @@
 //! From the reservations to a whole group.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use kolo_wire::ids::{NodeId, Slot};
+use kolo_wire::ids::{Generation, NodeId, Slot};
 use kolo_wire::{
     InstalledHere, JobEvent, JobState, NodeEvent, NodeReply, NodeRequest, Refusal, RefusalKind,
     SlotStart, StartWorkers, WorkerState,
 };
 
-use super::{Action, FIRST, Hold, Job, Phase, Rendezvous, Reply};
-use crate::env::{self, JobEnv};
+use super::elastic::Elastic;
+use super::{Action, Hold, Job, Phase, Rendezvous, Reply};
+use crate::env::{self, Env, JobEnv};
 
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
@@ -24,31 +25,32 @@ impl Job {
         });
     }
 
-    pub(super) fn reserve_all(&mut self) {
-        for part in 0..self.parts.len() {
-            let request = NodeRequest::Reserve {
-                job: self.id,
-                per_worker: self.spec.per_worker.clone(),
-                workers: self.parts[part].site.workers,
-                // Start is sent before the start timeout is over, and answered within a request's timeout.
-                lease_ms: self
-                    .spec
-                    .start_timeout_ms
-                    .saturating_add(milliseconds(self.config.request_timeout)),
-                program: self.spec.program.hash,
-                installed: self.spec.installed.clone().map(|program| InstalledHere {
-                    owner: self.owner,
-                    program,
-                }),
-            };
-            self.request(part, request, self.config.request_timeout);
-        }
+    pub(super) fn reserve(&mut self, part: usize) {
+        let request = NodeRequest::Reserve {
+            job: self.id,
+            per_worker: self.spec.per_worker.clone(),
+            workers: self.parts[part].site.workers,
+            // Start is sent before the start timeout is over, and answered within a request's timeout.
+            lease_ms: self
+                .spec
+                .start_timeout_ms
+                .saturating_add(milliseconds(self.config.request_timeout)),
+            program: self.spec.program.hash,
+            installed: self.spec.installed.clone().map(|program| InstalledHere {
+                owner: self.owner,
+                program,
+            }),
+        };
+        self.request(part, request, self.config.request_timeout);
     }
 
     pub(super) fn replied(&mut self, node: NodeId, reply: Reply) {
         let Some(part) = self.part(node) else {
             return self.note(format!("answer of {node}, which has no part in the job"));
         };
+        if self.is_elastic() {
+            return self.node_replied(part, reply);
+        }
         match self.parts[part].hold {
             Hold::Reserving => self.reserved(part, reply),
             Hold::Starting => self.started(part, reply),
@@ -137,7 +139,7 @@ impl Job {
     }
 
     /// Goes on to the next phase as soon as everything for it is there.
-    pub(super) fn advance(&mut self, now: Instant) {
+    pub(super) fn advance(&mut self) {
         if self.ending.is_some() {
             return;
         }
@@ -168,7 +170,7 @@ impl Job {
             && self.rendezvous != Rendezvous::Opening
             && !self.net.is_open()
         {
-            self.start_all(now);
+            self.start_all();
         }
         if self.phase == Phase::Boot
             && self.ready == self.seats.len()
@@ -202,52 +204,65 @@ impl Job {
         });
     }
 
-    fn start_all(&mut self, now: Instant) {
+    fn start_all(&mut self) {
         self.phase = Phase::Boot;
         self.state = JobState::Starting;
-        let left = self.start_deadline.saturating_duration_since(now);
+        let left = self.start_deadline.saturating_duration_since(self.now);
         let common = self.common_env();
         let job_env = env::job(&common);
         for part in 0..self.parts.len() {
-            let range = {
-                let entry = &mut self.parts[part];
-                entry.hold = Hold::Starting;
-                entry.started = true;
-                let first = entry.first_rank as usize;
-                first..first + entry.site.workers as usize
-            };
-            let slots = self.seats[range]
-                .iter()
+            let entry = &mut self.parts[part];
+            entry.hold = Hold::Starting;
+            entry.started = true;
+            let slots = self.parts[part].slots.iter();
+            let slots = slots
+                .filter_map(|slot| self.seats.get(slot))
                 .map(|seat| SlotStart {
                     member: seat.member.clone(),
                     env: self.slot_env(&common, &seat.member, part),
                 })
                 .collect();
-            let request = NodeRequest::Start(StartWorkers {
-                job: self.id,
-                generation: FIRST,
-                owner: self.owner,
-                program: self.spec.program.clone(),
-                args: self.spec.args.clone(),
-                env: job_env.clone(),
-                user_env: self.spec.env.clone(),
-                slots,
-                world_size: self.seats.len() as u32,
-                needs_data_plane: self.parts.len() > 1 && !self.is_installed(),
-                hello_timeout_ms: milliseconds(left).max(1),
-                grace_ms: self.spec.grace_ms,
-                installed: self.spec.installed.clone(),
-                elastic: false,
-            });
+            let request = self.start_request(job_env.clone(), slots, left);
             self.request(part, request, self.config.request_timeout);
         }
     }
 
-    fn common_env(&self) -> JobEnv {
+    /// The order to start these workers, which have this time to say hello.
+    pub(super) fn start_request(
+        &self,
+        env: Env,
+        slots: Vec<SlotStart>,
+        left: Duration,
+    ) -> NodeRequest {
+        let elastic = self.is_elastic();
+        NodeRequest::Start(StartWorkers {
+            job: self.id,
+            generation: if elastic {
+                Generation(0)
+            } else {
+                self.generation
+            },
+            owner: self.owner,
+            program: self.spec.program.clone(),
+            args: self.spec.args.clone(),
+            env,
+            user_env: self.spec.env.clone(),
+            slots,
+            world_size: self.seats.len() as u32,
+            // The next node of an elastic job may be the second.
+            needs_data_plane: elastic || (self.parts.len() > 1 && !self.is_installed()),
+            hello_timeout_ms: milliseconds(left).max(1),
+            grace_ms: self.spec.grace_ms,
+            installed: self.spec.installed.clone(),
+            elastic,
+        })
+    }
+
+    pub(super) fn common_env(&self) -> JobEnv {
         let master = &self.parts[0];
         JobEnv {
             job: self.id,
-            generation: FIRST,
+            generation: self.generation,
             world_size: self.seats.len() as u32,
             nodes: self.parts.len() as u32,
             master: self.master_ip(),
@@ -261,7 +276,7 @@ impl Job {
                     .parts
                     .iter()
                     .all(|part| part.site.address.ip().is_loopback()),
-            restarts: 0,
+            restarts: self.elastic.as_deref().map_or(0, Elastic::resets),
             max_restarts: 0,
         }
     }
@@ -271,9 +286,8 @@ impl Job {
             // 0: it could not be started; its exit tells why.
             Some(seat) if pid > 0 => {
                 seat.pid = pid;
-                let rank = seat.member.rank.index();
                 if self.is_installed() {
-                    self.installed_ready(rank);
+                    self.installed_ready(slot);
                 }
             }
             Some(_) => {}
@@ -289,6 +303,9 @@ impl Job {
         };
         if self.parts[part].hold.is_over() {
             return;
+        }
+        if self.is_elastic() {
+            return self.news(part, event);
         }
         match event {
             NodeEvent::WorkerReady { slot, address, .. } => {
@@ -340,6 +357,9 @@ impl Job {
             return self.note(format!("answer of {node}, which has no part in the job"));
         };
         let at = self.place_name(part);
+        if self.is_elastic() {
+            return self.push_answered(part, refusal);
+        }
         if !membership {
             self.signalled(part);
         }
@@ -363,7 +383,7 @@ impl Job {
     }
 }
 
-fn unexpected(reply: Reply) -> String {
+pub(super) fn unexpected(reply: Reply) -> String {
     match reply {
         Reply::Unknown(reason) => reason,
         Reply::Refused(refusal) => refusal.message,

@@ -2,8 +2,8 @@
 
 mod ends;
 
-use kolo_wire::Placement;
 use kolo_wire::ids::Incarnation;
+use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement};
 
 use super::fixtures::{exited, failure, ready, sites, spec};
 use super::*;
@@ -104,6 +104,7 @@ impl Run {
                     Action::Free(node) => format!("{}:free", node.0),
                     Action::Abandon(node) => format!("{}:abandon", node.0),
                     Action::Finished => "finished".to_owned(),
+                    Action::Place { .. } | Action::GiveBack { .. } => panic!("{action:?}"),
                     Action::Note(_) => return None,
                 })
             })

@@ -1,11 +1,14 @@
 //! A job and the network between its nodes.
 
-use kolo_wire::{Echo, InterfaceSelection, NetworkChoice, NodeNetwork, ProbeFailure, ProbeResult};
+use kolo_wire::{
+    Echo, InterfaceSelection, NetworkChoice, NetworkReport, NodeNetwork, NodeReply, NodeRequest,
+    ProbeFailure, ProbeResult,
+};
 
 use super::fixtures::ready;
 use super::tests::{JOB, Run, submit};
 use super::*;
-use crate::interfaces::{Host, Plan, Step, plan};
+use crate::interfaces::{Discovery, Host, Plan, Step, plan};
 
 /// Nodes 1 to 3, each with these interfaces: name and first three bytes.
 fn hosts(interfaces: &[&[(&str, &str)]]) -> Vec<Host> {

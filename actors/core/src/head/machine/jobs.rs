@@ -9,7 +9,7 @@ use kolo_wire::{
     HeadReply, JobEvent, JobInfo, JobSpec, JobState, NodeRequest, Refusal, RefusalKind,
 };
 
-use super::{HeadCore, Timer};
+use super::{Due, HeadCore, Timer};
 use crate::head::history::MAX_JOBS;
 use crate::head::job::{Action, Event, Job, Reply, Site};
 use crate::head::messages::{AskId, Level, Opening, Output};
@@ -210,6 +210,15 @@ impl HeadCore {
                     }
                 }
                 Action::CloseRendezvous => self.outputs.push(Output::CloseRendezvous(id)),
+                // A job has the nodes of its start alone.
+                Action::Place { slots, .. } => {
+                    let seated = Vec::new();
+                    let without = slots;
+                    self.due
+                        .push_back(Due::Job(id, Event::Placed { seated, without }));
+                }
+                // It stays booked until the job leaves the node.
+                Action::GiveBack { .. } => {}
                 Action::Free(node) => self.registry.free(id, node),
                 Action::Abandon(node) => {
                     if let Some((_, session)) = self.registry.alive(node) {

@@ -1,0 +1,37 @@
+//! The limits of an elastic job, as its driver gives them.
+
+use std::time::Duration;
+
+use kolo_wire::{Elastic, GroupFilter};
+
+use crate::membership::{Filter, Limits};
+
+/// The limits that a driver asks for. [`Limits::check`] says what is wrong with them.
+pub(in crate::head) fn limits(elastic: &Elastic, start_timeout_ms: u64) -> Limits {
+    let ms = Duration::from_millis;
+    Limits {
+        min: elastic.min,
+        max: elastic.max,
+        spares: elastic.spares,
+        join_window: ms(elastic.join_window_ms),
+        start_timeout: ms(start_timeout_ms),
+        ack_timeout: ms(elastic.ack_timeout_ms),
+        max_resets: elastic.max_resets,
+        restarts_within: elastic
+            .restarts_within
+            .map(|window| (window.restarts, ms(window.within_ms))),
+        restarts_without_progress: elastic.restarts_without_progress,
+        cooldown: elastic
+            .cooldown
+            .map(|range| ms(range.least_ms)..=ms(range.most_ms)),
+        filters: elastic.filters.iter().map(filter).collect(),
+    }
+}
+
+fn filter(wish: &GroupFilter) -> Filter {
+    match *wish {
+        GroupFilter::DivisibleBy(count) => Filter::DivisibleBy(count),
+        GroupFilter::WholeHosts(count) => Filter::WholeHosts(count),
+        GroupFilter::Max(count) => Filter::Max(count),
+    }
+}

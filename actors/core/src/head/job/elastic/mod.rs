@@ -1,0 +1,423 @@
+//! A job whose members come and go: [`Membership`] decides, and what it wants is carried out here.
+//!
+//! What happens becomes a [`Fact`], and each of its actions a message to nodes, to the driver, or to the head. Nothing ends
+//! such a job but the end that membership decides on, a stop, or its driver.
+
+mod flow;
+mod limits;
+mod news;
+mod nodes;
+mod tally;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use kolo_wire::ids::{Generation, NodeId, Slot};
+use kolo_wire::{
+    GenerationTable, Handover, JobEvent, JobState, Member, NodeRequest, RankFailure, Refusal,
+    RefusalKind, WorkerState,
+};
+
+pub(super) use self::flow::Flow;
+use self::flow::Sent;
+pub(in crate::head) use self::limits::limits;
+
+use self::tally::Tally;
+use super::{Action, Ending, Job, Phase, Seat, Seating, Site};
+use crate::membership::{self, End, Fact, Limits, LimitsError, Membership, Process, State};
+use crate::ranks::Registration;
+
+/// What a job that never changes its members does without.
+#[derive(Debug)]
+pub(super) struct Elastic {
+    membership: Membership,
+    /// What membership has not heard yet.
+    facts: VecDeque<Fact>,
+    /// The generation that was published last, if any.
+    published: Option<GenerationTable>,
+    /// The generation that was active last, if any.
+    active: Option<GenerationTable>,
+    /// Its members.
+    members: BTreeSet<Process>,
+    /// What members say of their commits, for each generation that may still count.
+    tallies: BTreeMap<Generation, Tally>,
+    wake_at: Option<Instant>,
+    /// What was decided last, and why.
+    decision: String,
+    /// How often the driver was told of new nodes, and how often it has said that they hold the program.
+    told: u64,
+    answered: u64,
+    /// Nodes of which the driver has not been told.
+    fresh: Vec<NodeId>,
+    /// Nodes where seats or processes wait for something.
+    pending: BTreeSet<NodeId>,
+    /// Nodes where something was given up, so that perhaps nothing is left.
+    touched: BTreeSet<NodeId>,
+    /// The last worker that failed.
+    failure: Option<RankFailure>,
+}
+
+impl Elastic {
+    /// The membership of a new job, and what it asks for first.
+    pub(super) fn new(
+        now: Instant,
+        limits: Limits,
+        seed: u64,
+    ) -> Result<(Self, Vec<membership::Action>), LimitsError> {
+        let (membership, actions) = Membership::new(now, limits, seed)?;
+        let elastic = Self {
+            membership,
+            facts: VecDeque::new(),
+            published: None,
+            active: None,
+            members: BTreeSet::new(),
+            tallies: BTreeMap::new(),
+            wake_at: None,
+            decision: String::new(),
+            told: 0,
+            answered: 0,
+            fresh: Vec::new(),
+            pending: BTreeSet::new(),
+            touched: BTreeSet::new(),
+            failure: None,
+        };
+        Ok((elastic, actions))
+    }
+
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        self.wake_at
+    }
+
+    pub(super) fn published(&self) -> Option<&GenerationTable> {
+        self.published.as_ref()
+    }
+
+    pub(super) fn active(&self) -> Option<&GenerationTable> {
+        self.active.as_ref()
+    }
+
+    pub(super) fn decision(&self) -> &str {
+        &self.decision
+    }
+
+    /// How often the membership has changed.
+    pub(super) fn resets(&self) -> u32 {
+        self.membership.budget().resets()
+    }
+
+    /// The process is a member of the generation that was active last.
+    pub(super) fn is_member(&self, process: Process) -> bool {
+        self.members.contains(&process)
+    }
+}
+
+impl Job {
+    pub(super) fn is_elastic(&self) -> bool {
+        self.elastic.is_some()
+    }
+
+    /// Membership is told later in this step.
+    fn fact(&mut self, fact: Fact) {
+        if let Some(elastic) = &mut self.elastic {
+            elastic.facts.push_back(fact);
+        }
+    }
+
+    /// The driver says that nodes hold the program.
+    pub(super) fn program_is_there(&mut self) {
+        self.program_ready = true;
+        if let Some(elastic) = &mut self.elastic {
+            elastic.answered += 1;
+        }
+    }
+
+    /// There may be room for more seats.
+    pub(super) fn offered(&mut self) {
+        self.fact(Fact::Offered);
+    }
+
+    /// A node is to be left.
+    pub(super) fn drain(&mut self, node: NodeId, why: String) {
+        self.touch(node);
+        self.fact(Fact::Drain { node, why });
+    }
+
+    /// A node need not be left after all.
+    pub(super) fn undrain(&mut self, node: NodeId) {
+        self.fact(Fact::Undrain { node });
+    }
+
+    /// The first things to do for a new job: its seats are laid over the sites as far as these have room.
+    pub(super) fn begin(&mut self, first: Vec<membership::Action>, sites: Vec<Site>) {
+        let mut sites = Some(sites);
+        for action in first {
+            let membership::Action::Reserve { slots, .. } = &action else {
+                self.carry_out(action);
+                continue;
+            };
+            let Some(sites) = sites.take() else {
+                self.carry_out(action);
+                continue;
+            };
+            let mut slots = slots.iter().copied();
+            let seated = sites
+                .into_iter()
+                .map(|site| Seating {
+                    slots: slots.by_ref().take(site.workers as usize).collect(),
+                    site,
+                })
+                .collect();
+            let rest = slots.collect();
+            self.placed(seated, rest);
+        }
+        self.settle();
+    }
+
+    /// Tells membership what has happened and does what it wants, until there is nothing left to do.
+    pub(super) fn settle(&mut self) {
+        let now = self.now;
+        loop {
+            let Some(elastic) = self.elastic.as_mut().filter(|_| self.ending.is_none()) else {
+                return;
+            };
+            if elastic.wake_at.is_some_and(|at| now >= at) {
+                elastic.wake_at = None;
+                elastic.facts.push_back(Fact::Woke);
+            }
+            if let Some(fact) = elastic.facts.pop_front() {
+                for action in elastic.membership.step(now, fact) {
+                    self.carry_out(action);
+                }
+                continue;
+            }
+            self.leave_nodes();
+            self.connect();
+            self.confirm();
+            let is_idle = |elastic: &Elastic| elastic.facts.is_empty();
+            if self.elastic.as_deref().is_none_or(is_idle) {
+                break;
+            }
+        }
+        self.announce();
+        self.start_queued();
+        self.forget_nodes();
+        let is_whole = |elastic: &Elastic| elastic.membership.active().is_some();
+        let whole = self.elastic.as_deref().is_some_and(is_whole);
+        self.state = match self.phase {
+            Phase::Reserve | Phase::Prepare if self.net.is_open() => JobState::Probing,
+            Phase::Reserve | Phase::Prepare => JobState::Placing,
+            Phase::Boot | Phase::Publish => JobState::Starting,
+            Phase::Up if whole => JobState::Healthy,
+            Phase::Up => JobState::Recovering,
+        };
+    }
+
+    fn carry_out(&mut self, action: membership::Action) {
+        if self.ending.is_some() {
+            return;
+        }
+        match action {
+            membership::Action::Reserve { slots, avoid, .. } => {
+                let avoid = avoid.iter().map(ToString::to_string).collect();
+                self.actions.push(Action::Place { slots, avoid });
+            }
+            membership::Action::Start { process, location } => self.queue(process, location.node),
+            membership::Action::Stop { process, why } => self.stop_worker(process, why),
+            membership::Action::Revoke {
+                generation,
+                lost,
+                cause,
+            } => {
+                let request = NodeRequest::Revoke {
+                    job: self.id,
+                    generation,
+                    lost,
+                    cause,
+                };
+                self.send_to_members(generation, Sent::Other, &request);
+            }
+            membership::Action::Publish { generation, to } => self.publish(&generation, &to),
+            membership::Action::Active(generation) => self.activate(generation.number()),
+            membership::Action::Hold { generation, why } => {
+                let request = NodeRequest::Hold {
+                    job: self.id,
+                    generation,
+                    why,
+                };
+                self.send_to_members(generation, Sent::Hold(generation), &request);
+            }
+            membership::Action::Wake(at) => {
+                if let Some(elastic) = &mut self.elastic {
+                    elastic.wake_at = Some(at);
+                }
+            }
+            membership::Action::Tell(text) => {
+                // That something was ignored is no decision.
+                let is_decision = !text.starts_with("ignored: ");
+                if let Some(elastic) = self.elastic.as_mut().filter(|_| is_decision) {
+                    elastic.decision.clone_from(&text);
+                }
+                self.note(text);
+            }
+            membership::Action::End { how, why } => self.end_of_membership(how, why),
+        }
+    }
+
+    /// Gives a generation to the nodes of these processes, unless it is on its way there.
+    fn publish(&mut self, generation: &Arc<membership::Generation>, to: &[Process]) {
+        let number = generation.number();
+        let known = self.elastic.as_deref().and_then(Elastic::published);
+        if known.is_none_or(|known| known.generation != number) {
+            let table = match self.table_of(generation) {
+                Ok(table) => table,
+                Err(error) => return self.fail(RefusalKind::Internal, error),
+            };
+            self.phase = self.phase.max(Phase::Publish);
+            if let Some(elastic) = &mut self.elastic {
+                let tally = Tally::new(table.members.len());
+                elastic.tallies.insert(number, tally);
+                elastic.published = Some(table);
+            }
+        }
+        let seats = to
+            .iter()
+            .filter_map(|process| self.seats.get(&process.slot));
+        let nodes: BTreeSet<NodeId> = seats.map(|seat| seat.member.node).collect();
+        for part in nodes
+            .into_iter()
+            .filter_map(|node| self.part(node))
+            .collect::<Vec<_>>()
+        {
+            let sent = Sent::Membership(number);
+            if !self.parts[part].flow.is_sent(&sent) {
+                let table = self.table_for(part);
+                self.send(part, sent, NodeRequest::Membership(table));
+            }
+        }
+    }
+
+    /// A generation as a message: R-1 holds whatever the hosts are.
+    fn table_of(&self, generation: &membership::Generation) -> Result<GenerationTable, String> {
+        let mut registration = Registration::new();
+        for member in generation.members() {
+            let node = member.location.node;
+            let part = self.part(node).map(|part| &self.parts[part].site);
+            let hostname = part.map_or(&*member.location.host.0, |site| &site.hostname);
+            registration
+                .register(node, hostname, member.rank)
+                .map_err(|error| error.to_string())?;
+        }
+        let ranks = registration.finalize().map_err(|error| error.to_string())?;
+        let members = ranks.iter().zip(generation.members());
+        Ok(GenerationTable {
+            job: self.id,
+            generation: generation.number(),
+            members: members
+                .map(|(info, member)| Member {
+                    incarnation: member.process.incarnation,
+                    address: member.addresses.first().copied(),
+                    ..info.member(member.process.slot)
+                })
+                .collect(),
+            cause: generation.cause().to_owned(),
+            handover: if generation.needs_restore() {
+                Handover::Restore
+            } else if generation.needs_sync() {
+                Handover::Sync
+            } else {
+                Handover::None
+            },
+        })
+    }
+
+    /// All members have taken the generation.
+    fn activate(&mut self, number: Generation) {
+        let Some(elastic) = &mut self.elastic else {
+            return;
+        };
+        let Some(table) = elastic.published.clone() else {
+            return;
+        };
+        elastic
+            .tallies
+            .retain(|generation, _| *generation >= number);
+        elastic.active = Some(table.clone());
+        let members = table.members.iter().map(process_of);
+        elastic.members = members.collect();
+        self.generation = number;
+        self.phase = Phase::Up;
+        for seat in self.seats.values_mut() {
+            if seat.state == WorkerState::Ready {
+                seat.state = WorkerState::Spare;
+            }
+        }
+        for member in &table.members {
+            if let Some(seat) = self.seats.get_mut(&member.slot) {
+                seat.member = member.clone();
+                seat.state = WorkerState::Ready;
+            }
+        }
+        let nodes = self.placed_nodes();
+        self.actions
+            .push(Action::Tell(JobEvent::Generation { table, nodes }));
+    }
+
+    fn end_of_membership(&mut self, how: End, why: String) {
+        let state = if how == End::Succeeded {
+            JobState::Succeeded
+        } else {
+            JobState::Failed
+        };
+        let elastic = self.elastic.as_mut();
+        let failure = elastic.and_then(|elastic| elastic.failure.take());
+        let failure = failure.filter(|_| how != End::Succeeded);
+        let refusal = (how != End::Succeeded).then(|| {
+            let kind = if how == End::BelowMin {
+                RefusalKind::Timeout
+            } else {
+                RefusalKind::Worker
+            };
+            let message = match &failure {
+                Some(failure) => format!("{why}; the last failure: {failure}"),
+                None => why.clone(),
+            };
+            Refusal::new(kind, message)
+        });
+        self.first_failure = failure;
+        self.end(Ending {
+            state,
+            refusal,
+            reason: why,
+        });
+    }
+
+    /// A seat that a node holds, whether a process is there now or not.
+    fn is_held(&self, slot: Slot, node: NodeId) -> bool {
+        let elastic = self.elastic.as_deref();
+        let seat = elastic.and_then(|elastic| elastic.membership.roster().seat(slot));
+        let Some(seat) = seat else {
+            return false;
+        };
+        let is_there = seat
+            .location
+            .as_ref()
+            .is_some_and(|location| location.node == node);
+        let is_empty = matches!(seat.state, State::Vacant | State::Reserving | State::Lost);
+        is_there && !(seat.leaving && is_empty)
+    }
+}
+
+impl Seat {
+    /// The last process of the seat.
+    pub(super) fn process(&self) -> Process {
+        process_of(&self.member)
+    }
+}
+
+fn process_of(member: &Member) -> Process {
+    Process {
+        slot: member.slot,
+        incarnation: member.incarnation,
+    }
+}

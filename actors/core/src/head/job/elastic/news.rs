@@ -1,0 +1,316 @@
+//! What nodes say of an elastic job's processes, as facts for its membership.
+
+use std::time::Instant;
+
+use kolo_wire::ids::{Generation, NodeId, Slot};
+use kolo_wire::{Exit, JobEvent, NodeEvent, NodeRequest, RankFailure, WorkerState};
+
+use super::super::end::{bounded, cut};
+use super::super::{Action, Hold, Job};
+use super::flow::Sent;
+use crate::membership::{Fact, Process};
+
+/// Longest last words of a process in a reason, in bytes. All of them are in the failure.
+const MAX_WORDS: usize = 256;
+
+impl Job {
+    /// A node reports what happened to its part of the job.
+    pub(in crate::head::job) fn news(&mut self, part: usize, event: NodeEvent) {
+        let node = self.parts[part].site.node;
+        match event {
+            NodeEvent::WorkerReady {
+                slot,
+                incarnation,
+                address,
+                ..
+            } => {
+                let process = Process { slot, incarnation };
+                if self.is_current(node, process, "ready") {
+                    self.worker_ready(part, process, address);
+                }
+            }
+            NodeEvent::WorkerExited {
+                slot,
+                incarnation,
+                generation,
+                failure,
+                expected,
+                ..
+            } => {
+                let process = Process { slot, incarnation };
+                self.member_exited(node, process, generation, failure, expected);
+            }
+            NodeEvent::Taken {
+                slot,
+                incarnation,
+                generation,
+                ..
+            } => {
+                let process = Process { slot, incarnation };
+                if self.is_current(node, process, "in a generation") {
+                    self.fact(Fact::Acknowledged {
+                        generation,
+                        process,
+                    });
+                }
+            }
+            NodeEvent::Committed {
+                slot,
+                incarnation,
+                generation,
+                commit,
+                durable,
+                ..
+            } => {
+                let process = Process { slot, incarnation };
+                self.committed(node, process, generation, commit, durable);
+            }
+            NodeEvent::Holding {
+                slot,
+                incarnation,
+                generation,
+                commit,
+                ..
+            } => {
+                let process = Process { slot, incarnation };
+                self.holds(node, process, generation, commit);
+            }
+            NodeEvent::JobGone { .. } => match self.parts[part].hold {
+                Hold::Reserved | Hold::Running => {
+                    let now = self.now;
+                    let why = "its node has ended it".to_owned();
+                    self.processes_are_gone(node, why, now);
+                    // The word may be of an earlier stay there: only an answer says that nothing is left.
+                    self.undo(part);
+                }
+                // Its answer is still to come, and says more.
+                _ => {}
+            },
+            NodeEvent::JobLeft { reason, .. } => {
+                self.touch(node);
+                self.fact(Fact::Drain { node, why: reason });
+            }
+        }
+    }
+
+    /// The process is the last one of its seat, and the node holds that seat.
+    fn is_current(&mut self, node: NodeId, process: Process, what: &str) -> bool {
+        let last = self
+            .seat(node, process.slot)
+            .map(|seat| seat.member.incarnation);
+        match last {
+            Ok(incarnation) if incarnation == process.incarnation => return true,
+            Ok(incarnation) => self.note(format!(
+                "ignored: {process} is {what}, and process {incarnation} is the last one there"
+            )),
+            Err(problem) => self.note(format!("ignored: {process} is {what}: {problem}")),
+        }
+        false
+    }
+
+    fn worker_ready(
+        &mut self,
+        part: usize,
+        process: Process,
+        address: Option<std::net::SocketAddr>,
+    ) {
+        let Some(seat) = self.seats.get_mut(&process.slot) else {
+            return;
+        };
+        if seat.exit.is_some() {
+            return;
+        }
+        let Some(address) = address else {
+            let why = "it is ready without an address, which a job that may grow needs".to_owned();
+            let request = NodeRequest::StopWorker {
+                job: self.id,
+                slot: process.slot,
+                incarnation: process.incarnation,
+                why: why.clone(),
+            };
+            self.send(part, Sent::Other, request);
+            return self.not_started(&[process], &why);
+        };
+        if seat.state == WorkerState::Starting {
+            seat.state = WorkerState::Spare;
+            seat.member.address = Some(address);
+        }
+        self.fact(Fact::Ready {
+            process,
+            addresses: [address].into(),
+        });
+    }
+
+    fn member_exited(
+        &mut self,
+        node: NodeId,
+        process: Process,
+        generation: Generation,
+        failure: RankFailure,
+        expected: bool,
+    ) {
+        let last = self.seats.get(&process.slot).map(|seat| &seat.member);
+        let Some(last) = last.filter(|last| process.incarnation <= last.incarnation) else {
+            return self.note(format!(
+                "ignored: {process} has ended on {node}, and was never started"
+            ));
+        };
+        let is_last = last.incarnation == process.incarnation;
+        if is_last && last.node != node {
+            return self.note(format!(
+                "ignored: {process} has ended on {node}, where it never was"
+            ));
+        }
+        let mut failure = bounded(failure);
+        let (exit, said) = (failure.exit, words(&failure));
+        if is_last && let Some(seat) = self.seats.get_mut(&process.slot) {
+            if seat.exit.is_some() {
+                return;
+            }
+            failure.rank = seat.member.rank;
+            failure.node = node;
+            failure.hostname.clone_from(&seat.member.hostname);
+            if failure.pid == 0 {
+                failure.pid = seat.pid;
+            }
+            let was_stopping = seat.state == WorkerState::Stopping;
+            seat.stopped = expected && failure.pid > 0;
+            seat.state = WorkerState::Exited;
+            seat.exit = Some(exit);
+            self.touch(node);
+            if !was_stopping {
+                self.tell_lost(process, failure);
+            }
+        }
+        self.fact(Fact::Exited {
+            process,
+            // A worker that its node was asked to stop has not returned, whatever its exit code.
+            exit: if expected && exit.is_success() {
+                Exit::Unknown
+            } else {
+                exit
+            },
+            generation,
+            said,
+        });
+    }
+
+    /// A process has ended of itself, or is lost with its node. The driver hears of members, unless they have done their work.
+    fn tell_lost(&mut self, process: Process, failure: RankFailure) {
+        let Some(elastic) = self.elastic.as_mut().filter(|_| self.ending.is_none()) else {
+            return;
+        };
+        if failure.exit.is_success() {
+            return;
+        }
+        elastic.failure = Some(failure.clone());
+        if elastic.is_member(process) {
+            let generation = self.generation;
+            self.actions.push(Action::Tell(JobEvent::RankLost {
+                generation,
+                failure,
+            }));
+        }
+    }
+
+    fn committed(
+        &mut self,
+        node: NodeId,
+        process: Process,
+        generation: Generation,
+        commit: u64,
+        durable: bool,
+    ) {
+        if !self.is_counted(node, process, generation) {
+            return;
+        }
+        let tally = self.elastic.as_mut();
+        let tally = tally.and_then(|elastic| elastic.tallies.get_mut(&generation));
+        if let Some(common) = tally.and_then(|tally| tally.committed(process, commit, durable)) {
+            self.fact(Fact::Committed {
+                generation,
+                commit: common.commit,
+                durable: common.durable,
+            });
+        }
+    }
+
+    fn holds(&mut self, node: NodeId, process: Process, generation: Generation, commit: u64) {
+        if !self.is_counted(node, process, generation) {
+            return;
+        }
+        let tally = self.elastic.as_mut();
+        let tally = tally.and_then(|elastic| elastic.tallies.get_mut(&generation));
+        if let Some(commit) = tally.and_then(|tally| tally.holds(process, commit)) {
+            self.fact(Fact::Holding { generation, commit });
+        }
+    }
+
+    /// The process is a member of the generation, and that may still count.
+    fn is_counted(&mut self, node: NodeId, process: Process, generation: Generation) -> bool {
+        if !self.is_current(node, process, "at a commit") {
+            return false;
+        }
+        let elastic = self.elastic.as_deref();
+        let is_open = elastic.is_some_and(|elastic| elastic.tallies.contains_key(&generation));
+        if !is_open {
+            self.note(format!(
+                "ignored: a commit of {process} in generation {generation}, which is over"
+            ));
+        }
+        is_open
+    }
+
+    /// A node is lost.
+    pub(in crate::head::job) fn part_lost(&mut self, part: usize, reason: String) {
+        let entry = &mut self.parts[part];
+        entry.flow.is_owed = matches!(entry.hold, Hold::Reserving | Hold::Starting | Hold::Undoing);
+        entry.hold = Hold::Lost;
+        entry.flow.clear();
+        let node = entry.site.node;
+        let waiting: Vec<Slot> = entry.flow.seats().collect();
+        for slot in waiting {
+            self.fact(Fact::Refused { slot });
+        }
+        let fenced = self.now + self.config.fence;
+        self.processes_are_gone(node, reason, fenced);
+    }
+
+    /// None of the node's processes is there any more, for certain from `fenced` on.
+    pub(super) fn processes_are_gone(&mut self, node: NodeId, why: String, fenced: Instant) {
+        let Some(part) = self.part(node) else {
+            return;
+        };
+        self.parts[part].flow.forget_processes();
+        for slot in std::mem::take(&mut self.parts[part].slots) {
+            let Some(seat) = self.seats.get_mut(&slot).filter(|seat| seat.exit.is_none()) else {
+                continue;
+            };
+            seat.state = WorkerState::Exited;
+            seat.exit = Some(Exit::Unknown);
+            let process = Process {
+                slot,
+                incarnation: seat.member.incarnation,
+            };
+            let failure = RankFailure {
+                rank: seat.member.rank,
+                node,
+                hostname: seat.member.hostname.clone(),
+                pid: seat.pid,
+                exit: Exit::Unknown,
+                reason: Some(format!("its node was lost: {why}")),
+                stderr_tail: Vec::new(),
+            };
+            self.tell_lost(process, failure);
+        }
+        self.fact(Fact::NodeLost { node, why, fenced });
+    }
+}
+
+/// Why a process ended, or else its last line.
+fn words(failure: &RankFailure) -> String {
+    let line = failure.reason.as_ref().or(failure.stderr_tail.last());
+    let mut line = line.cloned().unwrap_or_default();
+    cut(&mut line, MAX_WORDS);
+    line
+}

@@ -1,0 +1,550 @@
+//! The nodes of an elastic job: they join, get orders, and are freed when nothing of the job is left there.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use kolo_wire::ids::{CrossRank, Generation, LocalRank, NodeId, Rank, Slot};
+use kolo_wire::{
+    Exit, JobEvent, Member, NodeReply, NodeRequest, Refusal, RefusalKind, SlotStart, WorkerState,
+};
+
+use super::super::network::Net;
+use super::super::start::unexpected;
+use super::super::{Action, Hold, Job, Part, Phase, Reply, Seat, Seating, check_table};
+use super::flow::Sent;
+use crate::env;
+use crate::interfaces;
+use crate::membership::{Fact, Host, Location, Process};
+
+/// Part `n` of a job is on a node: none of its ranks are known before there is a generation, so that the number of the slot
+/// tells workers apart.
+fn provisional(process: Process, part: &Part, parts: usize, index: usize) -> Member {
+    let local = part.slots.iter().position(|slot| *slot == process.slot);
+    Member {
+        rank: Rank(process.slot.0),
+        local_rank: LocalRank(local.unwrap_or_default() as u32),
+        local_size: part.slots.len() as u32,
+        cross_rank: CrossRank(index as u32),
+        cross_size: parts as u32,
+        slot: process.slot,
+        incarnation: process.incarnation,
+        node: part.site.node,
+        hostname: part.site.hostname.clone(),
+        address: None,
+    }
+}
+
+impl Job {
+    /// The head has looked for nodes.
+    pub(in crate::head::job) fn placed(&mut self, seated: Vec<Seating>, without: Vec<Slot>) {
+        for slot in without {
+            self.fact(Fact::Refused { slot });
+        }
+        let new = seated.iter().map(|seating| &seating.site);
+        let sites = self.parts.iter().map(|part| &part.site).chain(new);
+        let fits = check_table(sites).is_ok();
+        for Seating { mut site, slots } in seated {
+            if slots.is_empty() {
+                continue;
+            }
+            let node = site.node;
+            let known = self.part(node);
+            let is_usable = |part: usize| {
+                let part = &self.parts[part];
+                part.hold != Hold::Undoing && !(part.hold.is_over() && part.flow.is_owed)
+            };
+            site.workers = slots.len() as u32;
+            if !fits || !known.is_none_or(is_usable) {
+                self.note(format!("{node} can't take more seats of the job now"));
+                self.give_back(node, slots.len());
+                for slot in slots {
+                    self.fact(Fact::Refused { slot });
+                }
+                continue;
+            }
+            match known.filter(|part| !self.parts[*part].hold.is_over()) {
+                Some(part) => {
+                    let part = &mut self.parts[part];
+                    part.site.workers += slots.len() as u32;
+                    part.flow.more.extend(slots);
+                }
+                None => {
+                    let mut part = Part::new(site);
+                    part.flow.asking = slots;
+                    let index = known.unwrap_or(self.parts.len());
+                    if known.is_some() {
+                        self.parts[index] = part;
+                    } else {
+                        self.by_node.insert(node, index);
+                        self.parts.push(part);
+                    }
+                    self.reserve(index);
+                }
+            }
+            self.pend(node);
+        }
+    }
+
+    /// Seats on a node are not needed any more, though other ones there are.
+    fn give_back(&mut self, node: NodeId, workers: usize) {
+        let workers = workers as u32;
+        self.actions.push(Action::GiveBack { node, workers });
+    }
+
+    fn pend(&mut self, node: NodeId) {
+        if let Some(elastic) = &mut self.elastic {
+            elastic.pending.insert(node);
+        }
+    }
+
+    pub(super) fn touch(&mut self, node: NodeId) {
+        if let Some(elastic) = &mut self.elastic {
+            elastic.touched.insert(node);
+        }
+    }
+
+    /// The nodes for which something waits.
+    fn pending(&self) -> Vec<usize> {
+        let nodes = self.elastic.iter().flat_map(|elastic| &elastic.pending);
+        nodes.filter_map(|node| self.part(*node)).collect()
+    }
+
+    /// A node has answered a request.
+    pub(in crate::head::job) fn node_replied(&mut self, part: usize, reply: Reply) {
+        self.parts[part].flow.is_owed = false;
+        match self.parts[part].hold {
+            Hold::Reserving => self.node_reserved(part, reply),
+            Hold::Starting => self.node_started(part, reply),
+            Hold::Undoing => {
+                let node = self.parts[part].site.node;
+                self.undone(part, reply);
+                if self.ending.is_none() {
+                    self.left(part, node);
+                }
+            }
+            Hold::Reserved | Hold::Running | Hold::Free | Hold::Abandoned | Hold::Lost => {}
+        }
+    }
+
+    fn node_reserved(&mut self, part: usize, reply: Reply) {
+        let (node, at) = (self.parts[part].site.node, self.place_name(part));
+        match reply {
+            Reply::Answer(NodeReply::Reserved {
+                has_program,
+                free_port,
+                ..
+            }) => {
+                let entry = &mut self.parts[part];
+                entry.hold = Hold::Reserved;
+                entry.has_program = has_program;
+                entry.free_port = free_port;
+                if self.ending.is_some() {
+                    self.undo(part);
+                } else if let Some(elastic) = &mut self.elastic {
+                    elastic.fresh.push(node);
+                }
+                return;
+            }
+            Reply::Refused(refusal) => {
+                self.note(format!("{at} did not reserve: {refusal}"));
+                self.free(part);
+            }
+            // It may hold the reservation all the same.
+            Reply::Answer(_) | Reply::Unknown(_) => {
+                self.note(format!("{at} did not reserve: {}", unexpected(reply)));
+                self.parts[part].hold = Hold::Reserved;
+                self.undo(part);
+            }
+        }
+        self.refuse_seats(part);
+    }
+
+    /// The seats that the node was to hold have no node.
+    fn refuse_seats(&mut self, part: usize) {
+        for slot in self.parts[part].flow.seats().collect::<Vec<_>>() {
+            self.fact(Fact::Refused { slot });
+        }
+    }
+
+    fn node_started(&mut self, part: usize, reply: Reply) {
+        let at = self.place_name(part);
+        let starting = std::mem::take(&mut self.parts[part].flow.starting);
+        self.parts[part].hold = Hold::Running;
+        match reply {
+            Reply::Answer(NodeReply::Started { pids }) => {
+                let node = self.parts[part].site.node;
+                for (slot, pid) in pids {
+                    self.worker_started(node, slot, pid);
+                }
+            }
+            Reply::Refused(refusal) => {
+                // It holds its reservation all the same.
+                self.parts[part].hold = Hold::Reserved;
+                self.parts[part].flow.clear();
+                self.not_started(&starting, &format!("{at} did not start it: {refusal}"));
+            }
+            // The workers may come all the same. Membership waits for them, and not for ever.
+            Reply::Answer(_) | Reply::Unknown(_) => {
+                let why = unexpected(reply);
+                self.note(format!("{at} may not have started its workers: {why}"));
+            }
+        }
+        if self.ending.is_some() {
+            return self.undo(part);
+        }
+        for (sent, request) in std::mem::take(&mut self.parts[part].flow.waiting) {
+            self.send(part, sent, request);
+        }
+        self.pend(self.parts[part].site.node);
+    }
+
+    /// These processes do not run.
+    pub(super) fn not_started(&mut self, processes: &[Process], why: &str) {
+        for process in processes {
+            if let Some(seat) = self.seats.get_mut(&process.slot)
+                && seat.member.incarnation == process.incarnation
+            {
+                seat.state = WorkerState::Exited;
+                seat.exit = Some(Exit::Unknown);
+                let node = seat.member.node;
+                self.touch(node);
+            }
+            self.fact(Fact::Exited {
+                process: *process,
+                exit: Exit::Unknown,
+                generation: Generation(0),
+                said: why.to_owned(),
+            });
+        }
+    }
+
+    /// Asks what connects the nodes, once it is known which nodes there are.
+    pub(super) fn connect(&mut self) {
+        let is_reserving = |part: &usize| self.parts[*part].hold == Hold::Reserving;
+        if self.net.is_wanted() && !self.pending().iter().any(is_reserving) {
+            self.discover();
+        }
+    }
+
+    /// Nothing connects new nodes with the others.
+    pub(in crate::head::job) fn unconnected(&mut self, refusal: Refusal) {
+        if self.phase < Phase::Boot {
+            return self.fail(refusal.kind, refusal.message);
+        }
+        self.note(format!("new nodes are not taken: {}", refusal.message));
+        self.net = self.before.take().map_or(Net::Registered, Net::Known);
+        for part in self.pending() {
+            if self.parts[part].hold == Hold::Reserved && !self.parts[part].started {
+                self.refuse_seats(part);
+                self.undo(part);
+            }
+        }
+    }
+
+    /// The order of ranks changes, so that each node must reach each other one.
+    fn check_network(&self) -> Result<(), Refusal> {
+        let Some(network) = self.net.known() else {
+            return Ok(());
+        };
+        let mut nodes: Vec<NodeId> = self.parts.iter().map(|part| part.site.node).collect();
+        network.check_order(&nodes)?;
+        nodes.reverse();
+        network.check_order(&nodes)
+    }
+
+    /// Tells membership which seats nodes hold.
+    pub(super) fn confirm(&mut self) {
+        if self.net.is_open() {
+            return;
+        }
+        let mut is_checked = false;
+        for part in self.pending() {
+            let entry = &mut self.parts[part];
+            let flow = &mut entry.flow;
+            if entry.hold == Hold::Running {
+                let more = std::mem::take(&mut flow.more);
+                flow.asking.extend(more);
+            }
+            if !matches!(entry.hold, Hold::Reserved | Hold::Running) || flow.asking.is_empty() {
+                continue;
+            }
+            if !entry.started && !is_checked {
+                is_checked = true;
+                if let Err(refusal) = self.check_network() {
+                    return self.unconnected(refusal);
+                }
+            }
+            let location = Location {
+                node: self.parts[part].site.node,
+                host: Host(self.parts[part].site.hostname.as_str().into()),
+            };
+            for slot in std::mem::take(&mut self.parts[part].flow.asking) {
+                self.move_seat(slot, part);
+                let location = location.clone();
+                self.fact(Fact::Reserved { slot, location });
+            }
+        }
+    }
+
+    /// The node of this part holds the seat from now on, and no other node.
+    fn move_seat(&mut self, slot: Slot, part: usize) {
+        let node = self.parts[part].site.node;
+        let old = self.seats.get(&slot).map(|seat| seat.member.node);
+        if let Some(old) = old.and_then(|old| self.part(old)) {
+            let entry = &mut self.parts[old];
+            let before = entry.slots.len();
+            entry.slots.retain(|other| *other != slot);
+            if entry.slots.len() < before && !entry.hold.is_over() {
+                entry.site.workers -= 1;
+                let node = entry.site.node;
+                self.give_back(node, 1);
+                self.touch(node);
+            }
+        }
+        let entry = &mut self.parts[part];
+        entry.slots.push(slot);
+        if let Some(seat) = self.seats.get_mut(&slot) {
+            seat.member.node = node;
+        }
+    }
+
+    /// A process is to be started in a seat that the node holds.
+    pub(super) fn queue(&mut self, process: Process, node: NodeId) {
+        let Some(part) = self.part(node) else {
+            return self.note(format!("{process} has no node to start on"));
+        };
+        let member = provisional(process, &self.parts[part], self.parts.len(), part);
+        self.seats.insert(process.slot, Seat::new(member));
+        self.parts[part].flow.queue.push(process);
+        self.pend(node);
+    }
+
+    /// Tells the driver of new nodes, which may lack the program.
+    pub(super) fn announce(&mut self) {
+        let Some(elastic) = &mut self.elastic else {
+            return;
+        };
+        let fresh = std::mem::take(&mut elastic.fresh);
+        if fresh.is_empty() {
+            return;
+        }
+        elastic.told += 1;
+        let told = elastic.told;
+        let mut nodes = Vec::with_capacity(fresh.len());
+        for part in fresh
+            .into_iter()
+            .filter_map(|node| self.part(node))
+            .collect::<Vec<_>>()
+        {
+            if self.parts[part].hold != Hold::Reserved {
+                continue;
+            }
+            self.parts[part].flow.program = told;
+            nodes.push(self.placed_node(part));
+        }
+        let job = self.id;
+        self.actions
+            .push(Action::Tell(JobEvent::Placed { job, nodes }));
+    }
+
+    /// Starts what can be started.
+    pub(super) fn start_queued(&mut self) {
+        let answered = self
+            .elastic
+            .as_deref()
+            .map_or(0, |elastic| elastic.answered);
+        for part in self.pending() {
+            let entry = &mut self.parts[part];
+            entry.has_program |= entry.flow.program > 0 && entry.flow.program <= answered;
+            let can_start =
+                entry.has_program && matches!(entry.hold, Hold::Reserved | Hold::Running);
+            if can_start && !entry.flow.queue.is_empty() {
+                let processes = std::mem::take(&mut entry.flow.queue);
+                self.start_processes(part, processes);
+            }
+            let Part { flow, site, .. } = &self.parts[part];
+            if flow.asking.is_empty() && flow.more.is_empty() && flow.queue.is_empty() {
+                let node = site.node;
+                if let Some(elastic) = &mut self.elastic {
+                    elastic.pending.remove(&node);
+                }
+            }
+        }
+    }
+
+    fn start_processes(&mut self, part: usize, processes: Vec<Process>) {
+        self.phase = self.phase.max(Phase::Boot);
+        let common = self.common_env();
+        let seats = processes
+            .iter()
+            .filter_map(|process| self.seats.get(&process.slot));
+        let slots = seats
+            .map(|seat| SlotStart {
+                member: seat.member.clone(),
+                env: self.slot_env(&common, &seat.member, part),
+            })
+            .collect();
+        let left = Duration::from_millis(self.spec.start_timeout_ms);
+        let request = self.start_request(env::job(&common), slots, left);
+        let entry = &mut self.parts[part];
+        entry.started = true;
+        if entry.hold == Hold::Reserved {
+            entry.hold = Hold::Starting;
+            entry.flow.starting = processes;
+            self.request(part, request, self.config.request_timeout);
+        } else {
+            self.send(part, Sent::Start(processes), request);
+        }
+    }
+
+    /// Delivers to a node that has workers of the job, in order.
+    pub(super) fn send(&mut self, part: usize, sent: Sent, request: NodeRequest) {
+        let Part { flow, hold, .. } = &mut self.parts[part];
+        match hold {
+            Hold::Running => {
+                flow.pushed.push_back(sent);
+                self.push(part, request);
+            }
+            Hold::Starting => flow.waiting.push((sent, request)),
+            _ => {}
+        }
+    }
+
+    /// Delivers to the nodes of a generation's members, unless it is on its way there.
+    pub(super) fn send_to_members(
+        &mut self,
+        generation: Generation,
+        sent: Sent,
+        request: &NodeRequest,
+    ) {
+        let Some(elastic) = self.elastic.as_deref() else {
+            return;
+        };
+        let tables = elastic.published().into_iter().chain(elastic.active());
+        let table = tables
+            .into_iter()
+            .find(|table| table.generation == generation);
+        let members = table.into_iter().flat_map(|table| &table.members);
+        let nodes: BTreeSet<NodeId> = members.map(|member| member.node).collect();
+        for part in nodes
+            .into_iter()
+            .filter_map(|node| self.part(node))
+            .collect::<Vec<_>>()
+        {
+            if sent == Sent::Other || !self.parts[part].flow.is_sent(&sent) {
+                self.send(part, sent.clone(), request.clone());
+            }
+        }
+    }
+
+    /// A node has taken or refused what was pushed to it first.
+    pub(in crate::head::job) fn push_answered(&mut self, part: usize, refusal: Option<Refusal>) {
+        let Some(sent) = self.parts[part].flow.pushed.pop_front() else {
+            return;
+        };
+        let Some(refusal) = refusal else {
+            return;
+        };
+        let at = self.place_name(part);
+        match sent {
+            Sent::Start(processes) => {
+                self.not_started(&processes, &format!("{at} did not start it: {refusal}"));
+            }
+            // It is repeated, and its members are late in the end.
+            Sent::Membership(generation) => {
+                self.note(format!(
+                    "{at} did not take generation {generation}: {refusal}"
+                ));
+            }
+            Sent::Hold(_) | Sent::Other => self.note(format!("{at} refused an order: {refusal}")),
+        }
+    }
+
+    /// A process is given up.
+    pub(super) fn stop_worker(&mut self, process: Process, why: String) {
+        let seat = self.seats.get_mut(&process.slot);
+        let seat = seat.filter(|seat| seat.member.incarnation == process.incarnation);
+        let node = seat.as_ref().map(|seat| seat.member.node);
+        let part = node.and_then(|node| self.part(node));
+        let queued = part.and_then(|part| {
+            let queue = &self.parts[part].flow.queue;
+            queue.iter().position(|other| *other == process)
+        });
+        let (Some(part), None) = (part, queued) else {
+            if let (Some(part), Some(at)) = (part, queued) {
+                self.parts[part].flow.queue.remove(at);
+            }
+            return self.not_started(&[process], &why);
+        };
+        let node = self.parts[part].site.node;
+        if let Some(seat) = self.seats.get_mut(&process.slot) {
+            seat.state = WorkerState::Stopping;
+        }
+        self.touch(node);
+        let request = NodeRequest::StopWorker {
+            job: self.id,
+            slot: process.slot,
+            incarnation: process.incarnation,
+            why,
+        };
+        self.send(part, Sent::Other, request);
+    }
+
+    /// Undoes on nodes where nothing of the job is wanted any more.
+    pub(super) fn leave_nodes(&mut self) {
+        let touched = self
+            .elastic
+            .as_mut()
+            .map(|elastic| std::mem::take(&mut elastic.touched));
+        for node in touched.unwrap_or_default() {
+            let Some(part) = self.part(node) else {
+                continue;
+            };
+            let entry = &self.parts[part];
+            let flow = &entry.flow;
+            let is_wanted = !flow.asking.is_empty()
+                || !flow.more.is_empty()
+                || !flow.queue.is_empty()
+                || entry.slots.iter().any(|slot| self.is_held(*slot, node));
+            if is_wanted {
+                continue;
+            }
+            match entry.hold {
+                Hold::Reserved | Hold::Running => self.undo(part),
+                // Looked at again when it has answered.
+                Hold::Reserving | Hold::Starting => self.touch(node),
+                _ => {}
+            }
+        }
+    }
+
+    /// Whatever the job held on the node is given back, and nothing runs there. If the node does not say so, it has time.
+    fn left(&mut self, part: usize, node: NodeId) {
+        let why = "nothing of the job is left there".to_owned();
+        let is_free = self.parts[part].hold == Hold::Free;
+        let fenced = if is_free {
+            self.now
+        } else {
+            self.now + self.config.fence
+        };
+        self.processes_are_gone(node, why, fenced);
+    }
+
+    /// Forgets nodes that are over, so that a job that lives long does not grow.
+    pub(super) fn forget_nodes(&mut self) {
+        let is_over = |part: &Part| part.hold.is_over() && !part.flow.is_owed;
+        if self.ending.is_some() || !self.parts.iter().any(is_over) {
+            return;
+        }
+        self.parts.retain(|part| !is_over(part));
+        let nodes = self.parts.iter().map(|part| part.site.node);
+        self.by_node = nodes.zip(0..).collect();
+    }
+
+    /// What becomes of a probe of new nodes.
+    pub(in crate::head::job) fn not_connected(&mut self, report: &kolo_wire::NetworkReport) {
+        let refusal = interfaces::refusal(report)
+            .unwrap_or_else(|| Refusal::new(RefusalKind::Internal, "the probe gave no result"));
+        self.unconnected(refusal);
+    }
+}

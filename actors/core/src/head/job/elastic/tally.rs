@@ -1,0 +1,129 @@
+//! Commits of a generation: what each member has, and so what all have.
+
+use std::collections::BTreeMap;
+
+use crate::membership::Process;
+
+/// The lowest of the numbers that processes have said.
+#[derive(Debug, Default)]
+struct Lowest {
+    said: BTreeMap<Process, u64>,
+    /// How many processes say each number.
+    counts: BTreeMap<u64, usize>,
+}
+
+impl Lowest {
+    /// A process says a number. A lower one than before is late news.
+    fn say(&mut self, process: Process, number: u64) {
+        let before = self.said.get(&process).copied();
+        if before.is_some_and(|before| before >= number) {
+            return;
+        }
+        if let Some(count) = before.and_then(|before| self.counts.get_mut(&before)) {
+            *count -= 1;
+        }
+        self.counts.retain(|_, count| *count > 0);
+        self.said.insert(process, number);
+        *self.counts.entry(number).or_default() += 1;
+    }
+
+    /// The lowest number, if so many processes have said one.
+    fn of(&self, members: usize) -> Option<u64> {
+        let lowest = self.counts.keys().next().copied();
+        lowest.filter(|_| self.said.len() == members)
+    }
+}
+
+/// What all members of a generation have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Common {
+    /// The commit.
+    pub(super) commit: u64,
+    /// It outlives all members.
+    pub(super) durable: bool,
+}
+
+/// Counts what the members of one generation say.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    members: usize,
+    commits: Lowest,
+    durable: Lowest,
+    holds: Lowest,
+    told: Option<Common>,
+}
+
+impl Tally {
+    /// Nobody has said anything yet.
+    pub(super) fn new(members: usize) -> Self {
+        Self {
+            members,
+            ..Self::default()
+        }
+    }
+
+    /// A member has a commit. The result is news of what all members have.
+    pub(super) fn committed(
+        &mut self,
+        process: Process,
+        commit: u64,
+        durable: bool,
+    ) -> Option<Common> {
+        self.commits.say(process, commit);
+        if durable {
+            self.durable.say(process, commit);
+        }
+        let commit = self.commits.of(self.members)?;
+        let durable = self.durable.of(self.members);
+        let common = Common {
+            commit,
+            durable: durable.is_some_and(|durable| durable >= commit),
+        };
+        let is_news = self.told != Some(common);
+        self.told = Some(common);
+        is_news.then_some(common)
+    }
+
+    /// A member holds at a commit. The result is the commit at which all members hold.
+    pub(super) fn holds(&mut self, process: Process, commit: u64) -> Option<u64> {
+        self.holds.say(process, commit);
+        let lowest = self.holds.of(self.members)?;
+        (self.holds.counts.len() == 1).then_some(lowest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_wire::ids::{Incarnation, Slot};
+
+    use super::*;
+
+    fn process(slot: u32) -> Process {
+        Process {
+            slot: Slot(slot),
+            incarnation: Incarnation::FIRST,
+        }
+    }
+
+    #[test]
+    fn a_commit_counts_when_all_members_have_it() {
+        let common = |commit, durable| Some(Common { commit, durable });
+        let mut tally = Tally::new(2);
+        assert_eq!(tally.committed(process(0), 1, true), None);
+        assert_eq!(tally.committed(process(0), 3, false), None);
+        assert_eq!(tally.committed(process(1), 2, true), common(2, false));
+        // Late and repeated news.
+        assert_eq!(tally.committed(process(1), 1, true), None);
+        assert_eq!(tally.committed(process(1), 3, true), common(3, false));
+        assert_eq!(tally.committed(process(0), 3, true), common(3, true));
+        assert_eq!(tally.committed(process(0), 3, true), None);
+    }
+
+    #[test]
+    fn all_hold_at_one_commit() {
+        let mut tally = Tally::new(2);
+        assert_eq!(tally.holds(process(0), 4), None);
+        assert_eq!(tally.holds(process(1), 3), None);
+        assert_eq!(tally.holds(process(1), 4), Some(4));
+    }
+}

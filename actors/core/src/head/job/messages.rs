@@ -1,0 +1,197 @@
+//! What a job hears, and what it wants done.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kolo_wire::ids::{NodeId, Slot};
+use kolo_wire::{
+    JobEvent, Member, NetworkReport, NodeEvent, NodeReply, NodeRequest, Refusal, SubmitFrame,
+};
+
+use crate::interfaces::{Discovery, Network};
+
+/// A part of the placement: a node and its workers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Site {
+    /// The node.
+    pub node: NodeId,
+    /// Its hostname.
+    pub hostname: String,
+    /// Where its daemon listens.
+    pub address: SocketAddr,
+    /// How many workers it gets; their ranks follow those of the site before.
+    pub workers: u32,
+}
+
+/// Seats of an elastic job that a node is to hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seating {
+    /// The node. The number of its workers is that of the seats.
+    pub site: Site,
+    /// The seats.
+    pub slots: Vec<Slot>,
+}
+
+/// What the head decides about all jobs.
+#[derive(Debug, Clone, Copy)]
+pub struct JobConfig {
+    /// How long a node may take to answer reserve, start and release.
+    pub request_timeout: Duration,
+    /// How long a node may take to answer stop, over two grace periods.
+    pub stop_margin: Duration,
+    /// How long an address may take to answer a probe.
+    pub probe_limit: Duration,
+    /// How long the workers of a node may run on unseen at most after the node was lost.
+    pub fence: Duration,
+}
+
+impl Default for JobConfig {
+    /// 10 s, 5 s, 2 s, and 10 s.
+    fn default() -> Self {
+        Self {
+            request_timeout: Duration::from_secs(10),
+            stop_margin: Duration::from_secs(5),
+            probe_limit: Duration::from_secs(2),
+            fence: Duration::from_secs(10),
+        }
+    }
+}
+
+/// How a node answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    /// With this.
+    Answer(NodeReply),
+    /// No; nothing was done.
+    Refused(Refusal),
+    /// Not in time, or the connection ended. It may be done or not.
+    Unknown(String),
+}
+
+/// Something happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Answer to the [`Action::Request`] for this node.
+    Replied {
+        /// The node.
+        node: NodeId,
+        /// Its answer.
+        reply: Reply,
+    },
+    /// The node took an [`Action::Push`], or refused it.
+    Pushed {
+        /// The node.
+        node: NodeId,
+        /// Whether it was the membership.
+        membership: bool,
+        /// Its refusal, if it did not take it.
+        refusal: Option<Refusal>,
+    },
+    /// A node reports.
+    Node {
+        /// The node.
+        node: NodeId,
+        /// What happened on it.
+        event: NodeEvent,
+    },
+    /// The node's session has ended or its lease has run out.
+    NodeLost {
+        /// The node.
+        node: NodeId,
+        /// How that was seen.
+        reason: String,
+    },
+    /// Answer to [`Action::Discover`].
+    Discovered(Result<Arc<Network>, NetworkReport>),
+    /// Answer to [`Action::OpenRendezvous`].
+    Rendezvous(Result<SocketAddr, String>),
+    /// Answer to [`Action::Place`]. The head has booked what the seats need there. If a node is new to the job, say
+    /// [`Job::connect_by`](super::Job::connect_by) before.
+    Placed {
+        /// Nodes for seats.
+        seated: Vec<Seating>,
+        /// Seats for which there is no room.
+        without: Vec<Slot>,
+    },
+    /// There may be room for more seats of an elastic job: a node has joined, or something was given back, by the job itself
+    /// too.
+    Offered,
+    /// A node is to be left, by a job that can: an elastic one.
+    Drain {
+        /// The node.
+        node: NodeId,
+        /// Why.
+        reason: String,
+    },
+    /// A node need not be left after all.
+    Undrain {
+        /// The node.
+        node: NodeId,
+    },
+    /// The driver says something.
+    Driver(SubmitFrame),
+    /// The driver's connection or stream has ended.
+    DriverGone,
+    /// Somebody else asks for the end.
+    Stop {
+        /// Who and why.
+        reason: String,
+    },
+    /// Time has passed: see [`Job::deadline`].
+    Tick,
+}
+
+/// Something to do. Actions are done in order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Send a request to a node, and answer with one [`Event::Replied`] within the deadline. There is never
+    /// more than one for a node at a time.
+    Request {
+        /// The node.
+        node: NodeId,
+        /// The request.
+        request: Box<NodeRequest>,
+        /// The longest wait for its answer.
+        deadline: Duration,
+    },
+    /// Deliver to a node, after what was pushed to it before, and try again until it takes or refuses it: one
+    /// [`Event::Pushed`]. A later [`Action::Request`] for the node or its loss ends the attempts.
+    Push {
+        /// The node.
+        node: NodeId,
+        /// The request.
+        request: Box<NodeRequest>,
+    },
+    /// Tell the driver.
+    Tell(JobEvent),
+    /// Find out what connects the nodes, each address for at most this time, and answer with one
+    /// [`Event::Discovered`].
+    Discover(Box<Discovery>, Duration),
+    /// Open the plain HTTP rendezvous for these members and answer with one [`Event::Rendezvous`].
+    OpenRendezvous(Vec<Member>),
+    /// Close it again.
+    CloseRendezvous,
+    /// Find nodes for these seats of an elastic job, and answer with one [`Event::Placed`] that has all of them.
+    Place {
+        /// The seats.
+        slots: Vec<Slot>,
+        /// Hostnames that get no process now, because one has failed there.
+        avoid: Vec<String>,
+    },
+    /// Some seats of the job are not needed any more on the node, which has others.
+    GiveBack {
+        /// The node.
+        node: NodeId,
+        /// How many.
+        workers: u32,
+    },
+    /// Nothing of the job is left on the node.
+    Free(NodeId),
+    /// Something of the job may be left on the node, which lives and does not say. Go on asking it to stop.
+    Abandon(NodeId),
+    /// For the log.
+    Note(String),
+    /// The job has ended and asks for nothing more.
+    Finished,
+}
