@@ -84,7 +84,8 @@ pub enum NodeRequest {
     },
     /// Head: commit the reservation and start the workers. Answered when they are being started.
     ///
-    /// Of an elastic job, more may come later, for which the node finds room itself. A process that was started before, as
+    /// Of an elastic job, it may be for more or fewer workers than were reserved, and more may come later: the node finds
+    /// room for them itself. A process that was started before, as
     /// slot and incarnation tell, is not started again. An older process of the same slot is ended first.
     Start(StartWorkers),
     /// Head: a generation is complete; pass it to the workers.

@@ -1,6 +1,8 @@
 //! One job on a simulated cluster: a virtual clock, late and lost messages, crashes, refusals, and a driver that
 //! does anything at any time. A failing seed is printed, and replays.
 
+mod elastic;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 

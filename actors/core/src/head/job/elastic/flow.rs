@@ -12,8 +12,6 @@ use crate::membership::Process;
 pub(in crate::head::job) struct Flow {
     /// Seats that are given to the node, and about which membership has not heard yet.
     pub(super) asking: Vec<Slot>,
-    /// The same for seats that came when the first ones were under way.
-    pub(super) more: Vec<Slot>,
     /// Processes that are to be started.
     pub(super) queue: Vec<Process>,
     /// Processes in the request to start that is under way.
@@ -57,11 +55,5 @@ impl Flow {
     pub(super) fn forget_processes(&mut self) {
         self.queue.clear();
         self.starting.clear();
-    }
-
-    /// The seats about which membership has not heard yet.
-    pub(super) fn seats(&mut self) -> impl Iterator<Item = Slot> {
-        let asking = std::mem::take(&mut self.asking);
-        asking.into_iter().chain(std::mem::take(&mut self.more))
     }
 }

@@ -40,6 +40,8 @@ pub(super) struct Elastic {
     active: Option<GenerationTable>,
     /// Its members.
     members: BTreeSet<Process>,
+    /// The node that holds each seat.
+    holders: BTreeMap<Slot, NodeId>,
     /// What members say of their commits, for each generation that may still count.
     tallies: BTreeMap<Generation, Tally>,
     wake_at: Option<Instant>,
@@ -72,6 +74,7 @@ impl Elastic {
             published: None,
             active: None,
             members: BTreeSet::new(),
+            holders: BTreeMap::new(),
             tallies: BTreeMap::new(),
             wake_at: None,
             decision: String::new(),

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use kolo_wire::ids::{Generation, NodeId, Slot};
+use kolo_wire::ids::{Generation, NodeId};
 use kolo_wire::{Exit, JobEvent, NodeEvent, NodeRequest, RankFailure, WorkerState};
 
 use super::super::end::{bounded, cut};
@@ -268,7 +268,7 @@ impl Job {
         entry.hold = Hold::Lost;
         entry.flow.clear();
         let node = entry.site.node;
-        let waiting: Vec<Slot> = entry.flow.seats().collect();
+        let waiting = std::mem::take(&mut entry.flow.asking);
         for slot in waiting {
             self.fact(Fact::Refused { slot });
         }
@@ -283,6 +283,9 @@ impl Job {
         };
         self.parts[part].flow.forget_processes();
         for slot in std::mem::take(&mut self.parts[part].slots) {
+            if let Some(elastic) = &mut self.elastic {
+                elastic.holders.remove(&slot);
+            }
             let Some(seat) = self.seats.get_mut(&slot).filter(|seat| seat.exit.is_none()) else {
                 continue;
             };

@@ -66,7 +66,7 @@ impl Job {
                 Some(part) => {
                     let part = &mut self.parts[part];
                     part.site.workers += slots.len() as u32;
-                    part.flow.more.extend(slots);
+                    part.flow.asking.extend(slots);
                 }
                 None => {
                     let mut part = Part::new(site);
@@ -161,7 +161,7 @@ impl Job {
 
     /// The seats that the node was to hold have no node.
     fn refuse_seats(&mut self, part: usize) {
-        for slot in self.parts[part].flow.seats().collect::<Vec<_>>() {
+        for slot in std::mem::take(&mut self.parts[part].flow.asking) {
             self.fact(Fact::Refused { slot });
         }
     }
@@ -259,13 +259,9 @@ impl Job {
         }
         let mut is_checked = false;
         for part in self.pending() {
-            let entry = &mut self.parts[part];
-            let flow = &mut entry.flow;
-            if entry.hold == Hold::Running {
-                let more = std::mem::take(&mut flow.more);
-                flow.asking.extend(more);
-            }
-            if !matches!(entry.hold, Hold::Reserved | Hold::Running) || flow.asking.is_empty() {
+            let entry = &self.parts[part];
+            if !matches!(entry.hold, Hold::Reserved | Hold::Running) || entry.flow.asking.is_empty()
+            {
                 continue;
             }
             if !entry.started && !is_checked {
@@ -289,23 +285,19 @@ impl Job {
     /// The node of this part holds the seat from now on, and no other node.
     fn move_seat(&mut self, slot: Slot, part: usize) {
         let node = self.parts[part].site.node;
-        let old = self.seats.get(&slot).map(|seat| seat.member.node);
+        let elastic = self.elastic.as_mut();
+        let old = elastic.and_then(|elastic| elastic.holders.insert(slot, node));
         if let Some(old) = old.and_then(|old| self.part(old)) {
             let entry = &mut self.parts[old];
-            let before = entry.slots.len();
             entry.slots.retain(|other| *other != slot);
-            if entry.slots.len() < before && !entry.hold.is_over() {
-                entry.site.workers -= 1;
-                let node = entry.site.node;
+            entry.site.workers -= 1;
+            let node = entry.site.node;
+            if !entry.hold.is_over() {
                 self.give_back(node, 1);
                 self.touch(node);
             }
         }
-        let entry = &mut self.parts[part];
-        entry.slots.push(slot);
-        if let Some(seat) = self.seats.get_mut(&slot) {
-            seat.member.node = node;
-        }
+        self.parts[part].slots.push(slot);
     }
 
     /// A process is to be started in a seat that the node holds.
@@ -363,7 +355,7 @@ impl Job {
                 self.start_processes(part, processes);
             }
             let Part { flow, site, .. } = &self.parts[part];
-            if flow.asking.is_empty() && flow.more.is_empty() && flow.queue.is_empty() {
+            if flow.asking.is_empty() && flow.queue.is_empty() {
                 let node = site.node;
                 if let Some(elastic) = &mut self.elastic {
                     elastic.pending.remove(&node);
@@ -503,7 +495,6 @@ impl Job {
             let entry = &self.parts[part];
             let flow = &entry.flow;
             let is_wanted = !flow.asking.is_empty()
-                || !flow.more.is_empty()
                 || !flow.queue.is_empty()
                 || entry.slots.iter().any(|slot| self.is_held(*slot, node));
             if is_wanted {
