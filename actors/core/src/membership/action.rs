@@ -66,7 +66,7 @@ pub enum Action {
         /// The reason.
         why: String,
     },
-    /// Come back with [`Fact::Woke`](super::Fact::Woke) at that time. Replaces the wake-up that was asked for before.
+    /// Come back at that time, with a step without facts. Replaces the wake-up that was asked for before.
     Wake(Instant),
     /// For logs and people: why something is done, or is not done yet.
     Tell(String),

@@ -162,7 +162,7 @@ impl Budget {
     /// The membership may change once more.
     #[must_use]
     pub fn has_resets(&self, limits: &Limits) -> bool {
-        let change = if self.has_formed() { 1 } else { 0 };
+        let change = u32::from(self.has_formed());
         limits
             .max_resets
             .is_none_or(|max| self.resets() + change <= max)

@@ -22,6 +22,8 @@ pub enum Fact {
     Refused {
         /// The seat.
         slot: Slot,
+        /// What is missing where.
+        why: String,
     },
     /// There may be room now: a node has joined, or another job has ended.
     Offered,
@@ -89,6 +91,4 @@ pub enum Fact {
         /// The number of the commit.
         commit: u64,
     },
-    /// Time has passed: see [`Action::Wake`](super::Action::Wake).
-    Woke,
 }

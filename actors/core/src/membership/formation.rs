@@ -147,7 +147,9 @@ impl Formation {
             } else {
                 &self.missing
             };
-            return Due::Late(late.iter().copied().collect());
+            let late = late.iter().copied().collect();
+            self.deadline = now + REPEAT;
+            return Due::Late(late);
         }
         if now >= self.repeat_at {
             self.repeat_at = now + REPEAT;

@@ -1,5 +1,6 @@
 //! Roster, policy and formation, tied together.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -61,14 +62,17 @@ impl Membership {
             has_ended: false,
             actions: Vec::new(),
         };
-        let actions = membership.step(now, Fact::Woke);
+        let actions = membership.step(now, []);
         Ok((membership, actions))
     }
 
-    /// What to do now that this has happened.
-    pub fn step(&mut self, now: Instant, fact: Fact) -> Vec<Action> {
+    /// What to do now that this has happened. Facts that come together are best given together: nodes that are lost at the same
+    /// time are one change then, and not one for each.
+    pub fn step(&mut self, now: Instant, facts: impl IntoIterator<Item = Fact>) -> Vec<Action> {
         if !self.has_ended {
-            self.take(now, &fact);
+            for fact in facts {
+                self.take(now, &fact);
+            }
             self.expire(now);
             self.proceed(now);
         }
@@ -248,8 +252,8 @@ impl Membership {
             self.dismiss(now);
             let Some(formation) = &mut self.formation else {
                 match self.decide(now) {
-                    Some(next) => break next,
-                    None => continue,
+                    ControlFlow::Break(next) => break next,
+                    ControlFlow::Continue(()) => continue,
                 }
             };
             match formation.outcome() {
@@ -278,8 +282,8 @@ impl Membership {
         }
     }
 
-    /// Asks the policy and does what it says. The result is the time of the next look, if nothing is left to do now.
-    fn decide(&mut self, now: Instant) -> Option<Option<Instant>> {
+    /// Asks the policy and does what it says. It breaks if nothing is left to do now, with the time of the next look.
+    fn decide(&mut self, now: Instant) -> ControlFlow<Option<Instant>> {
         let previous = self.previous.as_deref();
         let decision = decide(now, &self.roster, &self.limits, &self.budget, previous);
         if decision.reason != self.told {
@@ -287,25 +291,25 @@ impl Membership {
             self.actions.push(Action::Tell(decision.reason.clone()));
         }
         match decision.choice {
-            Choice::Keep => Some(None),
-            Choice::WaitUntil(next) => Some(Some(next)),
+            Choice::Keep => ControlFlow::Break(None),
+            Choice::WaitUntil(next) => ControlFlow::Break(Some(next)),
             Choice::Ask { purpose, count } => {
                 self.ask(now, purpose, count);
-                None
+                ControlFlow::Continue(())
             }
             Choice::Hold => {
                 self.hold.get_or_insert((now, decision.reason));
-                Some(None)
+                ControlFlow::Break(None)
             }
             Choice::Form(processes) => {
                 self.form(now, &processes, decision.reason);
-                None
+                ControlFlow::Continue(())
             }
             Choice::End(how) => {
                 self.has_ended = true;
                 let why = decision.reason;
                 self.actions.push(Action::End { how, why });
-                Some(None)
+                ControlFlow::Break(None)
             }
         }
     }

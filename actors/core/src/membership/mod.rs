@@ -10,8 +10,8 @@
 //! - [`decide`]: the policy, a pure function of roster, [`Limits`], [`Budget`] and the last generation.
 //! - [`Formation`]: carries one [`Generation`] out. It is whole or it is given up, whichever message is lost.
 //!
-//! [`Membership`] ties them together. It has no clock, no randomness and no I/O: [`Membership::step`] takes the time and a
-//! [`Fact`], and gives the [`Action`]s to do.
+//! [`Membership`] ties them together. It has no clock, no randomness and no I/O: [`Membership::step`] takes the time and
+//! [`Fact`]s, and gives the [`Action`]s to do.
 //!
 //! # The life of a change
 //!

@@ -11,6 +11,9 @@ use super::order::arrange;
 use super::roster::Roster;
 use super::seat::{Process, Seat, State};
 
+/// How many late processes a reason lists.
+const LISTED: usize = 8;
+
 /// The use of seats that are asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Purpose {
@@ -166,14 +169,14 @@ impl<'a> View<'a> {
             return end(
                 End::Lost,
                 format!(
-                    "{lost}; {returned} other members have returned already, so that the rest can't go on"
+                    "{lost}; members that have returned already: {returned}, so that the rest can't go on"
                 ),
             );
         }
         if returned > 0 && self.roster.count(State::Active) == 0 {
             return end(
                 End::Succeeded,
-                format!("all {returned} members have returned"),
+                format!("all members have returned: {returned}"),
             );
         }
         if let Some((how, reason)) = self.budget.exceeded(self.now, self.limits) {
@@ -181,6 +184,14 @@ impl<'a> View<'a> {
         }
         if !is_idle {
             return None;
+        }
+        // An elastic job waits for room.
+        let is_fixed = self.limits.is_static() && self.limits.min == self.limits.max;
+        if let Some(why) = self.roster.refusal().filter(|_| is_fixed) {
+            return end(
+                End::BelowMin,
+                format!("there is no room for a job that never changes: {why}"),
+            );
         }
         if self.limits.is_static() && self.roster.count(State::Lost) > 0 {
             let boot = || {
@@ -206,7 +217,7 @@ impl<'a> View<'a> {
             return end(
                 End::ResetLimit,
                 format!(
-                    "the membership has changed {resets} times, which is the limit (max_resets), and {lost}"
+                    "changes of the membership: {resets}, which is the limit (max_resets), and {lost}"
                 ),
             );
         }
@@ -292,11 +303,11 @@ impl<'a> View<'a> {
         let wish = match purpose {
             Purpose::Grow => format!("grow to {max}"),
             Purpose::Replace => format!("replace what is lost or leaves, up to {max}"),
-            Purpose::Spare => format!("have {} spares", self.limits.spares),
+            Purpose::Spare => format!("have spares, {} in all", self.limits.spares),
         };
         Some(decision(
             Choice::Ask { purpose, count },
-            format!("{have} processes are there or on their way; {count} more to {wish}"),
+            format!("processes there or on their way: {have}; {count} more to {wish}"),
         ))
     }
 
@@ -330,15 +341,14 @@ impl<'a> View<'a> {
             && (group.iter().any(|seat| self.has_state(seat.process())) || self.holders() == 0)
     }
 
-    /// When a process that is ready has waited long enough for others on their way. Nothing if there are none to wait for.
-    fn window(&self, group: &[&Seat]) -> Option<Instant> {
+    /// When a process that is ready since then has waited long enough for others on their way. Nothing if there are none to wait for,
+    /// or no room for them in a group of this size.
+    fn window(&self, first: Option<Instant>, size: usize) -> Option<Instant> {
         let coming = self.roster.count(State::Reserving) + self.roster.count(State::Booting);
-        if coming == 0 || group.len() >= self.limits.max as usize {
+        if coming == 0 || size >= self.limits.max as usize {
             return None;
         }
-        let new = group.iter().filter(|seat| !self.is_member(seat));
-        let first = new.map(|seat| seat.since).min()?;
-        let end = first + self.limits.join_window;
+        let end = first? + self.limits.join_window;
         (end > self.now).then_some(end)
     }
 
@@ -349,61 +359,70 @@ impl<'a> View<'a> {
         if let Some(wait) = self.wait_for_unseen(survivors, deadline) {
             return wait;
         }
-        let min = self.limits.min as usize;
         let ready = self.roster.count(State::Active) + self.roster.count(State::Ready);
-        let best = if ready < min { Vec::new() } else { self.best() };
-        if !self.is_enough(&best) {
-            let filters = if ready >= min {
-                ", too few of them fit together"
-            } else {
-                ""
-            };
-            let there = format!(
-                "{ready} processes are ready{filters}; at least {min} are needed (min_workers)"
-            );
-            if self.now < deadline {
-                return decision(Choice::WaitUntil(deadline), there);
-            }
-            let seconds = self.limits.start_timeout.as_secs_f64();
-            let mut reason =
-                format!("{there}, and no more came within the start timeout of {seconds} s");
-            let late: Vec<String> = [State::Booting, State::Reserving]
-                .into_iter()
-                .flat_map(|state| self.roster.in_state(state))
-                .take(8)
-                .map(|seat| match seat.host() {
-                    Some(host) if seat.state == State::Booting => {
-                        format!("{} on {host}", seat.process())
-                    }
-                    _ => format!("a node for slot {}", seat.slot),
-                })
-                .collect();
-            if !late.is_empty() {
-                reason = format!("{reason}; late: {}", late.join(", "));
-            }
-            if let Some(lost) = self.first_lost() {
-                reason = format!("{reason}; {lost}");
-            }
-            return decision(Choice::End(End::BelowMin), reason);
+        if ready < self.limits.min as usize {
+            return self.too_few(ready, deadline);
         }
-        // Survivors stand still, and go on at once.
-        let is_start = survivors == 0 || !self.budget.has_formed();
-        if let Some(end) = self
-            .window(&best)
-            .filter(|_| is_start && self.now < deadline)
-        {
-            return decision(
-                Choice::WaitUntil(end.min(deadline)),
-                format!(
-                    "{} processes are ready, others are on their way and may join",
-                    best.len()
-                ),
-            );
+        // Survivors stand still, and go on at once. Looked at before the group: a start is a fact for each process.
+        if survivors == 0 || !self.budget.has_formed() {
+            let first = self.roster.in_state(State::Ready).next();
+            let window = self.window(first.map(|seat| seat.since), ready);
+            if let Some(end) = window.filter(|_| self.now < deadline) {
+                return decision(
+                    Choice::WaitUntil(end.min(deadline)),
+                    "enough processes are ready, others are on their way and may join",
+                );
+            }
+        }
+        let best = self.best();
+        if !self.is_enough(&best) {
+            return self.too_few(ready, deadline);
         }
         decision(
             Choice::Form(best.iter().map(|seat| seat.process()).collect()),
             self.cause(&best),
         )
+    }
+
+    /// Too few processes are ready, or they do not fit together: wait for more, or give up.
+    fn too_few(&self, ready: usize, deadline: Instant) -> Decision {
+        let min = self.limits.min as usize;
+        let misfit = if ready < min {
+            ""
+        } else {
+            ", of which too few fit together"
+        };
+        if self.now < deadline {
+            // Without their number, which changes with each of them.
+            let reason = format!("waits for at least {min} ready processes (min_workers){misfit}");
+            return decision(Choice::WaitUntil(deadline), reason);
+        }
+        let seconds = self.limits.start_timeout.as_secs_f64();
+        let mut reason = format!(
+            "ready processes: {ready}{misfit}; needed are at least {min} (min_workers), and no more came within the start \
+             timeout of {seconds} s"
+        );
+        let late: Vec<String> = [State::Booting, State::Reserving]
+            .into_iter()
+            .flat_map(|state| self.roster.in_state(state))
+            .take(LISTED)
+            .map(|seat| match seat.host() {
+                Some(host) if seat.state == State::Booting => {
+                    format!("{} on {host}", seat.process())
+                }
+                _ => format!("a node for slot {}", seat.slot),
+            })
+            .collect();
+        if !late.is_empty() {
+            reason = format!("{reason}; late: {}", late.join(", "));
+        }
+        if let Some(refusal) = self.roster.refusal() {
+            reason = format!("{reason}; no room: {refusal}");
+        }
+        if let Some(lost) = self.first_lost() {
+            reason = format!("{reason}; {lost}");
+        }
+        decision(Choice::End(End::BelowMin), reason)
     }
 
     /// While half of the members or more may run unseen, they could be a group still. So could fewer, if no other member is
@@ -443,20 +462,20 @@ impl<'a> View<'a> {
         let keep = |reason: String| decision(Choice::Keep, reason);
         if returned > 0 {
             return keep(format!(
-                "{returned} of {} members have returned",
+                "members that have returned: {returned} of {}",
                 members.len()
             ));
         }
         if !self.budget.has_resets(self.limits) {
             return keep(format!(
-                "{} members; the limit of changes is reached (max_resets)",
+                "members: {}; the limit of changes is reached (max_resets)",
                 members.len()
             ));
         }
         let leaving = self.leaving();
         let max = self.limits.max as usize;
         if leaving == 0 && (members.len() >= max || self.roster.count(State::Ready) == 0) {
-            return keep(format!("{} of at most {max} members", members.len()));
+            return keep(format!("members: {} of at most {max}", members.len()));
         }
         let best = self.best();
         let leaves = |member: &&Member| {
@@ -467,15 +486,17 @@ impl<'a> View<'a> {
         let gone = members.iter().filter(leaves).count();
         if !self.is_enough(&best) || (best.len() <= members.len() && gone == 0) {
             return keep(format!(
-                "{} members; nobody could replace or join them",
+                "members: {}; nobody could replace or join them",
                 members.len()
             ));
         }
-        if let Some(end) = self.window(&best).filter(|_| gone == 0) {
+        let new = best.iter().filter(|seat| !self.is_member(seat));
+        let window = self.window(new.map(|seat| seat.since).min(), best.len());
+        if let Some(end) = window.filter(|_| gone == 0) {
             return decision(
                 Choice::WaitUntil(end),
                 format!(
-                    "{} members, {} could be; others are on their way and may join, too",
+                    "members: {}, could be {}; others are on their way and may join, too",
                     members.len(),
                     best.len()
                 ),
@@ -490,28 +511,24 @@ impl<'a> View<'a> {
         let new = group.iter().filter(|seat| !self.is_member(seat)).count();
         let members = self.members();
         if members.is_empty() {
-            return format!("{new} processes are ready");
+            return format!("the first {new} members");
         }
         parts.extend(self.first_lost());
         let lost = members.len() - self.survivors();
         if lost > 1 {
-            parts.push(format!("{} more are lost", lost - 1));
+            parts.push(format!("{} more lost", lost - 1));
         }
         let left = self.survivors() + new - group.len();
         if left > 0 {
-            parts.push(format!("{left} leave or are left out"));
+            parts.push(format!("{left} left"));
         }
         if new > 0 {
-            parts.push(format!("{new} join"));
+            parts.push(format!("{new} new"));
         }
         if parts.is_empty() {
             parts.push("nothing has changed".to_owned());
         }
-        format!(
-            "{} members become {}: {}",
-            members.len(),
-            group.len(),
-            parts.join("; ")
-        )
+        let (before, after) = (members.len(), group.len());
+        format!("{before} -> {after} members: {}", parts.join("; "))
     }
 }

@@ -46,6 +46,8 @@ pub struct Roster {
     draining: BTreeMap<NodeId, String>,
     /// When the last reservation was refused, unless room was offered since.
     refused: Option<Instant>,
+    /// Why the last one was refused.
+    refusal: Option<String>,
     /// Seats for which a node was looked for already when room was offered: their refusal is of the time before.
     older: BTreeSet<Slot>,
     /// Processes that are lost and may still run. Nobody has seen their end.
@@ -118,6 +120,12 @@ impl Roster {
         self.refused
     }
 
+    /// Why the last reservation that was refused was refused, whatever was offered since.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
+    }
+
     /// Processes that are lost and may still run at `now`, and when each has ended for certain, if that is known. Not
     /// those of generations before the last one that was active.
     pub fn unseen(&self, now: Instant) -> impl Iterator<Item = (Process, Option<Instant>)> {
@@ -137,8 +145,9 @@ impl Roster {
     pub fn take(&mut self, now: Instant, fact: &Fact) -> Result<Vec<Departure>, Stale> {
         match fact {
             Fact::Reserved { slot, location } => self.reserved(now, *slot, location)?,
-            Fact::Refused { slot } => {
+            Fact::Refused { slot, why } => {
                 self.waiting(*slot)?;
+                self.refusal = Some(why.clone());
                 if !self.older.remove(slot) {
                     self.refused = Some(now);
                 }
@@ -191,10 +200,7 @@ impl Roster {
                 self.draining.remove(node);
                 self.mark(*node, false);
             }
-            Fact::Acknowledged { .. }
-            | Fact::Committed { .. }
-            | Fact::Holding { .. }
-            | Fact::Woke => {}
+            Fact::Acknowledged { .. } | Fact::Committed { .. } | Fact::Holding { .. } => {}
         }
         Ok(Vec::new())
     }

@@ -50,17 +50,21 @@ fn a_static_job_is_one_generation_with_slots_as_ranks() {
 }
 
 #[test]
-fn a_static_job_that_can_not_be_placed_ends_at_its_start_timeout() {
-    let mut bed = Bed::up(Limits::fixed(3), &[2]);
+fn a_static_job_that_has_no_room_ends_at_once_and_an_elastic_one_waits() {
+    let why = "there is no room for a job that never changes: full";
+    let bed = Bed::up(Limits::fixed(3), &[2]);
+    assert_eq!(bed.end(), Some((End::BelowMin, why)));
+    let mut bed = Bed::up(Limits::elastic(3, 3), &[2]);
     bed.pass(s(29));
     assert_eq!(bed.end(), None);
     bed.pass(s(1));
     let (how, why) = bed.end().unwrap();
     assert_eq!(how, End::BelowMin);
     assert!(
-        why.starts_with("2 processes are ready; at least 3 are needed"),
+        why.starts_with("ready processes: 2; needed are at least 3"),
         "{why}"
     );
+    assert!(why.ends_with("; no room: full"), "{why}");
 }
 
 #[test]
@@ -356,7 +360,7 @@ fn a_job_whose_members_return_succeeds() {
     bed.then(exited(process(1, 1), Exit::Code(0), ""));
     assert_eq!(
         bed.end(),
-        Some((End::Succeeded, "all 2 members have returned"))
+        Some((End::Succeeded, "all members have returned: 2"))
     );
 }
 
@@ -464,4 +468,20 @@ fn facts_that_are_over_are_ignored_and_reported() {
         (now.commit(), now.resets()),
         (budget.commit(), budget.resets())
     );
+}
+
+#[test]
+fn nodes_that_are_lost_together_are_one_change() {
+    let mut bed = Bed::up(Limits::elastic(1, 6), &[2, 2, 2]);
+    bed.boots = false;
+    let why = "silent".to_owned();
+    let fenced = bed.now;
+    let lost = [1, 3].map(NodeId).map(|node| Fact::NodeLost {
+        node,
+        why: why.clone(),
+        fenced,
+    });
+    bed.steps(lost);
+    bed.settle();
+    assert_eq!((bed.number(), bed.slots()), (2, vec![2, 3]));
 }

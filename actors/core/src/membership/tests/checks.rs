@@ -46,9 +46,9 @@ impl World {
         for filter in &self.limits.filters {
             let count = filter.count();
             let mut hosts: BTreeMap<&Host, u32> = BTreeMap::new();
-            members
-                .iter()
-                .for_each(|member| *hosts.entry(&member.location.host).or_default() += 1);
+            for member in members {
+                *hosts.entry(&member.location.host).or_default() += 1;
+            }
             let is_met = match filter {
                 Filter::DivisibleBy(_) => size.is_multiple_of(count),
                 Filter::Max(_) => size <= count,

@@ -135,6 +135,13 @@ fn a_healthy_host_is_not_condemned_for_a_late_rank() {
         process: process(1, 2),
         location: location(2)
     }));
+    // It does not come either. That is no proof against its host, on which it is tried again.
+    bed.pass(s(30));
+    assert_eq!(bed.membership.budget().cooling(bed.now), [host(1)].into());
+    assert!(bed.done.contains(&Action::Start {
+        process: process(1, 3),
+        location: location(2)
+    }));
 }
 
 /// One failed worker condemned its whole host, and killed the other workers there.

@@ -107,7 +107,8 @@ fn a_commit_says_that_all_have_taken_it() {
 #[test]
 fn more_of_the_old_generation_have_left_it_than_are_in_it() {
     use Outcome::{Waiting, Whole};
-    let cases: [(&[u32], &[u32], &[u32], Outcome); 8] = [
+    type Case<'a> = (&'a [u32], &'a [u32], &'a [u32], Outcome);
+    let cases: [Case<'_>; 8] = [
         (&[], &[], &[], Whole),
         (&[7], &[], &[], Waiting),
         (&[7], &[7], &[], Whole),

@@ -50,6 +50,7 @@ fn numbers_of_workers_are_checked_as_horovod_does() {
 
 #[test]
 fn limits_that_make_no_sense_say_what_was_given_and_what_is_allowed() {
+    type Case<'a> = (&'a dyn Fn(&mut Limits), &'a str);
     let check = |change: &dyn Fn(&mut Limits)| {
         let mut limits = Limits::elastic(4, 6);
         change(&mut limits);
@@ -64,7 +65,7 @@ fn limits_that_make_no_sense_say_what_was_given_and_what_is_allowed() {
         check(&|limits| limits.filters = vec![Filter::DivisibleBy(5)]),
         Ok(())
     );
-    let cases: [(&dyn Fn(&mut Limits), &str); 11] = [
+    let cases: [Case<'_>; 11] = [
         (
             &|limits| limits.cooldown = Some(ms(500)..=s(10)),
             "cooldown_range=(0.5, 10) s is given; allowed are 1 to 3600 s, the lower bound first",

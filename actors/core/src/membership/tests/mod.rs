@@ -108,7 +108,12 @@ impl Bed {
     }
 
     fn step(&mut self, fact: Fact) {
-        let actions = self.membership.step(self.now, fact);
+        self.steps([fact]);
+    }
+
+    /// Facts that come together.
+    fn steps<const N: usize>(&mut self, facts: [Fact; N]) {
+        let actions = self.membership.step(self.now, facts);
         self.note(actions);
     }
 
@@ -141,7 +146,7 @@ impl Bed {
         while let Some(at) = self.wake.filter(|at| *at <= end) {
             self.wake = None;
             self.now = self.now.max(at);
-            self.step(Fact::Woke);
+            self.steps([]);
             self.settle();
         }
         self.now = end;
@@ -185,7 +190,10 @@ impl Bed {
                             let location = location(*node);
                             self.step(Fact::Reserved { slot, location });
                         }
-                        None => self.step(Fact::Refused { slot }),
+                        None => self.step(Fact::Refused {
+                            slot,
+                            why: "full".to_owned(),
+                        }),
                     }
                 }
             }

@@ -89,7 +89,10 @@ impl Case {
     /// Nobody has room for more.
     fn full(&mut self) {
         let slot = self.roster.reserve(self.now, 1)[0];
-        self.take(Fact::Refused { slot });
+        self.take(Fact::Refused {
+            slot,
+            why: "full".to_owned(),
+        });
     }
 
     fn decide(&self) -> Decision {
@@ -199,13 +202,13 @@ fn below_the_minimum_the_job_waits_for_the_start_timeout_and_ends() {
     let mut case = Case::booting(Limits::elastic(2, 2), &[1, 2]);
     let deadline = case.budget.idle_since().unwrap() + s(30);
     case.ready(&[0]);
-    case.now = deadline - ms(1);
+    case.now = deadline.checked_sub(ms(1)).unwrap();
     assert_eq!(case.choice(), Choice::WaitUntil(deadline));
     case.now = deadline;
     case.ends(
         End::BelowMin,
         &[
-            "1 processes are ready; at least 2 are needed (min_workers)",
+            "ready processes: 1; needed are at least 2 (min_workers)",
             "start timeout of 30 s",
             "late: process 1 of slot 1 on h2",
         ],
@@ -224,7 +227,7 @@ fn a_group_shrinks_at_once_and_takes_whoever_is_ready() {
     assert_eq!(choice, form(&[1, 2]));
     assert_eq!(
         reason,
-        "3 members become 2: rank 0 (process 1 of slot 0 on h1) is lost: exit code 1: boom"
+        "3 -> 2 members: rank 0 (process 1 of slot 0 on h1) is lost: exit code 1: boom"
     );
     // A spare takes the place, behind the survivors.
     case.add(&[3]);
@@ -235,11 +238,14 @@ fn a_group_shrinks_at_once_and_takes_whoever_is_ready() {
 
 #[test]
 fn survivors_do_not_wait_for_processes_on_their_way() {
-    let mut case = Case::active(Limits::elastic(1, 2), &[1, 2]);
+    let mut case = Case::active(Limits::elastic(1, 4), &[1, 2]);
     case.lose(&[0]);
-    assert_eq!(case.choice(), ask(Purpose::Replace, 1));
-    case.add(&[3]);
+    assert_eq!(case.choice(), ask(Purpose::Replace, 3));
+    case.add(&[3, 3, 3]);
     assert_eq!(case.choice(), form(&[1]));
+    // Not even when one has come just now.
+    case.ready(&[2]);
+    assert_eq!(case.choice(), form(&[1, 2]));
 }
 
 #[test]
@@ -314,7 +320,7 @@ fn a_filter_may_leave_too_few_and_never_leaves_out_all_who_have_the_state() {
     let deadline = case.budget.idle_since().unwrap() + s(30);
     let Decision { choice, reason } = case.decide();
     assert_eq!(choice, Choice::WaitUntil(deadline));
-    assert!(reason.contains("too few of them fit together"), "{reason}");
+    assert!(reason.contains("of which too few fit together"), "{reason}");
     case.ready(&[0]);
     let group = [(1, 1), (0, 2), (2, 1), (3, 1)];
     let group = group.map(|(slot, incarnation)| process(slot, incarnation));
@@ -410,7 +416,7 @@ fn the_limit_of_resets_is_horovods() {
     case.lose(&[1]);
     case.ends(
         End::ResetLimit,
-        &["has changed 1 times, which is the limit (max_resets)"],
+        &["changes of the membership: 1, which is the limit (max_resets)"],
     );
 }
 
@@ -446,17 +452,17 @@ fn members_that_return_end_the_job_and_freeze_it() {
     let Decision { choice, reason } = case.decide();
     assert_eq!(
         (choice, reason.as_str()),
-        (Choice::Keep, "1 of 2 members have returned")
+        (Choice::Keep, "members that have returned: 1 of 2")
     );
     let mut other = Case::active(Limits::elastic(1, 3), &[1, 2]);
     other.take(code(0));
     other.lose(&[1]);
     other.ends(
         End::Lost,
-        &["rank 1", "boom; 1 other members have returned already"],
+        &["rank 1", "boom; members that have returned already: 1"],
     );
     case.take(code(1));
-    case.ends(End::Succeeded, &["all 2 members have returned"]);
+    case.ends(End::Succeeded, &["all members have returned: 2"]);
 }
 
 #[test]

@@ -59,7 +59,12 @@ fn a_seat_goes_from_vacant_to_active() {
     let mut seats = Seats::new();
     assert_eq!(seats.roster.reserve(seats.now, 1), [Slot(3)]);
     assert_eq!(seats.states(), [Booting, Booting, Booting, Reserving]);
-    seats.take(Fact::Refused { slot: Slot(3) }).unwrap();
+    seats
+        .take(Fact::Refused {
+            slot: Slot(3),
+            why: "full".to_owned(),
+        })
+        .unwrap();
     assert!(seats.roster.refused().is_some());
     seats.take(Fact::Offered).unwrap();
     assert!(seats.roster.refused().is_none());
@@ -82,11 +87,21 @@ fn a_refusal_of_before_an_offer_does_not_count() {
     let mut seats = Seats::new();
     for slot in seats.roster.reserve(seats.now, 1) {
         seats.take(Fact::Offered).unwrap();
-        seats.take(Fact::Refused { slot }).unwrap();
+        seats
+            .take(Fact::Refused {
+                slot,
+                why: "full".to_owned(),
+            })
+            .unwrap();
     }
     assert_eq!(seats.roster.refused(), None);
     for slot in seats.roster.reserve(seats.now, 1) {
-        seats.take(Fact::Refused { slot }).unwrap();
+        seats
+            .take(Fact::Refused {
+                slot,
+                why: "full".to_owned(),
+            })
+            .unwrap();
     }
     assert_eq!(seats.roster.refused(), Some(seats.now));
 }
@@ -244,6 +259,13 @@ fn news_of_an_older_process_is_ignored_and_reported() {
         seats.take(fact).unwrap_err().0,
         "slot 0 waits for no reservation"
     );
-    assert!(seats.take(Fact::Refused { slot: Slot(9) }).is_err());
+    assert!(
+        seats
+            .take(Fact::Refused {
+                slot: Slot(9),
+                why: "full".to_owned()
+            })
+            .is_err()
+    );
     assert_eq!(seats.roster.seats(), before);
 }

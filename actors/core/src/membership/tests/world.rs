@@ -49,6 +49,7 @@ pub(super) enum Message {
 }
 
 #[derive(Debug, Clone, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each can be true by itself")]
 pub(super) struct Worker {
     pub(super) node: u64,
     pub(super) is_alive: bool,
@@ -63,6 +64,7 @@ pub(super) struct Worker {
 }
 
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each can be true by itself")]
 pub(super) struct Node {
     pub(super) room: u32,
     pub(super) is_silent: bool,
@@ -192,7 +194,7 @@ impl World {
                 self.receive(message);
             } else {
                 self.wake = None;
-                self.tell(Fact::Woke);
+                self.step(None);
             }
         }
         self.now = until;
@@ -214,6 +216,10 @@ impl World {
         if is_of_process {
             self.past.push(fact.clone());
         }
+        self.step(Some(fact));
+    }
+
+    fn step(&mut self, fact: Option<Fact>) {
         let actions = self.membership.step(self.instant(self.now), fact);
         assert!(self.ended.is_none() || actions.is_empty());
         self.carry_out(actions);
@@ -234,7 +240,10 @@ impl World {
                 if self.nodes[&location.node.0].is_known_lost =>
             {
                 self.seats.remove(&slot);
-                self.tell(Fact::Refused { slot });
+                self.tell(Fact::Refused {
+                    slot,
+                    why: "full".to_owned(),
+                });
             }
             Message::ToHead(fact) => self.tell(fact),
             Message::ToProcess(process, order) => self.order(process, order),
@@ -304,7 +313,10 @@ impl World {
             there && node.room > 0 && !avoid.contains(&host(**number))
         };
         let Some((number, node)) = self.nodes.iter_mut().find(fits) else {
-            return Fact::Refused { slot };
+            return Fact::Refused {
+                slot,
+                why: "full".to_owned(),
+            };
         };
         node.room -= 1;
         let number = *number;

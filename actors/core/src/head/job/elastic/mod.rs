@@ -184,12 +184,14 @@ impl Job {
             let Some(elastic) = self.elastic.as_mut().filter(|_| self.ending.is_none()) else {
                 return;
             };
-            if elastic.wake_at.is_some_and(|at| now >= at) {
-                elastic.wake_at = None;
-                elastic.facts.push_back(Fact::Woke);
-            }
-            if let Some(fact) = elastic.facts.pop_front() {
-                for action in elastic.membership.step(now, fact) {
+            let is_due = elastic.wake_at.is_some_and(|at| now >= at);
+            if is_due || !elastic.facts.is_empty() {
+                if is_due {
+                    elastic.wake_at = None;
+                }
+                // Facts that come together make one change.
+                let facts = std::mem::take(&mut elastic.facts);
+                for action in elastic.membership.step(now, facts) {
                     self.carry_out(action);
                 }
                 continue;

@@ -270,7 +270,8 @@ impl Job {
         let node = entry.site.node;
         let waiting = std::mem::take(&mut entry.flow.asking);
         for slot in waiting {
-            self.fact(Fact::Refused { slot });
+            let why = format!("{node} is lost: {reason}");
+            self.fact(Fact::Refused { slot, why });
         }
         let fenced = self.now + self.config.fence;
         self.processes_are_gone(node, reason, fenced);

@@ -38,7 +38,8 @@ impl Job {
     /// The head has looked for nodes.
     pub(in crate::head::job) fn placed(&mut self, seated: Vec<Seating>, without: Vec<Slot>) {
         for slot in without {
-            self.fact(Fact::Refused { slot });
+            let why = "no node has room for it".to_owned();
+            self.fact(Fact::Refused { slot, why });
         }
         let new = seated.iter().map(|seating| &seating.site);
         let sites = self.parts.iter().map(|part| &part.site).chain(new);
@@ -58,7 +59,8 @@ impl Job {
                 self.note(format!("{node} can't take more seats of the job now"));
                 self.give_back(node, slots.len());
                 for slot in slots {
-                    self.fact(Fact::Refused { slot });
+                    let why = format!("{node} can't take more seats of the job now");
+                    self.fact(Fact::Refused { slot, why });
                 }
                 continue;
             }
@@ -162,7 +164,8 @@ impl Job {
     /// The seats that the node was to hold have no node.
     fn refuse_seats(&mut self, part: usize) {
         for slot in std::mem::take(&mut self.parts[part].flow.asking) {
-            self.fact(Fact::Refused { slot });
+            let why = "its node did not reserve it".to_owned();
+            self.fact(Fact::Refused { slot, why });
         }
     }
 

@@ -7,7 +7,7 @@ mod orders;
 use std::collections::VecDeque;
 
 use kolo_wire::ids::Incarnation;
-use kolo_wire::{Elastic, GenerationTable};
+use kolo_wire::{Elastic, GenerationTable, SubmitFrame};
 
 use super::*;
 
@@ -154,7 +154,7 @@ impl Cluster {
         }
         if !cluster.finished {
             cluster.check_service();
-            cluster.hear(Event::DriverDone);
+            cluster.hear(Event::Driver(SubmitFrame::Done));
             while !cluster.finished {
                 cluster.turn();
             }
@@ -368,7 +368,7 @@ impl Cluster {
                 }
                 Action::Tell(JobEvent::Placed { .. }) => {
                     let delay = self.delay();
-                    self.later(delay, What::ToJob(Event::ProgramReady));
+                    self.later(delay, What::ToJob(Event::Driver(SubmitFrame::ProgramReady)));
                 }
                 Action::Tell(JobEvent::Generation { table, .. }) => self.active(table),
                 Action::Tell(JobEvent::Ended { state, refusal, .. }) => {
