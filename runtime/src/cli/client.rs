@@ -464,8 +464,7 @@ mod tests {
             reason: None,
             rendezvous: None,
             network: None,
-            cause: None,
-            decision: None,
+            membership: None,
         }
     }
 

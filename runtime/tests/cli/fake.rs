@@ -457,7 +457,6 @@ pub(crate) fn job(id: u64, state: JobState, nodes: Vec<PlacedNode>) -> JobInfo {
         reason: None,
         rendezvous: None,
         network: None,
-        cause: None,
-        decision: None,
+        membership: None,
     }
 }

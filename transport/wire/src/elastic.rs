@@ -61,6 +61,16 @@ pub enum GroupFilter {
     Max(u32),
 }
 
+/// Why the members of an elastic job are these, for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MembershipInfo {
+    /// Why the current generation came about; `None` before the first.
+    #[serde(default)]
+    pub cause: Option<String>,
+    /// What the head decided last about the members, and why.
+    pub decision: String,
+}
+
 /// What the members of a new generation do about the state of the one before. All of them read the same here, so that
 /// nobody waits in a synchronisation that others skip.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

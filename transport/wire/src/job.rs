@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::elastic::{Elastic, Handover};
+use super::elastic::{Elastic, Handover, MembershipInfo};
 use super::network::{InterfaceSelection, NetworkReport};
 use super::{Refusal, Resources, RevokedMember};
 use crate::ids::{
@@ -163,7 +163,7 @@ pub struct JobSpec {
     /// Members may come and go while it runs. `placement` asks for the most of them then, and gets as many as there is room
     /// for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub elastic: Option<Elastic>,
+    pub elastic: Option<Box<Elastic>>,
 }
 
 /// One member of a generation.
@@ -523,12 +523,9 @@ pub struct JobInfo {
     /// The interfaces that connect its nodes, once that is known. Not in lists of jobs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkReport>,
-    /// Why the current generation came about. Only of elastic jobs.
+    /// Why its members are these. Only of elastic jobs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cause: Option<String>,
-    /// What the head decided last about the members, and why. Only of elastic jobs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decision: Option<String>,
+    pub membership: Option<Box<MembershipInfo>>,
 }
 
 /// A node, as the API and `kolo` show it.

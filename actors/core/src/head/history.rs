@@ -99,8 +99,7 @@ mod tests {
             reason: Some("x".repeat(MAX_REASON)),
             rendezvous: None,
             network: None,
-            cause: None,
-            decision: None,
+            membership: None,
         }
     }
 

@@ -75,8 +75,7 @@ pub(super) fn job(id: JobId, state: JobState) -> JobInfo {
         reason: None,
         rendezvous: None,
         network: None,
-        cause: None,
-        decision: None,
+        membership: None,
     }
 }
 

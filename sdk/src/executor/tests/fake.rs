@@ -375,8 +375,7 @@ impl FakeJob {
             reason: None,
             rendezvous: None,
             network: None,
-            cause: None,
-            decision: None,
+            membership: None,
         }
     }
 }

@@ -270,8 +270,7 @@ fn job_info() -> JobInfo {
         reason: Some("a worker failed".to_owned()),
         rendezvous: Some(address()),
         network: Some(report()),
-        cause: None,
-        decision: None,
+        membership: None,
     }
 }
 
@@ -322,7 +321,7 @@ pub(crate) fn cases() -> Vec<Case> {
             elastic: None,
         }),
         HeadRequest::Submit(JobSpec {
-            elastic: Some(elastic()),
+            elastic: Some(Box::new(elastic())),
             ..spec()
         }),
         HeadRequest::Cluster,
@@ -417,8 +416,10 @@ pub(crate) fn cases() -> Vec<Case> {
         HeadReply::Jobs(vec![job_info()]),
         HeadReply::Job(job_info()),
         HeadReply::Job(JobInfo {
-            cause: Some("rank 1 is lost".to_owned()),
-            decision: Some("3 of at most 4 members".to_owned()),
+            membership: Some(Box::new(MembershipInfo {
+                cause: Some("rank 1 is lost".to_owned()),
+                decision: "3 of at most 4 members".to_owned(),
+            })),
             ..job_info()
         }),
         HeadReply::Renewed { certificate: vec![8; 40] },

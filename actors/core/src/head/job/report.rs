@@ -4,9 +4,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use kolo_wire::ids::Generation;
-use kolo_wire::{JobInfo, RefusalKind, WorkerInfo, WorkerState};
+use kolo_wire::{JobInfo, MembershipInfo, RefusalKind, WorkerInfo, WorkerState};
 
-use super::elastic::Elastic;
 use super::{Hold, Job, Phase, Rendezvous, Seat};
 
 /// How many culprits a message lists.
@@ -36,10 +35,12 @@ impl Job {
                 _ => None,
             },
             network: self.net.report().cloned(),
-            cause: elastic
-                .and_then(Elastic::active)
-                .map(|table| table.cause.clone()),
-            decision: elastic.map(|elastic| elastic.decision().to_owned()),
+            membership: elastic.map(|elastic| {
+                Box::new(MembershipInfo {
+                    cause: elastic.active().map(|table| table.cause.clone()),
+                    decision: elastic.decision().to_owned(),
+                })
+            }),
         }
     }
 

@@ -54,7 +54,7 @@ impl Bed {
     fn submit(min: u32, max: u32, workers: &[u32], change: impl FnOnce(&mut JobSpec)) -> Self {
         let now = Instant::now();
         let mut spec = spec(Placement::Pack { workers: max });
-        spec.elastic = Some(elastic(min, max));
+        spec.elastic = Some(Box::new(elastic(min, max)));
         change(&mut spec);
         let config = JobConfig::default();
         let (job, actions) =
@@ -383,8 +383,9 @@ fn a_job_starts_with_what_there_is_room_for() {
         (info.state, info.generation),
         (JobState::Healthy, Generation(1))
     );
-    assert_eq!(info.cause.as_deref(), Some("3 processes are ready"));
-    assert_eq!(info.decision.as_deref(), Some("3 of at most 4 members"));
+    let why = info.membership.unwrap();
+    assert_eq!(why.cause.as_deref(), Some("3 processes are ready"));
+    assert_eq!(why.decision, "3 of at most 4 members");
     assert!(bed.told.iter().any(|event| matches!(
         event,
         JobEvent::Generation { nodes, .. } if nodes[0].ranks == [Rank(0), Rank(1)]

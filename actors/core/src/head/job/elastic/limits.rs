@@ -24,12 +24,12 @@ pub(in crate::head) fn limits(elastic: &Elastic, start_timeout_ms: u64) -> Limit
         cooldown: elastic
             .cooldown
             .map(|range| ms(range.least_ms)..=ms(range.most_ms)),
-        filters: elastic.filters.iter().map(filter).collect(),
+        filters: elastic.filters.iter().copied().map(filter).collect(),
     }
 }
 
-fn filter(wish: &GroupFilter) -> Filter {
-    match *wish {
+fn filter(wish: GroupFilter) -> Filter {
+    match wish {
         GroupFilter::DivisibleBy(count) => Filter::DivisibleBy(count),
         GroupFilter::WholeHosts(count) => Filter::WholeHosts(count),
         GroupFilter::Max(count) => Filter::Max(count),

@@ -64,24 +64,21 @@ impl Job {
                 }
                 continue;
             }
-            match known.filter(|part| !self.parts[*part].hold.is_over()) {
-                Some(part) => {
-                    let part = &mut self.parts[part];
-                    part.site.workers += slots.len() as u32;
-                    part.flow.asking.extend(slots);
+            if let Some(part) = known.filter(|part| !self.parts[*part].hold.is_over()) {
+                let part = &mut self.parts[part];
+                part.site.workers += slots.len() as u32;
+                part.flow.asking.extend(slots);
+            } else {
+                let mut part = Part::new(site);
+                part.flow.asking = slots;
+                let index = known.unwrap_or(self.parts.len());
+                if known.is_some() {
+                    self.parts[index] = part;
+                } else {
+                    self.by_node.insert(node, index);
+                    self.parts.push(part);
                 }
-                None => {
-                    let mut part = Part::new(site);
-                    part.flow.asking = slots;
-                    let index = known.unwrap_or(self.parts.len());
-                    if known.is_some() {
-                        self.parts[index] = part;
-                    } else {
-                        self.by_node.insert(node, index);
-                        self.parts.push(part);
-                    }
-                    self.reserve(index);
-                }
+                self.reserve(index);
             }
             self.pend(node);
         }

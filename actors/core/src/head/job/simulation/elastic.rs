@@ -86,7 +86,7 @@ impl Cluster {
         let min = 1 + random.below(u64::from(max)) as u32;
         let fault = [0, 2, 10, 30][random.below(4) as usize];
         let mut spec = spec(Placement::Pack { workers: max });
-        spec.elastic = Some(Elastic {
+        spec.elastic = Some(Box::new(Elastic {
             min,
             max,
             spares: random.below(3) as u32,
@@ -97,7 +97,7 @@ impl Cluster {
             join_window_ms: random.below(2000),
             ack_timeout_ms: 5000,
             filters: Vec::new(),
-        });
+        }));
         let mut left = max;
         let first: Vec<u32> = seats
             .iter()

@@ -106,18 +106,18 @@ fn a_stop_ends_it_wherever_it_is() {
 fn limits_that_make_no_sense_are_refused() {
     let refused = |change: fn(&mut JobSpec)| {
         let mut spec = spec(Placement::Pack { workers: 4 });
-        spec.elastic = Some(elastic(2, 4));
+        spec.elastic = Some(Box::new(elastic(2, 4)));
         change(&mut spec);
         crate::head::validate::validate(&spec).map_err(|refusal| refusal.message)
     };
     assert_eq!(refused(|_| ()), Ok(()));
     for (change, part) in [
         (
-            (|spec| spec.elastic = Some(elastic(0, 4))) as fn(&mut JobSpec),
+            (|spec| spec.elastic = Some(Box::new(elastic(0, 4)))) as fn(&mut JobSpec),
             "min_workers=0",
         ),
         (
-            |spec| spec.elastic = Some(elastic(5, 4)),
+            |spec| spec.elastic = Some(Box::new(elastic(5, 4))),
             "max_workers must be at least min_workers",
         ),
         (
