@@ -138,7 +138,7 @@ pub enum Event {
         /// Who and why.
         reason: String,
     },
-    /// Time has passed: see [`Job::deadline`].
+    /// Time has passed: see [`Job::deadline`](super::Job::deadline).
     Tick,
 }
 
