@@ -113,7 +113,7 @@ impl Generation {
     pub fn needs_sync(&self) -> bool {
         self.members
             .iter()
-            .any(|member| member.since == self.number)
+            .any(|member| member.since > self.committed)
     }
 
     /// Something was committed, and no member has it. Rank 0 takes the state from where it outlives all members.

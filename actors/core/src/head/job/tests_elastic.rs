@@ -384,8 +384,8 @@ fn a_job_starts_with_what_there_is_room_for() {
         (JobState::Healthy, Generation(1))
     );
     let why = info.membership.unwrap();
-    assert_eq!(why.cause.as_deref(), Some("3 processes are ready"));
-    assert_eq!(why.decision, "3 of at most 4 members");
+    assert_eq!(why.cause.as_deref(), Some("the first 3 members"));
+    assert_eq!(why.decision, "members: 3 of at most 4");
     assert!(bed.told.iter().any(|event| matches!(
         event,
         JobEvent::Generation { nodes, .. } if nodes[0].ranks == [Rank(0), Rank(1)]

@@ -16,7 +16,7 @@ fn below_the_minimum_the_job_waits_for_the_start_timeout() {
     let refusal = refusal.unwrap();
     assert_eq!(refusal.kind, RefusalKind::Timeout);
     assert!(
-        refusal.message.contains("at least 2 are needed"),
+        refusal.message.contains("needed are at least 2"),
         "{refusal}"
     );
     assert_eq!(failure.unwrap().rank, Rank(1));
