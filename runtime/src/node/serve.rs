@@ -69,6 +69,9 @@ fn may(role: Role, request: &NodeRequest) -> Result<(), Refusal> {
         | NodeRequest::Start(_)
         | NodeRequest::Membership(_)
         | NodeRequest::RankLost { .. }
+        | NodeRequest::Revoke { .. }
+        | NodeRequest::Hold { .. }
+        | NodeRequest::StopWorker { .. }
         | NodeRequest::Revocations(_)
         | NodeRequest::Stop { .. }
         | NodeRequest::Signal { .. }

@@ -257,6 +257,16 @@ impl NodeCore {
                 self.find(ask, program, Finding::Reserve(stay, installed), outputs);
                 None
             }
+            NodeRequest::Start(StartWorkers { elastic: true, .. })
+            | NodeRequest::Revoke { .. }
+            | NodeRequest::Hold { .. }
+            | NodeRequest::StopWorker { .. } => Some(refused(Refusal::new(
+                RefusalKind::UnknownRequest,
+                format!(
+                    "this node runs no job whose members come and go: version {} can't",
+                    env!("CARGO_PKG_VERSION")
+                ),
+            ))),
             NodeRequest::Start(start) => {
                 let program = match &start.installed {
                     Some(installed) => Wanted::Installed(installed.clone()),

@@ -7,10 +7,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kolo_transport::identity::{Identity, Role};
-use kolo_transport::ids::{ClusterId, CrossRank, Generation, JobId, LocalRank, NodeId, Rank, Slot};
+use kolo_transport::ids::{
+    ClusterId, CrossRank, Generation, Incarnation, JobId, LocalRank, NodeId, Rank, Slot,
+};
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::worker::LOCAL_PROTOCOL;
-use kolo_transport::wire::{CallFailure, FromWorker, GenerationTable, Member, ToWorker};
+use kolo_transport::wire::{CallFailure, FromWorker, GenerationTable, Handover, Member, ToWorker};
 use kolo_transport::{Authority, TransportRuntime};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -94,6 +96,7 @@ fn members(ranks: &[usize], nodes: &[u64]) -> Vec<Member> {
         node: NodeId(nodes[rank]),
         hostname: format!("host{}", nodes[rank]),
         address: None,
+        incarnation: Incarnation::FIRST,
     };
     ranks.iter().enumerate().map(member).collect()
 }
@@ -160,6 +163,8 @@ impl Group {
                 job: JOB,
                 generation: Generation(0),
                 members: Vec::new(),
+                cause: String::new(),
+                handover: Handover::None,
             },
             authority: Authority::create(ClusterId(5)).unwrap(),
             needs_data_plane: nodes.windows(2).any(|pair| pair[0] != pair[1]),
