@@ -131,38 +131,36 @@ pub(crate) async fn start_nodes(
     runtime: &TransportRuntime,
     config: LocalConfig,
 ) -> Result<Vec<Node>, LocalError> {
-    let LocalConfig {
-        nodes,
-        resources,
-        gpus_for_all,
-        hostname,
-        preloaded,
-        ..
-    } = config;
-    let start = |_| {
-        let issued = head
-            .authority()
-            .issue(Role::Node, &NodeId::random().to_string());
-        let (resources, hostname, preloaded) =
-            (resources.clone(), hostname.clone(), preloaded.clone());
-        async move {
-            let config = NodeConfig {
-                resources,
-                gpus_for_all,
-                hostname,
-                programs: ProgramSource {
-                    preloaded,
-                    ..ProgramSource::default()
-                },
-                transport: Some(runtime.clone()),
-                idle_timeout: PATIENCE,
-                keep_alive: PATIENCE / 6,
-                ..NodeConfig::new(loopback(head.address()), issued?)
-            };
-            Ok::<_, LocalError>(Node::start(config).await?)
-        }
+    try_join_all((0..config.nodes).map(|_| start_node(head, runtime, &config))).await
+}
+
+/// One node of this process, as the configuration describes each; returns when the node is registered.
+///
+/// # Errors
+///
+/// [`LocalError`].
+pub async fn start_node(
+    head: &Head,
+    runtime: &TransportRuntime,
+    config: &LocalConfig,
+) -> Result<Node, LocalError> {
+    let issued = head
+        .authority()
+        .issue(Role::Node, &NodeId::random().to_string())?;
+    let node = NodeConfig {
+        resources: config.resources.clone(),
+        gpus_for_all: config.gpus_for_all,
+        hostname: config.hostname.clone(),
+        programs: ProgramSource {
+            preloaded: config.preloaded.clone(),
+            ..ProgramSource::default()
+        },
+        transport: Some(runtime.clone()),
+        idle_timeout: PATIENCE,
+        keep_alive: PATIENCE / 6,
+        ..NodeConfig::new(loopback(head.address()), issued)
     };
-    try_join_all((0..nodes).map(start)).await
+    Ok(Node::start(node).await?)
 }
 
 /// Whether kolo sets a variable of this name to a rank, a size or an address, so that a value for all workers misleads.

@@ -192,6 +192,12 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// The members that live in this process.
+    #[cfg(feature = "local")]
+    pub(crate) fn local_members(&self) -> Option<&crate::local::Members> {
+        self.inner.local.as_ref()
+    }
+
     /// The cluster's identity, from its certificates.
     pub fn id(&self) -> ClusterId {
         self.inner.credentials.identity().cluster

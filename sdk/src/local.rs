@@ -1,10 +1,12 @@
 //! A whole cluster inside the driver's process.
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kolo_runtime::local::{LocalConfig, LocalMembers};
+use kolo_runtime::local::{LocalConfig, LocalMembers, start_node};
 use kolo_runtime::{Head, Node, NodeResources};
 use kolo_transport::descriptors::make_room;
+use kolo_transport::ids::NodeId;
 use kolo_transport::runtime::TransportRuntime;
 
 use crate::cluster::Cluster;
@@ -127,20 +129,22 @@ impl LocalClusterBuilder {
             runtime: Some(runtime),
             ..LocalConfig::default()
         };
+        let started = LocalMembers::start(config.clone()).await.map_err(failed)?;
         let LocalMembers {
             nodes,
             head,
             runtime,
             driver,
-        } = LocalMembers::start(config).await.map_err(failed)?;
+        } = started;
         let address = head.address();
         Cluster::with_members(
             runtime,
             address,
             driver,
             Members {
-                _nodes: nodes,
-                _head: head,
+                nodes: Mutex::new(nodes),
+                head,
+                config,
             },
         )
         .await
@@ -149,8 +153,59 @@ impl LocalClusterBuilder {
 
 /// What lives as long as the cluster's handles. Each stops in the background when it is dropped.
 pub(crate) struct Members {
-    _nodes: Vec<Node>,
-    _head: Head,
+    nodes: Mutex<Vec<Node>>,
+    head: Head,
+    /// For nodes that are added.
+    config: LocalConfig,
+}
+
+impl Members {
+    fn nodes(&self) -> MutexGuard<'_, Vec<Node>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Cluster {
+    /// Adds a node to a [`LocalCluster`], with as many slots as its other nodes have; returns when the node is registered.
+    /// Elastic groups that have room for more workers grow onto the node.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Local`] if the cluster is not in this process, or the node does not start.
+    pub async fn add_local_node(&self) -> Result<NodeId, ConnectError> {
+        let members = self.members()?;
+        make_room("a node of a local cluster", NODE_DESCRIPTORS).map_err(failed)?;
+        let node = start_node(&members.head, self.runtime(), &members.config);
+        let node = node.await.map_err(failed)?;
+        let id = node.id();
+        members.nodes().push(node);
+        Ok(id)
+    }
+
+    /// Kills a node of a [`LocalCluster`] and its workers at once, as a power cut would: to try how a program takes that.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Local`] if the cluster is not in this process, or has no such node.
+    pub async fn kill_local_node(&self, node: NodeId) -> Result<(), ConnectError> {
+        let members = self.members()?;
+        let found = {
+            let mut nodes = members.nodes();
+            let index = nodes.iter().position(|other| other.id() == node);
+            index.map(|index| nodes.swap_remove(index))
+        };
+        let found = found.ok_or_else(|| failed(format!("{node} is no node of this process")))?;
+        blocking(self.runtime(), || found.kill()).await
+    }
+
+    fn members(&self) -> Result<&Members, ConnectError> {
+        self.local_members().ok_or_else(|| {
+            let head = self.head();
+            failed(format!(
+                "the cluster of {head} is not in this process; only clusters that `LocalCluster` has started are"
+            ))
+        })
+    }
 }
 
 fn default_slots() -> u32 {

@@ -26,7 +26,7 @@ macro_rules! tests {
 
 fn main() {
     kolo::rt::main(async {
-        let tests: [Test; 12] = tests![
+        let tests: [Test; 13] = tests![
             functions_run_on_all_one_and_some
             values_keep_their_state_and_order
             errors_and_panics_name_the_rank
@@ -39,6 +39,7 @@ fn main() {
             clusters_in_one_process_are_apart
             the_default_cluster_has_room_for_four
             few_descriptors_are_told_and_panic_nothing
+            nodes_are_added_and_killed
         ];
         let filters: Vec<String> = std::env::args()
             .skip(1)
@@ -410,6 +411,31 @@ async fn a_group_that_was_shut_down_has_succeeded_and_no_other() -> Outcome {
     cluster.stop_job(executor.job()).await?;
     executor.shutdown().await?;
     assert_eq!(ended(executor.job()).await?, "stopped");
+    Ok(())
+}
+
+async fn nodes_are_added_and_killed() -> Outcome {
+    let cluster = LocalCluster::builder().slots(2).start().await?;
+    let added = cluster.add_local_node().await?;
+    let executor = Executor::builder().hosts(2).slots(2).output(Output::Silent);
+    let executor = executor.start(&cluster).await?;
+    let on_added = |member: &&kolo::Member| member.node == added;
+    let lost = executor.table().members.iter().find(on_added).unwrap().rank;
+    let call = executor.on(lost).run(sleep_long, ()).into_future();
+
+    cluster.kill_local_node(added).await?;
+    let error = call.await.unwrap_err().to_string();
+    assert!(error.contains(&format!("rank {lost}")), "{error}");
+    let is_there = |node: &kolo::NodeInfo| node.node == added && node.alive;
+    while cluster.status().await?.nodes.iter().any(is_there) {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let error = cluster
+        .kill_local_node(added)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("no node of this process"), "{error}");
     Ok(())
 }
 
