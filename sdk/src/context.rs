@@ -41,9 +41,16 @@ struct Inner {
 /// Where the ranks are: algorithms are chosen by it, so no operation may begin before it is known.
 #[derive(Debug, Default)]
 struct Members {
-    known: OnceLock<()>,
+    known: OnceLock<Formed>,
     lock: Mutex<()>,
     news: Condvar,
+}
+
+/// How a generation came about.
+#[derive(Debug)]
+struct Formed {
+    cause: String,
+    at: Instant,
 }
 
 /// The members of a job are told to all its workers before the driver may call them; they are on their way, if anything.
@@ -70,9 +77,12 @@ impl Members {
         }
     }
 
-    fn learn(&self) {
+    fn learn(&self, cause: &str) {
         let lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        self.known.get_or_init(|| ());
+        self.known.get_or_init(|| Formed {
+            cause: cause.to_owned(),
+            at: Instant::now(),
+        });
         drop(lock);
         self.news.notify_all();
     }
@@ -101,14 +111,14 @@ impl Context {
     }
 
     /// The communicator knows the members, and where they are.
-    pub(crate) fn members_known(&self) {
-        self.inner.members.learn();
+    pub(crate) fn members_known(&self, cause: &str) {
+        self.inner.members.learn(cause);
     }
 
     /// Nothing is to wait in this generation any more, for its members neither.
     pub(crate) fn revoke(&self, reason: &str) {
         self.inner.comm.revoke(reason);
-        self.members_known();
+        self.members_known("");
     }
 
     /// By which elastic loops hear that this generation is about to end.
@@ -163,7 +173,7 @@ impl Context {
         };
         let job = comm.hello().job;
         let context = Self::new(member, comm, job, None);
-        context.members_known();
+        context.members_known("");
         context
     }
 
@@ -205,6 +215,21 @@ impl Context {
     /// The membership of the job that this worker belongs to. It starts at 1.
     pub fn generation(&self) -> Generation {
         self.inner.comm.generation()
+    }
+
+    /// Why this generation of the job came about, in words for people. Empty in a static job.
+    pub fn cause(&self) -> &str {
+        self.formed().map_or("", |formed| &formed.cause)
+    }
+
+    /// When this worker heard who the members of this generation are.
+    pub fn formed_at(&self) -> Instant {
+        self.formed().map_or_else(Instant::now, |formed| formed.at)
+    }
+
+    fn formed(&self) -> Option<&Formed> {
+        self.inner.members.wait();
+        self.inner.members.known.get()
     }
 
     /// The node's hostname. Two nodes may have the same.

@@ -476,8 +476,8 @@ impl Epoch {
         let nodes: Vec<_> = table.members.iter().map(|member| member.node).collect();
         self.comm.set_table(Arc::clone(&table))?;
         self.comm.set_layout(Layout::of_hosts(&nodes))?;
+        self.context.members_known(&table.cause);
         self.table.send_replace(Some(table));
-        self.context.members_known();
         Ok(())
     }
 
