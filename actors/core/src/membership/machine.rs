@@ -101,7 +101,9 @@ impl Membership {
     fn take(&mut self, now: Instant, fact: &Fact) {
         match self.roster.take(now, fact) {
             Ok(departures) => self.departed(now, departures),
-            Err(Stale(what)) => self.actions.push(Action::Tell(format!("ignored: {what}"))),
+            Err(Stale(what)) => {
+                return self.actions.push(Action::Tell(format!("ignored: {what}")));
+            }
         }
         match fact {
             Fact::Reserved { slot, .. } => self.start(*slot),

@@ -113,7 +113,9 @@ impl Job {
 
     /// Ends what is left without any grace.
     pub(super) fn kill(&mut self) {
-        self.manner = Manner::Kill;
+        if std::mem::replace(&mut self.manner, Manner::Kill) == Manner::Kill {
+            return;
+        }
         let stopping: Vec<_> = self
             .parts
             .iter()

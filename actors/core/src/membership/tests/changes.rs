@@ -485,3 +485,17 @@ fn nodes_that_are_lost_together_are_one_change() {
     bed.settle();
     assert_eq!((bed.number(), bed.slots()), (2, vec![2, 3]));
 }
+
+#[test]
+fn a_seat_that_is_reserved_twice_is_started_once() {
+    let mut bed = Bed::new(Limits::elastic(1, 1), &[1]);
+    bed.boots = false;
+    bed.settle();
+    let slot = Slot(0);
+    bed.then(Fact::Reserved {
+        slot,
+        location: location(1),
+    });
+    let starts = |action: &&Action| matches!(action, Action::Start { .. });
+    assert_eq!(bed.done.iter().filter(starts).count(), 1);
+}

@@ -280,7 +280,7 @@ impl Job {
             };
             self.phase = self.phase.max(Phase::Publish);
             if let Some(elastic) = &mut self.elastic {
-                let tally = Tally::new(table.members.len());
+                let tally = Tally::new(table.members.iter().map(process_of));
                 elastic.tallies.insert(number, tally);
                 elastic.published = Some(table);
             }

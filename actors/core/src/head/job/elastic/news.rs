@@ -86,7 +86,8 @@ impl Job {
                 // Its answer is still to come, and says more.
                 _ => {}
             },
-            NodeEvent::JobLeft { reason, .. } => {
+            NodeEvent::JobLeft { mut reason, .. } => {
+                cut(&mut reason, MAX_WORDS);
                 self.touch(node);
                 self.fact(Fact::Drain { node, why: reason });
             }

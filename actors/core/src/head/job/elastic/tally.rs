@@ -1,6 +1,6 @@
 //! Commits of a generation: what each member has, and so what all have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::membership::Process;
 
@@ -46,7 +46,7 @@ pub(super) struct Common {
 /// Counts what the members of one generation say.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    members: usize,
+    members: BTreeSet<Process>,
     commits: Lowest,
     durable: Lowest,
     holds: Lowest,
@@ -54,10 +54,10 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Nobody has said anything yet.
-    pub(super) fn new(members: usize) -> Self {
+    /// No member has said anything yet. Words of others do not count.
+    pub(super) fn new(members: impl IntoIterator<Item = Process>) -> Self {
         Self {
-            members,
+            members: members.into_iter().collect(),
             ..Self::default()
         }
     }
@@ -69,12 +69,15 @@ impl Tally {
         commit: u64,
         durable: bool,
     ) -> Option<Common> {
+        if !self.members.contains(&process) {
+            return None;
+        }
         self.commits.say(process, commit);
         if durable {
             self.durable.say(process, commit);
         }
-        let commit = self.commits.of(self.members)?;
-        let durable = self.durable.of(self.members);
+        let commit = self.commits.of(self.members.len())?;
+        let durable = self.durable.of(self.members.len());
         let common = Common {
             commit,
             durable: durable.is_some_and(|durable| durable >= commit),
@@ -86,8 +89,11 @@ impl Tally {
 
     /// A member holds at a commit. The result is the commit at which all members hold.
     pub(super) fn holds(&mut self, process: Process, commit: u64) -> Option<u64> {
+        if !self.members.contains(&process) {
+            return None;
+        }
         self.holds.say(process, commit);
-        let lowest = self.holds.of(self.members)?;
+        let lowest = self.holds.of(self.members.len())?;
         (self.holds.counts.len() == 1).then_some(lowest)
     }
 }
@@ -108,7 +114,7 @@ mod tests {
     #[test]
     fn a_commit_counts_when_all_members_have_it() {
         let common = |commit, durable| Some(Common { commit, durable });
-        let mut tally = Tally::new(2);
+        let mut tally = Tally::new([process(0), process(1)]);
         assert_eq!(tally.committed(process(0), 1, true), None);
         assert_eq!(tally.committed(process(0), 3, false), None);
         assert_eq!(tally.committed(process(1), 2, true), common(2, false));
@@ -120,8 +126,20 @@ mod tests {
     }
 
     #[test]
+    fn e1_a_process_that_is_no_member_does_not_count() {
+        let mut tally = Tally::new([process(0), process(1)]);
+        assert_eq!(tally.committed(process(0), 7, false), None);
+        assert_eq!(tally.committed(process(2), 7, false), None);
+        assert_eq!(tally.holds(process(0), 7), None);
+        assert_eq!(tally.holds(process(2), 7), None);
+        let news = tally.committed(process(1), 7, false);
+        assert_eq!(news.map(|common| common.commit), Some(7));
+        assert_eq!(tally.holds(process(1), 7), Some(7));
+    }
+
+    #[test]
     fn all_hold_at_one_commit() {
-        let mut tally = Tally::new(2);
+        let mut tally = Tally::new([process(0), process(1)]);
         assert_eq!(tally.holds(process(0), 4), None);
         assert_eq!(tally.holds(process(1), 3), None);
         assert_eq!(tally.holds(process(1), 4), Some(4));
