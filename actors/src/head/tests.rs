@@ -231,6 +231,7 @@ impl World {
             session: DRIVER,
             job,
             spec: Box::new(spec()),
+            dry_run: false,
         };
         self.happened(submit, Some(Way::Driver(job, events))).await;
         receiver

@@ -193,6 +193,7 @@ impl Peer {
 
     async fn decide(&self, request: HeadRequest) -> Result<HeadReply, Refusal> {
         match request {
+            HeadRequest::DryRun(spec) => submit::dry_run(&self.shared, self.session, spec).await,
             HeadRequest::SignWorker { job, slot, csr } => self.sign(job, slot, csr).await,
             HeadRequest::Surroundings => {
                 self.driver()?;

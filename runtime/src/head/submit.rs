@@ -8,7 +8,7 @@ use kolo_core::head::messages::Input;
 use kolo_core::head::registry::Session;
 use kolo_transport::frame::InvalidFrame;
 use kolo_transport::ids::JobId;
-use kolo_transport::wire::{JobEvent, JobSpec, JobState};
+use kolo_transport::wire::{HeadReply, JobEvent, JobSpec, JobState, Refusal};
 use kolo_transport::{
     CloseCode, Flood, FrameError, FrameReceiver, FrameSender, RandomId as _, Stream,
     TransportRuntime,
@@ -23,6 +23,45 @@ const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Submits a job, and serves its driver until the job has ended.
 pub(super) async fn serve(shared: &Arc<Shared>, session: Session, spec: JobSpec, stream: Stream) {
     let farewell = shared.farewell();
+    let (job, receiver) = submit(shared, session, spec, false).await;
+    let Stream { send, recv } = stream;
+    let frames = follow(shared, job, recv);
+    let told = report(shared, job, receiver, send);
+    // The job's last event ends both.
+    tokio::select! {
+        () = told => {}
+        never = frames => match never {},
+    }
+    drop(farewell);
+}
+
+/// Finds out whether a job would start. It ends by itself, also if nobody waits for it any more.
+pub(super) async fn dry_run(
+    shared: &Shared,
+    session: Session,
+    spec: JobSpec,
+) -> Result<HeadReply, Refusal> {
+    let (_, mut events) = submit(shared, session, spec, true).await;
+    let mut placed = Vec::new();
+    while let Some(event) = events.recv().await {
+        match event {
+            JobEvent::Placed { nodes, .. } => placed = nodes,
+            JobEvent::Ended { refusal, .. } => {
+                return refusal.map_or(Ok(HeadReply::Placed(placed)), Err);
+            }
+            JobEvent::Healthy { .. } | JobEvent::Generation { .. } | JobEvent::RankLost { .. } => {}
+        }
+    }
+    Err(stopping())
+}
+
+/// Gives a job to the head. Its id, and its events.
+async fn submit(
+    shared: &Shared,
+    session: Session,
+    spec: JobSpec,
+    dry_run: bool,
+) -> (JobId, mpsc::UnboundedReceiver<JobEvent>) {
     let (events, receiver) = mpsc::unbounded_channel();
     let job = JobId::random();
     let submit = Happened {
@@ -30,6 +69,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, session: Session, spec: JobSpec,
             session,
             job,
             spec: Box::new(spec),
+            dry_run,
         },
         way: Some(Way::Driver(job, events.clone())),
     };
@@ -43,16 +83,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, session: Session, spec: JobSpec,
         // Its other end is here.
         events.send(ended).ok();
     }
-    drop(events);
-    let Stream { send, recv } = stream;
-    let frames = follow(shared, job, recv);
-    let told = report(shared, job, receiver, send);
-    // The job's last event ends both.
-    tokio::select! {
-        () = told => {}
-        never = frames => match never {},
-    }
-    drop(farewell);
+    (job, receiver)
 }
 
 /// Passes the job's events on until the last.

@@ -22,7 +22,7 @@ const FIRST_LINE: usize = 256;
 ///
 /// [`RefusalKind::NoProgram`] if it is not here, [`RefusalKind::NotExecutable`] if it can't be executed or its directory
 /// can't be entered, [`RefusalKind::Timeout`] if its file system does not answer.
-pub(crate) async fn find(installed: &Installed) -> Result<InstalledFile, Refusal> {
+pub(super) async fn find(installed: &Installed) -> Result<InstalledFile, Refusal> {
     let name = installed.program.clone();
     let installed = installed.clone();
     // A file system of another host may hang for ever: nothing else of this daemon is to wait for it.

@@ -45,7 +45,6 @@ use self::calls::Calls;
 pub use self::config::{NodeConfig, NodeCredentials, NodeResources, ResourcesError};
 use self::finder::Finder;
 pub use self::host::default_listen;
-pub(crate) use self::installed::find as find_installed;
 use self::programs::Programs;
 pub use self::programs::{ProgramSource, ProgramsError};
 use self::serve::Server;

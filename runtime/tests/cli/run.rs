@@ -207,10 +207,7 @@ fn a_dry_run_shows_hosts_that_are_addresses() {
 
 /// `kolo run` on this machine, with the tools of this machine.
 fn here(args: &[&str]) -> Ran {
-    let mut run = command(
-        Path::new("/nonexistent"),
-        &[&["run", "--local"], args].concat(),
-    );
+    let mut run = command(Path::new("/nonexistent"), &[&["run"], args].concat());
     run.env("PATH", "/usr/local/bin:/usr/bin:/bin");
     Ran::of(&run.output().unwrap())
 }
@@ -242,6 +239,7 @@ fn a_dry_run_refuses_what_a_run_refuses_with_the_same_words() {
         (&["--", &damaged], 126),
         (&["--interfaces", "nosuch0", "true"], 1),
         (&["no-such-program"], 127),
+        (&["-H", "localhost:1", "no-such-program"], 127),
         (&["./no-such-program"], 127),
     ] {
         // The node of a run has an id that is drawn.

@@ -2,12 +2,14 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use std::collections::BTreeSet;
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use kolo_harness::{TestCluster, kolo};
-use kolo_transport::wire::{JobInfo, JobState};
+use kolo_transport::wire::{JobInfo, JobState, NodeInfo};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::gone;
@@ -479,6 +481,58 @@ async fn on_a_cluster_ranks_are_spread_over_its_nodes() {
         free.nodes.iter().all(|node| node.available == node.total),
         "{free:?}"
     );
+    cluster.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn on_a_cluster_a_dry_run_asks_its_nodes_and_refuses_what_a_run_refuses() {
+    let builder = TestCluster::builder().nodes(2).slots(2);
+    let cluster = builder.hostnames(["one", "two"]).start().await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let damaged = dir.path().join("damaged");
+    std::fs::write(&damaged, b"\x7fELFxxxx").unwrap();
+    std::fs::set_permissions(&damaged, Permissions::from_mode(0o755)).unwrap();
+    let run = async |args: &[&str]| {
+        let mut command = cluster.kolo().unwrap();
+        command.arg("run").args(args);
+        let out = tokio::task::spawn_blocking(move || output(command));
+        let out = out.await.unwrap();
+        (code(&out), text(&out.stdout), text(&out.stderr))
+    };
+    for (args, expected) in [
+        (&["-n", "4", damaged.to_str().unwrap()][..], 126),
+        (&["--cwd", "/no/such/folder", "true"], 126),
+        (&["-n", "4", "no-such-program"], 127),
+        (&["-n", "5", "true"], 1),
+        (&["-n", "4", "--interfaces", "nosuch0", "true"], 1),
+    ] {
+        let (code, out, err) = run(args).await;
+        assert_eq!((code, out.as_str()), (expected, ""), "{args:?}: {err}");
+        let dry = run(&[&["--dry-run"], args].concat()).await;
+        assert_eq!(dry, (code, out, err), "{args:?}");
+    }
+    let args = ["--dry-run", "-n", "3", "--name", "rehearsal", "true"];
+    let (code, shown, err) = run(&args).await;
+    assert_eq!((code, err.as_str()), (0, ""), "{shown}");
+    let ranks: Vec<Vec<&str>> = shown
+        .lines()
+        .skip(1)
+        .take(3)
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let hosts: Vec<&str> = ranks.iter().map(|row| row[1]).collect();
+    assert_eq!(hosts, ["one", "one", "two"], "{shown}");
+    assert_eq!(ranks[2][2..], ["0", "1", "1", "2"], "{shown}");
+    // The nodes are as free as before, and nobody takes it for a job that ran.
+    let free = cluster.status().await.unwrap();
+    let is_free = |node: &NodeInfo| node.available == node.total;
+    assert!(free.nodes.iter().all(is_free), "{free:?}");
+    let mut command = cluster.kolo().unwrap();
+    command.arg("jobs");
+    let listed = tokio::task::spawn_blocking(move || output(command));
+    let listed = text(&listed.await.unwrap().stdout);
+    assert!(listed.contains("no-such-program"), "{listed}");
+    assert!(!listed.contains("rehearsal"), "{listed}");
     cluster.stop().await.unwrap();
 }
 

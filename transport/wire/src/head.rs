@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use super::daemon::DaemonState;
 use super::network::{InterfacesQuery, NetworkReport, NodeNetwork};
 use super::trust::{RevocationList, SecretText, TokenEntry};
-use super::{ClusterInfo, JobInfo, JobSpec, RankFailure, Refusal, Resources, WorkerSignal};
+use super::{
+    ClusterInfo, JobInfo, JobSpec, PlacedNode, RankFailure, Refusal, Resources, WorkerSignal,
+};
 use crate::identity::Role;
 use crate::ids::{Generation, Incarnation, JobId, NodeId, Slot};
 
@@ -58,6 +60,10 @@ pub enum HeadRequest {
     /// A driver submits a job. The stream stays open for [`JobEvent`](super::JobEvent)s and [`SubmitFrame`]s;
     /// when it ends, the job is stopped.
     Submit(JobSpec),
+    /// A driver asks whether a job would start. The head places it, and nodes reserve, look for its installed program and are
+    /// probed, as for [`HeadRequest::Submit`]. Then all is released, before any worker starts. A request of its own, so that a
+    /// head which does not know it starts nothing.
+    DryRun(JobSpec),
     /// The whole cluster.
     Cluster,
     /// All jobs, the newest first; ended ones for as long as the head remembers them.
@@ -310,6 +316,8 @@ pub enum HeadReply {
         /// Nodes that have not yet. They learn of it when they register again at the latest.
         late: Vec<NodeId>,
     },
+    /// Answer to [`HeadRequest::DryRun`]: the job would start on these nodes.
+    Placed(Vec<PlacedNode>),
     /// Answer to [`HeadRequest::Interfaces`].
     Interfaces(NetworkReport),
     /// Answer to [`HeadRequest::Surroundings`].

@@ -118,6 +118,8 @@ pub enum Input {
         job: JobId,
         /// The job.
         spec: Box<JobSpec>,
+        /// It is to end where its workers would start.
+        dry_run: bool,
     },
     /// The driver of a job sends a frame.
     Frame(JobId, SubmitFrame),

@@ -7,8 +7,8 @@ use kolo_transport::frame::{FrameError, Limits};
 use kolo_transport::ids::{JobId, Rank};
 use kolo_transport::session::{Connection, Stream};
 use kolo_transport::wire::{
-    HeadRequest, JobEvent, JobSpec, JobState, NodeReply, NodeRequest, OutputChunk, PlacedNode,
-    SubmitFrame, WorkerSignal,
+    HeadReply, HeadRequest, JobEvent, JobSpec, JobState, NodeReply, NodeRequest, OutputChunk,
+    PlacedNode, Refusal, SubmitFrame, WorkerSignal,
 };
 use kolo_transport::{
     AwakeClock, CloseCode, Credentials, Endpoint, EndpointConfig, Expect, TransportRuntime,
@@ -108,6 +108,29 @@ fn head_lost(job: Option<JobId>, error: FrameError) -> CliError {
             error: error.into(),
         },
         None => CliError::stream("the head", error),
+    }
+}
+
+/// The nodes on which a job would start, or why it would not.
+///
+/// # Errors
+///
+/// [`CliError`] if the head does not say.
+pub(crate) async fn try_out(
+    link: &Link,
+    spec: JobSpec,
+    start_timeout: Duration,
+) -> Result<Result<Vec<PlacedNode>, Refusal>, CliError> {
+    // What was reserved is given back before the head answers.
+    let limit = start_timeout + ANSWER + HEAD_HAS_THE_WORD;
+    match link.head.request(&HeadRequest::DryRun(spec), limit).await {
+        Ok(HeadReply::Placed(nodes)) => Ok(Ok(nodes)),
+        Ok(HeadReply::Refused(refusal)) => Ok(Err(refusal)),
+        Ok(_) => Err(CliError::Answer("the head".to_owned())),
+        Err(error) => Err(CliError::Request {
+            what: "the head".to_owned(),
+            error,
+        }),
     }
 }
 

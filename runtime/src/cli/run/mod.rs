@@ -80,7 +80,7 @@ pub(super) fn run(
         .map_err(CliError::Start)?;
     let result = runtime.block_on(async {
         let Some(front) = front else {
-            let refused = show::dry_run(&options, &plan, &here, connect, format, out).await?;
+            let refused = show::dry_run(&options, plan, &here, connect, format, out).await?;
             return Ok(refused.map_or(0, |outcome| {
                 tell(&report(&outcome, format));
                 outcome.exit_code()
@@ -164,7 +164,10 @@ async fn execute(
     files::prepare(plan.output_dir.as_deref())?;
     let mut plan = plan;
     let grounds = {
-        let preparing = place::prepare(options, &mut plan, here, connect);
+        let preparing = async {
+            let ground = place::find(options, &plan, here).await?;
+            place::prepare(options, &mut plan, ground, connect).await
+        };
         tokio::pin!(preparing);
         loop {
             let heard = tokio::select! {

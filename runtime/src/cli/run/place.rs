@@ -33,6 +33,16 @@ const LEAST_OWN: u64 = 44;
 /// How long this command stays after its work.
 const GOODBYE: Duration = Duration::from_millis(2);
 
+/// Where a job goes.
+pub(crate) enum Ground {
+    /// On the cluster that is there.
+    Cluster,
+    /// On this machine alone, which may be called otherwise than it calls itself.
+    Here(Option<String>),
+    /// On these hosts, with so many workers each.
+    Hosts(Vec<(Place, u32)>),
+}
+
 /// Everything that must live as long as the job.
 pub(crate) struct Grounds {
     pub(crate) link: Arc<Link>,
@@ -79,43 +89,48 @@ fn failed(error: LocalError) -> CliError {
     CliError::Local(error.to_string())
 }
 
+/// Finds out where a job goes.
+pub(crate) async fn find(
+    options: &Run,
+    plan: &Plan,
+    here: &Surroundings,
+) -> Result<Ground, CliError> {
+    let hosts = match &plan.target {
+        Target::Cluster => return Ok(Ground::Cluster),
+        Target::Local => return Ok(Ground::Here(None)),
+        Target::Hosts(hosts) => hosts,
+    };
+    let shares = layout::shares(options, hosts, plan.workers)?;
+    // Hosts included that get no worker: the list is wrong all the same.
+    let places = ssh::locate(hosts, &here.hostname, &options.ssh.options()).await?;
+    if let [(only, _)] = shares[..]
+        && places[only].here
+    {
+        let name = &hosts[only].host;
+        return Ok(Ground::Here((name != "localhost").then(|| name.clone())));
+    }
+    let used = shares.into_iter();
+    let used = used.map(|(index, workers)| (places[index].clone(), workers));
+    Ok(Ground::Hosts(used.collect()))
+}
+
 /// Connects to the cluster that is there, or starts one.
 pub(crate) async fn prepare(
     options: &Run,
     plan: &mut Plan,
-    here: &Surroundings,
+    ground: Ground,
     connect: &Connect,
 ) -> Result<Grounds, CliError> {
-    match plan.target.clone() {
-        Target::Cluster => {
+    match ground {
+        Ground::Cluster => {
             let client = Client::connect(&connect.config()).await?;
             Ok(Grounds {
                 link: Arc::new(client.into_link()),
                 members: Members::Elsewhere,
             })
         }
-        Target::Local => here_alone(options, plan, connect.connect_timeout, None).await,
-        Target::Hosts(hosts) => {
-            let shares = layout::shares(options, &hosts, plan.workers)?;
-            // Hosts included that get no worker: the list is wrong all the same.
-            let ssh = options.ssh.options();
-            let places = ssh::locate(&hosts, &here.hostname, &ssh).await?;
-            match &shares[..] {
-                [(only, _)] if places[*only].here => {
-                    let name = &hosts[*only].host;
-                    let name = (name != "localhost").then(|| name.clone());
-                    here_alone(options, plan, connect.connect_timeout, name).await
-                }
-                _ => {
-                    let used = shares
-                        .iter()
-                        .map(|(index, _)| places[*index].clone())
-                        .collect();
-                    let workers = shares.iter().map(|(_, workers)| *workers).collect();
-                    on_hosts(options, plan, used, workers, connect.connect_timeout).await
-                }
-            }
-        }
+        Ground::Here(name) => here_alone(options, plan, connect.connect_timeout, name).await,
+        Ground::Hosts(hosts) => on_hosts(options, plan, hosts, connect.connect_timeout).await,
     }
 }
 
@@ -132,7 +147,7 @@ fn make_room(workers: u32) -> Result<(), TooFewDescriptors> {
 }
 
 /// What this machine offers to a job of its own: as many CPUs as are asked for.
-pub(crate) fn own_resources(plan: &Plan) -> NodeResources {
+fn own_resources(plan: &Plan) -> NodeResources {
     NodeResources {
         cpus: Some(plan.spec.per_worker.cpus.as_f64() * f64::from(plan.workers)),
         ..NodeResources::default()
@@ -181,8 +196,7 @@ async fn here_alone(
 async fn on_hosts(
     options: &Run,
     plan: &mut Plan,
-    places: Vec<Place>,
-    workers: Vec<u32>,
+    hosts: Vec<(Place, u32)>,
     connect_timeout: Duration,
 ) -> Result<Grounds, CliError> {
     let everywhere = kolo_transport::interfaces::wildcard(0);
@@ -193,6 +207,7 @@ async fn on_hosts(
         ..options.ssh.options()
     };
     let access = HeadAccess::to(&head);
+    let (places, workers): (_, Vec<u32>) = hosts.into_iter().unzip();
     let up = ssh::bring_up_at(places, &ssh, &access, |_| {})
         .await
         .map_err(|error| match error {

@@ -324,6 +324,7 @@ pub(crate) fn cases() -> Vec<Case> {
             elastic: Some(Box::new(elastic())),
             ..spec()
         }),
+        HeadRequest::DryRun(spec()),
         HeadRequest::Cluster,
         HeadRequest::Jobs,
         HeadRequest::Job { job: JOB },
@@ -426,6 +427,7 @@ pub(crate) fn cases() -> Vec<Case> {
         HeadReply::Token { entry: token(), token: SecretText("kolo1.driver".to_owned()) },
         HeadReply::Tokens(vec![token()]),
         HeadReply::Revoked { told: 3, late: vec![NODE] },
+        HeadReply::Placed(vec![placed()]),
         HeadReply::Interfaces(report()),
         HeadReply::Surroundings(surroundings()),
         HeadReply::Refused(refusal()),

@@ -29,6 +29,7 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Events,
         SignWorker,
         Submit,
+        DryRun,
         Cluster,
         Jobs,
         Job,
@@ -72,6 +73,7 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Token,
         Tokens,
         Revoked,
+        Placed,
         Interfaces,
         Surroundings,
         Refused

@@ -12,13 +12,6 @@ use super::end::first_line;
 use super::report::listed;
 use super::{Action, Ending, Hold, Job, Manner, Signals};
 
-/// What is wrong with an installed program, with the hosts on which it is.
-#[must_use]
-pub fn problem_on(problem: &Refusal, hosts: &[String]) -> Refusal {
-    let message = format!("{} (on {})", problem.message, listed(hosts));
-    Refusal::new(problem.kind, message)
-}
-
 impl Job {
     pub(super) fn is_installed(&self) -> bool {
         self.spec.installed.is_some()
@@ -43,7 +36,7 @@ impl Job {
         let kind = first.kind;
         let texts: Vec<String> = problems
             .iter()
-            .map(|(problem, hosts)| problem_on(problem, hosts).message)
+            .map(|(problem, hosts)| format!("{} (on {})", problem.message, listed(hosts)))
             .collect();
         self.fail(kind, texts.join("; "));
     }
@@ -339,6 +332,44 @@ mod tests {
             requests(&run, |request| matches!(request, NodeRequest::Start(_))),
             0
         );
+    }
+
+    #[test]
+    fn a_dry_run_ends_where_its_workers_would_start() {
+        let dry = || {
+            let mut run = submit(&[1, 1], |spec| {
+                spec.installed = Some(Installed::default());
+                spec.rendezvous = true;
+            });
+            run.job.run_dry().unwrap();
+            run.asked();
+            run.reserve(1, false);
+            run
+        };
+        let mut run = dry();
+        run.reserve(2, false);
+        assert_eq!(run.asked(), ["tell:placed", "open 2"]);
+        run.step(Event::Rendezvous(Ok("10.0.0.7:80".parse().unwrap())));
+        assert_eq!(run.asked(), ["1:release", "2:release"]);
+        answer(&mut run, 1, NodeReply::Done);
+        answer(&mut run, 2, NodeReply::Done);
+        assert_eq!(ended(&run), (JobState::Succeeded, None, None));
+        let asked = run.asked();
+        assert_eq!(asked[2..], ["close", "tell:succeeded", "finished"]);
+
+        let mut run = dry();
+        let problem = NodeReply::Reserved {
+            has_program: false,
+            free_port: 1,
+            problem: Some(Refusal::new(RefusalKind::NoProgram, "no `train` in PATH")),
+        };
+        answer(&mut run, 2, problem);
+        assert_eq!(run.asked(), ["1:release", "2:release"]);
+        answer(&mut run, 1, NodeReply::Done);
+        answer(&mut run, 2, NodeReply::Done);
+        let (state, refusal, _) = ended(&run);
+        assert_eq!(state, JobState::Failed);
+        assert_eq!(refusal.unwrap().message, "no `train` in PATH (on host2)");
     }
 
     #[test]

@@ -44,7 +44,6 @@ use kolo_wire::{
 
 pub(super) use self::elastic::limits as elastic_limits;
 use self::elastic::{Elastic, Flow};
-pub use self::installed::problem_on;
 pub use self::messages::{Action, Event, JobConfig, Reply, Seating, Site};
 use self::network::Net;
 pub use self::network::NetworkPlan;
@@ -225,6 +224,8 @@ pub struct Job {
     /// The network before that of the last nodes that have joined.
     before: Option<Arc<Network>>,
     program_ready: bool,
+    /// It ends where its workers would start.
+    dry_run: bool,
     first_failure: Option<RankFailure>,
     ending: Option<Ending>,
     manner: Manner,
@@ -274,6 +275,7 @@ impl Job {
             net: Net::Registered,
             before: None,
             program_ready: spec.installed.is_some(),
+            dry_run: false,
             first_failure: None,
             ending: None,
             manner: Manner::Careful,
@@ -374,6 +376,29 @@ impl Job {
             SubmitFrame::Kill => self.kill(),
             SubmitFrame::Done => self.done(),
         }
+    }
+
+    /// Lets the job end where its workers would start, as a success if they could. No program of its driver is waited for. To
+    /// be said before the first [`Job::step`].
+    ///
+    /// # Errors
+    ///
+    /// [`RefusalKind::Invalid`] for an elastic job, which has no one start.
+    pub fn run_dry(&mut self) -> Result<(), Refusal> {
+        if self.is_elastic() {
+            return Err(Refusal::new(
+                RefusalKind::Invalid,
+                "a dry run of an elastic job is asked for; allowed is one of a job whose members stay the same",
+            ));
+        }
+        (self.dry_run, self.program_ready) = (true, true);
+        Ok(())
+    }
+
+    /// Whether no worker of it ever starts.
+    #[must_use]
+    pub fn is_dry_run(&self) -> bool {
+        self.dry_run
     }
 
     /// When to give [`Event::Tick`] at the latest, if nothing happens before.

@@ -9,7 +9,7 @@ use kolo_wire::{
 };
 
 use super::elastic::Elastic;
-use super::{Action, Hold, Job, Phase, Rendezvous, Reply};
+use super::{Action, Ending, Hold, Job, Phase, Rendezvous, Reply};
 use crate::env::{self, Env, JobEnv};
 
 fn milliseconds(duration: Duration) -> u64 {
@@ -170,6 +170,13 @@ impl Job {
             && self.rendezvous != Rendezvous::Opening
             && !self.net.is_open()
         {
+            if self.dry_run {
+                return self.end(Ending {
+                    state: JobState::Succeeded,
+                    refusal: None,
+                    reason: "its workers could start, and a dry run starts none".to_owned(),
+                });
+            }
             self.start_all();
         }
         if self.phase == Phase::Boot

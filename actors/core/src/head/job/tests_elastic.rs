@@ -505,3 +505,11 @@ fn late_news_of_older_processes_and_generations_change_nothing() {
     let elastic = bed.job.info(Duration::ZERO);
     assert_eq!(elastic.state, JobState::Healthy);
 }
+
+#[test]
+fn a_dry_run_of_an_elastic_job_is_refused() {
+    let mut bed = Bed::submit(1, 2, &[2], |_| ());
+    let refusal = bed.job.run_dry().unwrap_err();
+    assert_eq!(refusal.kind, RefusalKind::Invalid);
+    assert!(!bed.job.is_dry_run());
+}

@@ -64,9 +64,9 @@ impl Running {
 }
 
 impl HeadCore {
-    pub(super) fn submit(&mut self, session: Session, job: JobId, spec: JobSpec) {
+    pub(super) fn submit(&mut self, session: Session, job: JobId, spec: JobSpec, dry_run: bool) {
         let owner = self.driver_of(session);
-        let taken = owner.and_then(|owner| self.place(job, owner, spec));
+        let taken = owner.and_then(|owner| self.place(job, owner, spec, dry_run));
         match taken {
             Ok(actions) => self.act(job, actions),
             Err(refusal) => {
@@ -88,7 +88,13 @@ impl HeadCore {
     }
 
     /// Checks a job, chooses its nodes, and books what it wants there. The first actions.
-    fn place(&mut self, id: JobId, owner: DriverId, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
+    fn place(
+        &mut self,
+        id: JobId,
+        owner: DriverId,
+        spec: JobSpec,
+        dry_run: bool,
+    ) -> Result<Vec<Action>, Refusal> {
         if let Some(reason) = &self.stopping {
             return Err(Refusal::new(RefusalKind::Stopped, reason.clone()));
         }
@@ -137,10 +143,14 @@ impl HeadCore {
         let (mut job, actions) =
             Job::submit(self.now.awake, id, owner, spec, sites, self.settings.job)?;
         job.connect_by(plan);
+        if dry_run {
+            job.run_dry()?;
+        }
         if !self.registry.hold(id, &wanted) {
             return Err(internal("the placement chose what is not free"));
         }
-        let text = format!("a job of {owner} is placed on {} nodes", nodes.len());
+        let what = if dry_run { "dry run" } else { "job" };
+        let text = format!("a {what} of {owner} is placed on {} nodes", nodes.len());
         self.log(Level::Info, (id, None), text);
         self.count += 1;
         let running = Running {
@@ -253,7 +263,9 @@ impl HeadCore {
         let reason = info.reason.as_deref().unwrap_or_default();
         let text = format!("a job has ended: {}, {reason}", info.state);
         self.log(Level::Info, (id, None), text);
-        self.history.push(running.number, info);
+        if !running.job.is_dry_run() {
+            self.history.push(running.number, info);
+        }
         // Whoever asked for a rendezvous while the job ran has been told so before.
         self.outputs.push(Output::CloseRendezvous(id));
         for ask in running.stops {

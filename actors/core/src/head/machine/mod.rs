@@ -144,7 +144,12 @@ impl HeadCore {
                 }
             }
             Input::Forget(ask) => self.forget(ask),
-            Input::Submit { session, job, spec } => self.submit(session, job, *spec),
+            Input::Submit {
+                session,
+                job,
+                spec,
+                dry_run,
+            } => self.submit(session, job, *spec, dry_run),
             Input::Frame(job, frame) => self.step_job(job, Event::Driver(frame)),
             Input::DriverGone(job) => self.step_job(job, Event::DriverGone),
             Input::Replied(request, reply) => self.replied(request, reply),

@@ -50,6 +50,35 @@ fn two_jobs_run_at_once_on_disjoint_resources() {
 }
 
 #[test]
+fn a_dry_run_starts_nothing_keeps_nothing_and_is_no_job_of_the_past() {
+    let mut world = World::new();
+    let node = world.node(1, 2, good);
+    let job = JobId(7);
+    world.input(Input::Submit {
+        session: Session(1),
+        job,
+        spec: Box::new(spec(Placement::Pack { workers: 2 })),
+        dry_run: true,
+    });
+    assert_eq!(world.end(job).unwrap(), (JobState::Succeeded, None));
+    let asked = |wanted: fn(&NodeRequest) -> bool| world.seen(node, wanted);
+    assert_eq!(
+        asked(|request| matches!(request, NodeRequest::Reserve { .. })),
+        1
+    );
+    assert_eq!(
+        asked(|request| matches!(request, NodeRequest::Release { .. })),
+        1
+    );
+    assert_eq!(asked(|request| matches!(request, NodeRequest::Start(_))), 0);
+    assert_eq!(world.free_cpus(), [2]);
+    assert_eq!(
+        world.request(HTTP, HeadRequest::Jobs),
+        HeadReply::Jobs(Vec::new())
+    );
+}
+
+#[test]
 fn a_stop_is_answered_when_the_job_has_ended() {
     let mut world = World::new();
     let mut stopped = false;

@@ -232,6 +232,7 @@ impl World {
             session: Session(1),
             job: JobId(job),
             spec: Box::new(spec),
+            dry_run: false,
         });
         JobId(job)
     }

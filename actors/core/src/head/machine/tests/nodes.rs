@@ -206,6 +206,7 @@ fn s2_each_request_is_checked_against_the_role() {
         session: node,
         job: JobId(1),
         spec: Box::new(spec(Placement::Pack { workers: 1 })),
+        dry_run: false,
     });
     assert_eq!(world.refusal(JobId(1)).kind, RefusalKind::Forbidden);
     // What it sent before its connection ended comes too late.
