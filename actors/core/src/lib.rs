@@ -10,6 +10,7 @@
 //! | which ranks its members have | [`ranks`], [`plan`] |
 //! | how a job starts, fails and ends | [`head::job`] |
 //! | which processes are its members, as they come and go | [`membership`] |
+//! | when no worker of a node runs that is cut off | [`fence`] |
 //! | which network interfaces connect its nodes | [`interfaces`] |
 //! | what a node does for its jobs | [`node::NodeCore`], [`node::colocator`], [`node::inventory`] |
 //! | how members find each other | [`rendezvous`] |
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod env;
+pub mod fence;
 pub mod head;
 pub mod interfaces;
 pub mod membership;

@@ -204,13 +204,51 @@ pub fn place(
         ))));
     };
     chosen.sort_unstable();
-    Ok(chosen
-        .into_iter()
-        .map(|(index, workers)| Share {
-            node: offers[index].node,
-            workers,
-        })
-        .collect())
+    Ok(shares(chosen, offers))
+}
+
+/// Places at most so many workers: first on nodes that have some of their job already, then as [`Placement::Pack`] does.
+///
+/// `there` is the number of the job's workers on a node. The shares are in order of registration. There may be fewer workers than
+/// asked for, or none.
+#[must_use]
+pub fn place_at_most(
+    workers: u32,
+    per_worker: &Resources,
+    offers: &[Offer],
+    there: impl Fn(NodeId) -> u32,
+) -> Vec<Share> {
+    let mut left = workers;
+    let mut room = Vec::with_capacity(offers.len());
+    let mut chosen = Vec::new();
+    for (index, offer) in offers.iter().enumerate() {
+        let there = there(offer.node);
+        let most = MAX_PER_NODE.saturating_sub(there);
+        let here = room_on(&offer.available, per_worker).min(most);
+        let taken = here.min(left);
+        if there > 0 && taken > 0 {
+            chosen.push((index, taken));
+            left -= taken;
+        }
+        room.push(if there > 0 { 0 } else { here });
+    }
+    let all = room
+        .iter()
+        .fold(0_u32, |sum, room| sum.saturating_add(*room));
+    let rest = left.min(all);
+    if rest > 0 {
+        chosen.extend(pack(rest, &room).unwrap_or_default());
+    }
+    chosen.sort_unstable();
+    shares(chosen, offers)
+}
+
+fn shares(chosen: Vec<(usize, u32)>, offers: &[Offer]) -> Vec<Share> {
+    let share = |(index, workers): (usize, u32)| Share {
+        node: offers[index].node,
+        workers,
+    };
+    chosen.into_iter().map(share).collect()
 }
 
 /// Places a group as it is asked for, node by node; the shares stay in this order.
@@ -448,6 +486,27 @@ mod tests {
                 .contains("a node takes at most 1024 workers"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn as_many_as_there_is_room_for_go_where_the_job_is_first() {
+        let one = cpus(1000);
+        let offers = offers(&[1000, 4000, 2000]);
+        let ask = |workers, there: fn(NodeId) -> u32| -> Vec<(u64, u32)> {
+            let shares = place_at_most(workers, &one, &offers, there);
+            let pairs = shares.iter().map(|share| (share.node.0, share.workers));
+            pairs.collect()
+        };
+        let nowhere = |_: NodeId| 0;
+        assert_eq!(ask(2, nowhere), [(2, 2)]);
+        assert_eq!(ask(9, nowhere), [(0, 1), (1, 4), (2, 2)]);
+        assert_eq!(ask(0, nowhere), []);
+        // One has room for one more worker of the job at most.
+        let there = |node: NodeId| [1, 0, MAX_PER_NODE - 1][node.0 as usize];
+        assert_eq!(ask(1, there), [(0, 1)]);
+        assert_eq!(ask(5, there), [(0, 1), (1, 3), (2, 1)]);
+        assert_eq!(ask(9, there), [(0, 1), (1, 4), (2, 1)]);
+        assert_eq!(place_at_most(3, &one, &[], |_| 0), []);
     }
 
     #[test]

@@ -129,6 +129,31 @@ pub enum HeadRequest {
     Interfaces(InterfacesQuery),
     /// A driver asks what the head sees around it.
     Surroundings,
+    /// An administrator drains a node: it takes no new work, and elastic jobs leave it. Answered at once.
+    DrainNode {
+        /// Its id or hostname.
+        node: String,
+        /// After how long members of elastic jobs that are still there are ended, in milliseconds.
+        deadline_ms: u64,
+    },
+    /// An administrator lets a node that is drained take work again.
+    UndrainNode {
+        /// Its id or hostname.
+        node: String,
+    },
+}
+
+/// What becomes of the jobs on a node that is drained.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeDrain {
+    /// The node.
+    pub node: NodeId,
+    /// Its hostname.
+    pub hostname: String,
+    /// Elastic jobs, which leave the node.
+    pub leaving: Vec<JobId>,
+    /// Jobs that never change their members. They stay until they end.
+    pub staying: Vec<JobId>,
 }
 
 /// What follows [`HeadRequest::Submit`] on its stream.
@@ -322,6 +347,8 @@ pub enum HeadReply {
     Interfaces(NetworkReport),
     /// Answer to [`HeadRequest::Surroundings`].
     Surroundings(DaemonState),
+    /// Answer to [`HeadRequest::DrainNode`].
+    Draining(NodeDrain),
     /// No.
     Refused(Refusal),
 }

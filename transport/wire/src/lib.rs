@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 pub use call::{CallFailure, CallFrame, CallOp, CallReply, FailureKind, Outcome};
 pub use daemon::{DaemonState, FolderState, FolderUse};
 pub use elastic::{Cooldown, Elastic, GroupFilter, Handover, MembershipInfo, RestartWindow};
-pub use head::{HeadReply, HeadRequest, NodeEvent, NodeRegistration, SubmitFrame};
+pub use head::{HeadReply, HeadRequest, NodeDrain, NodeEvent, NodeRegistration, SubmitFrame};
 pub use job::{
     ClusterInfo, Exit, GenerationTable, Installed, InstalledHere, JobEvent, JobInfo, JobSpec,
     JobState, Member, NodeInfo, NodeShare, PlacedNode, Placement, Program, ProgramHash,

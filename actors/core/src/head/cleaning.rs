@@ -32,6 +32,12 @@ impl Cleaning {
         jobs.insert(job, Backoff::new(first, most)).is_none()
     }
 
+    /// Whether the node is being asked to stop the job.
+    pub(super) fn is_asked(&self, session: Session, job: JobId) -> bool {
+        let jobs = self.stays.get(&session);
+        jobs.is_some_and(|jobs| jobs.contains_key(&job))
+    }
+
     pub(super) fn is_full(&self, session: Session) -> bool {
         self.stays.get(&session).map_or(0, BTreeMap::len) >= MOST
     }

@@ -46,8 +46,10 @@ struct Entry {
     registration: NodeRegistration,
     session: Session,
     alive: bool,
-    /// It takes no more jobs in this stay.
-    draining: bool,
+    /// It takes no more jobs in this stay, because its daemon leaves.
+    leaving: bool,
+    /// An operator drains it, in whatever stay.
+    drained: bool,
     last_seen: Instant,
     held: BTreeMap<JobId, Resources>,
 }
@@ -125,7 +127,7 @@ impl NodeRegistry {
             entry.registration = registration;
             entry.session = session;
             entry.alive = true;
-            entry.draining = false;
+            entry.leaving = false;
             entry.last_seen = now;
             replaced
         } else {
@@ -141,7 +143,8 @@ impl NodeRegistry {
                 registration,
                 session,
                 alive: true,
-                draining: false,
+                leaving: false,
+                drained: false,
                 last_seen: now,
                 held: BTreeMap::new(),
             });
@@ -204,14 +207,39 @@ impl NodeRegistry {
     }
 
     /// The node offers nothing any more in this stay. False if the stay is over.
-    pub fn drain(&mut self, node: NodeId, session: Session) -> bool {
+    pub fn leave(&mut self, node: NodeId, session: Session) -> bool {
         match self.current(node, session) {
             Some(entry) => {
-                entry.draining = true;
+                entry.leaving = true;
                 true
             }
             None => false,
         }
+    }
+
+    /// Whether the node's daemon leaves.
+    #[must_use]
+    pub fn is_leaving(&self, node: NodeId) -> bool {
+        self.get(node)
+            .is_some_and(|entry| entry.alive && entry.leaving)
+    }
+
+    /// An operator drains the node, or no longer does: it offers nothing until then, in later stays either.
+    pub fn set_drained(&mut self, node: NodeId, drained: bool) {
+        if let Some(&index) = self.index.get(&node) {
+            self.entries[index].drained = drained;
+        }
+    }
+
+    /// The introductions of all nodes that are remembered, in order of first registration.
+    pub fn known(&self) -> impl Iterator<Item = &NodeRegistration> {
+        self.entries.iter().map(|entry| &entry.registration)
+    }
+
+    /// The jobs that hold something on the node.
+    pub fn jobs_on(&self, node: NodeId) -> impl Iterator<Item = JobId> {
+        let held = self.get(node).map(|entry| entry.held.keys().copied());
+        held.into_iter().flatten()
     }
 
     /// Whether this stay of the node lasts.
@@ -254,7 +282,7 @@ impl NodeRegistry {
     pub fn offers(&self) -> Vec<Offer> {
         self.entries
             .iter()
-            .filter(|entry| entry.alive && !entry.draining)
+            .filter(|entry| entry.alive && !entry.leaving && !entry.drained)
             .map(|entry| Offer {
                 node: entry.registration.node,
                 hostname: entry.registration.hostname.clone(),
@@ -264,18 +292,19 @@ impl NodeRegistry {
             .collect()
     }
 
-    /// Books resources for a job on several nodes, all or nothing. False if one of them is lost or has too little.
+    /// Books resources for a job on several nodes, on top of what it holds there, all or nothing. False if one of them is lost or
+    /// has too little.
     #[must_use]
     pub fn hold(&mut self, job: JobId, wanted: &[(NodeId, Resources)]) -> bool {
         let fits = wanted.iter().all(|(node, resources)| {
-            self.get(*node).is_some_and(|entry| {
-                entry.alive && !entry.held.contains_key(&job) && entry.available().fits(resources)
-            })
+            self.get(*node)
+                .is_some_and(|entry| entry.alive && entry.available().fits(resources))
         });
         if fits {
             for (node, resources) in wanted {
                 if let Some(&index) = self.index.get(node) {
-                    self.entries[index].held.insert(job, resources.clone());
+                    let held = self.entries[index].held.entry(job).or_default();
+                    *held = held.plus(resources);
                 }
             }
         }
@@ -286,6 +315,16 @@ impl NodeRegistry {
     pub fn free(&mut self, job: JobId, node: NodeId) {
         if let Some(&index) = self.index.get(&node) {
             self.entries[index].held.remove(&job);
+        }
+    }
+
+    /// The job needs so much less on the node, where it has more.
+    pub fn give_back(&mut self, job: JobId, node: NodeId, resources: &Resources) {
+        if let Some(&index) = self.index.get(&node)
+            && let Some(held) = self.entries[index].held.get_mut(&job)
+            && let Some(rest) = held.minus(resources)
+        {
+            *held = rest;
         }
     }
 
@@ -328,7 +367,7 @@ impl NodeRegistry {
                 },
                 last_seen_ms: now.saturating_duration_since(entry.last_seen).as_millis() as u64,
                 jobs: entry.held.keys().copied().collect(),
-                draining: entry.draining,
+                draining: entry.leaving || entry.drained,
             })
             .collect()
     }

@@ -21,6 +21,8 @@ const ENTRY_OVERHEAD: usize = 1 + size_of::<usize>();
 pub const MAX_CUSTOM: usize = 64;
 /// Longest start timeout.
 pub const MAX_START_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// Longest time that elastic jobs have to leave a node that is drained.
+pub const MAX_DRAIN: Duration = Duration::from_secs(24 * 3600);
 /// Longest grace period.
 pub const MAX_GRACE: Duration = Duration::from_secs(3600);
 

@@ -342,6 +342,8 @@ pub(crate) fn cases() -> Vec<Case> {
         HeadRequest::Reinstate { role: Role::Driver, name: DRIVER.to_string() },
         HeadRequest::Network(network()),
         HeadRequest::Surroundings,
+        HeadRequest::DrainNode { node: "host".to_owned(), deadline_ms: 60_000 },
+        HeadRequest::UndrainNode { node: NODE.to_string() },
         HeadRequest::Interfaces(InterfacesQuery {
             job: Some(JOB),
             nodes: vec!["b".to_owned()],
@@ -430,6 +432,12 @@ pub(crate) fn cases() -> Vec<Case> {
         HeadReply::Placed(vec![placed()]),
         HeadReply::Interfaces(report()),
         HeadReply::Surroundings(surroundings()),
+        HeadReply::Draining(NodeDrain {
+            node: NODE,
+            hostname: "host".to_owned(),
+            leaving: vec![JOB],
+            staying: Vec::new(),
+        }),
         HeadReply::Refused(refusal()),
     );
     add!(JobEvent:

@@ -43,7 +43,9 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Reinstate,
         Network,
         Interfaces,
-        Surroundings
+        Surroundings,
+        DrainNode,
+        UndrainNode
     }));
     names.extend(variants!(SubmitFrame {
         ProgramReady,
@@ -76,6 +78,7 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Placed,
         Interfaces,
         Surroundings,
+        Draining,
         Refused
     }));
     names.extend(variants!(JobEvent {

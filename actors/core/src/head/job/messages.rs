@@ -42,7 +42,8 @@ pub struct JobConfig {
     pub stop_margin: Duration,
     /// How long an address may take to answer a probe.
     pub probe_limit: Duration,
-    /// How long the workers of a node may run on unseen at most after the node was lost.
+    /// How long the workers of a node may run on unseen at most after the node was lost. The head takes no less than
+    /// [`fence::of_head`](crate::fence::of_head).
     pub fence: Duration,
 }
 
@@ -113,12 +114,21 @@ pub enum Event {
         seated: Vec<Seating>,
         /// Seats for which there is no room.
         without: Vec<Slot>,
+        /// What is missing where, if there are such seats.
+        why: String,
     },
     /// There may be room for more seats of an elastic job: a node has joined, or something was given back, by the job itself
     /// too.
     Offered,
     /// A node is to be left, by a job that can: an elastic one.
     Drain {
+        /// The node.
+        node: NodeId,
+        /// Why.
+        reason: String,
+    },
+    /// The time to leave a node is over: processes that are still there are ended.
+    Evict {
         /// The node.
         node: NodeId,
         /// Why.

@@ -349,9 +349,14 @@ impl Job {
             Event::Discovered(found) => self.discovered(found),
             Event::Rendezvous(opened) => self.rendezvous_opened(opened),
             Event::Driver(frame) => self.driver_says(frame),
-            Event::Placed { seated, without } if self.is_elastic() => self.placed(seated, without),
+            Event::Placed {
+                seated,
+                without,
+                why,
+            } if self.is_elastic() => self.placed(seated, without, &why),
             Event::Offered => self.offered(),
             Event::Drain { node, reason } => self.drain(node, reason),
+            Event::Evict { node, reason } => self.evict(node, &reason),
             Event::Undrain { node } => self.undrain(node),
             Event::Placed { .. } => self.note("nodes were found that nobody asked for".to_owned()),
             Event::DriverGone => self.stop("its driver is gone".to_owned(), false),
@@ -417,6 +422,12 @@ impl Job {
     #[must_use]
     pub fn id(&self) -> JobId {
         self.id
+    }
+
+    /// What was submitted.
+    #[must_use]
+    pub fn spec(&self) -> &JobSpec {
+        &self.spec
     }
 
     /// Who submitted it.

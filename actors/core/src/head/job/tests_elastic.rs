@@ -30,6 +30,14 @@ fn elastic(min: u32, max: u32) -> Elastic {
     }
 }
 
+fn no_room(slots: &[Slot]) -> Event {
+    Event::Placed {
+        seated: Vec::new(),
+        without: slots.to_vec(),
+        why: "no node has room".to_owned(),
+    }
+}
+
 /// A job and what it has asked for. Nodes do at once what they are told, as far as a test does not say otherwise.
 struct Bed {
     job: Job,
@@ -70,7 +78,14 @@ impl Bed {
             taking: true,
             queue: std::collections::VecDeque::new(),
         };
-        bed.act(actions);
+        for action in actions {
+            // There are no other nodes.
+            if let Action::Place { slots, .. } = action {
+                bed.queue.push_front(no_room(&slots));
+            } else {
+                bed.act(vec![action]);
+            }
+        }
         bed
     }
 
@@ -341,6 +356,7 @@ impl Bed {
         self.step(Event::Placed {
             seated: vec![Seating { site, slots }],
             without: Vec::new(),
+            why: String::new(),
         });
     }
 

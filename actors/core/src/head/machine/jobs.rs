@@ -9,9 +9,10 @@ use kolo_wire::{
     HeadReply, JobEvent, JobInfo, JobSpec, JobState, NodeRequest, Refusal, RefusalKind,
 };
 
+use super::room::Trials;
 use super::{Due, HeadCore, Timer};
 use crate::head::history::MAX_JOBS;
-use crate::head::job::{Action, Event, Job, Reply, Site};
+use crate::head::job::{Action, Event, Job, Reply};
 use crate::head::messages::{AskId, Level, Opening, Output};
 use crate::head::outbox::Outbox;
 use crate::head::probes::{Search, Waiter};
@@ -19,19 +20,19 @@ use crate::head::registry::Session;
 use crate::head::requests::Purpose;
 use crate::head::validate::validate;
 use crate::interfaces::Key;
-use crate::placement::{lay_out, place};
+use crate::placement::{lay_out, place, place_at_most};
 
 /// How long a node may take for one push before it is tried again.
 const PUSH_LIMIT: Duration = Duration::from_secs(5);
 
 /// A node that has a part in a job.
 #[derive(Debug, Clone, Copy)]
-struct Contact {
-    session: Session,
+pub(super) struct Contact {
+    pub(super) session: Session,
     /// The address that it is reached at.
-    ip: IpAddr,
+    pub(super) ip: IpAddr,
     /// The head's own address as the node reaches it.
-    local: Option<IpAddr>,
+    pub(super) local: Option<IpAddr>,
 }
 
 /// A job that has not ended.
@@ -41,10 +42,11 @@ pub(super) struct Running {
     /// Counts all jobs.
     pub(super) number: u64,
     since: Instant,
-    contacts: BTreeMap<NodeId, Contact>,
+    pub(super) contacts: BTreeMap<NodeId, Contact>,
     outboxes: BTreeMap<NodeId, Outbox>,
     /// For what its network is valid, and whether that must be found out anew.
-    network: (Option<Key>, bool),
+    pub(super) network: (Option<Key>, bool),
+    pub(super) trials: Trials,
     /// Answered when it has ended.
     pub(super) stops: Vec<AskId>,
 }
@@ -109,7 +111,11 @@ impl HeadCore {
             return Err(internal("the id of the job is taken"));
         }
         let offers = self.registry.offers();
-        let shares = if spec.layout.is_empty() {
+        let shares = if let Some(elastic) = &spec.elastic {
+            // It waits for the rest, as for a rank that is lost later.
+            let most = elastic.max.saturating_add(elastic.spares);
+            place_at_most(most, &spec.per_worker, &offers, |_| 0)
+        } else if spec.layout.is_empty() {
             place(spec.placement, &spec.per_worker, &offers)?
         } else {
             lay_out(&spec.layout, &spec.per_worker, &offers)?
@@ -117,20 +123,10 @@ impl HeadCore {
         let mut sites = Vec::with_capacity(shares.len());
         let mut contacts = BTreeMap::new();
         for share in &shares {
-            let Some((registration, session)) = self.registry.alive(share.node) else {
+            let Some((site, contact)) = self.site(*share) else {
                 return Err(internal("the placement chose a node that is lost"));
             };
-            sites.push(Site {
-                node: share.node,
-                hostname: registration.hostname.clone(),
-                address: registration.address,
-                workers: share.workers,
-            });
-            let contact = Contact {
-                session,
-                ip: registration.address.ip(),
-                local: self.peers.get(&session).and_then(|peer| peer.local),
-            };
+            sites.push(site);
             contacts.insert(share.node, contact);
         }
         let wanted: Vec<_> = shares
@@ -139,10 +135,18 @@ impl HeadCore {
             .collect();
         let nodes: Vec<NodeId> = shares.iter().map(|share| share.node).collect();
         let anew = spec.no_cache;
-        let (key, plan) = self.plan_network(&nodes, &spec.interfaces, anew)?;
+        // An elastic job may have no node yet.
+        let network = if nodes.is_empty() {
+            None
+        } else {
+            Some(self.plan_network(&nodes, &spec.interfaces, anew)?)
+        };
         let (mut job, actions) =
             Job::submit(self.now.awake, id, owner, spec, sites, self.settings.job)?;
-        job.connect_by(plan);
+        let key = network.and_then(|(key, plan)| {
+            job.connect_by(plan);
+            key
+        });
         if dry_run {
             job.run_dry()?;
         }
@@ -153,6 +157,8 @@ impl HeadCore {
         let text = format!("a {what} of {owner} is placed on {} nodes", nodes.len());
         self.log(Level::Info, (id, None), text);
         self.count += 1;
+        let mut trials = Trials::default();
+        nodes.iter().for_each(|node| trials.begin(*node));
         let running = Running {
             job,
             number: self.count,
@@ -160,6 +166,7 @@ impl HeadCore {
             contacts,
             outboxes: BTreeMap::new(),
             network: (key, anew),
+            trials,
             stops: Vec::new(),
         };
         self.jobs.insert(id, running);
@@ -184,6 +191,11 @@ impl HeadCore {
                     deadline,
                 } => {
                     self.drop_outbox(id, node);
+                    if let (NodeRequest::Start(_), Some(running)) =
+                        (&*request, self.jobs.get_mut(&id))
+                    {
+                        running.trials.passed(node);
+                    }
                     let session = self.session_of(id, node);
                     self.send(session, *request, deadline, Purpose::Job(id, node));
                 }
@@ -220,17 +232,15 @@ impl HeadCore {
                     }
                 }
                 Action::CloseRendezvous => self.outputs.push(Output::CloseRendezvous(id)),
-                // A job has the nodes of its start alone.
-                Action::Place { slots, .. } => {
-                    let seated = Vec::new();
-                    let without = slots;
-                    self.due
-                        .push_back(Due::Job(id, Event::Placed { seated, without }));
+                Action::Place { slots, avoid } => {
+                    self.due.push_back(Due::Seat(id, slots, avoid));
                 }
-                // It stays booked until the job leaves the node.
-                Action::GiveBack { .. } => {}
-                Action::Free(node) => self.registry.free(id, node),
+                Action::GiveBack { node, workers } => self.give_back(id, node, workers),
+                Action::Free(node) => self.free(id, node),
                 Action::Abandon(node) => {
+                    if let Some(running) = self.jobs.get_mut(&id) {
+                        running.trials.passed(node);
+                    }
                     if let Some((_, session)) = self.registry.alive(node) {
                         self.clean_up(session, node, id);
                     }

@@ -2,19 +2,21 @@
 //!
 //! [`HeadCore::step`] takes an [`Input`] and gives the [`Output`]s that follow from it. Equal inputs give equal outputs.
 
+mod drain;
 mod jobs;
 mod network;
 mod questions;
+mod room;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use kolo_wire::identity::Identity;
-use kolo_wire::ids::{JobId, NodeId};
+use kolo_wire::ids::{JobId, NodeId, Slot};
 use kolo_wire::{HeadReply, NodeEvent, NodeRegistration, NodeRequest, Refusal, RefusalKind};
 
 use self::jobs::Running;
@@ -27,6 +29,7 @@ use super::messages::{AskId, Input, Level, Line, LinkEnd, Now, Output, RequestId
 use super::probes::{Probes, Waiter};
 use super::registry::{NodeRegistry, Session};
 use super::requests::{OVERTIME, Open, Purpose, Requests};
+use crate::fence;
 use crate::pace::Ration;
 
 /// The other side of a connection.
@@ -52,12 +55,16 @@ enum Timer {
     Clean(Session, NodeId, JobId),
     /// Let a job look at its own deadline.
     Job(JobId),
+    /// The drain of a node has lasted long enough.
+    Evict(NodeId),
 }
 
 /// Something that follows from a step and must not interrupt it.
 #[derive(Debug)]
 enum Due {
     Job(JobId, Event),
+    /// Find nodes for seats, not on these hosts.
+    Seat(JobId, Vec<Slot>, Vec<String>),
     Replied(RequestId, Reply),
 }
 
@@ -83,14 +90,18 @@ pub struct HeadCore {
     requests: Requests,
     agenda: Agenda<Timer>,
     due: VecDeque<Due>,
+    /// Jobs that are to hear that there may be room, by their numbers.
+    offered: BTreeSet<(u64, JobId)>,
     outputs: Vec<Output>,
 }
 
 impl HeadCore {
     /// A head without nodes and jobs.
     #[must_use]
-    pub fn new(now: impl Into<Now>, settings: Settings) -> Self {
+    pub fn new(now: impl Into<Now>, mut settings: Settings) -> Self {
         let now = now.into();
+        let fence = fence::of_head(settings.lease, settings.heartbeat);
+        settings.job.fence = settings.job.fence.max(fence);
         Self {
             // The next beat of a node that stood still for a lease is due up to an interval later.
             registry: NodeRegistry::new(settings.lease + settings.heartbeat),
@@ -109,6 +120,7 @@ impl HeadCore {
             requests: Requests::default(),
             agenda: Agenda::default(),
             due: VecDeque::new(),
+            offered: BTreeSet::new(),
             outputs: Vec::new(),
         }
     }
@@ -167,10 +179,17 @@ impl HeadCore {
     }
 
     fn run_due(&mut self) {
-        while let Some(due) = self.due.pop_front() {
-            match due {
-                Due::Job(job, event) => self.step_job(job, event),
-                Due::Replied(request, reply) => self.replied(request, reply),
+        loop {
+            while let Some(due) = self.due.pop_front() {
+                match due {
+                    Due::Job(job, event) => self.step_job(job, event),
+                    Due::Seat(job, slots, avoid) => self.seat(job, &slots, &avoid),
+                    Due::Replied(request, reply) => self.replied(request, reply),
+                }
+            }
+            // Once for all that was freed meanwhile.
+            if !self.tell_offered() {
+                return;
             }
         }
     }
@@ -183,6 +202,7 @@ impl HeadCore {
                 Timer::Push(job, node) => self.resume(job, node),
                 Timer::Clean(session, node, job) => self.ask_to_stop(session, node, job),
                 Timer::Job(job) => self.step_job(job, Event::Tick),
+                Timer::Evict(node) => self.evict(node),
             }
             self.run_due();
         }
@@ -260,6 +280,7 @@ impl HeadCore {
         for job in admission.stale {
             self.clean_up(session, node, job);
         }
+        self.offer(node, None);
         self.count_alive();
         Ok(HeadReply::Registered {
             heartbeat_ms: milliseconds(self.settings.heartbeat),
@@ -294,6 +315,9 @@ impl HeadCore {
         }
         for job in jobs {
             self.drop_outbox(*job, node);
+            if let Some(running) = self.jobs.get_mut(job) {
+                running.trials.passed(node);
+            }
             let reason = reason.to_owned();
             let event = Event::NodeLost { node, reason };
             self.due.push_back(Due::Job(*job, event));
@@ -335,12 +359,6 @@ impl HeadCore {
             let text = "a node reports too many jobs that nobody knows";
             self.log(Level::Warn, (job, node), text);
         }
-    }
-
-    /// Nothing of a job is left on a node.
-    fn free(&mut self, job: JobId, node: NodeId) {
-        self.registry.free(job, node);
-        self.settle_drains();
     }
 
     /// Answers those whose wait for the end of jobs is over.

@@ -1,5 +1,7 @@
 //! Questions, and the right to ask them (S-2).
 
+use std::time::Duration;
+
 use kolo_wire::ids::{DriverId, JobId, NodeId};
 use kolo_wire::{
     ClusterInfo, HeadReply, HeadRequest, JobInfo, NodeRegistration, Refusal, RefusalKind,
@@ -75,12 +77,14 @@ impl HeadCore {
                     network.interfaces.len()
                 );
                 self.registry.set_network(node, session, network)?;
+                self.offer(node, None);
                 self.log(Level::Info, (None, node), text);
             }
             HeadRequest::Drain => {
                 let (node, session) = self.node(caller)?;
-                self.registry.drain(node, session);
+                self.registry.leave(node, session);
                 self.log(Level::Info, (None, node), "a node takes no more jobs");
+                self.leave_node(node, "the daemon of the node is stopping");
                 self.drains.add_node(node, session, ask);
                 self.settle_drains();
                 return Ok(None);
@@ -112,6 +116,10 @@ impl HeadCore {
                 return self.stop(ask, job, reason);
             }
             HeadRequest::Interfaces(query) => return self.interfaces(ask, &query),
+            HeadRequest::DrainNode { node, deadline_ms } => {
+                self.drain_node(driver, &node, Duration::from_millis(deadline_ms))?
+            }
+            HeadRequest::UndrainNode { node } => self.undrain_node(&node)?,
             _ => {
                 return Err(Refusal::new(
                     RefusalKind::Internal,
@@ -144,6 +152,7 @@ impl HeadCore {
         for job in &mut jobs {
             // Large, and to be had for each job by itself.
             job.network = None;
+            job.membership = None;
         }
         shorten(&mut jobs, MAX_LISTED);
         jobs

@@ -187,7 +187,7 @@ fn lost_nodes_are_forgotten_in_time_and_living_ones_never() {
 proptest! {
     /// Whatever happens, what is free and what is held make up the total of every living node.
     #[test]
-    fn nothing_leaks(steps in proptest::collection::vec((0_u8..5, 0_u64..3, 0_u64..4, 1_u64..4), 1..80)) {
+    fn nothing_leaks(steps in proptest::collection::vec((0_u8..6, 0_u64..3, 0_u64..4, 1_u64..4), 1..80)) {
         let mut registry = NodeRegistry::new(LEASE);
         let mut now = Instant::now();
         let mut booked: BTreeMap<(u64, u64), u64> = BTreeMap::new();
@@ -196,8 +196,14 @@ proptest! {
             match kind {
                 0 => { registry.register(now, Session(session), introduction(node, 6)).unwrap(); }
                 1 | 2 => if registry.hold(JobId(job), &[(NodeId(node), cpus(units))]) {
-                    prop_assert!(booked.insert((node, job), units).is_none());
+                    *booked.entry((node, job)).or_default() += units;
                 },
+                5 => {
+                    registry.give_back(JobId(job), NodeId(node), &cpus(units));
+                    if let Some(booked) = booked.get_mut(&(node, job)).filter(|booked| **booked >= units) {
+                        *booked -= units;
+                    }
+                }
                 3 => { registry.free(JobId(job), NodeId(node)); booked.remove(&(node, job)); }
                 _ => for (node, session, _) in registry.expired(now) {
                     prop_assert!(registry.lose(node, session).is_some());

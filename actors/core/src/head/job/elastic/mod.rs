@@ -7,6 +7,7 @@ mod flow;
 mod limits;
 mod news;
 mod nodes;
+mod room;
 mod tally;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -146,12 +147,25 @@ impl Job {
         self.fact(Fact::Drain { node, why });
     }
 
+    /// The time to leave a node is over.
+    pub(super) fn evict(&mut self, node: NodeId, why: &str) {
+        let slots = self.part(node).map(|part| &self.parts[part].slots);
+        let seats = slots
+            .into_iter()
+            .flatten()
+            .filter_map(|slot| self.seats.get(slot));
+        let there = seats.filter(|seat| seat.exit.is_none() && seat.state != WorkerState::Stopping);
+        for process in there.map(Seat::process).collect::<Vec<_>>() {
+            self.stop_worker(process, why.to_owned());
+        }
+    }
+
     /// A node need not be left after all.
     pub(super) fn undrain(&mut self, node: NodeId) {
         self.fact(Fact::Undrain { node });
     }
 
-    /// The first things to do for a new job: its seats are laid over the sites as far as these have room.
+    /// The first things to do for a new job: its seats are laid over the sites, and the head looks for room for the rest.
     pub(super) fn begin(&mut self, first: Vec<membership::Action>, sites: Vec<Site>) {
         let mut sites = Some(sites);
         for action in first {
@@ -171,8 +185,14 @@ impl Job {
                     site,
                 })
                 .collect();
-            let rest = slots.collect();
-            self.placed(seated, rest);
+            let rest: Vec<Slot> = slots.collect();
+            self.placed(seated, Vec::new(), "");
+            if !rest.is_empty() {
+                self.actions.push(Action::Place {
+                    slots: rest,
+                    avoid: Vec::new(),
+                });
+            }
         }
         self.settle();
     }

@@ -36,9 +36,14 @@ fn provisional(process: Process, part: &Part, parts: usize, index: usize) -> Mem
 
 impl Job {
     /// The head has looked for nodes.
-    pub(in crate::head::job) fn placed(&mut self, seated: Vec<Seating>, without: Vec<Slot>) {
+    pub(in crate::head::job) fn placed(
+        &mut self,
+        seated: Vec<Seating>,
+        without: Vec<Slot>,
+        why: &str,
+    ) {
         for slot in without {
-            let why = "no node has room for it".to_owned();
+            let why = why.to_owned();
             self.fact(Fact::Refused { slot, why });
         }
         let new = seated.iter().map(|seating| &seating.site);
@@ -50,12 +55,8 @@ impl Job {
             }
             let node = site.node;
             let known = self.part(node);
-            let is_usable = |part: usize| {
-                let part = &self.parts[part];
-                part.hold != Hold::Undoing && !(part.hold.is_over() && part.flow.is_owed)
-            };
             site.workers = slots.len() as u32;
-            if !fits || !known.is_none_or(is_usable) {
+            if !fits || !self.takes_seats(node) {
                 self.note(format!("{node} can't take more seats of the job now"));
                 self.give_back(node, slots.len());
                 for slot in slots {

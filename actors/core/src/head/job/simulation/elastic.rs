@@ -437,7 +437,12 @@ impl Cluster {
                 }),
             }
         }
-        self.hear(Event::Placed { seated, without });
+        let why = "no node has room".to_owned();
+        self.hear(Event::Placed {
+            seated,
+            without,
+            why,
+        });
     }
 
     fn request(&mut self, node: NodeId, request: NodeRequest, until: u64) {

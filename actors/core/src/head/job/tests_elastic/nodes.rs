@@ -41,10 +41,7 @@ fn a_seat_without_room_is_asked_for_again_when_room_is_offered() {
     let mut bed = Bed::active(1, 3, &[2]);
     bed.step(Event::Offered);
     bed.take_log();
-    bed.step(Event::Placed {
-        seated: Vec::new(),
-        without: vec![Slot(2)],
-    });
+    bed.step(no_room(&[Slot(2)]));
     bed.wait(Duration::from_secs(60));
     assert_eq!(bed.take_log(), Vec::<String>::new());
     bed.step(Event::Offered);
@@ -63,10 +60,7 @@ fn a_node_that_leaves_hands_its_work_over_and_is_freed() {
             bed.report(1, NodeEvent::JobLeft { job: JOB, reason });
         }
         assert_eq!(bed.take_log(), ["place 4 5 []", "1:hold 1", "2:hold 1"]);
-        bed.step(Event::Placed {
-            seated: Vec::new(),
-            without: vec![Slot(4), Slot(5)],
-        });
+        bed.step(no_room(&[Slot(4), Slot(5)]));
         bed.commit(1, true);
         assert_eq!(bed.members(), ["2.1", "3.1"]);
         assert_eq!(

@@ -1,9 +1,12 @@
 //! A head whose nodes are closures, on a virtual clock.
 
+mod drain;
+mod elastic;
 mod jobs;
 mod network;
 mod nodes;
 mod pushes;
+mod room;
 
 use std::collections::{BTreeMap, BTreeSet};
 

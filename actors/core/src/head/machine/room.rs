@@ -1,0 +1,235 @@
+//! Room for elastic jobs: seats are found while a job runs, and news of room go to those that wait for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kolo_wire::Placement;
+use kolo_wire::ids::{JobId, NodeId, Slot};
+
+use super::jobs::{Contact, Running};
+use super::{Due, HeadCore};
+use crate::head::job::{Event, Seating, Site};
+use crate::head::messages::Level;
+use crate::head::probes::Waiter;
+use crate::placement::{Offer, Share, place, place_at_most};
+
+/// The nodes on which an elastic job has not started anything.
+///
+/// A node that refuses the job, or that nothing connects with its other nodes, is freed at once. That is no news of room for this
+/// job: it would be asked again and again.
+#[derive(Debug, Default)]
+pub(super) struct Trials {
+    /// Nodes that were asked.
+    fresh: BTreeSet<NodeId>,
+    /// Nodes that were of no use. They are left out until something changes there.
+    unfit: BTreeSet<NodeId>,
+}
+
+impl Trials {
+    pub(super) fn begin(&mut self, node: NodeId) {
+        self.fresh.insert(node);
+    }
+
+    /// Workers are started there, or nobody knows what is there.
+    pub(super) fn passed(&mut self, node: NodeId) {
+        self.fresh.remove(&node);
+    }
+
+    /// The job has nothing there any more. Whether it never started anything there.
+    fn left(&mut self, node: NodeId) -> bool {
+        let failed = self.fresh.remove(&node);
+        if failed {
+            self.unfit.insert(node);
+        }
+        failed
+    }
+}
+
+impl HeadCore {
+    /// Where a job's workers are reached.
+    pub(super) fn site(&self, share: Share) -> Option<(Site, Contact)> {
+        let (registration, session) = self.registry.alive(share.node)?;
+        let site = Site {
+            node: share.node,
+            hostname: registration.hostname.clone(),
+            address: registration.address,
+            workers: share.workers,
+        };
+        let contact = Contact {
+            session,
+            ip: registration.address.ip(),
+            local: self.peers.get(&session).and_then(|peer| peer.local),
+        };
+        Some((site, contact))
+    }
+
+    /// Finds nodes for seats of an elastic job, books what they need, and tells the job.
+    pub(super) fn seat(&mut self, id: JobId, slots: &[Slot], avoid: &[String]) {
+        let Some(running) = self.jobs.get(&id).filter(|running| running.job.may_grow()) else {
+            return;
+        };
+        let held: BTreeMap<NodeId, u32> = running.job.held().collect();
+        let offers = self.offers_to(id, running, &held, avoid);
+        let spec = running.job.spec();
+        let there = |node| held.get(&node).copied().unwrap_or_default();
+        let wanted = u32::try_from(slots.len()).unwrap_or(u32::MAX);
+        let mut shares = place_at_most(wanted, &spec.per_worker, &offers, there);
+        let mut why = String::new();
+        if shares.iter().map(|share| share.workers).sum::<u32>() < wanted {
+            let all = Placement::Pack { workers: wanted };
+            why = match place(all, &spec.per_worker, &offers) {
+                Err(error) => error.to_string(),
+                Ok(_) => "its nodes take no more workers of it".to_owned(),
+            };
+            if !avoid.is_empty() {
+                let hosts = avoid.join(", ");
+                why = format!("{why}; left out after a failure there: {hosts}");
+            }
+        }
+        if let Err(refusal) = self.book(id, &mut shares) {
+            why = refusal;
+        }
+        let mut slots = slots.iter().copied();
+        let mut seated = Vec::with_capacity(shares.len());
+        for share in shares {
+            let Some((site, contact)) = self.site(share) else {
+                continue;
+            };
+            if let Some(running) = self.jobs.get_mut(&id) {
+                running.contacts.insert(share.node, contact);
+            }
+            let slots = slots.by_ref().take(share.workers as usize).collect();
+            seated.push(Seating { site, slots });
+        }
+        let event = Event::Placed {
+            seated,
+            without: slots.collect(),
+            why,
+        };
+        self.step_job(id, event);
+    }
+
+    /// The nodes that may take seats of a job.
+    fn offers_to(
+        &self,
+        id: JobId,
+        running: &Running,
+        held: &BTreeMap<NodeId, u32>,
+        avoid: &[String],
+    ) -> Vec<Offer> {
+        let may = |offer: &Offer| {
+            let node = offer.node;
+            if avoid.contains(&offer.hostname) || !running.job.takes_seats(node) {
+                return false;
+            }
+            // What is left of an earlier stay there is stopped by the name of the job.
+            let is_stale = || {
+                let stay = self.registry.alive(node);
+                let is_asked = |(_, session)| self.cleaning.is_asked(session, id);
+                self.registry.holds(id, node) || stay.is_some_and(is_asked)
+            };
+            held.contains_key(&node) || !(is_stale() || running.trials.unfit.contains(&node))
+        };
+        let mut offers = self.registry.offers();
+        offers.retain(may);
+        offers
+    }
+
+    /// Books shares for a job that runs, and finds out what connects new nodes with the others. Shares that can't be had are
+    /// taken off; the reason is the error.
+    fn book(&mut self, id: JobId, shares: &mut Vec<Share>) -> Result<(), String> {
+        let Some(running) = self.jobs.get(&id) else {
+            return Ok(());
+        };
+        let (job, anew) = (&running.job, running.network.1);
+        let sites: Vec<Site> = shares
+            .iter()
+            .filter_map(|share| self.site(*share))
+            .map(|(site, _)| site)
+            .collect();
+        if let Err(refusal) = job.check_sites(sites.iter()) {
+            shares.clear();
+            return Err(refusal.message);
+        }
+        let mut nodes: Vec<NodeId> = job.held().map(|(node, _)| node).collect();
+        let old: BTreeSet<NodeId> = nodes.iter().copied().collect();
+        let new = shares.iter().map(|share| share.node);
+        let new: Vec<NodeId> = new.filter(|node| !old.contains(node)).collect();
+        nodes.extend(&new);
+        let mut refused = Ok(());
+        let mut plan = None;
+        if !new.is_empty() {
+            match self.plan_network(&nodes, &job.spec().interfaces, anew) {
+                Ok(found) => plan = Some(found),
+                Err(refusal) => {
+                    shares.retain(|share| old.contains(&share.node));
+                    refused = Err(refusal.message);
+                }
+            }
+        }
+        let per_worker = &job.spec().per_worker;
+        let wanted: Vec<_> = shares
+            .iter()
+            .map(|share| (share.node, per_worker.times(share.workers)))
+            .collect();
+        if !self.registry.hold(id, &wanted) {
+            shares.clear();
+            let text = "the placement chose what is not free";
+            self.log(Level::Error, (id, None), text);
+            return Err(text.to_owned());
+        }
+        if let Some((key, plan)) = plan {
+            // A probe without the new nodes is of no use any more.
+            self.leave_probes(Waiter::Job(id));
+            if let Some(running) = self.jobs.get_mut(&id) {
+                running.network = (key, anew);
+                running.job.connect_by(plan);
+                for node in new {
+                    running.trials.begin(node);
+                }
+            }
+        }
+        refused
+    }
+
+    /// Seats of a job are not needed on a node any more.
+    pub(super) fn give_back(&mut self, id: JobId, node: NodeId, workers: u32) {
+        let Some(running) = self.jobs.get(&id) else {
+            return;
+        };
+        let resources = running.job.spec().per_worker.times(workers);
+        self.registry.give_back(id, node, &resources);
+        // The job itself has left them on purpose.
+        self.offer(node, Some(id));
+    }
+
+    /// Nothing of a job is left on a node.
+    pub(super) fn free(&mut self, id: JobId, node: NodeId) {
+        self.registry.free(id, node);
+        let running = self.jobs.get_mut(&id);
+        let has_failed = running.is_some_and(|running| running.trials.left(node));
+        self.offer(node, has_failed.then_some(id));
+        self.settle_drains();
+    }
+
+    /// There may be more room on a node: all jobs that wait for some are told at the end of this step, except one.
+    pub(super) fn offer(&mut self, node: NodeId, except: Option<JobId>) {
+        for (id, running) in &mut self.jobs {
+            if except != Some(*id) {
+                running.trials.unfit.remove(&node);
+                if running.job.wants_room() {
+                    self.offered.insert((running.number, *id));
+                }
+            }
+        }
+    }
+
+    /// Tells those that wait for room, the oldest first. False if there is nobody to tell.
+    pub(super) fn tell_offered(&mut self) -> bool {
+        let offered = std::mem::take(&mut self.offered);
+        let any = !offered.is_empty();
+        for (_, id) in offered {
+            self.due.push_back(Due::Job(id, Event::Offered));
+        }
+        any
+    }
+}

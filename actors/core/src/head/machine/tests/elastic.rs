@@ -1,0 +1,431 @@
+//! Elastic jobs: workers that do at once what they are told, and how a job changes its members.
+
+use kolo_wire::ids::{Generation, Incarnation, Slot};
+use kolo_wire::{Cooldown, Elastic, Exit, GenerationTable};
+
+use super::*;
+use crate::head::job::fixtures::failure;
+
+/// A head with nodes whose workers say what workers say.
+pub(super) struct Group {
+    pub(super) world: World,
+    /// Requests of each node that its workers have seen.
+    read: BTreeMap<Session, usize>,
+    /// The processes of each job.
+    live: BTreeMap<(Session, JobId), BTreeSet<(Slot, Incarnation)>>,
+    /// Nodes of which nothing reaches the head.
+    pub(super) cut: BTreeSet<Session>,
+    commits: u64,
+}
+
+pub(super) fn elastic(min: u32, max: u32) -> Box<Elastic> {
+    Box::new(Elastic {
+        min,
+        max,
+        spares: 0,
+        max_resets: None,
+        restarts_within: None,
+        restarts_without_progress: 3,
+        cooldown: None,
+        join_window_ms: 1000,
+        ack_timeout_ms: 10_000,
+        filters: Vec::new(),
+    })
+}
+
+impl Group {
+    pub(super) fn new() -> Self {
+        Self {
+            world: World::new(),
+            read: BTreeMap::new(),
+            live: BTreeMap::new(),
+            cut: BTreeSet::new(),
+            commits: 0,
+        }
+    }
+
+    /// A node with so many CPUs registers.
+    pub(super) fn node(&mut self, node: u64, cpus: u64) -> Session {
+        let session = self.world.node(node, cpus, good);
+        self.run();
+        session
+    }
+
+    pub(super) fn submit(&mut self, job: u64, min: u32, max: u32) -> JobId {
+        self.submit_as(job, min, max, |_| ())
+    }
+
+    pub(super) fn submit_as(
+        &mut self,
+        job: u64,
+        min: u32,
+        max: u32,
+        change: impl FnOnce(&mut JobSpec),
+    ) -> JobId {
+        let job = self.world.submit_as(job, |spec| {
+            spec.placement = Placement::Pack { workers: max };
+            spec.elastic = Some(elastic(min, max));
+            change(spec);
+        });
+        self.run();
+        job
+    }
+
+    pub(super) fn pass(&mut self, seconds: u64) {
+        // In small steps: workers answer at once.
+        for _ in 0..seconds * 10 {
+            self.world.pass(Duration::from_millis(100));
+            self.beat();
+            self.run();
+        }
+    }
+
+    fn beat(&mut self) {
+        let cut = &self.cut;
+        let peers = self.world.peers.iter();
+        let there = peers.filter(|(node, peer)| peer.closed.is_none() && !cut.contains(node));
+        for node in there.map(|(node, _)| *node).skip(1).collect::<Vec<_>>() {
+            self.world
+                .request(Caller::Peer(node), HeadRequest::Heartbeats);
+        }
+    }
+
+    /// Workers do what their nodes were told, until nothing is left to do.
+    pub(super) fn run(&mut self) {
+        while let Some((node, request)) = self.next() {
+            let events = self.events(node, request);
+            if !events.is_empty() && !self.cut.contains(&node) {
+                self.world
+                    .request(Caller::Peer(node), HeadRequest::Events(events));
+            }
+        }
+    }
+
+    fn next(&mut self) -> Option<(Session, NodeRequest)> {
+        let peers = self.world.peers.iter();
+        let (node, request) = peers
+            .filter_map(|(node, peer)| {
+                let read = self.read.get(node).copied().unwrap_or_default();
+                Some((*node, peer.seen.get(read)?.clone()))
+            })
+            .next()?;
+        *self.read.entry(node).or_default() += 1;
+        Some((node, request))
+    }
+
+    fn events(&mut self, node: Session, request: NodeRequest) -> Vec<NodeEvent> {
+        match request {
+            NodeRequest::Start(start) if start.elastic => {
+                let job = start.job;
+                let live = self.live.entry((node, job)).or_default();
+                let mut events = Vec::new();
+                for slot in start.slots {
+                    let (slot, incarnation) = (slot.member.slot, slot.member.incarnation);
+                    live.retain(|(other, _)| *other != slot);
+                    live.insert((slot, incarnation));
+                    events.push(ready_again(job, slot, incarnation));
+                }
+                events
+            }
+            NodeRequest::Membership(table) => {
+                let live = self.live.get(&(node, table.job)).into_iter().flatten();
+                live.map(|(slot, incarnation)| NodeEvent::Taken {
+                    job: table.job,
+                    slot: *slot,
+                    incarnation: *incarnation,
+                    generation: table.generation,
+                })
+                .collect()
+            }
+            NodeRequest::StopWorker {
+                job,
+                slot,
+                incarnation,
+                ..
+            } => self.end(node, job, (slot, incarnation), Exit::Signal(15), true),
+            NodeRequest::Stop { job, .. } | NodeRequest::Kill { job } => {
+                self.live.remove(&(node, job));
+                Vec::new()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn end(
+        &mut self,
+        node: Session,
+        job: JobId,
+        process: (Slot, Incarnation),
+        exit: Exit,
+        expected: bool,
+    ) -> Vec<NodeEvent> {
+        let live = self.live.get_mut(&(node, job));
+        if !live.is_some_and(|live| live.remove(&process)) {
+            return Vec::new();
+        }
+        vec![NodeEvent::WorkerExited {
+            job,
+            slot: process.0,
+            incarnation: process.1,
+            generation: Generation(0),
+            failure: failure(exit),
+            expected,
+        }]
+    }
+
+    /// The first worker of a job on a node is killed.
+    pub(super) fn kill(&mut self, node: Session, job: JobId) {
+        let first = *self.live[&(node, job)].first().unwrap();
+        let events = self.end(node, job, first, Exit::Signal(9), false);
+        self.world.report(node, events);
+        self.run();
+    }
+
+    /// The members of a job's generation hold at a commit.
+    pub(super) fn commit(&mut self, job: JobId) {
+        self.commits += 1;
+        let table = self.table(job);
+        let nodes: Vec<Session> = self.world.peers.keys().copied().collect();
+        for node in nodes {
+            let live = self.live.get(&(node, job)).cloned().unwrap_or_default();
+            let is_member = |process: &&(Slot, Incarnation)| {
+                let mut members = table.members.iter();
+                members.any(|member| (member.slot, member.incarnation) == **process)
+            };
+            let members = live.iter().filter(is_member);
+            let events = members.map(|(slot, incarnation)| NodeEvent::Holding {
+                job,
+                slot: *slot,
+                incarnation: *incarnation,
+                generation: table.generation,
+                commit: self.commits,
+            });
+            let events: Vec<_> = events.collect();
+            if !events.is_empty() && !self.cut.contains(&node) {
+                self.world.report(node, events);
+            }
+        }
+        self.run();
+    }
+
+    /// The generation that the driver was told last.
+    pub(super) fn table(&self, job: JobId) -> GenerationTable {
+        let told = self.world.told[&job].iter().rev();
+        let mut tables = told.filter_map(|event| match event {
+            JobEvent::Generation { table, .. } => Some(table.clone()),
+            _ => None,
+        });
+        tables.next().expect("a generation is active")
+    }
+
+    /// Its number, and how many members each node has.
+    pub(super) fn members(&self, job: JobId) -> (u64, Vec<(u64, usize)>) {
+        let table = self.table(job);
+        let mut nodes = BTreeMap::<u64, usize>::new();
+        for member in &table.members {
+            *nodes.entry(member.node.0).or_default() += 1;
+        }
+        (table.generation.0, nodes.into_iter().collect())
+    }
+
+    pub(super) fn reservations(&self, node: Session) -> usize {
+        let is = |request: &_| matches!(request, NodeRequest::Reserve { .. });
+        self.world.seen(node, is)
+    }
+
+    pub(super) fn is_live(&self, node: Session, job: JobId) -> bool {
+        let live = self.live.get(&(node, job));
+        live.is_some_and(|live| !live.is_empty())
+    }
+}
+
+fn ready_again(job: JobId, slot: Slot, incarnation: Incarnation) -> NodeEvent {
+    NodeEvent::WorkerReady {
+        job,
+        slot,
+        incarnation,
+        address: Some(format!("10.0.0.9:{}", 5000 + slot.0).parse().unwrap()),
+    }
+}
+
+#[test]
+fn a_job_starts_with_what_there_is_and_grows_with_the_cluster() {
+    let mut group = Group::new();
+    group.node(1, 1);
+    let job = group.submit(1, 1, 3);
+    assert_eq!(group.members(job), (1, vec![(1, 1)]));
+    let second = group.node(2, 4);
+    assert_eq!(group.reservations(second), 1);
+    assert_eq!(group.world.free_cpus(), [0, 2]);
+    group.commit(job);
+    assert_eq!(group.members(job), (2, vec![(1, 1), (2, 2)]));
+    // It has all that it can use.
+    let third = group.node(3, 4);
+    assert_eq!(group.reservations(third), 0);
+    group.world.frame(job, SubmitFrame::Done);
+    assert_eq!(group.world.end(job).unwrap().0, JobState::Succeeded);
+    assert_eq!(group.world.free_cpus(), [1, 4, 4]);
+}
+
+#[test]
+fn a_job_waits_for_room_as_long_as_for_its_start() {
+    let mut group = Group::new();
+    let job = group.submit(1, 2, 2);
+    group.node(1, 1);
+    group.pass(29);
+    assert!(group.world.end(job).is_none());
+    group.pass(2);
+    let refusal = group.world.refusal(job);
+    assert_eq!(refusal.kind, RefusalKind::Timeout);
+    let missing = "requested 2 workers with 1 cpus each, available is room for 1 on 1 nodes; host1";
+    assert!(
+        refusal.message.contains("min_workers") && refusal.message.contains(missing),
+        "{refusal}"
+    );
+    assert_eq!(group.world.free_cpus(), [1]);
+    // With a node in time it starts.
+    let job = group.submit(2, 2, 2);
+    group.node(2, 1);
+    assert_eq!(group.members(job), (1, vec![(1, 1), (2, 1)]));
+}
+
+#[test]
+fn what_a_job_gives_back_is_for_others() {
+    let mut group = Group::new();
+    let first = group.node(1, 2);
+    group.node(2, 1);
+    let cooldown = Some(Cooldown {
+        least_ms: 3_600_000,
+        most_ms: 3_600_000,
+    });
+    let job = group.submit_as(1, 2, 2, |spec| {
+        spec.elastic.as_mut().unwrap().cooldown = cooldown;
+        spec.start_timeout_ms = 600_000;
+    });
+    let other = group.submit(2, 1, 1);
+    let waits = group.submit_as(3, 1, 1, |spec| spec.start_timeout_ms = 600_000);
+    assert_eq!(group.world.free_cpus(), [0, 0]);
+    // A host that cools down gets nothing of the job, and there is no other one.
+    group.kill(first, job);
+    assert_eq!(group.world.free_cpus(), [0, 0]);
+    // It moves its seat when it can; the seat's old place is for the job that waits.
+    group.world.frame(other, SubmitFrame::Done);
+    group.run();
+    assert_eq!(group.members(job), (2, vec![(1, 1), (2, 1)]));
+    assert_eq!(group.members(waits), (1, vec![(1, 1)]));
+    assert_eq!(group.world.free_cpus(), [0, 0]);
+}
+
+#[test]
+fn a_lost_node_is_replaced_by_another_one() {
+    let mut group = Group::new();
+    let nodes = [1, 2, 3].map(|node| group.node(node, 1));
+    let job = group.submit(1, 2, 3);
+    let spare = group.node(4, 1);
+    group.world.disconnect(nodes[1]);
+    group.run();
+    assert_eq!(group.members(job), (2, vec![(1, 1), (3, 1)]));
+    assert_eq!(group.reservations(spare), 1);
+    group.commit(job);
+    assert_eq!(group.members(job), (3, vec![(1, 1), (3, 1), (4, 1)]));
+}
+
+#[test]
+fn two_changes_within_a_second_make_one_generation() {
+    let mut group = Group::new();
+    group.node(1, 1);
+    let job = group.submit(1, 1, 4);
+    // The first node's worker boots while the second node comes.
+    let slow = group.world.node(2, 1, good);
+    group.world.pass(Duration::from_millis(500));
+    group.world.node(3, 1, good);
+    group.run();
+    group.commit(job);
+    assert_eq!(group.members(job), (2, vec![(1, 1), (2, 1), (3, 1)]));
+    assert!(group.is_live(slow, job));
+}
+
+#[test]
+fn g3_nothing_of_a_node_that_was_cut_off_is_accepted_later() {
+    let mut group = Group::new();
+    let nodes = [1, 2, 3].map(|node| group.node(node, 1));
+    let job = group.submit(1, 2, 3);
+    let cut = nodes[2];
+    group.cut.insert(cut);
+    group.pass(62);
+    assert_eq!(group.world.peers[&cut].closed, Some(LinkEnd::Lost));
+    assert_eq!(group.members(job), (2, vec![(1, 1), (2, 1)]));
+    let old = group.live[&(cut, job)].first().copied().unwrap();
+    let late = |generation| {
+        vec![
+            ready_again(job, old.0, old.1),
+            NodeEvent::Taken {
+                job,
+                slot: old.0,
+                incarnation: old.1,
+                generation: Generation(generation),
+            },
+            NodeEvent::Holding {
+                job,
+                slot: old.0,
+                incarnation: old.1,
+                generation: Generation(generation),
+                commit: 77,
+            },
+        ]
+    };
+    let refusal = group
+        .world
+        .refused(Caller::Peer(cut), HeadRequest::Events(late(1)));
+    assert_eq!(refusal.kind, RefusalKind::Forbidden);
+    // It comes back with what it has. That must end before the job is placed there again.
+    let mut stops = 0;
+    let registration = NodeRegistration {
+        jobs: vec![job],
+        ..introduction(3, 1)
+    };
+    let back = group.world.register(registration, move |request| {
+        stops += usize::from(matches!(request, NodeRequest::Stop { .. }));
+        if stops == 1 && matches!(request, NodeRequest::Stop { .. }) {
+            return Some(Reply::Unknown("late".to_owned()));
+        }
+        good(request)
+    });
+    group.run();
+    assert_eq!(
+        (group.world.stops(back, job), group.reservations(back)),
+        (1, 0)
+    );
+    group.world.report(back, late(2));
+    group.run();
+    assert_eq!(group.members(job), (2, vec![(1, 1), (2, 1)]));
+    group.pass(2);
+    assert_eq!(
+        (group.world.stops(back, job), group.reservations(back)),
+        (2, 1)
+    );
+    assert_eq!(group.world.free_cpus(), [0, 0, 0]);
+    // Nothing of the new reservation is stopped.
+    group.pass(60);
+    group.commit(job);
+    assert_eq!(group.members(job), (3, vec![(1, 1), (2, 1), (3, 1)]));
+    assert_eq!(group.world.stops(back, job), 2);
+    group.world.report(back, late(3));
+    assert_eq!(group.members(job).0, 3);
+}
+
+#[test]
+fn g3_half_of_a_group_waits_until_the_other_half_has_ended_for_certain() {
+    let mut group = Group::new();
+    let nodes = [1, 2].map(|node| group.node(node, 1));
+    let job = group.submit_as(1, 1, 2, |spec| spec.start_timeout_ms = 600_000);
+    group.world.disconnect(nodes[1]);
+    group.run();
+    // From the settings of this head, and not the default.
+    let fence = fence::of_head(LEASE, Duration::from_secs(1));
+    assert!(fence > JobConfig::default().fence);
+    group.pass(fence.as_secs() - 1);
+    assert_eq!(group.members(job).0, 1);
+    group.pass(2);
+    assert_eq!(group.members(job), (2, vec![(1, 1)]));
+}
