@@ -1,0 +1,224 @@
+//! Examples, and what holds for any cluster.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn cpus(milli: u64) -> Resources {
+    Resources {
+        cpus: Milli(milli),
+        ..Resources::default()
+    }
+}
+
+fn offers(free: &[u64]) -> Vec<Offer> {
+    (0..)
+        .zip(free)
+        .map(|(id, cpus_free)| Offer {
+            node: NodeId(id),
+            hostname: "host".to_owned(),
+            available: cpus(*cpus_free),
+            total: cpus(8000),
+        })
+        .collect()
+}
+
+fn placed(placement: Placement, per_worker: &Resources, offers: &[Offer]) -> Vec<(u64, u32)> {
+    place(placement, per_worker, offers)
+        .unwrap()
+        .iter()
+        .map(|share| (share.node.0, share.workers))
+        .collect()
+}
+
+#[test]
+fn a_layout_is_taken_as_it_is_or_refused_with_what_is_there() {
+    let offers = offers(&[4000, 2000]);
+    let share = |node, workers| NodeShare {
+        node: NodeId(node),
+        workers,
+    };
+    let ask = |layout: &[NodeShare]| lay_out(layout, &cpus(1000), &offers);
+    let placed = ask(&[share(1, 2), share(0, 1)]).unwrap();
+    let pairs: Vec<_> = placed
+        .iter()
+        .map(|share| (share.node.0, share.workers))
+        .collect();
+    assert_eq!(pairs, [(1, 2), (0, 1)]);
+    let error = ask(&[share(0, 4), share(1, 3)]).unwrap_err().to_string();
+    assert!(
+        error.contains("is asked for 3 workers with 1 cpus each and has room for 2"),
+        "{error}"
+    );
+    assert!(
+        ask(&[share(7, 1)])
+            .unwrap_err()
+            .to_string()
+            .contains("is not there")
+    );
+}
+
+#[test]
+fn pack_takes_few_nodes_and_leaves_the_large_gaps() {
+    let pack = |workers| Placement::Pack { workers };
+    let one = cpus(1000);
+    let offers = offers(&[2000, 4000, 3000, 4000]);
+    assert_eq!(placed(pack(1), &one, &offers), [(0, 1)]);
+    assert_eq!(placed(pack(3), &one, &offers), [(2, 3)]);
+    assert_eq!(placed(pack(4), &one, &offers), [(1, 4)]);
+    assert_eq!(placed(pack(6), &one, &offers), [(0, 2), (1, 4)]);
+    assert_eq!(
+        placed(pack(13), &one, &offers),
+        [(0, 2), (1, 4), (2, 3), (3, 4)]
+    );
+    // What asks for nothing fits anywhere, as often as a node takes workers.
+    assert_eq!(
+        placed(pack(100), &Resources::default(), &offers),
+        [(0, 100)]
+    );
+    assert_eq!(
+        placed(pack(MAX_PER_NODE + 1), &Resources::default(), &offers),
+        [(0, MAX_PER_NODE), (1, 1)]
+    );
+    let error = place(pack(5 * MAX_PER_NODE), &Resources::default(), &offers).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("a node takes at most 1024 workers"),
+        "{error}"
+    );
+}
+
+#[test]
+fn as_many_as_there_is_room_for_go_where_the_job_is_first() {
+    let one = cpus(1000);
+    let offers = offers(&[1000, 4000, 2000]);
+    let ask = |workers, there: fn(NodeId) -> u32| -> Vec<(u64, u32)> {
+        let shares = place_at_most(workers, &one, &offers, there);
+        let pairs = shares.iter().map(|share| (share.node.0, share.workers));
+        pairs.collect()
+    };
+    let nowhere = |_: NodeId| 0;
+    assert_eq!(ask(2, nowhere), [(2, 2)]);
+    assert_eq!(ask(9, nowhere), [(0, 1), (1, 4), (2, 2)]);
+    assert_eq!(ask(0, nowhere), []);
+    // One has room for one more worker of the job at most.
+    let there = |node: NodeId| [1, 0, MAX_PER_NODE - 1][node.0 as usize];
+    assert_eq!(ask(1, there), [(0, 1)]);
+    assert_eq!(ask(5, there), [(0, 1), (1, 3), (2, 1)]);
+    assert_eq!(ask(9, there), [(0, 1), (1, 4), (2, 1)]);
+    assert_eq!(place_at_most(3, &one, &[], |_| 0), []);
+}
+
+#[test]
+fn spread_takes_distinct_nodes() {
+    let offers = offers(&[4000, 2000, 1000, 2000]);
+    let spread = |hosts, slots| Placement::Spread { hosts, slots };
+    let one = cpus(1000);
+    assert_eq!(placed(spread(2, 2), &one, &offers), [(1, 2), (3, 2)]);
+    assert_eq!(
+        placed(spread(3, 2), &one, &offers),
+        [(0, 2), (1, 2), (3, 2)]
+    );
+    assert_eq!(
+        place(spread(4, 2), &one, &offers).unwrap_err().to_string(),
+        "requested 4 distinct nodes with 2 workers of 1 cpus each, available are 3 of 4 nodes; \
+         host (node-0000000000000002) has room for 1; cpus: requested 2, available 1; \
+         it fits when other jobs have ended"
+    );
+}
+
+/// Horovod's `test_infeasible_placement`: 4 workers on 2 CPUs.
+#[test]
+fn infeasible_placement_names_what_is_missing_where() {
+    let mut offers = offers(&[2000]);
+    offers[0].total = cpus(2000);
+    assert_eq!(
+        place(Placement::Pack { workers: 4 }, &cpus(1000), &offers)
+            .unwrap_err()
+            .to_string(),
+        "requested 4 workers with 1 cpus each, available is room for 2 on 1 nodes; \
+         host (node-0000000000000000) has room for 2; cpus: requested 3, available 2; \
+         without other jobs it would be 2: add nodes or ask for less"
+    );
+    let error = place(Placement::Pack { workers: 1 }, &cpus(1000), &[]).unwrap_err();
+    assert!(
+        error.to_string().contains("room for 0 on 0 nodes"),
+        "{error}"
+    );
+}
+
+#[test]
+fn sizes_out_of_range_are_refused() {
+    for placement in [
+        Placement::Pack { workers: 0 },
+        Placement::Pack {
+            workers: MAX_WORLD_SIZE + 1,
+        },
+        Placement::Spread { hosts: 0, slots: 3 },
+        Placement::Spread { hosts: 3, slots: 0 },
+        Placement::Spread {
+            hosts: u32::MAX,
+            slots: u32::MAX,
+        },
+    ] {
+        let error = place(placement, &cpus(1), &offers(&[8000])).unwrap_err();
+        assert!(
+            error.to_string().contains("allowed are 1 to 16384"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_thousand_nodes_are_placed_and_their_shortage_is_summarised() {
+    let offers = offers(&[1500; 1000]);
+    let shares = place(Placement::Pack { workers: 1000 }, &cpus(1000), &offers).unwrap();
+    assert_eq!(shares.len(), 1000);
+    let mut need = cpus(1000);
+    need.custom.insert("fpga".to_owned(), Milli(1));
+    let error = place(Placement::Pack { workers: 1 }, &need, &offers)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("and 992 more nodes (too little of fpga on 1000 nodes in all)"),
+        "{error}"
+    );
+    assert!(error.len() < 2000, "{error}");
+}
+
+proptest! {
+    #[test]
+    fn a_placement_fits_and_pack_is_minimal(
+        free in proptest::collection::vec(0_u64..7, 0..9),
+        workers in 1_u32..20,
+        slots in 1_u32..4,
+    ) {
+        let offers = offers(&free.iter().map(|free| free * 1000).collect::<Vec<_>>());
+        let one = cpus(1000);
+        let check = |shares: &[Share], total: u32| {
+            assert_eq!(shares.iter().map(|share| share.workers).sum::<u32>(), total);
+            assert!(shares.is_sorted_by(|a, b| a.node < b.node));
+            for share in shares {
+                assert!(share.workers > 0);
+                assert!(u64::from(share.workers) <= free[share.node.0 as usize]);
+            }
+        };
+        let mut sorted = free.clone();
+        sorted.sort_unstable_by_key(|free| std::cmp::Reverse(*free));
+        let mut sum = 0;
+        let fewest = sorted.iter().position(|free| { sum += free; sum >= u64::from(workers) });
+        let packed = place(Placement::Pack { workers }, &one, &offers).ok();
+        prop_assert_eq!(packed.as_ref().map(Vec::len), fewest.map(|index| index + 1));
+        if let Some(shares) = packed {
+            check(&shares, workers);
+        }
+        let enough = free.iter().filter(|free| **free >= u64::from(slots)).count();
+        let spread = place(Placement::Spread { hosts: workers, slots }, &one, &offers).ok();
+        prop_assert_eq!(spread.is_some(), enough >= workers as usize);
+        if let Some(shares) = spread {
+            check(&shares, workers * slots);
+            prop_assert_eq!(shares.len(), workers as usize);
+        }
+    }
+}
