@@ -1,12 +1,14 @@
-//! Ends jobs whose driver and head have both been gone for too long.
+//! Ends the workers of jobs while the head is away: those that nobody is there for, and those of elastic jobs.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::Addr;
 use kolo_actors::node::{Ask, NodeColocator};
-use kolo_core::node::orphans::Orphans;
+use kolo_core::fence;
+use kolo_core::node::orphans::{Cause, Head, Orphans};
 use kolo_transport::AwakeClock;
+use kolo_transport::ids::JobId;
 use kolo_transport::wire::NodeRequest;
 
 use super::calls::Calls;
@@ -20,25 +22,17 @@ pub(super) async fn watch(
     node: Addr<NodeColocator>,
 ) {
     let mut orphans = Orphans::new(timeout);
-    let mut head = uplink.connection();
+    let mut connection = uplink.connection();
     let mut drivers = calls.changes();
     loop {
         // Looked at before it is asked for, so that no change is missed.
         drivers.mark_unchanged();
-        let head_is_there = head.borrow_and_update().is_some();
-        for job in orphans.step(clock.now(), head_is_there, calls.drivers()) {
-            let reason = format!("its driver and the head have both been gone for {timeout:?}");
-            tracing::warn!(%job, reason, "a job is ended");
-            let stop = node.send(Ask::Order(Box::new(NodeRequest::Stop {
-                job,
-                reason,
-                interrupt: false,
-            })));
-            tokio::spawn(async move {
-                if stop.await.is_err() {
-                    tracing::debug!(%job, "the node is stopping, and the job with it");
-                }
-            });
+        let head = Head {
+            is_there: connection.borrow_and_update().is_some(),
+            lease: uplink.lease(),
+        };
+        for (job, cause) in orphans.step(clock.now(), head, calls.present_jobs()) {
+            tokio::spawn(end(node.clone(), job, cause));
         }
         let deadline = orphans.next_deadline();
         let over = async {
@@ -50,9 +44,46 @@ pub(super) async fn watch(
         tokio::select! {
             // One that has come back counts before the time.
             biased;
-            changed = head.changed() => if changed.is_err() { return },
+            changed = connection.changed() => if changed.is_err() { return },
             changed = drivers.changed() => if changed.is_err() { return },
             () = over => {}
         }
+    }
+}
+
+/// Ends the workers of a job. The head counts on the end of those of an elastic job.
+async fn end(node: Addr<NodeColocator>, job: JobId, cause: Cause) {
+    let (reason, limit) = match cause {
+        Cause::Alone(time) => (
+            format!("its driver and the head have both been gone for {time:?}"),
+            None,
+        ),
+        Cause::CutOff(time) => (
+            format!(
+                "this node has been cut off from the head for {time:?}, and the job goes on without the node"
+            ),
+            Some(fence::NOTICE),
+        ),
+    };
+    tracing::warn!(%job, reason, "a job is ended");
+    let stop = NodeRequest::Stop {
+        job,
+        reason,
+        interrupt: false,
+    };
+    let stopped = node.send(Ask::Order(Box::new(stop)));
+    let stopped = async { stopped.await.is_ok() };
+    let is_there = match limit {
+        None => stopped.await,
+        Some(limit) => match tokio::time::timeout(limit, stopped).await {
+            Ok(is_there) => is_there,
+            Err(_) => {
+                let kill = Ask::Order(Box::new(NodeRequest::Kill { job }));
+                node.send(kill).await.is_ok()
+            }
+        },
+    };
+    if !is_there {
+        tracing::debug!(%job, "the node is stopping, and the job with it");
     }
 }

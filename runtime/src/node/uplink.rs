@@ -2,6 +2,7 @@
 //! requests back.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo_actors::node::{Ask, BoxFuture, Happened, HeadLink};
@@ -54,6 +55,8 @@ pub(super) struct Session {
 #[derive(Debug)]
 pub(super) struct Uplink {
     connection: watch::Sender<Option<Connection>>,
+    /// The lease of the last registration, in milliseconds.
+    lease_ms: AtomicU64,
     /// Why the connection is of no use any more, although it is there.
     left: watch::Sender<Option<String>>,
     /// Why the head wants this node no more.
@@ -110,9 +113,15 @@ impl Uplink {
         self.connection.subscribe()
     }
 
+    /// How long the head waits for a heartbeat, as it has said last.
+    pub(super) fn lease(&self) -> Duration {
+        Duration::from_millis(self.lease_ms.load(Ordering::Relaxed))
+    }
+
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             connection: watch::Sender::new(None),
+            lease_ms: AtomicU64::new(0),
             left: watch::Sender::new(None),
             revoked: watch::Sender::new(None),
         })
@@ -188,6 +197,8 @@ impl Uplink {
                 let since = Instant::now();
                 said.clear();
                 self.left.send_replace(None);
+                let lease_ms = session.registered.lease.as_millis() as u64;
+                self.lease_ms.store(lease_ms, Ordering::Relaxed);
                 self.connection
                     .send_replace(Some(session.connection.clone()));
                 tell_node(&server, true).await;

@@ -1,25 +1,67 @@
-//! Jobs that nobody is there for any more: neither their driver nor the head.
+//! Jobs whose workers a node ends by itself while the head is away. No clock of its own.
 //!
 //! Workers live on while the head is away (D-2), and as long as the head is there it ends the job of a driver that is
-//! gone. If both are gone nobody is left to end it, so the node does after a while. No clock of its own.
+//! gone. If both are gone nobody is left to end it, so the node does after a while.
+//!
+//! An elastic job goes on without a node that the head has lost. Its workers there must end even if the driver still
+//! reaches them, or there would be two groups (G-3): see [`fence`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use kolo_wire::ids::JobId;
 
-/// Finds the jobs whose driver and head have both been gone for too long.
+use crate::fence;
+
+/// The head, as the node sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// Whether the node is registered.
+    pub is_there: bool,
+    /// The lease that the head gave at the last registration.
+    pub lease: Duration,
+}
+
+/// A job with workers on the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Present {
+    /// The job.
+    pub job: JobId,
+    /// Whether its driver is there.
+    pub driver: bool,
+    /// Whether the job may change its members.
+    pub elastic: bool,
+}
+
+/// Why a node ends the workers of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// Driver and head have been gone for so long.
+    Alone(Duration),
+    /// The head has been gone for so long, and the job goes on elsewhere.
+    CutOff(Duration),
+}
+
+impl Cause {
+    fn limit(self) -> Duration {
+        match self {
+            Self::Alone(limit) | Self::CutOff(limit) => limit,
+        }
+    }
+}
+
+/// Finds the jobs whose workers are to be ended because the head is away.
 #[derive(Debug)]
 pub struct Orphans {
     timeout: Duration,
-    /// Since when both have been gone.
-    since: BTreeMap<JobId, Instant>,
+    /// Since when nobody has been there, and what follows from it.
+    since: BTreeMap<JobId, (Instant, Cause)>,
     /// Those that were named already and are still here.
     named: BTreeSet<JobId>,
 }
 
 impl Orphans {
-    /// Jobs are given up when both have been gone for `timeout`.
+    /// Jobs that never change their members are given up when both have been gone for `timeout`.
     #[must_use]
     pub fn new(timeout: Duration) -> Self {
         Self {
@@ -29,34 +71,42 @@ impl Orphans {
         }
     }
 
-    /// What is the case now: whether the head is there, and for each job on this node whether its driver is. Names the
-    /// jobs that are to be ended, each once.
+    /// What is the case now. Names the jobs that are to be ended, each once.
     ///
     /// Call it at every change and at [`Orphans::next_deadline`].
     pub fn step(
         &mut self,
         now: Instant,
-        head_is_there: bool,
-        jobs: impl IntoIterator<Item = (JobId, bool)>,
-    ) -> Vec<JobId> {
+        head: Head,
+        jobs: impl IntoIterator<Item = Present>,
+    ) -> Vec<(JobId, Cause)> {
         let mut alone = BTreeMap::new();
         let mut here = BTreeSet::new();
-        for (job, driver_is_there) in jobs {
+        for Present {
+            job,
+            driver,
+            elastic,
+        } in jobs
+        {
             here.insert(job);
-            if !head_is_there && !driver_is_there {
-                alone.insert(job, *self.since.get(&job).unwrap_or(&now));
+            let cause = if elastic {
+                Cause::CutOff(fence::of_node(head.lease))
+            } else {
+                Cause::Alone(self.timeout)
+            };
+            if !head.is_there && (elastic || !driver) {
+                let since = self.since.get(&job).map_or(now, |(since, _)| *since);
+                alone.insert(job, (since, cause));
             }
         }
         self.since = alone;
         self.named.retain(|job| here.contains(job));
-        let over: Vec<JobId> = self
+        let over = self
             .since
             .iter()
-            .filter(|(_, since)| now.saturating_duration_since(**since) >= self.timeout)
-            .map(|(job, _)| *job)
-            .collect();
-        over.into_iter()
-            .filter(|job| self.named.insert(*job))
+            .filter(|(_, (since, cause))| now.saturating_duration_since(*since) >= cause.limit());
+        over.map(|(job, (_, cause))| (*job, *cause))
+            .filter(|(job, _)| self.named.insert(*job))
             .collect()
     }
 
@@ -67,7 +117,7 @@ impl Orphans {
             .iter()
             .filter(|(job, _)| !self.named.contains(job))
             // A time that no clock reaches is none.
-            .filter_map(|(_, since)| since.checked_add(self.timeout))
+            .filter_map(|(_, (since, cause))| since.checked_add(cause.limit()))
             .min()
     }
 }
@@ -80,34 +130,96 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
     const JOB: JobId = JobId(1);
+    const LEASE: Duration = Duration::from_secs(3);
+    const THERE: Head = Head {
+        is_there: true,
+        lease: LEASE,
+    };
+    const AWAY: Head = Head {
+        is_there: false,
+        lease: LEASE,
+    };
+
+    fn fixed(driver: bool) -> [Present; 1] {
+        [Present {
+            job: JOB,
+            driver,
+            elastic: false,
+        }]
+    }
+
+    fn ended() -> [(JobId, Cause); 1] {
+        [(JOB, Cause::Alone(TIMEOUT))]
+    }
+
+    #[test]
+    fn g3_an_elastic_job_ends_without_a_head_also_if_its_driver_is_there() {
+        let start = Instant::now();
+        let mut orphans = Orphans::new(TIMEOUT);
+        let elastic = |driver| Present {
+            elastic: true,
+            ..fixed(driver)[0]
+        };
+        let other = Present {
+            job: JobId(2),
+            ..fixed(true)[0]
+        };
+        assert!(orphans.step(start, THERE, [elastic(false)]).is_empty());
+        assert!(orphans.step(start, AWAY, [elastic(true), other]).is_empty());
+        // The head counts on this time.
+        let fence = fence::of_node(LEASE);
+        assert_eq!(orphans.next_deadline(), Some(start + fence));
+        let early = start + fence - Duration::from_millis(1);
+        assert!(
+            orphans
+                .step(early, AWAY, [elastic(false), other])
+                .is_empty()
+        );
+        let over = start + fence;
+        let named = orphans.step(over, AWAY, [elastic(true), other]);
+        assert_eq!(named, [(JOB, Cause::CutOff(fence))]);
+        assert_eq!(orphans.next_deadline(), None);
+        // A head that comes back in time stops the clock.
+        let mut orphans = Orphans::new(TIMEOUT);
+        assert!(orphans.step(start, AWAY, [elastic(true)]).is_empty());
+        assert!(orphans.step(early, THERE, [elastic(true)]).is_empty());
+        assert!(orphans.step(over, AWAY, [elastic(true)]).is_empty());
+        assert_eq!(orphans.next_deadline(), Some(over + fence));
+    }
+
+    #[test]
+    fn g3_the_head_waits_longer_than_any_node_takes() {
+        let heartbeat = Duration::from_millis(250);
+        // The node misses an answer, waits, and kills what has not ended after its notice.
+        let node = LEASE + heartbeat + fence::of_node(LEASE) + fence::NOTICE;
+        let head = fence::of_head(LEASE, heartbeat);
+        assert!(node < head && head <= Duration::from_secs(10), "{head:?}");
+        assert_eq!(fence::of_head(Duration::MAX, heartbeat), Duration::MAX);
+    }
 
     #[test]
     fn a_job_is_ended_when_both_have_been_gone_for_the_time() {
         let start = Instant::now();
         let mut orphans = Orphans::new(TIMEOUT);
-        assert!(orphans.step(start, true, [(JOB, true)]).is_empty());
+        assert!(orphans.step(start, THERE, fixed(true)).is_empty());
         assert_eq!(orphans.next_deadline(), None);
         // The head first, the driver 10 s later: the later counts.
-        assert!(orphans.step(start, false, [(JOB, true)]).is_empty());
+        assert!(orphans.step(start, AWAY, fixed(true)).is_empty());
         assert_eq!(orphans.next_deadline(), None);
         let both = start + Duration::from_secs(10);
-        assert!(orphans.step(both, false, [(JOB, false)]).is_empty());
+        assert!(orphans.step(both, AWAY, fixed(false)).is_empty());
         assert_eq!(orphans.next_deadline(), Some(both + TIMEOUT));
         let early = both + Duration::from_millis(59_999);
-        assert!(orphans.step(early, false, [(JOB, false)]).is_empty());
-        assert_eq!(orphans.step(both + TIMEOUT, false, [(JOB, false)]), [JOB]);
+        assert!(orphans.step(early, AWAY, fixed(false)).is_empty());
+        assert_eq!(orphans.step(both + TIMEOUT, AWAY, fixed(false)), ended());
         // Once.
-        assert!(
-            orphans
-                .step(both + TIMEOUT, false, [(JOB, false)])
-                .is_empty()
-        );
+        assert!(orphans.step(both + TIMEOUT, AWAY, fixed(false)).is_empty());
         assert_eq!(orphans.next_deadline(), None);
         // A job of the same id later is another one.
-        assert!(orphans.step(both + TIMEOUT, false, []).is_empty());
+        assert!(orphans.step(both + TIMEOUT, AWAY, []).is_empty());
         let again = both + TIMEOUT * 2;
-        assert!(orphans.step(again, false, [(JOB, false)]).is_empty());
-        assert_eq!(orphans.step(again + TIMEOUT, false, [(JOB, false)]), [JOB]);
+        assert!(orphans.step(again, AWAY, fixed(false)).is_empty());
+        assert_eq!(orphans.step(again + TIMEOUT, AWAY, fixed(false)), ended());
     }
 
     #[test]
@@ -115,14 +227,25 @@ mod tests {
         let start = Instant::now();
         for (head, driver) in [(true, false), (false, true)] {
             let mut orphans = Orphans::new(TIMEOUT);
-            assert!(orphans.step(start, false, [(JOB, false)]).is_empty());
+            assert!(orphans.step(start, AWAY, fixed(false)).is_empty());
             let late = start + Duration::from_secs(59);
-            assert!(orphans.step(late, head, [(JOB, driver)]).is_empty());
+            assert!(
+                orphans
+                    .step(
+                        late,
+                        Head {
+                            is_there: head,
+                            ..AWAY
+                        },
+                        fixed(driver)
+                    )
+                    .is_empty()
+            );
             assert_eq!(orphans.next_deadline(), None);
             // The time begins anew.
-            assert!(orphans.step(late, false, [(JOB, false)]).is_empty());
+            assert!(orphans.step(late, AWAY, fixed(false)).is_empty());
             let over = start + TIMEOUT;
-            assert!(orphans.step(over, false, [(JOB, false)]).is_empty());
+            assert!(orphans.step(over, AWAY, fixed(false)).is_empty());
             assert_eq!(orphans.next_deadline(), Some(late + TIMEOUT));
         }
     }
@@ -131,10 +254,10 @@ mod tests {
     fn a_time_without_end_is_never_over() {
         let start = Instant::now();
         let mut orphans = Orphans::new(Duration::MAX);
-        assert!(orphans.step(start, false, [(JOB, false)]).is_empty());
+        assert!(orphans.step(start, AWAY, fixed(false)).is_empty());
         assert_eq!(orphans.next_deadline(), None);
         let late = start + Duration::from_secs(1 << 30);
-        assert!(orphans.step(late, false, [(JOB, false)]).is_empty());
+        assert!(orphans.step(late, AWAY, fixed(false)).is_empty());
     }
 
     proptest! {
@@ -153,7 +276,7 @@ mod tests {
                 } else {
                     last_seen.get_or_insert(now);
                 }
-                let named = orphans.step(now, head, [(JOB, driver)]);
+                let named = orphans.step(now, Head { is_there: head, ..AWAY }, fixed(driver));
                 let alone = last_seen.is_some_and(|since| now - since >= TIMEOUT);
                 if !named.is_empty() {
                     prop_assert!(alone);

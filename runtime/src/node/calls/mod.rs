@@ -24,6 +24,7 @@ use bytes::{Bytes, BytesMut};
 use dashmap::DashMap;
 use kolo_actors::node::{CallPlane, CallsEnd, ControlSender};
 use kolo_core::node::messages::{Loss as LostRank, WorkerId};
+use kolo_core::node::orphans::Present as PresentJob;
 use kolo_transport::ids::{CallId, DriverId, Generation, JobId, Rank, Slot};
 use kolo_transport::wire::{
     CallFailure, CallFrame, CallOp, CallReply, FailureKind, GenerationTable, NodeReply, Outcome,
@@ -41,7 +42,7 @@ use self::link::{Link, Sent};
 pub(crate) struct Calls {
     runtime: Handle,
     jobs: DashMap<JobId, Arc<Job>>,
-    /// Counts the changes of [`Calls::drivers`].
+    /// Counts the changes of [`Calls::present_jobs`].
     changes: watch::Sender<u64>,
 }
 
@@ -82,18 +83,20 @@ impl Calls {
             .send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Changes whenever [`Calls::drivers`] does.
+    /// Changes whenever [`Calls::present_jobs`] does.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// The jobs with workers here, each with whether its driver is there.
-    pub(crate) fn drivers(&self) -> Vec<(JobId, bool)> {
-        let present = |job: &Job| job.present.load(Ordering::Acquire) > 0;
-        self.jobs
-            .iter()
-            .map(|entry| (*entry.key(), present(entry.value())))
-            .collect()
+    /// The jobs with workers here.
+    pub(crate) fn present_jobs(&self) -> Vec<PresentJob> {
+        let jobs = self.jobs.iter();
+        jobs.map(|entry| PresentJob {
+            job: *entry.key(),
+            driver: entry.present.load(Ordering::Acquire) > 0,
+            elastic: entry.elastic,
+        })
+        .collect()
     }
 
     /// The driver of the job is there; `None` if it is another one's job, or not here.
@@ -168,6 +171,7 @@ impl CallPlane for Calls {
         let job = Job {
             id: start.job,
             owner: start.owner,
+            elastic: start.elastic,
             present: AtomicUsize::new(0),
             table: RwLock::new(Table {
                 generation: start.generation,
@@ -285,6 +289,7 @@ struct Table {
 struct Job {
     id: JobId,
     owner: DriverId,
+    elastic: bool,
     /// Streams of the driver: channels of calls, and logs that it follows.
     present: AtomicUsize,
     table: RwLock<Table>,
