@@ -9,6 +9,7 @@ use super::client::ClientConfig;
 use super::doctor::Doctor;
 use super::down::Down;
 use super::interfaces::Interfaces;
+use super::node::Node;
 use super::trust::{Revoke, Token};
 use super::up::Up;
 
@@ -17,7 +18,7 @@ Exit codes:
   0  done
   1  failed; the message says why
   2  the command line is wrong, or what is planned can't be placed
-  3  no such job
+  3  no such job or node
   4  the head, or a node that is needed, can't be reached
   5  no credentials, or they do not allow this
 
@@ -117,6 +118,11 @@ pub(super) enum Command {
         after_help = "Example:\n  kolo revoke driver-3f0a9b1200c4d5e6 --reason 'laptop lost'\n  kolo revoke driver-3f0a9b1200c4d5e6 --undo"
     )]
     Revoke(Revoke),
+    /// Drain a node, so that jobs leave it, or let it take work again; for administrators
+    #[command(
+        after_help = "Example:\n  kolo node drain host7 --deadline 10m\n  kolo node undrain host7"
+    )]
+    Node(Node),
     /// Show the network interfaces of the nodes, who reaches whom over which, and what is chosen
     #[command(after_help = super::interfaces::EXAMPLES)]
     Interfaces(Interfaces),
@@ -235,6 +241,7 @@ mod tests {
                 "down",
                 "token",
                 "revoke",
+                "node",
                 "interfaces",
                 "doctor",
                 "plan"

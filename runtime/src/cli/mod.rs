@@ -13,6 +13,7 @@ mod host_args;
 mod interfaces;
 mod login;
 mod logs;
+mod node;
 mod output;
 mod plan;
 mod progress;
@@ -130,6 +131,7 @@ fn dispatch(args: Args, out: &mut Output<'_>) -> Result<u8, CliError> {
             Command::Down(options) => return down::run(&options, &connect, format, out).await,
             Command::Token(options) => trust::token(&options, &connect, format, out).await?,
             Command::Revoke(options) => trust::revoke(&options, &connect, format, out).await?,
+            Command::Node(options) => node::run(&options, &connect, format, out).await?,
             Command::Interfaces(options) => {
                 return interfaces::run(&options, &connect, format, out).await;
             }

@@ -183,6 +183,14 @@ fn workers(job: &JobInfo, out: &mut Output<'_>) -> Result<(), CliError> {
             out.line(&format!("  {line}"))?;
         }
     }
+    if let Some(membership) = &job.membership {
+        if let Some(cause) = &membership.cause {
+            out.line(&format!("  members: {cause}"))?;
+        }
+        if !job.state.is_final() && !membership.decision.is_empty() {
+            out.line(&format!("  decision: {}", membership.decision))?;
+        }
+    }
     if let Some(network) = &job.network
         && network.problem.is_none()
     {

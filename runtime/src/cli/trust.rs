@@ -53,7 +53,7 @@ struct Create {
     #[arg(long, value_enum, default_value_t = JoinRole::Node)]
     role: JoinRole,
     /// How long it is valid: a whole number and s, m, h or d
-    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = ttl)]
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration)]
     ttl: Duration,
     /// How often it may be used [default: any number of times]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -87,7 +87,7 @@ pub(super) struct Revoke {
 }
 
 /// Reads `90s`, `10m`, `24h` or `7d`.
-fn ttl(text: &str) -> Result<Duration, String> {
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let factor = match &text[digits.len()..] {
         "s" => 1,
@@ -409,8 +409,8 @@ mod tests {
 
     #[test]
     fn lives_of_tokens_have_a_unit_and_an_end() {
-        assert_eq!(ttl("90s"), Ok(Duration::from_secs(90)));
-        assert_eq!(ttl("7d"), Ok(Duration::from_secs(7 * 86400)));
+        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("7d"), Ok(Duration::from_secs(7 * 86400)));
         for bad in [
             "",
             "1",
@@ -423,7 +423,10 @@ mod tests {
             "99999999999999999999s",
             "1ä",
         ] {
-            assert!(ttl(bad).unwrap_err().contains("like 90s or 1h"), "{bad}");
+            assert!(
+                duration(bad).unwrap_err().contains("like 90s or 1h"),
+                "{bad}"
+            );
         }
     }
 

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use kolo_core::head::messages::Caller;
 use kolo_transport::identity::Identity;
 use kolo_transport::ids::JobId;
-use kolo_transport::wire::{ClusterInfo, HeadReply, HeadRequest, JobInfo, Refusal, RefusalKind};
+use kolo_transport::wire::{
+    ClusterInfo, HeadReply, HeadRequest, JobInfo, NodeDrain, Refusal, RefusalKind,
+};
 
 use super::serve::Shared;
 use crate::http::{BoxFuture, HeadApi};
@@ -47,6 +50,10 @@ impl HeadApi for Api {
         self.shared.trust.is_revoked(member)
     }
 
+    fn is_administrator(&self, member: &Identity) -> bool {
+        self.shared.trust.administrator(member).is_ok()
+    }
+
     fn cluster(&self) -> BoxFuture<'_, Result<ClusterInfo, Refusal>> {
         self.ask(HeadRequest::Cluster, |reply| match reply {
             HeadReply::Cluster(cluster) => Some(cluster),
@@ -70,5 +77,18 @@ impl HeadApi for Api {
 
     fn stop(&self, job: JobId) -> BoxFuture<'_, Result<(), Refusal>> {
         self.ask(HeadRequest::Stop { job }, |_| Some(()))
+    }
+
+    fn drain(&self, node: String, deadline: Duration) -> BoxFuture<'_, Result<NodeDrain, Refusal>> {
+        let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+        let request = HeadRequest::DrainNode { node, deadline_ms };
+        self.ask(request, |reply| match reply {
+            HeadReply::Draining(drain) => Some(drain),
+            _ => None,
+        })
+    }
+
+    fn undrain(&self, node: String) -> BoxFuture<'_, Result<(), Refusal>> {
+        self.ask(HeadRequest::UndrainNode { node }, |_| Some(()))
     }
 }

@@ -209,6 +209,10 @@ impl Peer {
                 let peer = self.connection.peer();
                 self.shared.trust.answer(peer, request).await
             }
+            request @ (HeadRequest::DrainNode { .. } | HeadRequest::UndrainNode { .. }) => {
+                self.shared.trust.administrator(self.connection.peer())?;
+                Ok(self.ask(request).await)
+            }
             request => Ok(self.ask(request).await),
         }
     }

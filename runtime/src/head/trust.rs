@@ -263,7 +263,8 @@ impl Trust {
             })
     }
 
-    fn administrator(&self, peer: &Identity) -> Result<String, Refusal> {
+    /// The name of an administrator.
+    pub(super) fn administrator(&self, peer: &Identity) -> Result<String, Refusal> {
         if peer.role == Role::Driver && self.store.members().is_administrator(&peer.name) {
             return Ok(peer.name.clone());
         }

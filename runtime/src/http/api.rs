@@ -2,10 +2,11 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
 use kolo_transport::identity::Identity;
 use kolo_transport::ids::JobId;
-use kolo_transport::wire::{ClusterInfo, JobInfo, Refusal};
+use kolo_transport::wire::{ClusterInfo, JobInfo, NodeDrain, Refusal};
 
 /// A future on the heap, so that [`HeadApi`] can be a trait object.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -24,6 +25,11 @@ pub trait HeadApi: Send + Sync {
         false
     }
 
+    /// Whether a member administers the cluster.
+    fn is_administrator(&self, _: &Identity) -> bool {
+        false
+    }
+
     /// The whole cluster.
     fn cluster(&self) -> BoxFuture<'_, Result<ClusterInfo, Refusal>>;
 
@@ -35,4 +41,10 @@ pub trait HeadApi: Send + Sync {
 
     /// Stops a job. Done when it has ended; a job that has ended already is done at once.
     fn stop(&self, job: JobId) -> BoxFuture<'_, Result<(), Refusal>>;
+
+    /// Drains a node, named by its id or hostname: elastic jobs have this time to leave. Done at once.
+    fn drain(&self, node: String, deadline: Duration) -> BoxFuture<'_, Result<NodeDrain, Refusal>>;
+
+    /// Lets a node take work again.
+    fn undrain(&self, node: String) -> BoxFuture<'_, Result<(), Refusal>>;
 }

@@ -3,6 +3,7 @@
 //! | caller | may |
 //! |---|---|
 //! | the bearer token, or a driver's certificate | see the cluster and all jobs, stop jobs |
+//! | the certificate of an administrator | drain nodes, and let them take work again |
 //! | the bearer token, the driver that owns a job, or a worker of it | use the job's rendezvous |
 //! | anyone | `/healthz`, `/readyz`, the OpenAPI document |
 //!
@@ -17,6 +18,7 @@ use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{DriverId, JobId};
 use subtle::ConstantTimeEq;
 
+use super::api::HeadApi;
 use super::connection::Peer;
 use super::error::ApiError;
 use crate::limiter::Attempts;
@@ -165,6 +167,16 @@ impl Caller {
                 "a {} may not do this; a driver's certificate or the bearer token is needed",
                 identity.role
             ))),
+        }
+    }
+
+    /// Checks that the caller may drain nodes.
+    pub(super) fn administrator(&self, head: &dyn HeadApi) -> Result<(), ApiError> {
+        match self {
+            Self::Member(identity) if head.is_administrator(identity) => Ok(()),
+            _ => Err(ApiError::forbidden(
+                "only an administrator may do this; present the certificate in the folder `admin` of the head's state folder",
+            )),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
+use kolo_transport::ids::JobId;
 use kolo_transport::wire;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -53,7 +54,7 @@ pub struct Node {
     pub last_seen_ms: u64,
     /// The jobs that hold resources on it.
     pub jobs: Vec<String>,
-    /// Whether it takes no more jobs, since it is being stopped.
+    /// Whether it takes no more jobs, since it is drained or being stopped.
     pub draining: bool,
 }
 
@@ -299,6 +300,56 @@ pub struct Job {
     pub rendezvous: Option<SocketAddr>,
     /// What connects its nodes, once that is known. Not in lists of jobs.
     pub network: Option<Network>,
+    /// Why the members of an elastic job are these. Not in lists of jobs.
+    pub membership: Option<Membership>,
+}
+
+/// Why the members of an elastic job are these.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Membership {
+    /// Why the current generation came about; nothing before the first.
+    #[schema(
+        example = "3 -> 2 members: rank 1 (process 1 of slot 1 on box) is lost: signal 9 (SIGKILL)"
+    )]
+    pub cause: Option<String>,
+    /// What the head decided last about the members, and why.
+    #[schema(example = "members: 2 of at most 4")]
+    pub decision: String,
+}
+
+impl From<&wire::MembershipInfo> for Membership {
+    fn from(membership: &wire::MembershipInfo) -> Self {
+        Self {
+            cause: membership.cause.clone(),
+            decision: membership.decision.clone(),
+        }
+    }
+}
+
+/// What becomes of the jobs on a node that is drained.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Drain {
+    /// The node.
+    #[schema(example = "node-00f3a9c2d4e5b687")]
+    pub node: String,
+    /// Its hostname.
+    pub hostname: String,
+    /// Elastic jobs, which leave the node.
+    pub leaving: Vec<String>,
+    /// Jobs that never change their members. They stay until they end.
+    pub staying: Vec<String>,
+}
+
+impl From<&wire::NodeDrain> for Drain {
+    fn from(drain: &wire::NodeDrain) -> Self {
+        let names = |jobs: &[JobId]| jobs.iter().map(ToString::to_string).collect();
+        Self {
+            node: drain.node.to_string(),
+            hostname: drain.hostname.clone(),
+            leaving: names(&drain.leaving),
+            staying: names(&drain.staying),
+        }
+    }
 }
 
 /// What connects the nodes of a job. `kolo interfaces --job` shows what was tried as well.
@@ -387,6 +438,7 @@ impl From<&wire::JobInfo> for Job {
             reason: job.reason.clone(),
             rendezvous: job.rendezvous,
             network: job.network.as_ref().map(Into::into),
+            membership: job.membership.as_deref().map(Into::into),
         }
     }
 }

@@ -18,6 +18,8 @@ use super::{meet, routes};
         routes::readyz,
         routes::cluster,
         routes::nodes,
+        routes::drain,
+        routes::undrain,
         routes::jobs,
         routes::job,
         routes::stop,

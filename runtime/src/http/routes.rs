@@ -6,9 +6,11 @@ use std::time::Duration;
 use actix_web::{HttpRequest, HttpResponse, web};
 use kolo_transport::ids::JobId;
 use kolo_transport::wire::{JobInfo, Refusal};
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 use super::auth::Caller;
-use super::dto::{Cluster, ErrorBody, Health, Job, Node, Worker};
+use super::dto::{Cluster, Drain, ErrorBody, Health, Job, Node, Worker};
 use super::error::ApiError;
 use super::server::Api;
 
@@ -17,6 +19,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a job may take to end before the caller is told to look again.
 const STOP_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long elastic jobs have to leave a node that is drained, in seconds.
+const DRAIN_DEADLINE: f64 = 60.0;
 
 type Answer = Result<HttpResponse, ApiError>;
 
@@ -56,6 +61,15 @@ impl Api {
 
     fn operator(&self, request: &HttpRequest) -> Result<(), ApiError> {
         self.caller(request)?.operator()
+    }
+
+    /// The node in the path of a request that only an administrator may send.
+    fn administered(&self, request: &HttpRequest) -> Result<String, ApiError> {
+        let caller = self.caller(request)?;
+        caller.administrator(&*self.head)?;
+        let node = request.match_info().query("node").to_owned();
+        tracing::info!(node, ?caller, method = %request.method(), "the API is asked to drain a node, or to end that");
+        Ok(node)
     }
 
     async fn find(&self, request: &HttpRequest) -> Result<JobInfo, ApiError> {
@@ -125,6 +139,59 @@ pub(super) async fn nodes(request: HttpRequest, api: web::Data<Api>) -> Answer {
     api.operator(&request)?;
     let cluster = answered(PATIENCE, api.head.cluster()).await?;
     Ok(HttpResponse::Ok().json(Cluster::from(&cluster).nodes))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DrainOptions {
+    /// Seconds after which members of elastic jobs that are still there are ended, up to one day. 60 by default.
+    deadline: Option<f64>,
+}
+
+/// Drains a node: it takes no new work, and elastic jobs leave it. Answered at once.
+#[utoipa::path(
+    put, path = "/api/v1/nodes/{node}/drain", tag = "cluster",
+    params(("node" = String, Path, description = "Its id or hostname"), DrainOptions),
+    responses(
+        (status = 200, description = "The jobs that leave, and those that stay until they end", body = Drain),
+        (status = 400, description = "Several nodes have the hostname, or the deadline is none", body = ErrorBody),
+        (status = 401, description = "No credential, or one that is not good", body = ErrorBody),
+        (status = 403, description = "The caller is no administrator", body = ErrorBody),
+        (status = 404, description = "No such node", body = ErrorBody),
+    )
+)]
+pub(super) async fn drain(request: HttpRequest, api: web::Data<Api>) -> Answer {
+    let node = api.administered(&request)?;
+    let options = web::Query::<DrainOptions>::from_query(request.query_string())
+        .map_err(|error| ApiError::invalid(format!("the query is not understood: {error}")))?;
+    let seconds = options.deadline.unwrap_or(DRAIN_DEADLINE);
+    let deadline = Duration::try_from_secs_f64(seconds).map_err(|_| {
+        ApiError::invalid(format!(
+            "deadline is {seconds}; allowed are 0 to 86400 seconds"
+        ))
+    })?;
+    let drain = answered(PATIENCE, api.head.drain(node, deadline)).await?;
+    Ok(HttpResponse::Ok().json(Drain::from(&drain)))
+}
+
+/// Lets a drained node take work again.
+#[utoipa::path(
+    delete, path = "/api/v1/nodes/{node}/drain", tag = "cluster",
+    params(("node" = String, Path, description = "Its id or hostname")),
+    responses(
+        (status = 204, description = "It takes work again"),
+        (status = 400, description = "Several nodes have the hostname", body = ErrorBody),
+        (status = 401, description = "No credential, or one that is not good", body = ErrorBody),
+        (status = 403, description = "The caller is no administrator", body = ErrorBody),
+        (status = 404, description = "No such node", body = ErrorBody),
+        (status = 503, description = "Its daemon is stopping", body = ErrorBody),
+    )
+)]
+pub(super) async fn undrain(request: HttpRequest, api: web::Data<Api>) -> Answer {
+    let node = api.administered(&request)?;
+    answered(PATIENCE, api.head.undrain(node)).await?;
+    Ok(HttpResponse::NoContent().finish())
 }
 
 /// All jobs that the head remembers, the newest first.

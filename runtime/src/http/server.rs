@@ -280,6 +280,14 @@ fn configure(config: &mut web::ServiceConfig) {
         ),
         resource("/api/v1/cluster", "GET", [web::get().to(routes::cluster)]),
         resource("/api/v1/nodes", "GET", [web::get().to(routes::nodes)]),
+        resource(
+            "/api/v1/nodes/{node}/drain",
+            "PUT, DELETE",
+            [
+                web::put().to(routes::drain),
+                web::delete().to(routes::undrain),
+            ],
+        ),
         resource("/api/v1/jobs", "GET", [web::get().to(routes::jobs)]),
         resource(
             "/api/v1/jobs/{job}",

@@ -10,7 +10,7 @@ use kolo_transport::authority::Authority;
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId};
 use kolo_transport::wire::{
-    Exit, JobState, Milli, NetworkChoice, NetworkReport, Resources, WorkerState,
+    Exit, JobState, MembershipInfo, Milli, NetworkChoice, NetworkReport, Resources, WorkerState,
 };
 use serde_json::json;
 
@@ -380,4 +380,44 @@ fn a_job_shows_what_connects_its_nodes() {
     );
     let found = fake.kolo(&["jobs", "ab", "--format", "json"]).json();
     assert_eq!(found["network"]["interface"], "eth1");
+}
+
+#[test]
+fn a_node_is_drained_and_takes_work_again() {
+    let fake = Fake::new();
+    assert_eq!(
+        fake.kolo(&["node", "drain", "box", "--deadline", "10m"])
+            .good(),
+        "\
+box (node-000000000000001e) takes no new work
+  leave the node within 600s: job-0000000000000014
+  stay there until they end: job-0000000000000015, job-0000000000000016; `kolo stop` ends a job
+"
+    );
+    let json = fake.kolo(&["node", "drain", "box", "--format", "json"]);
+    assert_eq!(json.json()["leaving"], json!(["job-0000000000000014"]));
+    assert_eq!(
+        fake.kolo(&["node", "undrain", "box"]).good(),
+        "box takes work again\n"
+    );
+    let drained = [Some(600_000), Some(60_000), None].map(|ms| ("box".to_owned(), ms));
+    assert_eq!(fake.change(|state| state.drained.clone()), drained);
+    for bad in ["0s", "1", "x"] {
+        let ran = fake.kolo(&["node", "drain", "box", "--deadline", bad]);
+        assert_eq!(ran.code, 2, "{bad}");
+    }
+}
+
+#[test]
+fn an_elastic_job_says_why_its_members_are_these() {
+    let fake = Fake::new();
+    let mut elastic = job(0xab, JobState::Healthy, Vec::new());
+    elastic.membership = Some(Box::new(MembershipInfo {
+        cause: Some("3 -> 2 members: rank 1 is lost".to_owned()),
+        decision: "members: 2 of at most 4".to_owned(),
+    }));
+    fake.change(|state| state.jobs = vec![elastic]);
+    let text = fake.kolo(&["jobs", "00000000000000ab"]).good();
+    let lines = "  members: 3 -> 2 members: rank 1 is lost\n  decision: members: 2 of at most 4\n";
+    assert!(text.contains(lines), "{text}");
 }

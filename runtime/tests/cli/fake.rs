@@ -18,8 +18,9 @@ use kolo_transport::session::{Connection, FrameSender, Stream};
 use kolo_transport::token::{JoinToken, TokenBook, random_secret};
 use kolo_transport::wire::{
     ClusterInfo, GenerationTable, Handover, HeadReply, HeadRequest, JobEvent, JobInfo, JobSpec,
-    JobState, JoinReply, JoinRequest, LogBatch, LogLine, Member, NodeInfo, NodeReply, NodeRequest,
-    PlacedNode, Refusal, RefusalKind, Resources, Stdio, SubmitFrame, WorkerInfo, WorkerState,
+    JobState, JoinReply, JoinRequest, LogBatch, LogLine, Member, NodeDrain, NodeInfo, NodeReply,
+    NodeRequest, PlacedNode, Refusal, RefusalKind, Resources, Stdio, SubmitFrame, WorkerInfo,
+    WorkerState,
 };
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -33,6 +34,8 @@ pub(crate) const CLUSTER: ClusterId = ClusterId(1);
 pub(crate) struct HeadState {
     pub(crate) cluster: ClusterInfo,
     pub(crate) jobs: Vec<JobInfo>,
+    /// Nodes that were drained, by what deadline in milliseconds, or undrained.
+    pub(crate) drained: Vec<(String, Option<u64>)>,
     /// Jobs that somebody wanted to stop.
     pub(crate) stopped: Vec<JobId>,
     /// Whether a stop is never answered.
@@ -131,6 +134,7 @@ impl Fake {
             },
             jobs: Vec::new(),
             stopped: Vec::new(),
+            drained: Vec::new(),
             stop_hangs: false,
             submitted: Vec::new(),
             starting: false,
@@ -301,6 +305,19 @@ async fn answer(mut stream: Stream, state: Arc<Mutex<HeadState>>) {
                 }
             }
             // `login` asks so whether an identity is an administrator's: none is.
+            HeadRequest::DrainNode { node, deadline_ms } => {
+                state.drained.push((node, Some(deadline_ms)));
+                HeadReply::Draining(NodeDrain {
+                    node: NodeId(30),
+                    hostname: "box".to_owned(),
+                    leaving: vec![JobId(20)],
+                    staying: vec![JobId(21), JobId(22)],
+                })
+            }
+            HeadRequest::UndrainNode { node } => {
+                state.drained.push((node, None));
+                HeadReply::Done
+            }
             HeadRequest::Tokens => HeadReply::Refused(Refusal::new(
                 RefusalKind::Forbidden,
                 "only administrators may do this",

@@ -68,6 +68,11 @@ async fn s2_only_administrators_change_who_is_trusted_and_each_renews_its_own() 
             role: Role::Node,
             name: node.clone(),
         },
+        HeadRequest::DrainNode {
+            node: node.clone(),
+            deadline_ms: 0,
+        },
+        HeadRequest::UndrainNode { node: node.clone() },
     ];
     for member in &members {
         for request in &requests {

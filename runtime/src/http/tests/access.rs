@@ -1,16 +1,19 @@
 //! Who may do what, and in what form the answers come.
 
+use std::time::Duration;
+
 use actix_web::ResponseError as _;
 use kolo_transport::Authority;
 use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId, Slot};
 use kolo_transport::wire::{
-    Exit, InterfaceRow, JobState, NetworkChoice, NetworkReport, Refusal, RefusalKind, WorkerState,
+    Exit, InterfaceRow, JobState, MembershipInfo, NetworkChoice, NetworkReport, Refusal,
+    RefusalKind, WorkerState,
 };
 use serde_json::{Value, json};
 
 use super::client::{PATIENCE, SECRET, Site};
-use super::fake::{JOB, OTHER_JOB, OWNER, worker};
+use super::fake::{ADMIN, JOB, OTHER_JOB, OWNER, worker};
 use crate::http::error::ApiError;
 use crate::limiter::{BURST, REFILL};
 
@@ -20,6 +23,8 @@ fn guarded() -> Vec<(&'static str, String)> {
     vec![
         ("GET", "/api/v1/cluster".to_owned()),
         ("GET", "/api/v1/nodes".to_owned()),
+        ("PUT", "/api/v1/nodes/box/drain".to_owned()),
+        ("DELETE", "/api/v1/nodes/box/drain".to_owned()),
         ("GET", "/api/v1/jobs".to_owned()),
         ("GET", format!("/api/v1/jobs/{JOB}")),
         ("GET", "/api/v1/jobs/nonsense".to_owned()),
@@ -315,6 +320,10 @@ async fn the_shapes_are_those_of_the_document() {
         job.rendezvous = Some(([10, 0, 0, 1], 8080).into());
         job.workers = vec![worker(1, WorkerState::Exited, Some(Exit::Signal(9)))];
         job.network = Some(network());
+        job.membership = Some(Box::new(MembershipInfo {
+            cause: Some("2 -> 1 members".to_owned()),
+            decision: "members: 1 of at most 2".to_owned(),
+        }));
     });
     let bearer = site.bearer();
     let expected_worker = json!({
@@ -334,6 +343,7 @@ async fn the_shapes_are_those_of_the_document() {
                 "address": "10.2.0.1", "mtu": 9000,
             }],
         },
+        "membership": {"cause": "2 -> 1 members", "decision": "members: 1 of at most 2"},
     });
     assert_eq!(
         bearer.get(&format!("/api/v1/jobs/{JOB}")).await.json(),
@@ -359,6 +369,41 @@ async fn the_shapes_are_those_of_the_document() {
     assert_eq!(bearer.get("/api/v1/cluster").await.json(), expected);
     assert_eq!(bearer.get("/api/v1/nodes").await.json(), expected["nodes"]);
     assert_ne!(JOB, OTHER_JOB);
+    site.http.stop().await;
+}
+
+#[actix_rt::test]
+async fn only_an_administrator_drains_nodes() {
+    let site = Site::new();
+    let path = "/api/v1/nodes/box/drain";
+    let driver = site.member(Role::Driver, &OWNER.to_string());
+    for caller in [site.bearer(), driver] {
+        for method in ["PUT", "DELETE"] {
+            let answer = caller.send(method, path, b"").await;
+            let found = (answer.status, answer.error_kind());
+            assert_eq!(found, (403, "forbidden".to_owned()));
+        }
+    }
+    assert!(site.head.change(|known| known.drained.is_empty()));
+    let admin = site.member(Role::Driver, &ADMIN.to_string());
+    for bad in ["deadline=-1", "deadline=x", "deadline=1e30", "dead=1"] {
+        let answer = admin.send("PUT", &format!("{path}?{bad}"), b"").await;
+        assert_eq!(answer.status, 400, "{bad}");
+    }
+    let expected = json!({
+        "node": "node-000000000000001e", "hostname": "box", "leaving": [JOB.to_string()],
+        "staying": [OTHER_JOB.to_string()],
+    });
+    assert_eq!(admin.send("PUT", path, b"").await.json(), expected);
+    let soon = admin
+        .send("PUT", &format!("{path}?deadline=0.5"), b"")
+        .await;
+    assert_eq!(soon.status, 200);
+    assert_eq!(admin.send("DELETE", path, b"").await.status, 204);
+    let known = site.head.change(|known| known.drained.clone());
+    let drained = [Some(60_000), Some(500), None];
+    let drained = drained.map(|ms| ("box".to_owned(), ms.map(Duration::from_millis)));
+    assert_eq!(known, drained);
     site.http.stop().await;
 }
 

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use kolo_transport::identity::Identity;
 use kolo_transport::ids::{
     ClusterId, CrossRank, DriverId, Generation, Incarnation, JobId, LocalRank, NodeId, Rank, Slot,
 };
 use kolo_transport::wire::{
-    ClusterInfo, Exit, JobInfo, JobState, Member, Milli, NodeInfo, PlacedNode, Refusal,
+    ClusterInfo, Exit, JobInfo, JobState, Member, Milli, NodeDrain, NodeInfo, PlacedNode, Refusal,
     RefusalKind, Resources, WorkerInfo, WorkerState,
 };
 
@@ -15,6 +17,7 @@ use crate::http::{BoxFuture, HeadApi};
 
 pub(super) const CLUSTER: ClusterId = ClusterId(1);
 pub(super) const OWNER: DriverId = DriverId(10);
+pub(super) const ADMIN: DriverId = DriverId(12);
 pub(super) const JOB: JobId = JobId(20);
 pub(super) const OTHER_JOB: JobId = JobId(21);
 
@@ -25,6 +28,8 @@ pub(super) struct Known {
     /// What every question is answered with, if set.
     pub(super) refusal: Option<Refusal>,
     pub(super) stopped: Vec<JobId>,
+    /// Nodes that were drained, by what deadline, or undrained.
+    pub(super) drained: Vec<(String, Option<Duration>)>,
 }
 
 #[derive(Debug)]
@@ -90,6 +95,7 @@ impl FakeHead {
                 ],
                 refusal: None,
                 stopped: Vec::new(),
+                drained: Vec::new(),
             }),
         })
     }
@@ -172,6 +178,29 @@ impl HeadApi for FakeHead {
             let found = found.ok_or_else(|| unknown(job))?;
             found.state = JobState::Stopped;
             known.stopped.push(job);
+            Ok(())
+        })
+    }
+
+    fn is_administrator(&self, member: &Identity) -> bool {
+        member.driver() == Some(ADMIN)
+    }
+
+    fn drain(&self, node: String, deadline: Duration) -> BoxFuture<'_, Result<NodeDrain, Refusal>> {
+        self.answer(|known| {
+            known.drained.push((node, Some(deadline)));
+            Ok(NodeDrain {
+                node: NodeId(30),
+                hostname: "box".to_owned(),
+                leaving: vec![JOB],
+                staying: vec![OTHER_JOB],
+            })
+        })
+    }
+
+    fn undrain(&self, node: String) -> BoxFuture<'_, Result<(), Refusal>> {
+        self.answer(|known| {
+            known.drained.push((node, None));
             Ok(())
         })
     }

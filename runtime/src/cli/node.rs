@@ -1,0 +1,115 @@
+//! `kolo node`: nodes that are to be left, and may be used again.
+
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, Subcommand};
+use kolo_transport::ids::JobId;
+use kolo_transport::wire::{HeadReply, HeadRequest, NodeDrain};
+
+use super::args::{Connect, Format};
+use super::client::Client;
+use super::error::CliError;
+use super::output::Output;
+use super::trust::duration;
+use crate::http::dto;
+
+/// How long the head may take.
+const ANSWER: Duration = Duration::from_secs(10);
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct Node {
+    #[command(subcommand)]
+    command: NodeCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum NodeCommand {
+    /// Give a node no new work, and let elastic jobs leave the node at their next commit
+    #[command(
+        after_help = "Example:\n  kolo node drain host7 --deadline 10m\n\nJobs that never change their members stay until they end. `kolo status` shows what is left."
+    )]
+    Drain(Drain),
+    /// Let a drained node take work again
+    #[command(after_help = "Example:\n  kolo node undrain host7")]
+    Undrain(Undrain),
+}
+
+#[derive(Debug, ClapArgs)]
+struct Drain {
+    /// Id or hostname of the node
+    #[arg(value_name = "NODE")]
+    name: String,
+    /// When members of elastic jobs that are still there are ended: a whole number and s, m, h or d, up to 1d
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    deadline: Duration,
+}
+
+#[derive(Debug, ClapArgs)]
+struct Undrain {
+    /// Id or hostname of the node
+    #[arg(value_name = "NODE")]
+    name: String,
+}
+
+pub(super) async fn run(
+    options: &Node,
+    connect: &Connect,
+    format: Format,
+    out: &mut Output<'_>,
+) -> Result<(), CliError> {
+    let client = Client::connect(&connect.config()).await?;
+    let request = match &options.command {
+        NodeCommand::Drain(drain) => HeadRequest::DrainNode {
+            node: drain.name.clone(),
+            deadline_ms: u64::try_from(drain.deadline.as_millis()).unwrap_or(u64::MAX),
+        },
+        NodeCommand::Undrain(undrain) => HeadRequest::UndrainNode {
+            node: undrain.name.clone(),
+        },
+    };
+    let reply = client.request(&request, ANSWER).await?;
+    client.close().await;
+    match (&options.command, reply) {
+        (NodeCommand::Drain(options), HeadReply::Draining(drain)) => match format {
+            Format::Json => out.json(&dto::Drain::from(&drain)),
+            Format::Table => drained(options, &drain, out),
+        },
+        (NodeCommand::Undrain(options), HeadReply::Done) => match format {
+            Format::Json => out.json(&serde_json::json!({ "undrained": options.name })),
+            Format::Table => out.line(&format!("{} takes work again", options.name)),
+        },
+        _ => Err(CliError::Answer("the head".to_owned())),
+    }
+}
+
+fn drained(options: &Drain, drain: &NodeDrain, out: &mut Output<'_>) -> Result<(), CliError> {
+    let NodeDrain {
+        node,
+        hostname,
+        leaving,
+        staying,
+    } = drain;
+    out.line(&format!("{hostname} ({node}) takes no new work"))?;
+    if !leaving.is_empty() {
+        out.line(&format!(
+            "  leave the node within {:?}: {}",
+            options.deadline,
+            listed(leaving)
+        ))?;
+    }
+    if !staying.is_empty() {
+        out.line(&format!(
+            "  stay there until they end: {}; `kolo stop` ends a job",
+            listed(staying)
+        ))?;
+    }
+    if leaving.is_empty() && staying.is_empty() {
+        out.line("  no job is there")?;
+    }
+    Ok(())
+}
+
+fn listed(jobs: &[JobId]) -> String {
+    let jobs: Vec<String> = jobs.iter().map(ToString::to_string).collect();
+    jobs.join(", ")
+}
