@@ -35,7 +35,8 @@ impl HeadCore {
         };
         let leaving = self.leave_node(node, &reason);
         let on_it = self.registry.jobs_on(node);
-        let staying: Vec<JobId> = on_it.filter(|job| !leaving.contains(job)).collect();
+        let stays = |job: &JobId| self.jobs.contains_key(job) && !leaving.contains(job);
+        let staying: Vec<JobId> = on_it.filter(stays).collect();
         let text = format!(
             "{reason}: no new work; jobs that leave within {deadline:?}: {}, jobs that stay until they end: {}",
             leaving.len(),
@@ -61,12 +62,21 @@ impl HeadCore {
         }
         self.registry.set_drained(node, false);
         self.agenda.set(Timer::Evict(node), None);
-        for job in self.elastic_on(node) {
-            self.due.push_back(Due::Job(job, Event::Undrain { node }));
-        }
+        self.undrained(node);
         self.log(Level::Info, (None, node), "the node takes work again");
         self.offer(node, None);
         Ok(HeadReply::Done)
+    }
+
+    /// No job need leave a node any more. All are told: a job may have been told to leave and have nothing there now.
+    pub(super) fn undrained(&mut self, node: NodeId) {
+        let elastic = self
+            .jobs
+            .iter()
+            .filter(|(_, running)| running.job.may_grow());
+        let jobs = elastic.map(|(id, _)| *id);
+        let events = jobs.map(|job| Due::Job(job, Event::Undrain { node }));
+        self.due.extend(events);
     }
 
     /// Elastic jobs are to leave a node. Those that are told.
@@ -89,11 +99,13 @@ impl HeadCore {
         }
     }
 
-    /// The elastic jobs that have a part on a node.
+    /// The elastic jobs that have something on a node, and do not leave it already.
     fn elastic_on(&self, node: NodeId) -> Vec<JobId> {
-        let may_leave = |job: &JobId| {
-            let running = self.jobs.get(job);
-            running.is_some_and(|running| running.job.may_grow())
+        let may_leave = |id: &JobId| {
+            let running = self.jobs.get(id);
+            let job = running.map(|running| &running.job);
+            job.filter(|job| job.may_grow())
+                .is_some_and(|job| job.held().any(|(held, _)| held == node))
         };
         self.registry.jobs_on(node).filter(may_leave).collect()
     }

@@ -280,6 +280,7 @@ impl HeadCore {
         for job in admission.stale {
             self.clean_up(session, node, job);
         }
+        self.undrained(node);
         self.offer(node, None);
         self.count_alive();
         Ok(HeadReply::Registered {
@@ -346,6 +347,7 @@ impl HeadCore {
                 self.run_due();
             } else if matches!(event, NodeEvent::JobGone { .. }) {
                 self.free(job, node);
+                self.settle_drains();
             } else if self.history.find(job).is_none() {
                 self.report_of_unknown(node, session, job);
             }
@@ -396,6 +398,7 @@ impl HeadCore {
                 "a node has stopped a job of before",
             );
             self.free(job, node);
+            self.settle_drains();
         } else if let Some((failures, pause)) = self.cleaning.failed(session, job) {
             // Once: it goes on until it works or the node is lost, both of which are logged.
             if failures == 0 {

@@ -100,6 +100,14 @@ impl HeadCore {
             let slots = slots.by_ref().take(share.workers as usize).collect();
             seated.push(Seating { site, slots });
         }
+        if !seated.is_empty() {
+            let seats: usize = seated.iter().map(|seating| seating.slots.len()).sum();
+            let text = format!(
+                "an elastic job gets {seats} seats on {} nodes",
+                seated.len()
+            );
+            self.log(Level::Info, (id, None), text);
+        }
         let event = Event::Placed {
             seated,
             without: slots.collect(),
@@ -208,7 +216,6 @@ impl HeadCore {
         let running = self.jobs.get_mut(&id);
         let has_failed = running.is_some_and(|running| running.trials.left(node));
         self.offer(node, has_failed.then_some(id));
-        self.settle_drains();
     }
 
     /// There may be more room on a node: all jobs that wait for some are told at the end of this step, except one.

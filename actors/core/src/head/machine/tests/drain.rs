@@ -159,3 +159,27 @@ fn a_drain_names_one_node() {
     }
     assert_eq!(group.draining(), [false, false]);
 }
+
+#[test]
+fn a_job_that_left_before_it_had_begun_on_a_node_may_come_back() {
+    let mut group = Group::new();
+    group.node(1, 1);
+    let job = group.submit(1, 1, 2);
+    // It is drained before it has answered the reservation, which it refuses.
+    let slow = group.world.node(2, 1, |request| {
+        good(request).filter(|_| !matches!(request, NodeRequest::Reserve { .. }))
+    });
+    let drain = group.drain("host2", 60);
+    assert_eq!(drain.leaving, [job]);
+    let request = *group.world.open.first().unwrap();
+    let refusal = Refusal::new(RefusalKind::Stopped, "it is stopping");
+    group
+        .world
+        .input(Input::Replied(request, Reply::Refused(refusal)));
+    group.world.disconnect(slow);
+    group.node(2, 1);
+    group.world.request(HTTP, undrain("host2"));
+    group.run();
+    group.commit(job);
+    assert_eq!(group.members(job), (2, vec![(1, 1), (2, 1)]));
+}
