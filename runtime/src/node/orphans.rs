@@ -73,15 +73,15 @@ async fn end(node: Addr<NodeColocator>, job: JobId, cause: Cause) {
     };
     let stopped = node.send(Ask::Order(Box::new(stop)));
     let stopped = async { stopped.await.is_ok() };
-    let is_there = match limit {
-        None => stopped.await,
-        Some(limit) => match tokio::time::timeout(limit, stopped).await {
-            Ok(is_there) => is_there,
-            Err(_) => {
-                let kill = Ask::Order(Box::new(NodeRequest::Kill { job }));
-                node.send(kill).await.is_ok()
-            }
-        },
+    let in_time = match limit {
+        None => Some(stopped.await),
+        Some(limit) => tokio::time::timeout(limit, stopped).await.ok(),
+    };
+    let is_there = if let Some(is_there) = in_time {
+        is_there
+    } else {
+        let kill = Ask::Order(Box::new(NodeRequest::Kill { job }));
+        node.send(kill).await.is_ok()
     };
     if !is_there {
         tracing::debug!(%job, "the node is stopping, and the job with it");

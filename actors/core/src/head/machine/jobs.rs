@@ -158,7 +158,9 @@ impl HeadCore {
         self.log(Level::Info, (id, None), text);
         self.count += 1;
         let mut trials = Trials::default();
-        nodes.iter().for_each(|node| trials.begin(*node));
+        for node in nodes {
+            trials.begin(node);
+        }
         let running = Running {
             job,
             number: self.count,

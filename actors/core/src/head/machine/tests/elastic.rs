@@ -18,8 +18,8 @@ pub(super) struct Group {
     commits: u64,
 }
 
-pub(super) fn elastic(min: u32, max: u32) -> Box<Elastic> {
-    Box::new(Elastic {
+pub(super) fn elastic(min: u32, max: u32) -> Elastic {
+    Elastic {
         min,
         max,
         spares: 0,
@@ -30,7 +30,7 @@ pub(super) fn elastic(min: u32, max: u32) -> Box<Elastic> {
         join_window_ms: 1000,
         ack_timeout_ms: 10_000,
         filters: Vec::new(),
-    })
+    }
 }
 
 impl Group {
@@ -64,7 +64,7 @@ impl Group {
     ) -> JobId {
         let job = self.world.submit_as(job, |spec| {
             spec.placement = Placement::Pack { workers: max };
-            spec.elastic = Some(elastic(min, max));
+            spec.elastic = Some(Box::new(elastic(min, max)));
             change(spec);
         });
         self.run();
@@ -103,12 +103,10 @@ impl Group {
 
     fn next(&mut self) -> Option<(Session, NodeRequest)> {
         let peers = self.world.peers.iter();
-        let (node, request) = peers
-            .filter_map(|(node, peer)| {
-                let read = self.read.get(node).copied().unwrap_or_default();
-                Some((*node, peer.seen.get(read)?.clone()))
-            })
-            .next()?;
+        let (node, request) = peers.into_iter().find_map(|(node, peer)| {
+            let read = self.read.get(node).copied().unwrap_or_default();
+            Some((*node, peer.seen.get(read)?.clone()))
+        })?;
         *self.read.entry(node).or_default() += 1;
         Some((node, request))
     }
