@@ -104,7 +104,7 @@ impl NodeColocator {
                 calls.open(&opening.start);
                 self.homes.open(opening);
             }
-            Output::Spawn(worker) => self.homes.spawn(worker, ctx.address()),
+            Output::Spawn(spawning) => self.homes.spawn(spawning, ctx.address()),
             Output::Tell(worker, message) => {
                 return Vec::from_iter(self.homes.tell(worker, message));
             }

@@ -10,11 +10,11 @@ use actix::prelude::*;
 use kolo_core::node::colocator::millis;
 use kolo_core::node::environment::{self, Place};
 use kolo_core::node::messages::{
-    AskId, Found, Input, Link, Opening, Signal, Stay, Wanted, WorkerEvent, WorkerId,
+    AskId, Found, Input, Link, Opening, Signal, Spawning, Stay, Wanted, WorkerEvent, WorkerId,
 };
 use kolo_process::Warden;
-use kolo_transport::ids::{JobId, Slot};
-use kolo_transport::wire::{StartWorkers, ToWorker, WorkerSignal};
+use kolo_transport::ids::{Incarnation, JobId, Slot};
+use kolo_transport::wire::{ToWorker, WorkerSignal};
 use tokio::sync::watch;
 
 use super::colocator::NodeColocator;
@@ -27,13 +27,13 @@ const UNCLAIMED: Duration = Duration::from_secs(30);
 
 /// What the workers of a job are started from.
 struct Means {
-    start: Arc<StartWorkers>,
     program: Launch,
-    devices: Vec<String>,
     output: Arc<Output>,
 }
 
+/// The newest process of a slot.
 struct Member {
+    incarnation: Incarnation,
     actor: Addr<Worker>,
     control: ControlSender,
     stopping: Arc<watch::Sender<Stopping>>,
@@ -156,21 +156,23 @@ impl Homes {
             return;
         };
         self.stays.entry(opening.stay).or_default().means = Some(Means {
-            start: opening.start,
             program,
-            devices: opening.devices,
             output: self.context.outputs.open(opening.stay.job),
         });
     }
 
-    pub(super) fn spawn(&mut self, worker: WorkerId, node: Addr<NodeColocator>) {
+    pub(super) fn spawn(&mut self, spawning: Spawning, node: Addr<NodeColocator>) {
+        let Spawning {
+            worker,
+            start,
+            devices,
+        } = spawning;
         let Some(home) = self.stays.get_mut(&worker.stay) else {
             return;
         };
         let (Some(means), Some(warden)) = (&home.means, lock(&home.warden).clone()) else {
             return;
         };
-        let start = &*means.start;
         let Some(slot) = start
             .slots
             .iter()
@@ -183,8 +185,7 @@ impl Homes {
         let place = Place {
             cluster: self.context.here.cluster,
             ip: self.context.ip,
-            devices: (self.context.hides_gpus || !means.devices.is_empty())
-                .then_some(&means.devices),
+            devices: (self.context.hides_gpus || !devices.is_empty()).then_some(&devices),
         };
         let plan = WorkerPlan {
             worker,
@@ -196,7 +197,7 @@ impl Homes {
                 None => start.program.name.clone(),
             },
             args: start.args.clone(),
-            env: environment::worker(std::env::vars_os(), start, slot, place),
+            env: environment::worker(std::env::vars_os(), &start, slot, place),
             control: control.clone(),
             messages,
             output: means.output.clone(),
@@ -204,6 +205,7 @@ impl Homes {
             stopping: stopping.clone(),
         };
         let member = Member {
+            incarnation: worker.incarnation,
             actor: Worker::new(self.context.clone(), node, warden, plan).start(),
             control,
             stopping,
@@ -212,7 +214,8 @@ impl Homes {
     }
 
     fn member(&self, worker: WorkerId) -> Option<&Member> {
-        self.stays.get(&worker.stay)?.members.get(&worker.slot)
+        let member = self.stays.get(&worker.stay)?.members.get(&worker.slot)?;
+        (member.incarnation == worker.incarnation).then_some(member)
     }
 
     /// Sends a worker a message; what is wrong if that does not go.

@@ -237,6 +237,7 @@ pub(crate) fn job_on(node: NodeId, owner: DriverId, workers: u32, mode: &str) ->
         grace_ms: 60_000,
         installed: None,
         elastic: false,
+        next_within_ms: None,
     }
 }
 

@@ -56,6 +56,9 @@ pub struct StartWorkers {
     /// Members come and go while the job runs: see [`NodeRequest::Start`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub elastic: bool,
+    /// How long a worker that can't go on waits for the next generation, in milliseconds. Elastic jobs have it, others don't.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_within_ms: Option<u64>,
 }
 
 /// First frame of a stream to a node.

@@ -36,8 +36,8 @@ pub enum ReserveError {
     Held(JobId),
 }
 
-/// Why a reservation is not committed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+/// Why a reservation is not committed, or no more workers of an elastic job get room.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
     /// Nothing is reserved: never, or the lease ended and it was released. Reserve again.
@@ -56,6 +56,12 @@ pub enum CommitError {
         /// What is to be started.
         given: u32,
     },
+    /// There is too little for more workers. Start fewer, or retry when another job has ended.
+    #[error("this node lacks {}", list(.0))]
+    Shortage(Vec<Shortage>),
+    /// More workers of one job than a node ever takes.
+    #[error("{0} would have more than {MAX_WORKERS} workers on this node; start fewer")]
+    TooManyWorkers(JobId),
 }
 
 fn list(shortages: &[Shortage]) -> String {
@@ -78,6 +84,8 @@ impl From<CommitError> for Refusal {
     fn from(error: CommitError) -> Self {
         let kind = match error {
             CommitError::NotReserved(_) => RefusalKind::NotFound,
+            CommitError::Shortage(_) => RefusalKind::Unplaceable,
+            CommitError::TooManyWorkers(_) => RefusalKind::TooLarge,
             _ => RefusalKind::Invalid,
         };
         Self::new(kind, error.to_string())
@@ -91,7 +99,7 @@ pub struct Holding {
     pub per_worker: Resources,
     /// Number of workers.
     pub workers: u32,
-    /// The ids of the GPUs of all workers together, in the node's order. Empty if no GPU is used.
+    /// The ids of the GPUs of all workers together, in the order in which they were given out. Empty if no GPU is used.
     pub devices: Vec<String>,
     /// When it is released if it is not committed; `None` once it is.
     pub expires: Option<Instant>,
@@ -247,6 +255,66 @@ impl Inventory {
         }
         holding.expires = None;
         Ok(holding)
+    }
+
+    /// Holds room for so many more workers of an elastic job, all or nothing, and gives the devices of each. The first time
+    /// this commits the reservation, whose room these workers get; what they do not need of it is free again.
+    ///
+    /// # Errors
+    ///
+    /// [`CommitError`]; nothing is changed then.
+    pub fn grow(
+        &mut self,
+        now: Instant,
+        job: JobId,
+        workers: u32,
+    ) -> Result<Vec<Vec<String>>, CommitError> {
+        let holding = self
+            .holdings
+            .get(&job)
+            .filter(|holding| holding.expires.is_none_or(|expires| expires > now))
+            .ok_or(CommitError::NotReserved(job))?;
+        let had = match holding.expires {
+            Some(_) => 0,
+            None => holding.workers,
+        };
+        let wanted = had.saturating_add(workers);
+        if wanted > MAX_WORKERS {
+            return Err(CommitError::TooManyWorkers(job));
+        }
+        let per_worker = holding.per_worker.clone();
+        let all = per_worker.times(wanted);
+        let free = self.free.plus(&per_worker.times(holding.workers));
+        let Some(left) = free.minus(&all) else {
+            return Err(CommitError::Shortage(free.shortages(&all)));
+        };
+        self.free = left;
+        if let Some(holding) = self.holdings.get_mut(&job) {
+            if had == 0 {
+                holding.devices.clear();
+            }
+            holding.workers = wanted;
+            holding.expires = None;
+        }
+        let gpus = per_worker.gpus as usize;
+        let devices = self.free_devices(gpus * workers as usize);
+        if let Some(holding) = self.holdings.get_mut(&job) {
+            holding.devices.extend(devices.iter().cloned());
+        }
+        let mut devices = devices.into_iter();
+        let of_one = |_| devices.by_ref().take(gpus).collect();
+        Ok((0..workers).map(of_one).collect())
+    }
+
+    /// Gives back what one worker of an elastic job held.
+    pub fn shrink(&mut self, job: JobId, devices: &[String]) {
+        if let Some(holding) = self.holdings.get_mut(&job)
+            && holding.workers > 0
+        {
+            holding.workers -= 1;
+            holding.devices.retain(|device| !devices.contains(device));
+            self.free = self.free.plus(&holding.per_worker);
+        }
     }
 
     /// Gives back what a job holds; `None` if it holds nothing.

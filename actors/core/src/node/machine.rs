@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::ids::JobId;
 use kolo_wire::{
-    InstalledHere, NodeEvent, NodeReply, NodeRequest, Refusal, RefusalKind, Resources, StartWorkers,
+    InstalledHere, NodeEvent, NodeReply, NodeRequest, Refusal, RefusalKind, Resources,
+    StartWorkers, ToWorker,
 };
 
 use super::colocator::{Colocator, Here};
-use super::inventory::Inventory;
+use super::inventory::{CommitError, Inventory};
 use super::messages::{AskId, Found, Input, Output, Stay, Wanted};
 use super::outbox::Outbox;
 
@@ -149,15 +150,13 @@ impl NodeCore {
                 self.with(stay, &mut outputs, |job| job.warden(started));
             }
             Input::Worker { worker, event } => {
-                let slot = worker.slot;
                 self.with(worker.stay, &mut outputs, |job| {
-                    job.worker(now, slot, event)
+                    job.worker(now, worker, event)
                 });
             }
             Input::Signed { worker, signed } => {
-                let slot = worker.slot;
                 self.with(worker.stay, &mut outputs, |job| {
-                    job.signed(now, slot, signed)
+                    job.signed(now, worker, signed)
                 });
             }
             Input::Closed(stay) => self.with(stay, &mut outputs, Colocator::closed),
@@ -203,6 +202,9 @@ impl NodeCore {
         outputs.extend(act(job));
         for event in job.take_reports() {
             self.outbox.push(event);
+        }
+        for devices in job.take_freed() {
+            self.inventory.shrink(stay.job, &devices);
         }
         if !job.is_gone() {
             return;
@@ -257,16 +259,6 @@ impl NodeCore {
                 self.find(ask, program, Finding::Reserve(stay, installed), outputs);
                 None
             }
-            NodeRequest::Start(StartWorkers { elastic: true, .. })
-            | NodeRequest::Revoke { .. }
-            | NodeRequest::Hold { .. }
-            | NodeRequest::StopWorker { .. } => Some(refused(Refusal::new(
-                RefusalKind::UnknownRequest,
-                format!(
-                    "this node runs no job whose members come and go: version {} can't",
-                    env!("CARGO_PKG_VERSION")
-                ),
-            ))),
             NodeRequest::Start(start) => {
                 let program = match &start.installed {
                     Some(installed) => Wanted::Installed(installed.clone()),
@@ -285,6 +277,44 @@ impl NodeCore {
             } => Some(done(
                 self.ask(job, outputs, |job| job.rank_lost(generation, failure)),
             )),
+            NodeRequest::Revoke {
+                job,
+                generation,
+                lost,
+                cause,
+            } => {
+                let message = ToWorker::Revoke {
+                    generation,
+                    cause,
+                    lost,
+                };
+                Some(done(self.ask(job, outputs, |job| {
+                    Ok(job.tell_members(generation, &message))
+                })))
+            }
+            NodeRequest::Hold {
+                job,
+                generation,
+                why,
+            } => {
+                let message = ToWorker::Hold { generation, why };
+                Some(done(self.ask(job, outputs, |job| {
+                    Ok(job.tell_members(generation, &message))
+                })))
+            }
+            NodeRequest::StopWorker {
+                job,
+                slot,
+                incarnation,
+                why,
+            } => {
+                if let Some(stay) = self.stay(job) {
+                    self.with(stay, outputs, |job| {
+                        job.stop_worker(now, (slot, incarnation), &why)
+                    });
+                }
+                Some(NodeReply::Done)
+            }
             NodeRequest::Signal { job, signal, seq } => {
                 Some(done(self.ask(job, outputs, |job| job.signal(seq, signal))))
             }
@@ -422,12 +452,12 @@ impl NodeCore {
                 return Some(refused(Refusal::new(RefusalKind::NotFound, message)));
             }
         }
-        let workers = start.slots.len() as u32;
-        let devices = match self.inventory.commit(now, job, workers) {
-            Ok(holding) => holding.devices.clone(),
-            Err(error) => return Some(refused(error)),
+        let devices = match self.room(now, &start) {
+            Ok(devices) => devices,
+            Err(refusal) => return Some(refused(refusal)),
         };
-        if let Err(refusal) = self.ask(job, outputs, |job| job.start(ask, start, devices)) {
+        let started = self.ask(job, outputs, |job| job.start(now, ask, start, devices));
+        if let Err(refusal) = started {
             // It can't be started, so it must not hold anything (G-2).
             let reason = refusal.message.clone();
             self.stop((ask, job), refused(refusal), outputs, |job| {
@@ -435,6 +465,20 @@ impl NodeCore {
             });
         }
         None
+    }
+
+    /// Commits what the workers of a start need: the GPUs of a static job, or of each new worker of an elastic job, which has what
+    /// it had before if it is refused.
+    fn room(&mut self, now: Instant, start: &StartWorkers) -> Result<Vec<Vec<String>>, Refusal> {
+        let job = start.job;
+        if !start.elastic {
+            let holding = self.inventory.commit(now, job, start.slots.len() as u32)?;
+            return Ok(vec![holding.devices.clone()]);
+        }
+        let colocator = self.stay(job).and_then(|stay| self.jobs.get(&stay));
+        let colocator = colocator.ok_or(CommitError::NotReserved(job))?;
+        let new = colocator.admit(start)?.len() as u32;
+        Ok(self.inventory.grow(now, job, new)?)
     }
 
     /// Ends a job; answered when nothing of it is left, at once if it is not here.
@@ -467,8 +511,9 @@ impl NodeCore {
             reply: NodeReply::Done,
             left: all.clone(),
         });
+        let head_hears = self.outbox.is_registered();
         for stay in all {
-            self.with(stay, outputs, |job| job.stop(now, &reason));
+            self.with(stay, outputs, |job| job.leave(now, &reason, head_hears));
         }
         self.stopping = Some(reason);
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kolo_wire::ids::{DriverId, Generation, JobId, Rank, Slot};
+use kolo_wire::ids::{DriverId, Generation, Incarnation, JobId, Rank, Slot};
 use kolo_wire::{
     Exit, FromWorker, GenerationTable, Installed, NodeEvent, NodeReply, NodeRequest, ProgramHash,
     RankFailure, Refusal, StartWorkers, ToWorker, WorkerSignal,
@@ -23,10 +23,14 @@ pub struct Stay {
 }
 
 impl Stay {
-    /// The worker in a slot.
+    /// A process in a slot.
     #[must_use]
-    pub const fn worker(self, slot: Slot) -> WorkerId {
-        WorkerId { stay: self, slot }
+    pub const fn worker(self, slot: Slot, incarnation: Incarnation) -> WorkerId {
+        WorkerId {
+            stay: self,
+            slot,
+            incarnation,
+        }
     }
 }
 
@@ -37,6 +41,8 @@ pub struct WorkerId {
     pub stay: Stay,
     /// The worker's slot.
     pub slot: Slot,
+    /// The how-manieth process of the slot the worker is. Always the first one in a static job.
+    pub incarnation: Incarnation,
 }
 
 /// A program to look for on this host.
@@ -193,7 +199,7 @@ pub enum Signal {
     Pass(WorkerSignal),
 }
 
-/// The start of a job.
+/// The start of a job, or of more workers of an elastic job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Opening {
     /// The job's stay.
@@ -202,7 +208,16 @@ pub struct Opening {
     pub ask: AskId,
     /// The head's request.
     pub start: Arc<StartWorkers>,
-    /// The ids of the GPUs that the workers use.
+}
+
+/// A process to start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spawning {
+    /// Its name.
+    pub worker: WorkerId,
+    /// The head's request that has its slot.
+    pub start: Arc<StartWorkers>,
+    /// The ids of the GPUs that it may use: those of all workers of a static job here, its own in an elastic job.
     pub devices: Vec<String>,
 }
 
@@ -264,10 +279,10 @@ pub enum Output {
     },
     /// No worker of the job writes any more.
     EndOutput(JobId),
-    /// A job starts: calls and output of its workers are taken from now on.
+    /// A job starts: calls and output of its workers are taken from now on. Each start of an elastic job opens its workers.
     Open(Opening),
     /// Start the process of a worker.
-    Spawn(WorkerId),
+    Spawn(Spawning),
     /// Send a message over a worker's control socket.
     Tell(WorkerId, ToWorker),
     /// Connect two workers with a socket pair and send each its end with [`ToWorker::Peer`].

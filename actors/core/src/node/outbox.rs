@@ -40,6 +40,11 @@ impl Outbox {
         self.settled
     }
 
+    /// There is a connection to the head.
+    pub(super) fn is_registered(&self) -> bool {
+        self.registered
+    }
+
     /// A new connection, or the end of one. What was on its way is sent again with the next one.
     pub(super) fn set_registered(&mut self, registered: bool) {
         self.session += u64::from(registered);

@@ -1,6 +1,7 @@
 //! What the tests of this module share.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use kolo_wire::ids::{
     ClusterId, CrossRank, DriverId, Generation, Incarnation, JobId, LocalRank, NodeId, Rank, Slot,
@@ -8,7 +9,7 @@ use kolo_wire::ids::{
 use kolo_wire::{GenerationTable, Handover, Member, Program, ProgramHash, SlotStart, StartWorkers};
 
 use super::colocator::Here;
-use super::messages::{Output, Signal, Stay, WorkerId};
+use super::messages::{Output, Signal, Spawning, Stay, WorkerId};
 
 /// The node of the tests.
 pub(crate) const NODE: NodeId = NodeId(1);
@@ -31,7 +32,16 @@ pub(crate) fn here() -> Here {
 
 /// The worker in a slot.
 pub(crate) fn at(slot: u32) -> WorkerId {
-    STAY.worker(Slot(slot))
+    STAY.worker(Slot(slot), Incarnation::FIRST)
+}
+
+/// The start of the process in a slot of that job.
+pub(crate) fn spawn(slot: u32, start: &StartWorkers) -> Output {
+    Output::Spawn(Spawning {
+        worker: at(slot),
+        start: Arc::new(start.clone()),
+        devices: Vec::new(),
+    })
 }
 
 /// A signal for the worker in a slot.
@@ -81,6 +91,7 @@ pub(crate) fn start(workers: u32) -> StartWorkers {
         grace_ms: 5000,
         installed: None,
         elastic: false,
+        next_within_ms: None,
     }
 }
 

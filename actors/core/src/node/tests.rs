@@ -12,7 +12,8 @@ use kolo_wire::{
 use super::NodeCore;
 use super::inventory::Inventory;
 use super::messages::{
-    AskId, Delivery, Found, Input, Loss, Opening, Output, Signal, Stay, Wanted, WorkerEvent,
+    AskId, Delivery, Found, Input, Loss, Opening, Output, Signal, Spawning, Stay, Wanted,
+    WorkerEvent,
 };
 use super::testing::{self, STAY, at, signal};
 
@@ -190,9 +191,20 @@ fn a_job_goes_from_reservation_to_its_end() {
     let begun = node.found(Found::Here);
     assert!(matches!(
         &begun[0],
-        Output::Open(Opening { stay: STAY, ask: AskId(3), devices, .. }) if *devices == ["a", "b"]
+        Output::Open(Opening {
+            stay: STAY,
+            ask: AskId(3),
+            ..
+        })
     ));
-    assert_eq!(begun[1..], [Output::Spawn(at(0)), Output::Spawn(at(1))]);
+    for (slot, output) in (0..).zip(&begun[1..]) {
+        assert!(matches!(
+            output,
+            Output::Spawn(Spawning { worker, devices, .. })
+                if *worker == at(slot) && *devices == ["a", "b"]
+        ));
+    }
+    assert_eq!(begun.len(), 3);
     node.worker(0, WorkerEvent::Spawned { pid: 100 });
     let started = NodeReply::Started {
         pids: vec![(Slot(0), 100), (Slot(1), 101)],

@@ -486,6 +486,7 @@ pub(crate) fn cases() -> Vec<Case> {
             grace_ms: 5000,
             installed: Some(installed()),
             elastic: false,
+            next_within_ms: None,
         }),
         NodeRequest::Start(StartWorkers {
             job: JOB,
@@ -502,6 +503,7 @@ pub(crate) fn cases() -> Vec<Case> {
             grace_ms: 5000,
             installed: None,
             elastic: true,
+            next_within_ms: Some(125_000),
         }),
         NodeRequest::Membership(next_table()),
         NodeRequest::Revoke {

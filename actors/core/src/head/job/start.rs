@@ -262,6 +262,14 @@ impl Job {
             grace_ms: self.spec.grace_ms,
             installed: self.spec.installed.clone(),
             elastic,
+            next_within_ms: self.spec.elastic.as_ref().map(|elastic| {
+                // Room may come as late as this, then processes, others to go with them, and their word.
+                let start = self.spec.start_timeout_ms.saturating_mul(2);
+                let form = elastic
+                    .join_window_ms
+                    .saturating_add(elastic.ack_timeout_ms);
+                start.saturating_add(form)
+            }),
         })
     }
 

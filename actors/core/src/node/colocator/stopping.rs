@@ -1,22 +1,40 @@
-//! Time and the end: notice or INT, TERM, KILL, and nothing left.
+//! Time and the end: notice or INT, TERM, KILL, and nothing left. A process that ends alone takes the same steps as one that ends
+//! with its job.
 
 use std::time::{Duration, Instant};
 
-use kolo_wire::ids::Slot;
+use kolo_wire::ids::{Incarnation, Slot};
 use kolo_wire::{Exit, NodeEvent, NodeReply, Refusal, RefusalKind, ToWorker, WorkerSignal};
 
-use super::{Colocator, Phase, SlotState, StopStep, WardenState, millis, refuse};
+use super::starting::{Asked, WardenState};
+use super::{Colocator, Phase, SlotState, millis, refuse};
 use crate::node::messages::{Output, Signal};
 
 /// How long after their KILL the ends of workers are waited for. Who has not reported them by then (the warden
 /// stands still, or a process can't be killed for now) is not asked any more: closing has an end of its own.
 pub const KILLED: Duration = Duration::from_secs(5);
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum StopStep {
+    Notice,
+    Term,
+    Kill,
+}
+
+/// How far the end of one process is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stop {
+    pub(super) step: StopStep,
+    pub(super) next: Instant,
+    /// Why, for the report of its exit.
+    pub(super) reason: String,
+}
+
 impl Colocator {
     /// The job is to end: notice, TERM, KILL. Again is fine.
     pub fn stop(&mut self, now: Instant, reason: &str) -> Vec<Output> {
         let mut outputs = Vec::new();
-        if let Some(ask) = self.asked.take() {
+        for Asked { ask, .. } in self.asked.drain(..) {
             let message = format!("{} was stopped while it started: {reason}", self.job);
             let reply = NodeReply::Refused(Refusal::new(RefusalKind::Stopped, message));
             outputs.push(Output::Answer { ask, reply });
@@ -27,48 +45,110 @@ impl Colocator {
                 self.close(false, &mut outputs);
             }
             Phase::Running => {
-                self.stop_reason = Some(reason.to_owned());
-                // A program that is not kolo's understands no notice: TERM is the first that it hears, or INT.
-                let next = match self.runs_installed() {
-                    true if self.interrupted => now + self.interrupt_time(),
-                    true => now,
-                    false => now + self.grace(),
-                };
-                self.phase = Phase::Stopping {
-                    step: StopStep::Notice,
-                    next,
-                };
-                for (slot, entry) in &self.slots {
-                    let worker = self.stay.worker(*slot);
-                    match entry.state {
-                        SlotState::Greeted | SlotState::Ready => outputs.push(Output::Tell(
-                            worker,
-                            ToWorker::Stop {
-                                reason: reason.to_owned(),
-                            },
-                        )),
-                        // It would not understand a notice yet, and has nothing to lose.
-                        SlotState::Booting { .. } => {
-                            outputs.push(Output::Signal(worker, Signal::Terminate));
-                        }
-                        SlotState::Running if self.interrupted => {
-                            outputs.push(Output::Signal(worker, Signal::Interrupt));
-                        }
-                        SlotState::Spawning | SlotState::Running | SlotState::Exited => {}
-                    }
+                self.begin_end(reason);
+                for slot in self.all_slots() {
+                    self.stop_process(now, slot, reason, &mut outputs);
                 }
                 self.close_if_empty(&mut outputs);
                 outputs.extend(self.tick(now));
             }
-            Phase::Stopping { .. } | Phase::Closing { .. } | Phase::Gone => {}
+            Phase::Stopping | Phase::Closing { .. } | Phase::Gone => {}
         }
         outputs
+    }
+
+    /// The whole job ends from now on. Nothing is started any more.
+    fn begin_end(&mut self, reason: &str) {
+        self.stop_reason = Some(reason.to_owned());
+        self.phase = Phase::Stopping;
+        self.leaving = None;
+        for slot in self.all_slots() {
+            self.drop_successor(slot);
+        }
+    }
+
+    fn drop_successor(&mut self, slot: Slot) {
+        let entry = self.slots.get_mut(&slot);
+        if let Some(next) = entry.and_then(|entry| entry.next.take()) {
+            self.never_started(slot, next.incarnation);
+        }
+    }
+
+    /// One process is to end, unless it is ending: notice, TERM, KILL.
+    fn stop_process(&mut self, now: Instant, slot: Slot, reason: &str, outputs: &mut Vec<Output>) {
+        // A program that is not kolo's understands no notice: TERM is the first that it hears, or INT.
+        let (installed, interrupted) = (self.runs_installed(), self.interrupted);
+        let next = match installed {
+            true if interrupted => now + self.interrupt_time(),
+            true => now,
+            false => now + self.grace(),
+        };
+        let entry = self.slots.get_mut(&slot);
+        let Some(entry) = entry.filter(|entry| entry.is_present() && entry.stop.is_none()) else {
+            return;
+        };
+        entry.stop = Some(Stop {
+            step: StopStep::Notice,
+            next,
+            reason: reason.to_owned(),
+        });
+        let worker = entry.worker;
+        match entry.state {
+            SlotState::Greeted | SlotState::Ready => {
+                let reason = reason.to_owned();
+                outputs.push(Output::Tell(worker, ToWorker::Stop { reason }));
+            }
+            // It would not understand a notice yet, and has nothing to lose.
+            SlotState::Booting { .. } => outputs.push(Output::Signal(worker, Signal::Terminate)),
+            SlotState::Running if interrupted => {
+                outputs.push(Output::Signal(worker, Signal::Interrupt));
+            }
+            SlotState::Spawning | SlotState::Running | SlotState::Exited => {}
+        }
+    }
+
+    /// One worker of an elastic job is to end: notice, TERM, KILL. A process that is not there, or ends already, is fine.
+    pub fn stop_worker(
+        &mut self,
+        now: Instant,
+        (slot, incarnation): (Slot, Incarnation),
+        why: &str,
+    ) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        let Some(entry) = self.slots.get(&slot) else {
+            return outputs;
+        };
+        let waits = |next: &super::entry::Successor| next.incarnation == incarnation;
+        if entry.next.as_ref().is_some_and(waits) {
+            self.drop_successor(slot);
+            self.answer_starts(&mut outputs);
+        } else if entry.worker.incarnation == incarnation {
+            self.stop_process(now, slot, why, &mut outputs);
+            outputs.extend(self.tick(now));
+        }
+        outputs
+    }
+
+    /// A newer process of its slot waits for its end: KILL.
+    pub(super) fn replace(&mut self, now: Instant, slot: Slot, outputs: &mut Vec<Output>) {
+        let reason = "a newer process of its slot is started";
+        self.kill_process(now, slot, reason, outputs);
     }
 
     /// As [`Colocator::stop`], for an installed program: INT, TERM, KILL, in one grace time.
     pub fn interrupt(&mut self, now: Instant, reason: &str) -> Vec<Output> {
         self.interrupted |= self.phase == Phase::Running && self.runs_installed();
         self.stop(now, reason)
+    }
+
+    /// The node leaves. The head has the grace of an elastic job to take it away, if it hears of it; then the job is stopped.
+    pub fn leave(&mut self, now: Instant, reason: &str, head_hears: bool) -> Vec<Output> {
+        if !(head_hears && self.is_elastic() && self.phase == Phase::Running) {
+            return self.stop(now, reason);
+        }
+        let by = now + self.grace();
+        self.leaving.get_or_insert((by, reason.to_owned()));
+        self.tick(now)
     }
 
     /// How long after INT a worker that has not ended gets TERM: who saves something at INT has most of the grace time,
@@ -98,9 +178,9 @@ impl Colocator {
         self.last_signal = seq;
         Ok(self
             .slots
-            .iter()
-            .filter(|(_, entry)| entry.state == SlotState::Running)
-            .map(|(slot, _)| Output::Signal(self.stay.worker(*slot), Signal::Pass(signal)))
+            .values()
+            .filter(|entry| entry.state == SlotState::Running)
+            .map(|entry| Output::Signal(entry.worker, Signal::Pass(signal)))
             .collect())
     }
 
@@ -108,25 +188,40 @@ impl Colocator {
     pub fn kill_all(&mut self, now: Instant, reason: &str) -> Vec<Output> {
         let mut outputs = Vec::new();
         match self.phase {
-            Phase::Running => self.stop_reason = Some(reason.to_owned()),
-            Phase::Stopping { step, .. } if step != StopStep::Kill => {}
+            Phase::Running => self.begin_end(reason),
+            Phase::Stopping => {}
             _ => return self.stop(now, reason),
         }
-        self.phase = Phase::Stopping {
-            step: StopStep::Kill,
-            next: now + KILLED,
-        };
-        self.signal_all(Signal::Kill, &mut outputs);
+        for slot in self.all_slots() {
+            self.kill_process(now, slot, reason, &mut outputs);
+        }
         self.close_if_empty(&mut outputs);
         outputs
     }
 
-    fn signal_all(&self, signal: Signal, outputs: &mut Vec<Output>) {
-        for (slot, entry) in &self.slots {
-            if !matches!(entry.state, SlotState::Spawning | SlotState::Exited) {
-                outputs.push(Output::Signal(self.stay.worker(*slot), signal));
-            }
+    /// One process is to end at once, unless it had its KILL.
+    fn kill_process(&mut self, now: Instant, slot: Slot, reason: &str, outputs: &mut Vec<Output>) {
+        let entry = self.slots.get_mut(&slot);
+        let Some(entry) = entry.filter(|entry| entry.is_present()) else {
+            return;
+        };
+        let stop = entry.stop.get_or_insert_with(|| Stop {
+            step: StopStep::Notice,
+            next: now,
+            reason: reason.to_owned(),
+        });
+        if stop.step == StopStep::Kill {
+            return;
         }
+        stop.step = StopStep::Kill;
+        stop.next = now + KILLED;
+        if entry.state != SlotState::Spawning {
+            outputs.push(Output::Signal(entry.worker, Signal::Kill));
+        }
+    }
+
+    pub(super) fn all_slots(&self) -> Vec<Slot> {
+        self.slots.keys().copied().collect()
     }
 
     /// The lease of the reservation has ended before a start.
@@ -144,36 +239,20 @@ impl Colocator {
     /// The warden runs, or failed to start.
     pub fn warden(&mut self, started: Result<(), String>) -> Vec<Output> {
         let mut outputs = Vec::new();
-        self.warden = match &started {
+        self.warden = match started {
             Ok(()) => WardenState::Up,
-            Err(reason) => WardenState::Failed(reason.clone()),
+            Err(reason) => WardenState::Failed(reason),
         };
-        match (&self.phase, started) {
-            (Phase::Reserved | Phase::Gone, _) => {}
-            (Phase::Closing { .. }, _) => outputs.push(Output::CloseWarden(self.stay)),
-            (Phase::Running, Ok(())) => self.spawn_all(&mut outputs),
-            // A job that ends before it has a process starts none.
-            (Phase::Stopping { .. }, Ok(())) => self.exit_all(Exit::Code(1), &mut outputs),
-            (_, Err(reason)) => self.fail_all(&reason, &mut outputs),
+        match self.phase {
+            Phase::Reserved | Phase::Gone => {}
+            Phase::Closing { .. } => outputs.push(Output::CloseWarden(self.stay)),
+            Phase::Running | Phase::Stopping => {
+                for slot in self.all_slots() {
+                    self.spawn(slot, &mut outputs);
+                }
+            }
         }
         outputs
-    }
-
-    /// No worker can be started.
-    pub(super) fn fail_all(&mut self, reason: &str, outputs: &mut Vec<Output>) {
-        let slots: Vec<Slot> = self.slots.keys().copied().collect();
-        for slot in slots {
-            self.condemn(slot, reason.to_owned());
-        }
-        self.exit_all(Exit::Code(1), outputs);
-    }
-
-    /// All workers whose end is not known count as ended.
-    fn exit_all(&mut self, exit: Exit, outputs: &mut Vec<Output>) {
-        let slots: Vec<Slot> = self.slots.keys().copied().collect();
-        for slot in slots {
-            self.exited(slot, exit, Vec::new(), outputs);
-        }
     }
 
     /// Nothing of the job is left: the answer to [`Output::CloseWarden`].
@@ -194,60 +273,64 @@ impl Colocator {
     /// Time has passed.
     pub fn tick(&mut self, now: Instant) -> Vec<Output> {
         let mut outputs = Vec::new();
-        let timeout = self
-            .start
-            .as_ref()
-            .map_or(0, |start| start.hello_timeout_ms);
-        for (slot, entry) in &mut self.slots {
-            if entry.deadline(&self.phase).is_none_or(|by| by > now) {
-                continue;
-            }
-            entry.condemned = Some(match entry.hang_up.filter(|(_, by)| *by <= now) {
-                Some((socket, _)) => format!("it closed its {socket} socket and went on running"),
-                None => format!(
-                    "it did not say hello within {:?}; its program must call `kolo::main` or \
-                     `run_if_worker` before anything that takes long",
-                    millis(timeout)
-                ),
-            });
-            outputs.push(Output::Signal(self.stay.worker(*slot), Signal::Kill));
+        if let Some((_, reason)) = self.leaving.take_if(|(by, _)| *by <= now) {
+            return self.stop(now, &reason);
         }
-        while let Phase::Stopping { step, next } = self.phase
-            && step != StopStep::Kill
-            && next <= now
-        {
-            let (step, signal) = match step {
-                StopStep::Notice => (StopStep::Term, Signal::Terminate),
-                StopStep::Term | StopStep::Kill => (StopStep::Kill, Signal::Kill),
-            };
-            self.signal_all(signal, &mut outputs);
-            self.phase = Phase::Stopping {
-                step,
-                next: match step {
-                    StopStep::Kill => next.max(now) + KILLED,
-                    StopStep::Term if self.interrupted => {
-                        next + self.grace().saturating_sub(self.interrupt_time())
-                    }
-                    StopStep::Notice | StopStep::Term => next + self.grace(),
-                },
-            };
-        }
-        if let Phase::Stopping { step, next } = self.phase
-            && step == StopStep::Kill
-            && next <= now
-        {
-            self.give_up(&mut outputs);
+        for slot in self.all_slots() {
+            self.expect(now, slot, &mut outputs);
+            self.press(now, slot, &mut outputs);
         }
         outputs
     }
 
-    /// Workers whose end is still not known after their KILL count as ended, so that the job closes.
-    fn give_up(&mut self, outputs: &mut Vec<Output>) {
-        let reason = format!("its end was not seen within {KILLED:?} after its KILL");
-        for entry in self.slots.values_mut() {
-            entry.condemned.get_or_insert_with(|| reason.clone());
+    /// A process that had to do something by now is killed.
+    fn expect(&mut self, now: Instant, slot: Slot, outputs: &mut Vec<Output>) {
+        let entry = self.slots.get_mut(&slot);
+        let is_late = |by: Instant| by <= now;
+        let Some(entry) = entry.filter(|entry| entry.deadline().is_some_and(is_late)) else {
+            return;
+        };
+        entry.condemned = Some(match entry.hang_up.filter(|(_, by)| is_late(*by)) {
+            Some((socket, _)) => format!("it closed its {socket} socket and went on running"),
+            None => format!(
+                "it did not say hello within {:?}; its program must call `kolo::main` or \
+                 `run_if_worker` before anything that takes long",
+                millis(entry.start.hello_timeout_ms)
+            ),
+        });
+        outputs.push(Output::Signal(entry.worker, Signal::Kill));
+    }
+
+    /// A process that is to end gets the signals that are due. One whose end is still not known after its KILL counts as ended, so
+    /// that the job closes, and that the next process of its slot starts.
+    fn press(&mut self, now: Instant, slot: Slot, outputs: &mut Vec<Output>) {
+        let (grace, interrupted) = (self.grace(), self.interrupted);
+        let rest = grace.saturating_sub(self.interrupt_time());
+        let Some(entry) = self.slots.get_mut(&slot) else {
+            return;
+        };
+        while entry.stop_deadline(&self.phase).is_some_and(|by| by <= now)
+            && let Some(stop) = &mut entry.stop
+        {
+            let (step, signal) = match stop.step {
+                StopStep::Notice => (StopStep::Term, Signal::Terminate),
+                StopStep::Term => (StopStep::Kill, Signal::Kill),
+                StopStep::Kill => {
+                    let reason = format!("its end was not seen within {KILLED:?} after its KILL");
+                    entry.condemned.get_or_insert(reason);
+                    return self.exited(slot, Exit::Unknown, Vec::new(), outputs);
+                }
+            };
+            stop.next = match step {
+                StopStep::Kill => stop.next.max(now) + KILLED,
+                StopStep::Term if interrupted => stop.next + rest,
+                StopStep::Notice | StopStep::Term => stop.next + grace,
+            };
+            stop.step = step;
+            if entry.state != SlotState::Spawning {
+                outputs.push(Output::Signal(entry.worker, signal));
+            }
         }
-        self.exit_all(Exit::Unknown, outputs);
     }
 
     /// Whether the workers run a program that is installed here.
@@ -263,12 +346,7 @@ impl Colocator {
     }
 
     pub(super) fn close_if_empty(&mut self, outputs: &mut Vec<Output>) {
-        if matches!(self.phase, Phase::Stopping { .. })
-            && self
-                .slots
-                .values()
-                .all(|entry| entry.state == SlotState::Exited)
-        {
+        if self.phase == Phase::Stopping && self.slots.values().all(|entry| !entry.is_present()) {
             self.close(true, outputs);
         }
     }

@@ -3,30 +3,29 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use kolo_wire::ids::{Generation, Incarnation, Rank, Slot};
+use kolo_wire::ids::{Generation, Rank, Slot};
 use kolo_wire::worker::LOCAL_PROTOCOL;
-use kolo_wire::{Exit, FromWorker, NodeEvent, NodeReply, RankFailure, Refusal, ToWorker};
+use kolo_wire::{Exit, FromWorker, NodeEvent, RankFailure, Refusal, ToWorker};
 
-use super::{Colocator, Entry, Phase, SlotState, StopStep, millis};
-use crate::node::messages::{Link, Output, Signal, WorkerEvent};
+use super::stopping::StopStep;
+use super::{Colocator, Entry, Phase, SlotState, millis};
+use crate::node::messages::{Link, Output, Signal, WorkerEvent, WorkerId};
 
 /// How long a process may live on after it has closed a socket to the node.
 pub(super) const HANG_UP: Duration = Duration::from_secs(2);
 
 impl Colocator {
-    /// Something happened to a worker. Events of slots that are not here, or are over, change nothing.
-    pub fn worker(&mut self, now: Instant, slot: Slot, event: WorkerEvent) -> Vec<Output> {
+    /// Something happened to a worker. Events of processes that are not here, or are over, change nothing.
+    pub fn worker(&mut self, now: Instant, worker: WorkerId, event: WorkerEvent) -> Vec<Output> {
         let mut outputs = Vec::new();
-        let Some(entry) = self.slots.get_mut(&slot) else {
+        let slot = worker.slot;
+        let Some(entry) = self.entry_mut(worker).filter(|entry| entry.is_present()) else {
             return outputs;
         };
-        if entry.state == SlotState::Exited {
-            return outputs;
-        }
         match event {
             WorkerEvent::Spawned { pid } => self.spawned(now, slot, pid, &mut outputs),
             WorkerEvent::SpawnFailed { exit, reason } => {
-                self.condemn(slot, reason);
+                entry.condemned.get_or_insert(reason);
                 self.exited(slot, exit, Vec::new(), &mut outputs);
             }
             WorkerEvent::Exited { exit, stderr_tail } => {
@@ -49,7 +48,7 @@ impl Colocator {
         let Some(entry) = self.slots.get_mut(&slot) else {
             return;
         };
-        let listens = entry.listens();
+        let (worker, listens) = (entry.worker, entry.listens());
         match message {
             FromWorker::Hello {
                 protocol,
@@ -61,7 +60,7 @@ impl Colocator {
             },
             FromWorker::Sign { csr } if listens => {
                 if entry.signatures.take(now) {
-                    outputs.push(Output::Sign(self.stay.worker(slot), csr));
+                    outputs.push(Output::Sign(worker, csr));
                 } else {
                     let reason = "it asked for one certificate after the other; a renewal is due when most of a \
                                   certificate's life is over";
@@ -86,7 +85,34 @@ impl Colocator {
             // The members of a static job don't change, so nobody waits for these.
             FromWorker::Taken { .. }
             | FromWorker::Committed { .. }
-            | FromWorker::Holding { .. } => {}
+            | FromWorker::Holding { .. }
+                if !entry.start.elastic => {}
+            FromWorker::Taken { generation } if listens => {
+                let taken = self.taken(worker, generation);
+                self.blame(slot, taken, outputs);
+            }
+            FromWorker::Committed { generation, commit } if listens => {
+                let committed = self.committed(worker, (generation, commit), false);
+                self.blame(slot, committed, outputs);
+            }
+            FromWorker::Holding {
+                generation, commit, ..
+            } if listens => {
+                let holds = self.committed(worker, (generation, commit), true);
+                self.blame(slot, holds, outputs);
+            }
+            FromWorker::Taken { .. }
+            | FromWorker::Committed { .. }
+            | FromWorker::Holding { .. } => {
+                self.kill(slot, out_of_turn("a generation"), outputs);
+            }
+        }
+    }
+
+    /// A worker that can't have said this is killed.
+    fn blame(&mut self, slot: Slot, said: Result<(), String>, outputs: &mut Vec<Output>) {
+        if let Err(reason) = said {
+            self.kill(slot, reason, outputs);
         }
     }
 
@@ -94,19 +120,23 @@ impl Colocator {
     pub fn signed(
         &mut self,
         now: Instant,
-        slot: Slot,
+        worker: WorkerId,
         signed: Result<Vec<u8>, Refusal>,
     ) -> Vec<Output> {
+        let slot = worker.slot;
+        let Some(state) = self.entry_mut(worker).map(|entry| entry.state) else {
+            return Vec::new();
+        };
         match signed {
             Ok(certificate) => {
                 let message = ToWorker::Certificate {
                     certificate,
                     authority: self.here.authority.clone(),
                 };
-                vec![Output::Tell(self.stay.worker(slot), message)]
+                vec![Output::Tell(worker, message)]
             }
             // It has one that is good for a while, and asks again.
-            Err(refusal) if self.slot(slot) == Some(SlotState::Ready) => {
+            Err(refusal) if state == SlotState::Ready => {
                 vec![Output::Warn(format!(
                     "the certificate of slot {slot} of {} was not renewed: {refusal}",
                     self.job
@@ -114,63 +144,35 @@ impl Colocator {
             }
             Err(refusal) => {
                 let reason = format!("the head gave it no certificate: {refusal}");
-                self.worker(now, slot, WorkerEvent::Fault { reason })
+                self.worker(now, worker, WorkerEvent::Fault { reason })
             }
         }
     }
 
     fn spawned(&mut self, now: Instant, slot: Slot, pid: u32, outputs: &mut Vec<Output>) {
-        let timeout = millis(
-            self.start
-                .as_ref()
-                .map_or(0, |start| start.hello_timeout_ms),
-        );
-        let installed = self.runs_installed();
+        let interrupted = self.interrupted;
         if let Some(entry) = self.slots.get_mut(&slot)
             && entry.state == SlotState::Spawning
         {
             entry.pid = pid;
-            entry.state = if installed {
+            entry.state = if entry.start.installed.is_some() {
                 SlotState::Running
             } else {
                 SlotState::Booting {
-                    hello_by: now + timeout,
+                    hello_by: now + millis(entry.start.hello_timeout_ms),
                 }
             };
-            let signal = match self.phase {
+            let step = entry.stop.as_ref().map(|stop| stop.step);
+            let signal = match step {
                 _ if entry.condemned.is_some() => Some(Signal::Kill),
-                Phase::Stopping { step, .. } => Some(match step {
-                    StopStep::Kill => Signal::Kill,
-                    StopStep::Notice if self.interrupted => Signal::Interrupt,
-                    StopStep::Notice | StopStep::Term => Signal::Terminate,
-                }),
-                _ => None,
+                Some(StopStep::Kill) => Some(Signal::Kill),
+                Some(StopStep::Notice) if interrupted => Some(Signal::Interrupt),
+                Some(StopStep::Notice | StopStep::Term) => Some(Signal::Terminate),
+                None => None,
             };
-            outputs.extend(signal.map(|signal| Output::Signal(self.stay.worker(slot), signal)));
+            outputs.extend(signal.map(|signal| Output::Signal(entry.worker, signal)));
         }
-        self.answer_start(outputs);
-    }
-
-    /// Answers the request to start once every slot has a process or has failed to get one.
-    fn answer_start(&mut self, outputs: &mut Vec<Output>) {
-        let spawning = |entry: &Entry| entry.state == SlotState::Spawning;
-        let Some(start) = &self.start else { return };
-        if self.slots.values().any(spawning) {
-            return;
-        }
-        let Some(ask) = self.asked.take() else { return };
-        let pids = start
-            .slots
-            .iter()
-            .filter_map(|slot| {
-                let slot = slot.member.slot;
-                self.slots.get(&slot).map(|entry| (slot, entry.pid))
-            })
-            .collect();
-        outputs.push(Output::Answer {
-            ask,
-            reply: NodeReply::Started { pids },
-        });
+        self.answer_starts(outputs);
     }
 
     fn check_hello(
@@ -199,60 +201,61 @@ impl Colocator {
                 entry.pid
             ));
         }
-        match self.registry {
-            Some((rank, digest)) if digest != registry => Err(format!(
-                "its program registers other functions and types ({registry:016x}) than that of rank \
-                 {rank} ({digest:016x}); all ranks must run the same build"
-            )),
-            Some(_) => Ok(()),
-            None => {
-                self.registry = Some((entry.rank, registry));
-                Ok(())
-            }
+        let name = if entry.start.elastic {
+            format!("slot {slot}")
+        } else {
+            format!("rank {}", entry.rank)
+        };
+        let (first, digest) = self.registry.get_or_insert((name, registry));
+        if *digest == registry {
+            return Ok(());
         }
+        Err(format!(
+            "its program registers other functions and types ({registry:016x}) than that of {first} \
+             ({digest:016x}); all ranks must run the same build"
+        ))
     }
 
     fn greet(&mut self, slot: Slot, outputs: &mut Vec<Output>) {
-        let Some(start) = &self.start else { return };
-        let Some(started) = start.slots.iter().find(|other| other.member.slot == slot) else {
+        let Some(entry) = self.slots.get_mut(&slot) else {
             return;
         };
-        outputs.push(Output::Tell(
-            self.stay.worker(slot),
-            ToWorker::Welcome {
-                cluster: self.here.cluster,
-                job: self.job,
-                generation: self.generation,
-                member: started.member.clone(),
-                world_size: start.world_size,
-                needs_data_plane: start.needs_data_plane,
-                next_within_ms: None,
-            },
-        ));
-        for failure in self.losses.values() {
-            outputs.push(Output::Tell(
-                self.stay.worker(slot),
-                ToWorker::RankLost {
-                    generation: self.generation,
-                    failure: failure.clone(),
-                },
-            ));
-        }
-        if let Some(entry) = self.slots.get_mut(&slot) {
-            entry.state = SlotState::Greeted;
-        }
+        let Some(member) = entry.seat().map(|seat| seat.member.clone()) else {
+            return;
+        };
+        entry.state = SlotState::Greeted;
+        let (start, worker) = (&entry.start, entry.worker);
+        let welcome = ToWorker::Welcome {
+            cluster: self.here.cluster,
+            job: self.job,
+            generation: start.generation,
+            member,
+            world_size: start.world_size,
+            needs_data_plane: start.needs_data_plane,
+            next_within_ms: start.next_within_ms,
+        };
+        // The generation that is present comes before anything else of it.
+        let table = self.table.clone().map(ToWorker::Membership);
+        let losses = self.losses.values().map(|failure| ToWorker::RankLost {
+            generation: self.generation,
+            failure: failure.clone(),
+        });
+        let messages = [welcome].into_iter().chain(table).chain(losses);
+        outputs.extend(messages.map(|message| Output::Tell(worker, message)));
     }
 
     fn ready(&mut self, slot: Slot, address: Option<SocketAddr>) {
-        if let Some(entry) = self.slots.get_mut(&slot) {
-            entry.state = SlotState::Ready;
-        }
+        let Some(entry) = self.slots.get_mut(&slot) else {
+            return;
+        };
+        entry.state = SlotState::Ready;
+        let worker = entry.worker;
         if self.phase == Phase::Running {
             self.reports.push(NodeEvent::WorkerReady {
                 job: self.job,
                 slot,
                 address,
-                incarnation: Incarnation::FIRST,
+                incarnation: worker.incarnation,
             });
         }
     }
@@ -269,8 +272,8 @@ impl Colocator {
         };
         // Two ranks have a link in each group that they are in.
         outputs.push(Output::Link(Link {
-            first: (self.stay.worker(slot), own),
-            second: (self.stay.worker(peer), rank),
+            first: own,
+            second: (peer, rank),
             generation,
         }));
     }
@@ -281,47 +284,45 @@ impl Colocator {
         (rank, generation, group): (Rank, Generation, u64),
         outputs: &mut Vec<Output>,
     ) {
-        let Some((own, peer)) = self.other_rank(slot, rank, generation, outputs) else {
+        let Some(((_, own), peer)) = self.other_rank(slot, rank, generation, outputs) else {
             return;
         };
         // Before that it has nothing to make links with.
-        if self.slots.get(&peer).is_some_and(super::Entry::listens) {
-            outputs.push(Output::Tell(
-                self.stay.worker(peer),
-                ToWorker::LinkRequested {
-                    rank: own,
-                    generation,
-                    group,
-                },
-            ));
+        if self.slots.get(&peer.slot).is_some_and(Entry::listens) {
+            let message = ToWorker::LinkRequested {
+                rank: own,
+                generation,
+                group,
+            };
+            outputs.push(Output::Tell(peer, message));
         }
     }
 
-    /// The rank in a slot, and the slot of another rank of this node, which it asks for.
+    /// The worker in a slot with its rank, and the worker that has another rank of this node, for which it asks.
     fn other_rank(
         &mut self,
         slot: Slot,
         rank: Rank,
         generation: Generation,
         outputs: &mut Vec<Output>,
-    ) -> Option<(Rank, Slot)> {
+    ) -> Option<((WorkerId, Rank), WorkerId)> {
         // A stale request is from before the worker learnt of the new generation (G-1).
         if generation != self.generation {
             return None;
         }
-        let own = self.slots.get(&slot)?.rank;
+        let entry = self.slots.get(&slot)?;
+        let own = (entry.worker, entry.rank);
         if let Some(failure) = self.losses.get(&rank) {
-            let failure = failure.clone();
-            outputs.push(Output::Tell(
-                self.stay.worker(slot),
-                ToWorker::RankLost {
-                    generation,
-                    failure,
-                },
-            ));
+            let message = ToWorker::RankLost {
+                generation,
+                failure: failure.clone(),
+            };
+            outputs.push(Output::Tell(own.0, message));
             return None;
         }
-        let peer = self.ranks.get(&rank).copied().filter(|peer| *peer != slot);
+        let peer = self.ranks.get(&rank).filter(|peer| **peer != slot);
+        let peer = peer.and_then(|peer| self.slots.get(peer));
+        let peer = peer.map(|entry| entry.worker);
         if peer.is_none() {
             let reason =
                 format!("it asked for a link to rank {rank}, which is no other rank of this node");
@@ -330,15 +331,11 @@ impl Colocator {
         Some((own, peer?))
     }
 
-    pub(super) fn condemn(&mut self, slot: Slot, reason: String) {
+    fn kill(&mut self, slot: Slot, reason: String, outputs: &mut Vec<Output>) {
         if let Some(entry) = self.slots.get_mut(&slot) {
             entry.condemned.get_or_insert(reason);
+            outputs.push(Output::Signal(entry.worker, Signal::Kill));
         }
-    }
-
-    fn kill(&mut self, slot: Slot, reason: String, outputs: &mut Vec<Output>) {
-        self.condemn(slot, reason);
-        outputs.push(Output::Signal(self.stay.worker(slot), Signal::Kill));
     }
 
     pub(super) fn exited(
@@ -348,20 +345,21 @@ impl Colocator {
         stderr_tail: Vec<String>,
         outputs: &mut Vec<Output>,
     ) {
-        let expected = self.phase != Phase::Running;
-        let Some(entry) = self.slots.get_mut(&slot) else {
+        let entry = self.slots.get_mut(&slot);
+        let Some(entry) = entry.filter(|entry| entry.is_present()) else {
             return;
         };
-        if entry.state == SlotState::Exited {
-            return;
-        }
         let early = matches!(entry.state, SlotState::Spawning | SlotState::Booting { .. });
         entry.state = SlotState::Exited;
+        let expected = entry.stop.is_some();
         let reason = if let Some(reason) = &entry.condemned {
             Some(reason.clone())
-        } else if expected {
-            let reason = self.stop_reason.as_deref().unwrap_or_default();
-            Some(format!("the job was stopped: {reason}"))
+        } else if let Some(stop) = &entry.stop {
+            let what = match self.phase {
+                Phase::Running => "it",
+                _ => "the job",
+            };
+            Some(format!("{what} was stopped: {}", stop.reason))
         } else if early {
             Some(
                 "it ended before it said hello; its program must call `kolo::main` or \
@@ -385,16 +383,22 @@ impl Colocator {
             reason,
             stderr_tail,
         };
-        self.lose(failure.clone(), outputs);
+        let (worker, generation) = (entry.worker, entry.taken);
+        // A process in no generation is no rank that somebody could miss.
+        if self.ranks.get(&failure.rank) == Some(&slot) {
+            self.ranks.remove(&failure.rank);
+            self.lose(failure.clone(), outputs);
+        }
         self.reports.push(NodeEvent::WorkerExited {
             job: self.job,
             slot,
             failure,
             expected,
-            incarnation: Incarnation::FIRST,
-            generation: Generation(0),
+            incarnation: worker.incarnation,
+            generation,
         });
-        self.answer_start(outputs);
+        self.succeed(slot, outputs);
+        self.answer_starts(outputs);
         self.close_if_empty(outputs);
     }
 }

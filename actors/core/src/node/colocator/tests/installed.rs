@@ -13,7 +13,7 @@ fn running(workers: u32, now: Instant) -> Colocator {
     });
     begin(&mut core, start).unwrap();
     for slot in 0..workers {
-        core.worker(now, Slot(slot), WorkerEvent::Spawned { pid: 100 + slot });
+        core.worker(now, at(slot), WorkerEvent::Spawned { pid: 100 + slot });
     }
     core
 }
@@ -25,7 +25,7 @@ fn no_hello_is_waited_for_and_an_end_is_just_an_end() {
     assert_eq!(core.slot(Slot(0)), Some(SlotState::Running));
     assert_eq!(core.next_deadline(), None);
     assert_eq!(core.tick(now + HELLO), []);
-    let outputs = core.worker(now, Slot(0), exited(Exit::Code(3)));
+    let outputs = core.worker(now, at(0), exited(Exit::Code(3)));
     assert!(
         !outputs
             .iter()
@@ -45,7 +45,7 @@ fn a_stop_is_term_at_once_and_kill_after_the_grace() {
     assert_eq!(core.stop(now, "done"), [signal(0, Signal::Terminate)]);
     assert_eq!(core.next_deadline(), Some(now + GRACE));
     assert_eq!(core.tick(now + GRACE), [signal(0, Signal::Kill)]);
-    let outputs = core.worker(now, Slot(0), exited(Exit::Signal(9)));
+    let outputs = core.worker(now, at(0), exited(Exit::Signal(9)));
     assert_eq!(outputs.last(), Some(&Output::CloseWarden(STAY)));
 }
 
@@ -61,7 +61,7 @@ fn an_interrupt_is_int_then_term_then_kill_in_one_grace_time() {
     assert_eq!(core.interrupt(now, "again"), []);
     assert_eq!(core.next_deadline(), Some(later));
     // Who ends at INT hears nothing else.
-    core.worker(now, Slot(1), exited(Exit::Code(1)));
+    core.worker(now, at(1), exited(Exit::Code(1)));
     assert_eq!(core.tick(later), [signal(0, Signal::Terminate)]);
     assert_eq!(core.next_deadline(), Some(now + GRACE));
     assert_eq!(core.tick(now + GRACE), [signal(0, Signal::Kill)]);
@@ -85,7 +85,7 @@ fn an_interrupt_is_int_then_term_then_kill_in_one_grace_time() {
     assert!(matches!(outputs[..], [Output::Answer { .. }]));
     let spawned = WorkerEvent::Spawned { pid: 100 };
     assert_eq!(
-        core.worker(now, Slot(0), spawned)[0],
+        core.worker(now, at(0), spawned)[0],
         signal(0, Signal::Interrupt)
     );
 }
@@ -98,7 +98,7 @@ fn without_a_grace_an_interrupt_is_all_three_at_once() {
     start.installed = Some(Installed::default());
     start.grace_ms = 0;
     begin(&mut core, start).unwrap();
-    core.worker(now, Slot(0), WorkerEvent::Spawned { pid: 100 });
+    core.worker(now, at(0), WorkerEvent::Spawned { pid: 100 });
     assert_eq!(
         core.interrupt(now, "done"),
         [
@@ -124,7 +124,7 @@ fn a_signal_goes_once_to_each_worker_that_runs_and_ends_nothing() {
         all(WorkerSignal::Stop)
     );
     assert_eq!(core.next_deadline(), None);
-    core.worker(now, Slot(1), exited(Exit::Code(0)));
+    core.worker(now, at(1), exited(Exit::Code(0)));
     assert_eq!(
         core.signal(3, WorkerSignal::Continue).unwrap(),
         [signal(0, Signal::Pass(WorkerSignal::Continue))]
@@ -143,10 +143,10 @@ fn a_kill_does_not_wait_for_the_grace() {
     let now = Instant::now();
     let mut core = running(2, now);
     core.stop(now, "done");
-    core.worker(now, Slot(1), exited(Exit::Signal(15)));
+    core.worker(now, at(1), exited(Exit::Signal(15)));
     assert_eq!(core.kill_all(now, "at once"), [signal(0, Signal::Kill)]);
     assert_eq!(core.kill_all(now, "again"), []);
-    core.worker(now, Slot(0), exited(Exit::Signal(9)));
+    core.worker(now, at(0), exited(Exit::Signal(9)));
     assert_eq!(core.closed(), [Output::EndOutput(STAY.job)]);
 
     let mut core = running(1, now);

@@ -1,5 +1,7 @@
 //! Every order of events ends well.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -48,7 +50,7 @@ proptest! {
                         6 => WorkerEvent::SpawnFailed { exit: Exit::Unknown, reason: "x".to_owned() },
                         _ => exited(Exit::Code(0)),
                     };
-                    core.worker(now, Slot(slot), event)
+                    core.worker(now, at(slot), event)
                 }
                 Step::Tick(seconds) => {
                     now += Duration::from_secs(seconds);
@@ -62,7 +64,7 @@ proptest! {
         log.extend(core.stop(now, "end"));
         log.extend(core.tick(now + GRACE * 3));
         for slot in 0..4 {
-            log.extend(core.worker(now, Slot(slot), exited(Exit::Signal(9))));
+            log.extend(core.worker(now, at(slot), exited(Exit::Signal(9))));
         }
         prop_assert_eq!(log.iter().filter(|output| **output == Output::CloseWarden(STAY)).count(), 1);
         log.extend(core.closed());

@@ -13,9 +13,9 @@ fn a_stop_goes_from_notice_to_term_to_kill() {
         core.tick(now + GRACE),
         [signal(0, Signal::Terminate), signal(1, Signal::Terminate)]
     );
-    core.worker(now, Slot(0), exited(Exit::Signal(15)));
+    core.worker(now, at(0), exited(Exit::Signal(15)));
     assert_eq!(core.tick(now + GRACE * 2), [signal(1, Signal::Kill)]);
-    let outputs = core.worker(now, Slot(1), exited(Exit::Signal(9)));
+    let outputs = core.worker(now, at(1), exited(Exit::Signal(9)));
     assert_eq!(outputs.last(), Some(&Output::CloseWarden(STAY)));
     assert_eq!(core.next_deadline(), None, "nothing is left to try");
 }
@@ -25,7 +25,7 @@ fn a_worker_whose_end_is_not_seen_after_its_kill_does_not_hold_the_job() {
     let now = Instant::now();
     let mut core = ready(2, now);
     core.stop(now, "done");
-    core.worker(now, Slot(0), exited(Exit::Signal(15)));
+    core.worker(now, at(0), exited(Exit::Signal(15)));
     // The first look at the time comes late: the end is waited for from the KILL on.
     let late = now + GRACE * 10;
     assert_eq!(
@@ -43,8 +43,7 @@ fn a_worker_whose_end_is_not_seen_after_its_kill_does_not_hold_the_job() {
     assert_eq!(outputs.last(), Some(&Output::CloseWarden(STAY)));
     assert_eq!(core.next_deadline(), None);
     assert!(
-        core.worker(late, Slot(1), exited(Exit::Signal(9)))
-            .is_empty(),
+        core.worker(late, at(1), exited(Exit::Signal(9))).is_empty(),
         "told once"
     );
     core.closed();
@@ -58,8 +57,8 @@ fn without_grace_a_stop_kills() {
     let mut start = testing::start(1);
     start.grace_ms = 0;
     begin(&mut core, start).unwrap();
-    core.worker(now, Slot(0), WorkerEvent::Spawned { pid: 100 });
-    core.worker(now, Slot(0), hello(0));
+    core.worker(now, at(0), WorkerEvent::Spawned { pid: 100 });
+    core.worker(now, at(0), hello(0));
     let outputs = core.stop(now, "done");
     assert!(matches!(
         outputs[..],
@@ -79,7 +78,7 @@ fn absurd_times_do_not_overflow() {
     start.grace_ms = u64::MAX;
     start.hello_timeout_ms = u64::MAX;
     begin(&mut core, start).unwrap();
-    core.worker(now, Slot(0), WorkerEvent::Spawned { pid: 100 });
+    core.worker(now, at(0), WorkerEvent::Spawned { pid: 100 });
     assert_eq!(core.next_deadline(), Some(now + MAX_WAIT));
     core.stop(now, "done");
     core.tick(now + MAX_WAIT * 3);
@@ -90,16 +89,16 @@ fn a_worker_without_a_hello_is_terminated_at_once() {
     let now = Instant::now();
     let mut core = reserved();
     begin(&mut core, testing::start(2)).unwrap();
-    core.worker(now, Slot(0), WorkerEvent::Spawned { pid: 100 });
+    core.worker(now, at(0), WorkerEvent::Spawned { pid: 100 });
     let outputs = core.stop(now, "done");
     assert!(matches!(outputs[0], Output::Answer { .. }));
     assert_eq!(outputs[1..], [signal(0, Signal::Terminate)]);
     // One whose process comes into being only now.
-    let outputs = core.worker(now, Slot(1), WorkerEvent::Spawned { pid: 101 });
+    let outputs = core.worker(now, at(1), WorkerEvent::Spawned { pid: 101 });
     assert_eq!(outputs[0], signal(1, Signal::Terminate));
     core.tick(now + GRACE * 2);
-    core.worker(now, Slot(0), exited(Exit::Signal(15)));
-    let outputs = core.worker(now, Slot(1), exited(Exit::Signal(15)));
+    core.worker(now, at(0), exited(Exit::Signal(15)));
+    let outputs = core.worker(now, at(1), exited(Exit::Signal(15)));
     assert_eq!(outputs.last(), Some(&Output::CloseWarden(STAY)));
 }
 
@@ -107,7 +106,7 @@ fn a_worker_without_a_hello_is_terminated_at_once() {
 fn a_stop_after_all_have_ended_closes_at_once() {
     let now = Instant::now();
     let mut core = ready(1, now);
-    let outputs = core.worker(now, Slot(0), exited(Exit::Code(0)));
+    let outputs = core.worker(now, at(0), exited(Exit::Code(0)));
     assert!(
         !outputs.contains(&Output::CloseWarden(STAY)),
         "the head decides"
