@@ -105,3 +105,46 @@ pub(crate) fn table(workers: u32, generation: u64) -> GenerationTable {
         handover: Handover::None,
     }
 }
+
+/// How long a worker waits for the next generation, in milliseconds.
+pub(crate) const NEXT_WITHIN: u64 = 60_000;
+
+/// A process of a job whose members come and go.
+pub(crate) fn of(slot: u32, incarnation: u64) -> WorkerId {
+    STAY.worker(Slot(slot), Incarnation(incarnation))
+}
+
+/// A start of these processes.
+pub(crate) fn start_of(processes: &[(u32, u64)]) -> StartWorkers {
+    let mut start = start(0);
+    start.elastic = true;
+    start.generation = Generation(0);
+    start.next_within_ms = Some(NEXT_WITHIN);
+    start.slots = processes
+        .iter()
+        .map(|(slot, incarnation)| {
+            let mut member = member(*slot, 1);
+            member.incarnation = Incarnation(*incarnation);
+            SlotStart {
+                member,
+                env: BTreeMap::new(),
+            }
+        })
+        .collect();
+    start
+}
+
+/// A generation with these processes, the first of which is rank 0.
+pub(crate) fn table_of(generation: u64, processes: &[(u32, u64)]) -> GenerationTable {
+    let mut table = table(0, generation);
+    table.members = (0..)
+        .zip(processes)
+        .map(|(rank, (slot, incarnation))| {
+            let mut member = member(rank, 1);
+            member.slot = Slot(*slot);
+            member.incarnation = Incarnation(*incarnation);
+            member
+        })
+        .collect();
+    table
+}

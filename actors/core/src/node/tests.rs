@@ -1,5 +1,8 @@
 //! The node as a whole, rule by rule.
 
+mod elastic;
+mod orders;
+
 use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{DriverId, Generation, JobId, Slot};

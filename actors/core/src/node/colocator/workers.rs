@@ -7,7 +7,7 @@ use kolo_wire::ids::{Generation, Rank, Slot};
 use kolo_wire::worker::LOCAL_PROTOCOL;
 use kolo_wire::{Exit, FromWorker, NodeEvent, RankFailure, Refusal, ToWorker};
 
-use super::stopping::StopStep;
+use super::stopping::{KILLED, StopStep};
 use super::{Colocator, Entry, Phase, SlotState, millis};
 use crate::node::messages::{Link, Output, Signal, WorkerEvent, WorkerId};
 
@@ -162,12 +162,17 @@ impl Colocator {
                     hello_by: now + millis(entry.start.hello_timeout_ms),
                 }
             };
-            let step = entry.stop.as_ref().map(|stop| stop.step);
-            let signal = match step {
+            let signal = match &mut entry.stop {
                 _ if entry.condemned.is_some() => Some(Signal::Kill),
-                Some(StopStep::Kill) => Some(Signal::Kill),
-                Some(StopStep::Notice) if interrupted => Some(Signal::Interrupt),
-                Some(StopStep::Notice | StopStep::Term) => Some(Signal::Terminate),
+                Some(stop) if stop.step == StopStep::Kill => {
+                    // Its end is waited for from now on.
+                    stop.next = stop.next.max(now + KILLED);
+                    Some(Signal::Kill)
+                }
+                Some(stop) if stop.step == StopStep::Notice && interrupted => {
+                    Some(Signal::Interrupt)
+                }
+                Some(_) => Some(Signal::Terminate),
                 None => None,
             };
             outputs.extend(signal.map(|signal| Output::Signal(entry.worker, signal)));

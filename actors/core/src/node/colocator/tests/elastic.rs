@@ -3,48 +3,7 @@
 use kolo_wire::ids::Incarnation;
 
 use super::*;
-
-const NEXT_WITHIN: u64 = 60_000;
-
-/// A process of the tests' job.
-pub(super) fn of(slot: u32, incarnation: u64) -> WorkerId {
-    STAY.worker(Slot(slot), Incarnation(incarnation))
-}
-
-/// A start of these processes.
-pub(super) fn start_of(processes: &[(u32, u64)]) -> StartWorkers {
-    let mut start = testing::start(0);
-    start.elastic = true;
-    start.generation = Generation(0);
-    start.next_within_ms = Some(NEXT_WITHIN);
-    start.slots = processes
-        .iter()
-        .map(|(slot, incarnation)| {
-            let mut member = testing::member(*slot, 1);
-            member.incarnation = Incarnation(*incarnation);
-            kolo_wire::SlotStart {
-                member,
-                env: BTreeMap::new(),
-            }
-        })
-        .collect();
-    start
-}
-
-/// A generation with these processes, the first of which is rank 0.
-pub(super) fn table_of(generation: u64, processes: &[(u32, u64)]) -> GenerationTable {
-    let mut table = testing::table(0, generation);
-    table.members = (0..)
-        .zip(processes)
-        .map(|(rank, (slot, incarnation))| {
-            let mut member = testing::member(rank, 1);
-            member.slot = Slot(*slot);
-            member.incarnation = Incarnation(*incarnation);
-            member
-        })
-        .collect();
-    table
-}
+use crate::node::testing::{NEXT_WITHIN, of, start_of, table_of};
 
 /// The process ids of the tests.
 fn pid(worker: WorkerId) -> u32 {
@@ -405,6 +364,17 @@ fn a_process_that_is_stopped_before_it_runs_is_started_or_not_but_ends() {
     let outputs = runs(&mut core, of(0, 1));
     assert_eq!(outputs[0], Output::Signal(of(0, 1), Signal::Terminate));
     assert_eq!(answered(&outputs), [(1, vec![(0, 100)])]);
+    // One that is killed as soon as it runs has its time to end.
+    let mut core = reserved();
+    order(&mut core, 1, &[(0, 1)]);
+    order(&mut core, 2, &[(0, 2)]);
+    let later = now + KILLED * 2;
+    core.tick(later);
+    let spawn = WorkerEvent::Spawned { pid: 100 };
+    let outputs = core.worker(later, of(0, 1), spawn);
+    assert_eq!(outputs[0], Output::Signal(of(0, 1), Signal::Kill));
+    assert_eq!(core.tick(later), []);
+    assert_eq!(core.next_deadline(), Some(later + KILLED));
     // Without a warden there is nothing to start.
     let mut core = Colocator::new(Arc::new(testing::here()), STAY);
     order(&mut core, 1, &[(0, 1)]);

@@ -1,0 +1,189 @@
+//! The orders of a job whose members come and go, and what it holds.
+
+use kolo_wire::ids::Incarnation;
+
+use super::*;
+use crate::node::messages::WorkerId;
+use crate::node::testing::{of, start_of, table_of};
+
+impl Node {
+    pub(super) fn elastic(&mut self, processes: &[(u32, u64)]) -> Vec<Output> {
+        self.order(NodeRequest::Start(start_of(processes)));
+        self.found(Found::Here)
+    }
+
+    pub(super) fn of(&mut self, worker: WorkerId, event: WorkerEvent) -> Vec<Output> {
+        self.step(Input::Worker { worker, event })
+    }
+
+    fn runs(&mut self, worker: WorkerId) -> Vec<Output> {
+        self.of(worker, WorkerEvent::Spawned { pid: 1 })
+    }
+
+    fn ends(&mut self, worker: WorkerId) -> Vec<Output> {
+        let exit = Exit::Signal(9);
+        let stderr_tail = Vec::new();
+        self.of(worker, WorkerEvent::Exited { exit, stderr_tail })
+    }
+}
+
+/// The GPUs of each process that is to be started.
+fn devices(outputs: &[Output]) -> Vec<(WorkerId, Vec<String>)> {
+    let spawns = outputs.iter().filter_map(|output| match output {
+        Output::Spawn(spawning) => Some((spawning.worker, spawning.devices.clone())),
+        _ => None,
+    });
+    spawns.collect()
+}
+
+#[test]
+fn each_worker_holds_its_own_and_gives_it_back_when_its_slot_is_empty() {
+    let mut node = node();
+    node.order(reserve(JOB, 2));
+    node.found(Found::Here);
+    node.warden(STAY);
+    // Fewer than were reserved: the rest is free.
+    let outputs = node.elastic(&[(0, 1)]);
+    let gpu = |name: &str| vec![name.to_owned()];
+    assert_eq!(devices(&outputs), [(of(0, 1), gpu("a"))]);
+    assert_eq!(node.core.free().gpus, 1);
+    node.runs(of(0, 1));
+    assert_eq!(node.wait(), [Output::Signal(of(0, 1), Signal::Kill)]);
+    // More than were reserved, as far as there is room.
+    let outputs = node.elastic(&[(5, 1)]);
+    assert_eq!(devices(&outputs), [(of(5, 1), gpu("b"))]);
+    let outputs = node.elastic(&[(6, 1), (7, 1)]);
+    assert_eq!(refused(&outputs), RefusalKind::Unplaceable);
+    assert_eq!(
+        node.core.free().cpus,
+        Milli::units(2),
+        "nothing of the refused part"
+    );
+    // The next process of a slot needs no more room, however often it is asked for.
+    for _ in 0..2 {
+        assert_eq!(devices(&node.elastic(&[(0, 2)])), []);
+    }
+    let outputs = node.ends(of(0, 1));
+    assert_eq!(devices(&outputs), [(of(0, 2), gpu("a"))]);
+    let answered = answers(&node.runs(of(0, 2)));
+    assert_eq!(answered.len(), 2);
+    assert_eq!(node.core.free().gpus, 0);
+    node.ends(of(0, 2));
+    assert_eq!(node.core.free().gpus, 1);
+    let outputs = node.elastic(&[(6, 1)]);
+    assert_eq!(devices(&outputs), [(of(6, 1), gpu("a"))]);
+    node.order(stop());
+    node.ends(of(6, 1));
+    node.ends(of(5, 1));
+    node.step(Input::Closed(STAY));
+    assert_eq!(node.core.free(), node.core.total());
+}
+
+#[test]
+fn a_start_that_is_refused_leaves_the_reservation() {
+    let mut node = node();
+    node.order(reserve(JOB, 1));
+    node.found(Found::Here);
+    node.warden(STAY);
+    let outputs = node.elastic(&[(0, 1), (1, 1), (2, 1)]);
+    assert_eq!(refused(&outputs), RefusalKind::Unplaceable);
+    let mut wrong = start_of(&[(0, 1)]);
+    wrong.args.push("a\0b".to_owned());
+    node.order(NodeRequest::Start(wrong));
+    assert_eq!(refused(&node.found(Found::Here)), RefusalKind::Invalid);
+    node.order(NodeRequest::Start(start_of(&[(0, 1)])));
+    assert_eq!(refused(&node.found(Found::NotSent)), RefusalKind::NotFound);
+    assert_eq!(node.core.free().gpus, 1);
+    // Its lease goes on.
+    let end = node.now + LEASE;
+    assert_eq!(node.core.deadline(), Some(end));
+    assert_eq!(devices(&node.elastic(&[(0, 1)])).len(), 1);
+    // The lease of another one has ended.
+    let mut node = super::node();
+    node.order(reserve(JOB, 1));
+    node.warden(STAY);
+    node.wait();
+    assert_eq!(refused(&node.elastic(&[(0, 1)])), RefusalKind::NotFound);
+}
+
+#[test]
+fn orders_for_what_is_over_are_done_and_for_what_is_not_here_refused() {
+    let mut node = node();
+    let revoke = |generation| NodeRequest::Revoke {
+        job: JOB,
+        generation: Generation(generation),
+        lost: Vec::new(),
+        cause: "rank 1 is lost".to_owned(),
+    };
+    let hold = |generation| NodeRequest::Hold {
+        job: JOB,
+        generation: Generation(generation),
+        why: "room".to_owned(),
+    };
+    let stop_worker = |slot| NodeRequest::StopWorker {
+        job: JOB,
+        slot: Slot(slot),
+        incarnation: Incarnation(1),
+        why: "it leaves".to_owned(),
+    };
+    let done = |node: &Node, outputs: &[Output]| {
+        let answer = (AskId(node.asks), NodeReply::Done);
+        assert_eq!(answers(outputs), [answer]);
+        outputs.len() - 1
+    };
+    assert_eq!(refused(&node.order(revoke(1))), RefusalKind::NotFound);
+    assert_eq!(refused(&node.order(hold(1))), RefusalKind::NotFound);
+    let outputs = node.order(stop_worker(0));
+    assert_eq!(done(&node, &outputs), 0);
+
+    node.order(reserve(JOB, 1));
+    node.warden(STAY);
+    node.elastic(&[(0, 1)]);
+    node.of(of(0, 1), WorkerEvent::Spawned { pid: 100 });
+    let hello = FromWorker::Hello {
+        protocol: LOCAL_PROTOCOL,
+        pid: 100,
+        registry: 1,
+    };
+    node.of(of(0, 1), WorkerEvent::Said(hello));
+    node.order(NodeRequest::Membership(table_of(2, &[(0, 1)])));
+    for (request, told) in [
+        (revoke(1), 0),
+        (hold(1), 0),
+        (revoke(2), 1),
+        (hold(2), 1),
+        (stop_worker(9), 0),
+        (stop_worker(0), 1),
+        (stop_worker(0), 0),
+    ] {
+        let outputs = node.order(request);
+        assert_eq!(done(&node, &outputs), told, "{outputs:?}");
+    }
+}
+
+#[test]
+fn a_node_that_stops_waits_for_the_head_to_take_elastic_jobs_away() {
+    let mut node = node();
+    node.order(reserve(JOB, 1));
+    node.warden(STAY);
+    node.elastic(&[(0, 1)]);
+    node.runs(of(0, 1));
+    node.registered();
+    let ask = node.ask();
+    let reason = "the node is stopping".to_owned();
+    let outputs = node.step(Input::StopAll { ask, reason });
+    assert!(matches!(
+        sent(&outputs).1[..],
+        [NodeEvent::JobLeft { job: JOB, .. }]
+    ));
+    assert_eq!(outputs.len(), 1, "nothing ends yet");
+    assert_eq!(refused(&node.elastic(&[(1, 1)])), RefusalKind::Stopped);
+    node.taken(1);
+    // The head is done with it before the time is over.
+    node.order(stop());
+    node.ends(of(0, 1));
+    node.step(Input::Closed(STAY));
+    node.taken(1);
+    let answered = answers(&node.taken(1));
+    assert!(answered.contains(&(ask, NodeReply::Done)), "{answered:?}");
+}
