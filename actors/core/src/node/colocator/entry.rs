@@ -67,6 +67,8 @@ pub(super) struct Entry {
     /// Its process has ended, and its last output is being read.
     pub(super) ended: bool,
     pub(super) next: Option<Successor>,
+    /// The last process of the slot that the head asked for, whether it was ever started or not. None is asked for twice.
+    pub(super) last: Incarnation,
 }
 
 impl Entry {
@@ -91,6 +93,7 @@ impl Entry {
             hang_up: None,
             ended: false,
             next: None,
+            last: worker.incarnation,
         })
     }
 

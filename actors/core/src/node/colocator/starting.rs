@@ -58,9 +58,7 @@ impl Colocator {
         let members = start.slots.iter().map(|slot| &slot.member);
         let is_new = |member: &&Member| {
             let entry = self.slots.get(&member.slot);
-            entry.is_none_or(|entry| {
-                !entry.is_present() && entry.worker.incarnation < member.incarnation
-            })
+            entry.is_none_or(|entry| !entry.is_present() && entry.last < member.incarnation)
         };
         Ok(members.filter(is_new).map(|member| member.slot).collect())
     }
@@ -116,18 +114,12 @@ impl Colocator {
         let newest = self.slots.get_mut(&slot);
         if newest
             .as_ref()
-            .is_some_and(|entry| entry.worker.incarnation >= incarnation)
+            .is_some_and(|entry| entry.last >= incarnation)
         {
             return;
         }
         if let Some(entry) = newest.filter(|entry| entry.is_present()) {
-            if entry
-                .next
-                .as_ref()
-                .is_some_and(|next| next.incarnation >= incarnation)
-            {
-                return;
-            }
+            entry.last = incarnation;
             let start = start.clone();
             let older = entry.next.replace(Successor { incarnation, start });
             if let Some(older) = older {
