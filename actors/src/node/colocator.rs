@@ -120,7 +120,10 @@ impl NodeColocator {
             Output::Signal(worker, signal) => {
                 ctx.spawn(self.homes.signal(worker, signal).into_actor(self));
             }
-            Output::Complete(table) => calls.complete(&table),
+            Output::Complete(table) => {
+                self.homes.complete(&table);
+                calls.complete(&table);
+            }
             Output::Lost(loss) => calls.lost(&loss),
             Output::CloseCalls(job) => calls.close(job),
             Output::Send { session, events } => {

@@ -13,10 +13,11 @@ use kolo_core::node::messages::{
     AskId, Found, Input, Link, Opening, Signal, Spawning, Stay, Wanted, WorkerEvent, WorkerId,
 };
 use kolo_process::Warden;
-use kolo_transport::ids::{Incarnation, JobId, Slot};
-use kolo_transport::wire::{ToWorker, WorkerSignal};
+use kolo_transport::ids::{Incarnation, JobId, Rank, Slot};
+use kolo_transport::wire::{GenerationTable, ToWorker, WorkerSignal};
 use tokio::sync::watch;
 
+use super::author::Author;
 use super::colocator::NodeColocator;
 use super::output::Output;
 use super::ports::{ControlError, ControlSender, NodeContext};
@@ -34,6 +35,7 @@ struct Means {
 /// The newest process of a slot.
 struct Member {
     incarnation: Incarnation,
+    author: Arc<Author>,
     actor: Addr<Worker>,
     control: ControlSender,
     stopping: Arc<watch::Sender<Stopping>>,
@@ -187,9 +189,10 @@ impl Homes {
             ip: self.context.ip,
             devices: (self.context.hides_gpus || !devices.is_empty()).then_some(&devices),
         };
+        let author = Author::new(means.output.clone(), worker.slot, slot.member.rank);
+        let author = Arc::new(author);
         let plan = WorkerPlan {
             worker,
-            rank: slot.member.rank,
             generation: start.generation,
             program: means.program.clone(),
             argv0: match &start.installed {
@@ -200,17 +203,35 @@ impl Homes {
             env: environment::worker(std::env::vars_os(), &start, slot, place),
             control: control.clone(),
             messages,
-            output: means.output.clone(),
+            author: author.clone(),
             linger: millis(start.grace_ms),
             stopping: stopping.clone(),
         };
         let member = Member {
             incarnation: worker.incarnation,
+            author,
             actor: Worker::new(self.context.clone(), node, warden, plan).start(),
             control,
             stopping,
         };
         home.members.insert(worker.slot, member);
+    }
+
+    /// Lines that are read from now on have the ranks of this generation.
+    pub(super) fn complete(&self, table: &GenerationTable) {
+        let homes = self.stays.iter().filter(|(stay, _)| stay.job == table.job);
+        let ranks: BTreeMap<_, _> = table
+            .members
+            .iter()
+            .map(|member| ((member.slot, member.incarnation), member.rank))
+            .collect();
+        for (slot, member) in homes.flat_map(|(_, home)| &home.members) {
+            let rank = ranks.get(&(*slot, member.incarnation));
+            // Who is in no generation has the number of its slot, as before its first one.
+            member
+                .author
+                .set_rank(rank.copied().unwrap_or(Rank(slot.0)));
+        }
     }
 
     fn member(&self, worker: WorkerId) -> Option<&Member> {

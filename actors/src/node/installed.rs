@@ -53,7 +53,7 @@ impl Supervisor {
         drain(&mut readers, None).await;
         self.tell(WorkerEvent::Exited {
             exit,
-            stderr_tail: plan.output.stderr_tail(plan.rank, STDERR_TAIL),
+            stderr_tail: plan.author.stderr_tail(STDERR_TAIL),
         })
         .await;
     }
@@ -72,9 +72,9 @@ impl Supervisor {
         };
         let (stdout_reader, stdout) = kolo_process::pipe().map_err(failed)?;
         let (stderr_reader, stderr) = kolo_process::pipe().map_err(failed)?;
-        let stdin = if file.stdin && plan.rank.0 == 0 {
+        let stdin = if file.stdin && plan.author.rank().0 == 0 {
             let (stdin, writer) = kolo_process::pipe().map_err(failed)?;
-            if let Some(stream) = plan.output.stream() {
+            if let Some(stream) = plan.author.output().stream() {
                 stream.give_stdin(writer);
             }
             Some(stdin)
@@ -95,24 +95,24 @@ impl Supervisor {
             })
             .await?;
         let read = |pipe: OwnedFd, stdio: Stdio| {
-            let output = plan.output.clone();
-            let streamed = output.stream().and_then(stream::OutputStream::sender);
+            let author = plan.author.clone();
+            let streamed = author
+                .output()
+                .stream()
+                .and_then(stream::OutputStream::sender);
             match streamed {
                 Some(sender) => {
                     let head = OutputChunk {
-                        rank: plan.rank,
+                        rank: author.rank(),
                         generation: plan.generation,
                         stream: stdio,
                         time_ms: 0,
                     };
                     self.context
                         .runtime
-                        .spawn(stream::read(pipe, head, output, sender))
+                        .spawn(stream::read(pipe, head, author, sender))
                 }
-                None => self
-                    .context
-                    .runtime
-                    .spawn(read_output(pipe, output, plan.rank, stdio)),
+                None => self.context.runtime.spawn(read_output(pipe, author, stdio)),
             }
         };
         let readers = vec![

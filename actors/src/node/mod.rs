@@ -4,6 +4,7 @@
 //! `Worker` for each process, which has its sockets and pipes. [`NodeContext`] holds what both need of the daemon around them.
 
 mod asks;
+mod author;
 mod colocator;
 mod homes;
 mod installed;

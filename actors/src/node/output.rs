@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use kolo_core::node::logs::{Cursor, LogBook, LogLimits};
-use kolo_transport::ids::{DriverId, JobId, Rank};
-use kolo_transport::wire::{LogBatch, Refusal, RefusalKind, Stdio};
+use kolo_transport::ids::{DriverId, JobId, Rank, Slot};
+use kolo_transport::wire::{LogBatch, Refusal, RefusalKind};
 use tokio::sync::watch;
 
 use super::stream::{OutputStream, Taken};
@@ -59,23 +58,7 @@ impl Output {
         self.stream.as_ref()
     }
 
-    /// Keeps the lines of a piece of output.
-    pub(super) fn keep(&self, rank: Rank, stream: Stdio, time_ms: u64, piece: &[u8]) {
-        let whole = piece.strip_suffix(b"\n").unwrap_or(piece);
-        self.add(|book| {
-            let mut from = 0;
-            for end in memchr::memchr_iter(b'\n', whole).chain([whole.len()]) {
-                let line = &whole[from..end];
-                let bare = line.strip_suffix(b"\r").unwrap_or(line);
-                // Only the end of the piece may have no LF.
-                let over = bare.len() < line.len() && end == piece.len();
-                book.push_ended(rank, stream, time_ms, bare, over);
-                from = end + 1;
-            }
-        });
-    }
-
-    fn add(&self, lines: impl FnOnce(&mut LogBook)) {
+    pub(super) fn add(&self, lines: impl FnOnce(&mut LogBook)) {
         let mut kept = self.kept();
         lines(&mut kept.book);
         let fits = kept.count();
@@ -133,18 +116,6 @@ impl Output {
             .send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Adds lines, with the time at which they were complete: now.
-    pub fn push(&self, rank: Rank, stream: Stdio, lines: impl IntoIterator<Item = Vec<u8>>) {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_millis() as u64);
-        self.add(|book| {
-            for line in lines {
-                book.push(rank, stream, now, &line);
-            }
-        });
-    }
-
     /// No more lines will come.
     pub fn end(&self) {
         if let Some(stream) = &self.stream {
@@ -180,10 +151,12 @@ impl Output {
         self.changes.subscribe()
     }
 
-    /// See [`LogBook::stderr_tail`].
-    #[must_use]
-    pub fn stderr_tail(&self, rank: Rank, lines: usize) -> Vec<String> {
-        self.kept().book.stderr_tail(rank, lines)
+    pub(super) fn next_index(&self) -> u64 {
+        self.kept().book.next_index()
+    }
+
+    pub(super) fn stderr_tail(&self, of: (Slot, u64), lines: usize) -> Vec<String> {
+        self.kept().book.stderr_tail(of, lines)
     }
 }
 
@@ -306,6 +279,9 @@ impl Outputs {
 
 #[cfg(test)]
 mod tests {
+    use kolo_transport::wire::Stdio;
+
+    use super::super::author::Author;
     use super::*;
 
     #[tokio::test]
@@ -316,7 +292,7 @@ mod tests {
         let mut cursor = output.cursor(&[], None);
         let (batch, more) = output.read(&mut cursor, 1000);
         assert!(batch.lines.is_empty() && more);
-        output.push(Rank(0), Stdio::Stdout, [b"one".to_vec()]);
+        Author::new(output.clone(), Slot(0), Rank(0)).push(Stdio::Stdout, [b"one".to_vec()]);
         changes.changed().await.unwrap();
         let (batch, more) = output.read(&mut cursor, 1000);
         assert_eq!(batch.lines[0].text, b"one");
@@ -327,12 +303,9 @@ mod tests {
     }
 
     /// Writes so many lines of 100 bytes for one rank.
-    fn write(output: &Output, rank: u32, lines: usize) {
-        output.push(
-            Rank(rank),
-            Stdio::Stdout,
-            std::iter::repeat_n(vec![b'x'; 100], lines),
-        );
+    fn write(output: &Arc<Output>, rank: u32, lines: usize) {
+        Author::new(output.clone(), Slot(rank), Rank(rank))
+            .push(Stdio::Stdout, std::iter::repeat_n(vec![b'x'; 100], lines));
     }
 
     fn count(output: &Output) -> usize {

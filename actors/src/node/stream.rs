@@ -14,7 +14,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
 use tokio::sync::{mpsc, oneshot};
 
-use super::output::Output;
+use super::author::Author;
 
 /// Chunks of a job that wait for its driver.
 const QUEUE: usize = 8;
@@ -142,7 +142,7 @@ impl Cutter {
 pub(super) async fn read(
     pipe: OwnedFd,
     head: OutputChunk,
-    output: Arc<Output>,
+    author: Arc<Author>,
     sender: mpsc::Sender<Chunk>,
 ) {
     let mut pipe = match Receiver::from_owned_fd(pipe) {
@@ -180,7 +180,7 @@ pub(super) async fn read(
             let time_ms = SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_millis() as u64);
-            output.keep(head.rank, head.stream, time_ms, &piece);
+            author.keep(head.stream, time_ms, &piece);
             if let Some(queue) = &sender
                 && queue
                     .send((OutputChunk { time_ms, ..head }, piece))
@@ -206,10 +206,10 @@ mod tests {
     use std::io::Write;
 
     use kolo_core::node::logs::LogLimits;
-    use kolo_transport::ids::{Generation, JobId, Rank};
+    use kolo_transport::ids::{Generation, JobId, Rank, Slot};
     use kolo_transport::wire::Stdio;
 
-    use super::super::output::Outputs;
+    use super::super::output::{Output, Outputs};
     use super::*;
 
     const OWNER: DriverId = DriverId(3);
@@ -229,7 +229,8 @@ mod tests {
         let outputs = Outputs::new(LogLimits::default(), 64 << 20);
         let output = outputs.open_streamed(JobId(1), OWNER, false);
         let sender = output.stream().unwrap().sender().unwrap();
-        let task = tokio::spawn(read(reader, head(), output.clone(), sender));
+        let author = Arc::new(Author::new(output.clone(), Slot(1), Rank(1)));
+        let task = tokio::spawn(read(reader, head(), author, sender));
         outputs.end(JobId(1));
         (writer.into(), output, task)
     }

@@ -13,16 +13,17 @@ use kolo_core::node::colocator::KILLED;
 use kolo_core::node::messages::{Input, WorkerEvent, WorkerId};
 use kolo_process::{Child, LineReader, Signal, SignalError, SpawnError, SpawnRequest, Warden};
 use kolo_transport::FrameError;
-use kolo_transport::ids::{Generation, Rank};
+use kolo_transport::ids::Generation;
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::{Exit, FromWorker, Stdio};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::asks::Happened;
+use super::author::Author;
 use super::colocator::NodeColocator;
 use super::installed::InstalledFile;
-use super::output::Output;
+
 use super::ports::{CallsEnd, ControlReceiver, ControlSender, NodeContext};
 
 /// How long to wait for the last output and results of a process that has ended, and that was not asked to. What still holds
@@ -79,7 +80,6 @@ pub(super) enum Stopping {
 #[derive(Debug)]
 pub(super) struct WorkerPlan {
     pub(super) worker: WorkerId,
-    pub(super) rank: Rank,
     pub(super) generation: Generation,
     pub(super) program: Launch,
     pub(super) argv0: String,
@@ -87,7 +87,8 @@ pub(super) struct WorkerPlan {
     pub(super) env: Vec<(OsString, OsString)>,
     pub(super) control: ControlSender,
     pub(super) messages: ControlReceiver,
-    pub(super) output: Arc<Output>,
+    /// Whose output it is.
+    pub(super) author: Arc<Author>,
     /// How long what it has left behind may live on when it has ended well and was not asked to, as long as that holds its
     /// output.
     pub(super) linger: Duration,
@@ -295,7 +296,7 @@ impl Supervisor {
         drain(&mut readers, calls_end).await;
         self.tell(WorkerEvent::Exited {
             exit,
-            stderr_tail: plan.output.stderr_tail(plan.rank, STDERR_TAIL),
+            stderr_tail: plan.author.stderr_tail(STDERR_TAIL),
         })
         .await;
     }
@@ -333,11 +334,10 @@ impl Supervisor {
         ]
         .into_iter()
         .map(|(pipe, stream)| {
-            let output = plan.output.clone();
-            let rank = plan.rank;
+            let author = plan.author.clone();
             self.context
                 .runtime
-                .spawn(read_output(pipe, output, rank, stream))
+                .spawn(read_output(pipe, author, stream))
         })
         .collect();
         Ok(Launched {
@@ -434,11 +434,11 @@ async fn write_control(control: Arc<ControlSocket>, mut messages: ControlReceive
     }
 }
 
-pub(super) async fn read_output(pipe: OwnedFd, output: Arc<Output>, rank: Rank, stream: Stdio) {
+pub(super) async fn read_output(pipe: OwnedFd, author: Arc<Author>, stream: Stdio) {
     let mut lines = match LineReader::new(pipe) {
         Ok(lines) => lines,
         Err(error) => {
-            tracing::error!(%rank, %error, "a worker's output can't be read");
+            tracing::error!(rank = %author.rank(), %error, "a worker's output can't be read");
             return;
         }
     };
@@ -447,7 +447,7 @@ pub(super) async fn read_output(pipe: OwnedFd, output: Arc<Output>, rank: Rank, 
         while let Some(line) = lines.buffered_line() {
             batch.push(line);
         }
-        output.push(rank, stream, batch);
+        author.push(stream, batch);
     }
 }
 

@@ -262,11 +262,11 @@ pub enum Stdio {
 /// One line of a worker's output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogLine {
-    /// Whose.
+    /// Whose, at that time. A process of an elastic job that is in no generation has the number of its slot.
     pub rank: Rank,
     /// Which stream.
     pub stream: Stdio,
-    /// Counts the lines of this rank, both streams, from 0. Gaps are lines that are no longer kept.
+    /// Counts the lines of its slot, both streams, from 0: those of a rank in a static job. Gaps are lines that are no longer kept.
     pub seq: u64,
     /// Wall clock at the node when the line was complete, in milliseconds since 1970.
     pub time_ms: u64,

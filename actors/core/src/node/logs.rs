@@ -1,6 +1,6 @@
 //! The last lines of output of a job's workers on one node.
 //!
-//! A [`LogBook`] keeps a ring per rank, bounded in lines and bytes. Lines lie one behind the other in a few blocks: what is
+//! A [`LogBook`] keeps a ring per slot, bounded in lines and bytes. Lines lie one behind the other in a few blocks: what is
 //! counted is what is taken, and what is dropped is free for good. A reader has a [`Cursor`] of its own
 //! and asks for what is new, so that a slow reader holds nothing up: it misses lines, and sees that in
 //! their numbers.
@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque, vec_deque};
 
-use kolo_wire::ids::Rank;
+use kolo_wire::ids::{Rank, Slot};
 use kolo_wire::{LogBatch, LogLine, Stdio};
 
 /// A line of a tail of standard error is cut to so many bytes: it goes with the news of a loss to every member of the
@@ -18,8 +18,8 @@ const TAIL_LINE: usize = 2048;
 /// What a line costs beside its text on its way to a reader.
 const LINE_OVERHEAD: usize = 64;
 
-/// What stands before the text of a line in a block: its number, its time, its length and its stream.
-const HEADER: usize = 8 + 8 + 4 + 1;
+/// What stands before the text of a line in a block: its number, its time, its rank, its length and its stream.
+const HEADER: usize = 8 + 8 + 4 + 4 + 1;
 
 /// The smallest block, in bytes.
 const SMALLEST_BLOCK: usize = 256;
@@ -27,15 +27,15 @@ const SMALLEST_BLOCK: usize = 256;
 /// The largest block but for those of longer lines, in bytes.
 const LARGEST_BLOCK: usize = 64 << 10;
 
-/// What a rank takes beside its blocks, about.
-const RANK_OVERHEAD: usize = 256;
+/// What a slot takes beside its blocks, about.
+const SLOT_OVERHEAD: usize = 256;
 
-/// How much output of one rank is kept.
+/// How much output of one slot is kept: of one rank, in a static job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogLimits {
     /// Most lines. Default 10,000.
     pub lines: usize,
-    /// Most bytes, with 21 for each line beside its text. Default 1 MiB.
+    /// Most bytes, with 25 for each line beside its text. Default 1 MiB.
     pub bytes: usize,
 }
 
@@ -55,14 +55,24 @@ impl LogLimits {
     }
 }
 
+/// A process that writes: its place, and its rank now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Writer {
+    /// Its slot. The processes of one slot follow each other.
+    pub slot: Slot,
+    /// Its rank.
+    pub rank: Rank,
+}
+
 /// A line as it lies in a block.
 #[derive(Debug, Clone, Copy)]
 struct Record<'a> {
-    /// Counts the lines of all ranks, to merge them in the order in which they came.
+    /// Counts the lines of all slots, to merge them in the order in which they came.
     index: u64,
     /// It ended with CR: the next line of its stream was written over it.
     over: bool,
     time_ms: u64,
+    rank: Rank,
     stream: Stdio,
     text: &'a [u8],
 }
@@ -75,6 +85,7 @@ impl<'a> Record<'a> {
     fn write(&self, to: &mut Vec<u8>) {
         to.extend_from_slice(&self.index.to_le_bytes());
         to.extend_from_slice(&self.time_ms.to_le_bytes());
+        to.extend_from_slice(&self.rank.0.to_le_bytes());
         to.extend_from_slice(&(self.text.len() as u32).to_le_bytes());
         to.push(u8::from(self.stream == Stdio::Stderr) | u8::from(self.over) << 1);
         to.extend_from_slice(self.text);
@@ -84,6 +95,7 @@ impl<'a> Record<'a> {
     fn read(from: &mut &'a [u8]) -> Option<Self> {
         let (index, rest) = from.split_first_chunk()?;
         let (time, rest) = rest.split_first_chunk()?;
+        let (rank, rest) = rest.split_first_chunk()?;
         let (length, rest) = rest.split_first_chunk()?;
         let (flags, rest) = rest.split_first()?;
         let (text, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
@@ -91,6 +103,7 @@ impl<'a> Record<'a> {
         Some(Self {
             index: u64::from_le_bytes(*index),
             time_ms: u64::from_le_bytes(*time),
+            rank: Rank(u32::from_le_bytes(*rank)),
             stream: if flags & 1 == 0 {
                 Stdio::Stdout
             } else {
@@ -259,11 +272,11 @@ impl Ring {
     }
 }
 
-/// Lines of output by rank.
+/// Lines of output by slot.
 #[derive(Debug, Default)]
 pub struct LogBook {
     limits: LogLimits,
-    rings: BTreeMap<Rank, Ring>,
+    rings: BTreeMap<Slot, Ring>,
     /// What all rings take.
     bytes: usize,
     next_index: u64,
@@ -273,10 +286,10 @@ pub struct LogBook {
 /// How far a reader has come.
 #[derive(Debug, Clone, Default)]
 pub struct Cursor {
-    /// Only these; all if empty.
+    /// Only lines of these; all if empty.
     ranks: BTreeSet<Rank>,
-    /// The next line of each rank; 0 for one that is not named.
-    next: BTreeMap<Rank, u64>,
+    /// The next line of each slot; 0 for one that is not named.
+    next: BTreeMap<Slot, u64>,
 }
 
 impl Cursor {
@@ -296,28 +309,36 @@ impl LogBook {
     }
 
     /// Adds a line. `time_ms` is wall clock, in milliseconds since 1970.
-    pub fn push(&mut self, rank: Rank, stream: Stdio, time_ms: u64, text: &[u8]) {
-        self.push_ended(rank, stream, time_ms, text, false);
+    pub fn push(&mut self, writer: Writer, stream: Stdio, time_ms: u64, text: &[u8]) {
+        self.push_ended(writer, stream, time_ms, text, false);
     }
 
     /// As [`LogBook::push`]; `over` if the line ended with CR and not with LF, as the states of a progress bar do.
-    pub fn push_ended(&mut self, rank: Rank, stream: Stdio, time_ms: u64, text: &[u8], over: bool) {
-        let ring = self.rings.entry(rank).or_default();
+    pub fn push_ended(
+        &mut self,
+        writer: Writer,
+        stream: Stdio,
+        time_ms: u64,
+        text: &[u8],
+        over: bool,
+    ) {
+        let ring = self.rings.entry(writer.slot).or_default();
         let before = if ring.next_seq == 0 {
             0
         } else {
-            RANK_OVERHEAD + ring.bytes
+            SLOT_OVERHEAD + ring.bytes
         };
         let record = Record {
             index: self.next_index,
             time_ms,
+            rank: writer.rank,
             stream,
             over,
             // Lines are far shorter than that: see `kolo_process::MAX_LINE`.
             text: text.get(..u32::MAX as usize).unwrap_or(text),
         };
         ring.push(&record, &self.limits);
-        self.bytes = self.bytes - before + RANK_OVERHEAD + ring.bytes;
+        self.bytes = self.bytes - before + SLOT_OVERHEAD + ring.bytes;
         self.next_index += 1;
     }
 
@@ -327,7 +348,7 @@ impl LogBook {
         self.bytes
     }
 
-    /// Drops the oldest lines of the rank that has most, some at a time. False if there are none.
+    /// Drops the oldest lines of the slot that has most, some at a time. False if there are none.
     pub fn shed(&mut self) -> bool {
         let largest = self.rings.values_mut().max_by_key(|ring| ring.bytes);
         let Some(ring) = largest else {
@@ -356,8 +377,8 @@ impl LogBook {
         self.ended
     }
 
-    /// A reader of these ranks (all if empty) that begins with the last `tail` lines of each, or with
-    /// everything that is kept.
+    /// A reader of the lines of these ranks (of all if empty) that begins with the last `tail` lines of each slot, or with everything
+    /// that is kept.
     #[must_use]
     pub fn cursor(&self, ranks: &[Rank], tail: Option<u32>) -> Cursor {
         let mut cursor = Cursor {
@@ -365,11 +386,12 @@ impl LogBook {
             next: BTreeMap::new(),
         };
         if let Some(tail) = tail {
-            for (rank, ring) in &self.rings {
-                if cursor.wants(*rank) {
-                    let next = ring.next_seq.saturating_sub(u64::from(tail));
-                    cursor.next.insert(*rank, next);
-                }
+            for (slot, ring) in &self.rings {
+                let wanted = ring.from(0).filter(|(_, line)| cursor.wants(line.rank));
+                let wanted: Vec<u64> = wanted.map(|(seq, _)| seq).collect();
+                let before = wanted.len().saturating_sub(tail as usize);
+                let next = wanted.get(before).copied().unwrap_or(ring.next_seq);
+                cursor.next.insert(*slot, next);
             }
         }
         cursor
@@ -381,36 +403,35 @@ impl LogBook {
         let mut sources = Vec::new();
         // The next line of each, to take the oldest.
         let mut oldest = BinaryHeap::new();
-        for (rank, ring) in &self.rings {
-            if !cursor.wants(*rank) {
-                continue;
-            }
-            let next = cursor.next.get(rank).copied().unwrap_or(0);
+        for (slot, ring) in &self.rings {
+            let next = cursor.next.get(slot).copied().unwrap_or(0);
             let mut records = ring.from(next);
-            if let Some((seq, record)) = records.next() {
+            if let Some((seq, record)) = records.find(|(_, line)| cursor.wants(line.rank)) {
                 oldest.push(Reverse((record.index, sources.len())));
-                sources.push((*rank, seq, record, records));
+                sources.push((*slot, seq, record, records));
+            } else {
+                cursor.next.insert(*slot, ring.next_seq);
             }
         }
         let mut batch = LogBatch::default();
         let mut bytes = 0;
         while let Some(Reverse((_, at))) = oldest.pop() {
-            let Some((rank, seq, record, records)) = sources.get_mut(at) else {
+            let Some((slot, seq, record, records)) = sources.get_mut(at) else {
                 continue;
             };
             bytes += record.text.len() + LINE_OVERHEAD;
             if bytes > max_bytes && !batch.lines.is_empty() {
                 break;
             }
-            cursor.next.insert(*rank, *seq + 1);
+            cursor.next.insert(*slot, *seq + 1);
             batch.lines.push(LogLine {
-                rank: *rank,
+                rank: record.rank,
                 stream: record.stream,
                 seq: *seq,
                 time_ms: record.time_ms,
                 text: record.text.to_vec(),
             });
-            if let Some((next, following)) = records.next() {
+            if let Some((next, following)) = records.find(|(_, line)| cursor.wants(line.rank)) {
                 (*seq, *record) = (next, following);
                 oldest.push(Reverse((following.index, at)));
             }
@@ -418,16 +439,22 @@ impl LogBook {
         batch
     }
 
-    /// The last lines of standard error of a rank, oldest first, as text. Of a line that was written over (CR) the last state, of
+    /// The number of the next line, among those of all slots.
+    #[must_use]
+    pub fn next_index(&self) -> u64 {
+        self.next_index
+    }
+
+    /// The last lines of standard error of a slot since a line with this number, oldest first, as text. Of a line that was written over (CR) the last state, of
     /// a long one the first 2 KiB.
     #[must_use]
-    pub fn stderr_tail(&self, rank: Rank, lines: usize) -> Vec<String> {
-        let Some(ring) = self.rings.get(&rank) else {
+    pub fn stderr_tail(&self, (slot, since): (Slot, u64), lines: usize) -> Vec<String> {
+        let Some(ring) = self.rings.get(&slot) else {
             return Vec::new();
         };
         let records = ring.from(0).map(|(_, record)| record);
         let kept: Vec<_> = records
-            .filter(|record| record.stream == Stdio::Stderr)
+            .filter(|record| record.stream == Stdio::Stderr && record.index >= since)
             .map(|record| (record.text, record.over))
             .collect();
         last_states(kept.into_iter().rev(), lines)

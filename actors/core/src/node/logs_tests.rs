@@ -14,8 +14,16 @@ fn texts(batch: &LogBatch) -> Vec<String> {
         .collect()
 }
 
+/// A process whose rank is the number of its slot.
+fn of(rank: u32) -> Writer {
+    Writer {
+        slot: Slot(rank),
+        rank: Rank(rank),
+    }
+}
+
 fn push(book: &mut LogBook, rank: u32, text: &str) {
-    book.push(Rank(rank), Stdio::Stdout, 0, text.as_bytes());
+    book.push(of(rank), Stdio::Stdout, 0, text.as_bytes());
 }
 
 #[test]
@@ -58,6 +66,41 @@ fn a_tail_is_counted_per_rank() {
 }
 
 #[test]
+fn processes_of_a_slot_follow_each_other_and_lines_have_the_rank_of_their_time() {
+    let mut book = book(10, 10_000);
+    let at = |slot, rank| Writer {
+        slot: Slot(slot),
+        rank: Rank(rank),
+    };
+    let error = |book: &mut LogBook, writer, text: &str| {
+        book.push(writer, Stdio::Stderr, 0, text.as_bytes());
+    };
+    error(&mut book, at(3, 3), "first, no rank yet");
+    error(&mut book, at(3, 0), "first, rank 0");
+    let second = book.next_index();
+    error(&mut book, at(1, 0), "another slot, rank 0");
+    error(&mut book, at(3, 3), "second, no rank yet");
+    let mut of_rank = book.cursor(&[Rank(0)], None);
+    let lines = book.read(&mut of_rank, 1 << 20);
+    assert_eq!(texts(&lines), ["0:first, rank 0", "0:another slot, rank 0"]);
+    error(&mut book, at(3, 1), "second, rank 1");
+    assert!(book.read(&mut of_rank, 1 << 20).lines.is_empty());
+    error(&mut book, at(3, 0), "second, rank 0");
+    let lines = book.read(&mut of_rank, 1 << 20);
+    assert_eq!(texts(&lines), ["0:second, rank 0"]);
+    assert_eq!(lines.lines[0].seq, 4, "the log of the slot goes on");
+    let mut last = book.cursor(&[Rank(3)], Some(1));
+    let lines = book.read(&mut last, 1 << 20);
+    assert_eq!(texts(&lines), ["3:second, no rank yet"]);
+    // The last words of a process are its own.
+    let tail = book.stderr_tail((Slot(3), second), 20);
+    assert_eq!(
+        tail,
+        ["second, no rank yet", "second, rank 1", "second, rank 0"]
+    );
+}
+
+#[test]
 fn a_slow_reader_misses_lines_and_sees_it_in_their_numbers() {
     let mut book = book(3, 10_000);
     push(&mut book, 0, "0");
@@ -91,17 +134,17 @@ fn the_tail_of_standard_error_is_text_of_that_stream_only() {
     let mut book = book(100, 100_000);
     for number in 0..30 {
         let text = format!("{number}");
-        book.push(Rank(0), Stdio::Stderr, 0, text.as_bytes());
-        book.push(Rank(0), Stdio::Stdout, 0, b"out");
+        book.push(of(0), Stdio::Stderr, 0, text.as_bytes());
+        book.push(of(0), Stdio::Stdout, 0, b"out");
     }
-    book.push(Rank(0), Stdio::Stderr, 0, &[0xff, b'!']);
-    let tail = book.stderr_tail(Rank(0), 3);
+    book.push(of(0), Stdio::Stderr, 0, &[0xff, b'!']);
+    let tail = book.stderr_tail((Slot(0), 0), 3);
     assert_eq!(tail, ["28", "29", "\u{fffd}!"]);
     let long = "é".repeat(40_000).into_bytes();
-    book.push(Rank(0), Stdio::Stderr, 0, &[b"x", &long[..]].concat());
-    let tail = book.stderr_tail(Rank(0), 1);
+    book.push(of(0), Stdio::Stderr, 0, &[b"x", &long[..]].concat());
+    let tail = book.stderr_tail((Slot(0), 0), 1);
     assert_eq!(tail, [format!("x{}…", "é".repeat((TAIL_LINE - 1) / 2))]);
-    assert!(book.stderr_tail(Rank(9), 3).is_empty());
+    assert!(book.stderr_tail((Slot(9), 0), 3).is_empty());
 }
 
 #[test]
@@ -186,7 +229,7 @@ fn the_rank_that_has_most_sheds_first_and_the_newest_lines_last() {
     assert!(book.shed() && book.shed());
     assert_eq!(seqs(&book).len(), 1);
     assert!(book.shed() && !book.shed());
-    assert_eq!(book.bytes(), 2 * RANK_OVERHEAD);
+    assert_eq!(book.bytes(), 2 * SLOT_OVERHEAD);
     push(&mut book, 1, "next");
     let mut all = book.cursor(&[], None);
     assert_eq!(seqs(&book), [(1, 100)]);
@@ -214,7 +257,7 @@ proptest! {
             prop_assert!(ring.lines <= limit && bytes <= 1500);
             prop_assert_eq!(bytes, ring.bytes);
             prop_assert_eq!(ring.from(0).count(), ring.lines);
-            taken += bytes + RANK_OVERHEAD;
+            taken += bytes + SLOT_OVERHEAD;
         }
         prop_assert_eq!(book.bytes(), taken);
         let kept: usize = book.rings.values().map(|ring| ring.lines).sum();
