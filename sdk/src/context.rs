@@ -373,6 +373,14 @@ impl Context {
         self.inner.comm.begin_call(call);
     }
 
+    /// An operation failed because a rank is lost, or because the generation was over.
+    pub(crate) fn lost_a_rank(&self) -> bool {
+        matches!(
+            self.inner.comm.last_failure(),
+            Some(CollectiveError::PeerLost { .. } | CollectiveError::Revoked { .. })
+        )
+    }
+
     /// A call ended on this rank. If it failed, its peers in collective operations learn it, and the failure
     /// names the rank that it is an echo of, or says that the job ends.
     pub(crate) fn end_call(&self, call: CallId, mut ended: Ended, stopping: bool) -> Ended {

@@ -359,6 +359,31 @@ impl StartError {
     }
 }
 
+/// Why there is no next generation of a group.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecoveryError {
+    /// The group never changes its members, and has lost one. Start a new one; give bounds of the number of workers, so that it goes on
+    /// by itself.
+    #[error(
+        "{job} has lost a worker, and never changes its members; give bounds of the number of workers, so that a group goes on without them"
+    )]
+    Fixed {
+        /// The job.
+        job: JobId,
+    },
+    /// The group has ended: too few workers were left for too long, say. Fix what the reason names, and start a new one.
+    #[error("{job} has ended: {reason}")]
+    Ended {
+        /// The job.
+        job: JobId,
+        /// Why.
+        reason: String,
+        /// The last worker that failed, if the group ended because of such.
+        failure: Option<Box<RankFailure>>,
+    },
+}
+
 /// Why a group's end is not known to be a good one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

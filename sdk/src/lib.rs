@@ -90,20 +90,26 @@ pub mod registry;
 pub mod rt;
 pub mod worker;
 
-pub use call::{All, Call, CallFuture, Create, CreateFuture, Object, One, RankCall, Ranks, Scope};
+pub use call::{
+    All, Call, CallFuture, Create, CreateFuture, GenerationChange, Object, One, RankCall, Ranks,
+    Scope,
+};
 pub use cluster::Cluster;
 pub use context::Context;
 pub use credentials::Credentials;
 pub use error::{CallError, CallErrorKind, Error, Result, StartError};
 pub use executable::Executable;
-pub use executor::{Amount, Executor, ExecutorBuilder, ExecutorOn, Output, WorkerExit};
+pub use executor::{
+    Amount, Count, Executor, ExecutorBuilder, ExecutorOn, GenerationChanges, Output, Recovered,
+    WorkerExit,
+};
 pub use function::{Argument, Function, IntoArgs};
 pub use kolo_collectives as collectives;
 pub use kolo_collectives::lane::LaneChoice;
 pub use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
 pub use kolo_transport::ids::{ClusterId, Generation, JobId, NodeId, Rank};
 pub use kolo_transport::wire::{
-    ClusterInfo, Exit, GenerationTable, JobInfo, LogLine, Member, NodeInfo, Stdio,
+    ClusterInfo, Exit, GenerationTable, GroupFilter, JobInfo, LogLine, Member, NodeInfo, Stdio,
 };
 #[cfg(feature = "local")]
 pub use local::{LocalCluster, LocalClusterBuilder};

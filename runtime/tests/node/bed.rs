@@ -509,11 +509,18 @@ impl Calls {
     pub(crate) async fn result(&mut self) -> (CallId, Rank, Outcome, Bytes) {
         let frame = self.reply().await;
         match frame.head {
+            // Slot and rank are the same here.
             CallReply::Result {
                 call,
-                rank,
+                slot,
                 outcome,
-            } => (call, rank, outcome, frame.body),
+                ..
+            } => (call, Rank(slot.0), outcome, frame.body),
+            CallReply::Refused {
+                call,
+                rank,
+                failure,
+            } => (call, rank, Outcome::Failed(failure), frame.body),
             CallReply::Lost { failure, .. } => panic!("no result but: {failure}"),
         }
     }
@@ -524,7 +531,7 @@ impl Calls {
             CallReply::Lost {
                 failure, stopping, ..
             } => (failure, stopping),
-            other @ CallReply::Result { .. } => panic!("{other:?} is no loss"),
+            other => panic!("{other:?} is no loss"),
         }
     }
 

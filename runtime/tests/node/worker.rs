@@ -205,7 +205,16 @@ impl Worker {
             while let Some(frame) = decoder.next::<WorkerCall>().unwrap() {
                 let call = frame.head.call;
                 let (outcome, body) = self.perform(&frame.head, &frame.body);
-                encode(&mut out, &WorkerResult { call, outcome }, &body).unwrap();
+                encode(
+                    &mut out,
+                    &WorkerResult {
+                        call,
+                        generation: Generation(0),
+                        outcome,
+                    },
+                    &body,
+                )
+                .unwrap();
                 if !decoder.is_ready() {
                     (&self.calls).write_all(&out).unwrap();
                     out.clear();
@@ -316,7 +325,16 @@ impl Worker {
                 let call = CallId(u64::MAX);
                 let outcome = Outcome::Returned;
                 let mut out = BytesMut::new();
-                encode(&mut out, &WorkerResult { call, outcome }, b"x").unwrap();
+                encode(
+                    &mut out,
+                    &WorkerResult {
+                        call,
+                        generation: Generation(0),
+                        outcome,
+                    },
+                    b"x",
+                )
+                .unwrap();
                 (&self.calls).write_all(&out).unwrap();
                 returned(b"asked".to_vec())
             }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use kolo_transport::ids::Rank;
+use kolo_transport::ids::{Generation, Rank};
 use kolo_transport::wire::{CallFailure, Exit, FailureKind, RankFailure};
 
 use crate::codec::CodecError;
@@ -54,6 +54,7 @@ impl RankError {
                 FailureKind::Deadline => CallErrorKind::Deadline,
                 FailureKind::Stale => CallErrorKind::Stale,
                 FailureKind::NoSuchRank => CallErrorKind::NoSuchRank,
+                FailureKind::GenerationOver | FailureKind::Left => CallErrorKind::GenerationOver,
                 _ => CallErrorKind::Other,
             },
         }
@@ -177,6 +178,8 @@ pub enum CallErrorKind {
     Busy,
     /// The group has ended, was shut down, or is being stopped.
     Ended,
+    /// The members of an elastic group change. The next generation takes the call.
+    GenerationOver,
     /// A kind that this version does not know.
     Other,
 }
@@ -309,6 +312,30 @@ pub enum CallError {
         call: String,
         /// Why the group ended.
         reason: String,
+        /// The last worker that failed, if an elastic group ended because of such.
+        first: Option<Box<RankError>>,
+    },
+    /// Values of executables live in one generation, and can't be made in an elastic group. Call a function that keeps its state in an
+    /// elastic loop, or give the group a fixed number of workers.
+    #[error(
+        "`{class}` was not made: an elastic group has no values of executables; call a function with an elastic loop, or give a fixed number of workers"
+    )]
+    Elastic {
+        /// The type's name.
+        class: String,
+    },
+    /// The members of an elastic group change, and the call did not come to its end before. Wait for
+    /// [`recovered`](crate::Executor::recovered), and call again.
+    #[error("`{call}` has no result from generation {generation}, which is over: {cause}")]
+    GenerationOver {
+        /// What was called.
+        call: String,
+        /// The generation.
+        generation: Generation,
+        /// The ranks of it that are lost, as far as is known.
+        lost: Vec<Rank>,
+        /// Why it is over.
+        cause: String,
     },
 }
 
@@ -324,6 +351,7 @@ impl CallError {
     fn first(&self) -> Option<&RankError> {
         match self {
             Self::Failed(failed) => Some(&failed.first),
+            Self::Ended { first, .. } => first.as_deref(),
             _ => None,
         }
     }
@@ -338,16 +366,18 @@ impl CallError {
             Self::Deadline { .. } => CallErrorKind::Deadline,
             Self::Busy { .. } => CallErrorKind::Busy,
             Self::Ended { .. } => CallErrorKind::Ended,
+            Self::GenerationOver { .. } => CallErrorKind::GenerationOver,
+            Self::Elastic { .. } => CallErrorKind::Other,
         }
     }
 
     /// The rank of the first cause, if it was one rank.
     pub fn rank(&self) -> Option<Rank> {
         match self {
-            Self::Failed(failed) => Some(failed.first.rank),
             Self::Result { rank, .. } | Self::NoSuchRank { rank, .. } => Some(*rank),
             Self::Deadline { missing, .. } if missing.len() == 1 => missing.first().copied(),
-            _ => None,
+            Self::GenerationOver { lost, .. } if lost.len() == 1 => lost.first().copied(),
+            _ => self.first().map(|first| first.rank),
         }
     }
 
@@ -358,8 +388,10 @@ impl CallError {
 
     /// The first cause's message, without the other ranks.
     pub fn message(&self) -> String {
-        self.first()
-            .map_or_else(|| self.to_string(), RankError::message)
+        match self {
+            Self::Failed(failed) => failed.first.message(),
+            _ => self.to_string(),
+        }
     }
 
     /// Where the first cause happened: of a panic, or of an error that kept its backtrace.
@@ -387,12 +419,15 @@ impl CallError {
     }
 
     /// Whether the same call on the same handle may succeed later without a change: it was refused because too
-    /// much was in flight, it was cancelled, or it was late. An error or a panic of the user's code counts as
-    /// final, and so does a lost worker: a new executor is needed then.
+    /// much was in flight, it was cancelled, it was late, or the members of an elastic group changed. An error or a panic of the
+    /// user's code counts as final, and so does a lost worker of a group that never changes: a new executor is needed then.
     pub fn is_retryable(&self) -> bool {
         matches!(
             self.kind(),
-            CallErrorKind::Busy | CallErrorKind::Cancelled | CallErrorKind::Deadline
+            CallErrorKind::Busy
+                | CallErrorKind::Cancelled
+                | CallErrorKind::Deadline
+                | CallErrorKind::GenerationOver
         )
     }
 }

@@ -1,21 +1,22 @@
 //! The calls of one executor: the table, the channels to its nodes and what wakes whom.
 
-use std::future::poll_fn;
+mod channels;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use kolo_transport::frame::{self, FrameError, InvalidFrame, Limits};
-use kolo_transport::ids::{CallId, Generation, NodeId, ObjectId, Rank};
+use kolo_transport::frame::{self, Limits};
+use kolo_transport::ids::{CallId, Generation, NodeId, ObjectId, Rank, Slot};
 use kolo_transport::runtime::Sends;
-use kolo_transport::session::FrameReceiver;
-use kolo_transport::wire::{CallFrame, CallOp, CallReply, Exit, RankFailure};
+use kolo_transport::wire::{CallFrame, CallOp, GenerationTable, RankFailure};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::entry::{Completion, Effects, Waiters};
 use super::failure::CallError;
+use super::generations::Generations;
 use super::outbox::{Outbox, Permit, Sink};
 use super::table::{CallTable, End};
 use crate::codec::CodecError;
@@ -26,9 +27,6 @@ pub(crate) const MAX_BODY: usize = Limits::CALLS.body as usize;
 /// Bodies up to this length are copied behind their head; longer ones are sent as they are.
 const COPY_BELOW: usize = 16 * 1024;
 
-/// Results that wake their callers together, at most.
-const MOST_TOGETHER: usize = 64;
-
 /// What a waiting future gets: one body for each of its ranks.
 pub(crate) type Bodies = Result<Vec<Bytes>, CallError>;
 
@@ -36,6 +34,16 @@ pub(crate) type Bodies = Result<Vec<Bytes>, CallError>;
 pub(crate) struct Waiter {
     sender: oneshot::Sender<Bodies>,
     permit: Permit,
+}
+
+impl Waiter {
+    pub(crate) fn new(sender: oneshot::Sender<Bodies>, permit: Permit) -> Self {
+        Self { sender, permit }
+    }
+
+    pub(crate) fn permit(&self) -> &Permit {
+        &self.permit
+    }
 }
 
 /// A node of the group.
@@ -56,14 +64,49 @@ pub(crate) struct Request {
     pub(crate) deadline: Option<Duration>,
 }
 
-/// Calls to a group. Shared by its executor, handles, futures and the tasks of its channels.
+/// How many calls an executor may have in flight, all its generations together.
+#[derive(Debug, Clone)]
+pub(crate) struct InFlight {
+    limit: usize,
+    permits: Arc<Semaphore>,
+}
+
+impl InFlight {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            permits: Arc::new(Semaphore::new(limit)),
+        }
+    }
+}
+
+impl Request {
+    /// Whether it can be sent at all.
+    pub(crate) fn check(&self) -> Result<(), CallError> {
+        if self.body.len() <= MAX_BODY {
+            return Ok(());
+        }
+        Err(CallError::Arguments {
+            call: self.name.clone(),
+            reason: CodecError::TooLong {
+                type_name: "arguments",
+                limit: MAX_BODY,
+            },
+        })
+    }
+}
+
+/// Calls to one generation of a group. Shared by its executor, handles, futures and the tasks of its channels.
 pub(crate) struct Group {
-    generation: Generation,
+    members: Arc<GenerationTable>,
     nodes: Vec<GroupNode>,
     /// The index of each rank's node.
     routes: Vec<usize>,
-    limit: usize,
-    permits: Arc<Semaphore>,
+    /// The rank of each slot, by slot. Slots `0..n` are at their own index.
+    slots: Vec<(Slot, Rank)>,
+    in_flight: InFlight,
+    /// All generations of an elastic group.
+    elastic: Option<Weak<Generations>>,
     objects: AtomicU64,
     state: Mutex<State>,
     /// Wakes the timer when there is something earlier to wait for.
@@ -78,12 +121,13 @@ struct State {
 }
 
 impl Group {
-    /// A group of this generation, with one stream per node in `sinks`. Every rank is on exactly one node.
+    /// A group of these members, with one stream per node in `sinks`. Every rank is on exactly one node.
     pub(crate) fn new(
-        generation: Generation,
+        members: GenerationTable,
         nodes: Vec<GroupNode>,
         sinks: Vec<impl Sink>,
-        limit: usize,
+        in_flight: InFlight,
+        elastic: Option<Weak<Generations>>,
     ) -> Self {
         let world_size = nodes.iter().map(|node| node.ranks.len()).sum();
         let mut routes = vec![0; world_size];
@@ -96,15 +140,26 @@ impl Group {
                 }
             }
         }
+        let mut slots: Vec<(Slot, Rank)> = (members.members.iter())
+            .map(|member| (member.slot, member.rank))
+            .collect();
+        slots.sort_unstable();
+        let mut table = CallTable::new(hostnames);
+        let mut objects = 0;
+        if elastic.is_some() {
+            table = table.elastic(members.generation);
+            objects = table.first_id().0;
+        }
         Self {
-            generation,
+            members: Arc::new(members),
             nodes,
             routes,
-            limit,
-            permits: Arc::new(Semaphore::new(limit)),
-            objects: AtomicU64::new(0),
+            slots,
+            in_flight,
+            elastic,
+            objects: AtomicU64::new(objects),
             state: Mutex::new(State {
-                table: CallTable::new(hostnames),
+                table,
                 outboxes: sinks.into_iter().map(Outbox::new).collect(),
                 armed: None,
             }),
@@ -116,18 +171,40 @@ impl Group {
         self.routes.len()
     }
 
+    pub(crate) fn generation(&self) -> Generation {
+        self.members.generation
+    }
+
+    pub(crate) fn members(&self) -> &Arc<GenerationTable> {
+        &self.members
+    }
+
+    /// The rank of a slot's process.
+    fn rank_of(&self, slot: Slot) -> Option<Rank> {
+        let at_its_place = self.slots.get(slot.0 as usize);
+        if let Some((_, rank)) = at_its_place.filter(|(there, _)| *there == slot) {
+            return Some(*rank);
+        }
+        let index = self.slots.binary_search_by_key(&slot, |(slot, _)| *slot);
+        index.ok().map(|index| self.slots[index].1)
+    }
+
+    fn elastic(&self) -> Option<Arc<Generations>> {
+        self.elastic.as_ref()?.upgrade()
+    }
+
     pub(crate) fn new_object(&self) -> ObjectId {
         ObjectId(self.objects.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
     /// Room for one more call, if there is some now.
     pub(crate) fn try_permit(&self, name: &str) -> Result<Permit, CallError> {
-        Arc::clone(&self.permits)
+        Arc::clone(&self.in_flight.permits)
             .try_acquire_owned()
             .map(Arc::new)
             .map_err(|_| CallError::Busy {
                 call: name.to_owned(),
-                limit: self.limit,
+                limit: self.in_flight.limit,
             })
     }
 
@@ -135,7 +212,7 @@ impl Group {
     pub(crate) fn permit(
         &self,
     ) -> impl Future<Output = Option<OwnedSemaphorePermit>> + Send + use<> {
-        let acquire = Arc::clone(&self.permits).acquire_owned();
+        let acquire = Arc::clone(&self.in_flight.permits).acquire_owned();
         async move { acquire.await.ok() }
     }
 
@@ -155,15 +232,7 @@ impl Group {
         each: bool,
         permit: Permit,
     ) -> Result<(CallId, Vec<oneshot::Receiver<Bodies>>), CallError> {
-        if request.body.len() > MAX_BODY {
-            return Err(CallError::Arguments {
-                call: request.name,
-                reason: CodecError::TooLong {
-                    type_name: "arguments",
-                    limit: MAX_BODY,
-                },
-            });
-        }
+        request.check()?;
         let count = if each { ranks.len() } else { 1 };
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..count).map(|_| oneshot::channel()).unzip();
         let mut waiters = senders.into_iter().map(|sender| Waiter {
@@ -215,6 +284,38 @@ impl Group {
         Ok((taken.call, receivers))
     }
 
+    /// A number for a call that spans generations.
+    pub(crate) fn next_id(&self) -> CallId {
+        self.lock().table.next_id()
+    }
+
+    /// Gives a call that spans generations to some ranks.
+    pub(crate) fn give(
+        &self,
+        call: CallId,
+        ranks: &[Rank],
+        request: &Request,
+        left: Option<Duration>,
+        permit: &Permit,
+    ) {
+        let op = request.op.clone();
+        let mut state = self.lock();
+        self.write(
+            &mut state,
+            call,
+            ranks,
+            left,
+            op,
+            &request.body,
+            Some(permit),
+        );
+    }
+
+    /// Cancels a call that spans generations.
+    pub(crate) fn withdraw(&self, call: CallId, ranks: Vec<Rank>) {
+        self.cancel_on_nodes(&mut self.lock(), vec![(call, ranks)]);
+    }
+
     /// The calling task awaits a call that was sent some time ago.
     pub(crate) fn awaited(&self) {
         if let Some(outbox) = self.lock().outboxes.first() {
@@ -256,7 +357,7 @@ impl Group {
             deadline.map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1));
         let mut frame = CallFrame::Call {
             call,
-            generation: self.generation,
+            generation: self.members.generation,
             ranks: Vec::new(),
             deadline_ms,
             op,
@@ -265,8 +366,10 @@ impl Group {
             if let CallFrame::Call { ranks, .. } = &mut frame {
                 *ranks = here;
             }
-            if let Some(chunks) = encode(&frame, body) {
-                state.outboxes[index].push(chunks, permit);
+            if let Some(chunks) = encode(&frame, body)
+                && let Some(outbox) = state.outboxes.get_mut(index)
+            {
+                outbox.push(chunks, permit);
             }
         }
     }
@@ -275,8 +378,9 @@ impl Group {
         for (call, ranks) in cancels {
             for (index, ranks) in self.by_node(&ranks) {
                 if let Some([chunk, _]) = encode(&CallFrame::Cancel { call, ranks }, &Bytes::new())
+                    && let Some(outbox) = state.outboxes.get_mut(index)
                 {
-                    state.outboxes[index].push_advice(chunk);
+                    outbox.push_advice(chunk);
                 }
             }
         }
@@ -298,7 +402,7 @@ impl Group {
         nodes
     }
 
-    fn complete(completions: impl IntoIterator<Item = Completion<Waiter>>) {
+    pub(super) fn complete(completions: impl IntoIterator<Item = Completion<Waiter>>) {
         for Completion { waiter, result } in completions {
             // A waker is the caller's. One that panics must not end the task that reads the results of all.
             let told = catch_unwind(AssertUnwindSafe(|| {
@@ -323,8 +427,19 @@ impl Group {
         event: impl FnOnce(&mut CallTable<Waiter>) -> Effects<Waiter>,
     ) -> Vec<Completion<Waiter>> {
         let mut state = self.lock();
-        let effects = event(&mut state.table);
+        let mut effects = event(&mut state.table);
         self.cancel_on_nodes(&mut state, effects.cancels);
+        if self.elastic.is_some() {
+            for completion in &mut effects.completions {
+                let result = std::mem::replace(&mut completion.result, Ok(Vec::new()));
+                completion.result = result.map_err(|error| state.table.explain(error));
+            }
+            let (is_over, is_idle) = (state.table.is_over(), state.table.in_flight() == 0);
+            drop(state);
+            if is_over && let Some(generations) = self.elastic() {
+                generations.is_over(self.generation(), is_idle);
+            }
+        }
         effects.completions
     }
 
@@ -342,6 +457,21 @@ impl Group {
     /// The head says that a rank is lost.
     pub(crate) fn reported_lost(&self, failure: RankFailure) {
         self.apply_timed(|table| table.reported_lost(Instant::now(), failure));
+    }
+
+    /// The next generation has begun, or this one can't go on.
+    pub(crate) fn supersede(&self, cause: &str) {
+        self.lock().table.supersede(cause);
+    }
+
+    /// Whether nobody waits for a call here, but for such that span generations.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.lock().table.in_flight() == 0
+    }
+
+    /// Ends the channels to the nodes.
+    pub(crate) fn hang_up(&self) {
+        self.lock().outboxes.clear();
     }
 
     /// Whether no worker is known to be lost.
@@ -363,124 +493,6 @@ impl Group {
                 failure,
             })
         });
-    }
-
-    /// Takes a reply. Who waited for it goes to `done`, to be woken with others.
-    fn reply(
-        &self,
-        index: usize,
-        reply: CallReply,
-        body: Bytes,
-        done: &mut Vec<Completion<Waiter>>,
-    ) {
-        let now = Instant::now();
-        match reply {
-            CallReply::Result {
-                call,
-                rank,
-                outcome,
-            } => {
-                let failed = !matches!(outcome, kolo_transport::wire::Outcome::Returned);
-                if self.routes.get(rank.index()) != Some(&index) {
-                    tracing::warn!(%call, %rank, "a node sent a result for a rank of another node");
-                    return;
-                }
-                done.extend(self.apply_only(|table| table.result(now, call, rank, outcome, body)));
-                if failed {
-                    self.timer.notify_one();
-                }
-            }
-            CallReply::Lost { generation, .. } if generation != self.generation => {
-                tracing::debug!(%generation, "a loss in another generation");
-            }
-            CallReply::Lost {
-                failure, stopping, ..
-            } => {
-                let own = self.routes.get(failure.rank.index()) == Some(&index);
-                self.apply_timed(|table| {
-                    if own {
-                        table.lost(now, failure, stopping)
-                    } else if stopping {
-                        // Its own node will say so too.
-                        Effects::default()
-                    } else {
-                        table.reported_lost(now, failure)
-                    }
-                });
-            }
-        }
-    }
-
-    /// Reads what a node sends until its channel ends.
-    pub(crate) async fn read(self: Arc<Self>, index: usize, mut replies: FrameReceiver) {
-        let mut done = Vec::new();
-        let reason = loop {
-            // Results that came together wake who waits for them together: it would else go to sleep between two of them.
-            if !replies.is_ready() || done.len() >= MOST_TOGETHER {
-                Self::complete(done.drain(..));
-            }
-            match replies.next::<CallReply>().await {
-                Ok(Some(frame)) => self.reply(index, frame.head, frame.body, &mut done),
-                Ok(None) => break "the node ended the channel".to_owned(),
-                Err(error @ FrameError::Invalid(InvalidFrame::Malformed { .. })) => {
-                    tracing::warn!(%error, "a node sent a reply that is not known here");
-                }
-                Err(error) => break error.to_string(),
-            }
-        };
-        Self::complete(done);
-        self.unreachable(index, &reason);
-    }
-
-    fn unreachable(&self, index: usize, reason: &str) {
-        let node = &self.nodes[index];
-        let failures = node.ranks.iter().map(|rank| RankFailure {
-            rank: *rank,
-            node: node.node,
-            hostname: node.hostname.clone(),
-            pid: 0,
-            exit: Exit::Unknown,
-            reason: Some(format!(
-                "the driver's channel to {} is gone: {reason}",
-                node.node
-            )),
-            stderr_tail: Vec::new(),
-        });
-        let failures = failures.collect();
-        self.apply_timed(|table| table.unreachable(Instant::now(), failures));
-    }
-
-    /// Writes to a node what its stream had no room for, until the stream fails.
-    pub(crate) async fn flush(self: Arc<Self>, index: usize) {
-        let wake = self.lock().outboxes[index].wake();
-        loop {
-            wake.notified().await;
-            let flushed = poll_fn(|cx| self.lock().outboxes[index].poll_flush(cx)).await;
-            if let Err(error) = flushed {
-                return self.unreachable(index, &error.to_string());
-            }
-        }
-    }
-
-    /// Ends calls whose deadlines pass. Never ends by itself.
-    pub(crate) async fn keep_time(self: Arc<Self>) {
-        loop {
-            let next = {
-                let mut state = self.lock();
-                state.armed = state.table.next_wake();
-                state.armed
-            };
-            let sleep = async {
-                match next {
-                    Some(at) => tokio::time::sleep_until(at.into()).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                () = sleep => self.apply(|table| table.tick(Instant::now())),
-                () = self.timer.notified() => {}
-            }
-        }
     }
 }
 
@@ -508,7 +520,7 @@ fn encode(head: &CallFrame, body: &Bytes) -> Option<[Bytes; 2]> {
 impl std::fmt::Debug for Group {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Group")
-            .field("generation", &self.generation)
+            .field("generation", &self.generation())
             .field("nodes", &self.nodes)
             .finish_non_exhaustive()
     }

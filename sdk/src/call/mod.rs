@@ -2,12 +2,15 @@
 
 mod entry;
 mod failure;
+mod generations;
 mod group;
 mod object;
 mod outbox;
 mod pending;
 mod scope;
+mod spanning;
 mod table;
+mod target;
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -25,14 +28,18 @@ use serde::de::DeserializeOwned;
 #[cfg(test)]
 pub(crate) use failure::tests::failure as test_failure;
 pub use failure::{CallError, CallErrorKind, FailedCall, RankCause, RankError};
+pub use generations::GenerationChange;
+pub(crate) use generations::Generations;
 #[cfg(test)]
 pub(crate) use group::MAX_BODY;
-pub(crate) use group::{Group, GroupNode, Request};
+pub(crate) use group::{Group, GroupNode, InFlight};
 pub use object::{Create, CreateFuture, Object};
 pub use scope::{All, One, Ranks, Scope};
 
 use crate::codec::{self, CodecError};
+use group::Request;
 use pending::{Pending, Send};
+pub(crate) use target::Target;
 
 /// A call that has not been sent.
 ///
@@ -53,7 +60,9 @@ use pending::{Pending, Send};
 /// at its next await point, and a synchronous one runs to its end with nobody to hear it.
 #[must_use = "a call does nothing until it is awaited or submitted"]
 pub struct Call<S, T> {
-    group: Arc<Group>,
+    target: Target,
+    /// It spans the generations of an elastic group.
+    spans: bool,
     scope: S,
     request: Result<Request, CallError>,
     /// Keeps the executable until the call is sent.
@@ -63,7 +72,7 @@ pub struct Call<S, T> {
 
 impl<S: Scope, T> Call<S, T> {
     pub(crate) fn new(
-        group: Arc<Group>,
+        target: Target,
         scope: S,
         name: String,
         op: CallOp,
@@ -79,12 +88,19 @@ impl<S: Scope, T> Call<S, T> {
             Err(reason) => Err(CallError::Arguments { call: name, reason }),
         };
         Self {
-            group,
+            target,
+            spans: false,
             scope,
             request,
             object: None,
             output: PhantomData,
         }
+    }
+
+    /// The call goes on through the generations of an elastic group.
+    pub(crate) fn spanning(mut self) -> Self {
+        self.spans = matches!(self.target, Target::Elastic(_));
+        self
     }
 
     /// Sets how long the call may take, from when it is sent to its last result. There is no deadline by default.
@@ -103,10 +119,11 @@ impl<S: Scope, T> Call<S, T> {
     ///
     /// Errors come from the futures: also those that concern the call as a whole, such as [`CallError::Busy`].
     pub fn submit(self) -> Vec<RankCall<T>> {
-        let ranks = self.scope.ranks(self.group.world_size());
+        let group = self.target.now();
+        let ranks = self.scope.ranks(group.world_size());
         let sent = self.request.and_then(|request| {
-            let permit = self.group.try_permit(&request.name)?;
-            Pending::send_each(&self.group, request, ranks.clone(), permit)
+            let permit = group.try_permit(&request.name)?;
+            Pending::send_each(&group, request, ranks.clone(), permit)
         });
         let states: Vec<Result<Pending, CallError>> = match sent {
             Ok(pending) => pending.into_iter().map(Ok).collect(),
@@ -131,11 +148,14 @@ impl<S: Scope, T: DeserializeOwned> IntoFuture for Call<S, T> {
             .as_ref()
             .map(|request| request.name.clone())
             .unwrap_or_default();
-        let ranks = self.scope.ranks(self.group.world_size());
         CallFuture {
             name,
-            scope: self.scope,
-            send: Send::new(self.group, self.request, ranks, self.object),
+            send: Send::new(
+                (self.target, self.spans),
+                self.request,
+                self.scope,
+                self.object,
+            ),
             output: PhantomData,
         }
     }
@@ -154,8 +174,7 @@ impl<S: fmt::Debug, T> fmt::Debug for Call<S, T> {
 #[must_use = "futures do nothing until they are awaited"]
 pub struct CallFuture<S, T> {
     name: String,
-    scope: S,
-    send: Send,
+    send: Send<S>,
     output: PhantomData<fn() -> T>,
 }
 
@@ -174,15 +193,15 @@ impl<S: Scope, T: DeserializeOwned> Future for CallFuture<S, T> {
             .zip(ranks)
             .map(|(body, rank)| decode(&self.name, *rank, body))
             .collect();
-        Poll::Ready(results.map(|results| self.scope.collect(results)))
+        Poll::Ready(results.map(|results| self.send.scope().collect(results)))
     }
 }
 
-impl<S: fmt::Debug, T> fmt::Debug for CallFuture<S, T> {
+impl<S: Scope + fmt::Debug, T> fmt::Debug for CallFuture<S, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CallFuture")
             .field("name", &self.name)
-            .field("scope", &self.scope)
+            .field("scope", self.send.scope())
             .finish_non_exhaustive()
     }
 }

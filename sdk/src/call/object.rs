@@ -17,6 +17,7 @@ use super::failure::CallError;
 use super::group::{Group, Request};
 use super::pending::Send;
 use super::scope::{All, Scope};
+use super::target::Target;
 use crate::codec::CodecError;
 use crate::executable::Executable;
 
@@ -51,7 +52,8 @@ impl<S: Scope> Object<S> {
             name: method.to_owned(),
         };
         let name = format!("{}::{method}", owner.class);
-        let mut call = Call::new(Arc::clone(&owner.group), self.scope.clone(), name, op, args);
+        let target = Target::Fixed(Arc::clone(&owner.group));
+        let mut call = Call::new(target, self.scope.clone(), name, op, args);
         call.object = Some(Arc::clone(owner));
         call
     }
@@ -101,10 +103,14 @@ pub struct Create<T> {
 }
 
 impl<T: Executable> Create<T> {
-    pub(crate) fn new(group: Arc<Group>, args: Result<Vec<u8>, CodecError>) -> Self {
+    pub(crate) fn new(target: &Target, args: Result<Vec<u8>, CodecError>) -> Self {
+        let group = target.now();
         let object = group.new_object();
         let name = T::NAME.to_owned();
         let request = match args {
+            Ok(_) if matches!(target, Target::Elastic(_)) => {
+                Err(CallError::Elastic { class: name })
+            }
             Ok(body) => {
                 let op = CallOp::Create {
                     object,
@@ -141,7 +147,6 @@ impl<T: Executable> IntoFuture for Create<T> {
     type IntoFuture = CreateFuture<T>;
 
     fn into_future(self) -> CreateFuture<T> {
-        let ranks = All.ranks(self.group.world_size());
         let owner = self.request.is_ok().then(|| {
             Arc::new(Owner {
                 group: Arc::clone(&self.group),
@@ -150,7 +155,7 @@ impl<T: Executable> IntoFuture for Create<T> {
             })
         });
         CreateFuture {
-            send: Send::new(self.group, self.request, ranks, None),
+            send: Send::new((Target::Fixed(self.group), false), self.request, All, None),
             owner,
             class: PhantomData,
         }
@@ -170,7 +175,7 @@ impl<T> fmt::Debug for Create<T> {
 #[must_use = "futures do nothing until they are awaited"]
 pub struct CreateFuture<T> {
     // Before the owner, so that a cancellation goes out before the drop.
-    send: Send,
+    send: Send<All>,
     owner: Option<Arc<Owner>>,
     class: PhantomData<fn() -> T>,
 }

@@ -10,13 +10,25 @@ use kolo_transport::ids::{CallId, Rank};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::failure::CallError;
+use super::generations::Generations;
 use super::group::{Bodies, Group, Request};
 use super::object::Owner;
 use super::outbox::Permit;
+use super::scope::Scope;
+use super::target::Target;
+
+/// Why a call has no result that nobody answers any more.
+const GONE: &str = "its executor is gone";
+
+/// Who answers a call.
+enum Source {
+    Group(Arc<Group>),
+    Generations(Arc<Generations>),
+}
 
 /// A call that was sent. Dropping it cancels.
 pub(crate) struct Pending {
-    group: Arc<Group>,
+    source: Source,
     name: Arc<str>,
     call: CallId,
     /// For one of several: its rank.
@@ -28,8 +40,26 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
+    fn span(
+        generations: &Arc<Generations>,
+        request: Request,
+        permit: Permit,
+    ) -> Result<Self, CallError> {
+        let name = Arc::from(request.name.as_str());
+        let (call, answer) = generations.span(request, permit)?;
+        Ok(Self {
+            source: Source::Generations(Arc::clone(generations)),
+            name,
+            call,
+            rank: None,
+            answer,
+            awaited: true,
+            done: false,
+        })
+    }
+
     fn send_whole(
-        group: &Arc<Group>,
+        group: Arc<Group>,
         request: Request,
         ranks: Vec<Rank>,
         permit: Permit,
@@ -41,7 +71,7 @@ impl Pending {
             .next()
             .expect("one waiter for the whole call");
         Ok(Self {
-            group: Arc::clone(group),
+            source: Source::Group(group),
             name,
             call,
             rank: None,
@@ -60,7 +90,7 @@ impl Pending {
         let name: Arc<str> = Arc::from(request.name.as_str());
         let (call, answers) = group.send(request, ranks.clone(), true, permit)?;
         let pending = |(rank, answer)| Self {
-            group: Arc::clone(group),
+            source: Source::Group(Arc::clone(group)),
             name: Arc::clone(&name),
             call,
             rank: Some(rank),
@@ -78,8 +108,10 @@ impl Pending {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Bodies> {
         let answer = match Pin::new(&mut self.answer).poll(cx) {
             Poll::Pending => {
-                if !std::mem::replace(&mut self.awaited, true) {
-                    self.group.awaited();
+                if !std::mem::replace(&mut self.awaited, true)
+                    && let Source::Group(group) = &self.source
+                {
+                    group.awaited();
                 }
                 return Poll::Pending;
             }
@@ -87,7 +119,8 @@ impl Pending {
             // The table answers every waiter before it goes. This is what is left if it could not.
             Poll::Ready(Err(_)) => Err(CallError::Ended {
                 call: self.name.to_string(),
-                reason: "its executor is gone".to_owned(),
+                reason: GONE.to_owned(),
+                first: None,
             }),
         };
         self.done = true;
@@ -97,8 +130,10 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if !self.done {
-            self.group.cancel(self.call, self.rank);
+        match &self.source {
+            _ if self.done => {}
+            Source::Group(group) => group.cancel(self.call, self.rank),
+            Source::Generations(generations) => generations.cancel(self.call),
         }
     }
 }
@@ -112,11 +147,16 @@ impl fmt::Debug for Pending {
     }
 }
 
-type Turn = Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + std::marker::Send>>;
+/// What a call waits for before it is sent.
+type Turn<T> = Pin<Box<dyn Future<Output = T> + std::marker::Send>>;
 
 /// A call on the way from its request to its bodies.
-pub(crate) struct Send {
-    group: Arc<Group>,
+pub(crate) struct Send<S> {
+    target: Target,
+    /// It spans the generations of an elastic group.
+    spans: bool,
+    scope: S,
+    /// The ranks of the bodies, once it is sent.
     ranks: Vec<Rank>,
     state: State,
     _object: Option<Arc<Owner>>,
@@ -124,24 +164,33 @@ pub(crate) struct Send {
 
 enum State {
     Unsent(Result<Request, CallError>),
-    Waiting(Request, Turn),
+    /// For the next generation.
+    Recovering(Request, Turn<()>),
+    /// For others to end.
+    Waiting(Request, Turn<Option<OwnedSemaphorePermit>>),
     Sent(Pending),
     Done,
 }
 
-impl Send {
+impl<S: Scope> Send<S> {
     pub(crate) fn new(
-        group: Arc<Group>,
+        (target, spans): (Target, bool),
         request: Result<Request, CallError>,
-        ranks: Vec<Rank>,
+        scope: S,
         object: Option<Arc<Owner>>,
     ) -> Self {
         Self {
-            group,
-            ranks,
+            target,
+            spans,
+            scope,
+            ranks: Vec::new(),
             state: State::Unsent(request),
             _object: object,
         }
+    }
+
+    pub(crate) fn scope(&self) -> &S {
+        &self.scope
     }
 
     pub(crate) fn ranks(&self) -> &[Rank] {
@@ -153,31 +202,50 @@ impl Send {
             match std::mem::replace(&mut self.state, State::Done) {
                 State::Unsent(Err(error)) => return Poll::Ready(Err(error)),
                 State::Unsent(Ok(request)) => {
-                    self.state = match self.group.try_permit(&request.name) {
-                        Ok(permit) => State::Sent(self.send(request, permit)?),
-                        Err(_) => State::Waiting(request, Box::pin(self.group.permit())),
+                    let next = self.target.recovery().filter(|_| !self.spans);
+                    if let Some(next) = next {
+                        self.state = State::Recovering(request, Box::pin(next));
+                        continue;
+                    }
+                    let group = self.target.now();
+                    self.state = match group.try_permit(&request.name) {
+                        Ok(permit) => State::Sent(self.send(group, request, permit)?),
+                        Err(_) => State::Waiting(request, Box::pin(group.permit())),
                     };
                 }
+                State::Recovering(request, mut next) => match next.as_mut().poll(cx) {
+                    Poll::Pending => {
+                        self.state = State::Recovering(request, next);
+                        return Poll::Pending;
+                    }
+                    Poll::Ready(()) => self.state = State::Unsent(Ok(request)),
+                },
                 State::Waiting(request, mut turn) => match turn.as_mut().poll(cx) {
                     Poll::Pending => {
                         self.state = State::Waiting(request, turn);
                         return Poll::Pending;
                     }
                     Poll::Ready(Some(permit)) => {
-                        self.state = State::Sent(self.send(request, Arc::new(permit))?);
+                        let group = self.target.now();
+                        self.state = State::Sent(self.send(group, request, Arc::new(permit))?);
                     }
                     Poll::Ready(None) => {
-                        let reason = "its executor is gone".to_owned();
                         return Poll::Ready(Err(CallError::Ended {
                             call: request.name,
-                            reason,
+                            reason: GONE.to_owned(),
+                            first: None,
                         }));
                     }
                 },
                 State::Sent(mut pending) => {
                     let answer = pending.poll(cx);
-                    if answer.is_pending() {
-                        self.state = State::Sent(pending);
+                    match &answer {
+                        Poll::Pending => self.state = State::Sent(pending),
+                        // The ranks of its last generation.
+                        Poll::Ready(Ok(bodies)) if self.spans => {
+                            self.ranks = (0..bodies.len() as u32).map(Rank).collect();
+                        }
+                        Poll::Ready(_) => {}
                     }
                     return answer;
                 }
@@ -186,7 +254,18 @@ impl Send {
         }
     }
 
-    fn send(&self, request: Request, permit: Permit) -> Result<Pending, CallError> {
-        Pending::send_whole(&self.group, request, self.ranks.clone(), permit)
+    fn send(
+        &mut self,
+        group: Arc<Group>,
+        request: Request,
+        permit: Permit,
+    ) -> Result<Pending, CallError> {
+        if self.spans
+            && let Target::Elastic(generations) = &self.target
+        {
+            return Pending::span(generations, request, permit);
+        }
+        self.ranks = self.scope.ranks(group.world_size());
+        Pending::send_whole(group, request, self.ranks.clone(), permit)
     }
 }

@@ -11,19 +11,24 @@
 //! An echo that blames a rank which is well is the cause itself, if that rank does not end within [`LEAVE_WAIT`].
 //!
 //! *Losses.* What a rank's own node says comes after the results that the node has sent, so it is final. The
-//! head's word, another node's, or the end of the channel may overtake results; it makes the rank a suspect,
+//! head's word or the end of the channel may overtake results; it makes the rank a suspect,
 //! and a loss after [`SUSPECT_WAIT`]. Calls to a suspect are refused from the start.
+//!
+//! *Elastic groups.* A table is for one generation. From the first loss on its generation is over: it takes no calls, and what fails
+//! because of a loss fails with [`CallError::GenerationOver`].
 
 mod causes;
+mod ends;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kolo_transport::ids::{CallId, Rank};
+use kolo_transport::ids::{CallId, Generation, Rank};
 use kolo_transport::wire::{Outcome, RankFailure};
 
 use self::causes::Chase;
+pub(crate) use self::ends::End;
 use super::entry::{Completion, Effects, Entry, EntryWaiters, Slot, Waiters};
 use super::failure::{CallError, RankCause, RankError};
 
@@ -38,7 +43,7 @@ pub(crate) const LEAVE_WAIT: Duration = Duration::from_millis(500);
 pub(crate) const SUSPECT_WAIT: Duration = Duration::from_secs(1);
 
 /// How the reason of a worker's end begins, in its node's words, if it ended because its job was being stopped.
-const STOPPED: &str = "the job was stopped";
+pub(crate) const STOPPED: &str = "the job was stopped";
 
 /// A call that the table has taken.
 #[derive(Debug)]
@@ -48,14 +53,6 @@ pub(crate) struct Registered<W> {
     pub(crate) send_to: Vec<Rank>,
     /// Waiters of ranks that are lost already.
     pub(crate) completions: Vec<Completion<W>>,
-}
-
-/// Why a group takes no calls any more.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct End {
-    pub(crate) reason: String,
-    /// The worker whose loss was the first cause, if it was one.
-    pub(crate) failure: Option<RankFailure>,
 }
 
 #[derive(Debug, Clone)]
@@ -80,6 +77,10 @@ pub(crate) struct CallTable<W> {
     end: Option<End>,
     /// Why workers are being stopped, as the first of them that ended tells.
     stop: Option<String>,
+    /// The generation, if the group is elastic: then the next one may take what fails here.
+    elastic: Option<Generation>,
+    /// Why that generation is over, if it is.
+    over: Option<String>,
 }
 
 impl<W> CallTable<W> {
@@ -93,6 +94,8 @@ impl<W> CallTable<W> {
             next: 0,
             end: None,
             stop: None,
+            elastic: None,
+            over: None,
         }
     }
 
@@ -154,7 +157,10 @@ impl<W> CallTable<W> {
             return Err(CallError::NoSuchRank { rank, world_size });
         }
         if let Some(end) = &self.end {
-            return Err(ended(&self.hostnames, end, &name));
+            return Err(self.ended(end, &name));
+        }
+        if self.over.is_some() {
+            return Err(self.generation_over(&name));
         }
         let mut entry = Entry {
             slots: ranks.iter().map(|_| Slot::Waiting).collect(),
@@ -267,6 +273,7 @@ impl<W> CallTable<W> {
             self.stop = Some(reason.unwrap_or(STOPPED).to_owned());
         }
         let error = lost_error(failure, stopping);
+        self.note_loss(&error);
         let mut effects = Effects::default();
         if self.final_loss(rank).is_none() {
             self.conclude(now, error, &mut effects);
@@ -274,10 +281,11 @@ impl<W> CallTable<W> {
         effects
     }
 
-    /// The head or another node says that a worker is gone.
+    /// The head says that a worker is gone.
     pub(crate) fn reported_lost(&mut self, now: Instant, failure: RankFailure) -> Effects<W> {
         let rank = failure.rank;
         let new = lost_error(failure, false);
+        self.note_loss(&new);
         let mut effects = Effects::default();
         match self.health.get_mut(rank.index()) {
             Some(health @ Health::Up) => {
@@ -303,6 +311,7 @@ impl<W> CallTable<W> {
         for failure in failures {
             let rank = failure.rank;
             let new = lost_error(failure, false);
+            self.note_loss(&new);
             match self.health.get_mut(rank.index()) {
                 Some(health @ Health::Up) => {
                     *health = Health::Suspect {
@@ -344,7 +353,7 @@ impl<W> CallTable<W> {
             };
         }
         for (_, entry) in std::mem::take(&mut self.calls) {
-            let error = ended(&self.hostnames, &end, &entry.name);
+            let error = self.ended(&end, &entry.name);
             entry.complete_rest(&error, &mut effects);
         }
         self.end = Some(end);
@@ -523,34 +532,6 @@ fn lost_error(failure: RankFailure, stopping: bool) -> RankError {
         rank: failure.rank,
         hostname: failure.hostname.clone(),
         cause: RankCause::Lost { failure, stopping },
-    }
-}
-
-fn ended(hostnames: &[String], end: &End, name: &str) -> CallError {
-    match &end.failure {
-        Some(failure) => {
-            let hostname = hostnames
-                .get(failure.rank.index())
-                .cloned()
-                .unwrap_or_else(|| failure.hostname.clone());
-            let cause = RankCause::Lost {
-                failure: failure.clone(),
-                stopping: false,
-            };
-            CallError::failed(
-                name,
-                RankError {
-                    rank: failure.rank,
-                    hostname,
-                    cause,
-                },
-                Vec::new(),
-            )
-        }
-        None => CallError::Ended {
-            call: name.to_owned(),
-            reason: end.reason.clone(),
-        },
     }
 }
 

@@ -1,10 +1,12 @@
 //! Describing a group.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use kolo_collectives::lane::LaneChoice;
+use kolo_transport::wire::GroupFilter;
 
-use super::options::{Amount, LANE, Options, RINGS};
+use super::options::{Amount, Count, LANE, Options, RINGS};
 use super::output::Output;
 use super::{Executor, start};
 use crate::cluster::{AbortOnDrop, Cluster};
@@ -23,21 +25,71 @@ pub struct ExecutorBuilder {
 
 impl ExecutorBuilder {
     /// This many workers in all, on as few nodes as possible. Not together with [`hosts`](Self::hosts).
-    pub fn workers(mut self, workers: u32) -> Self {
-        self.options.workers = Some(workers);
+    ///
+    /// Bounds make the group *elastic*: with `workers(2..=8)` it has as many workers as there is room for, at most 8, and goes on
+    /// while 2 are left. See [`Executor`](Executor#elastic-groups).
+    pub fn workers(mut self, workers: impl Into<Count>) -> Self {
+        self.options.workers = Some(workers.into());
         self
     }
 
     /// Workers on this many nodes, all distinct; [`slots`](Self::slots) on each. Not together with
-    /// [`workers`](Self::workers).
-    pub fn hosts(mut self, hosts: u32) -> Self {
-        self.options.hosts = Some(hosts);
+    /// [`workers`](Self::workers). Bounds make the group elastic: whole nodes join and leave then.
+    pub fn hosts(mut self, hosts: impl Into<Count>) -> Self {
+        self.options.hosts = Some(hosts.into());
         self
     }
 
     /// This many workers on each of the [`hosts`](Self::hosts). Default: 1.
     pub fn slots(mut self, slots: u32) -> Self {
         self.options.slots = Some(slots);
+        self
+    }
+
+    /// Processes that are kept ready beside the members, to replace lost ones at once. Default: 0. This makes the group elastic.
+    pub fn spares(mut self, spares: u32) -> Self {
+        self.options.elastic.spares = Some(spares);
+        self
+    }
+
+    /// How often the members may change, for any reason; the job fails at the next change. Default: no limit. This makes the group
+    /// elastic.
+    pub fn max_resets(mut self, resets: u32) -> Self {
+        self.options.elastic.max_resets = Some(resets);
+        self
+    }
+
+    /// How many workers may fail within a time; the job fails with the next. Default: no limit. This makes the group elastic.
+    pub fn restarts(mut self, restarts: u32, within: Duration) -> Self {
+        self.options.elastic.restarts = Some((restarts, within));
+        self
+    }
+
+    /// How many workers may fail without a [commit](crate::elastic::State::commit) in between; the job fails with the next. So a
+    /// loop that fails at once, again and again, ends soon. Default: 3. This makes the group elastic.
+    pub fn restarts_without_progress(mut self, restarts: u32) -> Self {
+        self.options.elastic.restarts_without_progress = Some(restarts);
+        self
+    }
+
+    /// The shortest and the longest time in which a host gets no new worker after one has failed there. The time doubles with each
+    /// failure. Default: none. Allowed: 1 s to 1 h. This makes the group elastic.
+    pub fn cooldown(mut self, range: RangeInclusive<Duration>) -> Self {
+        self.options.elastic.cooldown = Some(range);
+        self
+    }
+
+    /// Which sizes and shapes of the group are wanted. Repeated calls add filters, which are applied in order. This makes the group
+    /// elastic.
+    pub fn filter(mut self, filter: GroupFilter) -> Self {
+        self.options.elastic.filters.push(filter);
+        self
+    }
+
+    /// Whether calls that are made between two generations wait for the next one, in place of failing with
+    /// [`CallError::GenerationOver`](crate::CallError::GenerationOver). Default: no. This makes the group elastic.
+    pub fn wait_for_recovery(mut self, wait: bool) -> Self {
+        self.options.elastic.waits = wait;
         self
     }
 

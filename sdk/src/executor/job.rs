@@ -1,6 +1,5 @@
 //! The driver's end of a job: the stream on which the head tells what becomes of it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use kolo_transport::frame::{FrameError, InvalidFrame};
@@ -10,7 +9,9 @@ use kolo_transport::wire::{JobEvent, JobState, RankFailure, SubmitFrame};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::call::Group;
+use super::changes::{Change, Changes};
+use super::output::Printing;
+use crate::call::Target;
 use crate::cluster::Cluster;
 
 /// What is known of a job.
@@ -43,7 +44,7 @@ pub(crate) fn stop_limit(grace: Duration) -> Duration {
 /// The task that owns all others of a group.
 pub(crate) struct Job {
     pub(crate) id: JobId,
-    pub(crate) group: Arc<Group>,
+    pub(crate) target: Target,
     /// Keeps connections, and a local cluster, until the job has ended.
     pub(crate) cluster: Cluster,
     pub(crate) submit: Stream,
@@ -53,8 +54,10 @@ pub(crate) struct Job {
     pub(crate) grace: Duration,
     /// Channels and timer; they end with this.
     pub(crate) tasks: JoinSet<()>,
+    /// Of an elastic group: what its generations need, and their channels.
+    pub(super) changes: Option<Changes>,
     /// Output; it ends by itself when the workers have.
-    pub(crate) printing: JoinSet<()>,
+    pub(super) printing: Printing,
 }
 
 impl Job {
@@ -63,20 +66,21 @@ impl Job {
         match &status {
             JobStatus::Ended(end) => {
                 tracing::info!(job = %self.id, state = %end.state, reason = end.reason, "job ended");
-                self.group.finish(&end.reason, end.failure.clone());
-                let last_lines = async { while self.printing.join_next().await.is_some() {} };
+                self.target.finish(&end.reason, end.failure.clone());
+                let last_lines = self.printing.ended();
                 if tokio::time::timeout(LAST_LINES, last_lines).await.is_err() {
                     tracing::warn!(job = %self.id, "the last output of some workers did not come in time");
                 }
             }
-            JobStatus::HeadLost { reason } => self.group.finish(reason, None),
+            JobStatus::HeadLost { reason } => self.target.finish(reason, None),
             JobStatus::Running => {
-                self.group
+                self.target
                     .finish("it was stopped, and did not end in time", None);
             }
         }
         self.status.send_replace(status);
         self.tasks.abort_all();
+        drop(self.changes);
         // Only now may a local cluster end.
         drop(self.cluster);
     }
@@ -101,6 +105,11 @@ impl Job {
                     }
                     Err(error) => return self.without_head(&error.to_string()).await,
                 },
+                change = change(&mut self.changes, &mut self.printing) => if let Change::Prepared = change {
+                    if let Err(error) = self.submit.send.send(&SubmitFrame::ProgramReady, &[]).await {
+                        tracing::debug!(job = %self.id, %error, "the head was not told of a program");
+                    }
+                },
                 wish = wanted(&mut self.stop), if !stopping => {
                     stopping = true;
                     late = Some(clock.now() + stop_limit(self.grace));
@@ -117,21 +126,24 @@ impl Job {
     async fn ask_to_stop(&mut self, wish: Wish) -> Result<(), FrameError> {
         let send = &mut self.submit.send;
         // The head may not know yet of a worker that this driver saw go.
-        if wish == Wish::Shutdown && self.group.is_whole() {
+        if wish == Wish::Shutdown && self.target.is_whole() {
             send.send(&SubmitFrame::Done, &[]).await?;
         }
         // A head that knows `Done` ends the job already; for an older one this is the word.
         send.send(&SubmitFrame::Stop, &[]).await
     }
 
-    fn event(&self, event: JobEvent, stopping: bool) -> Option<JobEnd> {
+    fn event(&mut self, event: JobEvent, stopping: bool) -> Option<JobEnd> {
         match event {
-            JobEvent::RankLost { failure, .. } => {
+            JobEvent::RankLost {
+                generation,
+                failure,
+            } => {
                 // The driver's own wish is no loss.
                 if !stopping {
                     tracing::warn!(job = %self.id, %failure, "a worker was lost");
                 }
-                self.group.reported_lost(failure);
+                self.target.reported_lost(generation, failure);
                 None
             }
             JobEvent::Ended {
@@ -156,6 +168,14 @@ impl Job {
                     failure,
                 })
             }
+            JobEvent::Placed { nodes, .. } if self.changes.is_some() => {
+                self.changes.as_mut()?.placed(nodes);
+                None
+            }
+            JobEvent::Generation { table, nodes } if self.changes.is_some() => {
+                self.changes.as_mut()?.generation(table, nodes);
+                None
+            }
             event => {
                 tracing::warn!(job = %self.id, ?event, "an event that this version does not know what to do with");
                 None
@@ -172,6 +192,14 @@ impl Job {
         });
         wanted(&mut self.stop).await;
         JobStatus::HeadLost { reason }
+    }
+}
+
+/// Waits for something of an elastic group. Cancel safe.
+async fn change(changes: &mut Option<Changes>, printing: &mut Printing) -> Change {
+    match changes {
+        Some(changes) => changes.next(printing).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -1,10 +1,13 @@
 //! A group of workers, as the driver holds it.
 
 mod builder;
+mod changes;
 mod job;
+mod nodes;
 mod options;
 mod output;
 pub(crate) mod program;
+mod recovery;
 mod start;
 mod upload;
 
@@ -12,17 +15,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kolo_transport::ids::{JobId, Rank};
+use kolo_transport::ids::{Generation, JobId, Rank};
 use kolo_transport::wire::{CallOp, Exit, GenerationTable, JobState};
 use serde::Serialize;
 use tokio::sync::watch;
 
 pub use builder::ExecutorBuilder;
-pub use options::{Amount, OptionsError};
+pub use options::{Amount, Count, OptionsError};
 pub(crate) use options::{LANE, RINGS};
 pub use output::Output;
+pub use recovery::{GenerationChanges, Recovered};
 
-use crate::call::{All, Call, Create, Group, One, RankCall, Ranks, Scope};
+use crate::call::{All, Call, Create, One, RankCall, Ranks, Scope, Target};
 use crate::cluster::Cluster;
 use crate::codec;
 use crate::error::ShutdownError;
@@ -36,6 +40,26 @@ use job::{JobEnd, JobStatus, stop_limit};
 /// Handles, [`ExecutorOn`] and futures of calls do not keep it running. In the list of jobs a group that was shut down has
 /// `succeeded`, if it lost no worker before; one that was dropped is `stopped`. Futures of calls may be awaited on any async
 /// runtime.
+///
+/// # Elastic groups
+///
+/// A group whose [`workers`](ExecutorBuilder::workers) have bounds is *elastic*: it shrinks when workers are lost, grows when nodes
+/// join the cluster, and replaces what is missing. Each membership is a *generation* with ranks `0..n` of its own.
+///
+/// There are two ways to use such a group.
+///
+/// *The workers drive.* An awaited [`run`](Executor::run) of a function with an elastic loop spans generations. Ranks that stay go on in
+/// their loop. Each process that joins gets the same call. The call ends as in Horovod. Once a rank has returned, no process gets the
+/// call any more; the results are those of all ranks of that generation, in rank order. The call fails if a rank returns an error of its
+/// own, if a rank is lost after another has returned, and if the job ends: because too few workers were left for too long, say.
+///
+/// *The driver drives.* All other calls belong to one generation, also those of [`submit`](Executor::submit). If that is over, they fail
+/// with [`CallError::GenerationOver`](crate::CallError::GenerationOver). [`recovered`](Executor::recovered) waits for the next
+/// generation, where the driver calls again.
+///
+/// [`generations`](Executor::generations) tells what changes, and why.
+///
+/// # Example
 ///
 /// ```no_run
 /// use kolo::prelude::*;
@@ -64,8 +88,7 @@ pub struct Executor {
 struct Inner {
     cluster: Cluster,
     job: JobId,
-    table: GenerationTable,
-    group: Arc<Group>,
+    target: Target,
     status: watch::Receiver<JobStatus>,
     /// Set, or dropped, to stop the job.
     stop: watch::Sender<bool>,
@@ -74,7 +97,7 @@ struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.group.close("its executor was dropped");
+        self.target.close("its executor was dropped");
         // That `stop` goes stops the job.
     }
 }
@@ -102,8 +125,7 @@ impl Executor {
     pub(crate) fn new(
         cluster: Cluster,
         job: JobId,
-        table: GenerationTable,
-        group: Arc<Group>,
+        target: Target,
         status: watch::Receiver<JobStatus>,
         stop: watch::Sender<bool>,
         grace: Duration,
@@ -112,8 +134,7 @@ impl Executor {
             inner: Arc::new(Inner {
                 cluster,
                 job,
-                table,
-                group,
+                target,
                 status,
                 stop,
                 grace,
@@ -122,12 +143,15 @@ impl Executor {
     }
 
     /// Calls a [`#[kolo::function]`](macro@crate::function) on all ranks. Await it for all results in rank order.
+    ///
+    /// On an elastic group, a call that is awaited goes on from one generation to the next: see
+    /// [elastic groups](Executor#elastic-groups).
     pub fn run<F: Function<Args: Serialize>>(
         &self,
         function: impl FnOnce() -> F,
         args: impl IntoArgs<F::Args>,
     ) -> Call<All, F::Output> {
-        self.over(All).run(function, args)
+        self.over(All).run(function, args).spanning()
     }
 
     /// Calls a function on all ranks and gives one future per rank: [`Executor::run`] and then [`Call::submit`].
@@ -145,10 +169,7 @@ impl Executor {
         &self,
         args: impl IntoArgs<T::Args>,
     ) -> Create<T> {
-        Create::new(
-            Arc::clone(&self.inner.group),
-            codec::encode(&args.into_args()),
-        )
+        Create::new(&self.inner.target, codec::encode(&args.into_args()))
     }
 
     /// The group, called on one rank.
@@ -163,14 +184,19 @@ impl Executor {
 
     fn over<S>(&self, scope: S) -> ExecutorOn<S> {
         ExecutorOn {
-            group: Arc::clone(&self.inner.group),
+            target: self.inner.target.clone(),
             scope,
         }
     }
 
-    /// Number of ranks.
+    /// Number of ranks, in the newest generation.
     pub fn world_size(&self) -> usize {
-        self.inner.table.members.len()
+        self.inner.target.now().world_size()
+    }
+
+    /// The newest generation. It is always the first, unless the group is elastic.
+    pub fn generation(&self) -> Generation {
+        self.inner.target.now().generation()
     }
 
     /// The job's id, for `kolo logs` and the like.
@@ -178,9 +204,9 @@ impl Executor {
         self.inner.job
     }
 
-    /// The members in rank order, with their ranks and nodes.
-    pub fn table(&self) -> &GenerationTable {
-        &self.inner.table
+    /// The members of the newest generation in rank order, with their ranks and nodes.
+    pub fn table(&self) -> Arc<GenerationTable> {
+        Arc::clone(self.inner.target.now().members())
     }
 
     /// The cluster that it runs on.
@@ -213,7 +239,7 @@ impl Executor {
     pub async fn shutdown(&self) -> Result<Vec<WorkerExit>, ShutdownError> {
         let inner = &self.inner;
         let job = inner.job;
-        inner.group.close("the group was shut down");
+        inner.target.close("the group was shut down");
         inner.stop.send_replace(true);
         let mut status = inner.status.clone();
         // Its task always says how it ended, within the limit that it keeps itself.
@@ -266,7 +292,9 @@ impl Executor {
             }
         };
         let exit = |member: &kolo_transport::wire::Member| {
-            let info = workers.iter().find(|info| info.member.rank == member.rank);
+            let process = |member: &kolo_transport::wire::Member| (member.slot, member.incarnation);
+            let mut workers = workers.iter();
+            let info = workers.find(|info| process(&info.member) == process(member));
             WorkerExit {
                 rank: member.rank,
                 hostname: member.hostname.clone(),
@@ -274,7 +302,7 @@ impl Executor {
                 exit: info.and_then(|info| info.exit),
             }
         };
-        self.inner.table.members.iter().map(exit).collect()
+        self.table().members.iter().map(exit).collect()
     }
 }
 
@@ -292,7 +320,7 @@ impl fmt::Debug for Executor {
 /// It does not keep the group running.
 #[derive(Debug, Clone)]
 pub struct ExecutorOn<S> {
-    group: Arc<Group>,
+    target: Target,
     scope: S,
 }
 
@@ -310,7 +338,7 @@ impl<S: Scope> ExecutorOn<S> {
         };
         let args = codec::encode(&args.into_args());
         Call::new(
-            Arc::clone(&self.group),
+            self.target.clone(),
             self.scope.clone(),
             F::NAME.to_owned(),
             op,

@@ -1,15 +1,19 @@
 //! What a group is to be, and whether that makes sense. No I/O.
 
+mod elastic;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kolo_collectives::lane::LaneChoice;
 use kolo_transport::frame::Limits;
 use kolo_transport::wire::{
-    InterfaceSelection, JobSpec, Milli, Placement, Program, ResourceError, Resources,
+    GroupFilter, InterfaceSelection, JobSpec, Milli, Placement, Program, ResourceError, Resources,
 };
 
 use crate::codec;
+pub use elastic::Count;
+pub(crate) use elastic::ElasticOptions;
 
 /// What is wrong with the options of an executor. Nothing was started.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -24,7 +28,7 @@ pub enum OptionsError {
     )]
     TwoSizes {
         /// The number of workers.
-        workers: u32,
+        workers: Count,
         /// What else is given.
         other: &'static str,
     },
@@ -41,6 +45,40 @@ pub enum OptionsError {
     Zero {
         /// `workers`, `hosts` or `slots`.
         what: &'static str,
+    },
+    /// Bounds begin with 0, or are upside down. Give the smaller number first, from 1.
+    #[error(
+        "{what}({given}) is given; the lower bound must be 1 or more, and the upper bound no less"
+    )]
+    Bounds {
+        /// `workers` or `hosts`.
+        what: &'static str,
+        /// The bounds.
+        given: Count,
+    },
+    /// Spares are given for a group that may never change. Leave out one of both.
+    #[error(
+        "spares({spares}) and max_resets(0) are given; a group that never changes has no use for spares: allow resets, or give no spares"
+    )]
+    UselessSpares {
+        /// The number of spares.
+        spares: u32,
+    },
+    /// A filter has the number 0. Give at least 1.
+    #[error("filter({filter:?}) is given; its number must be 1 or more")]
+    EmptyFilter {
+        /// The filter.
+        filter: GroupFilter,
+    },
+    /// No number of workers within the bounds passes all filters. Widen the bounds, or leave a filter out.
+    #[error("no number of workers from {least} to {most} passes the filters {filters:?}")]
+    NoneFits {
+        /// The fewest workers.
+        least: u32,
+        /// The most workers.
+        most: u32,
+        /// The filters.
+        filters: Vec<GroupFilter>,
     },
     /// There would be more workers than kolo can count.
     #[error("{given} workers are asked for; allowed are up to {}", MAX_WORKERS)]
@@ -164,8 +202,8 @@ amounts!(f64 f32 i8 i16 i32 i64 isize u8 u16 u32 u64 usize);
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) name: Option<String>,
-    pub(crate) workers: Option<u32>,
-    pub(crate) hosts: Option<u32>,
+    pub(crate) workers: Option<Count>,
+    pub(crate) hosts: Option<Count>,
     pub(crate) slots: Option<u32>,
     pub(crate) cpus: f64,
     pub(crate) use_gpu: bool,
@@ -179,6 +217,7 @@ pub(crate) struct Options {
     pub(crate) interfaces: InterfaceSelection,
     pub(crate) no_cache: bool,
     pub(crate) max_in_flight: usize,
+    pub(crate) elastic: ElasticOptions,
 }
 
 impl Default for Options {
@@ -200,6 +239,7 @@ impl Default for Options {
             interfaces: InterfaceSelection::default(),
             no_cache: false,
             max_in_flight: 1024,
+            elastic: ElasticOptions::default(),
         }
     }
 }
@@ -221,7 +261,7 @@ impl Options {
             layout: Vec::new(),
             interfaces: self.interfaces.clone(),
             no_cache: self.no_cache,
-            elastic: None,
+            elastic: self.elastic()?.map(Box::new),
         };
         for (name, value) in &self.env {
             let reason = if name.is_empty() {
@@ -283,14 +323,11 @@ impl Options {
     }
 
     fn placement(&self) -> Result<Placement, OptionsError> {
-        for (what, given) in [
-            ("workers", self.workers),
-            ("hosts", self.hosts),
-            ("slots", self.slots),
-        ] {
-            if given == Some(0) {
-                return Err(OptionsError::Zero { what });
-            }
+        for (what, given) in [("workers", self.workers), ("hosts", self.hosts)] {
+            given.map_or(Ok(()), |given| given.check(what))?;
+        }
+        if self.slots == Some(0) {
+            return Err(OptionsError::Zero { what: "slots" });
         }
         let placement = match (self.workers, self.hosts, self.slots) {
             (None, None, None) => return Err(OptionsError::NoSize),
@@ -307,9 +344,11 @@ impl Options {
                     other: "slots(s)",
                 });
             }
-            (Some(workers), None, None) => Placement::Pack { workers },
+            (Some(workers), None, None) => Placement::Pack {
+                workers: workers.most,
+            },
             (None, Some(hosts), slots) => Placement::Spread {
-                hosts,
+                hosts: hosts.most,
                 slots: slots.unwrap_or(1),
             },
         };
@@ -371,192 +410,4 @@ fn millis(
 }
 
 #[cfg(test)]
-mod tests {
-    use kolo_transport::wire::ProgramHash;
-
-    use super::*;
-
-    fn spec(change: impl FnOnce(&mut Options)) -> Result<JobSpec, OptionsError> {
-        let mut options = Options {
-            workers: Some(2),
-            ..Options::default()
-        };
-        change(&mut options);
-        let program = Program {
-            hash: ProgramHash([0; 32]),
-            size: 1,
-            name: "train".to_owned(),
-        };
-        options.spec(program)
-    }
-
-    fn refused(change: impl FnOnce(&mut Options)) -> String {
-        spec(change).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn sizes_are_workers_or_hosts_and_slots() {
-        assert_eq!(
-            spec(|_| {}).unwrap().placement,
-            Placement::Pack { workers: 2 }
-        );
-        let hosts = |hosts, slots| {
-            spec(|o| (o.workers, o.hosts, o.slots) = (None, Some(hosts), slots))
-                .map(|s| s.placement)
-        };
-        assert_eq!(
-            hosts(3, Some(2)),
-            Ok(Placement::Spread { hosts: 3, slots: 2 })
-        );
-        assert_eq!(hosts(3, None), Ok(Placement::Spread { hosts: 3, slots: 1 }));
-        assert_eq!(hosts(0, Some(2)), Err(OptionsError::Zero { what: "hosts" }));
-        assert_eq!(hosts(2, Some(0)), Err(OptionsError::Zero { what: "slots" }));
-        let given = u64::from(u32::MAX) * u64::from(u32::MAX);
-        assert_eq!(
-            hosts(u32::MAX, Some(u32::MAX)),
-            Err(OptionsError::TooMany { given })
-        );
-        assert!(hosts(MAX_WORKERS, Some(1)).is_ok());
-    }
-
-    #[test]
-    fn sizes_that_contradict_are_refused() {
-        assert!(refused(|o| o.workers = None).starts_with("how many workers?"));
-        assert!(refused(|o| o.hosts = Some(1)).contains("workers(2) and hosts(h) are given"));
-        assert!(refused(|o| o.slots = Some(1)).contains("workers(2) and slots(s) are given"));
-        let text = refused(|o| (o.workers, o.slots) = (None, Some(3)));
-        assert!(
-            text.contains("slots(3) is given without hosts(h)"),
-            "{text}"
-        );
-        assert!(refused(|o| o.workers = Some(0)).starts_with("workers(0) is given"));
-        assert!(refused(|o| o.workers = Some(70_000)).contains("70000 workers"));
-    }
-
-    #[test]
-    fn gpus_are_as_in_horovod() {
-        let gpus = |use_gpu, gpus| {
-            spec(|o| (o.use_gpu, o.gpus) = (use_gpu, gpus)).map(|s| s.per_worker.gpus)
-        };
-        assert_eq!(gpus(false, None), Ok(0));
-        // A falsy number is no number there.
-        assert_eq!(gpus(false, Some(0)), Ok(0));
-        assert_eq!(gpus(true, None), Ok(1));
-        assert_eq!(gpus(true, Some(2)), Ok(2));
-        assert_eq!(
-            gpus(false, Some(1)),
-            Err(OptionsError::GpusUnused { gpus: 1 })
-        );
-        assert_eq!(gpus(true, Some(0)), Err(OptionsError::NoGpus));
-    }
-
-    #[test]
-    fn amounts_are_exact_or_refused() {
-        let resources = spec(|o| {
-            o.cpus = 0.5;
-            o.custom = BTreeMap::from([("fpga".to_owned(), 2.0)]);
-        });
-        let resources = resources.unwrap().per_worker;
-        assert_eq!(resources.to_string(), "0.5 cpus, 2 fpga");
-        for bad in [f64::NAN, f64::INFINITY, -1.0, 1e9, 0.0001] {
-            assert!(
-                refused(|o| o.cpus = bad).starts_with("cpus_per_worker is "),
-                "{bad}"
-            );
-            let text = refused(|o| o.custom = BTreeMap::from([("fpga".to_owned(), bad)]));
-            assert!(
-                text.starts_with("the amount of `fpga` per worker is "),
-                "{text}"
-            );
-        }
-        for bad in ["", " fpga", "cpus", "gpus"] {
-            let text = refused(|o| o.custom = BTreeMap::from([(bad.to_owned(), 1.0)]));
-            assert!(text.contains("can't be the name of a resource"), "{text}");
-        }
-        assert_eq!(
-            (1_u8.units(), 2_usize.units(), 0.5_f32.units(), (-3).units()),
-            (1.0, 2.0, 0.5, -3.0)
-        );
-    }
-
-    #[test]
-    fn variables_arguments_and_times_are_checked() {
-        for (name, value) in [
-            ("", "x"),
-            ("A=B", "x"),
-            ("A\0", "x"),
-            ("A", "\0"),
-            ("KOLO_RANK", "7"),
-            (LANE, "rdma"),
-            (RINGS, "maybe"),
-        ] {
-            let text = refused(|o| o.env = BTreeMap::from([(name.to_owned(), value.to_owned())]));
-            assert!(text.contains("can't be set"), "{text}");
-        }
-        assert!(
-            spec(|o| o.env = BTreeMap::from([("HOROVOD_X".to_owned(), String::new())])).is_ok()
-        );
-        assert!(spec(|o| o.env = BTreeMap::from([(LANE.to_owned(), "tls".to_owned())])).is_ok());
-        assert!(spec(|o| o.env = BTreeMap::from([(RINGS.to_owned(), "off".to_owned())])).is_ok());
-        assert!(refused(|o| o.args = vec!["a".to_owned(), "\0".to_owned()]).contains("argument 1"));
-        for bad in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
-            assert!(refused(|o| o.start_timeout = bad).starts_with("start_timeout is "));
-        }
-        assert!(refused(|o| o.grace = Duration::MAX).ends_with("allowed is 0ns to 3600s"));
-        assert_eq!(
-            spec(|o| o.grace = Duration::ZERO).map(|s| s.grace_ms),
-            Ok(0)
-        );
-        assert!(refused(|o| o.max_in_flight = 0).contains("max_in_flight(0)"));
-        assert!(refused(|o| o.max_in_flight = usize::MAX).contains("allowed is 1 to 1048576"));
-    }
-
-    #[test]
-    fn what_is_too_long_for_a_head_is_not_sent() {
-        use bytes::BytesMut;
-        use kolo_transport::frame::{PREFIX, encode_head};
-        use kolo_transport::wire::HeadRequest;
-
-        let with = |len| move |o: &mut Options| o.env = [("A".to_owned(), "x".repeat(len))].into();
-        let text = refused(with(5 << 20));
-        assert!(
-            text.contains(" 5242881 of them arguments and variables; a head takes 4194304;"),
-            "{text}"
-        );
-        assert!(refused(|o| o.name = Some("x".repeat(5 << 20))).contains(" 0 of them"));
-        // The longest that is sent is one that a head reads.
-        let (mut fits, mut over) = (1 << 20, 5 << 20);
-        while over - fits > 1 {
-            let half = usize::midpoint(fits, over);
-            if spec(with(half)).is_ok() {
-                fits = half;
-            } else {
-                over = half;
-            }
-        }
-        let mut frame = BytesMut::new();
-        let longest = HeadRequest::Submit(spec(with(fits)).unwrap());
-        encode_head(&mut frame, &longest, 0).unwrap();
-        let length = frame.len() - PREFIX;
-        assert!(
-            (MAX_SPEC - ENVELOPE..=MAX_SPEC).contains(&length),
-            "{length}"
-        );
-    }
-
-    #[test]
-    fn the_rest_is_passed_on() {
-        let spec = spec(|o| {
-            o.args = vec!["-v".to_owned()];
-            o.start_timeout = Duration::from_millis(1500);
-            o.rendezvous = true;
-        });
-        let spec = spec.unwrap();
-        assert_eq!(spec.name, "train");
-        assert_eq!(
-            (spec.start_timeout_ms, spec.grace_ms, spec.rendezvous),
-            (1500, 5000, true)
-        );
-        assert_eq!(spec.args, ["-v"]);
-    }
-}
+mod tests;

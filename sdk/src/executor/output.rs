@@ -1,13 +1,17 @@
 //! What workers print.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::Write as _;
 use std::sync::Arc;
 
 use kolo_transport::frame::{FrameError, Limits};
-use kolo_transport::ids::JobId;
+use kolo_transport::ids::{JobId, NodeId};
 use kolo_transport::session::Connection;
-use kolo_transport::wire::{LogBatch, LogLine, NodeReply, NodeRequest, Stdio};
+use kolo_transport::wire::{LogBatch, LogLine, NodeReply, NodeRequest, PlacedNode, Stdio};
+use tokio::task::JoinSet;
+
+use super::nodes::Channels;
 
 /// What becomes of the lines that workers print.
 #[derive(Clone, Default)]
@@ -75,8 +79,50 @@ impl fmt::Debug for Output {
     }
 }
 
+/// Delivers what the workers of a job print.
+pub(super) struct Printing {
+    job: JobId,
+    output: Output,
+    /// The nodes whose workers are heard.
+    followed: BTreeSet<NodeId>,
+    tasks: JoinSet<()>,
+}
+
+impl Printing {
+    pub(super) fn new(job: JobId, output: Output) -> Self {
+        Self {
+            job,
+            output,
+            followed: BTreeSet::new(),
+            tasks: JoinSet::new(),
+        }
+    }
+
+    /// Follows the nodes of a generation that are not followed yet. `placed` are all nodes of the job.
+    pub(super) fn follow(&mut self, channels: &Channels, placed: &[PlacedNode]) {
+        if matches!(self.output, Output::Silent) {
+            return;
+        }
+        // A node that comes again has new workers, whose output nobody has asked for.
+        (self.followed).retain(|node| placed.iter().any(|placed| placed.node == *node));
+        for node in &channels.nodes {
+            if let Some(connection) = channels.connection(node.node)
+                && self.followed.insert(node.node)
+            {
+                let (connection, output) = (connection.clone(), self.output.clone());
+                self.tasks.spawn(follow(connection, self.job, output));
+            }
+        }
+    }
+
+    /// Waits until no worker prints any more.
+    pub(super) async fn ended(&mut self) {
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
 /// Delivers what the job's workers on one node print, until they have ended.
-pub(crate) async fn follow(connection: Connection, job: JobId, output: Output) {
+async fn follow(connection: Connection, job: JobId, output: Output) {
     if let Err(error) = try_follow(&connection, job, output).await {
         tracing::warn!(%job, node = %connection.peer().name, %error, "the output of workers is not delivered any more");
     }

@@ -5,19 +5,21 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
 use kolo_transport::frame::{FrameError, InvalidFrame, Limits};
-use kolo_transport::ids::{JobId, Rank};
-use kolo_transport::session::{Connection, ConnectionLost, Stream};
+use kolo_transport::ids::JobId;
+use kolo_transport::session::{Connection, Stream};
 use kolo_transport::wire::{
-    GenerationTable, HeadRequest, JobEvent, JobSpec, NodeReply, NodeRequest, PlacedNode, Program,
-    RankFailure, Refusal, RefusalKind, SubmitFrame,
+    HeadRequest, JobEvent, JobSpec, PlacedNode, RankFailure, Refusal, RefusalKind, SubmitFrame,
 };
+use tokio::task::JoinSet;
 
+use super::changes::Changes;
 use super::job::{Job, JobStatus};
+use super::nodes::{self, Channels, Nodes};
 use super::options::Options;
-use super::output::{self, Output};
-use super::{Executor, program, upload};
-use crate::call::{Group, GroupNode};
-use crate::cluster::{Cluster, NodeConnectError};
+use super::output::{Output, Printing};
+use super::{Executor, program};
+use crate::call::{Generations, InFlight, Target};
+use crate::cluster::Cluster;
 use crate::error::StartError;
 
 /// What the driver waits beyond the start timeout: the head keeps to the timeout too, and knows better what went wrong.
@@ -49,13 +51,17 @@ pub(crate) async fn start(
             );
         }
     }
+    let is_elastic = spec.elastic.is_some();
     let mut start = Start {
-        cluster,
+        nodes: Nodes {
+            cluster,
+            program: own.program.clone(),
+        },
         phase: "connecting to the head",
-        program: own.program.clone(),
+        is_elastic,
     };
     let limit = options.start_timeout + HEAD_HAS_THE_WORD;
-    let runtime = start.cluster.runtime().clone();
+    let runtime = start.nodes.cluster.runtime().clone();
     let Some(ready) = runtime.timeout(limit, start.run(spec)).await else {
         let (after, phase) = (options.start_timeout, start.phase);
         return Err(StartError::TimedOut { after, phase });
@@ -63,31 +69,32 @@ pub(crate) async fn start(
     let ready = ready?;
     tracing::info!(
         job = %ready.job,
-        workers = ready.table.members.len(),
-        nodes = ready.channels.len(),
+        workers = ready.channels.table.members.len(),
+        nodes = ready.channels.nodes.len(),
         seconds = began.elapsed().as_secs_f64(),
         "group started"
     );
-    Ok(run(start.cluster, ready, &options, output))
+    Ok(run(start.nodes, ready, &options, output))
 }
 
 /// All that a group has when it is ready.
 struct Ready {
     job: JobId,
-    table: GenerationTable,
     submit: Stream,
-    channels: Vec<(PlacedNode, Connection, Stream)>,
+    placed: Vec<PlacedNode>,
+    channels: Channels,
+    is_elastic: bool,
 }
 
 struct Start {
-    cluster: Cluster,
+    nodes: Nodes,
     phase: &'static str,
-    program: Program,
+    is_elastic: bool,
 }
 
 impl Start {
     async fn run(&mut self, spec: JobSpec) -> Result<Ready, StartError> {
-        let connection = self.cluster.head_connection().await?;
+        let connection = self.nodes.cluster.head_connection().await?;
         self.phase = "waiting for a place on the nodes";
         let mut submit = match connection.open(Limits::CONTROL).await {
             Ok(stream) => stream,
@@ -102,7 +109,9 @@ impl Start {
                 _ => self.head_lost(&error),
             });
         }
-        let mut placed = None;
+        let mut job = None;
+        // Held until the channels are open.
+        let mut connections = Vec::new();
         let mut early = None;
         loop {
             let event = match early.take() {
@@ -110,29 +119,31 @@ impl Start {
                 None => self.next(&mut submit).await?,
             };
             match event {
-                JobEvent::Placed { job, nodes } => {
-                    let connections;
-                    (connections, early) = self.prepare(&mut submit, job, &nodes).await?;
-                    placed = Some((job, connections));
+                JobEvent::Placed { job: id, nodes } => {
+                    let more;
+                    (more, early) = self.prepare(&mut submit, id, &nodes).await?;
+                    connections.extend(more);
+                    job = Some(id);
                     self.phase = "waiting for the workers to be ready";
                 }
-                JobEvent::Healthy { table, nodes } => {
-                    let Some((job, _connections)) = placed.take() else {
-                        return Err(self.unexpected(&"healthy before it was placed"));
+                JobEvent::Healthy { table, nodes } | JobEvent::Generation { table, nodes } => {
+                    let Some(job) = job else {
+                        return Err(self.unexpected(&"a generation before it was placed"));
                     };
                     self.phase = "opening channels to the nodes";
-                    let attach = nodes.into_iter().map(|node| self.attach(node, &table));
-                    let channels = try_join_all(attach).await?;
+                    let channels = match self.nodes.attach_all(table, &nodes).await {
+                        Ok(channels) => channels,
+                        // The next generation has come meanwhile, or is about to.
+                        Err(error) if self.is_elastic && is_stale(&error) => continue,
+                        Err(error) => return Err(error),
+                    };
                     return Ok(Ready {
                         job,
-                        table,
                         submit,
+                        placed: nodes,
                         channels,
+                        is_elastic: self.is_elastic,
                     });
-                }
-                // Its job never changes its members.
-                event @ JobEvent::Generation { .. } => {
-                    return Err(self.unexpected(&format!("{event:?}")));
                 }
                 JobEvent::Ended {
                     refusal, failure, ..
@@ -149,7 +160,7 @@ impl Start {
         match submit.recv.next::<JobEvent>().await {
             Ok(Some(frame)) => Ok(frame.head),
             Ok(None) => Err(StartError::HeadLost {
-                head: self.cluster.head(),
+                head: self.nodes.cluster.head(),
                 reason: "it ended the stream".to_owned(),
             }),
             Err(error @ FrameError::Invalid(InvalidFrame::Malformed { .. })) => {
@@ -170,13 +181,8 @@ impl Start {
         self.phase = "sending the program to the nodes";
         tracing::debug!(%job, nodes = nodes.len(), "placed");
         let this = &*self;
-        let mut work = std::pin::pin!(try_join_all(nodes.iter().map(|node| async move {
-            let connection = this.connect(node).await?;
-            if !node.has_program {
-                upload::upload(&connection, node, &this.program).await?;
-            }
-            Ok::<_, StartError>(connection)
-        })));
+        let prepare = nodes.iter().map(|node| this.nodes.prepare(node));
+        let mut work = std::pin::pin!(try_join_all(prepare));
         let (connections, early) = tokio::select! {
             done = work.as_mut() => (done?, None),
             event = this.next(submit) => match event? {
@@ -191,71 +197,15 @@ impl Start {
         }
     }
 
-    async fn connect(&self, node: &PlacedNode) -> Result<Connection, StartError> {
-        match self.cluster.node_connection(node.node, node.address).await {
-            Ok(connection) => Ok(connection),
-            Err(NodeConnectError::Endpoint(error)) => Err(error.into()),
-            Err(NodeConnectError::Node(error)) => Err(unreachable(node, &error)),
-        }
-    }
-
-    /// Opens the channel for calls to a node.
-    async fn attach(
-        &self,
-        node: PlacedNode,
-        table: &GenerationTable,
-    ) -> Result<(PlacedNode, Connection, Stream), StartError> {
-        let connection = self.connect(&node).await?;
-        let lost = |error: FrameError| unreachable(&node, &error);
-        let mut stream = connection
-            .open(Limits::CALLS)
-            .await
-            .map_err(|error: ConnectionLost| lost(error.into()))?;
-        let request = NodeRequest::Attach {
-            job: table.job,
-            generation: table.generation,
-        };
-        stream.send.send(&request, &[]).await.map_err(lost)?;
-        let expected: Vec<Rank> = table
-            .members
-            .iter()
-            .filter(|member| member.node == node.node)
-            .map(|member| member.rank)
-            .collect();
-        match stream.recv.expect::<NodeReply>().await.map_err(lost)?.head {
-            NodeReply::Attached { mut ranks } => {
-                ranks.sort_unstable();
-                if ranks != expected {
-                    let reply = format!("attached to ranks {ranks:?} in place of {expected:?}");
-                    return Err(StartError::Unexpected {
-                        from: node.hostname,
-                        reply,
-                    });
-                }
-                let node = PlacedNode { ranks, ..node };
-                Ok((node, connection, stream))
-            }
-            NodeReply::Refused(refusal) => Err(StartError::NodeRefused {
-                hostname: node.hostname,
-                what: "calls",
-                refusal,
-            }),
-            other => Err(StartError::Unexpected {
-                from: node.hostname,
-                reply: format!("{other:?}"),
-            }),
-        }
-    }
-
     fn head_lost(&self, error: &FrameError) -> StartError {
         StartError::HeadLost {
-            head: self.cluster.head(),
+            head: self.nodes.cluster.head(),
             reason: error.to_string(),
         }
     }
 
     fn unexpected(&self, reply: &dyn std::fmt::Display) -> StartError {
-        let from = format!("the head at {}", self.cluster.head());
+        let from = format!("the head at {}", self.nodes.cluster.head());
         StartError::Unexpected {
             from,
             reply: reply.to_string(),
@@ -263,12 +213,9 @@ impl Start {
     }
 }
 
-fn unreachable(node: &PlacedNode, error: &dyn std::fmt::Display) -> StartError {
-    StartError::NodeUnreachable {
-        hostname: node.hostname.clone(),
-        address: node.address,
-        reason: error.to_string(),
-    }
+/// A node is in another generation already.
+pub(super) fn is_stale(error: &StartError) -> bool {
+    matches!(error, StartError::NodeRefused { refusal, .. } if refusal.kind == RefusalKind::Stale)
 }
 
 fn refused(refusal: Option<Refusal>, failure: Option<RankFailure>) -> StartError {
@@ -291,56 +238,51 @@ fn refused(refusal: Option<Refusal>, failure: Option<RankFailure>) -> StartError
 }
 
 /// Starts the tasks of a group that is ready.
-fn run(cluster: Cluster, ready: Ready, options: &Options, output: Output) -> Executor {
+fn run(nodes: Nodes, ready: Ready, options: &Options, output: Output) -> Executor {
     let Ready {
         job,
-        table,
         submit,
+        placed,
         channels,
+        is_elastic,
     } = ready;
-    let (mut nodes, mut sinks, mut replies, mut logs) = (vec![], vec![], vec![], vec![]);
-    for (node, connection, stream) in channels {
-        nodes.push(GroupNode {
-            node: node.node,
-            hostname: node.hostname,
-            ranks: node.ranks,
-        });
-        sinks.push(stream.send);
-        replies.push(stream.recv);
-        if !matches!(output, Output::Silent) {
-            logs.push(output::follow(connection, job, output.clone()));
-        }
-    }
-    let group = Arc::new(Group::new(
-        table.generation,
-        nodes,
-        sinks,
-        options.max_in_flight,
-    ));
-    let mut tasks = tokio::task::JoinSet::new();
+    let cluster = nodes.cluster.clone();
+    let in_flight = InFlight::new(options.max_in_flight);
+    let mut printing = Printing::new(job, output);
+    printing.follow(&channels, &placed);
     let runtime = cluster.runtime();
-    for (index, replies) in replies.into_iter().enumerate() {
-        tasks.spawn(runtime.drive(Arc::clone(&group).read(index, replies)));
-        tasks.spawn(Arc::clone(&group).flush(index));
-    }
-    tasks.spawn(Arc::clone(&group).keep_time());
-    let mut printing = tokio::task::JoinSet::new();
-    for follow in logs {
-        printing.spawn(follow);
+    let (target, changes, tasks);
+    if is_elastic {
+        let mut replies = Vec::new();
+        let generations = Generations::new(options.elastic.waits, |all| {
+            let group;
+            (group, replies) = channels.into_group(in_flight.clone(), Some(all.clone()));
+            group
+        });
+        let first = nodes::serve(runtime, &generations.now(), replies);
+        tasks = JoinSet::new();
+        target = Target::Elastic(Arc::clone(&generations));
+        changes = Some(Changes::new(nodes, generations, in_flight, first));
+    } else {
+        let (group, replies) = channels.into_group(in_flight, None);
+        let group = Arc::new(group);
+        tasks = nodes::serve(runtime, &group, replies);
+        (target, changes) = (Target::Fixed(group), None);
     }
     let (status, watch) = tokio::sync::watch::channel(JobStatus::Running);
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let job_task = Job {
         id: job,
-        group: Arc::clone(&group),
+        target: target.clone(),
         cluster: cluster.clone(),
         submit,
         status,
         stop: stopped,
         grace: options.grace,
         tasks,
+        changes,
         printing,
     };
     tokio::spawn(job_task.run());
-    Executor::new(cluster, job, table, group, watch, stop, options.grace)
+    Executor::new(cluster, job, target, watch, stop, options.grace)
 }

@@ -8,7 +8,7 @@ mod start;
 use std::time::Duration;
 
 use fake::{Counter, Fake, FakeJob, add, settle, soon};
-use kolo_transport::ids::{CallId, Generation, Rank};
+use kolo_transport::ids::{CallId, Generation, Incarnation, Rank, Slot};
 use kolo_transport::wire::{
     CallFailure, CallFrame, CallOp, CallReply, Exit, FailureKind, HeadReply, JobEvent, JobState,
     LogBatch, LogLine, NodeReply, NodeRequest, Placement, RankFailure, Refusal, RefusalKind, Stdio,

@@ -107,8 +107,8 @@ impl Dispatcher {
         reply: &mut Reply,
     ) -> Result<(), FrameError> {
         reply.begin(head.call)?;
-        let ended = self.checked(head, body, read_at, reply);
-        reply.end(head.call, ended)
+        let (ended, generation) = self.checked(head, body, read_at, reply);
+        reply.end((head.call, generation), ended)
     }
 
     fn checked(
@@ -117,14 +117,18 @@ impl Dispatcher {
         body: &[u8],
         read_at: Instant,
         reply: &mut Reply,
-    ) -> Ended {
+    ) -> (Ended, Generation) {
         // A deadline beyond the clock's end is none.
         let deadline = head
             .deadline_ms
             .and_then(|ms| read_at.checked_add(Duration::from_millis(ms)));
-        let context = (self.session).begin_call((head.call, head.generation), deadline)?;
+        let begun = (self.session).begin_call((head.call, head.generation), deadline);
+        let context = match begun {
+            Ok(context) => context,
+            Err(failure) => return (Err(failure), Generation(0)),
+        };
         let ended = self.run(&context, head, body, reply);
-        self.session.end_call(ended)
+        self.session.end_call(head.generation, ended)
     }
 
     fn run(

@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 use kolo_transport::frame::{self, FrameError, InvalidFrame, Limits};
-use kolo_transport::ids::CallId;
+use kolo_transport::ids::{CallId, Generation};
 use kolo_transport::wire::{CallFailure, FailureKind, Outcome, WorkerResult};
 use serde::Serialize;
 
@@ -42,8 +42,13 @@ impl Reply {
     /// Begins the frame of a call, for now as one that returned.
     pub(crate) fn begin(&mut self, call: CallId) -> Result<(), FrameError> {
         self.frame = self.out.len();
+        self.returned(call, Generation(0))
+    }
+
+    fn returned(&mut self, call: CallId, generation: Generation) -> Result<(), FrameError> {
         let head = WorkerResult {
             call,
+            generation,
             outcome: Outcome::Returned,
         };
         frame::encode_head(&mut self.out, &head, 0)?;
@@ -72,14 +77,21 @@ impl Reply {
         })
     }
 
-    /// Ends the frame of the call: with the value that was written, or as failed.
+    /// Ends the frame of the call: with the value that was written, or as failed. `generation` is 0, or the later one that the call
+    /// has come to.
     pub(crate) fn end(
         &mut self,
-        call: CallId,
+        (call, generation): (CallId, Generation),
         ended: Result<(), CallFailure>,
     ) -> Result<(), FrameError> {
         match ended {
             Ok(()) => {
+                if generation != Generation(0) {
+                    let value = self.out.split_off(self.body);
+                    self.out.truncate(self.frame);
+                    self.returned(call, generation)?;
+                    self.out.unsplit(value);
+                }
                 let length = u32::try_from(self.out.len() - self.body).map_err(|_| {
                     InvalidFrame::TooLong {
                         part: "body",
@@ -99,6 +111,7 @@ impl Reply {
                 }
                 let head = WorkerResult {
                     call,
+                    generation,
                     outcome: Outcome::Failed(failure),
                 };
                 Ok(frame::encode_head(&mut self.out, &head, 0)?)
@@ -163,7 +176,9 @@ mod tests {
             if call.0 == 1 {
                 ended = Err(CallFailure::new(FailureKind::Error, "no"));
             }
-            reply.end(call, ended).unwrap();
+            // The last one has come to a later generation.
+            let generation = Generation(if call.0 == 2 { 7 } else { 0 });
+            reply.end((call, generation), ended).unwrap();
         }
         let frames = frames(&reply);
         let value = rmp_serde::to_vec("some value").unwrap();
@@ -173,6 +188,7 @@ mod tests {
         assert!(matches!(&frames[1].0.outcome, Outcome::Failed(f) if f.message == "no"));
         assert!(frames[1].1.is_empty());
         assert_eq!(frames[2].0.call, CallId(2));
+        assert_eq!(frames[2].0.generation, Generation(7));
         assert_eq!(frames[2].1, value);
     }
 
@@ -184,7 +200,7 @@ mod tests {
             reply.begin(call).unwrap();
             // A string of 15 bytes has one byte in front.
             let ended = reply.serialize(&"x".repeat(len - 1));
-            reply.end(call, ended).unwrap();
+            reply.end((call, Generation(0)), ended).unwrap();
         }
         let frames = frames(&reply);
         assert_eq!(frames[0].1.len(), 16);
@@ -206,7 +222,7 @@ mod tests {
         reply.begin(CallId(1)).unwrap();
         let mut failure = CallFailure::new(FailureKind::Panic, "€".repeat(MAX_TEXT));
         failure.backtrace = Some("frame\n".to_owned());
-        reply.end(CallId(1), Err(failure)).unwrap();
+        reply.end((CallId(1), Generation(0)), Err(failure)).unwrap();
         let frames = frames(&reply);
         let Outcome::Failed(failure) = &frames[0].0.outcome else {
             panic!("{frames:?}");

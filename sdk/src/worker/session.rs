@@ -148,14 +148,30 @@ impl Session {
         Ok(context)
     }
 
-    /// Ends the call that runs.
-    pub(crate) fn end_call(&self, ended: Ended) -> Ended {
-        let call = self.state().call.take();
+    /// Ends the call that runs, which was meant for `meant`. Also gives the later generation that it has come to, or 0.
+    pub(crate) fn end_call(&self, meant: Generation, ended: Ended) -> (Ended, Generation) {
+        let mut state = self.state();
+        let call = state.call.take();
+        let (is_out, is_elastic) = (state.present.is_none(), state.next_within.is_some());
+        drop(state);
         let stopping = self.stopping.load(Ordering::Acquire);
-        let ended = match call {
-            Some((call, context)) => context.end_call(call, ended, stopping),
-            None => ended,
-        };
+        let mut ended = (ended, Generation(0));
+        if let Some((call, context)) = call {
+            ended.0 = context.end_call(call, ended.0, stopping);
+            if context.generation() != meant {
+                ended.1 = context.generation();
+            }
+            if let Err(failure) = &mut ended.0
+                && is_elastic
+                && !stopping
+            {
+                if is_out {
+                    failure.kind = FailureKind::Left;
+                } else if context.lost_a_rank() {
+                    failure.kind = FailureKind::GenerationOver;
+                }
+            }
+        }
         self.running.end();
         ended
     }

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::RankFailure;
-use crate::ids::{CallId, Generation, ObjectId, Rank};
+use crate::ids::{CallId, Generation, Incarnation, ObjectId, Rank, Slot};
 
 /// What a call does in the worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ pub enum CallOp {
     },
 }
 
-/// From the driver.
+/// From the driver. Ranks are those of the channel's generation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CallFrame {
     /// Run something on some of this node's ranks. Body: the arguments.
@@ -68,20 +68,34 @@ pub enum CallFrame {
 /// From the node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CallReply {
-    /// A call ended on a rank. Body: its result.
+    /// A call ended in a worker. Body: its result.
     Result {
         /// Which.
         call: CallId,
-        /// Where.
-        rank: Rank,
+        /// Where. A channel has one process of each slot, for as long as it lives.
+        slot: Slot,
+        /// As [`WorkerResult::generation`](super::WorkerResult::generation).
+        #[serde(default, skip_serializing_if = "Generation::is_none")]
+        generation: Generation,
         /// How.
         outcome: Outcome,
     },
-    /// A rank is gone; calls on it that have no result fail with this. Ranks of other nodes are told too.
+    /// A call was not taken to a rank.
+    Refused {
+        /// Which.
+        call: CallId,
+        /// The rank, as the call named it.
+        rank: Rank,
+        /// Why.
+        failure: CallFailure,
+    },
+    /// A process of this node is gone; calls on it that have no result fail with this.
     Lost {
-        /// The generation.
-        generation: Generation,
-        /// What is known.
+        /// Its slot.
+        slot: Slot,
+        /// The how-manieth process of the slot it was.
+        incarnation: Incarnation,
+        /// What is known. The rank is that of the last generation that it was in.
         failure: RankFailure,
         /// Whether it ended because its job is being stopped: then something else is the first cause.
         #[serde(default)]
@@ -149,8 +163,12 @@ pub enum FailureKind {
     Cancelled,
     /// Its deadline passed before it began, or at an await point.
     Deadline,
-    /// It was meant for another generation.
+    /// It was meant for another generation, and has not begun.
     Stale,
+    /// An operation with other ranks failed because one of them is lost, or because the generation was over.
+    GenerationOver,
+    /// It could not go on: its group has a later generation, and this worker is not in that.
+    Left,
     /// The rank is not on this node or takes no calls.
     NoSuchRank,
     /// A kind of a later version.

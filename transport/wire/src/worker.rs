@@ -30,6 +30,9 @@ pub struct WorkerCall {
 pub struct WorkerResult {
     /// Which call.
     pub call: CallId,
+    /// The generation in which it ended, if that is a later one than the one it was meant for; else 0.
+    #[serde(default, skip_serializing_if = "Generation::is_none")]
+    pub generation: Generation,
     /// How it ended.
     pub outcome: Outcome,
 }

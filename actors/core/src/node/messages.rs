@@ -232,14 +232,16 @@ pub struct Link {
     pub generation: Generation,
 }
 
-/// A rank that is lost, on any node.
+/// A worker of this node that is gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loss {
     /// The job.
     pub job: JobId,
-    /// The generation that had it.
-    pub generation: Generation,
-    /// The circumstances.
+    /// The worker's slot.
+    pub slot: Slot,
+    /// The how-manieth process of the slot the worker was.
+    pub incarnation: Incarnation,
+    /// The circumstances. The rank is that of the last generation that had the worker.
     pub failure: RankFailure,
     /// Whether the job is being stopped here.
     pub stopping: bool,
@@ -293,7 +295,7 @@ pub enum Output {
     Signal(WorkerId, Signal),
     /// A generation is complete: calls are for it from now on.
     Complete(GenerationTable),
-    /// Callers must learn that a rank is lost.
+    /// Callers must learn that a worker of this node is gone. They hear of other nodes' workers from these.
     Lost(Loss),
     /// A job takes no more calls.
     CloseCalls(JobId),

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use kolo_actors::node::ControlSender;
+use kolo_core::membership::Process;
 use kolo_transport::frame::{FrameError, FrameReader, Limits};
-use kolo_transport::ids::{CallId, Rank, Slot};
+use kolo_transport::ids::CallId;
 use kolo_transport::wire::{CallReply, WorkerResult};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -76,7 +77,7 @@ pub(super) enum Sent {
 /// One worker.
 #[derive(Debug)]
 pub(super) struct Link {
-    slot: Slot,
+    process: Process,
     socket: OwnedWriteHalf,
     control: ControlSender,
     out: Mutex<Out>,
@@ -91,14 +92,14 @@ pub(super) struct Link {
 impl Link {
     /// Takes over the call socket of a worker. Must be called inside the runtime that is to drive it.
     pub(super) fn new(
-        slot: Slot,
+        process: Process,
         socket: StdUnixStream,
         control: ControlSender,
     ) -> io::Result<(Arc<Self>, Incoming)> {
         socket.set_nonblocking(true)?;
         let (read, write) = UnixStream::from_std(socket)?.into_split();
         let link = Arc::new(Self {
-            slot,
+            process,
             socket: write,
             control,
             out: Mutex::default(),
@@ -114,8 +115,8 @@ impl Link {
         Ok((link, incoming))
     }
 
-    pub(super) fn slot(&self) -> Slot {
-        self.slot
+    pub(super) fn process(&self) -> Process {
+        self.process
     }
 
     fn out(&self) -> MutexGuard<'_, Out> {
@@ -197,7 +198,7 @@ impl Link {
             }
             for call in calls {
                 if let Err(error) = self.control.cancel(call).await {
-                    tracing::debug!(slot = %self.slot, %call, %error, "a call could not be cancelled");
+                    tracing::debug!(process = %self.process, %call, %error, "a call could not be cancelled");
                     return;
                 }
             }
@@ -296,15 +297,13 @@ pub(super) struct Incoming {
 impl Incoming {
     /// Passes results on until the worker's end is closed.
     ///
-    /// `rank` gives the worker's rank at the time.
-    ///
     /// # Errors
     ///
     /// What the worker sent that is no result.
-    pub(super) async fn run(mut self, rank: impl Fn() -> Rank) -> Result<(), String> {
+    pub(super) async fn run(mut self) -> Result<(), String> {
         let result = loop {
             match self.reader.next::<WorkerResult>().await {
-                Ok(Some(frame)) => self.pass_on(rank(), frame.head, &frame.body),
+                Ok(Some(frame)) => self.pass_on(frame.head, &frame.body),
                 // A worker that was killed in the middle of a result has its own way to tell.
                 Ok(None) | Err(FrameError::Truncated { .. } | FrameError::Io(_)) => break Ok(()),
                 Err(error) => break Err(format!("its call socket: {error}")),
@@ -318,15 +317,21 @@ impl Incoming {
         result
     }
 
-    fn pass_on(&mut self, rank: Rank, result: WorkerResult, body: &Bytes) {
-        let WorkerResult { call, outcome } = result;
+    fn pass_on(&mut self, result: WorkerResult, body: &Bytes) {
+        let WorkerResult {
+            call,
+            generation,
+            outcome,
+        } = result;
+        let process = self.link.process;
         let Some(channel) = self.link.answered(call) else {
-            tracing::debug!(slot = %self.link.slot, %call, "a result for no call");
+            tracing::debug!(%process, %call, "a result for no call");
             return;
         };
         let reply = CallReply::Result {
             call,
-            rank,
+            slot: process.slot,
+            generation,
             outcome,
         };
         channel.push(&reply, body);

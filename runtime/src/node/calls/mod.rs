@@ -6,36 +6,36 @@
 //!        <-- Channel (results, losses) <----------- Incoming <-------------
 //! ```
 //!
-//! Calls of one channel reach each rank in the order in which they came (C-2), and at most once (C-1):
+//! A channel belongs to one generation, and to the processes of that one for ever: a call on it never reaches a later process of
+//! the same slot. Calls of one channel reach each rank in the order in which they came (C-2), and at most once (C-1):
 //! nothing is ever sent again. A worker that does not read holds up the channels that call it once its
 //! queue is full; a driver that does not read holds up the workers that answer it.
 
 mod channel;
+mod job;
 mod link;
 mod queue;
+mod router;
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream as StdUnixStream;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use bytes::{Bytes, BytesMut};
 use dashmap::DashMap;
 use kolo_actors::node::{CallPlane, CallsEnd, ControlSender};
-use kolo_core::node::messages::{Loss as LostRank, WorkerId};
+use kolo_core::membership::Process;
+use kolo_core::node::messages::{Loss as LostWorker, WorkerId};
 use kolo_core::node::orphans::Present as PresentJob;
-use kolo_transport::ids::{CallId, DriverId, Generation, JobId, Rank, Slot};
-use kolo_transport::wire::{
-    CallFailure, CallFrame, CallOp, CallReply, FailureKind, GenerationTable, NodeReply, Outcome,
-    RankFailure, Refusal, RefusalKind, StartWorkers, WorkerCall,
-};
-use kolo_transport::{CloseCode, Connection, Frame, FrameError, FrameReceiver, Stream, frame};
+use kolo_transport::ids::{DriverId, Generation, JobId};
+use kolo_transport::wire::{GenerationTable, NodeReply, Refusal, RefusalKind, StartWorkers};
+use kolo_transport::{CloseCode, Connection, FrameError, Stream};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use self::channel::Channel;
-use self::link::{Link, Sent};
+use self::job::{Job, Loss};
+use self::link::Link;
+use self::router::Router;
 
 /// All jobs whose workers can be called here.
 #[derive(Debug)]
@@ -132,8 +132,8 @@ impl Calls {
                     format!("{job} has no workers on this node"),
                 )
             })
-            .and_then(|job| job.admit(driver, generation).map(|ranks| (job, ranks)));
-        let (job, ranks) = match admitted {
+            .and_then(|job| job.admit(driver, generation).map(|routes| (job, routes)));
+        let (job, routes) = match admitted {
             Ok(admitted) => admitted,
             Err(refusal) => {
                 stream.send.send(&NodeReply::Refused(refusal), &[]).await?;
@@ -142,20 +142,15 @@ impl Calls {
             }
         };
         let present = self.present(job.id, driver);
+        let ranks = routes.iter().map(|(rank, _)| *rank).collect();
         stream
             .send
             .send(&NodeReply::Attached { ranks }, &[])
             .await?;
         let channel = Channel::new(stream.send);
-        if job.add(&channel) {
+        if job.add(&channel, &routes) {
             channel.flush();
-            let mut router = Router {
-                job: &job,
-                channel: &channel,
-                connection,
-                touched: Vec::new(),
-                head: BytesMut::new(),
-            };
+            let mut router = Router::new(&job, &channel, connection, generation, &routes);
             router.run(&mut stream.recv).await;
             job.remove(&channel);
         }
@@ -168,30 +163,11 @@ impl Calls {
 
 impl CallPlane for Calls {
     fn open(&self, start: &StartWorkers) {
-        let job = Job {
-            id: start.job,
-            owner: start.owner,
-            elastic: start.elastic,
-            present: AtomicUsize::new(0),
-            table: RwLock::new(Table {
-                generation: start.generation,
-                ..Table::default()
-            }),
-        };
-        // Programs that are not kolo's take no calls. Their job is known here all the same: whether its driver is there decides
-        // whether it is an orphan.
-        let slots = start.slots.iter().filter(|_| start.installed.is_none());
-        for slot in slots {
-            job.table_mut().places.insert(
-                slot.member.rank,
-                Place {
-                    slot: slot.member.slot,
-                    link: None,
-                },
-            );
+        // More workers of an elastic job join those that are here.
+        if !start.elastic || !self.jobs.contains_key(&start.job) {
+            self.jobs.insert(start.job, Arc::new(Job::new(start)));
+            self.changed();
         }
-        self.jobs.insert(start.job, Arc::new(job));
-        self.changed();
     }
 
     fn connect(
@@ -200,19 +176,22 @@ impl CallPlane for Calls {
         socket: StdUnixStream,
         control: ControlSender,
     ) -> std::io::Result<CallsEnd> {
-        let (job, slot) = (worker.stay.job, worker.slot);
+        let job = worker.stay.job;
+        let process = Process {
+            slot: worker.slot,
+            incarnation: worker.incarnation,
+        };
         let job = self
             .job(job)
             .ok_or_else(|| std::io::Error::other(format!("{job} takes no calls here")))?;
         let (link, incoming) = {
             let _entered = self.runtime.enter();
-            Link::new(slot, socket, control)?
+            Link::new(process, socket, control)?
         };
-        let rank = Arc::new(AtomicU32::new(0));
-        job.put(&link, &rank);
+        job.put(link.clone());
         self.runtime.spawn(link.clone().serve());
         let task = self.runtime.spawn(async move {
-            let result = incoming.run(|| Rank(rank.load(Ordering::Relaxed))).await;
+            let result = incoming.run().await;
             link.close();
             result
         });
@@ -228,20 +207,25 @@ impl CallPlane for Calls {
         }
     }
 
-    fn lost(&self, lost: &LostRank) {
-        let LostRank {
+    fn lost(&self, lost: &LostWorker) {
+        let LostWorker {
             job,
-            generation,
+            slot,
+            incarnation,
             failure,
             stopping,
         } = lost;
-        tracing::info!(%job, %generation, stopping, %failure, "a rank is gone");
+        let process = Process {
+            slot: *slot,
+            incarnation: *incarnation,
+        };
+        tracing::info!(%job, %process, stopping, %failure, "a worker is gone");
         let Some(job) = self.job(*job) else { return };
         let loss = Loss {
             failure: failure.clone(),
             stopping: *stopping,
         };
-        for channel in job.lose(*generation, loss) {
+        for channel in job.lose(process, loss) {
             let _entered = self.runtime.enter();
             channel.flush();
         }
@@ -256,342 +240,4 @@ impl CallPlane for Calls {
             self.runtime.spawn(async move { channel.finish().await });
         }
     }
-}
-
-/// A rank of this node.
-#[derive(Debug)]
-struct Place {
-    slot: Slot,
-    /// The worker; `None` before its process runs.
-    link: Option<(Arc<Link>, Arc<AtomicU32>)>,
-}
-
-/// A rank that is gone.
-#[derive(Debug)]
-struct Loss {
-    failure: RankFailure,
-    /// Whether it ended because the job is being stopped.
-    stopping: bool,
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    generation: Generation,
-    places: BTreeMap<Rank, Place>,
-    /// Ranks of the generation that are gone, on any node.
-    losses: BTreeMap<Rank, Loss>,
-    channels: Vec<Arc<Channel>>,
-    closed: bool,
-}
-
-/// A job's workers on this node, and the channels to them.
-#[derive(Debug)]
-struct Job {
-    id: JobId,
-    owner: DriverId,
-    elastic: bool,
-    /// Streams of the driver: channels of calls, and logs that it follows.
-    present: AtomicUsize,
-    table: RwLock<Table>,
-}
-
-impl Job {
-    fn table(&self) -> RwLockReadGuard<'_, Table> {
-        self.table.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn table_mut(&self) -> RwLockWriteGuard<'_, Table> {
-        self.table.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The ranks that a driver may call here.
-    fn admit(&self, driver: DriverId, generation: Generation) -> Result<Vec<Rank>, Refusal> {
-        if driver != self.owner {
-            return Err(Refusal::new(
-                RefusalKind::Forbidden,
-                format!(
-                    "{} belongs to another driver; only the one that submitted it may call its workers",
-                    self.id
-                ),
-            ));
-        }
-        let table = self.table();
-        if generation != table.generation {
-            return Err(Refusal::new(
-                RefusalKind::Stale,
-                format!(
-                    "generation {generation} of {} is not the current one, {}",
-                    self.id, table.generation
-                ),
-            ));
-        }
-        Ok(table.places.keys().copied().collect())
-    }
-
-    /// Whether the job takes one more channel. It learns of all losses so far.
-    fn add(&self, channel: &Arc<Channel>) -> bool {
-        let mut table = self.table_mut();
-        if table.closed {
-            return false;
-        }
-        for loss in table.losses.values() {
-            push_loss(channel, table.generation, loss);
-        }
-        table.channels.push(channel.clone());
-        true
-    }
-
-    fn remove(&self, channel: &Arc<Channel>) {
-        let mut table = self.table_mut();
-        table.channels.retain(|other| !Arc::ptr_eq(other, channel));
-        // Nobody waits for what it called.
-        for (link, _) in table
-            .places
-            .values()
-            .filter_map(|place| place.link.as_ref())
-        {
-            link.cancel_all(channel);
-        }
-    }
-
-    fn put(&self, link: &Arc<Link>, number: &Arc<AtomicU32>) {
-        let mut table = self.table_mut();
-        for (rank, place) in &mut table.places {
-            if place.slot == link.slot() {
-                number.store(rank.0, Ordering::Relaxed);
-                place.link = Some((link.clone(), number.clone()));
-            }
-        }
-    }
-
-    fn complete(&self, new: &GenerationTable) {
-        let mut table = self.table_mut();
-        if new.generation > table.generation {
-            table.generation = new.generation;
-            table.losses.clear();
-        }
-        let mut by_slot: BTreeMap<Slot, Place> = std::mem::take(&mut table.places)
-            .into_values()
-            .map(|place| (place.slot, place))
-            .collect();
-        for member in &new.members {
-            if let Some(place) = by_slot.remove(&member.slot) {
-                if let Some((_, number)) = &place.link {
-                    number.store(member.rank.0, Ordering::Relaxed);
-                }
-                table.places.insert(member.rank, place);
-            }
-        }
-    }
-
-    /// Notes a loss, and gives the channels that must learn of it.
-    fn lose(&self, generation: Generation, loss: Loss) -> Vec<Arc<Channel>> {
-        let mut table = self.table_mut();
-        if generation != table.generation {
-            return Vec::new();
-        }
-        if let Some((link, _)) = table
-            .places
-            .get(&loss.failure.rank)
-            .and_then(|place| place.link.as_ref())
-        {
-            link.close();
-        }
-        for channel in &table.channels {
-            push_loss(channel, generation, &loss);
-        }
-        table.losses.insert(loss.failure.rank, loss);
-        table.channels.clone()
-    }
-
-    /// Ends all channels and links; gives the channels, to be finished.
-    fn close(&self) -> Vec<Arc<Channel>> {
-        let mut table = self.table_mut();
-        table.closed = true;
-        for (link, _) in table
-            .places
-            .values()
-            .filter_map(|place| place.link.as_ref())
-        {
-            link.close();
-        }
-        std::mem::take(&mut table.channels)
-    }
-}
-
-fn push_loss(channel: &Channel, generation: Generation, loss: &Loss) {
-    let reply = CallReply::Lost {
-        generation,
-        failure: loss.failure.clone(),
-        stopping: loss.stopping,
-    };
-    channel.push(&reply, &Bytes::new());
-}
-
-/// Takes calls from a driver's stream to the workers.
-struct Router<'a> {
-    job: &'a Job,
-    channel: &'a Arc<Channel>,
-    /// What the channel is a stream of.
-    connection: &'a Connection,
-    /// Workers with calls that are not on their sockets yet.
-    touched: Vec<Arc<Link>>,
-    head: BytesMut,
-}
-
-impl Router<'_> {
-    /// Until the driver or the job ends the channel.
-    async fn run(&mut self, stream: &mut FrameReceiver) {
-        let mut over = self.channel.over();
-        loop {
-            let frame = tokio::select! {
-                biased;
-                frame = stream.next::<CallFrame>() => frame,
-                _ = over.wait_for(|over| *over) => return,
-            };
-            match frame {
-                Ok(Some(frame)) => self.route(frame),
-                Ok(None) => return,
-                Err(error) => {
-                    tracing::debug!(job = %self.job.id, %error, "a channel of calls failed");
-                    return;
-                }
-            }
-            // What came with one read goes out with one write per worker.
-            if !stream.is_ready() && !self.flush().await {
-                return;
-            }
-        }
-    }
-
-    fn route(&mut self, frame: Frame<CallFrame>) {
-        match frame.head {
-            CallFrame::Call {
-                call,
-                generation,
-                ranks,
-                deadline_ms,
-                op,
-            } => self.call(call, generation, &ranks, deadline_ms, op, &frame.body),
-            CallFrame::Cancel { call, ranks } => {
-                let table = self.job.table();
-                for (rank, place) in &table.places {
-                    if let Some((link, _)) = &place.link
-                        && (ranks.is_empty() || ranks.contains(rank))
-                    {
-                        link.cancel(call, self.channel);
-                    }
-                }
-            }
-        }
-    }
-
-    fn call(
-        &mut self,
-        call: CallId,
-        generation: Generation,
-        ranks: &[Rank],
-        deadline_ms: Option<u64>,
-        op: CallOp,
-        body: &Bytes,
-    ) {
-        let table = self.job.table();
-        if generation != table.generation {
-            let message = format!(
-                "the call is for generation {generation}, the current one is {}",
-                table.generation
-            );
-            for rank in ranks {
-                self.fail(call, *rank, FailureKind::Stale, message.clone());
-            }
-            return;
-        }
-        // The same for every rank.
-        self.head.clear();
-        let request = WorkerCall {
-            call,
-            generation,
-            deadline_ms,
-            op,
-        };
-        if let Err(error) = frame::encode_head(&mut self.head, &request, body.len()) {
-            for rank in ranks {
-                self.fail(call, *rank, FailureKind::Arguments, error.to_string());
-            }
-            return;
-        }
-        // Once on each rank, also if it is named twice (C-1).
-        let ranks = distinct(ranks);
-        for rank in &*ranks {
-            if let Some(loss) = table.losses.get(rank) {
-                push_loss(self.channel, generation, loss);
-                continue;
-            }
-            let link = table
-                .places
-                .get(rank)
-                .and_then(|place| place.link.as_ref())
-                .map(|(link, _)| link);
-            let sent = link.map(|link| link.send(call, self.channel, &self.head, body));
-            match (link, sent) {
-                (Some(link), Some(Sent::Queued)) => {
-                    if !self.touched.iter().any(|other| Arc::ptr_eq(other, link)) {
-                        self.touched.push(link.clone());
-                    }
-                }
-                // Its socket is closed, so its loss follows.
-                (_, Some(Sent::Closed)) => {}
-                _ => self.fail(
-                    call,
-                    *rank,
-                    FailureKind::NoSuchRank,
-                    format!("rank {rank} of {} is not on this node", self.job.id),
-                ),
-            }
-        }
-    }
-
-    fn fail(&self, call: CallId, rank: Rank, kind: FailureKind, message: String) {
-        let reply = CallReply::Result {
-            call,
-            rank,
-            outcome: Outcome::Failed(CallFailure::new(kind, message)),
-        };
-        self.channel.push(&reply, &Bytes::new());
-    }
-
-    /// Puts calls on the workers' sockets and answers on the stream; waits while a queue is full, that of answers
-    /// included: nobody who sends calls and reads no answers makes it grow. `false` if the channel is over.
-    async fn flush(&mut self) -> bool {
-        for link in &self.touched {
-            link.flush();
-        }
-        self.channel.flush();
-        for link in self.touched.drain(..) {
-            if link.has_room() {
-                continue;
-            }
-            let mut over = self.channel.over();
-            tokio::select! {
-                biased;
-                () = link.room() => {}
-                _ = over.wait_for(|over| *over) => return false,
-                // While it waits nobody reads the stream, and would notice that the driver is gone.
-                _ = self.connection.closed() => return false,
-            }
-        }
-        self.channel.room().await;
-        !self.channel.is_over()
-    }
-}
-
-/// The ranks, each once. Drivers name them in order, so that there is nothing to do most of the time.
-fn distinct(ranks: &[Rank]) -> Cow<'_, [Rank]> {
-    if ranks.is_sorted_by(|one, next| one < next) {
-        return Cow::Borrowed(ranks);
-    }
-    let mut ranks = ranks.to_vec();
-    ranks.sort_unstable();
-    ranks.dedup();
-    Cow::Owned(ranks)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kolo_transport::ids::Rank;
 
 use super::super::entry::{Entry, Slot};
-use super::super::failure::{CallError, RankError};
+use super::super::failure::{CallError, CallErrorKind, RankError};
 use super::{CallTable, ECHO_WAIT, LEAVE_WAIT};
 
 /// Where the chain of causes of a failure ends.
@@ -61,6 +61,7 @@ impl<W> CallTable<W> {
         Some(CallError::Ended {
             call: name.to_owned(),
             reason: reason.clone(),
+            first: None,
         })
     }
 
@@ -72,6 +73,10 @@ impl<W> CallTable<W> {
         let mut error = failed;
         // A chain is no longer than there are ranks; a longer one goes in a circle.
         for _ in 0..=self.world_size() {
+            if self.elastic.is_some() && error.kind() == CallErrorKind::GenerationOver {
+                // Whichever rank is lost: the next generation takes the call.
+                return Chase::Root(error);
+            }
             let Some(cause) = error.caused_by() else {
                 return if error.is_echo() {
                     Chase::Unknown

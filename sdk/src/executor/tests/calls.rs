@@ -101,8 +101,8 @@ async fn arguments_over_the_limit_are_refused_before_anything_is_sent() {
     let op = CallOp::Function {
         name: "f".to_owned(),
     };
-    let group = Arc::clone(&executor.inner.group);
-    let call = Call::<All, u32>::new(group, All, "f".to_owned(), op, Ok(huge));
+    let target = executor.inner.target.clone();
+    let call = Call::<All, u32>::new(target, All, "f".to_owned(), op, Ok(huge));
     let error = soon(call).await.unwrap_err();
     assert_eq!(error.kind(), CallErrorKind::Arguments);
     assert!(error.to_string().contains("1073741824"), "{error}");

@@ -10,7 +10,8 @@ async fn a_lost_worker_fails_its_calls_with_its_end_and_others_go_on() {
     node.call().await;
     let failure = failure(&job, 1, Exit::Signal(9));
     let lost = CallReply::Lost {
-        generation: Generation(1),
+        slot: Slot(1),
+        incarnation: Incarnation::FIRST,
         failure,
         stopping: false,
     };
@@ -40,13 +41,14 @@ async fn a_lost_worker_fails_its_calls_with_its_end_and_others_go_on() {
 }
 
 #[tokio::test]
-async fn a_loss_in_another_generation_is_none() {
+async fn a_loss_of_another_process_of_the_slot_is_none() {
     let (executor, job, fake) = Fake::group(1, 1).await;
     let call = tokio::spawn(executor.run(add, 1).into_future());
     let (id, ..) = fake.nodes[0].call().await;
     let failure = failure(&job, 0, Exit::Signal(9));
     let lost = CallReply::Lost {
-        generation: Generation(7),
+        slot: Slot(0),
+        incarnation: Incarnation(7),
         failure,
         stopping: false,
     };
@@ -97,7 +99,8 @@ async fn a_job_that_fails_ends_every_call_with_the_first_cause() {
     // Its own worker is stopped because of another.
     let stopped = failure(&job, 0, Exit::Signal(15));
     let lost = CallReply::Lost {
-        generation: Generation(1),
+        slot: Slot(0),
+        incarnation: Incarnation::FIRST,
         failure: stopped,
         stopping: true,
     };

@@ -1,5 +1,6 @@
 //! A head and nodes that say what a test tells them to say.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -110,7 +111,8 @@ pub(super) struct FakeNode {
     id: NodeId,
     endpoint: Endpoint,
     requests: Mutex<mpsc::Receiver<(NodeRequest, Stream)>>,
-    channel: Mutex<Option<(FrameSender, FrameReceiver)>>,
+    /// One for each generation.
+    channels: Mutex<BTreeMap<Generation, (FrameSender, FrameReceiver)>>,
     ranks: std::sync::Mutex<Vec<Rank>>,
 }
 
@@ -166,7 +168,7 @@ impl Fake {
                 id,
                 requests: Mutex::new(requests(&runtime, endpoint.clone())),
                 endpoint,
-                channel: Mutex::default(),
+                channels: Mutex::default(),
                 ranks: std::sync::Mutex::default(),
             }
         };
@@ -218,7 +220,7 @@ impl Fake {
         assert_eq!(soon(job.frame()).await, Some(SubmitFrame::ProgramReady));
         job.healthy(self).await;
         for node in &self.nodes {
-            node.attach().await;
+            node.attach(Generation(1)).await;
         }
         (soon(starting).await.unwrap().unwrap(), job)
     }
@@ -392,16 +394,10 @@ impl FakeNode {
     }
 
     /// Takes the driver's channel for calls.
-    pub(super) async fn attach(&self) {
+    pub(super) async fn attach(&self, expected: Generation) {
         let (request, mut stream) = soon(self.request()).await;
         assert!(
-            matches!(
-                request,
-                NodeRequest::Attach {
-                    generation: Generation(1),
-                    ..
-                }
-            ),
+            matches!(request, NodeRequest::Attach { generation, .. } if generation == expected),
             "{request:?}"
         );
         let ranks = self.ranks.lock().unwrap().clone();
@@ -410,17 +406,26 @@ impl FakeNode {
             .send(&NodeReply::Attached { ranks }, &[])
             .await
             .unwrap();
-        *self.channel.lock().await = Some((stream.send, stream.recv));
+        let mut channels = self.channels.lock().await;
+        channels.insert(expected, (stream.send, stream.recv));
     }
 
+    /// The next frame of the newest channel.
     pub(super) async fn frame(&self) -> (CallFrame, Bytes) {
-        let mut channel = self.channel.lock().await;
-        let (_, recv) = channel.as_mut().expect("attached");
+        let mut channels = self.channels.lock().await;
+        let (_, (_, recv)) = channels.iter_mut().next_back().expect("attached");
         let frame = recv.expect::<CallFrame>().await.unwrap();
         (frame.head, frame.body)
     }
 
-    /// The next call; cancellations are skipped.
+    /// Waits until the driver ends its channel of a generation.
+    pub(super) async fn hung_up(&self, generation: Generation) {
+        let mut channels = self.channels.lock().await;
+        let (_, mut recv) = channels.remove(&generation).expect("attached");
+        while let Ok(Some(_)) = soon(recv.next::<CallFrame>()).await {}
+    }
+
+    /// The next call of the newest channel; cancellations are skipped.
     pub(super) async fn call(&self) -> (CallId, Vec<Rank>, CallOp, Bytes) {
         loop {
             if let (
@@ -434,22 +439,29 @@ impl FakeNode {
                 body,
             ) = soon(self.frame()).await
             {
-                assert_eq!(generation, Generation(1));
+                let newest = self.channels.lock().await.keys().next_back().copied();
+                assert_eq!(Some(generation), newest);
                 return (call, ranks, op, body);
             }
         }
     }
 
     pub(super) async fn reply(&self, reply: &CallReply, body: &[u8]) {
-        let mut channel = self.channel.lock().await;
-        let (send, _) = channel.as_mut().expect("attached");
+        let newest = self.channels.lock().await.keys().next_back().copied();
+        self.reply_in(newest.expect("attached"), reply, body).await;
+    }
+
+    pub(super) async fn reply_in(&self, generation: Generation, reply: &CallReply, body: &[u8]) {
+        let mut channels = self.channels.lock().await;
+        let (send, _) = channels.get_mut(&generation).expect("attached");
         send.send(reply, body).await.unwrap();
     }
 
     pub(super) async fn returns(&self, call: CallId, rank: Rank, value: &impl Serialize) {
         let reply = CallReply::Result {
             call,
-            rank,
+            slot: Slot(rank.0),
+            generation: Generation(0),
             outcome: Outcome::Returned,
         };
         self.reply(&reply, &codec::encode(value).unwrap()).await;
@@ -458,7 +470,8 @@ impl FakeNode {
     pub(super) async fn fails(&self, call: CallId, rank: Rank, failure: CallFailure) {
         let reply = CallReply::Result {
             call,
-            rank,
+            slot: Slot(rank.0),
+            generation: Generation(0),
             outcome: Outcome::Failed(failure),
         };
         self.reply(&reply, &[]).await;

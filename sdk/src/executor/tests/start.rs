@@ -27,7 +27,7 @@ async fn a_program_is_sent_to_nodes_that_lack_it_before_the_workers_start() {
     assert_eq!(soon(job.frame()).await, Some(SubmitFrame::ProgramReady));
     job.healthy(&fake).await;
     for node in &fake.nodes {
-        node.attach().await;
+        node.attach(Generation(1)).await;
     }
     let executor = soon(starting).await.unwrap().unwrap();
     assert_eq!((executor.world_size(), executor.job()), (2, job.job));

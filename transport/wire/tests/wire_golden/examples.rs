@@ -601,8 +601,23 @@ pub(crate) fn cases() -> Vec<Case> {
         stopping: true,
     };
     add!(CallReply:
-        CallReply::Result { call: CallId(1), rank: Rank(0), outcome: Outcome::Returned },
-        CallReply::Lost { generation: GENERATION, failure: failure(), stopping: true },
+        CallReply::Result {
+            call: CallId(1),
+            slot: Slot(4),
+            generation: GENERATION,
+            outcome: Outcome::Returned,
+        },
+        CallReply::Refused {
+            call: CallId(1),
+            rank: Rank(0),
+            failure: CallFailure::new(FailureKind::NoSuchRank, "rank 0 is not on this node"),
+        },
+        CallReply::Lost {
+            slot: Slot(4),
+            incarnation: Incarnation(2),
+            failure: failure(),
+            stopping: true,
+        },
     );
     add!(Outcome: Outcome::Returned, Outcome::Failed(echo.clone()));
     add!(ToWorker:
@@ -656,7 +671,7 @@ pub(crate) fn cases() -> Vec<Case> {
         deadline_ms: None,
         op: CallOp::Drop { object: ObjectId(9) },
     });
-    add!(WorkerResult: WorkerResult { call: CallId(1), outcome: Outcome::Failed(echo) });
+    add!(WorkerResult: WorkerResult { call: CallId(1), generation: GENERATION, outcome: Outcome::Failed(echo) });
     add!(Placement: Placement::Pack { workers: 4 }, Placement::Spread { hosts: 2, slots: 3 });
     add!(Exit: Exit::Code(-1), Exit::Signal(9), Exit::Unknown);
     for state in [

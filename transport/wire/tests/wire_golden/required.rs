@@ -130,7 +130,11 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Drop
     }));
     names.extend(variants!(CallFrame { Call, Cancel }));
-    names.extend(variants!(CallReply { Result, Lost }));
+    names.extend(variants!(CallReply {
+        Result,
+        Refused,
+        Lost
+    }));
     names.extend(variants!(ToWorker {
         Welcome,
         Listen,

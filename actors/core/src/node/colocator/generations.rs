@@ -88,7 +88,7 @@ impl Colocator {
         Ok(ranks)
     }
 
-    /// A rank is gone on some node.
+    /// A rank is gone on some node. Callers hear of the loss from that node.
     ///
     /// # Errors
     ///

@@ -28,7 +28,7 @@ pub use self::entry::SlotState;
 use self::starting::{Asked, WardenState};
 pub use self::stopping::KILLED;
 use self::stopping::Stop;
-use super::messages::{Loss, Output, Stay, WorkerId};
+use super::messages::{Output, Stay, WorkerId};
 
 /// The longest time to wait for a hello, and the longest grace; longer ones are cut to it.
 pub const MAX_WAIT: Duration = Duration::from_secs(24 * 3600);
@@ -191,18 +191,12 @@ impl Colocator {
         format!("{} is over on this node: {reason}", self.job)
     }
 
-    /// Tells callers and workers of a loss, once.
+    /// Tells workers of a loss, once.
     fn lose(&mut self, failure: RankFailure, outputs: &mut Vec<Output>) {
         if self.losses.contains_key(&failure.rank) {
             return;
         }
         self.losses.insert(failure.rank, failure.clone());
-        outputs.push(Output::Lost(Loss {
-            job: self.job,
-            generation: self.generation,
-            failure: failure.clone(),
-            stopping: self.phase != Phase::Running,
-        }));
         let message = ToWorker::RankLost {
             generation: self.generation,
             failure,

@@ -9,7 +9,7 @@ use kolo_wire::{Exit, FromWorker, NodeEvent, RankFailure, Refusal, ToWorker};
 
 use super::stopping::{KILLED, StopStep};
 use super::{Colocator, Entry, Phase, SlotState, millis};
-use crate::node::messages::{Link, Output, Signal, WorkerEvent, WorkerId};
+use crate::node::messages::{Link, Loss, Output, Signal, WorkerEvent, WorkerId};
 
 /// How long a process may live on after it has closed a socket to the node.
 pub(super) const HANG_UP: Duration = Duration::from_secs(2);
@@ -389,6 +389,13 @@ impl Colocator {
             stderr_tail,
         };
         let (worker, generation) = (entry.worker, entry.taken);
+        outputs.push(Output::Lost(Loss {
+            job: self.job,
+            slot,
+            incarnation: worker.incarnation,
+            failure: failure.clone(),
+            stopping: self.phase != Phase::Running,
+        }));
         // A process in no generation is no rank that somebody could miss.
         if self.ranks.get(&failure.rank) == Some(&slot) {
             self.ranks.remove(&failure.rank);

@@ -405,7 +405,7 @@ fn an_exit_has_the_last_generation_that_was_taken() {
     assert!(matches!(
         &outputs[..],
         [Output::Lost(lost), Output::Tell(_, ToWorker::RankLost { .. })]
-            if lost.generation == Generation(5) && !lost.stopping
+            if lost.slot == Slot(0) && !lost.stopping
     ));
     assert_eq!(exits(&mut core), [(0, 1, 5, false)]);
     core.worker(now, of(1, 1), exited(Exit::Code(0)));

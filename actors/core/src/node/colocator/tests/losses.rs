@@ -1,5 +1,7 @@
 //! Losses, and tables of members.
 
+use kolo_wire::ids::Incarnation;
+
 use super::*;
 
 #[test]
@@ -12,7 +14,8 @@ fn a_loss_is_told_once_to_callers_and_to_the_workers_that_are_left() {
     assert_eq!(own.reason, None, "the process itself ended");
     let lost = Output::Lost(Loss {
         job: STAY.job,
-        generation: Generation(1),
+        slot: Slot(1),
+        incarnation: Incarnation::FIRST,
         failure: own.clone(),
         stopping: false,
     });
@@ -28,7 +31,7 @@ fn a_loss_is_told_once_to_callers_and_to_the_workers_that_are_left() {
     // The head says the same later.
     assert!(core.rank_lost(Generation(1), own).unwrap().is_empty());
     // Ranks of other nodes.
-    assert_eq!(core.rank_lost(Generation(1), failure(7)).unwrap().len(), 3);
+    assert_eq!(core.rank_lost(Generation(1), failure(7)).unwrap().len(), 2);
     let stale = core.rank_lost(Generation(2), failure(8)).unwrap_err();
     assert_eq!(stale.kind, RefusalKind::Stale);
 }
@@ -93,9 +96,6 @@ fn a_new_generation_gives_new_ranks() {
     assert_eq!(report(&mut core).0.rank, Rank(0));
     assert!(matches!(
         outputs[0],
-        Output::Lost(Loss {
-            generation: Generation(2),
-            ..
-        })
+        Output::Lost(Loss { slot: Slot(1), .. })
     ));
 }

@@ -13,7 +13,7 @@ use kolo_wire::{Exit, FromWorker, NodeEvent, NodeReply};
 
 use super::workers::HANG_UP;
 use super::*;
-use crate::node::messages::{AskId, Signal, WorkerEvent};
+use crate::node::messages::{AskId, Loss, Signal, WorkerEvent};
 use crate::node::testing::{self, STAY, at, signal};
 
 const GRACE: Duration = Duration::from_secs(5);

@@ -1,0 +1,335 @@
+//! The generations of an elastic group, and the calls that span them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use bytes::Bytes;
+use kolo_transport::ids::{CallId, Generation, Rank};
+use kolo_transport::wire::{GenerationTable, Outcome, RankFailure};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+
+use super::failure::CallError;
+use super::group::{Bodies, Group, Request, Waiter};
+use super::outbox::Permit;
+use super::spanning::{Process, SpanEffects, SpanTable};
+use super::table::End;
+
+/// One change of the members of an elastic group, or its first members.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct GenerationChange {
+    /// The members from now on. The table has the generation's number and its cause in words.
+    pub table: Arc<GenerationTable>,
+    /// The number of ranks before; 0 before the first generation.
+    pub before: usize,
+    /// Ranks of the generation before whose processes are not in this one.
+    pub left: Vec<Rank>,
+    /// Ranks of this generation whose processes were not in the one before.
+    pub joined: Vec<Rank>,
+}
+
+impl GenerationChange {
+    pub(crate) fn new(before: Option<&GenerationTable>, table: Arc<GenerationTable>) -> Self {
+        let missing_in = |of: &GenerationTable, there: Option<&GenerationTable>| {
+            let there = there.map_or(&[][..], |table| &table.members);
+            let is_new = |process| !there.iter().any(|other| Process::of(other) == process);
+            let members = of.members.iter();
+            let members = members.filter(|member| is_new(Process::of(member)));
+            members.map(|member| member.rank).collect()
+        };
+        Self {
+            before: before.map_or(0, |before| before.members.len()),
+            left: before.map_or(Vec::new(), |before| missing_in(before, Some(&table))),
+            joined: missing_in(&table, before),
+            table,
+        }
+    }
+}
+
+/// What is known of the present generation.
+#[derive(Debug, Clone)]
+pub(crate) struct Present {
+    pub(crate) group: Arc<Group>,
+    /// It takes no calls any more, and the next one has not come yet.
+    pub(crate) is_over: bool,
+    /// Why there are no more generations.
+    pub(crate) ended: Option<End>,
+}
+
+struct State {
+    spans: SpanTable<Waiter>,
+    /// Generations that still have calls, and the present one.
+    groups: BTreeMap<Generation, Arc<Group>>,
+    last: GenerationChange,
+    listeners: Vec<mpsc::UnboundedSender<GenerationChange>>,
+}
+
+/// See the [module](self). Shared by the executor, its calls and the task of its job.
+pub(crate) struct Generations {
+    /// Calls that are made between two generations wait for the next.
+    pub(crate) waits: bool,
+    state: Mutex<State>,
+    present: watch::Sender<Present>,
+    /// Wakes the timer when there may be something earlier to wait for.
+    timer: Notify,
+    /// A generation may have no calls any more.
+    idle: Notify,
+}
+
+impl Generations {
+    /// The first generation is made by `first`, which is given the place to refer back to.
+    pub(crate) fn new(
+        waits: bool,
+        first: impl FnOnce(&std::sync::Weak<Self>) -> Group,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|this| {
+            let group = Arc::new(first(this));
+            let table = Arc::clone(group.members());
+            Self {
+                waits,
+                state: Mutex::new(State {
+                    spans: SpanTable::new(Arc::clone(&table)),
+                    groups: BTreeMap::from([(table.generation, Arc::clone(&group))]),
+                    last: GenerationChange::new(None, table),
+                    listeners: Vec::new(),
+                }),
+                present: watch::Sender::new(Present {
+                    group,
+                    is_over: false,
+                    ended: None,
+                }),
+                timer: Notify::new(),
+                idle: Notify::new(),
+            }
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in here leaves the state half changed by a panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The newest generation.
+    pub(crate) fn now(&self) -> Arc<Group> {
+        Arc::clone(&self.present.borrow().group)
+    }
+
+    pub(crate) fn present(&self) -> watch::Receiver<Present> {
+        self.present.subscribe()
+    }
+
+    /// All changes from the present generation on.
+    pub(crate) fn changes(&self) -> mpsc::UnboundedReceiver<GenerationChange> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let mut state = self.lock();
+        // The receiver is there.
+        let _ = sender.send(state.last.clone());
+        if self.present.borrow().ended.is_none() {
+            state.listeners.push(sender);
+        }
+        receiver
+    }
+
+    /// Does what follows from an event.
+    fn apply(&self, event: impl FnOnce(&mut SpanTable<Waiter>) -> SpanEffects<Waiter>) {
+        let mut state = self.lock();
+        let effects = event(&mut state.spans);
+        self.carry_out(state, effects);
+    }
+
+    fn carry_out(&self, state: MutexGuard<'_, State>, effects: SpanEffects<Waiter>) {
+        let newest = self.now();
+        for (call, ranks) in effects.gives {
+            if let Some((request, deadline, waiter)) = state.spans.request(call) {
+                let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+                newest.give(call, &ranks, request, left, waiter.permit());
+            }
+        }
+        for (generation, call, rank) in effects.cancels {
+            if let Some(group) = state.groups.get(&generation) {
+                group.withdraw(call, vec![rank]);
+            }
+        }
+        let is_busy = state.groups.len() > 1;
+        drop(state);
+        for completion in &effects.completions {
+            if let Err(CallError::GenerationOver {
+                generation, cause, ..
+            }) = &completion.result
+                && *generation == newest.generation()
+            {
+                newest.supersede(cause);
+                self.is_over(*generation, false);
+            }
+        }
+        Group::complete(effects.completions);
+        if is_busy {
+            self.idle.notify_one();
+        }
+        self.timer.notify_one();
+    }
+
+    /// Sends a call to all ranks, of this generation and those to come.
+    pub(crate) fn span(
+        &self,
+        request: Request,
+        permit: Permit,
+    ) -> Result<(CallId, oneshot::Receiver<Bodies>), CallError> {
+        request.check()?;
+        let (sender, answer) = oneshot::channel();
+        let waiter = Waiter::new(sender, permit);
+        let mut state = self.lock();
+        let call = self.now().next_id();
+        let effects = (state.spans).begin(Instant::now(), call, request, waiter)?;
+        self.carry_out(state, effects);
+        Ok((call, answer))
+    }
+
+    /// The future of a call that spans generations is gone.
+    pub(crate) fn cancel(&self, call: CallId) {
+        self.apply(|spans| spans.cancel(call));
+    }
+
+    /// A result of a call that is not one generation's own.
+    pub(super) fn result(
+        &self,
+        now: Instant,
+        call: (CallId, Process),
+        generation: Generation,
+        outcome: Outcome,
+        body: Bytes,
+    ) {
+        self.apply(|spans| spans.result(now, call, generation, outcome, body));
+    }
+
+    /// As [`SpanTable::lost`].
+    pub(super) fn lost(&self, process: Process, failure: &RankFailure, by: Option<Generation>) {
+        self.apply(|spans| spans.lost(process, failure, by));
+    }
+
+    /// The head says that a rank of a generation is lost.
+    pub(crate) fn reported_lost(&self, generation: Generation, failure: RankFailure) {
+        let mut state = self.lock();
+        let Some(group) = state.groups.get(&generation).cloned() else {
+            return;
+        };
+        if let Some(process) = group.process(failure.rank) {
+            state.spans.reported_lost(process, &failure);
+        }
+        drop(state);
+        group.reported_lost(failure);
+    }
+
+    /// A generation takes no calls any more. It is `idle` if none is in flight there.
+    pub(super) fn is_over(&self, generation: Generation, idle: bool) {
+        self.present.send_if_modified(|present| {
+            let is_news = present.group.generation() == generation && !present.is_over;
+            present.is_over |= is_news;
+            is_news
+        });
+        if idle {
+            self.idle.notify_one();
+        }
+    }
+
+    /// The next generation has begun: calls go there from now on.
+    pub(crate) fn publish(&self, group: Group) -> Arc<Group> {
+        let group = Arc::new(group);
+        let table = Arc::clone(group.members());
+        let before = self.now();
+        let cause = &table.cause;
+        before.supersede(&format!(
+            "generation {} has begun: {cause}",
+            table.generation
+        ));
+        let mut state = self.lock();
+        if let Some(end) = state.spans.end() {
+            group.close(&end.reason);
+        }
+        (state.groups).insert(table.generation, Arc::clone(&group));
+        state.last = GenerationChange::new(Some(before.members()), Arc::clone(&table));
+        let change = state.last.clone();
+        (state.listeners).retain(|listener| listener.send(change.clone()).is_ok());
+        self.present.send_modify(|present| {
+            present.group = Arc::clone(&group);
+            present.is_over = false;
+        });
+        let effects = state.spans.generation(table);
+        self.carry_out(state, effects);
+        self.idle.notify_one();
+        group
+    }
+
+    /// No more calls are taken; those that are in flight go on.
+    pub(crate) fn close(&self, reason: &str) {
+        self.lock().spans.close(reason);
+        self.now().close(reason);
+    }
+
+    /// The group has ended: so has every call.
+    pub(crate) fn finish(&self, end: &End) {
+        let mut state = self.lock();
+        state.listeners.clear();
+        let groups: Vec<Arc<Group>> = state.groups.values().cloned().collect();
+        self.present.send_modify(|present| {
+            present.is_over = true;
+            present.ended = Some(end.clone());
+        });
+        let effects = state.spans.finish(end.clone());
+        self.carry_out(state, effects);
+        for group in groups {
+            group.finish(&end.reason, end.failure.clone());
+        }
+    }
+
+    /// Waits until some generations before the present one have no calls any more, and forgets these.
+    pub(crate) async fn retired(&self) -> Vec<Generation> {
+        loop {
+            let retired = self.retire();
+            if !retired.is_empty() {
+                return retired;
+            }
+            self.idle.notified().await;
+        }
+    }
+
+    fn retire(&self) -> Vec<Generation> {
+        let newest = self.now().generation();
+        let mut state = self.lock();
+        let State { spans, groups, .. } = &mut *state;
+        let is_idle = |generation: &Generation, group: &mut Arc<Group>| {
+            *generation != newest && group.is_idle() && !spans.uses(*generation)
+        };
+        let retired: Vec<_> = groups.extract_if(.., is_idle).collect();
+        for (_, group) in &retired {
+            group.hang_up();
+        }
+        retired.into_iter().map(|(number, _)| number).collect()
+    }
+
+    /// Ends calls whose deadlines pass. Never ends by itself.
+    pub(crate) async fn keep_time(self: Arc<Self>) {
+        loop {
+            let next = self.lock().spans.next_wake();
+            let sleep = async {
+                match next {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = sleep => self.apply(|spans| spans.tick(Instant::now())),
+                () = self.timer.notified() => {}
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Generations {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Generations")
+            .field("present", &self.now())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,75 @@
+//! Where calls go.
+
+use std::sync::Arc;
+
+use kolo_transport::ids::Generation;
+use kolo_transport::wire::RankFailure;
+
+use super::generations::{Generations, Present};
+use super::group::Group;
+use super::table::End;
+
+/// A group that never changes, or the present generation of one that does.
+#[derive(Debug, Clone)]
+pub(crate) enum Target {
+    Fixed(Arc<Group>),
+    Elastic(Arc<Generations>),
+}
+
+impl Target {
+    /// The group that takes a call now.
+    pub(crate) fn now(&self) -> Arc<Group> {
+        match self {
+            Self::Fixed(group) => Arc::clone(group),
+            Self::Elastic(generations) => generations.now(),
+        }
+    }
+
+    /// What a call has to wait for, if this is between two generations and calls are to wait then.
+    pub(crate) fn recovery(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let Self::Elastic(generations) = self else {
+            return None;
+        };
+        let mut present = generations.present();
+        let is_between = |present: &Present| present.is_over && present.ended.is_none();
+        if !generations.waits || !is_between(&present.borrow()) {
+            return None;
+        }
+        Some(async move {
+            // The sender lives as long as somebody can call.
+            drop(present.wait_for(|present| !is_between(present)).await);
+        })
+    }
+
+    /// No more calls are taken; those that are in flight go on.
+    pub(crate) fn close(&self, reason: &str) {
+        match self {
+            Self::Fixed(group) => group.close(reason),
+            Self::Elastic(generations) => generations.close(reason),
+        }
+    }
+
+    /// The group has ended: so has every call.
+    pub(crate) fn finish(&self, reason: &str, failure: Option<RankFailure>) {
+        match self {
+            Self::Fixed(group) => group.finish(reason, failure),
+            Self::Elastic(generations) => generations.finish(&End {
+                reason: reason.to_owned(),
+                failure,
+            }),
+        }
+    }
+
+    /// The head says that a rank is lost.
+    pub(crate) fn reported_lost(&self, generation: Generation, failure: RankFailure) {
+        match self {
+            Self::Fixed(group) => group.reported_lost(failure),
+            Self::Elastic(generations) => generations.reported_lost(generation, failure),
+        }
+    }
+
+    /// Whether no worker is known to be lost, but for those that others have replaced.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.now().is_whole()
+    }
+}
