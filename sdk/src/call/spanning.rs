@@ -499,3 +499,6 @@ fn left(member: &Member, table: &GenerationTable) -> RankError {
         stderr_tail: Vec::new(),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! Groups on a head and nodes whose every word a test decides.
 
 mod calls;
+mod elastic;
 mod ends;
 mod fake;
 mod start;

@@ -1,6 +1,6 @@
 //! A head and nodes that say what a test tells them to say.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -206,6 +206,32 @@ impl Fake {
         tokio::spawn(async move { builder.start(&cluster).await })
     }
 
+    /// A running elastic group of `builder`, with the first process of slot `n` on the node `at[n]`.
+    pub(super) async fn elastic(
+        &self,
+        builder: ExecutorBuilder,
+        at: &[usize],
+    ) -> (Executor, FakeJob) {
+        let starting = self.start(builder.output(Output::Silent));
+        let mut job = self.submitted().await;
+        assert!(job.spec.elastic.is_some());
+        let processes: Vec<_> = (0..).zip(at).map(|(slot, node)| (slot, 1, *node)).collect();
+        job.places(self, at, true).await;
+        assert_eq!(soon(job.frame()).await, Some(SubmitFrame::ProgramReady));
+        job.generation(self, 1, "the job has started", &processes)
+            .await;
+        self.attach(&processes, Generation(1)).await;
+        (soon(starting).await.unwrap().unwrap(), job)
+    }
+
+    /// Takes the driver's channels to the nodes of these processes.
+    pub(super) async fn attach(&self, processes: &[(u32, u64, usize)], generation: Generation) {
+        let nodes: BTreeSet<usize> = processes.iter().map(|(_, _, node)| *node).collect();
+        for node in nodes {
+            self.nodes[node].attach(generation).await;
+        }
+    }
+
     /// Starts a group, and says all that has to be said for it.
     pub(super) async fn run(&self, builder: ExecutorBuilder) -> (Executor, FakeJob) {
         let silent = !format!("{builder:?}").contains("Callback");
@@ -314,6 +340,64 @@ impl FakeJob {
             nodes,
         })
         .await;
+    }
+
+    /// Nodes join the job.
+    pub(super) async fn places(&mut self, fake: &Fake, nodes: &[usize], has_program: bool) {
+        let nodes: BTreeSet<usize> = nodes.iter().copied().collect();
+        let nodes = nodes.into_iter().map(|index| PlacedNode {
+            node: fake.nodes[index].id,
+            hostname: format!("host-{index}"),
+            address: fake.nodes[index].endpoint.local_addr(),
+            ranks: Vec::new(),
+            has_program,
+        });
+        let nodes: Vec<_> = nodes.collect();
+        self.nodes.extend(nodes.iter().cloned());
+        self.send(&JobEvent::Placed {
+            job: self.job,
+            nodes,
+        })
+        .await;
+    }
+
+    /// Tells of a generation whose rank `r` is this process of a slot, on this node.
+    pub(super) async fn generation(
+        &mut self,
+        fake: &Fake,
+        number: u64,
+        cause: &str,
+        processes: &[(u32, u64, usize)],
+    ) {
+        for node in &fake.nodes {
+            node.ranks.lock().unwrap().clear();
+        }
+        let members = (0..)
+            .zip(processes)
+            .map(|(rank, &(slot, incarnation, index))| {
+                fake.nodes[index].ranks.lock().unwrap().push(Rank(rank));
+                Member {
+                    rank: Rank(rank),
+                    local_rank: LocalRank(0),
+                    local_size: 1,
+                    cross_rank: CrossRank(0),
+                    cross_size: 1,
+                    slot: Slot(slot),
+                    incarnation: Incarnation(incarnation),
+                    node: fake.nodes[index].id,
+                    hostname: format!("host-{index}"),
+                    address: None,
+                }
+            });
+        let table = GenerationTable {
+            job: self.job,
+            generation: Generation(number),
+            members: members.collect(),
+            cause: cause.to_owned(),
+            handover: Handover::Sync,
+        };
+        let nodes = self.nodes.clone();
+        self.send(&JobEvent::Generation { table, nodes }).await;
     }
 
     fn members(&self) -> Vec<Member> {
@@ -465,6 +549,24 @@ impl FakeNode {
             outcome: Outcome::Returned,
         };
         self.reply(&reply, &codec::encode(value).unwrap()).await;
+    }
+
+    /// A worker answers over the channel of a generation; it is in the generation `now`.
+    pub(super) async fn answers(
+        &self,
+        over: Generation,
+        call: CallId,
+        (slot, now): (u32, Generation),
+        value: &impl Serialize,
+    ) {
+        let reply = CallReply::Result {
+            call,
+            slot: Slot(slot),
+            generation: if now == over { Generation(0) } else { now },
+            outcome: Outcome::Returned,
+        };
+        self.reply_in(over, &reply, &codec::encode(value).unwrap())
+            .await;
     }
 
     pub(super) async fn fails(&self, call: CallId, rank: Rank, failure: CallFailure) {
