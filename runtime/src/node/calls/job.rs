@@ -195,6 +195,12 @@ impl Job {
         told
     }
 
+    /// The lost processes that are remembered.
+    #[cfg(test)]
+    pub(super) fn losses(&self) -> Vec<Process> {
+        self.table().losses.keys().copied().collect()
+    }
+
     /// Ends all channels and links; gives the channels, to be finished.
     pub(super) fn close(&self) -> Vec<Arc<Channel>> {
         let mut table = self.table_mut();

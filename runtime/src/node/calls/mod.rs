@@ -159,28 +159,15 @@ impl Calls {
         channel.finish().await;
         Ok(())
     }
-}
 
-impl CallPlane for Calls {
-    fn open(&self, start: &StartWorkers) {
-        // More workers of an elastic job join those that are here.
-        if !start.elastic || !self.jobs.contains_key(&start.job) {
-            self.jobs.insert(start.job, Arc::new(Job::new(start)));
-            self.changed();
-        }
-    }
-
-    fn connect(
+    /// Takes over the call socket of a process.
+    fn link(
         &self,
-        worker: WorkerId,
+        job: JobId,
+        process: Process,
         socket: StdUnixStream,
         control: ControlSender,
     ) -> std::io::Result<CallsEnd> {
-        let job = worker.stay.job;
-        let process = Process {
-            slot: worker.slot,
-            incarnation: worker.incarnation,
-        };
         let job = self
             .job(job)
             .ok_or_else(|| std::io::Error::other(format!("{job} takes no calls here")))?;
@@ -199,6 +186,29 @@ impl CallPlane for Calls {
             task.await
                 .unwrap_or_else(|error| Err(format!("its results could not be read: {error}")))
         }))
+    }
+}
+
+impl CallPlane for Calls {
+    fn open(&self, start: &StartWorkers) {
+        // More workers of an elastic job join those that are here.
+        if !start.elastic || !self.jobs.contains_key(&start.job) {
+            self.jobs.insert(start.job, Arc::new(Job::new(start)));
+            self.changed();
+        }
+    }
+
+    fn connect(
+        &self,
+        worker: WorkerId,
+        socket: StdUnixStream,
+        control: ControlSender,
+    ) -> std::io::Result<CallsEnd> {
+        let process = Process {
+            slot: worker.slot,
+            incarnation: worker.incarnation,
+        };
+        self.link(worker.stay.job, process, socket, control)
     }
 
     fn complete(&self, table: &GenerationTable) {
@@ -241,3 +251,6 @@ impl CallPlane for Calls {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
