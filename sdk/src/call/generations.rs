@@ -63,6 +63,8 @@ struct State {
     groups: BTreeMap<Generation, Arc<Group>>,
     last: GenerationChange,
     listeners: Vec<mpsc::UnboundedSender<GenerationChange>>,
+    /// There are no more.
+    has_ended: bool,
 }
 
 /// See the [module](self). Shared by the executor, its calls and the task of its job.
@@ -93,6 +95,7 @@ impl Generations {
                     groups: BTreeMap::from([(table.generation, Arc::clone(&group))]),
                     last: GenerationChange::new(None, table),
                     listeners: Vec::new(),
+                    has_ended: false,
                 }),
                 present: watch::Sender::new(Present {
                     group,
@@ -125,7 +128,7 @@ impl Generations {
         let mut state = self.lock();
         // The receiver is there.
         let _ = sender.send(state.last.clone());
-        if self.present.borrow().ended.is_none() {
+        if !state.has_ended {
             state.listeners.push(sender);
         }
         receiver
@@ -271,16 +274,18 @@ impl Generations {
     pub(crate) fn finish(&self, end: &End) {
         let mut state = self.lock();
         state.listeners.clear();
+        state.has_ended = true;
         let groups: Vec<Arc<Group>> = state.groups.values().cloned().collect();
-        self.present.send_modify(|present| {
-            present.is_over = true;
-            present.ended = Some(end.clone());
-        });
         let effects = state.spans.finish(end.clone());
         self.carry_out(state, effects);
         for group in groups {
             group.finish(&end.reason, end.failure.clone());
         }
+        // The last, so that a call that has waited for a generation finds the end.
+        self.present.send_modify(|present| {
+            present.is_over = true;
+            present.ended = Some(end.clone());
+        });
     }
 
     /// Waits until some generations before the present one have no calls any more, and forgets these.

@@ -5,6 +5,7 @@ use crate::call::failure::CallErrorKind;
 use crate::call::failure::tests::failure;
 use kolo_transport::wire::Exit;
 
+mod elastic;
 mod losses;
 mod model;
 mod stops;

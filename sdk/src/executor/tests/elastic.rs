@@ -191,8 +191,12 @@ async fn calls_between_generations_wait_if_they_are_to() {
     assert_eq!(soon(waiting).await.unwrap().unwrap(), 8);
     assert_eq!(soon(run).await.unwrap().unwrap(), [8]);
     // The end is no generation to wait for.
-    node.reply_in(SECOND, &lost(&job, 0, 0), &[]).await;
-    let late = tokio::spawn(executor.on(Rank(0)).run(add, 1).into_future());
+    let hit = tokio::spawn(executor.on(Rank(0)).run(add, 1).into_future());
+    node.call().await;
+    node.reply(&lost(&job, 0, 0), &[]).await;
+    generation_over(&soon(hit).await.unwrap().unwrap_err());
+    let mut late = tokio::spawn(executor.on(Rank(0)).run(add, 1).into_future());
+    settle(&mut late).await;
     job.ended(JobState::Failed, None, None).await;
     assert_eq!(
         soon(late).await.unwrap().unwrap_err().kind(),

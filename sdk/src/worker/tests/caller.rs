@@ -21,6 +21,8 @@ pub(super) struct Caller {
     pub(super) last: u64,
     /// The generation of further calls.
     pub(super) generation: Generation,
+    /// The later generation in which the last call has ended, or 0.
+    pub(super) ended_in: Generation,
 }
 
 impl Caller {
@@ -33,6 +35,7 @@ impl Caller {
             decoder: Decoder::new(Limits::CALLS),
             last: 0,
             generation: Generation(1),
+            ended_in: Generation(0),
         }
     }
 
@@ -68,6 +71,7 @@ impl Caller {
                     Outcome::Returned => Ok(frame.body.to_vec()),
                     Outcome::Failed(failure) => Err(failure),
                 };
+                self.ended_in = frame.head.generation;
                 return (frame.head.call, result);
             }
             let mut chunk = [0; 4096];

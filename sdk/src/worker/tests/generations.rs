@@ -214,6 +214,7 @@ fn a_generation_that_is_revoked_ends_its_waits_with_the_lost_rank_and_the_cause(
                 failure.message
             );
             assert!(!failure.stopping, "the job goes on");
+            assert_eq!(failure.kind, FailureKind::GenerationOver);
             group.stop().await;
         });
     }
@@ -279,6 +280,9 @@ fn an_elastic_loop_goes_on_after_a_loss_with_a_new_rank_and_a_new_worker() {
             let ends = [0, 2, new].map(|index| group.end::<(Generation, u64, u64)>(index));
             assert_eq!(ends[0], Ok((Generation(2), 20, 60)));
             assert_eq!(ends, [ends[0].clone(), ends[0].clone(), ends[0].clone()]);
+            // Callers hear in which generation, if that is not the one that the call was for.
+            let ended_in = [0, 2, new].map(|index| group.workers[index].calls.ended_in.0);
+            assert_eq!(ended_in, [2, 2, 0]);
             for worker in &mut group.workers {
                 worker.calls.last = 5;
             }
@@ -286,6 +290,28 @@ fn an_elastic_loop_goes_on_after_a_loss_with_a_new_rank_and_a_new_worker() {
             group.stop().await;
         });
     }
+}
+
+#[test]
+fn a_loop_whose_worker_is_left_out_says_so() {
+    runtime().block_on(async {
+        let mut group = Group::elastic(&[1, 1]).await;
+        group.complete().await;
+        group.begin(&[0, 1], steps, &(0, None));
+        for index in 0..2 {
+            assert!(matches!(
+                group.told(index).await,
+                FromWorker::Committed { .. }
+            ));
+        }
+        group.form(&[0]);
+        group.publish(&[0, 1]).await;
+        let failure = group.end::<()>(1).unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Left, "{}", failure.message);
+        let (generation, ..): (Generation, u64, u64) = group.end(0).unwrap();
+        assert_eq!(generation, Generation(2));
+        group.stop().await;
+    });
 }
 
 /// G-1, in both directions.
