@@ -303,14 +303,16 @@ impl Generations {
         let newest = self.now().generation();
         let mut state = self.lock();
         let State { spans, groups, .. } = &mut *state;
-        let is_idle = |generation: &Generation, group: &mut Arc<Group>| {
-            *generation != newest && group.is_idle() && !spans.uses(*generation)
-        };
-        let retired: Vec<_> = groups.extract_if(.., is_idle).collect();
-        for (_, group) in &retired {
-            group.hang_up();
-        }
-        retired.into_iter().map(|(number, _)| number).collect()
+        let mut retired = Vec::new();
+        groups.retain(|generation, group| {
+            let is_idle = *generation != newest && group.is_idle() && !spans.uses(*generation);
+            if is_idle {
+                group.hang_up();
+                retired.push(*generation);
+            }
+            !is_idle
+        });
+        retired
     }
 
     /// Ends calls whose deadlines pass. Never ends by itself.

@@ -105,11 +105,7 @@ impl Job {
                     }
                     Err(error) => return self.without_head(&error.to_string()).await,
                 },
-                change = change(&mut self.changes, &mut self.printing) => if let Change::Prepared = change {
-                    if let Err(error) = self.submit.send.send(&SubmitFrame::ProgramReady, &[]).await {
-                        tracing::debug!(job = %self.id, %error, "the head was not told of a program");
-                    }
-                },
+                change = change(&mut self.changes, &mut self.printing) => self.changed(change).await,
                 wish = wanted(&mut self.stop), if !stopping => {
                     stopping = true;
                     late = Some(clock.now() + stop_limit(self.grace));
@@ -120,6 +116,14 @@ impl Job {
                 }
                 () = clock.sleep_until(late.unwrap_or_else(|| clock.now())), if late.is_some() => return JobStatus::Running,
             }
+        }
+    }
+
+    async fn changed(&mut self, change: Change) {
+        if let Change::Prepared = change
+            && let Err(error) = self.submit.send.send(&SubmitFrame::ProgramReady, &[]).await
+        {
+            tracing::debug!(job = %self.id, %error, "the head was not told of a program");
         }
     }
 

@@ -6,7 +6,9 @@ use kolo_actors::node::ControlReceiver;
 use kolo_transport::endpoint::{Endpoint, EndpointConfig, Expect};
 use kolo_transport::frame::{FrameReader, Limits, encode};
 use kolo_transport::identity::Role;
-use kolo_transport::ids::{CallId, ClusterId, CrossRank, LocalRank, NodeId, Rank, Slot};
+use kolo_transport::ids::{
+    CallId, ClusterId, CrossRank, Incarnation, LocalRank, NodeId, Rank, Slot,
+};
 use kolo_transport::wire::{
     CallFrame, CallOp, CallReply, Exit, Handover, Member, NodeRequest, Outcome, Program,
     ProgramHash, RankFailure, ToWorker, WorkerCall, WorkerResult,
@@ -79,6 +81,7 @@ impl Plane {
             grace_ms: 0,
             installed: None,
             elastic: true,
+            next_within_ms: Some(1_000),
         });
         let (plane, listening) = (calls.clone(), node.clone());
         runtime.handle().spawn(async move {

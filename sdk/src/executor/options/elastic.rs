@@ -51,10 +51,10 @@ impl From<RangeInclusive<u32>> for Count {
 
 impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.is_bounds {
-            true => write!(f, "{}..={}", self.least, self.most),
-            false => self.most.fmt(f),
+        if self.is_bounds {
+            write!(f, "{}..=", self.least)?;
         }
+        self.most.fmt(f)
     }
 }
 
@@ -121,10 +121,10 @@ impl Options {
             let given = u64::from(most) + u64::from(spares);
             return Err(OptionsError::TooMany { given });
         }
-        if let Some(filter) = filters.iter().find(|filter| number(filter) == 0) {
+        if let Some(filter) = filters.iter().find(|filter| number(**filter) == 0) {
             return Err(OptionsError::EmptyFilter { filter: *filter });
         }
-        let passes = |size: u32| filters.iter().all(|filter| passes(filter, size));
+        let passes = |size: u32| filters.iter().all(|filter| passes(*filter, size));
         if !(least..=most).any(passes) {
             return Err(OptionsError::NoneFits {
                 least,
@@ -162,8 +162,8 @@ fn cooldown(range: RangeInclusive<Duration>) -> Result<Cooldown, OptionsError> {
     Ok(Cooldown { least_ms, most_ms })
 }
 
-fn number(filter: &GroupFilter) -> u32 {
-    match *filter {
+fn number(filter: GroupFilter) -> u32 {
+    match filter {
         GroupFilter::DivisibleBy(count)
         | GroupFilter::WholeHosts(count)
         | GroupFilter::Max(count) => count,
@@ -171,8 +171,8 @@ fn number(filter: &GroupFilter) -> u32 {
 }
 
 /// Whether a filter may leave a group of this size, on hosts that are as large as is needed.
-fn passes(filter: &GroupFilter, size: u32) -> bool {
-    match *filter {
+fn passes(filter: GroupFilter, size: u32) -> bool {
+    match filter {
         GroupFilter::DivisibleBy(count) | GroupFilter::WholeHosts(count) => {
             size.is_multiple_of(count)
         }
