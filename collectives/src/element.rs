@@ -145,6 +145,21 @@ pub trait Element:
 {
     /// Its name on the wire.
     const DTYPE: DType;
+
+    /// The elements as bytes, in the byte order of this machine.
+    fn as_bytes(values: &[Self]) -> &[u8] {
+        Self::bytes(values)
+    }
+
+    /// Takes elements from bytes that [`as_bytes`](Self::as_bytes) gave. Any bytes are good for any type: a `bool` is `true` unless
+    /// its byte is 0.
+    ///
+    /// # Panics
+    ///
+    /// If there are not as many bytes as the elements have.
+    fn take_bytes(values: &mut [Self], bytes: &[u8]) {
+        Self::store(values, None, bytes);
+    }
 }
 
 /// The elements as bytes.

@@ -1,6 +1,7 @@
 //! What user code knows of the worker that it runs in.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,8 @@ struct Inner {
     /// It outlives the generation. None in tests.
     session: Weak<Session>,
     interrupt: Interrupt,
+    /// The members are to begin with what outlives all members, and no elastic loop has done so.
+    restores: AtomicBool,
     members: Members,
     local: OnceLock<Communicator>,
     cross: OnceLock<Communicator>,
@@ -103,11 +106,24 @@ impl Context {
                 running: session.map_or_else(Arc::default, |session| Arc::clone(&session.running)),
                 session: session.map_or_else(Weak::new, Arc::downgrade),
                 interrupt: Interrupt::default(),
+                restores: AtomicBool::new(false),
                 members: Members::default(),
                 local: OnceLock::new(),
                 cross: OnceLock::new(),
             }),
         }
+    }
+
+    /// The first elastic loop of this generation begins with a checkpoint: no member has the last commit. Said before the members
+    /// are known.
+    pub(crate) fn must_restore(&self) {
+        self.inner.restores.store(true, Ordering::Release);
+    }
+
+    /// Whether an elastic loop that begins must begin with a checkpoint. True once, on all ranks in the same loop.
+    pub(crate) fn take_restore(&self) -> bool {
+        self.inner.members.wait();
+        self.inner.restores.swap(false, Ordering::AcqRel)
     }
 
     /// The communicator knows the members, and where they are.
@@ -130,6 +146,13 @@ impl Context {
     pub(crate) fn committed(&self, commit: u64, by_all: bool) {
         if let Some(session) = self.inner.session.upgrade() {
             session.committed(self.generation(), commit, by_all);
+        }
+    }
+
+    /// All ranks of this generation know that a commit is on disk.
+    pub(crate) fn durable(&self, commit: u64) {
+        if let Some(session) = self.inner.session.upgrade() {
+            session.durable(self.generation(), commit);
         }
     }
 

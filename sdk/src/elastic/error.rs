@@ -1,6 +1,7 @@
 //! Why a state is not committed, restored or synced, and why an elastic loop ends.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kolo_collectives::{CollectiveError, Generation, Rank};
@@ -51,6 +52,19 @@ pub enum StateError {
     /// fail.
     #[error("the state was never committed or synced, so that there is nothing to restore")]
     NothingCommitted,
+    /// The [`Checkpoints`](super::Checkpoints) of a directory can't be written or read.
+    #[error("the directory `{}` {reason}", .directory.display())]
+    Checkpoint {
+        /// The directory.
+        directory: PathBuf,
+        /// What is wrong, and what helps.
+        reason: String,
+    },
+    /// All ranks that had the state are lost, and the state of this rank has no [`Checkpoints`](super::Checkpoints).
+    #[error(
+        "all ranks that had the state are lost, and no checkpoints are set here: give the state the same checkpoints on all ranks          (`State::checkpoints`)"
+    )]
+    Lost,
 }
 
 struct Complaints<'a>(&'a [(Rank, String)]);

@@ -3,11 +3,13 @@
 //! | to | see |
 //! |---|---|
 //! | keep what a group has learnt, and give the same to all ranks | [`State`], [`Elastic`], [`Value`] |
+//! | go on after the loss of all ranks | [`Checkpoints`] |
 //! | deal out the samples of a data set, each once in an epoch | [`ElasticSampler`], [`Batch`] |
 //! | go on with a loop when ranks are lost or join | [`Context::elastic`](crate::Context::elastic); [`run`], [`Membership`] |
 //!
 //! `State` and `ElasticSampler` work in any group. `docs/elastic.md` tells how the pieces fit together.
 
+mod checkpoint;
 mod error;
 mod order;
 mod parts;
@@ -17,6 +19,7 @@ mod snapshot;
 mod state;
 mod sync;
 
+pub use checkpoint::Checkpoints;
 pub use error::{ElasticError, NoGeneration, StateError};
 pub use parts::{Elastic, Parts, Value};
 pub use run::{Cause, Epoch, Interrupt, Membership, run};

@@ -102,8 +102,10 @@ pub struct Parts<'a> {
 enum Pass<'a> {
     /// Copies the state.
     Save(&'a mut Snapshot),
-    /// Looks whether the copy from some place fits the state, and makes room for buffers that come later.
-    Match(&'a mut Snapshot, &'a str),
+    /// Looks whether the copy from some place fits the state. The buffers may come later.
+    Match(&'a Snapshot, &'a str),
+    /// Makes room for the buffers of a copy that fits.
+    MakeRoom(&'a mut Snapshot),
     /// Makes the state that of the copy.
     Load(&'a Snapshot),
 }
@@ -113,6 +115,7 @@ impl std::fmt::Debug for Pass<'_> {
         f.write_str(match self {
             Self::Save(_) => "Save",
             Self::Match(..) => "Match",
+            Self::MakeRoom(_) => "MakeRoom",
             Self::Load(_) => "Load",
         })
     }
@@ -129,13 +132,18 @@ pub(super) fn save(state: &mut impl Elastic, to: &mut Snapshot) -> Result<(), St
     saved
 }
 
-/// Looks whether a copy fits the state. Makes room in the copy for the buffers. `place` is where the copy is from.
+/// Looks whether a copy fits the state. `place` is where the copy is from.
 pub(super) fn check(
     state: &mut impl Elastic,
-    copy: &mut Snapshot,
+    copy: &Snapshot,
     place: &str,
 ) -> Result<(), StateError> {
     run(state, Pass::Match(copy, place))
+}
+
+/// Makes room for the buffers in a copy that [fits](check).
+pub(super) fn make_room(state: &mut impl Elastic, copy: &mut Snapshot) -> Result<(), StateError> {
+    run(state, Pass::MakeRoom(copy))
 }
 
 /// Makes the state that of a copy, which [fits](check).
@@ -220,6 +228,7 @@ impl Parts<'_> {
                 let bytes = copy.value(start, self.byte, name)?;
                 codec::decode::<V>(bytes).map_err(|error| refused(&error))?;
             }
+            Pass::MakeRoom(_) => {}
             Pass::Load(copy) => {
                 let size = copy.parts.get(part).map_or(0, |part| part.size as usize);
                 self.byte = start.saturating_add(size);
@@ -246,7 +255,10 @@ impl Parts<'_> {
                 self.changed |= to.put(part, name, kind, length as u64);
             }
             Pass::Match(copy, place) => {
-                let size = copy.expect(part, name, (kind, length as u64), place)?;
+                copy.expect(part, name, (kind, length as u64), place)?;
+            }
+            Pass::MakeRoom(copy) => {
+                let size = copy.parts.get(part).map_or(0, |part| part.size as usize);
                 let room = copy.place::<T>(buffer);
                 let more = size.saturating_sub(room.len());
                 if room.try_reserve_exact(more).is_err() {
@@ -293,6 +305,10 @@ impl Parts<'_> {
                 }
                 None => Ok(()),
             },
+            Pass::MakeRoom(copy) => {
+                copy.buffers.truncate(self.buffer);
+                Ok(())
+            }
             Pass::Load(_) => Ok(()),
         }
     }

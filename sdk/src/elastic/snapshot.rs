@@ -2,6 +2,8 @@
 
 use std::any::Any;
 use std::fmt;
+use std::io::{self, Read};
+use std::sync::Arc;
 
 use kolo_collectives::{CollectiveError, Communicator, DType, Element, Rank};
 use serde::{Deserialize, Serialize};
@@ -58,6 +60,19 @@ impl fmt::Display for ElementType {
     }
 }
 
+impl Part {
+    /// How many bytes the part takes; `None` if that is no number, or the type is not known.
+    pub(super) fn bytes(&self) -> Option<u64> {
+        match self.kind {
+            Kind::Value => Some(self.size),
+            Kind::Buffer(element) | Kind::List(element) => {
+                let dtype = DType::ALL.get(usize::from(element.0))?;
+                self.size.checked_mul(dtype.size() as u64)
+            }
+        }
+    }
+}
+
 /// Says what a part is: "a buffer of 5 f32".
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -71,14 +86,69 @@ impl fmt::Display for Part {
 }
 
 /// The copy of a buffer: a `Vec` of some element type.
-pub(super) trait Stored: Any + Send {
+pub(super) trait Stored: Any + Send + Sync {
     /// Takes the root's elements for its own.
     fn broadcast(&mut self, comm: &Communicator, root: Rank) -> Result<(), CollectiveError>;
+
+    /// The elements as bytes.
+    fn bytes(&self) -> &[u8];
+
+    /// Takes all elements from bytes.
+    fn read(&mut self, from: &mut dyn Read) -> io::Result<()>;
 }
+
+/// Bytes that are read at a time.
+const PIECE: usize = 1 << 20;
 
 impl<T: Element> Stored for Vec<T> {
     fn broadcast(&mut self, comm: &Communicator, root: Rank) -> Result<(), CollectiveError> {
         comm.broadcast(self, root)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        T::as_bytes(self)
+    }
+
+    fn read(&mut self, from: &mut dyn Read) -> io::Result<()> {
+        let size = T::DTYPE.size();
+        let mut piece = vec![0; PIECE.min(self.len() * size)];
+        for elements in self.chunks_mut(PIECE / size) {
+            let bytes = &mut piece[..elements.len() * size];
+            from.read_exact(bytes)?;
+            T::take_bytes(elements, bytes);
+        }
+        Ok(())
+    }
+}
+
+/// The last commit of a state, and memory for the next. The last commit may be read by others meanwhile: by the thread that writes
+/// checkpoints, which reads that one and at most one before.
+#[derive(Default)]
+pub(super) struct Copies {
+    committed: Arc<Snapshot>,
+    spare: Arc<Snapshot>,
+    third: Arc<Snapshot>,
+}
+
+impl Copies {
+    pub(super) fn committed(&self) -> &Arc<Snapshot> {
+        &self.committed
+    }
+
+    /// Where the next copy goes, so that a failure half-way leaves the last one whole.
+    pub(super) fn spare(&mut self) -> &mut Snapshot {
+        if Arc::get_mut(&mut self.spare).is_none() {
+            std::mem::swap(&mut self.spare, &mut self.third);
+        }
+        if Arc::get_mut(&mut self.spare).is_none() {
+            self.spare = Arc::default();
+        }
+        Arc::get_mut(&mut self.spare).expect("nobody else has this copy, as was just seen")
+    }
+
+    /// Takes the copy in `spare` for the last commit.
+    pub(super) fn keep(&mut self) {
+        std::mem::swap(&mut self.committed, &mut self.spare);
     }
 }
 

@@ -5,8 +5,9 @@ use std::ops::{Deref, DerefMut};
 
 use kolo_collectives::ReduceOp;
 
+use super::checkpoint::{Checkpoints, Keeper};
 use super::parts::{self, Elastic};
-use super::snapshot::Snapshot;
+use super::snapshot::{Copies, Snapshot};
 use super::{Interrupt, StateError};
 use crate::Context;
 use crate::error::Result;
@@ -66,13 +67,15 @@ use crate::error::Result;
 /// A value may also be borrowed: `State::new(&mut *self)` in a method of an executable. The borrow ends with the state, at the latest
 /// with [`State::into_inner`].
 ///
-/// Memory: two copies of all parts, which are made by the first two commits. Later commits allocate nothing, unless a value or list grows.
+/// Memory: two copies of all parts, which are made by the first two commits; a third on the rank that writes
+/// [checkpoints](Self::checkpoints). Later commits allocate nothing, unless a value or list grows.
 pub struct State<T> {
     live: T,
-    committed: Snapshot,
-    /// Where the next copy goes, so that a failure half-way leaves the last one whole.
-    pub(super) spare: Snapshot,
+    copies: Copies,
     pub(super) id: CommitId,
+    pub(super) keeper: Option<Keeper>,
+    /// The last commit of which all ranks know that it is on disk, or 0.
+    durable: u64,
     /// Says that the group is about to change, if anybody does.
     interrupt: Option<Interrupt>,
     /// The last commit was interrupted.
@@ -95,13 +98,21 @@ impl<T: Elastic> State<T> {
     pub fn new(value: T) -> Self {
         Self {
             live: value,
-            committed: Snapshot::default(),
-            spare: Snapshot::default(),
+            copies: Copies::default(),
             id: CommitId::default(),
+            keeper: None,
+            durable: 0,
             interrupt: None,
             interrupted: false,
             callbacks: Vec::new(),
         }
+    }
+
+    /// Keeps commits on disk, too. Give the same on all ranks.
+    #[must_use]
+    pub fn checkpoints(mut self, checkpoints: Checkpoints) -> Self {
+        self.keeper = Some(Keeper::new(checkpoints));
+        self
     }
 
     /// Adds a function that [`elastic::run`](super::run) calls on all ranks in every generation but the loop's first: after the
@@ -121,7 +132,7 @@ impl<T: Elastic> State<T> {
     /// Copies the state in the memory of this rank, and waits until every rank has done so. All ranks must call this
     /// at the same place of their loops.
     ///
-    /// It costs the copy and one all-reduce of 16 bytes. The copy may be slow for large states: commit as often as work
+    /// It costs the copy and one all-reduce of 24 bytes. The copy may be slow for large states: commit as often as work
     /// may be lost, not after every step.
     ///
     /// # Errors
@@ -133,11 +144,12 @@ impl<T: Elastic> State<T> {
     /// * [`StateError::Part`] if a part can't be saved; [`StateError::OutOfStep`] if ranks have committed differently often.
     pub fn commit(&mut self, ctx: &Context) -> Result<(), StateError> {
         self.interrupted = false;
-        parts::save(&mut self.live, &mut self.spare)?;
+        self.copy_live()?;
         let waits = self.interrupt.as_ref().is_some_and(Interrupt::is_raised);
         let own = self.id.number;
-        // The greatest of all numbers with the flag of any rank that has this number, and the lowest number.
-        let mut all = [own << 1 | u64::from(waits), !own];
+        let written = self.keeper.as_ref().map_or(0, Keeper::written);
+        // The greatest of all numbers with the flag of any rank that has this number, the lowest number, and what is on disk.
+        let mut all = [own << 1 | u64::from(waits), !own, self.durable.max(written)];
         ctx.comm().all_reduce(&mut all, ReduceOp::Max)?;
         let (highest, lowest) = (all[0] >> 1, !all[1]);
         if highest != lowest {
@@ -149,6 +161,10 @@ impl<T: Elastic> State<T> {
         }
         self.keep(ctx, own + 1);
         ctx.committed(own + 1, true);
+        self.durable = all[2];
+        if self.durable > 0 {
+            ctx.durable(self.durable);
+        }
         self.interrupted = all[0] & 1 == 1;
         if self.interrupted {
             return Err(StateError::Interrupted);
@@ -166,13 +182,30 @@ impl<T: Elastic> State<T> {
         if !self.is_committed() {
             return Err(StateError::NothingCommitted);
         }
-        parts::check(&mut self.live, &mut self.committed, "in the last commit")?;
-        parts::load(&mut self.live, &self.committed)
+        let committed = self.copies.committed();
+        parts::check(&mut self.live, committed, "in the last commit")?;
+        parts::load(&mut self.live, committed)
     }
 
     /// The number of commits and syncs so far, which is the same on all ranks. A new rank takes the number over with the state.
     pub fn commits(&self) -> u64 {
         self.id.number
+    }
+
+    /// The last commit of which all ranks know that it is on disk; 0 if there is none. It is the same on all ranks: they hear of a
+    /// [checkpoint](Self::checkpoints) in the commit that follows.
+    pub fn durable(&self) -> u64 {
+        self.durable
+    }
+
+    /// Waits until the last commit is on disk, on the rank that writes [checkpoints](Self::checkpoints). On others, and without
+    /// checkpoints, there is nothing to wait for. A state that is dropped waits, too, and tells nobody of a failure but the log.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::Checkpoint`] if the commit can't be written. Later commits are tried anew.
+    pub fn flush(&self) -> Result<(), StateError> {
+        self.keeper.as_ref().map_or(Ok(()), Keeper::flush)
     }
 
     /// The value, without the copies.
@@ -182,11 +215,39 @@ impl<T: Elastic> State<T> {
 
     /// Takes the copy in `spare` for the last commit.
     pub(super) fn keep(&mut self, ctx: &Context, number: u64) {
-        std::mem::swap(&mut self.committed, &mut self.spare);
+        self.copies.keep();
         self.id = CommitId {
             generation: ctx.generation().0,
             number,
         };
+        if ctx.rank() == 0
+            && let Some(keeper) = &mut self.keeper
+        {
+            keeper.keep(ctx.job(), self.id, self.copies.committed());
+        }
+    }
+
+    /// Takes the state of the newest checkpoint, if that is later than the own one. `must` says that there has to be one.
+    pub(super) fn resume(&mut self, ctx: &Context, must: bool) -> Result<(), StateError> {
+        let Some(mut keeper) = self.keeper.take() else {
+            return if must { Err(StateError::Lost) } else { Ok(()) };
+        };
+        let found = keeper.find(ctx, must, |id, checkpoint| {
+            if id <= self.id {
+                return Ok(Ok(()));
+            }
+            let place = format!("in the checkpoint of commit {}", id.number);
+            checkpoint.read_values(self.spare())?;
+            if let Err(misfit) = self.check_spare(&place) {
+                return Ok(Err(misfit));
+            }
+            checkpoint.read_buffers(self.spare())?;
+            self.copies.keep();
+            self.id = id;
+            Ok(self.load_committed())
+        });
+        self.keeper = Some(keeper);
+        found
     }
 
     pub(super) fn is_committed(&self) -> bool {
@@ -204,17 +265,24 @@ impl<T: Elastic> State<T> {
         self.interrupted = false;
     }
 
-    pub(super) fn copy_live(&mut self) -> Result<(), StateError> {
-        parts::save(&mut self.live, &mut self.spare)
+    /// Where the next copy goes.
+    pub(super) fn spare(&mut self) -> &mut Snapshot {
+        self.copies.spare()
     }
 
-    /// Looks whether the parts in `spare`, which are those of another rank, fit here.
+    pub(super) fn copy_live(&mut self) -> Result<(), StateError> {
+        parts::save(&mut self.live, self.copies.spare())
+    }
+
+    /// Looks whether the parts in `spare`, which come from elsewhere, fit here. Makes room there for the buffers.
     pub(super) fn check_spare(&mut self, place: &str) -> Result<(), StateError> {
-        parts::check(&mut self.live, &mut self.spare, place)
+        let spare = self.copies.spare();
+        parts::check(&mut self.live, spare, place)?;
+        parts::make_room(&mut self.live, spare)
     }
 
     pub(super) fn load_committed(&mut self) -> Result<(), StateError> {
-        parts::load(&mut self.live, &self.committed)
+        parts::load(&mut self.live, self.copies.committed())
     }
 
     pub(super) fn call_back(&mut self, ctx: &Context) -> Result<()> {

@@ -49,28 +49,51 @@ impl<T: Elastic> State<T> {
     ///
     /// The state is that of the lowest rank which has the latest commit: rank 0, if all have committed equally often. So a rank that
     /// is new never passes its first values on to those that have worked already. What that rank has done since its commit is
-    /// sent, too.
+    /// sent, too. If no rank has a commit, rank 0 takes up its newest checkpoint first: see [`Checkpoints`](super::Checkpoints).
     ///
     /// Values travel in one message, buffers one by one over the data plane, into the memory of the next commit. The state of this
     /// rank changes when all has come.
     ///
     /// # Errors
     ///
-    /// [`StateError::Differs`] on all ranks, with what is wrong where, if the parts do not fit those of that rank;
+    /// [`StateError::Differs`] on all ranks, with what is wrong where, if the parts do not fit those of that rank, or rank 0 refuses its
+    /// checkpoints;
     /// [`StateError::Collective`] if a rank is lost, late or failed. The state and its last commit are as before then.
     pub fn sync(&mut self, ctx: &Context) -> Result<(), StateError> {
-        let meeting = self.meet(ctx, false)?;
-        self.receive(ctx, &meeting)
+        let (meeting, resumed) = self.gather(ctx, false)?;
+        self.receive(ctx, &meeting, resumed)
     }
 
     /// Begins a generation: all ranks get the last commit, if some do not have it. Whether they do is told by all of
     /// them together: a rank that skipped this alone would leave new ranks waiting (Horovod's #3494).
     pub(super) fn begin(&mut self, ctx: &Context, resumes: bool) -> Result<Meeting, StateError> {
-        let meeting = self.meet(ctx, resumes)?;
+        let (meeting, resumed) = self.gather(ctx, resumes)?;
         if meeting.differ {
-            self.receive(ctx, &meeting)?;
+            self.receive(ctx, &meeting, resumed)?;
         }
         Ok(meeting)
+    }
+
+    /// Hears which commits the ranks have. If none has the last one, rank 0 looks for a checkpoint first. The inner result is that of
+    /// this rank alone.
+    fn gather(
+        &mut self,
+        ctx: &Context,
+        resumes: bool,
+    ) -> Result<(Meeting, Result<(), StateError>), StateError> {
+        let meeting = self.meet(ctx, resumes)?;
+        let must = ctx.take_restore();
+        if meeting.last.number > 0 && !must {
+            return Ok((meeting, Ok(())));
+        }
+        let resumed = match ctx.rank() {
+            0 => self.resume(ctx, must),
+            _ => Ok(()),
+        };
+        let mut meeting = self.meet(ctx, resumes)?;
+        // All ranks hear whether that went well.
+        meeting.differ = true;
+        Ok((meeting, resumed))
     }
 
     fn meet(&self, ctx: &Context, resumes: bool) -> Result<Meeting, StateError> {
@@ -79,9 +102,14 @@ impl<T: Elastic> State<T> {
         Ok(Meeting::of(&ctx.comm().all_gather(&said)?))
     }
 
-    fn receive(&mut self, ctx: &Context, meeting: &Meeting) -> Result<(), StateError> {
+    fn receive(
+        &mut self,
+        ctx: &Context,
+        meeting: &Meeting,
+        resumed: Result<(), StateError>,
+    ) -> Result<(), StateError> {
         let (comm, root) = (ctx.comm(), meeting.root);
-        let complaint = self.share_values(comm, root)?.err();
+        let complaint = self.share_values(comm, root, resumed)?.err();
         let complaint = complaint.map(|error| error.to_string());
         // A rank that does not go on says so: the others would wait for it.
         let complaints: Vec<(Rank, String)> = (0..)
@@ -91,8 +119,11 @@ impl<T: Elastic> State<T> {
         if !complaints.is_empty() {
             return Err(StateError::Differs { complaints });
         }
-        for buffer in &mut self.spare.buffers {
+        for buffer in &mut self.spare().buffers {
             buffer.broadcast(comm, root)?;
+        }
+        if let Some(keeper) = &mut self.keeper {
+            keeper.synced();
         }
         self.keep(ctx, meeting.last.number + 1);
         ctx.committed(meeting.last.number + 1, false);
@@ -109,25 +140,27 @@ impl<T: Elastic> State<T> {
         &mut self,
         comm: &Communicator,
         root: Rank,
+        resumed: Result<(), StateError>,
     ) -> Result<Result<(), StateError>, CollectiveError> {
         let mut message = Vec::new();
         let mut lengths = [0_u64; 2];
         if comm.rank() == root {
-            if let Err(error) = self.copy_live() {
+            if let Err(error) = resumed.and_then(|()| self.copy_live()) {
                 // Two lengths of 0 say that nothing comes; the complaint says why.
                 comm.broadcast(&mut lengths, root)?;
                 return Ok(Err(error));
             }
-            message = self.spare.manifest()?;
-            lengths = [message.len(), self.spare.values.len()].map(|length| length as u64);
-            message.extend_from_slice(&self.spare.values);
+            let spare = self.spare();
+            message = spare.manifest()?;
+            lengths = [message.len(), spare.values.len()].map(|length| length as u64);
+            message.extend_from_slice(&spare.values);
             comm.broadcast(&mut lengths, root)?;
             comm.broadcast(&mut message, root)?;
             return Ok(Ok(()));
         }
         comm.broadcast(&mut lengths, root)?;
         if lengths == [0; 2] {
-            return Ok(Ok(()));
+            return Ok(resumed);
         }
         let length = usize::try_from(lengths[0].saturating_add(lengths[1])).unwrap_or(usize::MAX);
         if message.try_reserve_exact(length).is_err() {
@@ -138,8 +171,8 @@ impl<T: Elastic> State<T> {
         message.resize(length, 0);
         comm.broadcast(&mut message, root)?;
         let (manifest, values) = message.split_at(lengths[0] as usize);
-        self.spare.take_message(manifest, values, root)?;
-        Ok(self.check_spare(&format!("on rank {root}")))
+        self.spare().take_message(manifest, values, root)?;
+        Ok(resumed.and_then(|()| self.check_spare(&format!("on rank {root}"))))
     }
 }
 

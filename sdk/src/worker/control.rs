@@ -14,7 +14,7 @@ use kolo_transport::identity::IdentityError;
 use kolo_transport::ids::{Generation, JobId, Rank, Slot};
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::worker::LOCAL_PROTOCOL;
-use kolo_transport::wire::{FromWorker, GenerationTable, Member, RankFailure, ToWorker};
+use kolo_transport::wire::{FromWorker, GenerationTable, Handover, Member, RankFailure, ToWorker};
 use kolo_transport::{CertificateRequest, TransportRuntime};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
@@ -476,6 +476,9 @@ impl Epoch {
         let nodes: Vec<_> = table.members.iter().map(|member| member.node).collect();
         self.comm.set_table(Arc::clone(&table))?;
         self.comm.set_layout(Layout::of_hosts(&nodes))?;
+        if table.handover == Handover::Restore {
+            self.context.must_restore();
+        }
         self.context.members_known(&table.cause);
         self.table.send_replace(Some(table));
         Ok(())

@@ -37,10 +37,20 @@ struct State {
     present: Option<Context>,
     /// The call that runs, and the generation that it has come to.
     call: Option<(CallId, Context)>,
-    /// The number of the last commit, and the last generation in which all have committed.
-    commit: (u64, Generation),
+    /// The number of the last commit.
+    commit: u64,
+    told: Told,
     /// Why there are no more generations.
     ended: Option<String>,
+}
+
+/// What the node was told of commits.
+#[derive(Debug, Default)]
+struct Told {
+    /// The last generation in which all have committed, and the first commit there.
+    first: (Generation, u64),
+    /// The last generation in which such a commit came to disk.
+    durable: Generation,
 }
 
 impl Session {
@@ -192,7 +202,7 @@ impl Session {
         if state.newest == generation {
             self.tell(FromWorker::Holding {
                 generation,
-                commit: state.commit.0,
+                commit: state.commit,
                 failed: failed(cause),
             });
         }
@@ -224,10 +234,28 @@ impl Session {
     /// This rank has a commit; `by_all` says that all members have it.
     pub(crate) fn committed(&self, generation: Generation, commit: u64, by_all: bool) {
         let mut state = self.state();
-        state.commit.0 = commit;
-        if by_all && state.commit.1 < generation && state.next_within.is_some() {
-            state.commit.1 = generation;
-            self.tell(FromWorker::Committed { generation, commit });
+        state.commit = commit;
+        if by_all && state.told.first.0 < generation && state.next_within.is_some() {
+            state.told.first = (generation, commit);
+            self.tell(FromWorker::Committed {
+                generation,
+                commit,
+                durable: false,
+            });
+        }
+    }
+
+    /// All members know that a commit is on disk. The node is told of one that they have made in this generation.
+    pub(crate) fn durable(&self, generation: Generation, commit: u64) {
+        let mut state = self.state();
+        let (told, first) = state.told.first;
+        if told == generation && commit >= first && state.told.durable < generation {
+            state.told.durable = generation;
+            self.tell(FromWorker::Committed {
+                generation,
+                commit,
+                durable: true,
+            });
         }
     }
 }

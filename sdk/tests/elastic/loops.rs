@@ -218,10 +218,10 @@ struct Count {
 }
 
 /// A group of one, whose every change is refused.
-struct Alone(Epoch);
+pub(crate) struct Alone(Epoch);
 
 impl Alone {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let comm = kolo::collectives::local_group(1).unwrap().remove(0);
         Self(Epoch::new(Context::for_tests(comm)))
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod allocation;
+mod checkpoints;
 mod group;
 mod loops;
 mod random;

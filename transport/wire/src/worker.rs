@@ -169,12 +169,16 @@ pub enum FromWorker {
         /// The generation.
         generation: Generation,
     },
-    /// All members of a generation have committed, for the first time there.
+    /// All members of a generation have committed, for the first time there; or they know for the first time there that such a commit
+    /// outlives them.
     Committed {
         /// The generation.
         generation: Generation,
         /// The number of the commit.
         commit: u64,
+        /// The commit outlives all members: it is on disk.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        durable: bool,
     },
     /// Its elastic loop waits for the next generation, at a commit that it has.
     Holding {

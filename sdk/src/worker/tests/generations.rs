@@ -231,6 +231,7 @@ fn a_hold_is_seen_at_the_same_commit_on_all_ranks_and_the_loop_goes_on_from_ther
             let first = FromWorker::Committed {
                 generation,
                 commit: 2,
+                durable: false,
             };
             // The first is the state's sync.
             assert_eq!(group.told(index).await, first);

@@ -657,7 +657,8 @@ pub(crate) fn cases() -> Vec<Case> {
         FromWorker::ConnectPeer { rank: Rank(2), generation: GENERATION },
         FromWorker::RequestLink { rank: Rank(2), generation: GENERATION, group: u64::MAX },
         FromWorker::Taken { generation: GENERATION },
-        FromWorker::Committed { generation: GENERATION, commit: 1 },
+        FromWorker::Committed { generation: GENERATION, commit: 1, durable: false },
+        FromWorker::Committed { generation: GENERATION, commit: 4, durable: true },
         FromWorker::Holding { generation: GENERATION, commit: 17, failed: None },
         FromWorker::Holding {
             generation: GENERATION,
