@@ -4,6 +4,7 @@
 mod batches;
 mod caller;
 mod calls;
+mod checkpoints;
 mod ends;
 mod executables;
 mod generations;
