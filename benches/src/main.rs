@@ -3,6 +3,7 @@
 
 mod call;
 mod collectives;
+mod commit;
 mod interfaces;
 mod kernels;
 mod plan;
@@ -38,6 +39,9 @@ enum Bench {
     /// Calls from the driver to a worker process and back, beside raw echoes over the same links.
     #[command(after_help = "Example:\n  kolo-bench call --rounds 5 --seconds 1")]
     Call(Options),
+    /// Commits of elastic states, beside a short all-reduce and a plain copy, with and without checkpoints.
+    #[command(after_help = "Example:\n  kolo-bench commit --workers 4 --bytes 64KiB,16MiB")]
+    Commit(commit::Options),
     /// Which network interfaces connect hosts: the plan for many, and the probe over network namespaces (as root).
     #[command(after_help = "Example:\n  kolo-bench interfaces --rounds 5")]
     Interfaces(Options),
@@ -163,6 +167,7 @@ fn main() -> anyhow::Result<()> {
             call::run(options.rounds, Duration::from_secs_f64(options.seconds))?,
             options.format,
         ),
+        Bench::Commit(options) => (commit::run(&options)?, options.format),
         Bench::Plan(options) => return plan::run(&options),
         Bench::AllReduce(options) => return collectives::run(Operation::AllReduce, &options),
         Bench::AllGather(options) => return collectives::run(Operation::AllGather, &options),

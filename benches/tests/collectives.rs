@@ -9,7 +9,7 @@ use serde_json::Value;
 fn bench(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kolo-bench"))
         .args(arguments)
-        .args(["--rounds", "2", "--seconds", "0.005"])
+        .args(["--rounds", "2", "--seconds", "0.01"])
         .output()
         .unwrap()
 }
@@ -116,7 +116,7 @@ fn ceilings_are_of_the_same_run() {
 fn a_peer_that_is_not_installed_is_said_to_be_missing() {
     let output = Command::new(env!("CARGO_BIN_EXE_kolo-bench"))
         .args(["all-reduce", "--sizes", "4", "--peers", "openmpi"])
-        .args(["--rounds", "1", "--seconds", "0.005"])
+        .args(["--rounds", "1", "--seconds", "0.01"])
         .env("PATH", "")
         .output()
         .unwrap();
@@ -188,6 +188,41 @@ fn peers_of(operation: &str) {
             );
         }
     }
+}
+
+#[test]
+fn commits_are_measured_beside_an_all_reduce_and_a_copy() {
+    let lines = lines(&bench(&[
+        "commit",
+        "--workers",
+        "2",
+        "--bytes",
+        "100KiB",
+        "--format",
+        "json",
+    ]));
+    let text = |line: &Value, key: &str| line[key].as_str().unwrap_or("-").to_owned();
+    let rows: Vec<_> = (lines.iter())
+        .map(|line| {
+            assert_eq!(
+                (text(line, "bench"), text(line, "unit")),
+                ("commit".to_owned(), "us".to_owned())
+            );
+            assert!(line["value"].is_f64(), "{line}");
+            (text(line, "case"), text(line, "peer"))
+        })
+        .collect();
+    let rows: Vec<_> = (rows.iter())
+        .map(|(case, peer)| (case.as_str(), peer.as_str()))
+        .collect();
+    let expected = [
+        ("all-reduce of 4 B, 2 workers", "-"),
+        ("empty state, 2 workers", "all-reduce of 4 B"),
+        ("100 KiB, 2 workers", "copy"),
+        ("100 KiB beside the copy, 2 workers", "all-reduce of 4 B"),
+        ("100 KiB with checkpoints, 2 workers", "without"),
+    ];
+    assert_eq!(rows, expected);
 }
 
 /// Two hosts need rights that not every machine gives: then that is what it says, completely.

@@ -1,12 +1,11 @@
-//! What a commit costs.
+//! What a commit costs in memory. `kolo-bench commit` measures the time.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::time::Instant;
 
-use kolo::collectives::{Communicator, local_group, peers};
+use kolo::Context;
+use kolo::collectives::{Communicator, local_group};
 use kolo::elastic::{Elastic, ElasticSampler, Parts, State};
-use kolo::{Context, Rank, ReduceOp};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -82,59 +81,6 @@ fn a_third_commit_allocates_nothing() {
         (0..4).map(|_| commit()).min().unwrap()
     });
     assert_eq!(least, [0, 0]);
-}
-
-/// Beside copying the state, a commit costs at most 1.2 times an all-reduce of 4 bytes. Not a test of every run: the machine must be idle.
-///
-/// `cargo test --release -p kolo --test elastic -- --ignored --nocapture a_commit_costs`
-#[test]
-#[ignore = "measures time"]
-fn a_commit_costs_little_more_than_an_all_reduce() {
-    const ROUNDS: u32 = 2_000;
-    const OPERATIONS: u32 = 100;
-    let folder = tempfile::tempdir().unwrap();
-    let join = |rank| {
-        let folder = folder.path().to_owned();
-        std::thread::spawn(move || peers::Local::in_folder(folder).join(Rank(rank), 2).unwrap())
-    };
-    let joined: Vec<_> = [0, 1].map(join).into_iter().collect();
-    let group: Vec<Communicator> = joined
-        .into_iter()
-        .map(|rank| rank.join().unwrap())
-        .collect();
-    // Nanoseconds of an all-reduce, of a commit, and of both in a group of one, by which the copy is known. The least of many
-    // short rounds counts: that of a round in which the system ran both ranks at once.
-    let measured = run(group, |ctx| {
-        let alone = Context::for_tests(local_group(1).unwrap().remove(0));
-        let (mut shared, mut own) = (state(0), state(0));
-        let time = |round: &mut dyn FnMut()| {
-            let start = Instant::now();
-            (0..OPERATIONS).for_each(|_| round());
-            start.elapsed().as_secs_f64() / f64::from(OPERATIONS) * 1e9
-        };
-        let reduce = |ctx: &Context| ctx.comm().all_reduce(&mut [1_u32], ReduceOp::Max).unwrap();
-        let mut least = [f64::INFINITY; 4];
-        for _ in 0..ROUNDS {
-            let times = [
-                time(&mut || reduce(ctx)),
-                time(&mut || shared.commit(ctx).unwrap()),
-                time(&mut || reduce(&alone)),
-                time(&mut || own.commit(&alone).unwrap()),
-            ];
-            for (least, time) in least.iter_mut().zip(times) {
-                *least = least.min(time);
-            }
-        }
-        least
-    });
-    for [reduce, commit, reduce_alone, commit_alone] in measured {
-        let copy = commit_alone - reduce_alone;
-        let ratio = (commit - copy) / reduce;
-        println!(
-            "all-reduce {reduce:.0} ns, commit {commit:.0} ns, of which copy {copy:.0} ns: {ratio:.3} times"
-        );
-        assert!(ratio <= 1.2);
-    }
 }
 
 fn run<R: Send>(group: Vec<Communicator>, rank: impl Fn(&Context) -> R + Sync) -> Vec<R> {
