@@ -67,12 +67,12 @@ fn time(ctx: &Context, seconds: f64, mut operation: impl FnMut() -> Result<()>) 
     Ok(series(operations)? * 1e6)
 }
 
-/// The times of one round: an all-reduce, a commit of nothing; then for each size a copy, a commit, and a commit with checkpoints.
+/// The times of one round: an all-reduce, a commit of nothing; then for each size a copy, a copy and an all-reduce, a commit, and a
+/// commit with checkpoints.
 #[kolo::function]
 fn commits(ctx: &Context, sizes: Vec<u64>, seconds: f64, directory: PathBuf) -> Result<Vec<f64>> {
-    let mut times = vec![time(ctx, seconds, || {
-        Ok(ctx.comm().all_reduce(&mut [1_u32], ReduceOp::Max)?)
-    })?];
+    let reduce = || ctx.comm().all_reduce(&mut [1_u32], ReduceOp::Max);
+    let mut times = vec![time(ctx, seconds, || Ok(reduce()?))?];
     let committed = |mut state: State<Model>| {
         state.sync(ctx)?;
         time(ctx, seconds, || Ok(state.commit(ctx)?))
@@ -82,10 +82,18 @@ fn commits(ctx: &Context, sizes: Vec<u64>, seconds: f64, directory: PathBuf) -> 
         let model = vec![1_u8; size as usize];
         // As a commit does: into memory that is two copies old.
         let mut copies = [model.clone(), model.clone()];
-        times.push(time(ctx, seconds, || {
+        let mut copy = || {
             copies.swap(0, 1);
             copies[0].copy_from_slice(black_box(&model));
+        };
+        times.push(time(ctx, seconds, || {
+            copy();
             Ok(())
+        })?);
+        // Ranks wait here for the one whose copy takes longest.
+        times.push(time(ctx, seconds, || {
+            copy();
+            Ok(reduce()?)
         })?);
         times.push(committed(State::new(Model(model.clone())))?);
         let checkpoints = Checkpoints::in_directory(directory.join(size.to_string()));
@@ -151,11 +159,10 @@ fn figures(options: &Options, rounds: &[Vec<f64>]) -> Vec<Figure> {
     ];
     for bytes in &options.bytes {
         let shown = size::show(*bytes);
-        let (copy, commit, kept) = (next(), next(), next());
-        figures.push(figure(shown.clone(), commit).beside("copy", copy));
-        figures.push(
-            figure(format!("{shown} beside the copy"), commit - copy).beside(reduces, reduce),
-        );
+        let (copy, both, commit, kept) = (next(), next(), next(), next());
+        let commits = figure(shown.clone(), commit);
+        figures.push(commits.beside("copy", copy));
+        figures.push(commits.beside("copy and all-reduce", both));
         figures.push(figure(format!("{shown} with checkpoints"), kept).beside("without", commit));
     }
     figures

@@ -219,7 +219,7 @@ fn commits_are_measured_beside_an_all_reduce_and_a_copy() {
         ("all-reduce of 4 B, 2 workers", "-"),
         ("empty state, 2 workers", "all-reduce of 4 B"),
         ("100 KiB, 2 workers", "copy"),
-        ("100 KiB beside the copy, 2 workers", "all-reduce of 4 B"),
+        ("100 KiB, 2 workers", "copy and all-reduce"),
         ("100 KiB with checkpoints, 2 workers", "without"),
     ];
     assert_eq!(rows, expected);

@@ -23,7 +23,7 @@ use writer::{Base, Writer};
 /// Keeps the commits of a [`State`](super::State) on disk, too, so that the loss of all ranks costs the work since the last checkpoint and no more.
 ///
 /// A checkpoint is a commit in a file. Rank 0 writes checkpoints, on a thread of its own: no commit waits for a disk. Of
-/// the commits that come during a write the newest is written next. A file appears under its name when all of it is on disk, and
+/// the commits that come meanwhile the newest is written next. A file appears under its name when all of it is on disk, and
 /// ends with a BLAKE3 checksum. The two newest are kept.
 ///
 /// Give the state on every rank the same checkpoints, in a directory that all hosts of the job share: rank 0 may be on another
@@ -75,13 +75,12 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Checkpoints in this directory, which is made if there is none. Each commit is written, or the newest after those that
-    /// came during a write.
+    /// Checkpoints in this directory, which is made if there is none: at most one a second.
     pub fn in_directory(directory: impl Into<PathBuf>) -> Self {
         Self {
             directory: directory.into(),
             every: 1,
-            interval: Duration::ZERO,
+            interval: Duration::from_secs(1),
             resume: false,
         }
     }
@@ -93,7 +92,8 @@ impl Checkpoints {
         self
     }
 
-    /// Lets so much time pass from the beginning of one write to that of the next, at least.
+    /// Lets so much time pass from the beginning of one write to that of the next, at least: a second, if this is not called. With
+    /// [`Duration::ZERO`] the disk is never at rest.
     #[must_use]
     pub fn not_more_often_than(mut self, interval: Duration) -> Self {
         self.interval = interval;

@@ -183,7 +183,7 @@ fn the_newest_commit_replaces_those_that_wait() {
     let folder = tempfile::tempdir().unwrap();
     let (began, beginnings) = mpsc::channel();
     let (go, goes) = mpsc::channel();
-    let settings = Checkpoints::in_directory(folder.path());
+    let settings = Checkpoints::in_directory(folder.path()).not_more_often_than(Duration::ZERO);
     let writer = Writer::start_with(settings, JOB, Base::Synced, move |step| {
         if step == Step::Create {
             began.send(()).unwrap();
