@@ -244,7 +244,7 @@ pub enum NodeEvent {
         generation: Generation,
         /// The number of the commit.
         commit: u64,
-        /// Its part of the commit outlives it: it is on disk, or on a peer.
+        /// The commit outlives all members: it is on disk. Each member says so when it knows.
         durable: bool,
     },
     /// A worker of an elastic job has committed, and holds there until it is given the next generation.

@@ -9,12 +9,12 @@ use super::end::End;
 use super::limits::{Limits, cooldown};
 use super::seat::Host;
 
-/// The last commit of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The last commit of a job. A later generation has later commits, whatever the numbers: they are lower than before if all members
+/// were lost, and others went on from a commit that is on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Commit {
     generation: ids::Generation,
     number: u64,
-    durable: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +40,10 @@ pub struct Budget {
     /// The first failure since the last commit, in words.
     cause: Option<String>,
     commit: Option<Commit>,
+    /// The highest number of any commit: work that is done again is no progress.
+    highest: u64,
+    /// A commit outlives all members, the last one or one before.
+    durable: bool,
     hosts: BTreeMap<Host, Cooling>,
 }
 
@@ -55,6 +59,8 @@ impl Budget {
             without_progress: 0,
             cause: None,
             commit: None,
+            highest: 0,
+            durable: false,
             hosts: BTreeMap::new(),
         }
     }
@@ -72,23 +78,13 @@ impl Budget {
 
     /// All members of a generation have the state of this commit. It is progress if the commit is a new one.
     pub fn committed(&mut self, generation: ids::Generation, number: u64, durable: bool) {
-        let mut commit = Commit {
-            generation,
-            number,
-            durable,
-        };
-        match self.commit {
-            Some(last) if number < last.number => return,
-            Some(last) if number == last.number => {
-                commit.generation = last.generation.max(generation);
-                commit.durable |= last.durable;
-            }
-            _ => {
-                self.without_progress = 0;
-                self.cause = None;
-            }
+        self.durable |= durable;
+        if number > self.highest || self.commit.is_none() {
+            self.highest = number;
+            self.without_progress = 0;
+            self.cause = None;
         }
-        self.commit = Some(commit);
+        self.commit = self.commit.max(Some(Commit { generation, number }));
     }
 
     /// A process that was there since `since` has failed, and this is `why`. It uses up one restart, and its host cools
@@ -187,10 +183,10 @@ impl Budget {
             .map_or_else(ids::Generation::default, |commit| commit.generation)
     }
 
-    /// The last commit outlives all members.
+    /// A commit outlives all members: the last one, or one before.
     #[must_use]
     pub fn is_durable(&self) -> bool {
-        self.commit.is_some_and(|commit| commit.durable)
+        self.durable
     }
 
     /// The hosts that get no new process now.

@@ -81,7 +81,7 @@ pub enum Fact {
         generation: ids::Generation,
         /// The number of the commit.
         commit: u64,
-        /// The commit outlives all members: it is on disk, or on a peer.
+        /// The commit outlives all members: it is on disk.
         durable: bool,
     },
     /// All members have committed, and hold there until a new generation is published.

@@ -231,7 +231,7 @@ impl<'a> View<'a> {
                 End::NoSurvivor,
                 format!(
                     "no member of generation {number} that could hand on the state is left, so that {state}; commits \
-                     on a peer or on disk survive that; {lost}"
+                     on disk survive that; {lost}"
                 ),
             );
         }

@@ -54,8 +54,30 @@ fn a_commit_is_progress_once() {
     assert!(budget.is_durable());
     assert_eq!(budget.without_progress(), 2);
     budget.committed(ids::Generation(1), 2, false);
-    assert!(!budget.is_durable());
     assert_eq!(budget.without_progress(), 0);
+    // The one before is still on disk.
+    assert!(budget.is_durable());
+}
+
+/// All members are lost, and others go on from an older commit, which is on disk.
+#[test]
+fn work_that_is_done_again_is_no_progress() {
+    let start = Instant::now();
+    let mut budget = Budget::new(start, 1);
+    budget.committed(ids::Generation(1), 3, true);
+    budget.committed(ids::Generation(1), 9, false);
+    for (generation, number, progress) in [(2, 5, false), (2, 9, false), (3, 10, true)] {
+        let at = start + s(generation);
+        budget.failed(at, &limits(), at, None, "failure");
+        budget.committed(ids::Generation(generation), number, false);
+        assert_eq!(budget.without_progress() == 0, progress, "commit {number}");
+        // Those that have it can hand it on.
+        assert_eq!(budget.commit(), Some(number));
+        assert_eq!(budget.committed_in(), ids::Generation(generation));
+        // Late news of a generation before.
+        budget.committed(ids::Generation(1), 4, false);
+        assert_eq!(budget.commit(), Some(number));
+    }
 }
 
 #[test]
