@@ -96,7 +96,8 @@ impl Checkpoints {
     /// [`Duration::ZERO`] the disk is never at rest.
     #[must_use]
     pub fn not_more_often_than(mut self, interval: Duration) -> Self {
-        self.interval = interval;
+        // The sum with a time of this machine is a time.
+        self.interval = interval.min(Duration::from_secs(u64::from(u32::MAX)));
         self
     }
 

@@ -12,7 +12,7 @@ use super::folder::{self, Name, Step};
 use super::writer::{Base, Slot, Writer};
 use super::*;
 use crate::elastic::parts;
-use crate::elastic::{Elastic, Parts};
+use crate::elastic::{Elastic, Parts, State};
 
 const JOB: JobId = JobId(7);
 
@@ -261,10 +261,10 @@ fn a_full_disk_costs_checkpoints_and_nothing_else() {
     let is_full = Arc::clone(&full);
     let settings = Checkpoints::in_directory(folder.path());
     let writer = Writer::start_with(settings, JOB, Base::Synced, move |step| {
-        match step == Step::Write && *is_full.lock().unwrap() {
-            true => Err(io::ErrorKind::StorageFull.into()),
-            false => Ok(()),
+        if step == Step::Write && *is_full.lock().unwrap() {
+            return Err(io::ErrorKind::StorageFull.into());
         }
+        Ok(())
     });
     let write = |number| {
         writer.offer(id(number), copy(number));
@@ -295,4 +295,58 @@ fn checkpoints_of_others_are_not_written_over() {
     assert!(why.contains("sync first"), "{why}");
     drop(writer);
     assert_eq!(files(folder.path()), names(&[9]));
+}
+
+/// The head knows of no member that has the last commit, but an older member may have a later one than the disk.
+#[test]
+fn the_later_one_counts_of_a_checkpoint_and_a_commit_in_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = |name: &str| folder.path().join(name);
+    let begin = |name: &str| {
+        State::new(Work::at(0)).checkpoints(Checkpoints::in_directory(directory(name)))
+    };
+    let contexts: Vec<_> = (kolo_collectives::local_group(2).unwrap().into_iter())
+        .map(Context::for_tests)
+        .collect();
+    let rank = |ctx: &Context| {
+        let mut state = begin("live");
+        let mut commit = |step| {
+            *state = Work::at(step);
+            state.commit(ctx).unwrap();
+            state.flush().unwrap();
+        };
+        commit(3);
+        if ctx.rank() == 0 {
+            // Three directories have the checkpoint of step 3 alone.
+            let [file] = files(&directory("live")).try_into().unwrap();
+            for name in ["first", "second", "third"] {
+                fs::create_dir(directory(name)).unwrap();
+                let file = |name| directory(name).join(&file);
+                fs::copy(file("live"), file(name)).unwrap();
+            }
+        }
+        commit(4);
+        if ctx.rank() == 0 {
+            // As if the disk were behind.
+            fs::remove_file(directory("live").join(&files(&directory("live"))[1])).unwrap();
+        }
+        for (name, has, step) in [
+            ("first", Some(1), 4),
+            ("second", Some(0), 4),
+            ("third", None, 3),
+        ] {
+            let mut next = begin(name);
+            if has == Some(ctx.rank()) {
+                std::mem::swap(&mut next, &mut state);
+            }
+            ctx.must_restore();
+            next.sync(ctx).unwrap();
+            assert_eq!(*next, Work::at(step), "{name}");
+        }
+    };
+    std::thread::scope(|scope| {
+        for ctx in &contexts {
+            scope.spawn(|| rank(ctx));
+        }
+    });
 }

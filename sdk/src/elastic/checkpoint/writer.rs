@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_transport::ids::JobId;
 
@@ -206,17 +206,15 @@ impl<B: FnMut(folder::Step) -> io::Result<()>> Thread<B> {
             if slot.ends {
                 return None;
             }
-            let now = Instant::now();
-            let due = slot.due_at.filter(|at| *at > now);
-            slot = match due {
-                Some(at) => {
-                    let waited = self.shared.work.wait_timeout(slot, at - now);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => {
-                    let waited = self.shared.work.wait(slot);
-                    waited.unwrap_or_else(PoisonError::into_inner)
-                }
+            let rest = slot.due_at.map_or(Duration::ZERO, |at| {
+                at.saturating_duration_since(Instant::now())
+            });
+            let work = &self.shared.work;
+            slot = if rest.is_zero() {
+                work.wait(slot).unwrap_or_else(PoisonError::into_inner)
+            } else {
+                let waited = work.wait_timeout(slot, rest);
+                waited.unwrap_or_else(PoisonError::into_inner).0
             };
         }
         let (id, copy) = slot.newest.take()?;
