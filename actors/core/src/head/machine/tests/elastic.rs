@@ -315,6 +315,25 @@ fn what_a_job_gives_back_is_for_others() {
 }
 
 #[test]
+fn a_host_where_a_worker_failed_gets_no_other_one_while_it_cools_down() {
+    let mut group = Group::new();
+    let first = group.node(1, 3);
+    let job = group.submit_as(1, 1, 2, |spec| {
+        spec.elastic.as_mut().unwrap().cooldown = Some(Cooldown {
+            least_ms: 3_600_000,
+            most_ms: 3_600_000,
+        });
+    });
+    group.kill(first, job);
+    group.pass(10);
+    assert_eq!(group.members(job), (2, vec![(1, 1)]));
+    group.node(2, 1);
+    group.commit(job);
+    assert_eq!(group.members(job), (3, vec![(1, 1), (2, 1)]));
+    assert_eq!(group.world.free_cpus(), [2, 0]);
+}
+
+#[test]
 fn a_lost_node_is_replaced_by_another_one() {
     let mut group = Group::new();
     let nodes = [1, 2, 3].map(|node| group.node(node, 1));
