@@ -142,35 +142,42 @@ impl Colocator {
         Ok(())
     }
 
-    /// A worker has a commit in a generation, or holds there.
+    /// A worker has a commit in a generation, on disk or in memory alone.
     pub(super) fn committed(
         &mut self,
         worker: WorkerId,
         (generation, commit): (Generation, u64),
-        holds: bool,
+        durable: bool,
     ) -> Result<(), String> {
         if generation > self.generation {
             return Err(unknown(generation));
         }
-        let (job, slot, incarnation) = (worker.stay.job, worker.slot, worker.incarnation);
-        self.reports.push(if holds {
-            NodeEvent::Holding {
-                job,
-                slot,
-                incarnation,
-                generation,
-                commit,
-            }
-        } else {
-            NodeEvent::Committed {
-                job,
-                slot,
-                incarnation,
-                generation,
-                commit,
-                // A worker keeps its commits in memory.
-                durable: false,
-            }
+        self.reports.push(NodeEvent::Committed {
+            job: worker.stay.job,
+            slot: worker.slot,
+            incarnation: worker.incarnation,
+            generation,
+            commit,
+            durable,
+        });
+        Ok(())
+    }
+
+    /// A worker waits for the generation after this one, at a commit.
+    pub(super) fn holds(
+        &mut self,
+        worker: WorkerId,
+        (generation, commit): (Generation, u64),
+    ) -> Result<(), String> {
+        if generation > self.generation {
+            return Err(unknown(generation));
+        }
+        self.reports.push(NodeEvent::Holding {
+            job: worker.stay.job,
+            slot: worker.slot,
+            incarnation: worker.incarnation,
+            generation,
+            commit,
         });
         Ok(())
     }

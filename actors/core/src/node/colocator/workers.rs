@@ -91,14 +91,18 @@ impl Colocator {
                 let taken = self.taken(worker, generation);
                 self.blame(slot, taken, outputs);
             }
-            FromWorker::Committed { generation, commit } if listens => {
-                let committed = self.committed(worker, (generation, commit), false);
+            FromWorker::Committed {
+                generation,
+                commit,
+                durable,
+            } if listens => {
+                let committed = self.committed(worker, (generation, commit), durable);
                 self.blame(slot, committed, outputs);
             }
             FromWorker::Holding {
                 generation, commit, ..
             } if listens => {
-                let holds = self.committed(worker, (generation, commit), true);
+                let holds = self.holds(worker, (generation, commit));
                 self.blame(slot, holds, outputs);
             }
             FromWorker::Taken { .. }

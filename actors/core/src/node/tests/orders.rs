@@ -206,6 +206,7 @@ impl Bench {
             6 => said(FromWorker::Committed {
                 generation,
                 commit: 1,
+                durable: false,
             }),
             7 => said(FromWorker::RequestLink {
                 rank: kolo_wire::ids::Rank(0),

@@ -87,14 +87,14 @@ impl Tally {
         is_news.then_some(common)
     }
 
-    /// A member holds at a commit. The result is the commit at which all members hold.
+    /// A member holds at a commit. The result is the lowest of these commits, once all members hold. Members that could not go on
+    /// because a link between them broke may hold at different ones.
     pub(super) fn holds(&mut self, process: Process, commit: u64) -> Option<u64> {
         if !self.members.contains(&process) {
             return None;
         }
         self.holds.say(process, commit);
-        let lowest = self.holds.of(self.members.len())?;
-        (self.holds.counts.len() == 1).then_some(lowest)
+        self.holds.of(self.members.len())
     }
 }
 
@@ -138,10 +138,9 @@ mod tests {
     }
 
     #[test]
-    fn all_hold_at_one_commit() {
+    fn all_hold_at_the_lowest_of_their_commits() {
         let mut tally = Tally::new([process(0), process(1)]);
         assert_eq!(tally.holds(process(0), 4), None);
-        assert_eq!(tally.holds(process(1), 3), None);
-        assert_eq!(tally.holds(process(1), 4), Some(4));
+        assert_eq!(tally.holds(process(1), 3), Some(3));
     }
 }

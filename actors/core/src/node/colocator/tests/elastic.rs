@@ -183,7 +183,11 @@ fn commits_and_holds_are_passed_on_with_the_name_of_the_process() {
     says(
         &mut core,
         of(4, 2),
-        FromWorker::Committed { generation, commit },
+        FromWorker::Committed {
+            generation,
+            commit,
+            durable: true,
+        },
     );
     says(
         &mut core,
@@ -202,7 +206,7 @@ fn commits_and_holds_are_passed_on_with_the_name_of_the_process() {
             incarnation,
             generation,
             commit,
-            durable: false,
+            durable: true,
         },
         NodeEvent::Holding {
             job,
@@ -216,6 +220,7 @@ fn commits_and_holds_are_passed_on_with_the_name_of_the_process() {
     let unknown = FromWorker::Committed {
         generation: Generation(4),
         commit,
+        durable: false,
     };
     assert_eq!(
         says(&mut core, of(4, 2), unknown),
