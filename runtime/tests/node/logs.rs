@@ -8,7 +8,7 @@ use kolo_transport::{Connection, Limits, RandomId as _, Stream};
 
 use crate::bed::{Bed, connect, driver, soon};
 
-async fn logs(
+pub(crate) async fn logs(
     connection: &Connection,
     job: JobId,
     ranks: &[u32],
@@ -37,7 +37,7 @@ fn own(lines: Vec<LogLine>) -> Vec<LogLine> {
     lines.into_iter().filter(ours).collect()
 }
 
-async fn rest(stream: &mut Stream) -> Vec<LogLine> {
+pub(crate) async fn rest(stream: &mut Stream) -> Vec<LogLine> {
     let mut lines = Vec::new();
     while let Some(batch) = soon(stream.recv.next::<LogBatch>()).await.unwrap() {
         lines.extend(batch.head.lines);

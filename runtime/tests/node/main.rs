@@ -4,6 +4,7 @@
 mod bed;
 mod calls;
 mod daemon;
+mod elastic;
 mod life;
 mod link;
 mod logs;

@@ -182,7 +182,11 @@ fn listen(
                 }
             }
             ToWorker::Peer { rank, .. } => peers.send((rank, fds.pop().unwrap())).unwrap(),
-            ToWorker::Membership(table) => println!("membership {}", table.world_size()),
+            ToWorker::Membership(table) => {
+                let generation = table.generation;
+                println!("membership {}", table.world_size());
+                say(control, &FromWorker::Taken { generation });
+            }
             ToWorker::Welcome { .. }
             | ToWorker::Listen
             | ToWorker::Certificate { .. }
