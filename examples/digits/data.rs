@@ -93,26 +93,6 @@ impl Digits {
     }
 }
 
-/// The batches of one epoch for one rank: `batch / world_size` images each, in an order that is
-/// shuffled anew every epoch. All ranks get the same number of batches, and no image goes to two.
-/// Images that do not fill a last batch are left out of this epoch.
-pub fn batches(
-    images: usize,
-    batch: usize,
-    epoch: u32,
-    seed: u64,
-    rank: usize,
-    world_size: usize,
-) -> Vec<Vec<usize>> {
-    let share = (batch / world_size).max(1);
-    let order = Rng::new(seed ^ (u64::from(epoch) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
-        .permutation(images);
-    order
-        .chunks_exact(share * world_size)
-        .map(|step| step[rank * share..][..share].to_vec())
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,20 +127,5 @@ mod tests {
         assert_eq!((train.len(), test.len()), (1438, 359));
         assert_eq!(digits.split(7), (train, test));
         assert_ne!(digits.split(8).1, digits.split(7).1);
-    }
-
-    #[test]
-    fn ranks_share_out_every_batch_without_overlap() {
-        let mut seen = Vec::new();
-        let steps = batches(1438, 64, 3, 7, 0, 4).len();
-        for rank in 0..4 {
-            let mine = batches(1438, 64, 3, 7, rank, 4);
-            assert_eq!(mine.len(), steps);
-            seen.extend(mine.into_iter().flatten());
-        }
-        assert_eq!(seen.len(), 1438 / 64 * 64);
-        seen.sort_unstable();
-        seen.dedup();
-        assert_eq!(seen.len(), 1438 / 64 * 64);
     }
 }

@@ -110,6 +110,7 @@ pub use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
 pub use kolo_transport::ids::{ClusterId, Generation, JobId, NodeId, Rank};
 pub use kolo_transport::wire::{
     ClusterInfo, Exit, GenerationTable, GroupFilter, JobInfo, LogLine, Member, NodeInfo, Stdio,
+    WorkerInfo,
 };
 #[cfg(feature = "local")]
 pub use local::{LocalCluster, LocalClusterBuilder};

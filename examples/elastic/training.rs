@@ -1,0 +1,249 @@
+//! The work of a rank: a replica of the network, and a loop that goes on when the group has changed.
+
+use std::time::Instant;
+
+use anyhow::ensure;
+use kolo::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use crate::data::Digits;
+use crate::mlp::{Mlp, PARAMETERS};
+
+const RATE: f32 = 0.08;
+const MOMENTUM: f32 = 0.9;
+
+/// What the driver tells every worker.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Config {
+    /// Decides the split of the data, the first weights and the order of the images.
+    pub seed: u64,
+    /// Images in a step, over all ranks.
+    pub batch: usize,
+    /// The fewest passes over the training images.
+    pub epochs: u64,
+    /// The group goes on until it has this many workers ...
+    pub workers: usize,
+    /// ... in this generation or a later one.
+    pub generation: u64,
+    /// After so many passes the group gives up.
+    pub most_epochs: u64,
+}
+
+/// What every rank knows at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Share of the held-out images that are told right.
+    pub accuracy: f64,
+    /// Passes over the training images.
+    pub epochs: u64,
+    /// Passes in which some image was not used exactly once.
+    pub uneven_epochs: u64,
+    /// Generations in which the group has worked.
+    pub generations: u64,
+    /// Steps that were made again, because a rank was lost before their commit.
+    pub steps_redone: u64,
+    /// A digest of the weights' bits: the same on all ranks.
+    pub digest: u64,
+}
+
+/// The state of the group: everything that must outlive a rank.
+struct Training {
+    progress: Progress,
+    model: Mlp,
+    velocity: Vec<f32>,
+    /// How often each training image was used in this epoch.
+    used: Vec<u32>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Progress {
+    sampler: ElasticSampler,
+    steps: u64,
+    steps_redone: u64,
+    generations: u64,
+    uneven_epochs: u64,
+    /// Workers in the generation before.
+    workers: usize,
+}
+
+impl Elastic for Training {
+    fn parts(&mut self, parts: &mut Parts<'_>) {
+        parts.value("progress", &mut self.progress);
+        parts.buffer("weights", &mut self.model.parameters);
+        parts.buffer("velocity", &mut self.velocity);
+        parts.buffer("used", &mut self.used);
+    }
+}
+
+/// Trains until the group has seen all changes that the driver makes. Rank 0 prints a line for each generation.
+#[kolo::function]
+pub fn train(ctx: &Context, config: Config) -> anyhow::Result<Summary> {
+    let (images, held_out) = Digits::load()?.split(config.seed);
+    let sampler = ElasticSampler::with_global_batch(images.len(), config.batch).seed(config.seed);
+    let mut state = State::new(Training {
+        progress: Progress {
+            sampler,
+            steps: 0,
+            steps_redone: 0,
+            generations: 0,
+            uneven_epochs: 0,
+            workers: 0,
+        },
+        model: Mlp::new(config.seed),
+        velocity: vec![0.0; PARAMETERS],
+        used: vec![0; images.len()],
+    });
+    let mut here = Here::default();
+    ctx.elastic(&mut state, |ctx, state| {
+        let begun = begin(ctx, state, &mut here);
+        let done = begun.and_then(|()| learn(ctx, state, &images, &config, &mut here));
+        here.ended = Some(Instant::now());
+        done?;
+        Ok(Summary {
+            accuracy: accuracy(ctx, &state.model, &held_out)?,
+            epochs: state.progress.sampler.epoch(),
+            uneven_epochs: state.progress.uneven_epochs,
+            generations: state.progress.generations,
+            steps_redone: state.progress.steps_redone,
+            digest: digest(&state.model.parameters),
+        })
+    })
+}
+
+/// What this process alone has seen.
+#[derive(Debug, Default)]
+struct Here {
+    /// Steps that were begun, committed or not.
+    begun: u64,
+    /// When the loop could not go on in the generation before.
+    ended: Option<Instant>,
+    /// The line of this generation, without its first step, and when that began.
+    entered: Option<(String, Instant)>,
+}
+
+/// Counts the generation, and the step that some rank had begun and none has committed.
+fn begin(ctx: &Context, state: &mut State<Training>, here: &mut Here) -> anyhow::Result<()> {
+    let (formed, now) = (ctx.formed_at(), Instant::now());
+    let progress = &mut state.progress;
+    let mut begun = [here.begun.max(progress.steps)];
+    ctx.comm().all_reduce(&mut begun, ReduceOp::Max)?;
+    let redone = begun[0] - progress.steps;
+    progress.steps_redone += redone;
+    progress.generations += 1;
+    let before = std::mem::replace(&mut progress.workers, ctx.world_size());
+    here.begun = progress.steps;
+    let decide = here.ended.map_or_else(String::new, |ended| {
+        format!("decide {} ms, ", millis(ended, formed))
+    });
+    let line = format!(
+        "generation {}: {} workers after {before}, {redone} steps lost; {decide}connect and sync {} ms",
+        ctx.generation(),
+        ctx.world_size(),
+        millis(formed, now),
+    );
+    here.entered = Some((line, now));
+    Ok(())
+}
+
+fn millis(from: Instant, to: Instant) -> String {
+    let millis = to.saturating_duration_since(from).as_secs_f64() * 1e3;
+    format!("{millis:.1}")
+}
+
+/// Passes over the training images, until the group has seen all changes.
+fn learn(
+    ctx: &Context,
+    state: &mut State<Training>,
+    images: &Digits,
+    config: &Config,
+    here: &mut Here,
+) -> anyhow::Result<()> {
+    let mut gradient = vec![0.0; PARAMETERS];
+    loop {
+        while let Some(batch) = (state.progress.sampler).next_batch(ctx.rank(), ctx.world_size()) {
+            here.begun = state.progress.steps + 1;
+            gradient.fill(0.0);
+            for image in &batch {
+                let (pixels, label) = images.get(image);
+                state.model.add_gradient(pixels, label, 1.0, &mut gradient);
+            }
+            ctx.comm().all_reduce(&mut gradient, ReduceOp::Sum)?;
+            state.step(&gradient, 1.0 / batch.global_len() as f32);
+            state.use_images(ctx.world_size());
+            state.progress.sampler.record(&batch)?;
+            if let Some((line, begun)) = here.entered.take()
+                && ctx.rank() == 0
+            {
+                let step = millis(begun, Instant::now());
+                println!("{line}, first step {step} ms ({})", ctx.cause());
+            }
+            state.commit(ctx)?;
+        }
+        let epoch = state.progress.sampler.epoch() + 1;
+        state.end_epoch(epoch);
+        let is_done = ctx.generation().0 >= config.generation && ctx.world_size() == config.workers;
+        if epoch >= config.epochs && is_done {
+            return Ok(());
+        }
+        ensure!(
+            epoch < config.most_epochs,
+            "after {epoch} epochs the group has {} workers in generation {}; {} workers in generation {} were to come",
+            ctx.world_size(),
+            ctx.generation(),
+            config.workers,
+            config.generation,
+        );
+        state.commit(ctx)?;
+    }
+}
+
+impl Training {
+    /// One step of the descent, the same on all ranks.
+    fn step(&mut self, gradient: &[f32], scale: f32) {
+        let weights = self.model.parameters.iter_mut();
+        for ((weight, velocity), slope) in weights.zip(&mut self.velocity).zip(gradient) {
+            *velocity = MOMENTUM * *velocity - RATE * scale * slope;
+            *weight += *velocity;
+        }
+    }
+
+    /// Counts the images of the next batch on all ranks, so that a rank which is lost takes no count with it.
+    fn use_images(&mut self, world_size: usize) {
+        for rank in 0..world_size {
+            for image in (self.progress.sampler.next_batch(rank, world_size))
+                .iter()
+                .flatten()
+            {
+                self.used[image] += 1;
+            }
+        }
+    }
+
+    fn end_epoch(&mut self, next: u64) {
+        let is_even = self.used.iter().all(|times| *times == 1);
+        self.progress.uneven_epochs += u64::from(!is_even);
+        self.progress.sampler.set_epoch(next);
+        self.used.fill(0);
+    }
+}
+
+/// The share of the held-out images that are told right; each rank tests its part of them.
+fn accuracy(ctx: &Context, model: &Mlp, held_out: &Digits) -> anyhow::Result<f64> {
+    let mut hits = [0_u64];
+    for image in (ctx.rank()..held_out.len()).step_by(ctx.world_size()) {
+        let (pixels, label) = held_out.get(image);
+        hits[0] += u64::from(model.test(pixels, label).1);
+    }
+    ctx.comm().all_reduce(&mut hits, ReduceOp::Sum)?;
+    Ok(hits[0] as f64 / held_out.len() as f64)
+}
+
+/// FNV-1a (Fowler, Noll and Vo) of the bits.
+fn digest(weights: &[f32]) -> u64 {
+    let bytes = weights
+        .iter()
+        .flat_map(|weight| weight.to_bits().to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
