@@ -8,6 +8,7 @@ mod interfaces;
 mod kernels;
 mod plan;
 mod raw;
+mod recovery;
 mod report;
 mod run;
 mod size;
@@ -42,6 +43,11 @@ enum Bench {
     /// Commits of elastic states, beside a short all-reduce and a plain copy, with and without checkpoints.
     #[command(after_help = "Example:\n  kolo-bench commit --workers 4 --bytes 64KiB,16MiB")]
     Commit(commit::Options),
+    /// From the loss of a worker or a node to the end of the group's first step without it.
+    #[command(
+        after_help = "Examples:\n  kolo-bench recovery --workers 4 --n 30\n  kolo-bench recovery --kill worker,spare --n 10 --format json"
+    )]
+    Recovery(recovery::Options),
     /// Which network interfaces connect hosts: the plan for many, and the probe over network namespaces (as root).
     #[command(after_help = "Example:\n  kolo-bench interfaces --rounds 5")]
     Interfaces(Options),
@@ -168,6 +174,7 @@ fn main() -> anyhow::Result<()> {
             options.format,
         ),
         Bench::Commit(options) => (commit::run(&options)?, options.format),
+        Bench::Recovery(options) => (recovery::run(&options)?, options.format),
         Bench::Plan(options) => return plan::run(&options),
         Bench::AllReduce(options) => return collectives::run(Operation::AllReduce, &options),
         Bench::AllGather(options) => return collectives::run(Operation::AllGather, &options),

@@ -30,7 +30,7 @@ use rng::Rng;
 use training::{Config, Summary, train};
 
 /// How long the group learns between two changes.
-const PAUSE: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_millis(300);
 
 /// Train a small neural network on handwritten digits while workers are killed and nodes come and go.
 ///

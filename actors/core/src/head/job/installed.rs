@@ -448,6 +448,7 @@ mod tests {
             run.step(Event::Pushed {
                 node: NodeId(node),
                 membership: false,
+                pids: Vec::new(),
                 refusal: None,
             });
         };

@@ -86,6 +86,8 @@ pub enum Event {
         node: NodeId,
         /// Whether it was the membership.
         membership: bool,
+        /// The processes that it has started, by slot.
+        pids: Vec<(Slot, u32)>,
         /// Its refusal, if it did not take it.
         refusal: Option<Refusal>,
     },

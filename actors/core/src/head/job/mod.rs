@@ -342,8 +342,9 @@ impl Job {
             Event::Pushed {
                 node,
                 membership,
+                pids,
                 refusal,
-            } => self.pushed(node, membership, refusal),
+            } => self.pushed(node, (membership, pids), refusal),
             Event::Node { node, event } => self.node_event(node, event),
             Event::NodeLost { node, reason } => self.node_lost(node, reason),
             Event::Discovered(found) => self.discovered(found),

@@ -284,6 +284,7 @@ impl World {
                         Delivery::ToJob(Event::Pushed {
                             node,
                             membership,
+                            pids: Vec::new(),
                             refusal,
                         }),
                     );

@@ -367,13 +367,18 @@ impl Job {
         }
     }
 
-    pub(super) fn pushed(&mut self, node: NodeId, membership: bool, refusal: Option<Refusal>) {
+    pub(super) fn pushed(
+        &mut self,
+        node: NodeId,
+        (membership, pids): (bool, Vec<(Slot, u32)>),
+        refusal: Option<Refusal>,
+    ) {
         let Some(part) = self.part(node) else {
             return self.note(format!("answer of {node}, which has no part in the job"));
         };
         let at = self.place_name(part);
         if self.is_elastic() {
-            return self.push_answered(part, refusal);
+            return self.push_answered(part, &pids, refusal);
         }
         if !membership {
             self.signalled(part);

@@ -67,6 +67,7 @@ impl Run {
         self.step(Event::Pushed {
             node: NodeId(node),
             membership: true,
+            pids: Vec::new(),
             refusal: None,
         });
     }

@@ -135,10 +135,14 @@ impl Bed {
                 }
                 Action::Push { node, request } => {
                     let membership = matches!(*request, NodeRequest::Membership(_));
-                    self.order(node, *request);
+                    let pids = match self.order(node, *request) {
+                        NodeReply::Started { pids } => pids,
+                        _ => Vec::new(),
+                    };
                     self.queue.push_back(Event::Pushed {
                         node,
                         membership,
+                        pids,
                         refusal: None,
                     });
                 }
@@ -198,7 +202,13 @@ impl Bed {
                 let members = start.slots.iter().map(|slot| &slot.member);
                 self.started
                     .extend(members.map(|member| (node, member.slot, member.incarnation)));
-                return NodeReply::Started { pids: Vec::new() };
+                // One for each process, as it were.
+                let pid = |slot: &SlotStart| {
+                    let (slot, incarnation) = (slot.member.slot, slot.member.incarnation);
+                    (slot, slot.0 * 100 + incarnation.0 as u32)
+                };
+                let pids = start.slots.iter().map(pid).collect();
+                return NodeReply::Started { pids };
             }
             NodeRequest::Membership(table) => {
                 self.log
@@ -371,6 +381,21 @@ impl Bed {
             other => panic!("{other:?} {:?}", self.notes),
         }
     }
+}
+
+#[test]
+fn the_pid_of_a_process_is_known_when_it_is_started_later() {
+    let mut bed = Bed::active(1, 2, &[2]);
+    bed.exits(1, 0, 1, Exit::Signal(9));
+    let workers = bed.job.info(Duration::ZERO).workers;
+    let of_slot = |slot| {
+        let worker = workers
+            .iter()
+            .find(|worker| worker.member.slot == Slot(slot));
+        worker.map(|worker| worker.pid)
+    };
+    assert_eq!(of_slot(0), Some(2), "the second process of the slot");
+    assert_eq!(of_slot(1), Some(101));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{DriverId, JobId, NodeId};
 use kolo_wire::{
-    HeadReply, JobEvent, JobInfo, JobSpec, JobState, NodeRequest, Refusal, RefusalKind,
+    HeadReply, JobEvent, JobInfo, JobSpec, JobState, NodeReply, NodeRequest, Refusal, RefusalKind,
 };
 
 use super::room::Trials;
@@ -318,7 +318,7 @@ impl HeadCore {
         let Some(outbox) = self.outbox(id, node) else {
             return;
         };
-        let refusal = match reply {
+        let (pids, refusal) = match reply {
             Reply::Unknown(reason) => {
                 let first = outbox.failures() == 0;
                 let pause = outbox.failed();
@@ -329,8 +329,9 @@ impl HeadCore {
                 }
                 return self.set_timer(Timer::Push(id, node), pause);
             }
-            Reply::Answer(_) => None,
-            Reply::Refused(refusal) => Some(refusal),
+            Reply::Answer(NodeReply::Started { pids }) => (pids, None),
+            Reply::Answer(_) => (Vec::new(), None),
+            Reply::Refused(refusal) => (Vec::new(), Some(refusal)),
         };
         let (push, failures) = outbox.taken();
         if failures > 0 {
@@ -341,6 +342,7 @@ impl HeadCore {
         let event = Event::Pushed {
             node,
             membership: matches!(push, Some(NodeRequest::Membership(_))),
+            pids,
             refusal,
         };
         self.step_job(id, event);

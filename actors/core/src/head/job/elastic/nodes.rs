@@ -431,10 +431,26 @@ impl Job {
     }
 
     /// A node has taken or refused what was pushed to it first.
-    pub(in crate::head::job) fn push_answered(&mut self, part: usize, refusal: Option<Refusal>) {
+    pub(in crate::head::job) fn push_answered(
+        &mut self,
+        part: usize,
+        pids: &[(Slot, u32)],
+        refusal: Option<Refusal>,
+    ) {
         let Some(sent) = self.parts[part].flow.pushed.pop_front() else {
             return;
         };
+        if let Sent::Start(processes) = &sent {
+            let node = self.parts[part].site.node;
+            for process in processes {
+                let seat = self.seats.get(&process.slot);
+                let is_last = seat.is_some_and(|seat| seat.process() == *process);
+                let started = pids.iter().find(|(slot, _)| *slot == process.slot);
+                if let Some((slot, pid)) = started.filter(|_| is_last) {
+                    self.worker_started(node, *slot, *pid);
+                }
+            }
+        }
         let Some(refusal) = refusal else {
             return;
         };

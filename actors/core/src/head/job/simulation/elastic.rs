@@ -481,6 +481,7 @@ impl Cluster {
         self.hear(Event::Pushed {
             node,
             membership,
+            pids: Vec::new(),
             refusal,
         });
     }
