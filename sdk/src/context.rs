@@ -396,11 +396,15 @@ impl Context {
         self.inner.comm.begin_call(call);
     }
 
-    /// An operation failed because a rank is lost, or because the generation was over.
+    /// An operation failed because a rank is lost or can't be reached, or because the generation was over.
     pub(crate) fn lost_a_rank(&self) -> bool {
         matches!(
             self.inner.comm.last_failure(),
-            Some(CollectiveError::PeerLost { .. } | CollectiveError::Revoked { .. })
+            Some(
+                CollectiveError::PeerLost { .. }
+                    | CollectiveError::Connect { .. }
+                    | CollectiveError::Revoked { .. }
+            )
         )
     }
 

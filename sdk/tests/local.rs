@@ -26,7 +26,7 @@ macro_rules! tests {
 
 fn main() {
     kolo::rt::main(async {
-        let tests: [Test; 13] = tests![
+        let tests: [Test; 16] = tests![
             functions_run_on_all_one_and_some
             values_keep_their_state_and_order
             errors_and_panics_name_the_rank
@@ -40,6 +40,9 @@ fn main() {
             the_default_cluster_has_room_for_four
             few_descriptors_are_told_and_panic_nothing
             nodes_are_added_and_killed
+            an_elastic_run_goes_on_when_a_worker_dies
+            a_driver_goes_on_in_the_next_generation
+            an_elastic_run_that_always_fails_ends_with_the_last_words
         ];
         let filters: Vec<String> = std::env::args()
             .skip(1)
@@ -462,5 +465,106 @@ async fn the_default_cluster_has_room_for_four() -> Outcome {
         .await?;
     assert_eq!(executor.run(whoami, ()).await?, [0, 1, 2, 3]);
     executor.shutdown().await?;
+    Ok(())
+}
+
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Counted {
+    steps: u64,
+    sum: u64,
+}
+
+/// Sums one of each rank in every step. A rank ends its process in the first generation: generation, steps, ranks at the end.
+#[kolo::function]
+fn count(ctx: &Context, steps: u64, dies_at: u64) -> Result<(u64, u64, usize)> {
+    let start = Counted { steps: 0, sum: 0 };
+    let mut state = State::new(kolo::elastic::Value(start));
+    ctx.elastic(&mut state, |ctx, state| {
+        while state.steps < steps {
+            if ctx.generation().0 == 1 && ctx.rank() == 1 && state.steps == dies_at {
+                std::process::exit(3);
+            }
+            let mut one = [1_u64];
+            ctx.comm().all_reduce(&mut one, ReduceOp::Sum)?;
+            assert_eq!(one[0], ctx.world_size() as u64);
+            state.sum += one[0];
+            state.steps += 1;
+            state.commit(ctx)?;
+        }
+        Ok((ctx.generation().0, state.steps, ctx.world_size()))
+    })
+}
+
+/// One sum over all ranks. A rank ends its process before, if it is told so.
+#[kolo::function]
+fn add_up(ctx: &Context, dies: Option<usize>) -> Result<u64> {
+    if dies == Some(ctx.rank()) {
+        eprintln!("no more");
+        std::process::exit(3);
+    }
+    let mut one = [1_u64];
+    ctx.comm().all_reduce(&mut one, ReduceOp::Sum)?;
+    Ok(one[0])
+}
+
+async fn an_elastic_run_goes_on_when_a_worker_dies() -> Outcome {
+    let cluster = LocalCluster::builder().slots(4).start().await?;
+    let elastic = Executor::builder().workers(1..=3).output(Output::Silent);
+    let executor = elastic.start(&cluster).await?;
+    executor.run(count, (3, u64::MAX)).await?;
+    let ends = executor.run(count, (50, 20)).await?;
+    assert_eq!(ends.len(), ends[0].2, "one of each rank: {ends:?}");
+    assert!(ends[0].0 > 1 && ends[0].1 == 50, "{ends:?}");
+    assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
+    executor.shutdown().await?;
+    Ok(())
+}
+
+async fn a_driver_goes_on_in_the_next_generation() -> Outcome {
+    let cluster = LocalCluster::builder().slots(4).start().await?;
+    let elastic = Executor::builder().workers(1..=3).output(Output::Silent);
+    let executor = elastic.start(&cluster).await?;
+    let mut changes = executor.generations();
+    let first = executor.world_size() as u64;
+    assert_eq!(
+        executor.run(add_up, None).await?,
+        vec![first; first as usize]
+    );
+    let error = executor.run(add_up, Some(0)).await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    assert_eq!(error.kind(), CallErrorKind::GenerationOver, "{error}");
+    loop {
+        let next = executor.recovered().await?;
+        assert!(next.generation.0 > 1);
+        match executor.run(add_up, None).await {
+            Ok(sums) => break assert_eq!(sums, vec![sums.len() as u64; sums.len()]),
+            // The group has grown again meanwhile.
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+    }
+    assert_eq!(changes.next().await.unwrap().before, 0);
+    let second = changes.next().await.unwrap();
+    assert!(second.left.contains(&Rank(0)), "{second:?}");
+    executor.shutdown().await?;
+    Ok(())
+}
+
+async fn an_elastic_run_that_always_fails_ends_with_the_last_words() -> Outcome {
+    let cluster = LocalCluster::builder().slots(2).start().await?;
+    let elastic = Executor::builder().workers(1..=2).output(Output::Silent);
+    let executor = elastic.restarts_without_progress(1).start(&cluster).await?;
+    let mut error = executor.run(add_up, Some(0)).await.unwrap_err();
+    while error.is_retryable() {
+        error = match executor.recovered().await {
+            Ok(_) => executor.run(add_up, Some(0)).await.unwrap_err(),
+            Err(ended) => {
+                assert!(ended.to_string().contains("no more"), "{ended}");
+                break;
+            }
+        };
+    }
+    let error = executor.run(add_up, None).await.unwrap_err();
+    assert_eq!(error.kind(), CallErrorKind::Ended, "{error}");
+    assert_eq!(error.stderr_tail(), ["no more"]);
     Ok(())
 }

@@ -47,7 +47,7 @@ impl GenerationChange {
     }
 }
 
-/// What is known of the present generation.
+/// The newest generation, and whether calls can be made there.
 #[derive(Debug, Clone)]
 pub(crate) struct Present {
     pub(crate) group: Arc<Group>,

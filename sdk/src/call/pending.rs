@@ -20,7 +20,7 @@ use super::target::Target;
 /// Why a call has no result that nobody answers any more.
 const GONE: &str = "its executor is gone";
 
-/// Who answers a call.
+/// The source of a call's answer.
 enum Source {
     Group(Arc<Group>),
     Generations(Arc<Generations>),
@@ -147,7 +147,7 @@ impl fmt::Debug for Pending {
     }
 }
 
-/// What a call waits for before it is sent.
+/// A wait before a call is sent.
 type Turn<T> = Pin<Box<dyn Future<Output = T> + std::marker::Send>>;
 
 /// A call on the way from its request to its bodies.

@@ -36,7 +36,7 @@ impl Process {
     }
 }
 
-/// What follows from an event.
+/// The consequences of an event.
 #[derive(Debug, PartialEq)]
 pub(crate) struct SpanEffects<W> {
     /// Waiters to wake.
@@ -67,6 +67,7 @@ enum Place {
     Returned(Bytes),
     /// It has failed because of another rank, which may still say why.
     Echo {
+        generation: Generation,
         error: RankError,
         until: Instant,
     },
@@ -104,7 +105,7 @@ impl<W> SpanTable<W> {
         }
     }
 
-    /// What a call asks for, until when, and for whom.
+    /// The request of a call, its deadline, and its waiter.
     pub(crate) fn request(&self, call: CallId) -> Option<(&Request, Option<Instant>, &W)> {
         let span = self.calls.get(&call)?;
         Some((&span.request, span.deadline, &span.waiter))
@@ -263,8 +264,11 @@ impl<W> SpanTable<W> {
         }
         let hostname = member.map_or(String::new(), |member| member.hostname.clone());
         let rank = member.map_or(rank, |member| member.rank);
-        let (kind, is_echo) = (failure.kind, failure.caused_by.is_some_and(|by| by != rank));
-        let is_leaving = failure.stopping || kind == FailureKind::Left;
+        let blamed = failure.caused_by.filter(|blamed| *blamed != rank);
+        let mut lost = self.lost.values().map(|failure| failure.rank);
+        let is_over = failure.kind == FailureKind::GenerationOver
+            || (ended_in == newest.generation && lost.any(|lost| Some(lost) == blamed));
+        let is_leaving = failure.stopping || failure.kind == FailureKind::Left;
         let error = RankError {
             rank,
             hostname,
@@ -273,17 +277,14 @@ impl<W> SpanTable<W> {
         if is_leaving {
             *place = Place::Lost(error);
             self.check(call, &mut effects);
-        } else if kind == FailureKind::GenerationOver {
-            let over = CallError::GenerationOver {
-                call: span.request.name.clone(),
+        } else if is_over {
+            self.over(call, ended_in, &error, &mut effects);
+        } else if blamed.is_some() {
+            *place = Place::Echo {
                 generation: ended_in,
-                lost: self.lost.values().map(|failure| failure.rank).collect(),
-                cause: error.to_string(),
+                error,
+                until: now + ECHO_WAIT,
             };
-            self.finish_call(call, Err(over), &mut effects);
-        } else if is_echo {
-            let until = now + ECHO_WAIT;
-            *place = Place::Echo { error, until };
         } else {
             *place = Place::Lost(error.clone());
             self.fail(call, error, &mut effects);
@@ -362,6 +363,26 @@ impl<W> SpanTable<W> {
             None if waits => {}
             None => self.finish_call(call, Ok(bodies), effects),
         }
+    }
+
+    /// Ends a call that could not go on into the next generation.
+    fn over(
+        &mut self,
+        call: CallId,
+        generation: Generation,
+        cause: &RankError,
+        effects: &mut SpanEffects<W>,
+    ) {
+        let Some(span) = self.calls.get(&call) else {
+            return;
+        };
+        let over = CallError::GenerationOver {
+            call: span.request.name.clone(),
+            generation,
+            lost: self.lost.values().map(|failure| failure.rank).collect(),
+            cause: cause.to_string(),
+        };
+        self.finish_call(call, Err(over), effects);
     }
 
     /// Ends a call with a failure and those that have come with it.
@@ -449,11 +470,20 @@ impl<W> SpanTable<W> {
                 continue;
             };
             let echo = span.places.values().find_map(|place| match place {
-                Place::Echo { error, until } if *until <= now => Some(error.clone()),
+                Place::Echo {
+                    generation,
+                    error,
+                    until,
+                } if *until <= now => Some((*generation, error.clone())),
                 _ => None,
             });
-            if let Some(error) = echo {
-                self.fail(call, error, &mut effects);
+            if let Some((generation, error)) = echo {
+                // Nobody has said more. A change of the members explains it.
+                if generation < self.newest.generation || !self.lost.is_empty() {
+                    self.over(call, generation, &error, &mut effects);
+                } else {
+                    self.fail(call, error, &mut effects);
+                }
             } else if span.deadline.is_some_and(|at| at <= now) {
                 let missing = (self.newest.members.iter())
                     .filter(|member| {

@@ -25,7 +25,7 @@ impl Target {
         }
     }
 
-    /// What a call has to wait for, if this is between two generations and calls are to wait then.
+    /// The wait for the next generation, if this is between two generations and calls are to wait then.
     pub(crate) fn recovery(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
         let Self::Elastic(generations) = self else {
             return None;

@@ -33,7 +33,7 @@ pub(super) struct Changes {
     opening: Option<BoxFuture<'static, (Option<Channels>, Vec<PlacedNode>)>>,
 }
 
-/// What the job's task has to see to.
+/// Something that the job's task may have to see to.
 pub(super) enum Change {
     /// Nodes that have joined hold the program, as far as possible: the head is to be told.
     Prepared,

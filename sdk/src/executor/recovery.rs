@@ -1,4 +1,4 @@
-//! What a driver learns of the generations of its group.
+//! The generations of a group, as its driver learns of them.
 
 use kolo_transport::ids::Generation;
 use tokio::sync::mpsc;

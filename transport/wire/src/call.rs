@@ -95,7 +95,7 @@ pub enum CallReply {
         slot: Slot,
         /// The how-manieth process of the slot it was.
         incarnation: Incarnation,
-        /// What is known. The rank is that of the last generation that it was in.
+        /// Its end. The rank is that of the last generation that it was in.
         failure: RankFailure,
         /// Whether it ended because its job is being stopped: then something else is the first cause.
         #[serde(default)]

@@ -25,7 +25,7 @@ struct Route {
 pub(super) struct Router<'a> {
     job: &'a Job,
     channel: &'a Arc<Channel>,
-    /// What the channel is a stream of.
+    /// The connection that the channel is a stream of.
     connection: &'a Connection,
     generation: Generation,
     /// In rank order.

@@ -284,6 +284,25 @@ fn a_function_without_an_elastic_loop_is_to_be_called_again() {
 }
 
 #[test]
+fn an_echo_of_a_lost_rank_is_to_be_called_again() {
+    let echo = || {
+        let mut echo = CallFailure::new(FailureKind::Error, "rank 1 has failed");
+        echo.caused_by = Some(Rank(1));
+        echo
+    };
+    let (mut spans, now) = three();
+    nothing(&spans.lost(process(1, 1), &failure(1, Exit::Signal(9)), None));
+    let error = answer(failed(&mut spans, now, process(0, 1), echo())).unwrap_err();
+    assert_eq!(error.kind(), CallErrorKind::GenerationOver);
+    // The echo first.
+    let (mut spans, now) = three();
+    nothing(&failed(&mut spans, now, process(0, 1), echo()));
+    nothing(&spans.lost(process(1, 1), &failure(1, Exit::Signal(9)), None));
+    let error = answer(spans.tick(now + ECHO_WAIT)).unwrap_err();
+    assert_eq!(error.kind(), CallErrorKind::GenerationOver);
+}
+
+#[test]
 fn what_a_worker_says_that_has_left_or_ends_is_no_failure() {
     let (mut spans, now) = three();
     let left = CallFailure::new(FailureKind::Left, "not in generation 2");

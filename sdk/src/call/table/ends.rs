@@ -1,4 +1,4 @@
-//! What ends all calls of a group at once: the job's end, and in an elastic group the end of its generation.
+//! The ends of all calls of a group at once: the job's end, and in an elastic group the end of its generation.
 
 use kolo_transport::ids::{CallId, Generation, Rank};
 use kolo_transport::wire::RankFailure;
@@ -89,8 +89,8 @@ impl<W> CallTable<W> {
         }
     }
 
-    /// What a failure means in an elastic group: one that comes from a change of its members is no failure of the call. A result of
-    /// such a failure is that the generation is over.
+    /// The meaning of a failure in an elastic group: a failure that comes from a change of its members is none of the call. It also
+    /// ends the generation.
     pub(crate) fn explain(&mut self, error: CallError) -> CallError {
         let CallError::Failed(failed) = &error else {
             return error;

@@ -114,7 +114,7 @@ async fn other_calls_fail_with_their_generation_and_are_taken_by_the_next() {
     assert!(error.to_string().contains("last words"), "{error}");
     let error = soon(each.remove(1)).await.unwrap_err();
     assert_eq!(generation_over(&error).0, FIRST);
-    // What runs on a rank that is well goes on; nothing new is taken.
+    // Calls on a rank that is well go on; nothing new is taken.
     let refused = soon(executor.on(Rank(0)).run(add, 1)).await.unwrap_err();
     assert_eq!(generation_over(&refused), (FIRST, &[Rank(1)][..]));
     node.returns(kept, Rank(0), &5_u32).await;
