@@ -1,5 +1,6 @@
 //! Channels over the generations of an elastic job.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kolo_actors::node::ControlReceiver;
@@ -72,8 +73,8 @@ impl Plane {
                 name: "train".to_owned(),
             },
             args: Vec::new(),
-            env: Default::default(),
-            user_env: Default::default(),
+            env: BTreeMap::new(),
+            user_env: BTreeMap::new(),
             slots: Vec::new(),
             world_size: 0,
             needs_data_plane: true,
