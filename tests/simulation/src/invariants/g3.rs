@@ -1,0 +1,57 @@
+//! G-3: no two generations of a job are active at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kolo_wire::GenerationTable;
+use kolo_wire::ids::{Generation, JobId};
+
+/// What generations of each job have done.
+#[derive(Debug, Default)]
+pub(crate) struct Generations {
+    committed: BTreeMap<JobId, Generation>,
+    told: BTreeMap<JobId, GenerationTable>,
+    active: BTreeSet<(JobId, Generation)>,
+    count: u64,
+}
+
+impl Generations {
+    /// All members of a generation are at one commit.
+    pub(crate) fn committed(&mut self, job: JobId, generation: Generation) -> Result<(), String> {
+        let last = self.committed.entry(job).or_default();
+        if generation < *last {
+            return Err(format!(
+                "generation {generation} of {job} commits after generation {last} did"
+            ));
+        }
+        *last = generation;
+        Ok(())
+    }
+
+    /// The driver is told of a generation.
+    pub(crate) fn active(&mut self, table: &GenerationTable) -> Result<(), String> {
+        self.count += 1;
+        self.active.insert((table.job, table.generation));
+        let before = self.told.insert(table.job, table.clone());
+        match before {
+            Some(before) if before.generation >= table.generation => Err(format!(
+                "the driver of {} is told of generation {} after {}",
+                table.job, table.generation, before.generation
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The driver was told of this generation.
+    pub(crate) fn was_active(&self, job: JobId, generation: Generation) -> bool {
+        self.active.contains(&(job, generation))
+    }
+
+    /// The generation that the driver was told of last.
+    pub(crate) fn last(&self, job: JobId) -> Option<&GenerationTable> {
+        self.told.get(&job)
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+}

@@ -1,0 +1,155 @@
+//! Liveness: when all faults are over, every job that can becomes whole and works, and at the end everything has ended.
+
+use std::collections::BTreeMap;
+
+use kolo_wire::ids::{Generation, JobId};
+use kolo_wire::{JobState, RefusalKind};
+
+use crate::driver::{Driver, Plan, View};
+use crate::queue::{SECOND, Time};
+use crate::worker::Name;
+use crate::world::World;
+
+/// When each job has committed last.
+#[derive(Debug, Default)]
+pub(crate) struct Progress(BTreeMap<JobId, Time>);
+
+impl Progress {
+    pub(crate) fn commit(&mut self, job: JobId, now: Time) {
+        self.0.insert(job, now);
+    }
+}
+
+impl World {
+    /// Nothing has gone wrong for long.
+    pub(crate) fn check_service(&mut self) {
+        self.check_drivers_know();
+        self.check_answers();
+        for driver in 0..self.drivers.len() {
+            if let Err(text) = self.serves(&self.drivers[driver]) {
+                return self.violation("liveness", text);
+            }
+        }
+    }
+
+    fn serves(&self, driver: &Driver) -> Result<(), String> {
+        let job = driver.job;
+        match &driver.view {
+            View::Submitted if self.now > driver.since + 40 * SECOND => {
+                return Err(format!("{job} has no group and no end after 40 s"));
+            }
+            // What can't be placed fails.
+            View::Ended(JobState::Failed, Some(refusal))
+                if driver.since > crate::knobs::FAULTS + SECOND
+                    && driver.table.is_none()
+                    && refusal.kind != RefusalKind::Unplaceable
+                    && !refusal.message.contains("no room") =>
+            {
+                return Err(format!(
+                    "{job} was submitted to a cluster that is well, and failed: {refusal}"
+                ));
+            }
+            _ => {}
+        }
+        if driver.view != View::Whole || !driver.alive {
+            return Ok(());
+        }
+        let Some(table) = &driver.table else {
+            return Ok(());
+        };
+        if driver.is_elastic() {
+            return self.serves_elastic(driver, table);
+        }
+        // A static job works as long as it has lost nobody.
+        if driver.lost.is_empty() && driver.plan == Plan::Stay {
+            self.works(job)?;
+        }
+        Ok(())
+    }
+
+    fn works(&self, job: JobId) -> Result<(), String> {
+        let last = self.oracle.progress.0.get(&job).copied();
+        let patience = self.knobs.step * 4 + 4 * SECOND;
+        if last.is_none_or(|last| last + patience < self.now) {
+            let last = last.map(|last| last / SECOND);
+            return Err(format!(
+                "{job} makes no commits: the last one was at {last:?} s"
+            ));
+        }
+        Ok(())
+    }
+
+    fn serves_elastic(
+        &self,
+        driver: &Driver,
+        table: &kolo_wire::GenerationTable,
+    ) -> Result<(), String> {
+        let job = driver.job;
+        let Some(limits) = driver.limits() else {
+            return Ok(());
+        };
+        self.is_whole(table)?;
+        let size = table.world_size();
+        if !(limits.min..=limits.max).contains(&size) {
+            return Err(format!(
+                "{job} has {size} members; allowed are {} to {}",
+                limits.min, limits.max
+            ));
+        }
+        let free: u32 = (self.nodes.iter())
+            .filter_map(|node| node.daemon.as_ref())
+            .map(|daemon| (daemon.core.free().cpus.0 / 1000) as u32)
+            .sum();
+        if size < limits.max && free > 0 {
+            return Err(format!(
+                "{job} has {size} members of {}, and {free} slots are free",
+                limits.max
+            ));
+        }
+        if driver.plan == Plan::Stay {
+            self.works(job)?;
+        }
+        Ok(())
+    }
+
+    /// All members of a generation live, and are in it.
+    fn is_whole(&self, table: &kolo_wire::GenerationTable) -> Result<(), String> {
+        for member in &table.members {
+            let name = Name {
+                job: table.job,
+                slot: member.slot,
+                incarnation: member.incarnation,
+            };
+            let pid = self.names.get(&name);
+            let process = pid.and_then(|pid| self.processes.get(pid));
+            let place = process
+                .filter(|process| process.alive)
+                .and_then(|process| process.model.place());
+            let is_in = |place: Option<(Generation, _)>| {
+                place.is_some_and(|(generation, _)| generation == table.generation)
+            };
+            if !is_in(place) {
+                return Err(format!(
+                    "rank {} of generation {} of {} is not there",
+                    member.rank, table.generation, table.job
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// All jobs have ended.
+    pub(crate) fn check_quiet(&mut self) {
+        let open = self.drivers.iter().find(|driver| driver.is_there());
+        if let Some(driver) = open {
+            let text = format!("{} does not end: {:?}", driver.job, driver.view);
+            return self.violation("liveness", text);
+        }
+        if let Some((job, _)) = self.head.rendezvous.first_key_value() {
+            let text = format!("the rendezvous of {job} is left open");
+            return self.violation("liveness", text);
+        }
+        self.check_conserved();
+        self.check_answers();
+    }
+}

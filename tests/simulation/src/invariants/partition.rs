@@ -1,0 +1,31 @@
+//! A partition: the side without the head stops within its lease, and nothing of it is accepted later.
+
+use std::time::Duration;
+
+use kolo_core::fence;
+use kolo_wire::ids::JobId;
+
+use crate::queue::{SECOND, Time};
+use crate::world::World;
+
+impl World {
+    /// Whether a worker of an elastic job may work on a node now.
+    pub(crate) fn is_fenced(&self, job: JobId, node: usize) -> Result<(), String> {
+        let Some(since) = self.nodes[node].alone_since else {
+            return Ok(());
+        };
+        let frozen = self.nodes[node].frozen;
+        let lease = Duration::from_micros(self.knobs.lease);
+        // Then the notice ends, and after it all processes.
+        let ended = fence::of_node(lease) + fence::NOTICE;
+        let limit = ended.as_micros() as Time + SECOND + frozen;
+        if self.is_elastic(job) && self.now > since + limit {
+            return Err(format!(
+                "{job} works on {}, which has been without the head for {} s",
+                self.nodes[node].id,
+                (self.now - since) / SECOND
+            ));
+        }
+        Ok(())
+    }
+}

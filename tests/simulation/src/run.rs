@@ -1,0 +1,100 @@
+//! Runs: their options, and what comes of them.
+
+use std::fmt;
+use std::ops::AddAssign;
+
+use crate::mutation::Mutation;
+use crate::world::World;
+
+/// What holds for all seeds.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// The most nodes of a cluster.
+    pub nodes: u32,
+    /// The most slots of a node.
+    pub slots: u32,
+    /// Whether jobs whose members come and go are among the jobs.
+    pub elastic: bool,
+    /// A bug to put in.
+    pub mutation: Option<Mutation>,
+}
+
+impl Default for Options {
+    /// 6 nodes with 2 slots, all kinds of jobs, no bug.
+    fn default() -> Self {
+        Self {
+            nodes: 6,
+            slots: 2,
+            elastic: true,
+            mutation: None,
+        }
+    }
+}
+
+/// What has happened in runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Generations that drivers were told of.
+    pub generations: u64,
+    /// Nodes that the head has lost.
+    pub losses: u64,
+    /// Registrations of nodes.
+    pub joins: u64,
+    /// Commits that all members of a generation have.
+    pub commits: u64,
+    /// Events of the virtual clock.
+    pub events: u64,
+    /// Messages between the head and its peers.
+    pub messages: u64,
+    /// Steps of head cores.
+    pub head_steps: u64,
+    /// Steps of node cores.
+    pub node_steps: u64,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.generations += other.generations;
+        self.losses += other.losses;
+        self.joins += other.joins;
+        self.commits += other.commits;
+        self.events += other.events;
+        self.messages += other.messages;
+        self.head_steps += other.head_steps;
+        self.node_steps += other.node_steps;
+    }
+}
+
+/// An invariant that does not hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// Its id.
+    pub invariant: &'static str,
+    /// What has happened.
+    pub text: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} does not hold: {}", self.invariant, self.text)
+    }
+}
+
+/// What came of one run.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What has happened.
+    pub counts: Counts,
+    /// The first invariant that did not hold.
+    pub violation: Option<Violation>,
+    /// The same for the same seed and options. Without a trace it covers the times alone.
+    pub hash: u64,
+    /// The trace, if one was asked for.
+    pub lines: Vec<String>,
+}
+
+/// Plays the run of a seed, and keeps its trace if `traced`.
+#[must_use]
+pub fn play(seed: u64, options: Options, traced: bool) -> Outcome {
+    World::new(seed, options, traced).play()
+}

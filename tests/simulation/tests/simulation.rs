@@ -1,0 +1,61 @@
+//! Whole clusters under every kind of fault. `cargo run --release -p kolo-sim -- --help` plays more and larger ones.
+
+#![allow(clippy::unwrap_used)]
+
+use kolo_sim::{Counts, Mutation, Options, play};
+
+/// Small clusters find as much as large ones, and sooner.
+const SMALL: Options = Options {
+    nodes: 6,
+    slots: 2,
+    elastic: ELASTIC,
+    mutation: None,
+};
+
+/// The head places a job once, so that no job grows yet.
+const ELASTIC: bool = false;
+
+const SEEDS: u64 = 200;
+
+#[test]
+fn every_promise_holds() {
+    let mut counts = Counts::default();
+    for seed in 0..SEEDS {
+        let outcome = play(seed, SMALL, false);
+        assert_eq!(outcome.violation, None, "seed {seed} of {SMALL:?}");
+        counts += outcome.counts;
+    }
+    // A simulation in which nothing happens would show nothing.
+    assert!(counts.generations > SEEDS, "{counts:?}");
+    assert!(counts.losses > SEEDS, "{counts:?}");
+    assert!(counts.commits > 10 * SEEDS, "{counts:?}");
+}
+
+#[test]
+fn one_seed_gives_one_trace() {
+    for seed in 0..10 {
+        let [first, second] = [(); 2].map(|()| play(seed, SMALL, true));
+        assert_eq!(first.hash, second.hash, "seed {seed}");
+        assert!(first.lines.len() > 20, "seed {seed}");
+        assert_eq!(first.lines, second.lines, "seed {seed}");
+        assert_ne!(first.hash, play(seed + 10, SMALL, true).hash, "seed {seed}");
+    }
+}
+
+#[test]
+fn each_bug_is_found() {
+    let mut found = 0;
+    for mutation in Mutation::ALL.iter().copied() {
+        if mutation.is_elastic() && !ELASTIC {
+            continue;
+        }
+        let options = Options {
+            mutation: Some(mutation),
+            ..SMALL
+        };
+        let seed = (0..SEEDS).find(|seed| play(*seed, options, false).violation.is_some());
+        assert!(seed.is_some(), "{mutation}: not found in {SEEDS} seeds");
+        found += 1;
+    }
+    assert!(found >= 10, "{found}");
+}
