@@ -35,7 +35,9 @@ pub(crate) enum Fault {
     Again,
     /// A job lost a worker a moment ago.
     Aftermath(u32),
-    /// Drivers end their jobs.
+    /// A node is drained, or is not any more.
+    Drain(usize, bool),
+    /// Drained nodes are looked at, and drivers end their jobs.
     Finish,
     /// Nothing is left.
     Quiet,
@@ -98,7 +100,7 @@ impl World {
     }
 
     fn plan_fault_of(&mut self, node: usize, at: Time, back: Time) {
-        let kind = self.random.below(5);
+        let kind = self.random.below(6);
         let mut push = |at, fault| self.queue.push(at, Event::Fault(fault));
         match kind {
             0 => {
@@ -108,6 +110,10 @@ impl World {
             1 => {
                 push(at, Fault::NodeLeaves(node));
                 push(back + 5 * SECOND, Fault::NodeStarts(node));
+            }
+            5 => {
+                push(at, Fault::Drain(node, true));
+                push(back, Fault::Drain(node, false));
             }
             2 => {
                 let pause = self.random.between(100 * MS, 5 * SECOND);
@@ -219,8 +225,16 @@ impl World {
                 self.check_service();
                 self.kill_one_of_each();
             }
-            Fault::Again => self.check_service(),
-            Fault::Finish => self.finish(),
+            Fault::Again => {
+                self.check_service();
+                let node = self.random.below(self.nodes.len() as u64) as usize;
+                self.drain(node, true);
+            }
+            Fault::Drain(node, drained) => self.drain(node, drained),
+            Fault::Finish => {
+                self.check_drained();
+                self.finish();
+            }
             Fault::Quiet => self.check_quiet(),
             Fault::Gone(..) | Fault::Aftermath(_) => {}
         }
@@ -261,6 +275,9 @@ impl World {
             self.nodes[node].cut = [false; 2];
             self.nodes[node].isolated = false;
             self.reconnect(node);
+            if self.nodes[node].drained {
+                self.drain(node, false);
+            }
             if self.nodes[node].daemon.is_none() {
                 self.node_starts(node);
             }

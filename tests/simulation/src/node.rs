@@ -88,6 +88,8 @@ pub(crate) struct Node {
     pub(crate) cut: [bool; 2],
     /// Since when its data plane reaches no other host.
     pub(crate) isolated: bool,
+    /// Elastic jobs are to leave it.
+    pub(crate) drained: bool,
     pub(crate) programs: BTreeSet<ProgramHash>,
     /// Since when it is not registered with a head.
     pub(crate) alone_since: Option<Time>,
@@ -104,6 +106,7 @@ impl Node {
             frozen: 0,
             cut: [false; 2],
             isolated: false,
+            drained: false,
             programs: BTreeSet::new(),
             alone_since: None,
         }

@@ -12,8 +12,8 @@ const SMALL: Options = Options {
     mutation: None,
 };
 
-/// The head places a job once, so that no job grows yet.
-const ELASTIC: bool = false;
+/// Jobs whose members come and go are among the jobs.
+const ELASTIC: bool = true;
 
 const SEEDS: u64 = 200;
 

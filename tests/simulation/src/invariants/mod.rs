@@ -2,6 +2,7 @@
 
 mod answers;
 mod d2;
+mod drain;
 pub(crate) mod e1;
 pub(crate) mod e2;
 mod f1;
