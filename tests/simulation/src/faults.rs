@@ -54,6 +54,11 @@ impl World {
         self.now < FAULTS && self.knobs.mishap > 0 && self.random.percent(self.knobs.mishap)
     }
 
+    /// All that have the state of a job may die just when others are about to get it.
+    pub(crate) fn has_ill_luck(&mut self) -> bool {
+        self.now < FAULTS && self.knobs.fault > 0 && self.random.percent(15)
+    }
+
     /// Lays out the whole run.
     pub(crate) fn plan(&mut self) {
         let fault = self.knobs.fault;

@@ -354,7 +354,8 @@ impl World {
             self.violation("G-3", text);
         }
         if self.mutation == Some(Mutation::CommitEarly) {
-            let commit = 1;
+            // Later than all before.
+            let commit = generation.0 * 1000;
             self.say(pid, FromWorker::Committed { generation, commit });
         }
     }
@@ -414,14 +415,15 @@ impl World {
             }
             Meeting::Mismatch(text) => self.violation("agreement", format!("{job}: {text}")),
             Meeting::Complete(ending) => {
-                if let Ending::Met { live, .. } = &ending {
+                if let Ending::Met { live, differ, .. } = &ending {
+                    let is_fatal = *differ && generation.0 > 1 && self.has_ill_luck();
                     let living = |name: &Name| {
                         let pid = self.names.get(name)?;
                         self.processes.get(pid).filter(|process| process.alive)
                     };
                     let checked = self.oracle.commits.met(job, *live, living);
                     self.hold("E-1", checked);
-                    if generation.0 > 1 && self.has_fault() {
+                    if is_fatal {
                         self.kill_holders(job, generation);
                     }
                 }
