@@ -356,7 +356,14 @@ impl World {
         if self.mutation == Some(Mutation::CommitEarly) {
             // Later than all before.
             let commit = generation.0 * 1000;
-            self.say(pid, FromWorker::Committed { generation, commit });
+            self.say(
+                pid,
+                FromWorker::Committed {
+                    generation,
+                    commit,
+                    durable: false,
+                },
+            );
         }
     }
 

@@ -446,7 +446,11 @@ impl Worker {
         let commit = self.saved.number;
         if self.next_within.is_some() && self.said < generation {
             self.said = generation;
-            acts.push(Act::Say(FromWorker::Committed { generation, commit }));
+            acts.push(Act::Say(FromWorker::Committed {
+                generation,
+                commit,
+                durable: false,
+            }));
         }
         if self.steps.is_some_and(|steps| self.live.steps >= steps) {
             self.stage = Stage::Idle;
