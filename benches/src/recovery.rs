@@ -149,6 +149,27 @@ struct Bed {
     entries: mpsc::UnboundedReceiver<Entry>,
     work: tokio::task::JoinHandle<Result<Vec<()>, CallError>>,
     workers: usize,
+    /// What the first node daemon, which is never killed, held at the beginning.
+    held: Held,
+}
+
+/// What a process holds.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    descriptors: usize,
+    kib: u64,
+}
+
+impl Held {
+    fn of(pid: u32) -> anyhow::Result<Self> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = resident.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok());
+        Ok(Self {
+            descriptors: std::fs::read_dir(format!("/proc/{pid}/fd"))?.count(),
+            kib: kib.context("a process has a size")?,
+        })
+    }
 }
 
 impl Bed {
@@ -176,14 +197,17 @@ impl Bed {
         let executor = group(builder).start(&cluster.connect().await?).await?;
         let call = executor.run(steps, bytes);
         let work = tokio::spawn(call.into_future());
+        let held = Held::of(cluster.node_pid(0)?)?;
         let mut bed = Self {
             cluster,
             executor,
             entries,
             work,
             workers: workers as usize,
+            held,
         };
         bed.until(workers as usize).await?;
+        bed.held = Held::of(bed.cluster.node_pid(0)?)?;
         Ok(bed)
     }
 
@@ -227,6 +251,11 @@ impl Bed {
     }
 
     async fn stop(self) -> anyhow::Result<()> {
+        let (before, after) = (self.held, Held::of(self.cluster.node_pid(0)?)?);
+        eprintln!(
+            "the first node's daemon: {} descriptors at first and {} at the end, {} and {} KiB",
+            before.descriptors, after.descriptors, before.kib, after.kib
+        );
         self.executor.shutdown().await?;
         drop(self.work.await?);
         Ok(self.cluster.stop().await?)

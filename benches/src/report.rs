@@ -100,13 +100,13 @@ pub(crate) fn json(out: &mut dyn Write, rows: &[impl Serialize]) -> io::Result<(
 pub(crate) fn table(out: &mut dyn Write, figures: &[Figure]) -> io::Result<()> {
     writeln!(
         out,
-        "{:<6} {:<26} {:<7} {:>12} {:<8} {:<22} {:>12} {:>7}",
+        "{:<8} {:<26} {:<10} {:>12} {:<8} {:<22} {:>12} {:>7}",
         "BENCH", "CASE", "METRIC", "KOLO", "UNIT", "PEER", "PEER'S", "RATIO"
     )?;
     for f in figures {
         writeln!(
             out,
-            "{:<6} {:<26} {:<7} {:>12} {:<8} {:<22} {:>12} {:>7}",
+            "{:<8} {:<26} {:<10} {:>12} {:<8} {:<22} {:>12} {:>7}",
             f.bench,
             f.case,
             f.metric,
