@@ -139,13 +139,6 @@ fn elastic(spec: &JobSpec) -> Result<(), Refusal> {
     ] {
         duration(what, given_ms.unwrap_or_default(), 0, MAX_START_TIMEOUT)?;
     }
-    let most = elastic.max.saturating_add(elastic.spares);
-    if most > MAX_WORLD_SIZE {
-        return Err(invalid(format!(
-            "max_workers={} and spares={} are given; allowed are {MAX_WORLD_SIZE} workers in all",
-            elastic.max, elastic.spares
-        )));
-    }
     let max = elastic.max;
     if spec.placement != (Placement::Pack { workers: max }) {
         return Err(invalid(format!(
@@ -301,6 +294,38 @@ mod tests {
         good.installed = installed("true");
         good.layout = vec![share(2, 1), share(1, 3)];
         assert_eq!(validate(&good), Ok(()));
+    }
+
+    #[test]
+    fn the_bounds_of_an_elastic_job_are_looked_at_before_its_sizes_are_tried() {
+        use kolo_wire::{Elastic, GroupFilter};
+        let refused = |max, filters| {
+            refused(|spec| {
+                spec.elastic = Some(Box::new(Elastic {
+                    min: 1,
+                    max,
+                    spares: 0,
+                    max_resets: None,
+                    restarts_within: None,
+                    restarts_without_progress: 3,
+                    cooldown: None,
+                    join_window_ms: 1,
+                    ack_timeout_ms: 1,
+                    filters,
+                }));
+            })
+        };
+        // No size passes, which takes four thousand million steps to find out.
+        let none = vec![GroupFilter::DivisibleBy(3_000_000_000), GroupFilter::Max(1)];
+        assert_eq!(
+            refused(u32::MAX, none),
+            "max_workers=4294967295 and spares=0 are given; allowed are 16384 workers in all"
+        );
+        let many = vec![GroupFilter::DivisibleBy(16_385); 100_000];
+        assert_eq!(
+            refused(16_384, many),
+            "100000 filters are given; allowed are 16"
+        );
     }
 
     #[test]

@@ -4,7 +4,10 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::filter::{self, Filter};
+use crate::ranks::MAX_WORLD_SIZE;
 
+/// The most filters of a job.
+const MAX_FILTERS: usize = 16;
 /// The shortest and the longest cool-down of a host that can be asked for.
 const COOLDOWN: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 
@@ -88,6 +91,16 @@ pub enum LimitsError {
         /// The maximum.
         max: u32,
     },
+    /// More members and spares than a group may have. Ask for fewer.
+    #[error(
+        "max_workers={max} and spares={spares} are given; allowed are {MAX_WORLD_SIZE} workers in all"
+    )]
+    TooMany {
+        /// The maximum.
+        max: u32,
+        /// The spares.
+        spares: u32,
+    },
     /// Spares for a group that never changes. Give no spares, or allow resets.
     #[error(
         "spares={spares} and max_resets=0 are given; a job that never changes has no use for a spare: give \
@@ -113,6 +126,12 @@ pub enum LimitsError {
         lo: Duration,
         /// The upper bound.
         hi: Duration,
+    },
+    /// More filters than a job may have. Leave those out that others imply.
+    #[error("{count} filters are given; allowed are {MAX_FILTERS}")]
+    Filters {
+        /// The number of filters.
+        count: usize,
     },
     /// A filter of 0. Give at least 1.
     #[error("the filter {filter} is given; its number must be at least 1")]
@@ -201,6 +220,15 @@ impl Limits {
         }
         if max < min {
             return Err(LimitsError::Order { min, max });
+        }
+        // These bounds come first: the last check takes as many steps as they allow.
+        if max.saturating_add(self.spares) > MAX_WORLD_SIZE {
+            let spares = self.spares;
+            return Err(LimitsError::TooMany { max, spares });
+        }
+        let count = self.filters.len();
+        if count > MAX_FILTERS {
+            return Err(LimitsError::Filters { count });
         }
         if self.spares > 0 && self.is_static() {
             let spares = self.spares;

@@ -65,7 +65,15 @@ fn limits_that_make_no_sense_say_what_was_given_and_what_is_allowed() {
         check(&|limits| limits.filters = vec![Filter::DivisibleBy(5)]),
         Ok(())
     );
-    let cases: [Case<'_>; 11] = [
+    let cases: [Case<'_>; 13] = [
+        (
+            &|limits| limits.max = u32::MAX,
+            "max_workers=4294967295 and spares=0 are given; allowed are 16384 workers in all",
+        ),
+        (
+            &|limits| limits.filters = vec![Filter::Max(6); 17],
+            "17 filters are given; allowed are 16",
+        ),
         (
             &|limits| limits.cooldown = Some(ms(500)..=s(10)),
             "cooldown_range=(0.5, 10) s is given; allowed are 1 to 3600 s, the lower bound first",
