@@ -255,7 +255,7 @@ impl Job {
             env,
             user_env: self.spec.env.clone(),
             slots,
-            world_size: self.seats.len() as u32,
+            world_size: self.world_size(),
             // The next node of an elastic job may be the second.
             needs_data_plane: elastic || (self.parts.len() > 1 && !self.is_installed()),
             hello_timeout_ms: milliseconds(left).max(1),
@@ -273,12 +273,18 @@ impl Job {
         })
     }
 
+    /// The number of ranks. Before there is a generation those of an elastic job are the numbers of its seats.
+    fn world_size(&self) -> u32 {
+        let of_members = self.seats.len() as u32;
+        self.elastic.as_deref().map_or(of_members, Elastic::seats)
+    }
+
     pub(super) fn common_env(&self) -> JobEnv {
         let master = &self.parts[0];
         JobEnv {
             job: self.id,
             generation: self.generation,
-            world_size: self.seats.len() as u32,
+            world_size: self.world_size(),
             nodes: self.parts.len() as u32,
             master: self.master_ip(),
             master_port: master.free_port,

@@ -105,6 +105,11 @@ impl Elastic {
         &self.decision
     }
 
+    /// Seats that there are, so that the number of each is below.
+    pub(super) fn seats(&self) -> u32 {
+        self.membership.roster().seats().len() as u32
+    }
+
     /// How often the membership has changed.
     pub(super) fn resets(&self) -> u32 {
         self.membership.budget().resets()
@@ -167,32 +172,27 @@ impl Job {
 
     /// The first things to do for a new job: its seats are laid over the sites, and the head looks for room for the rest.
     pub(super) fn begin(&mut self, first: Vec<membership::Action>, sites: Vec<Site>) {
-        let mut sites = Some(sites);
+        // Members and spares: the sites have room for all of them.
+        let mut wanted = Vec::new();
         for action in first {
-            let membership::Action::Reserve { slots, .. } = &action else {
-                self.carry_out(action);
-                continue;
-            };
-            let Some(sites) = sites.take() else {
-                self.carry_out(action);
-                continue;
-            };
-            let mut slots = slots.iter().copied();
-            let seated = sites
-                .into_iter()
-                .map(|site| Seating {
-                    slots: slots.by_ref().take(site.workers as usize).collect(),
-                    site,
-                })
-                .collect();
-            let rest: Vec<Slot> = slots.collect();
-            self.placed(seated, Vec::new(), "");
-            if !rest.is_empty() {
-                self.actions.push(Action::Place {
-                    slots: rest,
-                    avoid: Vec::new(),
-                });
+            match action {
+                membership::Action::Reserve { slots, .. } => wanted.extend(slots),
+                action => self.carry_out(action),
             }
+        }
+        let mut slots = wanted.into_iter();
+        let seated = sites
+            .into_iter()
+            .map(|site| Seating {
+                slots: slots.by_ref().take(site.workers as usize).collect(),
+                site,
+            })
+            .collect();
+        self.placed(seated, Vec::new(), "");
+        let slots: Vec<Slot> = slots.collect();
+        if !slots.is_empty() {
+            let avoid = Vec::new();
+            self.actions.push(Action::Place { slots, avoid });
         }
         self.settle();
     }

@@ -25,6 +25,22 @@ fn a_node_that_is_offered_lets_the_job_grow() {
 }
 
 #[test]
+fn when_the_node_of_the_first_seats_refuses_the_others_start_with_ranks_below_the_world_size() {
+    let mut bed = Bed::submit(1, 4, &[2, 2], |_| ());
+    for event in &mut bed.queue {
+        if let Event::Replied { node, reply } = event
+            && *node == NodeId(1)
+        {
+            *reply = Reply::Refused(Refusal::new(RefusalKind::Unplaceable, "it is full"));
+        }
+    }
+    // The bed looks at ranks, world sizes, and environments.
+    bed.run();
+    let log = bed.take_log();
+    assert!(log.contains(&"2:start 2.1 3.1".to_owned()), "{log:?}");
+}
+
+#[test]
 fn more_seats_on_a_node_of_the_job_are_started_there_once() {
     let mut bed = Bed::active(1, 3, &[1]);
     bed.step(Event::Offered);

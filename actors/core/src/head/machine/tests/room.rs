@@ -50,6 +50,21 @@ fn what_another_job_frees_is_offered_to_those_that_wait_the_oldest_first() {
     assert_eq!(group.world.free_cpus(), [1]);
 }
 
+#[test]
+fn the_sites_of_a_new_job_are_for_its_spares_too() {
+    let mut group = Group::new();
+    let nodes = [1, 2, 3, 4].map(|node| group.node(node, 1));
+    let job = group.submit_as(1, 1, 2, |spec| {
+        spec.elastic.as_mut().unwrap().spares = 1;
+    });
+    assert_eq!(nodes.map(|node| group.reservations(node)), [1, 1, 1, 0]);
+    assert_eq!(group.world.free_cpus(), [0, 0, 0, 1]);
+    assert_eq!(group.members(job), (1, vec![(1, 1), (2, 1)]));
+    group.world.frame(job, SubmitFrame::Done);
+    group.run();
+    assert_eq!(group.world.free_cpus(), [1, 1, 1, 1]);
+}
+
 /// A host with one interface in a network of this number.
 fn network(node: u64, number: u8) -> NodeNetwork {
     let eth = Interface {
