@@ -99,7 +99,7 @@ pub enum NodeRequest {
         job: JobId,
         /// The generation.
         generation: Generation,
-        /// What is known.
+        /// What is known, without last words.
         failure: RankFailure,
     },
     /// Head: this generation of an elastic job is over. End every wait in it, with an error that has the cause.

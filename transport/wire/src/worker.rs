@@ -94,7 +94,7 @@ pub enum ToWorker {
     RankLost {
         /// The generation.
         generation: Generation,
-        /// What is known.
+        /// What is known, without last words.
         failure: RankFailure,
     },
     /// A connected socket to a rank of the same node comes with this frame.

@@ -75,13 +75,16 @@ impl Job {
             generation: self.generation,
             failure: failure.clone(),
         }));
+        // Nodes pass it on to workers, which read no last words.
+        let mut short = failure;
+        short.stderr_tail.clear();
         for part in 0..self.parts.len() {
             let entry = &self.parts[part];
-            if entry.hold == Hold::Running && entry.site.node != failure.node {
+            if entry.hold == Hold::Running && entry.site.node != short.node {
                 let request = NodeRequest::RankLost {
                     job: self.id,
                     generation: self.generation,
-                    failure: failure.clone(),
+                    failure: short.clone(),
                 };
                 self.push(part, request);
             }

@@ -182,9 +182,18 @@ fn the_tail_of_a_dead_worker_is_cut_and_its_identity_is_the_head_s() {
             generation: Generation(0),
         },
     );
-    let Some(Action::Tell(JobEvent::RankLost { failure, .. })) = run.actions.first() else {
+    let [
+        Action::Tell(JobEvent::RankLost { failure, .. }),
+        Action::Push { request, .. },
+    ] = &run.actions[..]
+    else {
         panic!("{:?}", run.actions);
     };
+    let is_short = |failure: &RankFailure| failure.stderr_tail.is_empty();
+    assert!(
+        matches!(&**request, kolo_wire::NodeRequest::RankLost { failure, .. } if is_short(failure)),
+        "workers do without: {request:?}"
+    );
     assert_eq!((failure.rank, failure.node), (Rank(3), NodeId(2)));
     assert_eq!(failure.stderr_tail.len(), MAX_TAIL);
     assert_eq!(failure.stderr_tail.last().unwrap(), "999");

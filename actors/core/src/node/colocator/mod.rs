@@ -191,12 +191,17 @@ impl Colocator {
         format!("{} is over on this node: {reason}", self.job)
     }
 
-    /// Tells workers of a loss, once.
-    fn lose(&mut self, failure: RankFailure, outputs: &mut Vec<Output>) {
+    /// Tells workers of a loss, once, without last words: each loss goes to each worker. Where the job ends, all are told to stop
+    /// and wait for nobody.
+    fn lose(&mut self, mut failure: RankFailure, outputs: &mut Vec<Output>) {
         if self.losses.contains_key(&failure.rank) {
             return;
         }
+        failure.stderr_tail.clear();
         self.losses.insert(failure.rank, failure.clone());
+        if self.phase != Phase::Running {
+            return;
+        }
         let message = ToWorker::RankLost {
             generation: self.generation,
             failure,
