@@ -6,7 +6,7 @@ use std::time::Instant;
 use kolo_wire::ids::{Generation, Incarnation, Rank, Slot};
 use kolo_wire::{SlotStart, StartWorkers};
 
-use super::{Phase, Stop};
+use super::{KILLED, Phase, Stop};
 use crate::node::messages::WorkerId;
 use crate::pace::Ration;
 
@@ -60,6 +60,8 @@ pub(super) struct Entry {
     pub(super) signatures: Ration,
     /// Why the node killed it.
     pub(super) condemned: Option<String>,
+    /// Until when the end of a killed process must be seen.
+    pub(super) gone_by: Option<Instant>,
     /// It is to end.
     pub(super) stop: Option<Stop>,
     /// The first socket that it closed, and until when its process must have ended.
@@ -89,6 +91,7 @@ impl Entry {
             state: SlotState::Spawning,
             signatures: Ration::new(MAX_SIGNATURES, SIGNATURE_EVERY),
             condemned: None,
+            gone_by: None,
             stop: None,
             hang_up: None,
             ended: false,
@@ -112,10 +115,22 @@ impl Entry {
         matches!(self.state, SlotState::Greeted | SlotState::Ready)
     }
 
-    /// Until when it has to do something: say hello, or end once it has hung up.
+    /// The node kills it, for the first reason that there is.
+    pub(super) fn condemn(&mut self, now: Instant, reason: String) {
+        if self.condemned.is_none() {
+            self.condemned = Some(reason);
+            self.gone_by = Some(now + KILLED);
+        }
+    }
+
+    /// Until when it has to do something: say hello, or end once it has hung up or was killed.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        if self.ended || self.condemned.is_some() || !self.is_present() {
+        if self.ended || !self.is_present() {
             return None;
+        }
+        if self.condemned.is_some() {
+            // A process that is being started gets its KILL later.
+            return self.gone_by.filter(|_| self.state != SlotState::Spawning);
         }
         let hello_by = match self.state {
             SlotState::Booting { hello_by } => Some(hello_by),

@@ -283,21 +283,27 @@ impl Colocator {
         outputs
     }
 
-    /// A process that had to do something by now is killed.
+    /// A process that had to do something by now is killed. One whose end is still not known after that counts as ended (F-1).
     fn expect(&mut self, now: Instant, slot: Slot, outputs: &mut Vec<Output>) {
         let entry = self.slots.get_mut(&slot);
         let is_late = |by: Instant| by <= now;
         let Some(entry) = entry.filter(|entry| entry.deadline().is_some_and(is_late)) else {
             return;
         };
-        entry.condemned = Some(match entry.hang_up.filter(|(_, by)| is_late(*by)) {
+        if let Some(reason) = &mut entry.condemned {
+            reason.push_str("; ");
+            reason.push_str(&not_seen());
+            return self.exited(slot, Exit::Unknown, Vec::new(), outputs);
+        }
+        let reason = match entry.hang_up.filter(|(_, by)| is_late(*by)) {
             Some((socket, _)) => format!("it closed its {socket} socket and went on running"),
             None => format!(
                 "it did not say hello within {:?}; its program must call `kolo::main` or \
                  `run_if_worker` before anything that takes long",
                 millis(entry.start.hello_timeout_ms)
             ),
-        });
+        };
+        entry.condemn(now, reason);
         outputs.push(Output::Signal(entry.worker, Signal::Kill));
     }
 
@@ -316,8 +322,7 @@ impl Colocator {
                 StopStep::Notice => (StopStep::Term, Signal::Terminate),
                 StopStep::Term => (StopStep::Kill, Signal::Kill),
                 StopStep::Kill => {
-                    let reason = format!("its end was not seen within {KILLED:?} after its KILL");
-                    entry.condemned.get_or_insert(reason);
+                    entry.condemned.get_or_insert_with(not_seen);
                     return self.exited(slot, Exit::Unknown, Vec::new(), outputs);
                 }
             };
@@ -360,4 +365,8 @@ impl Colocator {
             outputs.push(Output::CloseWarden(self.stay));
         }
     }
+}
+
+fn not_seen() -> String {
+    format!("its end was not seen within {KILLED:?} after its KILL")
 }

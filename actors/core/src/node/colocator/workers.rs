@@ -38,7 +38,7 @@ impl Colocator {
             WorkerEvent::Closed { socket } => {
                 entry.hang_up.get_or_insert((socket, now + HANG_UP));
             }
-            WorkerEvent::Fault { reason } => self.kill(slot, reason, &mut outputs),
+            WorkerEvent::Fault { reason } => self.kill(now, slot, reason, &mut outputs),
         }
         outputs
     }
@@ -56,7 +56,7 @@ impl Colocator {
                 registry,
             } => match self.check_hello(slot, protocol, pid, registry) {
                 Ok(()) => self.greet(slot, outputs),
-                Err(reason) => self.kill(slot, reason, outputs),
+                Err(reason) => self.kill(now, slot, reason, outputs),
             },
             FromWorker::Sign { csr } if listens => {
                 if entry.signatures.take(now) {
@@ -64,24 +64,24 @@ impl Colocator {
                 } else {
                     let reason = "it asked for one certificate after the other; a renewal is due when most of a \
                                   certificate's life is over";
-                    self.kill(slot, reason.to_owned(), outputs);
+                    self.kill(now, slot, reason.to_owned(), outputs);
                 }
             }
             FromWorker::Ready { address } if entry.state == SlotState::Greeted => {
                 self.ready(slot, address);
             }
             FromWorker::ConnectPeer { rank, generation } if listens => {
-                self.connect(slot, rank, generation, outputs);
+                self.connect(now, slot, rank, generation, outputs);
             }
             FromWorker::RequestLink {
                 rank,
                 generation,
                 group,
-            } if listens => self.request_link(slot, (rank, generation, group), outputs),
-            FromWorker::Sign { .. } => self.kill(slot, out_of_turn("a certificate"), outputs),
-            FromWorker::Ready { .. } => self.kill(slot, out_of_turn("calls"), outputs),
-            FromWorker::ConnectPeer { .. } => self.kill(slot, out_of_turn("a peer"), outputs),
-            FromWorker::RequestLink { .. } => self.kill(slot, out_of_turn("a link"), outputs),
+            } if listens => self.request_link(now, slot, (rank, generation, group), outputs),
+            FromWorker::Sign { .. } => self.kill(now, slot, out_of_turn("a certificate"), outputs),
+            FromWorker::Ready { .. } => self.kill(now, slot, out_of_turn("calls"), outputs),
+            FromWorker::ConnectPeer { .. } => self.kill(now, slot, out_of_turn("a peer"), outputs),
+            FromWorker::RequestLink { .. } => self.kill(now, slot, out_of_turn("a link"), outputs),
             // The members of a static job don't change, so nobody waits for these.
             FromWorker::Taken { .. }
             | FromWorker::Committed { .. }
@@ -89,7 +89,7 @@ impl Colocator {
                 if !entry.start.elastic => {}
             FromWorker::Taken { generation } if listens => {
                 let taken = self.taken(worker, generation);
-                self.blame(slot, taken, outputs);
+                self.blame(now, slot, taken, outputs);
             }
             FromWorker::Committed {
                 generation,
@@ -97,26 +97,32 @@ impl Colocator {
                 durable,
             } if listens => {
                 let committed = self.committed(worker, (generation, commit), durable);
-                self.blame(slot, committed, outputs);
+                self.blame(now, slot, committed, outputs);
             }
             FromWorker::Holding {
                 generation, commit, ..
             } if listens => {
                 let holds = self.holds(worker, (generation, commit));
-                self.blame(slot, holds, outputs);
+                self.blame(now, slot, holds, outputs);
             }
             FromWorker::Taken { .. }
             | FromWorker::Committed { .. }
             | FromWorker::Holding { .. } => {
-                self.kill(slot, out_of_turn("a generation"), outputs);
+                self.kill(now, slot, out_of_turn("a generation"), outputs);
             }
         }
     }
 
     /// A worker that can't have said this is killed.
-    fn blame(&mut self, slot: Slot, said: Result<(), String>, outputs: &mut Vec<Output>) {
+    fn blame(
+        &mut self,
+        now: Instant,
+        slot: Slot,
+        said: Result<(), String>,
+        outputs: &mut Vec<Output>,
+    ) {
         if let Err(reason) = said {
-            self.kill(slot, reason, outputs);
+            self.kill(now, slot, reason, outputs);
         }
     }
 
@@ -167,7 +173,10 @@ impl Colocator {
                 }
             };
             let signal = match &mut entry.stop {
-                _ if entry.condemned.is_some() => Some(Signal::Kill),
+                _ if entry.condemned.is_some() => {
+                    entry.gone_by = Some(now + KILLED);
+                    Some(Signal::Kill)
+                }
                 Some(stop) if stop.step == StopStep::Kill => {
                     // Its end is waited for from now on.
                     stop.next = stop.next.max(now + KILLED);
@@ -271,12 +280,13 @@ impl Colocator {
 
     fn connect(
         &mut self,
+        now: Instant,
         slot: Slot,
         rank: Rank,
         generation: Generation,
         outputs: &mut Vec<Output>,
     ) {
-        let Some((own, peer)) = self.other_rank(slot, rank, generation, outputs) else {
+        let Some((own, peer)) = self.other_rank(now, slot, rank, generation, outputs) else {
             return;
         };
         // Two ranks have a link in each group that they are in.
@@ -289,11 +299,12 @@ impl Colocator {
 
     fn request_link(
         &mut self,
+        now: Instant,
         slot: Slot,
         (rank, generation, group): (Rank, Generation, u64),
         outputs: &mut Vec<Output>,
     ) {
-        let Some(((_, own), peer)) = self.other_rank(slot, rank, generation, outputs) else {
+        let Some(((_, own), peer)) = self.other_rank(now, slot, rank, generation, outputs) else {
             return;
         };
         // Before that it has nothing to make links with.
@@ -310,6 +321,7 @@ impl Colocator {
     /// The worker in a slot with its rank, and the worker that has another rank of this node, for which it asks.
     fn other_rank(
         &mut self,
+        now: Instant,
         slot: Slot,
         rank: Rank,
         generation: Generation,
@@ -335,14 +347,14 @@ impl Colocator {
         if peer.is_none() {
             let reason =
                 format!("it asked for a link to rank {rank}, which is no other rank of this node");
-            self.kill(slot, reason, outputs);
+            self.kill(now, slot, reason, outputs);
         }
         Some((own, peer?))
     }
 
-    fn kill(&mut self, slot: Slot, reason: String, outputs: &mut Vec<Output>) {
+    fn kill(&mut self, now: Instant, slot: Slot, reason: String, outputs: &mut Vec<Output>) {
         if let Some(entry) = self.slots.get_mut(&slot) {
-            entry.condemned.get_or_insert(reason);
+            entry.condemn(now, reason);
             outputs.push(Output::Signal(entry.worker, Signal::Kill));
         }
     }

@@ -12,6 +12,7 @@ fn a_loss_is_told_once_to_callers_and_to_the_workers_that_are_left() {
     let (own, _) = report(&mut core);
     assert_eq!(own.pid, 101);
     assert_eq!(own.reason, None, "the process itself ended");
+    assert_eq!(own.stderr_tail, ["last words"]);
     let lost = Output::Lost(Loss {
         job: STAY.job,
         slot: Slot(1),
@@ -23,7 +24,10 @@ fn a_loss_is_told_once_to_callers_and_to_the_workers_that_are_left() {
     let told: Vec<Slot> = outputs
         .iter()
         .filter_map(|output| match output {
-            Output::Tell(worker, ToWorker::RankLost { .. }) => Some(worker.slot),
+            Output::Tell(worker, ToWorker::RankLost { failure, .. }) => {
+                assert!(failure.stderr_tail.is_empty(), "nobody reads it");
+                Some(worker.slot)
+            }
             _ => None,
         })
         .collect();
@@ -34,6 +38,16 @@ fn a_loss_is_told_once_to_callers_and_to_the_workers_that_are_left() {
     assert_eq!(core.rank_lost(Generation(1), failure(7)).unwrap().len(), 2);
     let stale = core.rank_lost(Generation(2), failure(8)).unwrap_err();
     assert_eq!(stale.kind, RefusalKind::Stale);
+}
+
+#[test]
+fn workers_that_stop_hear_of_no_losses() {
+    let now = Instant::now();
+    let mut core = ready(3, now);
+    core.stop(now, "done");
+    let outputs = core.worker(now, at(1), exited(Exit::Code(0)));
+    assert!(matches!(outputs[..], [Output::Lost(_)]), "{outputs:?}");
+    assert_eq!(core.rank_lost(Generation(1), failure(7)).unwrap(), []);
 }
 
 #[test]
@@ -49,6 +63,44 @@ fn a_worker_that_comes_after_a_loss_learns_of_it() {
             Output::Tell(_, ToWorker::RankLost { .. })
         ]
     ));
+}
+
+#[test]
+fn f1_a_worker_that_was_killed_and_does_not_end_is_a_loss_all_the_same() {
+    let fault = || WorkerEvent::Fault {
+        reason: "it sends nonsense".to_owned(),
+    };
+    let closed = || WorkerEvent::Closed { socket: "call" };
+    for (event, wait, reason) in [
+        (fault(), Duration::ZERO, "it sends nonsense; its end"),
+        (closed(), HANG_UP, "it closed its call socket"),
+    ] {
+        let mut now = Instant::now();
+        let mut core = ready(2, now);
+        let mut outputs = core.worker(now, at(0), event);
+        now += wait;
+        outputs.extend(core.tick(now));
+        assert_eq!(outputs, [signal(0, Signal::Kill)]);
+        // Again is no reason to wait longer.
+        core.worker(now + KILLED / 2, at(0), fault());
+        now += KILLED;
+        assert_eq!(core.next_deadline(), Some(now));
+        let outputs = core.tick(now);
+        assert!(matches!(
+            &outputs[..],
+            [Output::Lost(loss), Output::Tell(worker, ToWorker::RankLost { .. })]
+                if loss.failure.exit == Exit::Unknown && *worker == at(1)
+        ));
+        let (failure, expected) = report(&mut core);
+        assert!(!expected && failure.exit == Exit::Unknown);
+        let said = failure.reason.unwrap();
+        assert!(
+            said.starts_with(reason) && said.ends_with("after its KILL"),
+            "{said}"
+        );
+        assert_eq!(core.next_deadline(), None);
+        assert_eq!(core.worker(now, at(0), exited(Exit::Signal(9))), []);
+    }
 }
 
 #[test]

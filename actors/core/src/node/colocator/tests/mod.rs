@@ -181,7 +181,7 @@ fn a_worker_that_never_says_hello_is_killed() {
     assert!(core.tick(now + HELLO / 2).is_empty());
     assert_eq!(core.tick(now + HELLO), [signal(1, Signal::Kill)]);
     assert!(core.tick(now + HELLO).is_empty(), "once");
-    assert_eq!(core.next_deadline(), None);
+    assert_eq!(core.next_deadline(), Some(now + HELLO + KILLED));
     assert!(
         core.worker(now, at(1), hello(1)).is_empty(),
         "too late does not count"
@@ -299,7 +299,8 @@ fn a_worker_that_hangs_up_must_go_soon_unless_it_is_stopping() {
     };
     let mut core = hung_up();
     assert_eq!(core.tick(later), [signal(0, Signal::Kill)]);
-    assert_eq!(core.next_deadline(), None, "once");
+    assert_eq!(core.tick(later), [], "once");
+    assert_eq!(core.next_deadline(), Some(later + KILLED));
     core.worker(later, at(0), exited(Exit::Signal(9)));
     let reason = report(&mut core).0.reason;
     assert_eq!(
