@@ -2,7 +2,8 @@
 //!
 //! A node is alive from its registration until its lease runs out or its connection ends. What a job holds
 //! on it stays booked until the node itself has confirmed that nothing is left, so a node that comes back
-//! with workers of old jobs offers only what is truly free (G-2).
+//! with workers of old jobs offers only what is truly free (G-2): nothing as long as it has jobs of which nobody knows what
+//! they hold, as after a restart of the head.
 
 #[cfg(test)]
 mod tests;
@@ -52,10 +53,15 @@ struct Entry {
     drained: bool,
     last_seen: Instant,
     held: BTreeMap<JobId, Resources>,
+    /// Jobs that it has, as it says, and that hold something which the head has not booked.
+    unknown: BTreeSet<JobId>,
 }
 
 impl Entry {
     fn available(&self) -> Resources {
+        if !self.unknown.is_empty() {
+            return Resources::default();
+        }
         let taken = self
             .held
             .values()
@@ -122,6 +128,7 @@ impl NodeRegistry {
             if entry.alive && another && silent < self.lease / 2 {
                 return Err(duplicate(&entry.registration, silent));
             }
+            entry.unknown = &stale - &entry.held.keys().copied().collect();
             stale.extend(entry.held.keys());
             let replaced = entry.alive.then_some(entry.session);
             entry.registration = registration;
@@ -147,6 +154,7 @@ impl NodeRegistry {
                 drained: false,
                 last_seen: now,
                 held: BTreeMap::new(),
+                unknown: stale.clone(),
             });
             None
         };
@@ -252,7 +260,8 @@ impl NodeRegistry {
     /// Whether no job holds anything on the node.
     #[must_use]
     pub fn is_idle(&self, node: NodeId) -> bool {
-        self.get(node).is_none_or(|entry| entry.held.is_empty())
+        self.get(node)
+            .is_none_or(|entry| entry.held.is_empty() && entry.unknown.is_empty())
     }
 
     /// The stays whose lease has run out, with the time since the node was heard. [`NodeRegistry::lose`] ends them.
@@ -315,6 +324,7 @@ impl NodeRegistry {
     pub fn free(&mut self, job: JobId, node: NodeId) {
         if let Some(&index) = self.index.get(&node) {
             self.entries[index].held.remove(&job);
+            self.entries[index].unknown.remove(&job);
         }
     }
 
@@ -366,7 +376,7 @@ impl NodeRegistry {
                     Resources::default()
                 },
                 last_seen_ms: now.saturating_duration_since(entry.last_seen).as_millis() as u64,
-                jobs: entry.held.keys().copied().collect(),
+                jobs: entry.held.keys().chain(&entry.unknown).copied().collect(),
                 draining: entry.leaving || entry.drained,
             })
             .collect()

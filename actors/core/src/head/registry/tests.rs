@@ -102,6 +102,33 @@ fn a_node_that_comes_back_offers_only_what_is_confirmed_free() {
 }
 
 #[test]
+fn g2_a_node_with_jobs_that_nobody_knows_offers_nothing_until_they_are_gone() {
+    let now = Instant::now();
+    let mut registry = NodeRegistry::new(LEASE);
+    let node = NodeId(1);
+    let with = |jobs: &[u64]| NodeRegistration {
+        jobs: jobs.iter().copied().map(JobId).collect(),
+        ..introduction(1, 4)
+    };
+    let admission = registry.register(now, Session(1), with(&[7, 8])).unwrap();
+    assert_eq!(admission.stale, [JobId(7), JobId(8)]);
+    assert!(!registry.hold(JobId(1), &[(node, cpus(1))]));
+    registry.free(JobId(7), node);
+    assert_eq!(free(&registry), [0]);
+    assert!(!registry.is_idle(node));
+    assert_eq!(registry.info(now)[0].jobs, [JobId(8)]);
+    registry.free(JobId(8), node);
+    assert_eq!(free(&registry), [4]);
+    assert!(registry.is_idle(node));
+    // What is booked is known, and what the node has no more is no matter.
+    assert!(registry.hold(JobId(1), &[(node, cpus(1))]));
+    registry.register(now, Session(2), with(&[1, 9])).unwrap();
+    assert_eq!(free(&registry), [0]);
+    registry.register(now, Session(3), with(&[1])).unwrap();
+    assert_eq!(free(&registry), [3]);
+}
+
+#[test]
 fn a_copy_of_a_node_is_refused_as_long_as_the_node_is_heard() {
     let start = Instant::now();
     let mut registry = NodeRegistry::new(LEASE);

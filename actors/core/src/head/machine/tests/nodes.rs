@@ -42,6 +42,28 @@ fn f1_a_node_that_falls_silent_is_lost_with_its_ranks() {
 }
 
 #[test]
+fn g2_after_a_restart_of_the_head_nodes_with_old_jobs_are_left_out_until_those_have_ended() {
+    let mut world = World::new();
+    let registration = NodeRegistration {
+        jobs: vec![JobId(77)],
+        ..introduction(1, 1)
+    };
+    let busy = world.register(registration, |request| {
+        good(request).filter(|_| !matches!(request, NodeRequest::Stop { .. }))
+    });
+    let other = world.node(2, 1, good);
+    let job = world.submit(1, 1);
+    world.report(other, vec![ready(job, 0)]);
+    assert!(world.is_healthy(job));
+    assert_eq!(world.free_cpus(), [0, 0]);
+    let stop = world.open.pop_first().unwrap();
+    assert_eq!(stop.session, busy);
+    let done = Reply::Answer(NodeReply::Done);
+    world.input(Input::Replied(stop, done));
+    assert_eq!(world.free_cpus(), [1, 0]);
+}
+
+#[test]
 fn g2_a_node_that_comes_back_must_stop_what_it_still_has() {
     let mut world = World::new();
     let before = world.node(1, 1, good);
