@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use kolo_wire::ids::JobId;
 use kolo_wire::{Refusal, RefusalKind, Resources, Shortage};
 
-/// The longest lease that a node gives to a reservation that is not committed.
-pub const MAX_LEASE: Duration = Duration::from_secs(24 * 3600);
+/// The longest lease that a node gives to a reservation that is not committed: the longest start timeout, and some time to answer.
+pub const MAX_LEASE: Duration = Duration::from_secs(25 * 3600);
 
 /// The most workers of one job that a node takes, whatever they ask for.
 pub const MAX_WORKERS: u32 = 4096;
@@ -138,17 +138,6 @@ impl Inventory {
     #[must_use]
     pub fn free(&self) -> &Resources {
         &self.free
-    }
-
-    /// The jobs that hold something, in order of their ids.
-    pub fn jobs(&self) -> impl Iterator<Item = JobId> + '_ {
-        self.holdings.keys().copied()
-    }
-
-    /// What a job holds.
-    #[must_use]
-    pub fn holding(&self, job: JobId) -> Option<&Holding> {
-        self.holdings.get(&job)
     }
 
     /// Holds `workers` times `per_worker`, all or nothing, until `lease` has passed. The same request

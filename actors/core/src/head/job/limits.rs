@@ -2,12 +2,12 @@
 
 use kolo_wire::frame::{Limits, PREFIX, encode_head};
 use kolo_wire::ids::Incarnation;
-use kolo_wire::{JobEvent, NodeEvent, NodeReply, Placement};
+use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement};
 
 use super::fixtures::{sites, spec};
 use super::tests::{JOB, Run, healthy, submit};
 use super::*;
-use crate::head::validate::{MAX_ENTRIES_BYTES, MAX_ENTRY};
+use crate::head::validate::{MAX_ENTRIES_BYTES, MAX_ENTRY, MAX_START_TIMEOUT, validate};
 use crate::placement::MAX_PER_NODE;
 use crate::ranks::MAX_WORLD_SIZE;
 
@@ -166,6 +166,22 @@ fn the_longest_last_words_fit_into_frames() {
 }
 
 #[test]
+fn nodes_give_the_lease_that_the_longest_start_timeout_needs() {
+    let mut spec = spec(Placement::Pack { workers: 1 });
+    spec.start_timeout_ms = MAX_START_TIMEOUT.as_millis() as u64;
+    validate(&spec).unwrap();
+    let (now, config) = (Instant::now(), JobConfig::default());
+    let (_, actions) = Job::submit(now, JOB, DriverId(1), spec, sites(&[1]), config).unwrap();
+    let [Action::Request { request, .. }] = &actions[..] else {
+        panic!("{actions:?}");
+    };
+    let NodeRequest::Reserve { lease_ms, .. } = **request else {
+        panic!("{request:?}");
+    };
+    assert!(Duration::from_millis(lease_ms) <= crate::node::inventory::MAX_LEASE);
+}
+
+#[test]
 fn the_tail_of_a_dead_worker_is_cut_and_its_identity_is_the_head_s() {
     let mut run = healthy();
     let mut failure = fixtures::failure(Exit::Code(1));
@@ -191,7 +207,7 @@ fn the_tail_of_a_dead_worker_is_cut_and_its_identity_is_the_head_s() {
     };
     let is_short = |failure: &RankFailure| failure.stderr_tail.is_empty();
     assert!(
-        matches!(&**request, kolo_wire::NodeRequest::RankLost { failure, .. } if is_short(failure)),
+        matches!(&**request, NodeRequest::RankLost { failure, .. } if is_short(failure)),
         "workers do without: {request:?}"
     );
     assert_eq!((failure.rank, failure.node), (Rank(3), NodeId(2)));
