@@ -310,7 +310,7 @@ impl Conversation {
                     return Ok(());
                 }
                 let slot = me.slot;
-                match self.take(control, slot, Arc::new(table)) {
+                match self.take(control, slot, table) {
                     Ok(()) => control.send(&FromWorker::Taken { generation }, &[]).await?,
                     Err(error) => {
                         tracing::warn!(%error, "a table of members is not for this worker");

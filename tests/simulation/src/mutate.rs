@@ -1,5 +1,7 @@
 //! Where mutations act: between the cores and their shells.
 
+use std::sync::Arc;
+
 use kolo_core::head::job::Reply;
 use kolo_core::head::messages::RequestId;
 use kolo_wire::ids::Incarnation;
@@ -93,9 +95,10 @@ impl World {
 
     /// What a worker is told.
     pub(crate) fn mutated_tell(&mut self, pid: u32, message: ToWorker) -> ToWorker {
-        let ToWorker::Membership(mut table) = message else {
+        let ToWorker::Membership(table) = message else {
             return message;
         };
+        let mut table = Arc::unwrap_or_clone(table);
         if table.members.len() > 1 && self.mutates(Mutation::SwapRanks) {
             let first = table.members[0].local_rank;
             table.members[0].local_rank = table.members[1].local_rank;
@@ -113,7 +116,7 @@ impl World {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.tables.push(table.clone());
         }
-        ToWorker::Membership(table)
+        ToWorker::Membership(table.into())
     }
 
     /// A table that a worker is told once more, after a later one.
@@ -123,7 +126,7 @@ impl World {
         }
         let tables = &self.processes.get(&pid)?.tables;
         let before = tables.len().checked_sub(2)?;
-        Some(ToWorker::Membership(tables[before].clone()))
+        Some(ToWorker::Membership(tables[before].clone().into()))
     }
 
     /// A node that does not look for jobs that it is to end by itself.

@@ -5,6 +5,7 @@
 //! that must be seen while user code runs: membership, losses, cancellation, the notice to stop.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -73,7 +74,7 @@ pub enum ToWorker {
     /// A generation is complete. It is answered with [`FromWorker::Taken`], and ends all generations before it. A worker whose slot is
     /// not in it idles. It may come again until it is answered. All workers of a node get it before any other message of the
     /// generation.
-    Membership(GenerationTable),
+    Membership(Arc<GenerationTable>),
     /// A generation is over: all waits in it end, with an error that has the cause and the lost ranks.
     Revoke {
         /// The generation.

@@ -10,7 +10,7 @@ use kolo_wire::{
     StartWorkers, ToWorker,
 };
 
-use super::colocator::{Colocator, Here};
+use super::colocator::{Colocator, Here, refuse};
 use super::inventory::{CommitError, Inventory};
 use super::messages::{AskId, Found, Input, Output, Stay, Wanted};
 use super::outbox::Outbox;
@@ -65,10 +65,6 @@ pub struct NodeCore {
 
 fn refused<T: Into<Refusal>>(refusal: T) -> NodeReply {
     NodeReply::Refused(refusal.into())
-}
-
-fn refuse<T>(kind: RefusalKind, message: String) -> Result<T, Refusal> {
-    Err(Refusal::new(kind, message))
 }
 
 impl NodeCore {

@@ -294,7 +294,7 @@ pub enum Output {
     /// Signal a worker.
     Signal(WorkerId, Signal),
     /// A generation is complete: calls are for it from now on.
-    Complete(GenerationTable),
+    Complete(Arc<GenerationTable>),
     /// Callers must learn that a worker of this node is gone. They hear of other nodes' workers from these.
     Lost(Loss),
     /// A job takes no more calls.

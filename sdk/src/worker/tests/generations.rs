@@ -125,7 +125,7 @@ fn a_survivor_gets_another_rank_and_late_messages_are_refused() {
                     failure,
                 },
                 revoke(old, &[Rank(0)]),
-                ToWorker::Membership(table),
+                ToWorker::Membership(table.into()),
                 revoke(Generation(3), &[Rank(0)]),
                 // A socket that came with nothing would be told.
                 ToWorker::Peer {
@@ -402,7 +402,7 @@ fn a_loop_that_waits_for_a_generation_ends_with_the_reason() {
                 1 => {
                     group.form(&[1]);
                     let table = group.table.clone();
-                    tell(&control, ToWorker::Membership(table)).await;
+                    tell(&control, ToWorker::Membership(table.into())).await;
                 }
                 2 => tell(&control, ToWorker::Cancel { call: CallId(1) }).await,
                 _ => {}

@@ -323,7 +323,7 @@ impl Group {
     /// of them gets a socket to another one.
     pub(super) async fn publish(&mut self, to: &[usize]) {
         for index in to {
-            let message = ToWorker::Membership(self.table.clone());
+            let message = ToWorker::Membership(self.table.clone().into());
             tell(&self.workers[*index].control, message).await;
         }
         for index in to {

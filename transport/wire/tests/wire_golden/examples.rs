@@ -641,7 +641,7 @@ pub(crate) fn cases() -> Vec<Case> {
         },
         ToWorker::Listen,
         ToWorker::Certificate { certificate: vec![1; 40], authority: vec![2; 40] },
-        ToWorker::Membership(table()),
+        ToWorker::Membership(table().into()),
         ToWorker::Revoke { generation: GENERATION, cause: "a node is lost".to_owned(), lost: vec![Rank(1), Rank(3)] },
         ToWorker::Hold { generation: GENERATION, why: "node b is drained".to_owned() },
         ToWorker::RankLost { generation: GENERATION, failure: failure() },

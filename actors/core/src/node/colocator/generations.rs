@@ -1,6 +1,7 @@
 //! Generations: which one is present here, and which workers have said to be in it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use kolo_wire::ids::{Generation, Rank, Slot};
 use kolo_wire::{GenerationTable, NodeEvent, RankFailure, Refusal, RefusalKind, ToWorker};
@@ -42,6 +43,7 @@ impl Colocator {
                 }
             }
         }
+        let table = Arc::new(table);
         let mut outputs = vec![Output::Complete(table.clone())];
         let elastic = self.is_elastic();
         let is_told = |entry: &&super::Entry| {

@@ -75,7 +75,7 @@ pub struct Colocator {
     /// The newest generation; 0 before the first one of an elastic job.
     generation: Generation,
     /// Its table, once it is here.
-    table: Option<GenerationTable>,
+    table: Option<Arc<GenerationTable>>,
     slots: BTreeMap<Slot, Entry>,
     /// The slot of each rank of this node in the newest generation whose process has not ended.
     ranks: BTreeMap<Rank, Slot>,
@@ -98,7 +98,7 @@ pub struct Colocator {
     reports: Vec<NodeEvent>,
 }
 
-fn refuse<T>(kind: RefusalKind, message: String) -> Result<T, Refusal> {
+pub(super) fn refuse<T>(kind: RefusalKind, message: String) -> Result<T, Refusal> {
     Err(Refusal::new(kind, message))
 }
 

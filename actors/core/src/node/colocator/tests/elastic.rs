@@ -128,8 +128,8 @@ fn workers_are_welcomed_into_no_generation_and_get_the_one_that_is_there() {
     ));
     let table = table_of(1, &[(0, 1)]);
     let outputs = core.membership(table.clone()).unwrap();
-    assert_eq!(outputs[0], Output::Complete(table.clone()));
-    let message = ToWorker::Membership(table);
+    assert_eq!(outputs[0], Output::Complete(table.clone().into()));
+    let message = ToWorker::Membership(table.into());
     assert_eq!(told(&outputs), [(of(0, 1), message.clone())]);
     // One that comes later hears of it before anything else.
     let outputs = told(&greets(&mut core, of(1, 1)));

@@ -122,9 +122,9 @@ fn a_job_goes_from_reservation_to_gone() {
     assert_eq!(
         core.membership(table.clone()).unwrap(),
         [
-            Output::Complete(table.clone()),
-            Output::Tell(at(0), ToWorker::Membership(table.clone())),
-            Output::Tell(at(1), ToWorker::Membership(table)),
+            Output::Complete(table.clone().into()),
+            Output::Tell(at(0), ToWorker::Membership(table.clone().into())),
+            Output::Tell(at(1), ToWorker::Membership(table.into())),
         ]
     );
     let outputs = core.stop(now, "done");
