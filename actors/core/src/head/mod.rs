@@ -25,4 +25,10 @@ pub mod registry;
 mod requests;
 pub mod validate;
 
+use std::time::Duration;
+
 pub use self::machine::HeadCore;
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -196,14 +196,10 @@ impl NodeRegistry {
             .map(|entry| &entry.registration)
     }
 
-    /// The node was heard. False if this stay is over.
-    pub fn beat(&mut self, now: Instant, node: NodeId, session: Session) -> bool {
-        match self.current(node, session) {
-            Some(entry) => {
-                entry.last_seen = now;
-                true
-            }
-            None => false,
+    /// The node was heard. Nothing if this stay is over.
+    pub fn beat(&mut self, now: Instant, node: NodeId, session: Session) {
+        if let Some(entry) = self.current(node, session) {
+            entry.last_seen = now;
         }
     }
 
@@ -214,14 +210,10 @@ impl NodeRegistry {
         Some(entry.held.keys().copied().collect())
     }
 
-    /// The node offers nothing any more in this stay. False if the stay is over.
-    pub fn leave(&mut self, node: NodeId, session: Session) -> bool {
-        match self.current(node, session) {
-            Some(entry) => {
-                entry.leaving = true;
-                true
-            }
-            None => false,
+    /// The node offers nothing any more in this stay. Nothing if the stay is over.
+    pub fn leave(&mut self, node: NodeId, session: Session) {
+        if let Some(entry) = self.current(node, session) {
+            entry.leaving = true;
         }
     }
 

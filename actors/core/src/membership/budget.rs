@@ -165,8 +165,8 @@ impl Budget {
     }
 
     /// Restarts that were used up since the last commit.
-    #[must_use]
-    pub fn without_progress(&self) -> u32 {
+    #[cfg(test)]
+    pub(super) fn without_progress(&self) -> u32 {
         self.without_progress
     }
 

@@ -50,6 +50,7 @@ impl Job {
         if let Some(seat) = self.seats.get_mut(&slot) {
             seat.state = WorkerState::Exited;
             seat.exit = Some(failure.exit);
+            self.gone += 1;
         }
         if self.ending.is_some() {
             return;
@@ -93,7 +94,7 @@ impl Job {
 
     /// Ends the job if no worker is left.
     fn all_gone(&mut self) {
-        if self.ending.is_some() || self.seats.values().any(|seat| seat.exit.is_none()) {
+        if self.ending.is_some() || self.gone < self.seats.len() {
             return;
         }
         if let Some(failure) = self.first_failure.clone() {
@@ -290,6 +291,7 @@ impl Job {
             Reply::Refused(refusal) if refusal.kind == RefusalKind::NotFound => self.free(part),
             Reply::Answer(_) | Reply::Refused(_) | Reply::Unknown(_) => {
                 self.parts[part].hold = Hold::Abandoned;
+                self.mark_over();
                 let node = self.parts[part].site.node;
                 self.note(format!("{node} did not confirm the end: {reply:?}"));
                 self.actions.push(Action::Abandon(node));
@@ -299,6 +301,7 @@ impl Job {
 
     pub(super) fn free(&mut self, part: usize) {
         self.parts[part].hold = Hold::Free;
+        self.mark_over();
         self.actions.push(Action::Free(self.parts[part].site.node));
     }
 

@@ -219,6 +219,8 @@ pub struct Job {
     elastic: Option<Box<Elastic>>,
     /// Seats that became ready. Before the group is whole none is lost without the end of the job.
     ready: usize,
+    /// Seats of a job that never changes its members whose worker has ended.
+    gone: usize,
     rendezvous: Rendezvous,
     net: Net,
     /// The network before that of the last nodes that have joined.
@@ -267,6 +269,7 @@ impl Job {
             generation: Generation(0),
             elastic: None,
             ready: 0,
+            gone: 0,
             rendezvous: if spec.rendezvous {
                 Rendezvous::Wanted
             } else {

@@ -11,10 +11,7 @@ use kolo_wire::{
 use super::elastic::Elastic;
 use super::{Action, Ending, Hold, Job, Phase, Rendezvous, Reply};
 use crate::env::{self, Env, JobEnv};
-
-fn milliseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
+use crate::head::milliseconds;
 
 impl Job {
     pub(super) fn request(&mut self, part: usize, request: NodeRequest, deadline: Duration) {

@@ -30,6 +30,7 @@ use super::probes::{Probes, Waiter};
 use super::registry::{NodeRegistry, Session};
 use super::requests::{OVERTIME, Open, Purpose, Requests};
 use crate::fence;
+use crate::head::milliseconds;
 use crate::pace::Ration;
 
 /// The other side of a connection.
@@ -92,6 +93,8 @@ pub struct HeadCore {
     due: VecDeque<Due>,
     /// Jobs that are to hear that there may be room, by their numbers.
     offered: BTreeSet<(u64, JobId)>,
+    /// The number of living nodes may have changed in this step.
+    count_alive: bool,
     outputs: Vec<Output>,
 }
 
@@ -121,6 +124,7 @@ impl HeadCore {
             agenda: Agenda::default(),
             due: VecDeque::new(),
             offered: BTreeSet::new(),
+            count_alive: false,
             outputs: Vec::new(),
         }
     }
@@ -169,6 +173,10 @@ impl HeadCore {
             Input::Tick => self.tick(),
         }
         self.run_due();
+        if std::mem::take(&mut self.count_alive) {
+            let alive = Output::Alive(self.registry.alive_count());
+            self.outputs.push(alive);
+        }
         std::mem::take(&mut self.outputs)
     }
 
@@ -282,7 +290,7 @@ impl HeadCore {
         }
         self.undrained(node);
         self.offer(node, None);
-        self.count_alive();
+        self.count_alive = true;
         Ok(HeadReply::Registered {
             heartbeat_ms: milliseconds(self.settings.heartbeat),
             lease_ms: milliseconds(self.settings.lease),
@@ -298,7 +306,7 @@ impl HeadCore {
         let text = format!("a node is lost, with {} jobs: {reason}", jobs.len());
         self.log(Level::Warn, (None, node), text);
         self.end_stay(node, session, LinkEnd::Lost, &jobs, reason);
-        self.count_alive();
+        self.count_alive = true;
     }
 
     fn end_stay(
@@ -330,11 +338,6 @@ impl HeadCore {
         }
         self.run_due();
         self.settle_drains();
-    }
-
-    fn count_alive(&mut self) {
-        self.outputs
-            .push(Output::Alive(self.registry.alive_count()));
     }
 
     /// A node says what has happened there.
@@ -463,10 +466,6 @@ impl HeadCore {
             }
         }
     }
-}
-
-fn milliseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn disconnected() -> Refusal {

@@ -9,9 +9,10 @@ use kolo_wire::{
     RefusalKind,
 };
 
-use super::{Due, HeadCore, milliseconds};
+use super::{Due, HeadCore};
 use crate::head::job::{Event, NetworkPlan};
 use crate::head::messages::AskId;
+use crate::head::milliseconds;
 use crate::head::probes::{ProbeId, Search, Waiter};
 use crate::head::registry::{MAX_NODES, Session};
 use crate::head::requests::Purpose;

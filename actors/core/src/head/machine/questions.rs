@@ -7,10 +7,11 @@ use kolo_wire::{
     ClusterInfo, HeadReply, HeadRequest, JobInfo, NodeRegistration, Refusal, RefusalKind,
 };
 
-use super::{Due, HeadCore, Peer, disconnected, milliseconds, unknown_job};
+use super::{Due, HeadCore, Peer, disconnected, unknown_job};
 use crate::head::history::{MAX_LISTED, shorten};
 use crate::head::job::Event;
 use crate::head::messages::{AskId, Caller, Level, Question};
+use crate::head::milliseconds;
 use crate::head::registry::Session;
 
 impl HeadCore {

@@ -57,6 +57,8 @@ pub(super) struct Elastic {
     pending: BTreeSet<NodeId>,
     /// Nodes where something was given up, so that perhaps nothing is left.
     touched: BTreeSet<NodeId>,
+    /// Nodes may be over, and are to be forgotten.
+    has_over: bool,
     /// The last worker that failed.
     failure: Option<RankFailure>,
 }
@@ -84,6 +86,7 @@ impl Elastic {
             fresh: Vec::new(),
             pending: BTreeSet::new(),
             touched: BTreeSet::new(),
+            has_over: false,
             failure: None,
         };
         Ok((elastic, actions))

@@ -264,6 +264,7 @@ impl Job {
 
     /// A node is lost.
     pub(in crate::head::job) fn part_lost(&mut self, part: usize, reason: String) {
+        self.mark_over();
         let entry = &mut self.parts[part];
         entry.flow.is_owed = matches!(entry.hold, Hold::Reserving | Hold::Starting | Hold::Undoing);
         entry.hold = Hold::Lost;

@@ -112,6 +112,7 @@ impl Job {
     /// A node has answered a request.
     pub(in crate::head::job) fn node_replied(&mut self, part: usize, reply: Reply) {
         self.parts[part].flow.is_owed = false;
+        self.mark_over();
         match self.parts[part].hold {
             Hold::Reserving => self.node_reserved(part, reply),
             Hold::Starting => self.node_started(part, reply),
@@ -538,10 +539,20 @@ impl Job {
         self.processes_are_gone(node, why, fenced);
     }
 
+    /// A node is over, or the last answer of a node that is over has come.
+    pub(in crate::head::job) fn mark_over(&mut self) {
+        if let Some(elastic) = &mut self.elastic {
+            elastic.has_over = true;
+        }
+    }
+
     /// Forgets nodes that are over, so that a job that lives long does not grow.
     pub(super) fn forget_nodes(&mut self) {
         let is_over = |part: &Part| part.hold.is_over() && !part.flow.is_owed;
-        if self.ending.is_some() || !self.parts.iter().any(is_over) {
+        let has_over = self.elastic.as_mut();
+        let has_over = has_over.map(|elastic| std::mem::take(&mut elastic.has_over));
+        if self.ending.is_some() || has_over != Some(true) {
+            debug_assert!(self.ending.is_some() || !self.parts.iter().any(is_over));
             return;
         }
         self.parts.retain(|part| !is_over(part));
