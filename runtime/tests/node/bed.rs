@@ -236,7 +236,6 @@ pub(crate) fn job_on(node: NodeId, owner: DriverId, workers: u32, mode: &str) ->
         hello_timeout_ms: 60_000,
         grace_ms: 60_000,
         installed: None,
-        elastic: false,
         next_within_ms: None,
     }
 }

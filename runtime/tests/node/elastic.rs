@@ -86,7 +86,6 @@ impl Bed {
 async fn processes_come_go_and_follow_each_other() {
     let bed = Bed::start().await;
     let mut job = bed.job(3, "");
-    job.elastic = true;
     job.generation = Generation(0);
     job.next_within_ms = Some(60_000);
     let first = start_of(&job, &[(0, 1), (1, 1)]);

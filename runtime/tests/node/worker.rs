@@ -188,7 +188,6 @@ fn listen(
                 say(control, &FromWorker::Taken { generation });
             }
             ToWorker::Welcome { .. }
-            | ToWorker::Listen
             | ToWorker::Certificate { .. }
             | ToWorker::Revoke { .. }
             | ToWorker::Hold { .. }

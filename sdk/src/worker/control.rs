@@ -277,12 +277,6 @@ impl Conversation {
                     what: "a second welcome",
                 });
             }
-            ToWorker::Listen => {
-                let is_asked = self.request.is_some() || self.listener.plane().get().is_some();
-                if !is_asked {
-                    return self.ask_to_sign(control).await;
-                }
-            }
             ToWorker::Certificate {
                 certificate,
                 authority,

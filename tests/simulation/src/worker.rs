@@ -279,7 +279,6 @@ impl Worker {
                     FromWorker::Ready { address: None }
                 }));
             }
-            ToWorker::Listen => acts.push(Act::Say(FromWorker::Sign { csr: vec![1] })),
             ToWorker::Certificate { .. } => acts.push(Act::Say(FromWorker::Ready {
                 address: Some(self.address),
             })),

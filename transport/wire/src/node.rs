@@ -53,12 +53,18 @@ pub struct StartWorkers {
     /// Run this in place of `program`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub installed: Option<Installed>,
-    /// Members come and go while the job runs: see [`NodeRequest::Start`].
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub elastic: bool,
-    /// How long a worker that can't go on waits for the next generation, in milliseconds. Elastic jobs have it, others don't.
+    /// How long a worker that can't go on waits for the next generation, in milliseconds. Elastic jobs have it, others don't:
+    /// see [`StartWorkers::is_elastic`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_within_ms: Option<u64>,
+}
+
+impl StartWorkers {
+    /// Whether members come and go while the job runs: see [`NodeRequest::Start`].
+    #[must_use]
+    pub fn is_elastic(&self) -> bool {
+        self.next_within_ms.is_some()
+    }
 }
 
 /// First frame of a stream to a node.

@@ -60,8 +60,6 @@ pub enum ToWorker {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         next_within_ms: Option<u64>,
     },
-    /// The job grows beyond one node: make a key, ask for a certificate, listen, and say [`FromWorker::Ready`] once more.
-    Listen,
     /// Answer to [`FromWorker::Sign`].
     Certificate {
         /// The worker's certificate in DER.

@@ -467,7 +467,7 @@ impl NodeCore {
     /// it had before if it is refused.
     fn room(&mut self, now: Instant, start: &StartWorkers) -> Result<Vec<Vec<String>>, Refusal> {
         let job = start.job;
-        if !start.elastic {
+        if !start.is_elastic() {
             let holding = self.inventory.commit(now, job, start.slots.len() as u32)?;
             return Ok(vec![holding.devices.clone()]);
         }

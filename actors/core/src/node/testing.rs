@@ -90,7 +90,6 @@ pub(crate) fn start(workers: u32) -> StartWorkers {
         hello_timeout_ms: 10_000,
         grace_ms: 5000,
         installed: None,
-        elastic: false,
         next_within_ms: None,
     }
 }
@@ -117,7 +116,6 @@ pub(crate) fn of(slot: u32, incarnation: u64) -> WorkerId {
 /// A start of these processes.
 pub(crate) fn start_of(processes: &[(u32, u64)]) -> StartWorkers {
     let mut start = start(0);
-    start.elastic = true;
     start.generation = Generation(0);
     start.next_within_ms = Some(NEXT_WITHIN);
     start.slots = processes

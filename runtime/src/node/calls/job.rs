@@ -55,13 +55,13 @@ impl Job {
         // Programs that are not kolo's take no calls. Their job is known here all the same: whether its driver is there decides
         // whether it is an orphan. Members of an elastic job come with its generations.
         let members = (start.slots.iter())
-            .filter(|_| start.installed.is_none() && !start.elastic)
+            .filter(|_| start.installed.is_none() && !start.is_elastic())
             .map(|slot| &slot.member);
         let routes = members.map(|member| (member.rank, process_of(member)));
         Self {
             id: start.job,
             owner: start.owner,
-            elastic: start.elastic,
+            elastic: start.is_elastic(),
             present: AtomicUsize::new(0),
             table: RwLock::new(Table {
                 generation: start.generation,

@@ -192,7 +192,7 @@ impl Calls {
 impl CallPlane for Calls {
     fn open(&self, start: &StartWorkers) {
         // More workers of an elastic job join those that are here.
-        if !start.elastic || !self.jobs.contains_key(&start.job) {
+        if !start.is_elastic() || !self.jobs.contains_key(&start.job) {
             self.jobs.insert(start.job, Arc::new(Job::new(start)));
             self.changed();
         }

@@ -81,7 +81,6 @@ impl Plane {
             hello_timeout_ms: 0,
             grace_ms: 0,
             installed: None,
-            elastic: true,
             next_within_ms: Some(1_000),
         });
         let (plane, listening) = (calls.clone(), node.clone());

@@ -186,8 +186,6 @@ fn a_job_of_one_node_grows_to_a_second_one() {
         let mut group = Group::elastic(&[1, 1]).await;
         group.complete().await;
         assert_eq!(group.sums()[1].0, 21);
-        group.let_listen(0).await;
-        group.let_listen(1).await;
         let new = group.add(2).await;
         group.workers[new].calls.last = 1;
         group.form(&[0, 1, new]);

@@ -167,7 +167,9 @@ impl Group {
                 handover: Handover::None,
             },
             authority: Authority::create(ClusterId(5)).unwrap(),
-            needs_data_plane: nodes.windows(2).any(|pair| pair[0] != pair[1]),
+            // The next node of an elastic job may be the second.
+            needs_data_plane: next_within_ms.is_some()
+                || nodes.windows(2).any(|pair| pair[0] != pair[1]),
             next_within_ms,
             nodes: nodes.to_vec(),
             told: Vec::new(),
@@ -252,22 +254,6 @@ impl Group {
             authority: self.authority.certificate().to_vec(),
         };
         tell(control, message).await;
-    }
-
-    /// Lets the job grow beyond its first node, of which this worker is.
-    pub(super) async fn let_listen(&mut self, index: usize) {
-        self.needs_data_plane = true;
-        let control = Arc::clone(&self.workers[index].control);
-        // A second time changes nothing.
-        tell(&control, ToWorker::Listen).await;
-        tell(&control, ToWorker::Listen).await;
-        let request = self.told(index).await;
-        let slot = Slot(index as u32 + FIRST_SLOT);
-        self.sign(request, slot, &control).await;
-        let FromWorker::Ready { address } = self.told(index).await else {
-            panic!("it listens");
-        };
-        self.addresses[index] = address;
     }
 
     /// Makes sockets to other workers as one asks for them.

@@ -485,7 +485,6 @@ pub(crate) fn cases() -> Vec<Case> {
             hello_timeout_ms: 10_000,
             grace_ms: 5000,
             installed: Some(installed()),
-            elastic: false,
             next_within_ms: None,
         }),
         NodeRequest::Start(StartWorkers {
@@ -502,7 +501,6 @@ pub(crate) fn cases() -> Vec<Case> {
             hello_timeout_ms: 10_000,
             grace_ms: 5000,
             installed: None,
-            elastic: true,
             next_within_ms: Some(125_000),
         }),
         NodeRequest::Membership(next_table()),
@@ -639,7 +637,6 @@ pub(crate) fn cases() -> Vec<Case> {
             needs_data_plane: true,
             next_within_ms: Some(600_000),
         },
-        ToWorker::Listen,
         ToWorker::Certificate { certificate: vec![1; 40], authority: vec![2; 40] },
         ToWorker::Membership(table().into()),
         ToWorker::Revoke { generation: GENERATION, cause: "a node is lost".to_owned(), lost: vec![Rank(1), Rank(3)] },

@@ -137,7 +137,6 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
     }));
     names.extend(variants!(ToWorker {
         Welcome,
-        Listen,
         Certificate,
         Membership,
         Revoke,

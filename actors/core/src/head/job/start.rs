@@ -258,7 +258,6 @@ impl Job {
             hello_timeout_ms: milliseconds(left).max(1),
             grace_ms: self.spec.grace_ms,
             installed: self.spec.installed.clone(),
-            elastic,
             next_within_ms: self.spec.elastic.as_ref().map(|elastic| {
                 // Room may come as late as this, then processes, others to go with them, and their word.
                 let start = self.spec.start_timeout_ms.saturating_mul(2);

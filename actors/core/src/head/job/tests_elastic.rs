@@ -194,7 +194,7 @@ impl Bed {
                 };
             }
             NodeRequest::Start(start) => {
-                assert!(start.elastic && start.needs_data_plane);
+                assert!(start.is_elastic() && start.needs_data_plane);
                 assert_eq!(start.env["WORLD_SIZE"], start.world_size.to_string());
                 for slot in &start.slots {
                     assert!(slot.member.rank.0 < start.world_size, "{start:?}");

@@ -177,7 +177,7 @@ impl Colocator {
 
     /// The members of the job come and go.
     fn is_elastic(&self) -> bool {
-        self.start.as_ref().is_some_and(|start| start.elastic)
+        self.start.as_ref().is_some_and(|start| start.is_elastic())
     }
 
     /// The newest process of a slot, if it is this one.

@@ -45,7 +45,7 @@ impl Colocator {
                 );
             }
             (Phase::Reserved, _) => {}
-            (Phase::Running, _) if self.is_elastic() && start.elastic => {}
+            (Phase::Running, _) if self.is_elastic() && start.is_elastic() => {}
             (Phase::Running, _) => {
                 return refuse(
                     RefusalKind::Invalid,
@@ -90,7 +90,7 @@ impl Colocator {
         self.start = Some(start.clone());
         self.phase = Phase::Running;
         let mut devices = devices.into_iter();
-        if !start.elastic {
+        if !start.is_elastic() {
             self.generation = start.generation;
             self.devices = devices.next().unwrap_or_default();
         }
@@ -133,7 +133,7 @@ impl Colocator {
             start.clone(),
             devices.next().unwrap_or_default(),
         );
-        if !start.elastic
+        if !start.is_elastic()
             && let Some(entry) = self.slots.get(&slot)
         {
             self.ranks.insert(entry.rank, slot);
@@ -190,7 +190,7 @@ impl Colocator {
             WardenState::Up => outputs.push(Output::Spawn(Spawning {
                 worker: entry.worker,
                 start: entry.start.clone(),
-                devices: if entry.start.elastic {
+                devices: if entry.start.is_elastic() {
                     entry.devices.clone()
                 } else {
                     self.devices.clone()
@@ -263,18 +263,12 @@ impl Colocator {
         if start.slots.is_empty() {
             return invalid(format!("{} starts no worker here", self.job));
         }
-        if start.elastic && start.installed.is_some() {
+        if start.is_elastic() && start.installed.is_some() {
             return invalid(
                 "an installed program can't be elastic; its workers join no generation".to_owned(),
             );
         }
-        if start.elastic != start.next_within_ms.is_some() {
-            return invalid(
-                "an elastic job has a time within which generations follow, and no other job has one"
-                    .to_owned(),
-            );
-        }
-        if !start.elastic && start.generation == Generation(0) {
+        if !start.is_elastic() && start.generation == Generation(0) {
             return invalid("generation 0 can't be started; the first is 1".to_owned());
         }
         let mut slots = BTreeSet::new();
@@ -287,7 +281,7 @@ impl Colocator {
                     member.slot, member.node, self.here.node
                 ));
             }
-            if !start.elastic && member.rank.0 >= start.world_size {
+            if !start.is_elastic() && member.rank.0 >= start.world_size {
                 return invalid(format!(
                     "rank {} is not below the world size {}",
                     member.rank, start.world_size

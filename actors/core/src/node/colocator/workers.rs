@@ -86,7 +86,7 @@ impl Colocator {
             FromWorker::Taken { .. }
             | FromWorker::Committed { .. }
             | FromWorker::Holding { .. }
-                if !entry.start.elastic => {}
+                if !entry.start.is_elastic() => {}
             FromWorker::Taken { generation } if listens => {
                 let taken = self.taken(worker, generation);
                 self.blame(now, slot, taken, outputs);
@@ -219,7 +219,7 @@ impl Colocator {
                 entry.pid
             ));
         }
-        let name = if entry.start.elastic {
+        let name = if entry.start.is_elastic() {
             format!("slot {slot}")
         } else {
             format!("rank {}", entry.rank)

@@ -113,7 +113,7 @@ impl Group {
 
     fn events(&mut self, node: Session, request: NodeRequest) -> Vec<NodeEvent> {
         match request {
-            NodeRequest::Start(start) if start.elastic => {
+            NodeRequest::Start(start) if start.is_elastic() => {
                 let job = start.job;
                 let live = self.live.entry((node, job)).or_default();
                 let mut events = Vec::new();
