@@ -7,7 +7,7 @@ use kolo_wire::ids::{self, NodeId, Slot};
 
 use super::seat::{Addresses, Location, Process};
 
-/// Something has happened. A fact may come twice, and late: membership ignores what is over, and says so.
+/// Something has happened. A fact may come twice, and late: membership ignores what is over or not waited for, and says so.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fact {
     /// A node holds the seat: one of the two answers to [`Action::Reserve`](super::Action::Reserve). Not of a node that

@@ -140,8 +140,8 @@ impl Roster {
     ///
     /// # Errors
     ///
-    /// [`Stale`] if the fact is about an older process or an answer that nobody waits for. Nothing has changed then. A
-    /// fact that comes twice changes nothing either, and is no error.
+    /// [`Stale`] if the fact is about an older process or an answer that nobody waits for, as one that comes twice. Nothing has
+    /// changed then. Any other fact that comes twice changes nothing either, and is no error.
     pub fn take(&mut self, now: Instant, fact: &Fact) -> Result<Vec<Departure>, Stale> {
         match fact {
             Fact::Reserved { slot, location } => self.reserved(now, *slot, location)?,

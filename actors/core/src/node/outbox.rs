@@ -13,7 +13,8 @@ const MAX_EVENTS: usize = 256;
 const MAX_EVENT_BYTES: usize = 1 << 20;
 
 /// Sends events in order, all that are there, each time when those before are acknowledged. A job gives a few per worker,
-/// and jobs are started by a head that is there, so that their number is bounded by what runs here.
+/// and jobs are started by a head that is there. Workers of elastic jobs tell of each commit too, and end when the head has
+/// been away for the fence. So the number of events is bounded by what runs here.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     events: VecDeque<NodeEvent>,

@@ -16,8 +16,8 @@ use crate::env;
 use crate::interfaces;
 use crate::membership::{Fact, Host, Location, Process};
 
-/// Part `n` of a job is on a node: none of its ranks are known before there is a generation, so that the number of the slot
-/// tells workers apart.
+/// The member that a process is before there is a generation. Its rank is the number of its slot and its local rank its place
+/// on the node: they tell workers apart, and nothing else.
 fn provisional(process: Process, part: &Part, parts: usize, index: usize) -> Member {
     let local = part.slots.iter().position(|slot| *slot == process.slot);
     Member {
