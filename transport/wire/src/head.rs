@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::daemon::DaemonState;
 use super::network::{InterfacesQuery, NetworkReport, NodeNetwork};
 use super::trust::{RevocationList, SecretText, TokenEntry};
+use super::worker::FailedOperation;
 use super::{
     ClusterInfo, JobInfo, JobSpec, PlacedNode, RankFailure, Refusal, Resources, WorkerSignal,
 };
@@ -257,8 +258,11 @@ pub enum NodeEvent {
         incarnation: Incarnation,
         /// The generation that it is in.
         generation: Generation,
-        /// The number of the commit, the same on all ranks.
+        /// The number of the commit, the same on all ranks that could go on.
         commit: u64,
+        /// The operation that failed on the worker. `None` if all members were asked to hold.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failed: Option<FailedOperation>,
     },
     /// Nothing of the job is left on the node; its resources are free again.
     JobGone {

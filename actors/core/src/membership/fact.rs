@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use kolo_wire::Exit;
-use kolo_wire::ids::{self, NodeId, Slot};
+use kolo_wire::ids::{self, NodeId, Rank, Slot};
 
 use super::seat::{Addresses, Location, Process};
 
@@ -83,6 +83,15 @@ pub enum Fact {
         commit: u64,
         /// The commit outlives all members: it is on disk.
         durable: bool,
+    },
+    /// A member can't go on in a generation, though all members may be there: a link has broken, or one stands still.
+    Broken {
+        /// The number of the generation.
+        generation: ids::Generation,
+        /// The rank that the member blames, if any.
+        culprit: Option<Rank>,
+        /// What has happened.
+        why: String,
     },
     /// All members have committed, and hold there until a new generation is published.
     Holding {

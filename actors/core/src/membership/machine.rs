@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{self, Slot};
 
@@ -30,11 +30,28 @@ pub struct Membership {
     formation: Option<Formation>,
     /// Members were asked to hold. When to ask again, and why.
     hold: Option<(Instant, String)>,
+    /// A member can't go on, and nothing that is known explains it.
+    doubt: Option<Doubt>,
+    /// Blamed when the generation before was given up in doubt, and nothing was committed since.
+    blamed: Option<Process>,
     /// The reason that was told last.
     told: String,
     woken_at: Option<Instant>,
     has_ended: bool,
     actions: Vec<Action>,
+}
+
+/// How long the active generation is kept after a member could not go on in it. The loss that is behind it is known by then, if
+/// there is one: what a process says may overtake the word of another one's end.
+const DOUBT: Duration = Duration::from_secs(1);
+
+/// A generation in which a member can't go on.
+#[derive(Debug, Clone)]
+struct Doubt {
+    generation: ids::Generation,
+    until: Instant,
+    culprit: Option<Process>,
+    why: String,
 }
 
 impl Membership {
@@ -57,6 +74,8 @@ impl Membership {
             previous: None,
             formation: None,
             hold: None,
+            doubt: None,
+            blamed: None,
             told: String::new(),
             woken_at: None,
             has_ended: false,
@@ -74,6 +93,7 @@ impl Membership {
                 self.take(now, &fact);
             }
             self.expire(now);
+            self.resolve_doubt(now);
             self.proceed(now);
         }
         std::mem::take(&mut self.actions)
@@ -122,6 +142,11 @@ impl Membership {
             } => {
                 self.committed(*generation, *commit, *durable);
             }
+            Fact::Broken {
+                generation,
+                culprit,
+                why,
+            } => self.doubt(now, *generation, *culprit, why),
             Fact::Holding { generation, commit } => {
                 self.committed(*generation, *commit, false);
                 let holds = self
@@ -135,6 +160,62 @@ impl Membership {
         }
     }
 
+    /// A member can't go on. Others that say so later add nothing.
+    fn doubt(
+        &mut self,
+        now: Instant,
+        generation: ids::Generation,
+        culprit: Option<ids::Rank>,
+        why: &str,
+    ) {
+        let active = self.active().filter(|active| active.number() == generation);
+        if let (None, Some(active)) = (&self.doubt, active) {
+            let members = active.members();
+            let culprit = culprit.and_then(|rank| members.get(rank.index()));
+            self.doubt = Some(Doubt {
+                generation,
+                until: now + DOUBT,
+                culprit: culprit.map(|member| member.process),
+                why: why.to_owned(),
+            });
+        }
+    }
+
+    /// Gives up the generation in which a member can't go on, if nothing has explained that meanwhile. The next one has the same
+    /// members: those that stand still do not take it, and are late. A process that is blamed twice in a row takes generations and
+    /// does no work.
+    fn resolve_doubt(&mut self, now: Instant) {
+        let is_active = |doubt: &Doubt| {
+            let active = self.active();
+            active.is_some_and(|active| active.number() == doubt.generation)
+        };
+        if !self.doubt.as_ref().is_some_and(is_active) {
+            self.doubt = None;
+        }
+        let Some(doubt) = self.doubt.take_if(|doubt| now >= doubt.until) else {
+            return;
+        };
+        let Doubt {
+            generation,
+            culprit,
+            why,
+            ..
+        } = doubt;
+        let blamed = std::mem::replace(&mut self.blamed, culprit);
+        self.budget.idle(now);
+        self.actions.push(Action::Tell(format!(
+            "generation {generation} is given up: {why}"
+        )));
+        self.actions.push(Action::Revoke {
+            generation,
+            lost: Vec::new(),
+            cause: why.clone(),
+        });
+        if let Some(process) = culprit.filter(|_| blamed == culprit) {
+            self.give_up(now, process, Loss::Late(why));
+        }
+    }
+
     fn committed(&mut self, generation: ids::Generation, commit: u64, durable: bool) {
         if let Some(formation) = &mut self.formation {
             formation.committed(generation);
@@ -142,6 +223,7 @@ impl Membership {
         // The word of a commit may come late, and of a generation that was given up: all its members have committed.
         if generation <= self.last {
             self.budget.committed(generation, commit, durable);
+            self.blamed = None;
         }
     }
 
@@ -404,6 +486,7 @@ impl Membership {
     /// Asks members to hold, and asks to be woken at the first time at which something is to be done.
     fn wake(&mut self, now: Instant, next: Option<Instant>) {
         let mut times: Vec<Instant> = next.into_iter().collect();
+        times.extend(self.doubt.as_ref().map(|doubt| doubt.until));
         if self.budget.idle_since().is_some() {
             self.hold = None;
         }

@@ -200,7 +200,10 @@ impl Roster {
                 self.draining.remove(node);
                 self.mark(*node, false);
             }
-            Fact::Acknowledged { .. } | Fact::Committed { .. } | Fact::Holding { .. } => {}
+            Fact::Acknowledged { .. }
+            | Fact::Committed { .. }
+            | Fact::Broken { .. }
+            | Fact::Holding { .. } => {}
         }
         Ok(Vec::new())
     }

@@ -391,6 +391,15 @@ pub(crate) fn cases() -> Vec<Case> {
             incarnation: Incarnation(2),
             generation: Generation(4),
             commit: 300,
+            failed: None,
+        },
+        NodeEvent::Holding {
+            job: JOB,
+            slot: Slot(3),
+            incarnation: Incarnation(2),
+            generation: Generation(4),
+            commit: 300,
+            failed: Some(FailedOperation { culprit: Some(Rank(2)), reason: "rank 2 is late".to_owned() }),
         },
     );
     add!(HeadReply:

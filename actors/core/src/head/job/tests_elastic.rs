@@ -311,6 +311,7 @@ impl Bed {
                     incarnation,
                     generation,
                     commit,
+                    failed: None,
                 }
             } else {
                 NodeEvent::Committed {

@@ -277,3 +277,66 @@ fn a_silent_host_is_left_in_the_step_in_which_it_is_lost() {
     );
     assert_eq!(generation.members().len(), 3);
 }
+
+fn broken(bed: &Bed, culprit: u32) -> Fact {
+    Fact::Broken {
+        generation: bed.active().number(),
+        culprit: Some(Rank(culprit)),
+        why: format!("rank {culprit} is late"),
+    }
+}
+
+/// A hung worker blocks the barrier of all others for ever. Here its next generation is made without it.
+#[test]
+fn a_member_that_stands_still_is_given_up_and_replaced() {
+    let limits = Limits::elastic(2, 3);
+    let ack_timeout = limits.ack_timeout;
+    let mut bed = Bed::up(limits, &[4]);
+    bed.hung.insert(process(1, 1));
+    bed.then(broken(&bed, 1));
+    assert_eq!(bed.number(), 1, "its end may be on its way");
+    bed.pass(s(1));
+    assert!(bed.membership.active().is_none());
+    bed.pass(ack_timeout);
+    let why = |action: &Action| matches!(action, Action::Stop { process: gone, .. } if *gone == process(1, 1));
+    assert!(bed.done.iter().any(why), "{:?}", bed.done);
+    let active = bed.active();
+    let members = active.members();
+    assert!(members.iter().all(|member| member.process != process(1, 1)));
+    assert_eq!(members[0].process, process(0, 1));
+}
+
+/// The same of a worker whose control thread still takes generations: its second one that breaks is its last.
+#[test]
+fn a_member_that_is_blamed_twice_in_a_row_is_given_up() {
+    let mut bed = Bed::up(Limits::elastic(2, 3), &[4]);
+    for generation in 1..3 {
+        assert_eq!(bed.number(), generation);
+        bed.then(broken(&bed, 1));
+        bed.pass(s(1));
+    }
+    let is_it = |member: &Member| member.process == process(1, 1);
+    assert!(!bed.active().members().iter().any(is_it));
+    // One that is blamed after a commit has worked since.
+    let mut bed = Bed::up(Limits::elastic(2, 3), &[4]);
+    for generation in 1..4 {
+        assert_eq!(bed.number(), generation);
+        bed.commit(generation, false);
+        bed.then(broken(&bed, 1));
+        bed.pass(s(1));
+    }
+    assert!(bed.active().members().iter().any(is_it));
+}
+
+#[test]
+fn a_doubt_is_forgotten_when_the_loss_behind_it_is_known() {
+    let mut bed = Bed::up(Limits::elastic(2, 3), &[4]);
+    bed.then(broken(&bed, 1));
+    bed.fail(1);
+    let number = bed.number();
+    assert!(number > 1);
+    bed.pass(s(5));
+    assert!(bed.membership.active().is_some());
+    let revokes = |action: &&Action| matches!(action, Action::Revoke { .. });
+    assert_eq!(bed.done.iter().filter(revokes).count(), 1);
+}

@@ -4,10 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kolo_wire::ids::{Generation, Rank, Slot};
-use kolo_wire::{GenerationTable, NodeEvent, RankFailure, Refusal, RefusalKind, ToWorker};
+use kolo_wire::{
+    FailedOperation, GenerationTable, NodeEvent, RankFailure, Refusal, RefusalKind, ToWorker,
+};
 
 use super::{Colocator, Phase, refuse};
 use crate::node::messages::{Output, WorkerId};
+
+/// Longest words of a worker about an operation that failed, in characters.
+const MAX_WORDS: usize = 256;
 
 impl Colocator {
     /// A generation is complete. All workers that have said hello are told; in an elastic job not again if they have taken it.
@@ -170,9 +175,13 @@ impl Colocator {
         &mut self,
         worker: WorkerId,
         (generation, commit): (Generation, u64),
+        mut failed: Option<FailedOperation>,
     ) -> Result<(), String> {
         if generation > self.generation {
             return Err(unknown(generation));
+        }
+        if let Some(failed) = &mut failed {
+            failed.reason = failed.reason.chars().take(MAX_WORDS).collect();
         }
         self.reports.push(NodeEvent::Holding {
             job: worker.stay.job,
@@ -180,6 +189,7 @@ impl Colocator {
             incarnation: worker.incarnation,
             generation,
             commit,
+            failed,
         });
         Ok(())
     }

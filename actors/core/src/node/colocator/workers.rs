@@ -100,9 +100,11 @@ impl Colocator {
                 self.blame(now, slot, committed, outputs);
             }
             FromWorker::Holding {
-                generation, commit, ..
+                generation,
+                commit,
+                failed,
             } if listens => {
-                let holds = self.holds(worker, (generation, commit));
+                let holds = self.holds(worker, (generation, commit), failed);
                 self.blame(now, slot, holds, outputs);
             }
             FromWorker::Taken { .. }

@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 use kolo_wire::ids::{Generation, NodeId};
-use kolo_wire::{Exit, JobEvent, NodeEvent, NodeRequest, RankFailure, WorkerState};
+use kolo_wire::{
+    Exit, FailedOperation, JobEvent, NodeEvent, NodeRequest, RankFailure, WorkerState,
+};
 
 use super::super::end::{bounded, cut};
 use super::super::{Action, Hold, Job};
@@ -70,10 +72,11 @@ impl Job {
                 incarnation,
                 generation,
                 commit,
+                failed,
                 ..
             } => {
                 let process = Process { slot, incarnation };
-                self.holds(node, process, generation, commit);
+                self.holds(node, process, (generation, commit), failed);
             }
             NodeEvent::JobGone { .. } => match self.parts[part].hold {
                 Hold::Reserved | Hold::Running => {
@@ -236,7 +239,13 @@ impl Job {
         }
     }
 
-    fn holds(&mut self, node: NodeId, process: Process, generation: Generation, commit: u64) {
+    fn holds(
+        &mut self,
+        node: NodeId,
+        process: Process,
+        (generation, commit): (Generation, u64),
+        failed: Option<FailedOperation>,
+    ) {
         if !self.is_counted(node, process, generation) {
             return;
         }
@@ -244,6 +253,17 @@ impl Job {
         let tally = tally.and_then(|elastic| elastic.tallies.get_mut(&generation));
         if let Some(commit) = tally.and_then(|tally| tally.holds(process, commit)) {
             self.fact(Fact::Holding { generation, commit });
+        } else if let Some(FailedOperation {
+            culprit,
+            mut reason,
+        }) = failed
+        {
+            cut(&mut reason, MAX_WORDS);
+            self.fact(Fact::Broken {
+                generation,
+                culprit,
+                why: reason,
+            });
         }
     }
 

@@ -197,6 +197,7 @@ impl Group {
                 incarnation: *incarnation,
                 generation: table.generation,
                 commit: self.commits,
+                failed: None,
             });
             let events: Vec<_> = events.collect();
             if !events.is_empty() && !self.cut.contains(&node) {
@@ -388,6 +389,7 @@ fn g3_nothing_of_a_node_that_was_cut_off_is_accepted_later() {
                 incarnation: old.1,
                 generation: Generation(generation),
                 commit: 77,
+                failed: None,
             },
         ]
     };

@@ -214,6 +214,7 @@ fn commits_and_holds_are_passed_on_with_the_name_of_the_process() {
             incarnation,
             generation,
             commit,
+            failed: None,
         },
     ];
     assert_eq!(core.take_reports(), events);

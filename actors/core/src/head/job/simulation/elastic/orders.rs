@@ -47,6 +47,7 @@ impl Cluster {
                             generation,
                             // The same on all ranks.
                             commit: commit.max(generation.0 * 1_000_000),
+                            failed: None,
                         },
                     );
                 }
