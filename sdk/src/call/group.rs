@@ -474,6 +474,11 @@ impl Group {
         self.lock().outboxes.clear();
     }
 
+    /// The head is gone, and says nothing of losses any more.
+    pub(crate) fn without_head(&self) {
+        self.apply(CallTable::without_head);
+    }
+
     /// Whether no worker is known to be lost.
     pub(crate) fn is_whole(&self) -> bool {
         let all = (0..self.world_size() as u32).map(Rank);

@@ -81,6 +81,8 @@ pub(crate) struct CallTable<W> {
     elastic: Option<Generation>,
     /// Why that generation is over, if it is.
     over: Option<String>,
+    /// The head is gone.
+    headless: bool,
 }
 
 impl<W> CallTable<W> {
@@ -96,6 +98,7 @@ impl<W> CallTable<W> {
             stop: None,
             elastic: None,
             over: None,
+            headless: false,
         }
     }
 

@@ -41,6 +41,20 @@ impl Target {
         })
     }
 
+    /// The head is gone: waits until an elastic group has lost a rank, and so can't go on. Never ends in a group of fixed members,
+    /// which may do with those that are left.
+    pub(crate) async fn ends_without_head(&self) {
+        match self {
+            Self::Fixed(_) => std::future::pending().await,
+            Self::Elastic(generations) => {
+                generations.now().without_head();
+                let mut present = generations.present();
+                // The sender lives as long as the target.
+                drop(present.wait_for(|present| present.is_over).await);
+            }
+        }
+    }
+
     /// No more calls are taken; those that are in flight go on.
     pub(crate) fn close(&self, reason: &str) {
         match self {

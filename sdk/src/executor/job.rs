@@ -187,14 +187,20 @@ impl Job {
         }
     }
 
-    /// The head is gone, the workers may not be: calls go on (D-2) until the driver has enough.
+    /// The head is gone, the workers may not be: calls go on (D-2) until the driver has enough, or until a rank of an elastic group
+    /// is lost: nobody makes another generation.
     async fn without_head(&mut self, reason: &str) -> JobStatus {
         let reason = format!("the head at {} is gone: {reason}", self.cluster.head());
         tracing::warn!(job = %self.id, reason, "calls go on without the head");
         self.status.send_replace(JobStatus::HeadLost {
             reason: reason.clone(),
         });
-        wanted(&mut self.stop).await;
+        tokio::select! {
+            _ = wanted(&mut self.stop) => {}
+            () = self.target.ends_without_head() => {
+                tracing::warn!(job = %self.id, "a rank is lost, and without the head the group can't go on");
+            }
+        }
         JobStatus::HeadLost { reason }
     }
 }

@@ -4,7 +4,7 @@ use kolo_transport::ids::{CallId, Generation, Rank};
 use kolo_transport::wire::RankFailure;
 
 use super::super::failure::{CallError, CallErrorKind, RankCause, RankError};
-use super::{CallTable, Health};
+use super::{CallTable, Effects, Health};
 
 /// The bits of a call's number that count within a generation: numbers are unique across the generations of a job.
 const IN_GENERATION: u32 = 40;
@@ -64,11 +64,21 @@ impl<W> CallTable<W> {
         self.over.is_some()
     }
 
-    /// A loss ends the generation of an elastic group.
+    /// A loss ends the generation of an elastic group. Of a worker that was told to stop the head says more; without a head nobody
+    /// does.
     pub(super) fn note_loss(&mut self, loss: &RankError) {
-        if self.elastic.is_some() && !loss.is_echo() {
+        if self.elastic.is_some() && (self.headless || !loss.is_echo()) {
             self.over.get_or_insert_with(|| loss.to_string());
         }
+    }
+
+    /// The head is gone: nobody replaces a worker that is lost, or says more about a loss.
+    pub(crate) fn without_head(&mut self) -> Effects<W> {
+        self.headless = true;
+        if self.elastic.is_some() && !self.lost_ranks().is_empty() {
+            self.supersede("a rank was lost with the head");
+        }
+        Effects::default()
     }
 
     /// The ranks that are lost, or seem to be.

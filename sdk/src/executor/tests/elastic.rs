@@ -271,6 +271,42 @@ async fn a_generation_that_is_over_before_it_can_be_called_is_left_out() {
 }
 
 #[tokio::test]
+async fn a_group_without_a_head_ends_with_its_first_loss() {
+    for head_first in [true, false] {
+        let fake = Fake::new(1).await;
+        let builder = Executor::builder().workers(1..=2);
+        let (executor, job) = fake.elastic(builder, &[0, 0]).await;
+        let run = tokio::spawn(executor.run(add, 1).into_future());
+        let node = &fake.nodes[0];
+        node.call().await;
+        // The node stops its workers after a lease, which is no failure of theirs.
+        let loss = CallReply::Lost {
+            slot: Slot(1),
+            incarnation: Incarnation::FIRST,
+            failure: failure(&job, 1, Exit::Code(0)),
+            stopping: true,
+        };
+        if !head_first {
+            node.reply(&loss, &[]).await;
+        }
+        fake.kill_head();
+        drop(job);
+        if head_first {
+            let mut status = executor.inner.status.clone();
+            let is_lost = |status: &JobStatus| matches!(status, JobStatus::HeadLost { .. });
+            soon(status.wait_for(is_lost)).await.unwrap();
+            assert!(!run.is_finished());
+            node.reply(&loss, &[]).await;
+        }
+        let error = soon(run).await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), CallErrorKind::Ended, "{error}");
+        assert!(error.to_string().contains("the head at"), "{error}");
+        let ended = soon(executor.recovered()).await;
+        assert!(matches!(ended, Err(RecoveryError::Ended { .. })));
+    }
+}
+
+#[tokio::test]
 async fn values_of_executables_are_refused_and_fixed_groups_do_not_recover() {
     let fake = Fake::new(1).await;
     let (executor, _job) = fake
