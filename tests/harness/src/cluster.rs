@@ -343,6 +343,39 @@ impl TestCluster {
         }
     }
 
+    /// The process id of the head.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Fault`] if the head was killed or is no process.
+    pub fn head_pid(&self) -> Result<u32, HarnessError> {
+        match self.head()? {
+            HeadMember::Process(daemon) => Ok(daemon.pid().as_raw_nonzero().get().unsigned_abs()),
+            HeadMember::Here(_) => Err(HarnessError::Fault(
+                "the head is no process in this mode".to_owned(),
+            )),
+        }
+    }
+
+    /// Sends `SIGTERM` to a node's daemon and waits for its end: the daemon first lets jobs leave, as `kolo-node` does.
+    ///
+    /// # Errors
+    ///
+    /// [`HarnessError::Fault`] if the node is not running or not a process; [`HarnessError::Daemon`] if it does not end well.
+    pub async fn terminate_node(&mut self, index: usize) -> Result<(), HarnessError> {
+        self.signal_node(index, Signal::TERM)?;
+        match self.nodes[index].take() {
+            Some(NodeMember::Process(daemon, _)) => {
+                let log = daemon.log.clone();
+                let ended = daemon.end_by_itself().await;
+                self.old_logs
+                    .push((format!("node {index}, terminated"), log.text()));
+                ended
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Kills a node as a power cut would: `SIGKILL`, no goodbye.
     ///
     /// # Errors

@@ -12,12 +12,16 @@ use kolo_transport::identity::Role;
 use kolo_transport::ids::NodeId;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt as _;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Holds a [`Task`] as JSON.
 pub(crate) const TASK: &str = "KOLO_HARNESS_TASK";
 
 /// In place of a [`Task`]: be the `kolo` command.
 pub(crate) const CLI: &str = "kolo";
+
+/// How long jobs may go on after a node's `SIGTERM`, as `kolo-node` has it.
+const DRAIN: Duration = Duration::from_secs(60);
 
 /// What a daemon process is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -170,9 +174,15 @@ fn run(task: &str) -> Result<(), Box<dyn std::error::Error>> {
                     listen: listen.unwrap_or(config.listen),
                     ..config
                 };
+                let mut terminate = signal(SignalKind::terminate())?;
                 let node = Node::start(config).await?;
                 say(&Ready::Node { node: node.id() })?;
-                until_told_to_stop().await;
+                tokio::select! {
+                    () = until_told_to_stop() => {}
+                    _ = terminate.recv() => {
+                        node.drain(DRAIN).await;
+                    }
+                }
                 node.stop().await;
             }
         }

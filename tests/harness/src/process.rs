@@ -57,6 +57,11 @@ impl Daemon {
     /// Asks it to stop and waits for its end.
     pub(crate) async fn stop(mut self) -> Result<(), HarnessError> {
         drop(self.stdin.take());
+        self.end_by_itself().await
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn end_by_itself(mut self) -> Result<(), HarnessError> {
         let ended =
             tokio::task::spawn_blocking(move || self.child.wait().map(|status| (status, self)));
         match ended.await {
