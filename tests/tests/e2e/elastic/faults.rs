@@ -1,0 +1,97 @@
+//! Drivers and heads that die.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use kolo::JobId;
+use kolo::prelude::*;
+use kolo_harness::TestCluster;
+use kolo_transport::Credentials;
+
+use super::job::{Job, nothing_left, processes};
+use crate::support::{gone, is_running, soon};
+
+/// Names the head's address, the folder of the credentials for a driver in a process of its own.
+const DRIVER: &str = "KOLO_TEST_ELASTIC_DRIVER";
+
+/// No test: a driver that is killed. It is this binary, started with this function's name as the filter.
+#[tokio::test]
+async fn driver_process() -> anyhow::Result<()> {
+    let Ok(task) = std::env::var(DRIVER) else {
+        return Ok(());
+    };
+    let (address, folder) = task.split_once(' ').unwrap_or_default();
+    let credentials = Credentials::load(Path::new(folder))?;
+    let cluster = Cluster::connect(address.parse::<std::net::SocketAddr>()?, credentials).await?;
+    let job = Job::with(&cluster, Executor::builder().workers(1..=2), 2, 1).await?;
+    job.works().await;
+    println!("\njob {}", job.executor.job());
+    std::future::pending().await
+}
+
+/// A process that does not outlive its test.
+struct Driver(Child);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+#[tokio::test]
+async fn a_job_whose_driver_is_killed_ends_and_leaves_nothing() -> anyhow::Result<()> {
+    let cluster = TestCluster::builder().nodes(2).start().await?;
+    let folder = tempfile::tempdir()?;
+    let credentials = folder.path().join("driver");
+    cluster.credentials()?.save(&credentials)?;
+    let task = format!("{} {}", cluster.address()?, credentials.display());
+    let child = Command::new(std::env::current_exe()?)
+        .args(["elastic::faults::driver_process", "--exact", "--nocapture"])
+        .env(DRIVER, task)
+        // What the driver leaves of its folder goes with that of the test.
+        .env("TMPDIR", folder.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut driver = Driver(child);
+    let stdout = driver.0.stdout.take().expect("it is piped");
+    let job = tokio::task::spawn_blocking(move || {
+        let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
+        lines.find_map(|line| Some(line.strip_prefix("job ")?.to_owned()))
+    });
+    let job: JobId = soon(job).await?.expect("the driver has ended").parse()?;
+    assert_eq!(processes(job).len(), 2);
+    drop(driver);
+    nothing_left(job).await;
+    let is_idle = |info: &kolo::ClusterInfo| {
+        let mut nodes = info.nodes.iter();
+        info.running_jobs == 0 && nodes.all(|node| node.available == node.total)
+    };
+    cluster.wait_until("the cluster is idle", is_idle).await?;
+    cluster.stop().await?;
+    Ok(())
+}
+
+/// A node without a head can't know whether another group goes on, so the workers end after a lease (G-3).
+#[tokio::test]
+async fn without_a_head_the_workers_end_after_a_lease_and_the_driver_is_told() -> anyhow::Result<()>
+{
+    let mut cluster = TestCluster::builder().nodes(2).start().await?;
+    let job = Job::start(&cluster, Executor::builder().workers(1..=2), 2).await?;
+    job.works().await;
+    let pids = processes(job.executor.job());
+    assert_eq!(pids.len(), 2);
+    cluster.kill_head()?;
+    // Well within the lease they work on.
+    job.works().await;
+    assert!(pids.iter().all(|pid| is_running(*pid)));
+    let (error, _executor) = job.failure().await?;
+    let text = error.to_string();
+    assert!(text.contains("head"), "{text}");
+    for pid in pids {
+        gone(pid).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! Nodes that are added, drained and terminated: no step is lost.
+
+use std::process::Stdio;
+
+use kolo::prelude::*;
+use kolo::{ClusterInfo, NodeId};
+use kolo_harness::TestCluster;
+
+use super::job::Job;
+use crate::support::soon;
+
+async fn cluster(nodes: usize, slots: u32) -> anyhow::Result<TestCluster> {
+    Ok(TestCluster::builder()
+        .nodes(nodes)
+        .slots(slots)
+        .start()
+        .await?)
+}
+
+fn is_on(job: &Job, node: NodeId) -> bool {
+    job.watch
+        .table()
+        .members
+        .iter()
+        .any(|member| member.node == node)
+}
+
+/// Runs `kolo node COMMAND NODE`; gives what the command wrote.
+async fn kolo_node(cluster: &TestCluster, command: &str, node: NodeId) -> anyhow::Result<String> {
+    let mut kolo = cluster.kolo()?;
+    kolo.args(["node", command, &node.to_string()])
+        .stdin(Stdio::null());
+    let out = soon(tokio::task::spawn_blocking(move || kolo.output())).await??;
+    let text = String::from_utf8(out.stdout)?;
+    anyhow::ensure!(
+        out.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    Ok(text)
+}
+
+/// Waits until nothing of any job is on a node.
+async fn is_left(cluster: &TestCluster, node: NodeId) -> anyhow::Result<()> {
+    let is_free = |info: &ClusterInfo| {
+        let found = info.nodes.iter().find(|info| info.node == node);
+        found.is_some_and(|node| node.jobs.is_empty() && node.available == node.total)
+    };
+    cluster.wait_until("the job has left", is_free).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_job_of_one_node_grows_to_a_second_and_a_third_with_no_step_lost() -> anyhow::Result<()> {
+    let mut cluster = cluster(1, 1).await?;
+    let mut job = Job::start(&cluster, Executor::builder().workers(1..=4), 1).await?;
+    for slots in [1, 2] {
+        job.works().await;
+        let before = job.watch.table().members.len();
+        let index = cluster.add_node_with_slots(slots).await?;
+        let change = job.watch.until_size(before + slots as usize).await;
+        assert!(change.left.is_empty());
+        assert!(is_on(&job, cluster.node_id(index)?));
+    }
+    job.works().await;
+    let ended = job.end().await?;
+    assert_eq!((ended.size, ended.outcome.steps_redone), (4, 0));
+    assert_eq!(ended.outcome.interrupts, ended.outcome.generations - 1);
+    cluster.stop().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_drained_node_is_left_at_a_commit_and_taken_again_when_undrained() -> anyhow::Result<()> {
+    let cluster = cluster(3, 1).await?;
+    let mut job = Job::start(&cluster, Executor::builder().workers(1..=3), 3).await?;
+    job.works().await;
+    let before = job.watch.generations - 1;
+    let node = cluster.node_id(1)?;
+    let text = kolo_node(&cluster, "drain", node).await?;
+    assert!(text.contains("leave the node within 60s"), "{text}");
+    assert!(text.contains(&job.executor.job().to_string()), "{text}");
+    let change = job.watch.next().await;
+    assert_eq!((change.left.len(), change.joined.len()), (1, 0));
+    assert!(!is_on(&job, node));
+    is_left(&cluster, node).await?;
+    job.works().await;
+    kolo_node(&cluster, "undrain", node).await?;
+    let change = job.watch.next().await;
+    assert_eq!((change.left.len(), change.joined.len()), (0, 1));
+    assert!(is_on(&job, node));
+    job.works().await;
+    let ended = job.end().await?;
+    assert_eq!((ended.size, ended.outcome.steps_redone), (3, 0));
+    assert_eq!(ended.outcome.interrupts, before + 2);
+    cluster.stop().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_group_moves_from_a_drained_node_to_another_one() -> anyhow::Result<()> {
+    let mut cluster = cluster(2, 1).await?;
+    let mut job = Job::start(&cluster, Executor::builder().workers(2..=2), 2).await?;
+    job.works().await;
+    // There is no other place: the members stay and work until there is.
+    let node = cluster.node_id(0)?;
+    kolo_node(&cluster, "drain", node).await?;
+    job.works().await;
+    let added = cluster.add_node().await?;
+    let change = job.watch.next().await;
+    assert_eq!((change.left.len(), change.joined.len()), (1, 1));
+    assert_eq!(change.table.members.len(), 2);
+    assert!(!is_on(&job, node) && is_on(&job, cluster.node_id(added)?));
+    is_left(&cluster, node).await?;
+    job.works().await;
+    let ended = job.end().await?;
+    assert_eq!((ended.size, ended.outcome.steps_redone), (2, 0));
+    cluster.stop().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_node_that_is_told_to_end_is_left_first() -> anyhow::Result<()> {
+    let mut cluster = cluster(3, 1).await?;
+    let mut job = Job::start(&cluster, Executor::builder().workers(1..=3), 3).await?;
+    job.works().await;
+    let before = job.watch.generations - 1;
+    let node = cluster.node_id(2)?;
+    cluster.terminate_node(2).await?;
+    let change = job.watch.next().await;
+    assert_eq!((change.left.len(), change.table.members.len()), (1, 2));
+    assert!(!is_on(&job, node));
+    job.works().await;
+    let ended = job.end().await?;
+    assert_eq!((ended.size, ended.outcome.steps_redone), (2, 0));
+    assert_eq!(ended.outcome.interrupts, before + 1);
+    cluster.stop().await?;
+    Ok(())
+}

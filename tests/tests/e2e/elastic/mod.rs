@@ -1,0 +1,9 @@
+//! Groups that lose and gain members while they work.
+
+pub mod job;
+pub mod training;
+
+mod faults;
+mod growth;
+mod kills;
+mod replacement;
