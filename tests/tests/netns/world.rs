@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use kolo::prelude::*;
-use kolo_harness::TestCluster;
 use kolo_harness::netns::{Host, Lab, Segment};
+use kolo_harness::{TestCluster, TestClusterBuilder};
 use kolo_transport::wire::{JobInfo, NetworkChoice, NetworkReport};
 
 /// What the worker is told of the network.
@@ -112,9 +112,17 @@ impl World {
         head: &str,
         test: impl AsyncFnOnce(&TestCluster) -> anyhow::Result<T> + Send,
     ) -> anyhow::Result<T> {
-        let builder = TestCluster::builder()
-            .on_lab(&self.boss, head.parse()?, &self.hosts)
-            .slots(2);
+        self.run_with(head, TestCluster::builder().slots(2), test)
+    }
+
+    /// As [`World::run`], with a cluster of one's own.
+    pub(crate) fn run_with<T: Send>(
+        &self,
+        head: &str,
+        builder: TestClusterBuilder,
+        test: impl AsyncFnOnce(&TestCluster) -> anyhow::Result<T> + Send,
+    ) -> anyhow::Result<T> {
+        let builder = builder.on_lab(&self.boss, head.parse()?, &self.hosts);
         self.boss.enter(|| {
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)

@@ -1,0 +1,84 @@
+//! A host that is cut off while its worker is a member of an elastic group.
+
+use std::time::Duration;
+
+use kolo::prelude::*;
+use kolo_harness::TestCluster;
+use kolo_harness::netns::Host;
+
+use crate::job::{Job, pid_of};
+use crate::needs_namespaces;
+use crate::support::{gone, is_running};
+use crate::world::World;
+
+/// All packets to and from the host are dropped without a word.
+fn cut(host: &Host) -> anyhow::Result<()> {
+    for (chain, side) in [("input", "iifname"), ("output", "oifname")] {
+        host.nft(&format!("add rule inet test {chain} {side} eth0 drop"))?;
+    }
+    Ok(())
+}
+
+fn heal(host: &Host) -> anyhow::Result<()> {
+    for chain in ["input", "output"] {
+        host.nft(&format!("flush chain inet test {chain}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_host_that_is_cut_off_ends_its_workers_and_the_rest_goes_on() -> anyhow::Result<()> {
+    needs_namespaces!(Ok(()));
+    let world = World::new(&["a", "b", "c"])?;
+    world.network("eth0", "10.1.0.", 1500)?;
+    let builder = TestCluster::builder()
+        .slots(1)
+        .lease(Duration::from_secs(3));
+    world.run_with("10.1.0.100", builder, async |cluster| {
+        let mut job = Job::start(cluster, Executor::builder().workers(1..=3), 3).await?;
+        job.works().await;
+        let node = cluster.node_id(2)?;
+        let table = job.watch.table();
+        let member = table.members.iter().find(|member| member.node == node);
+        let member = member.expect("a worker is there").clone();
+        let pid = pid_of(cluster, job.executor.job(), &member).await?;
+
+        let before = job.executor.generation().0;
+        cut(&world.hosts[2])?;
+        let change = job.watch.until_size(2).await;
+        assert_eq!(
+            (&change.left[..], change.joined.len()),
+            (&[member.rank][..], 0)
+        );
+        let cause = &change.table.cause;
+        assert!(cause.contains("lost"), "{cause}");
+        job.works().await;
+        gone(pid).await;
+        let logs = cluster.logs();
+        let log = logs
+            .iter()
+            .find(|(name, _)| name.contains(&node.to_string()));
+        let log = &log.expect("the daemon lives on").1;
+        assert!(log.contains("cut off from the head for 3s"), "{log}");
+
+        // Back again, the host gets a new process, which takes the state of the others.
+        heal(&world.hosts[2])?;
+        let change = job.watch.until_size(3).await;
+        let new = change
+            .table
+            .members
+            .last()
+            .expect("there are three")
+            .clone();
+        assert_eq!((new.node, change.joined.len()), (node, 1));
+        assert_ne!(
+            (new.slot, new.incarnation),
+            (member.slot, member.incarnation)
+        );
+        assert!(!is_running(pid));
+        job.works().await;
+        let ended = job.end().await?;
+        assert_eq!((ended.size, ended.outcome.generations), (3, before + 2));
+        Ok(())
+    })
+}
