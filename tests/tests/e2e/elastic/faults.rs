@@ -1,15 +1,17 @@
-//! Drivers and heads that die.
+//! Drivers and heads that die, and a rank that stands still.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use kolo::JobId;
 use kolo::prelude::*;
 use kolo_harness::TestCluster;
 use kolo_transport::Credentials;
+use rustix::process::Signal;
 
-use super::job::{Job, nothing_left, processes};
+use super::job::{Job, nothing_left, pid_of, processes};
 use crate::support::{gone, is_running, soon};
 
 /// Names the head's address, the folder of the credentials for a driver in a process of its own.
@@ -93,5 +95,30 @@ async fn without_a_head_the_workers_end_after_a_lease_and_the_driver_is_told() -
     for pid in pids {
         gone(pid).await;
     }
+    Ok(())
+}
+
+/// The others end their operation when their patience is over, and the head gives up the rank that takes no generation.
+#[tokio::test]
+async fn a_rank_that_stands_still_is_given_up_and_replaced() -> anyhow::Result<()> {
+    let cluster = TestCluster::builder().slots(3).start().await?;
+    let builder = Executor::builder().workers(3..=3);
+    let patience = (1, Duration::from_secs(2));
+    let mut job = Job::patient(&cluster.connect().await?, builder, 3, patience).await?;
+    job.works().await;
+    let stopped = job.watch.table().members[1].clone();
+    let pid = pid_of(&cluster, job.executor.job(), &stopped).await?;
+    cluster
+        .signal_worker(job.executor.job(), Rank(1), Signal::STOP)
+        .await?;
+    let change = job.watch.until_size(3).await;
+    assert_eq!(
+        (change.left.len(), change.joined.len()),
+        (1, 1),
+        "{change:?}"
+    );
+    gone(pid).await;
+    job.works().await;
+    cluster.stop().await?;
     Ok(())
 }

@@ -158,10 +158,21 @@ impl Job {
         size: usize,
         numbers: usize,
     ) -> anyhow::Result<Self> {
+        Self::patient(cluster, builder, size, (numbers, Duration::from_secs(60))).await
+    }
+
+    /// As [`Job::with`], with operations that wait so long for a rank.
+    pub async fn patient(
+        cluster: &Cluster,
+        builder: ExecutorBuilder,
+        size: usize,
+        (numbers, patience): (usize, Duration),
+    ) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let task = Task {
             folder: folder.path().to_owned(),
             numbers,
+            patience,
         };
         let executor = soon(builder.output(Output::Silent).start(cluster)).await?;
         let mut watch = Watch::new(&executor);

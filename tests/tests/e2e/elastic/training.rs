@@ -20,6 +20,8 @@ pub struct Task {
     pub folder: PathBuf,
     /// Length of the large buffer of the state.
     pub numbers: usize,
+    /// How long an operation of the group waits for a rank.
+    pub patience: Duration,
 }
 
 impl Task {
@@ -107,6 +109,7 @@ pub fn train(ctx: &Context, task: Task) -> anyhow::Result<(usize, Outcome)> {
     });
     let mut here = Here::default();
     ctx.elastic(&mut state, |ctx, state| {
+        ctx.comm().set_timeout(task.patience);
         begin(ctx, state, &mut here)?;
         learn(ctx, state, &task, &mut here)?;
         Ok((ctx.rank(), outcome(state)))
