@@ -199,8 +199,9 @@ async fn what_fails_before_the_first_commit_again_and_again_ends_fast() -> anyho
         .await?;
     let error = soon(executor.run(fail_at_once, ())).await.unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("restarts_without_progress"), "{text}");
-    assert!(text.contains("before the first commit"), "{text}");
+    // All workers may have failed before one was replaced.
+    let reasons = ["restarts_without_progress", "nobody has the state"];
+    assert!(reasons.iter().any(|reason| text.contains(reason)), "{text}");
     assert_eq!(error.stderr_tail(), ["there is no data set"], "{text}");
     nothing_left(executor.job()).await;
     executor.shutdown().await.ok();
