@@ -17,4 +17,7 @@ pub trait Executable: Sized + 'static {
     type Handle<S: Scope>: From<Object<S>>;
     /// Its registered name: the path of its module, `::` and its own name.
     const NAME: &'static str;
+    /// Whether it says with [`Elastic`](crate::elastic::Elastic) what its state is, so that its values outlive changes of an elastic group:
+    /// `#[kolo::executable(elastic)]`.
+    const ELASTIC: bool = false;
 }

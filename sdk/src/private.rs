@@ -9,6 +9,7 @@ use std::pin::Pin;
 use kolo_transport::wire::{CallFailure, FailureKind};
 
 use crate::codec::{CodecError, Decoder, Encoder, append_argument, is_at_end, reason};
+use crate::elastic::{Elastic, Parts};
 
 pub use linkme;
 
@@ -56,6 +57,17 @@ pub enum MethodFn {
     Async(
         for<'a> fn(&'a mut dyn Any, &'a Context, Arguments<'a>, &'a mut Reply) -> EndedFuture<'a>,
     ),
+}
+
+/// Names the parts of an executable's state.
+pub type PartsFn = fn(&mut dyn Any, &mut Parts<'_>);
+
+/// The parts of an executable of this type.
+pub fn parts<T: Elastic + 'static>(value: &mut dyn Any, parts: &mut Parts<'_>) {
+    // The dispatcher pairs the functions of a type with values of that type.
+    if let Some(value) = value.downcast_mut::<T>() {
+        value.parts(parts);
+    }
 }
 
 macro_rules! opaque_debug {

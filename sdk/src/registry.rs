@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::OnceLock;
 
-use crate::__private::{CreateFn, FunctionFn, MethodFn};
+use crate::__private::{CreateFn, FunctionFn, MethodFn, PartsFn};
 
 /// The functions of this program, in no particular order.
 #[doc(hidden)]
@@ -38,6 +38,7 @@ pub struct ClassEntry {
     pub(crate) location: &'static str,
     pub(crate) create: CreateFn,
     pub(crate) methods: &'static [MethodEntry],
+    pub(crate) parts: Option<PartsFn>,
 }
 
 /// A method of a [`ClassEntry`].
@@ -94,7 +95,16 @@ impl ClassEntry {
             location,
             create,
             methods,
+            parts: None,
         }
+    }
+
+    /// The values have a state that survives changes of their group.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn elastic(mut self, parts: PartsFn) -> Self {
+        self.parts = Some(parts);
+        self
     }
 
     /// The name under which it is created: module path, `::` and the type's own name.

@@ -315,10 +315,12 @@ pub enum CallError {
         /// The last worker that failed, if an elastic group ended because of such.
         first: Option<Box<RankError>>,
     },
-    /// Values of executables live in one generation, and can't be made in an elastic group. Call a function that keeps its state in an
-    /// elastic loop, or give the group a fixed number of workers.
+    /// The type does not say what of its values outlives a change of an elastic group. Implement
+    /// [`Elastic`](crate::elastic::Elastic) for the type and write `#[kolo::executable(elastic)]`, or give the group a fixed number of
+    /// workers.
     #[error(
-        "`{class}` was not made: an elastic group has no values of executables; call a function with an elastic loop, or give a fixed number of workers"
+        "`{class}` was not made: in an elastic group the type must say what its state is; implement `kolo::elastic::Elastic` and write \
+         `#[kolo::executable(elastic)]`, or give a fixed number of workers"
     )]
     Elastic {
         /// The type's name.

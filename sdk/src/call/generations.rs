@@ -1,19 +1,21 @@
 //! The generations of an elastic group, and the calls that span them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use bytes::Bytes;
-use kolo_transport::ids::{CallId, Generation, Rank};
+use kolo_transport::ids::{CallId, Generation, ObjectId, Rank};
 use kolo_transport::wire::{GenerationTable, Outcome, RankFailure};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::failure::CallError;
 use super::group::{Bodies, Group, Request, Waiter};
+use super::object::Owner;
 use super::outbox::Permit;
 use super::spanning::{Process, SpanEffects, SpanTable};
 use super::table::End;
+use super::values::{Progress, Recovery};
 
 /// One change of the members of an elastic group, or its first members.
 #[derive(Debug, Clone)]
@@ -65,6 +67,18 @@ struct State {
     listeners: Vec<mpsc::UnboundedSender<GenerationChange>>,
     /// There are no more.
     has_ended: bool,
+    /// Values of executables that have handles.
+    values: BTreeMap<ObjectId, Weak<Owner>>,
+    /// Workers may have values.
+    has_made: bool,
+}
+
+impl State {
+    /// The last generation that has begun. Calls that span generations are given to its members; others are taken there once it is
+    /// the present one.
+    fn newest(&self) -> Option<&Arc<Group>> {
+        self.groups.values().next_back()
+    }
 }
 
 /// See the [module](self). Shared by the executor, its calls and the task of its job.
@@ -81,10 +95,7 @@ pub(crate) struct Generations {
 
 impl Generations {
     /// The first generation is made by `first`, which is given the place to refer back to.
-    pub(crate) fn new(
-        waits: bool,
-        first: impl FnOnce(&std::sync::Weak<Self>) -> Group,
-    ) -> Arc<Self> {
+    pub(crate) fn new(waits: bool, first: impl FnOnce(&Weak<Self>) -> Group) -> Arc<Self> {
         Arc::new_cyclic(|this| {
             let group = Arc::new(first(this));
             let table = Arc::clone(group.members());
@@ -96,6 +107,8 @@ impl Generations {
                     last: GenerationChange::new(None, table),
                     listeners: Vec::new(),
                     has_ended: false,
+                    values: BTreeMap::new(),
+                    has_made: false,
                 }),
                 present: watch::Sender::new(Present {
                     group,
@@ -113,7 +126,7 @@ impl Generations {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The newest generation.
+    /// The newest generation that takes calls, or has taken some.
     pub(crate) fn now(&self) -> Arc<Group> {
         Arc::clone(&self.present.borrow().group)
     }
@@ -142,7 +155,7 @@ impl Generations {
     }
 
     fn carry_out(&self, state: MutexGuard<'_, State>, effects: SpanEffects<Waiter>) {
-        let newest = self.now();
+        let newest = state.newest().cloned().unwrap_or_else(|| self.now());
         for (call, ranks) in effects.gives {
             if let Some((request, deadline, waiter)) = state.spans.request(call) {
                 let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
@@ -183,7 +196,8 @@ impl Generations {
         let (sender, answer) = oneshot::channel();
         let waiter = Waiter::new(sender, permit);
         let mut state = self.lock();
-        let call = self.now().next_id();
+        let newest = state.newest().cloned().unwrap_or_else(|| self.now());
+        let call = newest.next_id();
         let effects = (state.spans).begin(Instant::now(), call, request, waiter)?;
         self.carry_out(state, effects);
         Ok((call, answer))
@@ -236,13 +250,64 @@ impl Generations {
         }
     }
 
-    /// The next generation has begun: calls go there from now on.
-    pub(crate) fn publish(&self, group: Group) -> Arc<Group> {
+    /// The members hold at a commit, where this generation ends.
+    pub(super) fn hold(&self, generation: Generation) {
+        let group = self.lock().groups.get(&generation).cloned();
+        if let Some(group) = group {
+            group.supersede("the group changes at a commit");
+            self.is_over(generation, false);
+        }
+    }
+
+    /// Waits for a generation that takes calls.
+    pub(crate) async fn recovered(&self) -> Result<Arc<Group>, End> {
+        let mut present = self.present();
+        let decided = present.wait_for(|now| !now.is_over || now.ended.is_some());
+        let present = match decided.await {
+            Ok(present) => present.clone(),
+            // The sender is here.
+            Err(_) => self.present.borrow().clone(),
+        };
+        present.ended.map_or(Ok(present.group), Err)
+    }
+
+    /// Workers may have a value from now on.
+    pub(super) fn will_make(&self) {
+        self.lock().has_made = true;
+    }
+
+    /// A value was made in a generation. It lives on in the next ones, if that one is still the newest: else some members lack the
+    /// value.
+    pub(super) fn adopt(&self, owner: &Arc<Owner>, made_in: Generation) -> Result<(), CallError> {
+        let mut state = self.lock();
+        let newest = state.newest().map(|group| group.generation());
+        if newest != Some(made_in) {
+            return Err(CallError::GenerationOver {
+                call: owner.class().to_owned(),
+                generation: made_in,
+                lost: Vec::new(),
+                cause: "the next generation had begun before all ranks had made the value"
+                    .to_owned(),
+            });
+        }
+        *owner.progress() = Progress::new(made_in);
+        (state.values).insert(owner.object(), Arc::downgrade(owner));
+        Ok(())
+    }
+
+    /// A value has no handle any more. Gives the group that is to drop it.
+    pub(super) fn forget(&self, object: ObjectId) -> Arc<Group> {
+        let mut state = self.lock();
+        state.values.remove(&object);
+        state.newest().cloned().unwrap_or_else(|| self.now())
+    }
+
+    /// The next generation has begun. Calls that span generations go there from now on; values of executables are to follow.
+    pub(crate) fn install(&self, group: Group) -> Recovery {
         let group = Arc::new(group);
         let table = Arc::clone(group.members());
-        let before = self.now();
         let cause = &table.cause;
-        before.supersede(&format!(
+        self.now().supersede(&format!(
             "generation {} has begun: {cause}",
             table.generation
         ));
@@ -251,23 +316,46 @@ impl Generations {
             group.close(&end.reason);
         }
         (state.groups).insert(table.generation, Arc::clone(&group));
-        state.last = GenerationChange::new(Some(before.members()), Arc::clone(&table));
-        let change = state.last.clone();
-        (state.listeners).retain(|listener| listener.send(change.clone()).is_ok());
-        self.present.send_modify(|present| {
-            present.group = Arc::clone(&group);
-            present.is_over = false;
-        });
+        // Handles may be dropped meanwhile; their values are, when these owners are.
+        let owners: Vec<Arc<Owner>> = state.values.values().filter_map(Weak::upgrade).collect();
+        let has_made = state.has_made;
         let effects = state.spans.generation(table);
         self.carry_out(state, effects);
         self.idle.notify_one();
-        group
+        // What new members get has the same order everywhere: calls that span generations, then values.
+        match has_made {
+            true => Recovery::begin(group, owners),
+            false => Recovery::nothing(group),
+        }
+    }
+
+    /// The newest generation takes calls.
+    pub(crate) fn publish(&self, group: &Arc<Group>) {
+        let table = group.members();
+        let before = self.now();
+        let mut state = self.lock();
+        state.last = GenerationChange::new(Some(before.members()), Arc::clone(table));
+        let change = state.last.clone();
+        (state.listeners).retain(|listener| listener.send(change.clone()).is_ok());
+        self.present.send_modify(|present| {
+            present.group = Arc::clone(group);
+            // It may have lost a rank meanwhile.
+            present.is_over = group.is_over();
+        });
+        drop(state);
+        self.idle.notify_one();
     }
 
     /// No more calls are taken; those that are in flight go on.
     pub(crate) fn close(&self, reason: &str) {
-        self.lock().spans.close(reason);
+        let mut state = self.lock();
+        state.spans.close(reason);
+        let newest = state.newest().cloned();
+        drop(state);
         self.now().close(reason);
+        if let Some(newest) = newest {
+            newest.close(reason);
+        }
     }
 
     /// The group has ended: so has every call.
@@ -300,12 +388,14 @@ impl Generations {
     }
 
     fn retire(&self) -> Vec<Generation> {
-        let newest = self.now().generation();
+        let present = self.now().generation();
         let mut state = self.lock();
+        let newest = state.newest().map(|group| group.generation());
         let State { spans, groups, .. } = &mut *state;
         let mut retired = Vec::new();
         groups.retain(|generation, group| {
-            let is_idle = *generation != newest && group.is_idle() && !spans.uses(*generation);
+            let is_needed = *generation == present || Some(*generation) == newest;
+            let is_idle = !is_needed && group.is_idle() && !spans.uses(*generation);
             if is_idle {
                 group.hang_up();
                 retired.push(*generation);

@@ -208,6 +208,12 @@ impl Group {
             })
     }
 
+    /// Room for a call of kolo's own, which counts as none.
+    pub(super) fn permit_beside(&self) -> Permit {
+        let one = Arc::new(Semaphore::new(1));
+        Arc::new(one.try_acquire_owned().expect("nobody else has it"))
+    }
+
     /// Waits for room for one more call. First come, first served.
     pub(crate) fn permit(
         &self,
@@ -323,23 +329,15 @@ impl Group {
         }
     }
 
-    /// Drops an executable everywhere. Nobody waits for it.
-    pub(crate) fn drop_object(&self, object: ObjectId) {
+    /// Has all ranks do something. Nobody waits for it.
+    pub(crate) fn tell(&self, op: CallOp, body: &Bytes) {
         let mut state = self.lock();
         if state.table.end().is_some() {
             return;
         }
         let ranks = state.table.up((0..self.world_size() as u32).map(Rank));
         let call = state.table.next_id();
-        self.write(
-            &mut state,
-            call,
-            &ranks,
-            None,
-            CallOp::Drop { object },
-            &Bytes::new(),
-            None,
-        );
+        self.write(&mut state, call, &ranks, None, op, body, None);
     }
 
     #[allow(clippy::too_many_arguments)] // the fields of a frame
@@ -462,6 +460,11 @@ impl Group {
     /// The next generation has begun, or this one can't go on.
     pub(crate) fn supersede(&self, cause: &str) {
         self.lock().table.supersede(cause);
+    }
+
+    /// Whether it takes no calls any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.lock().table.is_over()
     }
 
     /// Whether nobody waits for a call here, but for such that span generations.

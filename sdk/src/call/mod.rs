@@ -11,6 +11,7 @@ mod scope;
 mod spanning;
 mod table;
 mod target;
+mod values;
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -40,6 +41,7 @@ use crate::codec::{self, CodecError};
 use group::Request;
 use pending::{Pending, Send};
 pub(crate) use target::Target;
+pub(crate) use values::Recovery;
 
 /// A call that has not been sent.
 ///
@@ -123,7 +125,14 @@ impl<S: Scope, T> Call<S, T> {
         let ranks = self.scope.ranks(group.world_size());
         let sent = self.request.and_then(|request| {
             let permit = group.try_permit(&request.name)?;
-            Pending::send_each(&group, request, ranks.clone(), permit)
+            if let Some(object) = &self.object {
+                object.admit(&group, &request.name)?;
+            }
+            let sent = Pending::send_each(&group, request, ranks.clone(), permit)?;
+            if let Some(object) = &self.object {
+                object.count();
+            }
+            Ok(sent)
         });
         let states: Vec<Result<Pending, CallError>> = match sent {
             Ok(pending) => pending.into_iter().map(Ok).collect(),

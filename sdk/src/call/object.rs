@@ -4,12 +4,12 @@ use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kolo_transport::ids::ObjectId;
+use kolo_transport::ids::{Generation, ObjectId};
 use kolo_transport::wire::CallOp;
 
 use super::Call;
@@ -18,19 +18,72 @@ use super::group::{Group, Request};
 use super::pending::Send;
 use super::scope::{All, Scope};
 use super::target::Target;
+use super::values::Progress;
 use crate::codec::CodecError;
 use crate::executable::Executable;
 
-/// Drops the values on the workers when the last handle goes.
+/// What all handles of a value share. Drops the value on the workers when the last handle goes.
 pub(crate) struct Owner {
-    group: Arc<Group>,
+    target: Target,
     object: ObjectId,
     class: &'static str,
+    /// By which it is made where it is missing, in an elastic group.
+    args: Bytes,
+    deadline: Option<Duration>,
+    progress: Mutex<Progress>,
+}
+
+impl Owner {
+    pub(super) fn object(&self) -> ObjectId {
+        self.object
+    }
+
+    pub(super) fn class(&self) -> &'static str {
+        self.class
+    }
+
+    pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {
+        // Nothing in there panics half-way.
+        (self.progress.lock()).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a call go to a group, if the driver knows what the value is there.
+    pub(super) fn admit(&self, group: &Group, call: &str) -> Result<(), CallError> {
+        match &self.target {
+            Target::Fixed(_) => Ok(()),
+            Target::Elastic(_) => self.progress().admit(call, group.generation()),
+        }
+    }
+
+    /// A call was sent.
+    pub(super) fn count(&self) {
+        if let Target::Elastic(_) = &self.target {
+            self.progress().count();
+        }
+    }
+
+    /// The call that brings the value to its last commit.
+    pub(super) fn request(&self) -> Request {
+        Request {
+            name: self.class.to_owned(),
+            op: CallOp::Recover {
+                object: self.object,
+                class: self.class.to_owned(),
+            },
+            body: self.args.clone(),
+            deadline: self.deadline,
+        }
+    }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.group.drop_object(self.object);
+        let group = match &self.target {
+            Target::Fixed(group) => Arc::clone(group),
+            Target::Elastic(generations) => generations.forget(self.object),
+        };
+        let object = self.object;
+        group.tell(CallOp::Drop { object }, &Bytes::new());
     }
 }
 
@@ -46,16 +99,79 @@ pub struct Object<S> {
 impl<S: Scope> Object<S> {
     /// A call of a method, by its registered name. Generated handles use it.
     pub fn call<T>(&self, method: &'static str, args: Result<Vec<u8>, CodecError>) -> Call<S, T> {
-        let owner = &self.owner;
         let op = CallOp::Method {
-            object: owner.object,
+            object: self.owner.object,
             name: method.to_owned(),
         };
+        self.send(self.scope.clone(), method, op, args)
+    }
+
+    fn send<R: Scope, T>(
+        &self,
+        scope: R,
+        method: &str,
+        op: CallOp,
+        args: Result<Vec<u8>, CodecError>,
+    ) -> Call<R, T> {
+        let owner = &self.owner;
         let name = format!("{}::{method}", owner.class);
-        let target = Target::Fixed(Arc::clone(&owner.group));
-        let mut call = Call::new(target, self.scope.clone(), name, op, args);
+        let mut call = Call::new(owner.target.clone(), scope, name, op, args);
         call.object = Some(Arc::clone(owner));
         call
+    }
+
+    /// Commits the value's state on all ranks, and gives the number of the commit: 1 for the first, one more for each further one. Ranks
+    /// that are lost later cost the calls after the last commit, and no more. For a type that is `#[kolo::executable(elastic)]`.
+    ///
+    /// The group grows here, too. If nodes wait to join or to leave, the generation ends at this commit, without a loss: the
+    /// next call waits, or fails with [`CallError::GenerationOver`], as set with
+    /// [`wait_for_recovery`](crate::ExecutorBuilder::wait_for_recovery).
+    ///
+    /// # Errors
+    ///
+    /// As of any call. After [`CallError::GenerationOver`] the commit may count or not, on all ranks alike: [`Object::recovered`] tells.
+    pub async fn commit(&self) -> Result<u64, CallError> {
+        let owner = &self.owner;
+        let before = owner.progress().calls();
+        let object = owner.object;
+        let op = CallOp::Commit { object };
+        let call: Call<All, (u64, Option<Generation>)> =
+            self.send(All, "commit", op, Ok(Vec::new()));
+        let results = call.await?;
+        let (commit, ends) = results.first().copied().unwrap_or_default();
+        owner.progress().committed(before + 1, commit);
+        if let (Some(generation), Target::Elastic(generations)) = (ends, &owner.target) {
+            generations.hold(generation);
+        }
+        Ok(commit)
+    }
+
+    /// Waits for a generation in which all ranks have the value, at its last commit, and gives the number of that commit; 0 if
+    /// there is none, and the value is as it was made. From then on calls are taken again. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError::Ended`]: there is no such generation, and none will come. [`CallError::Failed`]: a process that has joined could
+    /// not make the value, or had other parts; drop the handle, and create another value.
+    pub async fn recovered(&self) -> Result<u64, CallError> {
+        let owner = &self.owner;
+        let ended = |reason: String| CallError::Ended {
+            call: owner.class.to_owned(),
+            reason,
+            first: None,
+        };
+        match &owner.target {
+            Target::Fixed(group) if group.is_whole() => {}
+            Target::Fixed(_) => {
+                let reason = "the group never changes, and has lost a worker";
+                return Err(ended(reason.to_owned()));
+            }
+            Target::Elastic(generations) => {
+                let recovered = generations.recovered().await;
+                recovered.map_err(|end| end.of_elastic(owner.class))?;
+            }
+        }
+        owner.progress().acknowledge()
     }
 
     /// The same values, called on other ranks.
@@ -94,9 +210,13 @@ impl<S: fmt::Debug> fmt::Debug for Object<S> {
 /// The making of an executable on all ranks; await it for its handle.
 ///
 /// It is sent when its future is first polled. If one rank fails, the values that were made on others are dropped.
+///
+/// On an elastic group the type has to be [`Elastic`](crate::elastic::Elastic), and all ranks begin with the state that rank 0 has made.
+/// Each process that joins makes the value with the same arguments, and takes on the state of the last commit. Such a process calls
+/// `new` alone, so that `new` makes no collective operations.
 #[must_use = "nothing is made until it is awaited"]
 pub struct Create<T> {
-    group: Arc<Group>,
+    target: Target,
     request: Result<Request, CallError>,
     object: ObjectId,
     class: PhantomData<fn() -> T>,
@@ -104,29 +224,25 @@ pub struct Create<T> {
 
 impl<T: Executable> Create<T> {
     pub(crate) fn new(target: &Target, args: Result<Vec<u8>, CodecError>) -> Self {
-        let group = target.now();
-        let object = group.new_object();
+        let object = target.now().new_object();
         let name = T::NAME.to_owned();
-        let request = match args {
-            Ok(_) if matches!(target, Target::Elastic(_)) => {
-                Err(CallError::Elastic { class: name })
-            }
-            Ok(body) => {
-                let op = CallOp::Create {
-                    object,
-                    class: name.clone(),
-                };
-                Ok(Request {
-                    name,
-                    op,
-                    body: Bytes::from(body),
-                    deadline: None,
-                })
-            }
-            Err(reason) => Err(CallError::Arguments { call: name, reason }),
+        let class = name.clone();
+        let op = match target {
+            Target::Fixed(_) => Ok(CallOp::Create { object, class }),
+            Target::Elastic(_) if T::ELASTIC => Ok(CallOp::Recover { object, class }),
+            Target::Elastic(_) => Err(CallError::Elastic { class }),
         };
+        let request = op.and_then(|op| match args {
+            Ok(body) => Ok(Request {
+                name,
+                op,
+                body: Bytes::from(body),
+                deadline: None,
+            }),
+            Err(reason) => Err(CallError::Arguments { call: name, reason }),
+        });
         Self {
-            group,
+            target: target.clone(),
             request,
             object,
             class: PhantomData,
@@ -147,15 +263,25 @@ impl<T: Executable> IntoFuture for Create<T> {
     type IntoFuture = CreateFuture<T>;
 
     fn into_future(self) -> CreateFuture<T> {
-        let owner = self.request.is_ok().then(|| {
+        let owner = self.request.as_ref().ok().map(|request| {
+            let args = match &self.target {
+                Target::Fixed(_) => Bytes::new(),
+                Target::Elastic(generations) => {
+                    generations.will_make();
+                    request.body.clone()
+                }
+            };
             Arc::new(Owner {
-                group: Arc::clone(&self.group),
+                target: self.target.clone(),
                 object: self.object,
                 class: T::NAME,
+                args,
+                deadline: request.deadline,
+                progress: Mutex::new(Progress::new(Generation::default())),
             })
         });
         CreateFuture {
-            send: Send::new((Target::Fixed(self.group), false), self.request, All, None),
+            send: Send::new((self.target, false), self.request, All, None),
             owner,
             class: PhantomData,
         }
@@ -188,9 +314,12 @@ impl<T: Executable> Future for CreateFuture<T> {
             Poll::Pending => Poll::Pending,
             Poll::Ready(result) => {
                 let owner = self.owner.take();
-                Poll::Ready(result.map(|_| {
+                Poll::Ready(result.and_then(|_| {
                     let owner = owner.expect("a call that was sent has an owner");
-                    Object { owner, scope: All }.into()
+                    if let Target::Elastic(generations) = &owner.target {
+                        generations.adopt(&owner, self.send.sent_to())?;
+                    }
+                    Ok(Object { owner, scope: All }.into())
                 }))
             }
         }

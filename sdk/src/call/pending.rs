@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use kolo_transport::ids::{CallId, Rank};
+use kolo_transport::ids::{CallId, Generation, Rank};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::failure::CallError;
@@ -58,7 +58,7 @@ impl Pending {
         })
     }
 
-    fn send_whole(
+    pub(super) fn send_whole(
         group: Arc<Group>,
         request: Request,
         ranks: Vec<Rank>,
@@ -159,7 +159,9 @@ pub(crate) struct Send<S> {
     /// The ranks of the bodies, once it is sent.
     ranks: Vec<Rank>,
     state: State,
-    _object: Option<Arc<Owner>>,
+    /// The generation of the group that it was sent to.
+    sent_to: Generation,
+    object: Option<Arc<Owner>>,
 }
 
 enum State {
@@ -185,12 +187,18 @@ impl<S: Scope> Send<S> {
             scope,
             ranks: Vec::new(),
             state: State::Unsent(request),
-            _object: object,
+            sent_to: Generation::default(),
+            object,
         }
     }
 
     pub(crate) fn scope(&self) -> &S {
         &self.scope
+    }
+
+    /// The generation of the group that it was sent to.
+    pub(super) fn sent_to(&self) -> Generation {
+        self.sent_to
     }
 
     pub(crate) fn ranks(&self) -> &[Rank] {
@@ -265,7 +273,15 @@ impl<S: Scope> Send<S> {
         {
             return Pending::span(generations, request, permit);
         }
+        if let Some(object) = &self.object {
+            object.admit(&group, &request.name)?;
+        }
+        self.sent_to = group.generation();
         self.ranks = self.scope.ranks(group.world_size());
-        Pending::send_whole(group, request, self.ranks.clone(), permit)
+        let sent = Pending::send_whole(group, request, self.ranks.clone(), permit)?;
+        if let Some(object) = &self.object {
+            object.count();
+        }
+        Ok(sent)
     }
 }

@@ -37,6 +37,11 @@ use crate::codec;
 /// ```
 ///
 /// A type that is one serde value as a whole needs no implementation: wrap the value in [`Value`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say what its state is",
+    label = "not elastic",
+    note = "implement `kolo::elastic::Elastic`, which names the parts of the state"
+)]
 pub trait Elastic {
     /// Names every part, always in the same order. A name is used once. The types of parts inside call their own `parts`.
     fn parts(&mut self, parts: &mut Parts<'_>);

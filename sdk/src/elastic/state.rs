@@ -250,7 +250,7 @@ impl<T: Elastic> State<T> {
         found
     }
 
-    pub(super) fn is_committed(&self) -> bool {
+    pub(crate) fn is_committed(&self) -> bool {
         self.id.number > 0
     }
 
@@ -260,7 +260,7 @@ impl<T: Elastic> State<T> {
     }
 
     /// Commits of a new generation look there from now on.
-    pub(super) fn watch(&mut self, interrupt: Option<Interrupt>) {
+    pub(crate) fn watch(&mut self, interrupt: Option<Interrupt>) {
         self.interrupt = interrupt;
         self.interrupted = false;
     }

@@ -9,7 +9,7 @@ use crate::Context;
 
 /// The ranks at the beginning of a generation.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Meeting {
+pub(crate) struct Meeting {
     /// The lowest rank that has the last commit.
     root: Rank,
     last: CommitId,
@@ -66,7 +66,7 @@ impl<T: Elastic> State<T> {
 
     /// Begins a generation: all ranks get the last commit, if some do not have it. Whether they do is told by all of
     /// them together: a rank that skipped this alone would leave new ranks waiting (Horovod's #3494).
-    pub(super) fn begin(&mut self, ctx: &Context, resumes: bool) -> Result<Meeting, StateError> {
+    pub(crate) fn begin(&mut self, ctx: &Context, resumes: bool) -> Result<Meeting, StateError> {
         let (meeting, resumed) = self.gather(ctx, resumes)?;
         if meeting.differ {
             self.receive(ctx, &meeting, resumed)?;

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use super::nodes::{self, Channels, Nodes};
 use super::output::Printing;
 use super::start::is_stale;
-use crate::call::{Generations, InFlight};
+use crate::call::{Generations, InFlight, Recovery};
 
 /// How long to wait before a node that can't be reached is tried again.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -31,6 +31,8 @@ pub(super) struct Changes {
     preparing: FuturesOrdered<BoxFuture<'static, ()>>,
     /// The newest generation, while channels to its nodes are being opened.
     opening: Option<BoxFuture<'static, (Option<Channels>, Vec<PlacedNode>)>>,
+    /// The newest generation, while values of executables are brought there.
+    recovering: Option<Recovery>,
 }
 
 /// Something that the job's task may have to see to.
@@ -58,6 +60,7 @@ impl Changes {
             _timer: timer,
             preparing: FuturesOrdered::new(),
             opening: None,
+            recovering: None,
         }
     }
 
@@ -102,6 +105,12 @@ impl Changes {
                 None => std::future::pending().await,
             }
         };
+        let recovered = async {
+            match &mut self.recovering {
+                Some(recovery) => recovery.done().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             Some(()) = self.preparing.next() => return Change::Prepared,
             (channels, placed) = opened => {
@@ -109,6 +118,13 @@ impl Changes {
                 if let Some(channels) = channels {
                     printing.follow(&channels, &placed);
                     self.begin(channels);
+                }
+            }
+            goes_on = recovered => {
+                if let Some(recovery) = self.recovering.take()
+                    && goes_on
+                {
+                    self.generations.publish(recovery.group());
                 }
             }
             retired = self.generations.retired() => {
@@ -131,9 +147,17 @@ impl Changes {
             cause = table.cause,
             "the group has changed"
         );
-        let group = self.generations.publish(group);
+        // Values that were on their way to the generation before are on their way to this one.
+        self.recovering = None;
+        let recovery = self.generations.install(group);
+        let group = recovery.group();
         let runtime = self.nodes.cluster.runtime();
-        let tasks = nodes::serve(runtime, &group, replies);
+        let tasks = nodes::serve(runtime, group, replies);
         self.tasks.insert(group.generation(), tasks);
+        if recovery.is_empty() {
+            self.generations.publish(group);
+        } else {
+            self.recovering = Some(recovery);
+        }
     }
 }

@@ -58,24 +58,14 @@ impl Executor {
         let group = match &self.inner.target {
             Target::Fixed(group) if group.is_whole() => std::sync::Arc::clone(group),
             Target::Fixed(_) => return Err(RecoveryError::Fixed { job }),
-            Target::Elastic(generations) => {
-                let mut present = generations.present();
-                let decided = present.wait_for(|now| !now.is_over || now.ended.is_some());
-                let present = match decided.await {
-                    Ok(present) => present.clone(),
-                    // The executor keeps the sender.
-                    Err(_) => return Err(RecoveryError::Fixed { job }),
-                };
-                if let Some(end) = present.ended {
-                    let (reason, failure) = (end.reason, end.failure.map(Box::new));
-                    return Err(RecoveryError::Ended {
-                        job,
-                        reason,
-                        failure,
-                    });
+            Target::Elastic(generations) => generations.recovered().await.map_err(|end| {
+                let (reason, failure) = (end.reason, end.failure.map(Box::new));
+                RecoveryError::Ended {
+                    job,
+                    reason,
+                    failure,
                 }
-                present.group
-            }
+            })?,
         };
         Ok(Recovered {
             generation: group.generation(),

@@ -1,7 +1,7 @@
 //! Finds what a call names, runs it and says how it ended.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -13,12 +13,15 @@ use kolo_transport::wire::{CallFailure, FailureKind};
 use serde::Deserialize;
 use tokio::runtime::Runtime;
 
+use super::object::Object;
 use super::panics;
 use super::reply::Reply;
 use super::running::Running;
 use super::session::Session;
-use crate::__private::{Arguments, CreateFn, Ended, FunctionFn, MethodFn};
+use crate::__private::{Arguments, CreateFn, Created, Ended, FunctionFn, MethodFn};
+use crate::codec;
 use crate::context::Context;
+use crate::elastic::StateError;
 use crate::registry::{ClassEntry, Registry, UnknownName};
 
 /// [`WorkerCall`](kolo_transport::wire::WorkerCall), borrowed from the frame.
@@ -39,6 +42,9 @@ enum Op<'a> {
     Create { object: ObjectId, class: &'a str },
     Method { object: ObjectId, name: &'a str },
     Drop { object: ObjectId },
+    Recover { object: ObjectId, class: &'a str },
+    Commit { object: ObjectId },
+    Retain,
 }
 
 impl<'a> CallHead<'a> {
@@ -50,25 +56,6 @@ impl<'a> CallHead<'a> {
                 reason: error.to_string(),
             })
         })
-    }
-}
-
-struct Object {
-    class: &'static ClassEntry,
-    value: Box<dyn Any>,
-    /// Counts up, to drop in this order.
-    created: u64,
-    /// What left it in an unknown state.
-    poison: Option<String>,
-}
-
-impl fmt::Debug for Object {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Object")
-            .field("class", &self.class.name)
-            .field("created", &self.created)
-            .field("poison", &self.poison)
-            .finish_non_exhaustive()
     }
 }
 
@@ -146,6 +133,11 @@ impl Dispatcher {
                 self.method(context, (head.call, object, name), arguments, reply)
             }
             Op::Drop { object } => self.drop_object(object, reply),
+            Op::Recover { object, class } => {
+                self.recover(context, (object, class), arguments, reply)
+            }
+            Op::Commit { object } => self.commit(context, (head.call, object), reply),
+            Op::Retain => self.retain(body, reply),
         }
     }
 
@@ -183,8 +175,20 @@ impl Dispatcher {
         if let Some(old) = self.objects.remove(&object) {
             drop_value(old);
         }
+        let value = self.make(context, class, arguments)?;
+        self.insert(object, class, value);
+        reply.serialize(&())
+    }
+
+    /// Runs the constructor of a class.
+    fn make(
+        &mut self,
+        context: &Context,
+        class: &'static ClassEntry,
+        arguments: Arguments<'_>,
+    ) -> Created {
         let runtime = &mut self.runtime;
-        let value = panics::catch(|| match class.create {
+        panics::catch(|| match class.create {
             CreateFn::Sync(create) => create(context, arguments),
             CreateFn::Async(create) => {
                 block_on(runtime, context.running(), create(context, arguments))
@@ -196,17 +200,74 @@ impl Dispatcher {
                 failure,
                 format_args!("{}::new{}", class.name, class.signature),
             )
-        })?;
+        })
+    }
+
+    fn insert(&mut self, object: ObjectId, class: &'static ClassEntry, value: Box<dyn Any>) {
         self.created += 1;
-        self.objects.insert(
-            object,
-            Object {
-                class,
-                value,
-                created: self.created,
-                poison: None,
-            },
-        );
+        let made = Object::new(class, value, self.created);
+        self.objects.insert(object, made);
+    }
+
+    /// Brings an executable to the last commit of all ranks. One that is missing here, or in an unknown state, is made anew first.
+    fn recover(
+        &mut self,
+        context: &Context,
+        (object, class): (ObjectId, &str),
+        arguments: Arguments<'_>,
+        reply: &mut Reply,
+    ) -> Ended {
+        let class = self.registry.class(class).map_err(|name| unknown(&name))?;
+        let known = self.objects.get(&object);
+        if known.is_none_or(|found| found.poison.is_some()) {
+            let value = self.make(context, class, arguments)?;
+            match self.objects.get_mut(&object) {
+                Some(found) => found.replace(value),
+                None => self.insert(object, class, value),
+            }
+        }
+        let found = self.objects.get_mut(&object);
+        let found = found.ok_or_else(|| missing(object, "recover"))?;
+        let commits = on_state(found, "going back to the last commit", |found| {
+            found.recover(context)
+        })?;
+        reply.serialize(&commits)
+    }
+
+    /// Commits the state of an executable, together with the other ranks.
+    fn commit(
+        &mut self,
+        context: &Context,
+        (call, object): (CallId, ObjectId),
+        reply: &mut Reply,
+    ) -> Ended {
+        let found = self.objects.get_mut(&object);
+        let found = found.ok_or_else(|| missing(object, "commit"))?;
+        if found.class().parts.is_none() {
+            return Err(CallFailure::new(
+                FailureKind::UnknownTarget,
+                format!(
+                    "`{}` has nothing to commit: it is not `#[kolo::executable(elastic)]`",
+                    found.class().name
+                ),
+            ));
+        }
+        usable(found)?;
+        let place = format!("the commit of call {call}");
+        let (commits, ends) = on_state(found, &place, |found| found.commit(context))?;
+        let ends = ends.then(|| context.generation());
+        if let Some(generation) = ends {
+            self.session.hold(generation);
+        }
+        reply.serialize(&(commits, ends))
+    }
+
+    /// Drops all executables but those of a list, in the order in which they were created.
+    fn retain(&mut self, list: &[u8], reply: &mut Reply) -> Ended {
+        let kept: HashSet<ObjectId> = codec::decode(list)
+            .map_err(|error| CallFailure::new(FailureKind::Arguments, error.to_string()))?;
+        let gone = self.objects.extract_if(|object, _| !kept.contains(object));
+        drop_in_order(gone.map(|(_, found)| found).collect());
         reply.serialize(&())
     }
 
@@ -217,27 +278,13 @@ impl Dispatcher {
         arguments: Arguments<'_>,
         reply: &mut Reply,
     ) -> Ended {
-        let Some(found) = self.objects.get_mut(&object) else {
-            return Err(CallFailure::new(
-                FailureKind::UnknownTarget,
-                format!(
-                    "there is no executable {object} on this rank for `{name}`: it was dropped, or could not be created"
-                ),
-            ));
-        };
-        let class = found.class;
+        let found = self.objects.get_mut(&object);
+        let found = found.ok_or_else(|| missing(object, name))?;
+        let class = found.class();
         let method = class.method(name).map_err(|name| unknown(&name))?;
-        if let Some(poison) = &found.poison {
-            return Err(CallFailure::new(
-                FailureKind::Poisoned,
-                format!(
-                    "this `{}` is in an unknown state, because {poison}; create it again",
-                    class.name
-                ),
-            ));
-        }
+        usable(found)?;
         let runtime = &mut self.runtime;
-        let value = &mut *found.value;
+        let value = found.value();
         let ended = panics::catch(|| match method.run {
             MethodFn::Sync(run) => run(value, context, arguments, reply),
             MethodFn::Async(run) => block_on(
@@ -270,15 +317,56 @@ impl Dispatcher {
 
     /// Drops all executables, in the order in which they were created.
     pub(crate) fn drop_all(&mut self) {
-        let mut all: Vec<Object> = self.objects.drain().map(|(_, object)| object).collect();
-        all.sort_unstable_by_key(|object| object.created);
-        all.into_iter().for_each(drop_value);
+        drop_in_order(self.objects.drain().map(|(_, object)| object).collect());
     }
+}
+
+fn missing(object: ObjectId, name: &str) -> CallFailure {
+    CallFailure::new(
+        FailureKind::UnknownTarget,
+        format!(
+            "there is no executable {object} on this rank for `{name}`: it was dropped, or could not be created"
+        ),
+    )
+}
+
+/// Refuses a value in an unknown state.
+fn usable(object: &Object) -> Ended {
+    let Some(poison) = &object.poison else {
+        return Ok(());
+    };
+    Err(CallFailure::new(
+        FailureKind::Poisoned,
+        format!(
+            "this `{}` is in an unknown state, because {poison}; create it again",
+            object.class().name
+        ),
+    ))
+}
+
+/// Runs an operation on the state of a value. The code that names the parts is the user's, and may panic.
+fn on_state<T>(
+    object: &mut Object,
+    place: &str,
+    run: impl FnOnce(&mut Object) -> Result<T, StateError>,
+) -> Result<T, CallFailure> {
+    match panics::catch(|| run(object)) {
+        Ok(done) => done.map_err(|error| CallFailure::new(FailureKind::Error, error.to_string())),
+        Err(panic) => {
+            object.poison = Some(format!("{place} panicked: {}", panic.message));
+            Err(panic)
+        }
+    }
+}
+
+fn drop_in_order(mut all: Vec<Object>) {
+    all.sort_unstable_by_key(|object| object.created);
+    all.into_iter().for_each(drop_value);
 }
 
 /// Drops an executable whose caller does not learn of a panic.
 fn drop_value(object: Object) {
-    let class = object.class.name;
+    let class = object.class().name;
     if let Err(failure) = panics::catch(|| drop(object)) {
         tracing::error!(
             class,

@@ -10,6 +10,7 @@ mod dispatch;
 mod generations;
 mod links;
 mod listener;
+mod object;
 mod outbox;
 mod panics;
 mod plane;

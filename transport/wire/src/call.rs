@@ -36,6 +36,22 @@ pub enum CallOp {
         /// Which.
         object: ObjectId,
     },
+    /// Bring an executable of an elastic group to its last commit, on all ranks at once. A rank that lacks the executable makes it
+    /// first. Body: the constructor's arguments. Result: how many commits its driver has made.
+    Recover {
+        /// The id under which methods find it.
+        object: ObjectId,
+        /// The registered name of its type.
+        class: String,
+    },
+    /// Commit the state of an executable, on all ranks at once. Result: how many commits its driver has made, and the generation that
+    /// ends there, if one does.
+    Commit {
+        /// Which.
+        object: ObjectId,
+    },
+    /// Drop all executables but some. Body: a list of their ids.
+    Retain,
 }
 
 /// From the driver. Ranks are those of the channel's generation.

@@ -11,9 +11,13 @@ use crate::signature::{Argument, Errors, Returns, check, check_type, returns};
 /// What the handle has of its own.
 const RESERVED: &[&str] = &["on", "on_ranks", "on_all", "object", "clone"];
 
+/// The same of the handle of an elastic executable.
+const ELASTIC: &[&str] = &["commit", "recovered"];
+
 pub(super) fn check_block(
     block: &ItemImpl,
     skipped: &[bool],
+    is_elastic: bool,
     mut errors: Errors,
 ) -> Result<Executable, Error> {
     if let Some((_, path, _)) = &block.trait_ {
@@ -91,7 +95,8 @@ pub(super) fn check_block(
                     );
                 }
                 let plain = item.sig.ident.unraw().to_string();
-                if RESERVED.contains(&plain.as_str()) {
+                let plain_str = plain.as_str();
+                if RESERVED.contains(&plain_str) || (is_elastic && ELASTIC.contains(&plain_str)) {
                     errors.add(
                         &item.sig.ident,
                         format!(
@@ -126,6 +131,7 @@ pub(super) fn check_block(
         name,
         constructor,
         methods,
+        is_elastic,
     })
 }
 

@@ -1,8 +1,9 @@
 //! What a worker runs of an executable.
 
 use proc_macro2::TokenStream;
-use quote::{format_ident, quote};
+use quote::{format_ident, quote, quote_spanned};
 use syn::ext::IdentExt;
+use syn::spanned::Spanned;
 
 use super::Executable;
 use crate::signature::{Returns, cfgs, failed, private, text};
@@ -141,6 +142,9 @@ pub(super) fn make_entry(executable: &Executable) -> TokenStream {
         format!("({})", arguments.join(", "))
     };
 
+    let elastic = (executable.is_elastic)
+        .then(|| quote_spanned!(ty.span()=> .elastic(::kolo::__private::parts::<#ty>)));
+
     quote! {
         #[allow(unused_imports)]
         use ::kolo::__private::{
@@ -162,6 +166,6 @@ pub(super) fn make_entry(executable: &Executable) -> TokenStream {
             ::core::concat!(::core::file!(), ":", ::core::line!()),
             ::kolo::__private::CreateFn::#create_kind(create),
             METHODS,
-        );
+        )#elastic;
     }
 }

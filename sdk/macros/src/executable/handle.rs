@@ -42,6 +42,20 @@ pub(super) fn make_handle(block: &ItemImpl, executable: &Executable) -> TokenStr
             }
         }
     });
+    let elastic = executable.is_elastic.then(|| {
+        quote! {
+            /// Commits the value's state on all ranks, and gives the number of the commit: see [`kolo::Object::commit`].
+            pub async fn commit(&self) -> ::core::result::Result<u64, ::kolo::CallError> {
+                self.object.commit().await
+            }
+
+            /// Waits until the value is at its last commit on all ranks of a generation, and gives the number of that commit: see
+            /// [`kolo::Object::recovered`].
+            pub async fn recovered(&self) -> ::core::result::Result<u64, ::kolo::CallError> {
+                self.object.recovered().await
+            }
+        }
+    });
     quote! {
         #[doc = #doc]
         #(#block_cfgs)*
@@ -88,6 +102,8 @@ pub(super) fn make_handle(block: &ItemImpl, executable: &Executable) -> TokenStr
             pub fn object(&self) -> &::kolo::Object<__S> {
                 &self.object
             }
+
+            #elastic
 
             #(#methods)*
         }

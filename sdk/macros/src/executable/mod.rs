@@ -25,6 +25,8 @@ pub(crate) struct Executable {
     pub(crate) name: Ident,
     pub(crate) constructor: Item,
     pub(crate) methods: Vec<Item>,
+    /// Its values outlive changes of an elastic group.
+    pub(crate) is_elastic: bool,
 }
 
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
@@ -36,11 +38,15 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
         .to_compile_error();
     };
     let mut errors = Errors::default();
-    if !attribute.is_empty() {
-        errors.add(attribute, "#[kolo::executable] takes no options");
+    let is_elastic = attribute.to_string() == "elastic";
+    if !attribute.is_empty() && !is_elastic {
+        errors.add(
+            attribute,
+            "the only option is `#[kolo::executable(elastic)]`, for a type that implements `kolo::elastic::Elastic`",
+        );
     }
     let skipped = take_marks(&mut block, &mut errors);
-    let checked = check::check_block(&block, &skipped, errors);
+    let checked = check::check_block(&block, &skipped, is_elastic, errors);
     let made = match checked {
         Ok(executable) => make(&block, &executable),
         Err(error) => error.to_compile_error(),
@@ -97,6 +103,7 @@ fn make(block: &ItemImpl, executable: &Executable) -> TokenStream {
     let handle_name = format_ident!("{}Handle", executable.name.unraw());
     let arguments = executable.constructor.remote.argument_tuple();
     let plain_name = executable.name.unraw().to_string();
+    let is_elastic = executable.is_elastic;
     quote! {
         #(#cfgs)*
         impl ::kolo::Executable for #ty {
@@ -104,6 +111,7 @@ fn make(block: &ItemImpl, executable: &Executable) -> TokenStream {
             type Handle<__S: ::kolo::Scope> = #handle_name<__S>;
             const NAME: &'static str =
                 ::core::concat!(::core::module_path!(), "::", #plain_name);
+            const ELASTIC: bool = #is_elastic;
         }
 
         #handle

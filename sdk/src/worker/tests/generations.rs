@@ -55,7 +55,7 @@ fn is_late(ctx: &Context) -> Result<Vec<Rank>> {
     }
 }
 
-fn revoke(generation: Generation, lost: &[Rank]) -> ToWorker {
+pub(super) fn revoke(generation: Generation, lost: &[Rank]) -> ToWorker {
     ToWorker::Revoke {
         generation,
         cause: "its node has burnt down".to_owned(),
@@ -63,7 +63,7 @@ fn revoke(generation: Generation, lost: &[Rank]) -> ToWorker {
     }
 }
 
-fn hold(generation: Generation) -> ToWorker {
+pub(super) fn hold(generation: Generation) -> ToWorker {
     ToWorker::Hold {
         generation,
         why: "a host joins".to_owned(),

@@ -10,6 +10,7 @@ mod executables;
 mod generations;
 mod group;
 mod node;
+mod recovery;
 mod user;
 
 use std::io::Write;

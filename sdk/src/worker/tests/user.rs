@@ -193,3 +193,55 @@ impl Counter {
         value * 2
     }
 }
+
+/// Adds up over all ranks. What is not part of its state is what it was made with.
+pub(super) struct Tally {
+    sum: u64,
+    list: Vec<u32>,
+    made_in: u64,
+}
+
+impl crate::elastic::Elastic for Tally {
+    fn parts(&mut self, parts: &mut crate::elastic::Parts<'_>) {
+        assert_ne!(self.sum, 666, "this panic is part of a test");
+        parts.value("sum", &mut self.sum);
+        parts.list("list", &mut self.list);
+    }
+}
+
+#[kolo::executable(elastic)]
+impl Tally {
+    fn new(ctx: &Context, first: u64) -> Result<Self, String> {
+        if first == 13 && ctx.generation().0 > 1 {
+            return Err("13 brings bad luck".to_owned());
+        }
+        Ok(Self {
+            sum: first + ctx.rank() as u64,
+            list: Vec::new(),
+            made_in: ctx.generation().0,
+        })
+    }
+
+    /// Each rank gives this much.
+    fn add(&mut self, ctx: &Context, more: u64) -> kolo::Result<u64> {
+        let mut all = [more];
+        ctx.comm()
+            .all_reduce(&mut all, kolo_collectives::ReduceOp::Sum)?;
+        self.sum += all[0];
+        self.list.push(1);
+        Ok(self.sum)
+    }
+
+    fn set(&mut self, sum: u64) {
+        self.sum = sum;
+    }
+
+    fn breaks(&mut self) {
+        self.sum = 1_000_000;
+        panic!("this panic is part of a test");
+    }
+
+    fn get(&self) -> (u64, usize, u64) {
+        (self.sum, self.list.len(), self.made_in)
+    }
+}

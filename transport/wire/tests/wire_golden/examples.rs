@@ -589,6 +589,9 @@ pub(crate) fn cases() -> Vec<Case> {
         CallOp::Create { object: ObjectId(9), class: "Trainer".to_owned() },
         CallOp::Method { object: ObjectId(9), name: "train".to_owned() },
         CallOp::Drop { object: ObjectId(9) },
+        CallOp::Recover { object: ObjectId(9), class: "Trainer".to_owned() },
+        CallOp::Commit { object: ObjectId(9) },
+        CallOp::Retain,
     );
     add!(CallFrame:
         CallFrame::Call {

@@ -127,7 +127,10 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Function,
         Create,
         Method,
-        Drop
+        Drop,
+        Recover,
+        Commit,
+        Retain
     }));
     names.extend(variants!(CallFrame { Call, Cancel }));
     names.extend(variants!(CallReply {
