@@ -182,6 +182,11 @@ impl<S: Scope> Object<S> {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn id(&self) -> ObjectId {
+        self.owner.object
+    }
+
     /// The ranks on which its calls run.
     pub fn scope(&self) -> &S {
         &self.scope

@@ -5,6 +5,7 @@ mod elastic;
 mod ends;
 mod fake;
 mod start;
+mod values;
 
 use std::time::Duration;
 
