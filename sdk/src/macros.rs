@@ -82,4 +82,59 @@ pub use kolo_macros::function;
 ///   [`Executor`](crate::Executor) running.
 /// - The `impl` block itself stays as it is, so the type can be used and tested without kolo.
 /// - A panic in a method poisons the value: calls fail until it is created again.
+///
+/// # In an elastic group
+///
+/// `#[kolo::executable(elastic)]` is for a type that implements [`Elastic`](crate::elastic::Elastic). Its values outlive changes of an
+/// elastic group: ranks that stay go back to the last commit, and processes that join make the value with the same arguments and get
+/// the state. The handle has two functions more, `commit` and `recovered`: see [`Object::commit`](crate::Object::commit) and
+/// [`Object::recovered`](crate::Object::recovered).
+///
+/// ```no_run
+/// use kolo::prelude::*;
+///
+/// struct Trainer {
+///     weights: Vec<f32>,
+/// }
+///
+/// impl Elastic for Trainer {
+///     fn parts(&mut self, parts: &mut Parts<'_>) {
+///         parts.buffer("weights", &mut self.weights);
+///     }
+/// }
+///
+/// #[kolo::executable(elastic)]
+/// impl Trainer {
+///     fn new(length: usize) -> Self {
+///         Self { weights: vec![0.0; length] }
+///     }
+///
+///     fn train(&mut self, ctx: &Context, epoch: u64) -> Result<f32> {
+///         let mut step = vec![1.0 / (epoch + 1) as f32; self.weights.len()];
+///         ctx.comm().all_reduce(&mut step, ReduceOp::Average)?;
+///         self.weights.iter_mut().zip(&step).for_each(|(weight, step)| *weight += step);
+///         Ok(step[0])
+///     }
+/// }
+///
+/// # async fn example() -> kolo::Result<()> {
+/// let cluster = Cluster::connect_or_local().await?;
+/// let executor = Executor::builder().workers(2..=8).start(&cluster).await?;
+/// let trainer = executor.create::<Trainer>(1000).await?;
+/// let mut epoch = 0;
+/// while epoch < 20 {
+///     let step = async {
+///         trainer.train(epoch).await?;
+///         trainer.commit().await
+///     };
+///     match step.await {
+///         // There is one commit for each epoch.
+///         Ok(commit) => epoch = commit,
+///         // All ranks are back at this commit.
+///         Err(error) if error.is_retryable() => epoch = trainer.recovered().await?,
+///         Err(error) => return Err(error.into()),
+///     }
+/// }
+/// # Ok(()) }
+/// ```
 pub use kolo_macros::executable;

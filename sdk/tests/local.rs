@@ -26,7 +26,7 @@ macro_rules! tests {
 
 fn main() {
     kolo::rt::main(async {
-        let tests: [Test; 16] = tests![
+        let tests: [Test; 17] = tests![
             functions_run_on_all_one_and_some
             values_keep_their_state_and_order
             errors_and_panics_name_the_rank
@@ -42,6 +42,7 @@ fn main() {
             nodes_are_added_and_killed
             an_elastic_run_goes_on_when_a_worker_dies
             a_driver_goes_on_in_the_next_generation
+            values_of_elastic_groups_go_back_to_their_last_commit
             an_elastic_run_that_always_fails_ends_with_the_last_words
         ];
         let filters: Vec<String> = std::env::args()
@@ -546,6 +547,106 @@ async fn a_driver_goes_on_in_the_next_generation() -> Outcome {
     let second = changes.next().await.unwrap();
     assert!(second.left.contains(&Rank(0)), "{second:?}");
     executor.shutdown().await?;
+    Ok(())
+}
+
+/// Counts ranks. A rank ends its process on the way, if it is told so.
+struct Headcount {
+    sum: u64,
+    steps: u64,
+}
+
+impl Elastic for Headcount {
+    fn parts(&mut self, parts: &mut Parts<'_>) {
+        parts.value("sum", &mut self.sum);
+        parts.value("steps", &mut self.steps);
+    }
+}
+
+#[kolo::executable(elastic)]
+impl Headcount {
+    fn new(first: u64) -> Self {
+        Self {
+            sum: first,
+            steps: 0,
+        }
+    }
+
+    fn step(&mut self, ctx: &Context, dies: Option<usize>) -> Result<u64> {
+        if dies == Some(ctx.rank()) {
+            std::process::exit(3);
+        }
+        let mut one = [1_u64];
+        ctx.comm().all_reduce(&mut one, ReduceOp::Sum)?;
+        self.sum += one[0];
+        self.steps += 1;
+        Ok(self.sum)
+    }
+
+    fn state(&self) -> (u64, u64) {
+        (self.sum, self.steps)
+    }
+}
+
+/// A process is lost during a call and between two calls, in a group of a fixed size and in one that shrinks and grows again.
+async fn values_of_elastic_groups_go_back_to_their_last_commit() -> Outcome {
+    for (workers, fixed) in [(2..=2, true), (1..=3, false)] {
+        let cluster = LocalCluster::builder().slots(4).start().await?;
+        let elastic = Executor::builder()
+            .workers(workers)
+            .output(Output::Silent)
+            .restarts_without_progress(20);
+        let executor = elastic.start(&cluster).await?;
+        let value = executor.create::<Headcount>(100).await?;
+        // The sum after each commit.
+        let mut sums = vec![(100, 0)];
+        let mut lost = 0;
+        while sums.len() <= 6 {
+            let commit = sums.len() as u64 - 1;
+            let dies = (commit == 2 && lost == 0).then_some(0);
+            let step = async {
+                let sum = value.step(dies).await?;
+                assert_eq!(sum, vec![sum[0]; sum.len()]);
+                if commit == 4 && lost == 1 {
+                    // Nobody hears of this one before the loss is over.
+                    let gone = value.on(Rank(0)).step(Some(0)).await.unwrap_err();
+                    assert_eq!(gone.kind(), CallErrorKind::GenerationOver, "{gone}");
+                    executor.recovered().await?;
+                }
+                Ok::<_, kolo::Error>((sum[0], value.commit().await?))
+            };
+            match step.await {
+                Ok((sum, number)) => {
+                    assert_eq!(number, commit + 1);
+                    sums.push((sum, number));
+                }
+                Err(error) => {
+                    let error = error.downcast_ref::<CallError>().cloned().unwrap();
+                    assert!(error.is_retryable(), "{error}");
+                    let at = value.recovered().await?;
+                    // A commit that was under way may count.
+                    assert!(at == commit || at == commit + 1, "{at} {commit}");
+                    let states = match value.state().await {
+                        Ok(states) => states,
+                        Err(again) => {
+                            assert!(again.is_retryable(), "{again}");
+                            continue;
+                        }
+                    };
+                    if at == commit {
+                        let expected = (sums[at as usize].0, at);
+                        assert_eq!(states, vec![expected; states.len()]);
+                    } else {
+                        sums.push(states[0]);
+                    }
+                    assert!(!fixed || states.len() == 2);
+                    lost += 1;
+                }
+            }
+        }
+        assert!(lost >= 2, "{lost}");
+        executor.shutdown().await?;
+    }
     Ok(())
 }
 

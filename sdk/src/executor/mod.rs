@@ -57,6 +57,9 @@ use job::{JobEnd, JobStatus, stop_limit};
 /// with [`CallError::GenerationOver`](crate::CallError::GenerationOver). [`recovered`](Executor::recovered) waits for the next
 /// generation, where the driver calls again.
 ///
+/// Values of executables outlive generations, if their type is [`#[kolo::executable(elastic)]`](macro@crate::executable). After a change
+/// they are back at their last commit, and their handles tell the number of that.
+///
 /// [`generations`](Executor::generations) tells what changes, and why.
 ///
 /// # Example
@@ -165,6 +168,8 @@ impl Executor {
 
     /// Makes a value of a [`#[kolo::executable]`](macro@crate::executable) type on every rank. Await it for the handle that
     /// has the type's methods.
+    ///
+    /// An elastic group takes types that are [`Elastic`](crate::elastic::Elastic): see [the macro](macro@crate::executable#in-an-elastic-group).
     pub fn create<T: Executable<Args: Serialize>>(
         &self,
         args: impl IntoArgs<T::Args>,
