@@ -1,0 +1,207 @@
+//! Groups that lose workers and gain others.
+
+use kolo::LocalCluster;
+use kolo::prelude::*;
+
+use super::Outcome;
+
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Counted {
+    steps: u64,
+    sum: u64,
+}
+
+/// Sums one of each rank in every step. A rank ends its process in the first generation: generation, steps, ranks at the end.
+#[kolo::function]
+fn count(ctx: &Context, steps: u64, dies_at: u64) -> Result<(u64, u64, usize)> {
+    let start = Counted { steps: 0, sum: 0 };
+    let mut state = State::new(kolo::elastic::Value(start));
+    ctx.elastic(&mut state, |ctx, state| {
+        while state.steps < steps {
+            if ctx.generation().0 == 1 && ctx.rank() == 1 && state.steps == dies_at {
+                std::process::exit(3);
+            }
+            let mut one = [1_u64];
+            ctx.comm().all_reduce(&mut one, ReduceOp::Sum)?;
+            assert_eq!(one[0], ctx.world_size() as u64);
+            state.sum += one[0];
+            state.steps += 1;
+            state.commit(ctx)?;
+        }
+        Ok((ctx.generation().0, state.steps, ctx.world_size()))
+    })
+}
+
+/// One sum over all ranks. A rank ends its process before, if it is told so.
+#[kolo::function]
+fn add_up(ctx: &Context, dies: Option<usize>) -> Result<u64> {
+    if dies == Some(ctx.rank()) {
+        eprintln!("no more");
+        std::process::exit(3);
+    }
+    let mut one = [1_u64];
+    ctx.comm().all_reduce(&mut one, ReduceOp::Sum)?;
+    Ok(one[0])
+}
+
+pub(super) async fn an_elastic_run_goes_on_when_a_worker_dies() -> Outcome {
+    let cluster = LocalCluster::builder().slots(4).start().await?;
+    let elastic = Executor::builder().workers(1..=3).output(Output::Silent);
+    let executor = elastic.start(&cluster).await?;
+    executor.run(count, (3, u64::MAX)).await?;
+    let ends = executor.run(count, (50, 20)).await?;
+    assert_eq!(ends.len(), ends[0].2, "one of each rank: {ends:?}");
+    assert!(ends[0].0 > 1 && ends[0].1 == 50, "{ends:?}");
+    assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
+    executor.shutdown().await?;
+    Ok(())
+}
+
+pub(super) async fn a_driver_goes_on_in_the_next_generation() -> Outcome {
+    let cluster = LocalCluster::builder().slots(4).start().await?;
+    let elastic = Executor::builder().workers(1..=3).output(Output::Silent);
+    let executor = elastic.start(&cluster).await?;
+    let mut changes = executor.generations();
+    let first = executor.world_size() as u64;
+    assert_eq!(
+        executor.run(add_up, None).await?,
+        vec![first; first as usize]
+    );
+    let error = executor.run(add_up, Some(0)).await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    assert_eq!(error.kind(), CallErrorKind::GenerationOver, "{error}");
+    loop {
+        let next = executor.recovered().await?;
+        assert!(next.generation.0 > 1);
+        match executor.run(add_up, None).await {
+            Ok(sums) => break assert_eq!(sums, vec![sums.len() as u64; sums.len()]),
+            // The group has grown again meanwhile.
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+    }
+    assert_eq!(changes.next().await.unwrap().before, 0);
+    let second = changes.next().await.unwrap();
+    assert!(second.left.contains(&Rank(0)), "{second:?}");
+    executor.shutdown().await?;
+    Ok(())
+}
+
+/// Counts ranks. A rank ends its process on the way, if it is told so.
+struct Headcount {
+    sum: u64,
+    steps: u64,
+}
+
+impl Elastic for Headcount {
+    fn parts(&mut self, parts: &mut Parts<'_>) {
+        parts.value("sum", &mut self.sum);
+        parts.value("steps", &mut self.steps);
+    }
+}
+
+#[kolo::executable(elastic)]
+impl Headcount {
+    fn new(first: u64) -> Self {
+        Self {
+            sum: first,
+            steps: 0,
+        }
+    }
+
+    fn step(&mut self, ctx: &Context, dies: Option<usize>) -> Result<u64> {
+        if dies == Some(ctx.rank()) {
+            std::process::exit(3);
+        }
+        let mut one = [1_u64];
+        ctx.comm().all_reduce(&mut one, ReduceOp::Sum)?;
+        self.sum += one[0];
+        self.steps += 1;
+        Ok(self.sum)
+    }
+
+    fn state(&self) -> (u64, u64) {
+        (self.sum, self.steps)
+    }
+}
+
+/// A process is lost during a call and between two calls, in a group of a fixed size and in one that shrinks and grows again.
+pub(super) async fn values_of_elastic_groups_go_back_to_their_last_commit() -> Outcome {
+    for (workers, fixed) in [(2..=2, true), (1..=3, false)] {
+        let cluster = LocalCluster::builder().slots(4).start().await?;
+        let elastic = Executor::builder()
+            .workers(workers)
+            .output(Output::Silent)
+            .restarts_without_progress(20);
+        let executor = elastic.start(&cluster).await?;
+        let value = executor.create::<Headcount>(100).await?;
+        // The sum after each commit.
+        let mut sums = vec![(100, 0)];
+        let mut lost = 0;
+        while sums.len() <= 6 {
+            let commit = sums.len() as u64 - 1;
+            let dies = (commit == 2 && lost == 0).then_some(0);
+            let step = async {
+                let sum = value.step(dies).await?;
+                assert_eq!(sum, vec![sum[0]; sum.len()]);
+                if commit == 4 && lost == 1 {
+                    // Nobody hears of this one before the loss is over.
+                    let gone = value.on(Rank(0)).step(Some(0)).await.unwrap_err();
+                    assert_eq!(gone.kind(), CallErrorKind::GenerationOver, "{gone}");
+                    executor.recovered().await?;
+                }
+                Ok::<_, kolo::Error>((sum[0], value.commit().await?))
+            };
+            match step.await {
+                Ok((sum, number)) => {
+                    assert_eq!(number, commit + 1);
+                    sums.push((sum, number));
+                }
+                Err(error) => {
+                    let error = error.downcast_ref::<CallError>().cloned().unwrap();
+                    assert!(error.is_retryable(), "{error}");
+                    let at = value.recovered().await?;
+                    // A commit that was under way may count.
+                    assert!(at == commit || at == commit + 1, "{at} {commit}");
+                    let states = match value.state().await {
+                        Ok(states) => states,
+                        Err(again) => {
+                            assert!(again.is_retryable(), "{again}");
+                            continue;
+                        }
+                    };
+                    if at == commit {
+                        let expected = (sums[at as usize].0, at);
+                        assert_eq!(states, vec![expected; states.len()]);
+                    } else {
+                        sums.push(states[0]);
+                    }
+                    assert!(!fixed || states.len() == 2);
+                    lost += 1;
+                }
+            }
+        }
+        assert!(lost >= 2, "{lost}");
+        executor.shutdown().await?;
+    }
+    Ok(())
+}
+
+pub(super) async fn an_elastic_run_that_always_fails_ends_with_the_last_words() -> Outcome {
+    let cluster = LocalCluster::builder().slots(2).start().await?;
+    let elastic = Executor::builder().workers(1..=2).output(Output::Silent);
+    let executor = elastic.restarts_without_progress(1).start(&cluster).await?;
+    let mut error = executor.run(add_up, Some(0)).await.unwrap_err();
+    while error.is_retryable() {
+        error = match executor.recovered().await {
+            Ok(_) => executor.run(add_up, Some(0)).await.unwrap_err(),
+            Err(ended) => {
+                assert!(ended.to_string().contains("no more"), "{ended}");
+                break;
+            }
+        };
+    }
+    let error = executor.run(add_up, None).await.unwrap_err();
+    assert_eq!(error.kind(), CallErrorKind::Ended, "{error}");
+    assert_eq!(error.stderr_tail(), ["no more"]);
+    Ok(())
+}
