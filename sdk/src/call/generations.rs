@@ -73,14 +73,6 @@ struct State {
     has_made: bool,
 }
 
-impl State {
-    /// The last generation that has begun. Calls that span generations are given to its members; others are taken there once it is
-    /// the present one.
-    fn newest(&self) -> Option<&Arc<Group>> {
-        self.groups.values().next_back()
-    }
-}
-
 /// See the [module](self). Shared by the executor, its calls and the task of its job.
 pub(crate) struct Generations {
     /// Calls that are made between two generations wait for the next.
@@ -131,6 +123,13 @@ impl Generations {
         Arc::clone(&self.present.borrow().group)
     }
 
+    /// The last generation that has begun. Calls that span generations are given to its members; others are taken there once it is the
+    /// present one.
+    fn newest(&self, state: &State) -> Arc<Group> {
+        let newest = state.groups.values().next_back();
+        newest.cloned().unwrap_or_else(|| self.now())
+    }
+
     pub(crate) fn present(&self) -> watch::Receiver<Present> {
         self.present.subscribe()
     }
@@ -155,7 +154,7 @@ impl Generations {
     }
 
     fn carry_out(&self, state: MutexGuard<'_, State>, effects: SpanEffects<Waiter>) {
-        let newest = state.newest().cloned().unwrap_or_else(|| self.now());
+        let newest = self.newest(&state);
         for (call, ranks) in effects.gives {
             if let Some((request, deadline, waiter)) = state.spans.request(call) {
                 let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
@@ -196,7 +195,7 @@ impl Generations {
         let (sender, answer) = oneshot::channel();
         let waiter = Waiter::new(sender, permit);
         let mut state = self.lock();
-        let newest = state.newest().cloned().unwrap_or_else(|| self.now());
+        let newest = self.newest(&state);
         let call = newest.next_id();
         let effects = (state.spans).begin(Instant::now(), call, request, waiter)?;
         self.carry_out(state, effects);
@@ -280,8 +279,7 @@ impl Generations {
     /// value.
     pub(super) fn adopt(&self, owner: &Arc<Owner>, made_in: Generation) -> Result<(), CallError> {
         let mut state = self.lock();
-        let newest = state.newest().map(|group| group.generation());
-        if newest != Some(made_in) {
+        if self.newest(&state).generation() != made_in {
             return Err(CallError::GenerationOver {
                 call: owner.class().to_owned(),
                 generation: made_in,
@@ -299,7 +297,7 @@ impl Generations {
     pub(super) fn forget(&self, object: ObjectId) -> Arc<Group> {
         let mut state = self.lock();
         state.values.remove(&object);
-        state.newest().cloned().unwrap_or_else(|| self.now())
+        self.newest(&state)
     }
 
     /// The next generation has begun. Calls that span generations go there from now on; values of executables are to follow.
@@ -323,9 +321,10 @@ impl Generations {
         self.carry_out(state, effects);
         self.idle.notify_one();
         // What new members get has the same order everywhere: calls that span generations, then values.
-        match has_made {
-            true => Recovery::begin(group, owners),
-            false => Recovery::nothing(group),
+        if has_made {
+            Recovery::begin(group, owners)
+        } else {
+            Recovery::nothing(group)
         }
     }
 
@@ -350,12 +349,10 @@ impl Generations {
     pub(crate) fn close(&self, reason: &str) {
         let mut state = self.lock();
         state.spans.close(reason);
-        let newest = state.newest().cloned();
+        let newest = self.newest(&state);
         drop(state);
         self.now().close(reason);
-        if let Some(newest) = newest {
-            newest.close(reason);
-        }
+        newest.close(reason);
     }
 
     /// The group has ended: so has every call.
@@ -390,11 +387,11 @@ impl Generations {
     fn retire(&self) -> Vec<Generation> {
         let present = self.now().generation();
         let mut state = self.lock();
-        let newest = state.newest().map(|group| group.generation());
+        let newest = self.newest(&state).generation();
         let State { spans, groups, .. } = &mut *state;
         let mut retired = Vec::new();
         groups.retain(|generation, group| {
-            let is_needed = *generation == present || Some(*generation) == newest;
+            let is_needed = [present, newest].contains(generation);
             let is_idle = !is_needed && group.is_idle() && !spans.uses(*generation);
             if is_idle {
                 group.hang_up();

@@ -209,7 +209,7 @@ impl Group {
     }
 
     /// Room for a call of kolo's own, which counts as none.
-    pub(super) fn permit_beside(&self) -> Permit {
+    pub(super) fn permit_beside() -> Permit {
         let one = Arc::new(Semaphore::new(1));
         Arc::new(one.try_acquire_owned().expect("nobody else has it"))
     }

@@ -109,7 +109,7 @@ impl Recovery {
         }
         let all: Vec<Rank> = (0..group.world_size() as u32).map(Rank).collect();
         let recover = |owner: Arc<Owner>| {
-            let permit = group.permit_beside();
+            let permit = Group::permit_beside();
             let sent =
                 Pending::send_whole(Arc::clone(&group), owner.request(), all.clone(), permit);
             (owner, sent)

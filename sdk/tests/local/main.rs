@@ -12,7 +12,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use elastic::*;
+use elastic::{
+    a_driver_goes_on_in_the_next_generation, an_elastic_run_goes_on_when_a_worker_dies,
+    an_elastic_run_that_always_fails_ends_with_the_last_words,
+    values_of_elastic_groups_go_back_to_their_last_commit,
+};
 use kolo::error::{ShutdownError, StartError};
 use kolo::prelude::*;
 use kolo::{Exit, LocalCluster};
