@@ -1,6 +1,7 @@
 //! What daemon and warden say to each other, as frames of [`kolo_transport::local`]. Both are the same program, so
 //! there is no need to be compatible.
 
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
 use kolo_transport::wire::Exit;
@@ -11,7 +12,7 @@ use crate::child::Signal;
 
 /// Version of these messages; the warden says it first. It differs only when a daemon is given the warden of
 /// another version.
-pub(crate) const PROTOCOL: u32 = 3;
+pub(crate) const PROTOCOL: u32 = 4;
 
 /// To the warden. The end of the stream means: kill everything and exit.
 #[derive(Debug, Serialize, Deserialize)]
@@ -25,6 +26,17 @@ pub(crate) enum ToWarden {
         /// Which signal.
         signal: Signal,
     },
+    /// Say this when the daemon has died and nothing is left. See [`Warden::will`](crate::Warden::will).
+    Will(Will),
+}
+
+/// An obituary, and where it goes.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Will {
+    /// A UDP socket.
+    pub(crate) to: SocketAddr,
+    /// The datagram.
+    pub(crate) datagram: ByteBuf,
 }
 
 /// What to start. See [`SpawnRequest`](crate::SpawnRequest).

@@ -5,6 +5,7 @@
 mod common;
 
 use std::ffi::OsString;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -25,6 +26,12 @@ const OWNER: &str = "TEST_OWNER";
 /// What a daemon starts in place of a warden.
 const EXE: &str = "TEST_EXE";
 
+/// Where a daemon's warden sends its will.
+const HEIR: &str = "TEST_HEIR";
+
+/// The will.
+const WILL: &[u8] = b"dead";
+
 /// How many processes a daemon starts, its warden included.
 const FAMILY: usize = 11;
 
@@ -43,6 +50,7 @@ fn main() -> ExitCode {
             kolo_process::adopt_orphans().unwrap();
             runtime.block_on(daemon());
         }
+        Ok("daemon that lives on") => runtime.block_on(daemon_that_lives_on()),
         Ok("daemon of no warden") => runtime.block_on(daemon_of_no_warden()),
         Ok("hasty daemon") => runtime.block_on(hasty_daemon()),
         Ok("worker with a group apart") => worker_with_a_group_apart(),
@@ -58,6 +66,9 @@ async fn daemon() {
         .await
         .unwrap();
     println!("warden {}", warden.pid());
+    if let Some(heir) = heir() {
+        warden.will(heir, WILL.to_vec()).await.unwrap();
+    }
     let exe = std::env::current_exe().unwrap();
     let mut apart = program(exe.to_str().unwrap(), &[]);
     let role = OsString::from("worker with a group apart");
@@ -87,6 +98,33 @@ async fn daemon() {
 /// The name of the daemon, which the test knows.
 fn owner() -> String {
     std::env::var(OWNER).unwrap()
+}
+
+fn heir() -> Option<SocketAddr> {
+    std::env::var(HEIR).ok()?.parse().ok()
+}
+
+/// Closes one warden and drops another one, and then says so to the heir.
+async fn daemon_that_lives_on() {
+    let heir = heir().unwrap();
+    for closes in [true, false] {
+        let warden = Warden::start(Path::new("/proc/self/exe"), &owner())
+            .await
+            .unwrap();
+        warden.will(heir, WILL.to_vec()).await.unwrap();
+        let request = script("exec sleep 1000").request;
+        let _child = warden.spawn(request).await.unwrap();
+        let gone = warden.gone();
+        if closes {
+            warden.close().await;
+        } else {
+            drop(warden);
+        }
+        gone.await;
+    }
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.send_to(b"alive", heir).unwrap();
+    std::future::pending::<()>().await;
 }
 
 /// Waits for a program that does not say whether it is a warden.
@@ -142,10 +180,10 @@ impl Drop for Daemon {
 
 impl Daemon {
     fn start(role: &str) -> Self {
-        Self::start_with(role, Path::new(""))
+        Self::start_with(role, Path::new(""), None)
     }
 
-    fn start_with(role: &str, exe: &Path) -> Self {
+    fn start_with(role: &str, exe: &Path, heir: Option<&UdpSocket>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let owner = format!("crash-{}-{number}", std::process::id());
@@ -154,6 +192,7 @@ impl Daemon {
             .env(ROLE, role)
             .env(OWNER, &owner)
             .env(EXE, exe)
+            .envs(heir.map(|heir| (HEIR, heir.local_addr().unwrap().to_string())))
             .stdin(Stdio::null())
             .stderr(write.try_clone().unwrap())
             .stdout(write)
@@ -241,6 +280,36 @@ async fn a_killed_daemon_takes_everything_with_it() {
     ];
     assert_eq!(names, expected);
     daemon.kill_and_see_the_end().await;
+}
+
+fn heir_of(role: &str) -> (Daemon, UdpSocket) {
+    let heir = UdpSocket::bind("127.0.0.1:0").unwrap();
+    heir.set_read_timeout(Some(LIMIT)).unwrap();
+    (Daemon::start_with(role, Path::new(""), Some(&heir)), heir)
+}
+
+fn inherited(heir: &UdpSocket) -> Vec<u8> {
+    let mut datagram = [0; 64];
+    let length = heir.recv(&mut datagram).unwrap();
+    datagram[..length].to_vec()
+}
+
+async fn the_will_of_a_killed_daemon_is_done_when_nothing_is_left() {
+    let (mut daemon, heir) = heir_of("daemon");
+    daemon.meet_all().await;
+    daemon.child.kill().unwrap();
+    assert_eq!(inherited(&heir), WILL);
+    for (name, _) in &daemon.named {
+        assert!(name == "warden" || daemon.has_ended(name), "{name}");
+    }
+    // Datagrams get lost.
+    assert_eq!(inherited(&heir), WILL);
+    daemon.kill_and_see_the_end().await;
+}
+
+fn a_daemon_that_lives_has_no_will() {
+    let (_daemon, heir) = heir_of("daemon that lives on");
+    assert_eq!(inherited(&heir), b"alive");
 }
 
 async fn a_daemon_killed_while_it_starts_workers_leaves_none() {
@@ -348,7 +417,7 @@ async fn a_program_that_is_started_as_a_warden_dies_with_its_daemon_before_it_sa
     .unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(&exe, mode).unwrap();
-    let mut daemon = Daemon::start_with("daemon of no warden", &exe);
+    let mut daemon = Daemon::start_with("daemon of no warden", &exe, None);
     daemon.meet().await;
     daemon.kill_and_see_the_end().await;
 }
@@ -356,7 +425,16 @@ async fn a_program_that_is_started_as_a_warden_dies_with_its_daemon_before_it_sa
 /// As little of a test harness as `cargo test` needs: filters, `--list`, a line for each test.
 fn run_tests(runtime: &tokio::runtime::Runtime) -> ExitCode {
     type Test = fn(&tokio::runtime::Runtime);
-    let tests: [(&str, Test); 7] = [
+    let tests: [(&str, Test); 9] = [
+        (
+            "the_will_of_a_killed_daemon_is_done_when_nothing_is_left",
+            |runtime| {
+                runtime.block_on(the_will_of_a_killed_daemon_is_done_when_nothing_is_left());
+            },
+        ),
+        ("a_daemon_that_lives_has_no_will", |_| {
+            a_daemon_that_lives_has_no_will();
+        }),
         (
             "a_killed_warden_leaves_nothing_but_what_hides_from_a_daemon_that_does_not_adopt",
             |runtime| {

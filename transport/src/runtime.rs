@@ -17,13 +17,14 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Sleep;
 
 use self::pump::{Here, Pump, Wakes};
 use self::socket::Socket;
 use self::task::Driven;
 use crate::awake::{AwakeClock, TICK};
+use crate::wire::Obituary;
 
 /// Threads for blocking work, such as a [`JoinHandler`](crate::JoinHandler).
 const BLOCKING_THREADS: usize = 16;
@@ -238,15 +239,21 @@ pub(crate) struct QuinnRuntime {
     pump: Option<Arc<Pump>>,
     /// Most datagrams in one send with segmentation offload.
     max_segments: usize,
+    obituaries: Option<mpsc::Sender<Obituary>>,
 }
 
 impl QuinnRuntime {
-    pub(crate) fn new(runtime: &TransportRuntime, max_segments: usize) -> Self {
+    pub(crate) fn new(
+        runtime: &TransportRuntime,
+        max_segments: usize,
+        obituaries: Option<mpsc::Sender<Obituary>>,
+    ) -> Self {
         Self {
             handle: runtime.handle().clone(),
             clock: runtime.clock().clone(),
             pump: runtime.shared.pump.clone(),
             max_segments,
+            obituaries,
         }
     }
 }
@@ -277,11 +284,13 @@ impl quinn::Runtime for QuinnRuntime {
         &self,
         socket: std::net::UdpSocket,
     ) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>> {
+        let obituaries = self.obituaries.clone();
         let Some(pump) = &self.pump else {
             let socket = Socket::watched(socket, self.max_segments, &self.handle)?;
-            return Ok(Arc::new(socket));
+            return Ok(Arc::new(socket.listening(obituaries)));
         };
-        let socket = Arc::new(Socket::told(socket, self.max_segments, &self.handle)?);
+        let socket = Socket::told(socket, self.max_segments, &self.handle)?;
+        let socket = Arc::new(socket.listening(obituaries));
         pump.add_socket(&socket);
         Ok(socket)
     }

@@ -11,6 +11,26 @@ pub const NOTICE: Duration = Duration::from_secs(1);
 /// For a busy host: between the end of a time and the end of the last process.
 const MARGIN: Duration = Duration::from_secs(2);
 
+/// How long after the death of its daemon a warden has killed all workers (O-1).
+const WARDEN: Duration = Duration::from_secs(1);
+
+/// What is known of the workers of a node that is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fence {
+    /// Nothing: the node may only be cut off. They have ended after [`of_head`].
+    Lease,
+    /// The daemon is dead, and their wardens kill them: they have ended after [`of_death`].
+    Wardens,
+    /// They have ended.
+    Ended,
+}
+
+/// How long after the head has heard of a daemon's death workers may still run that nobody speaks of.
+#[must_use]
+pub fn of_death() -> Duration {
+    WARDEN + MARGIN
+}
+
 /// How long a node whose connection to the head has ended waits for another one before it ends the workers of elastic jobs.
 #[must_use]
 pub fn of_node(lease: Duration) -> Duration {

@@ -216,6 +216,7 @@ impl World {
             jobs: Vec::new(),
             network: None,
             instance: 0,
+            seal: None,
         };
         let name = registration.node.to_string();
         let node = self.connect(Session(1), Role::Node, name, script).await;

@@ -12,7 +12,7 @@ use kolo_core::node::environment::{self, Place};
 use kolo_core::node::messages::{
     AskId, Found, Input, Link, Opening, Signal, Spawning, Stay, Wanted, WorkerEvent, WorkerId,
 };
-use kolo_process::Warden;
+use kolo_process::{SpawnError, Warden};
 use kolo_transport::ids::{Incarnation, JobId, Rank, Slot};
 use kolo_transport::wire::{GenerationTable, ToWorker, WorkerSignal};
 use tokio::sync::watch;
@@ -105,8 +105,16 @@ impl Homes {
         let home = self.stays.entry(stay).or_default();
         let (context, slot) = (self.context.clone(), home.warden.clone());
         let starting = async move {
-            let owner = context.here.node.to_string();
-            Warden::start(&context.warden_exe, &owner).await
+            context.wardens.send_modify(|wardens| *wardens += 1);
+            let started = start_warden(&context, stay.job).await;
+            let gone = started.as_ref().ok().map(Warden::gone);
+            tokio::spawn(async move {
+                if let Some(gone) = gone {
+                    gone.await;
+                }
+                context.wardens.send_modify(|wardens| *wardens -= 1);
+            });
+            started
         };
         let starting = self.context.runtime.spawn(starting);
         async move {
@@ -310,6 +318,17 @@ impl Homes {
             }
         }
     }
+}
+
+/// Starts a warden that tells the head when this daemon dies.
+async fn start_warden(context: &NodeContext, job: JobId) -> Result<Warden, SpawnError> {
+    let node = context.here.node;
+    let warden = Warden::start(&context.warden_exe, &node.to_string()).await?;
+    let datagram = context.obituary.datagram(node, job);
+    if let Err(error) = warden.will(context.head_address, datagram).await {
+        tracing::warn!(%job, %error, "the head will not hear at once of this daemon's death");
+    }
+    Ok(warden)
 }
 
 /// What the core must know of a message to a worker.

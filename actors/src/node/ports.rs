@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -11,10 +11,11 @@ use std::sync::Arc;
 
 use kolo_core::node::colocator::Here;
 use kolo_core::node::messages::{Delivery, Loss, Wanted, WorkerId};
+use kolo_transport::ObituarySecret;
 use kolo_transport::ids::{CallId, JobId, Slot};
 use kolo_transport::wire::{GenerationTable, NodeEvent, Refusal, StartWorkers, ToWorker};
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::output::Outputs;
 use super::worker::Launch;
@@ -40,6 +41,12 @@ pub struct NodeContext {
     pub runtime: Handle,
     /// The way to the head.
     pub head: Arc<dyn HeadLink>,
+    /// Where the head gets this daemon's obituary.
+    pub head_address: SocketAddr,
+    /// What makes it true.
+    pub obituary: ObituarySecret,
+    /// Number of wardens that there are or may be.
+    pub wardens: watch::Sender<usize>,
     /// The way of calls.
     pub calls: Arc<dyn CallPlane>,
     /// The programs that are here.

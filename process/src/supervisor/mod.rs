@@ -8,6 +8,7 @@ mod failure;
 mod host;
 
 use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,6 +17,7 @@ use std::time::Duration;
 use kolo_transport::frame::FrameError;
 use kolo_transport::local::ControlSocket;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use serde_bytes::ByteBuf;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::timeout;
 
@@ -24,7 +26,7 @@ use self::failure::Subject;
 use self::host::Host;
 use crate::child::{Child, Life, Process, Signal, SignalError};
 use crate::error::SpawnError;
-use crate::protocol::{FromWarden, PROTOCOL, ToWarden};
+use crate::protocol::{FromWarden, PROTOCOL, ToWarden, Will};
 use crate::request::SpawnRequest;
 use crate::sweep;
 
@@ -216,6 +218,19 @@ impl Warden {
         Ok(Self { shared, gone })
     }
 
+    /// Gives the warden a datagram to send when this process has died, as soon as nothing is left of what the warden has started.
+    /// It is sent three times, for datagrams get lost. A warden that was closed or dropped sends nothing, nor does one that could
+    /// not kill everything. A later will takes the place of an earlier one.
+    ///
+    /// # Errors
+    ///
+    /// If the warden is gone, or the datagram is longer than a frame.
+    pub async fn will(&self, to: SocketAddr, datagram: Vec<u8>) -> Result<(), FrameError> {
+        let datagram = ByteBuf::from(datagram);
+        let will = ToWarden::Will(Will { to, datagram });
+        self.shared.socket.send(&will, &[]).await
+    }
+
     /// The warden's own process id.
     pub fn pid(&self) -> u32 {
         self.shared.pid
@@ -224,6 +239,15 @@ impl Warden {
     /// Whether the warden is gone, and with it all its processes. [`Warden::spawn`] fails then.
     pub fn is_lost(&self) -> bool {
         self.shared.table().lost
+    }
+
+    /// Waits until the warden is gone, and with it all its processes.
+    pub fn gone(&self) -> impl Future<Output = ()> + use<> {
+        let mut gone = self.gone.clone();
+        async move {
+            // An error means that the runtime of the attendant is gone, and it with it.
+            gone.wait_for(|gone| *gone).await.ok();
+        }
     }
 
     /// Starts a process, and returns when its program runs.
@@ -292,12 +316,7 @@ impl Warden {
     /// half-way it goes on in the background.
     pub async fn close(self) {
         self.shared.close();
-        let mut gone = self.gone.clone();
-        // An error means that the runtime of the attendant is gone, and it with it.
-        if timeout(CLOSE_DEADLINE, gone.wait_for(|gone| *gone))
-            .await
-            .is_err()
-        {
+        if timeout(CLOSE_DEADLINE, self.gone()).await.is_err() {
             tracing::error!(pid = self.pid(), "the warden has not ended");
         }
     }

@@ -93,8 +93,8 @@ impl Warden {
         procfs::below(&procfs::all(), me, leaders)
     }
 
-    /// Kills everything below the warden and waits until it is gone, but not for ever.
-    pub(super) fn kill_everything(&mut self) {
+    /// Kills everything below the warden and waits until it is gone, but not for ever. Whether it is.
+    pub(super) fn kill_everything(&mut self) -> bool {
         let deadline = Instant::now() + LAST_WAIT;
         for pid in self.workers.keys() {
             if let Some(pid) = procfs::raw(*pid) {
@@ -107,14 +107,14 @@ impl Warden {
             self.reap();
             self.outbox.flush(self.socket.as_fd());
             if sys::peek_dead() == Dead::NoChildren && self.outbox.is_empty() {
-                return;
+                return true;
             }
             if self.has_strangers() {
                 self.hunt(&HashSet::new(), |_| true);
             }
             if Instant::now() >= deadline {
                 self.confess();
-                return;
+                return false;
             }
             let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
             if !self.outbox.is_empty() {

@@ -7,6 +7,7 @@
 mod hunt;
 mod notice;
 mod outbox;
+mod parent;
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsStr};
@@ -20,6 +21,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 
 use self::outbox::Outbox;
+use self::parent::Parent;
 use crate::child::Signal;
 use crate::protocol::{FromWarden, PROTOCOL, Spawn, Step, ToWarden};
 use crate::sys::{self, Dead};
@@ -42,7 +44,11 @@ pub fn run_if_warden() {
     let code = match Warden::begin(&value) {
         Ok(mut warden) => {
             warden.run();
-            warden.kill_everything();
+            let is_abandoned = warden.parent.has_hung_up(warden.socket.as_fd());
+            let is_over = warden.kill_everything();
+            if is_abandoned && is_over {
+                warden.parent.publish();
+            }
             0
         }
         Err(reason) => {
@@ -78,6 +84,7 @@ struct Warden {
     pid: Pid,
     socket: OwnedFd,
     signals: OwnedFd,
+    parent: Parent,
     inbox: FdReceiver,
     outbox: Outbox,
     /// By process id.
@@ -117,6 +124,7 @@ impl Warden {
         sys::outlive_parent().map_err(|error| format!("parent-death signal: {error}"))?;
         let socket = rustix::io::fcntl_dupfd_cloexec(stdin, 3).map_err(what("socket"))?;
         sys::close_inherited(socket.as_fd());
+        let parent = Parent::find();
         // Children inherit this one.
         let null =
             std::fs::File::open("/dev/null").map_err(|error| format!("/dev/null: {error}"))?;
@@ -133,6 +141,7 @@ impl Warden {
             pid,
             socket,
             signals,
+            parent,
             inbox: FdReceiver::new(),
             outbox: Outbox::default(),
             workers: HashMap::new(),
@@ -203,6 +212,7 @@ impl Warden {
         let goes_on = loop {
             match self.inbox.next::<ToWarden>() {
                 Ok(Some((ToWarden::Spawn(request), fds))) => self.spawn(&request, fds),
+                Ok(Some((ToWarden::Will(will), _))) => self.parent.keep(will),
                 // Those that came together go out together, because each look at all processes takes a while.
                 Ok(Some((ToWarden::Signal { id, signal }, _))) => match signals.last_mut() {
                     Some((last, ids)) if *last == signal => {

@@ -31,6 +31,7 @@ use kolo_core::head::messages::{Caller, Question, Settings};
 use kolo_transport::descriptors::make_room;
 use kolo_transport::identity::{HEAD_NAME, Role};
 use kolo_transport::ids::ClusterId;
+use kolo_transport::obituary::WAITING;
 use kolo_transport::wire::{HeadReply, HeadRequest};
 use kolo_transport::{
     Authority, BindError, CloseCode, Endpoint, EndpointConfig, JoinToken, LiveCredentials,
@@ -313,6 +314,7 @@ impl Parts {
         let attempts = Attempts::default();
         let connections = Connections::of_this_process();
         let stores = JobStores::new(config.rendezvous_memory);
+        let (obituaries, heard) = mpsc::channel(WAITING);
         let endpoint = Endpoint::bind(
             &runtime,
             credentials.clone(),
@@ -325,6 +327,7 @@ impl Parts {
                     config.certificate_life,
                     attempts.clone(),
                 ))),
+                obituaries: Some(obituaries),
                 ..EndpointConfig::default()
             },
         )?;
@@ -382,6 +385,9 @@ impl Parts {
         runtime
             .handle()
             .spawn(serve::accept(Arc::clone(&shared), endpoint.clone()));
+        runtime
+            .handle()
+            .spawn(serve::listen(Arc::clone(&shared), heard));
         shared.ready.store(true, Ordering::Release);
         let report = Ready {
             address: endpoint.local_addr(),

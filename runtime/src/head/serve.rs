@@ -8,14 +8,17 @@ use std::time::{Duration, SystemTime};
 use actix::Addr;
 use kolo_actors::head::messages::{Happened, Way};
 use kolo_actors::head::{Coordinator, ask};
+use kolo_core::fence::Fence;
 use kolo_core::head::messages::{Caller, Input, Question};
 use kolo_core::head::registry::Session;
 use kolo_transport::frame::{InvalidFrame, Limits};
 use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{DriverId, JobId, Slot};
 use kolo_transport::wire::head::Beat;
-use kolo_transport::wire::{HeadReply, HeadRequest, Refusal, RefusalKind};
-use kolo_transport::{CloseCode, Connection, Endpoint, FrameError, Stream, TransportRuntime};
+use kolo_transport::wire::{HeadReply, HeadRequest, Obituary, Refusal, RefusalKind};
+use kolo_transport::{
+    CloseCode, Connection, ConnectionLost, Endpoint, FrameError, Stream, TransportRuntime,
+};
 use tokio::sync::mpsc;
 
 use super::link::Link;
@@ -81,6 +84,30 @@ pub(super) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
     }
 }
 
+/// Passes on obituaries until the endpoint is gone.
+pub(super) async fn listen(shared: Arc<Shared>, mut obituaries: mpsc::Receiver<Obituary>) {
+    while let Some(obituary) = obituaries.recv().await {
+        tell(&shared, Input::Obituary(obituary)).await;
+    }
+}
+
+async fn tell(shared: &Shared, input: Input) {
+    if shared.actor.send(Happened::from(input)).await.is_err() {
+        tracing::debug!("the head stops");
+    }
+}
+
+/// What the end of a node's connection says of its workers.
+fn fence(lost: &ConnectionLost) -> Fence {
+    match lost {
+        ConnectionLost::Closed {
+            code: CloseCode::Dead,
+            ..
+        } => Fence::Ended,
+        _ => Fence::Lease,
+    }
+}
+
 /// One connection.
 struct Peer {
     shared: Arc<Shared>,
@@ -125,16 +152,12 @@ impl Peer {
         } else {
             lost.to_string()
         };
-        let disconnected = Input::Disconnected { session, reason };
-        if peer
-            .shared
-            .actor
-            .send(Happened::from(disconnected))
-            .await
-            .is_err()
-        {
-            tracing::debug!("the head stops");
-        }
+        let disconnected = Input::Disconnected {
+            session,
+            reason,
+            fence: fence(&lost),
+        };
+        tell(&peer.shared, disconnected).await;
     }
 
     /// One request.

@@ -6,6 +6,7 @@
 
 mod calls;
 mod config;
+mod error;
 mod finder;
 mod host;
 mod installed;
@@ -29,20 +30,20 @@ use kolo_core::node::NodeCore;
 use kolo_core::node::colocator::Here;
 use kolo_core::node::inventory::Inventory;
 use kolo_core::pace::Backoff;
-use kolo_transport::descriptors::{TooFewDescriptors, make_room};
+use kolo_transport::descriptors::make_room;
 use kolo_transport::ids::{JobId, NodeId};
 use kolo_transport::renewal::keep_renewed;
-use kolo_transport::wire::{Refusal, RefusalKind};
+use kolo_transport::wire::RefusalKind;
 use kolo_transport::{
-    BindError, CloseCode, ConnectError, Connection, ConnectionLost, Credentials, Endpoint,
-    EndpointConfig, Flood, JoinError, LiveCredentials, RandomId as _, RequestError, Role,
-    TransportRuntime,
+    CloseCode, Connection, Credentials, Endpoint, EndpointConfig, Flood, LiveCredentials,
+    ObituarySecret, RandomId as _, TransportRuntime,
 };
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 
 use self::calls::Calls;
 pub use self::config::{NodeConfig, NodeCredentials, NodeResources, ResourcesError};
+pub use self::error::NodeError;
 use self::finder::Finder;
 pub use self::host::default_listen;
 use self::programs::Programs;
@@ -60,90 +61,11 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// The pause after the first refused attempt to join or to register; it doubles.
 const JOIN_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long [`Node::kill`] waits for the end of workers.
+const DYING: Duration = Duration::from_secs(1);
+
 /// The longest pause while another daemon with this identity is there.
 const MAX_DUPLICATE_PAUSE: Duration = Duration::from_millis(500);
-
-/// Why a node did not start. Nothing of it is left then.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum NodeError {
-    /// The declared resources are wrong. Correct them.
-    #[error(transparent)]
-    Resources(#[from] ResourcesError),
-    /// The directory for programs or a preloaded program can't be used. Correct path or permissions.
-    #[error(transparent)]
-    Programs(#[from] ProgramsError),
-    /// The cluster could not be joined with the token. If it is retryable the head was not there in time.
-    #[error("the cluster could not be joined: {0}")]
-    Join(JoinError),
-    /// The credentials are not a node's. Join with a token for nodes.
-    #[error("the credentials are those of a {0}; a node needs a node's")]
-    Identity(Role),
-    /// The identity that the head has just given can't be kept in its folder; the token may be used up. Check the folder,
-    /// and give another token.
-    #[error(
-        "the new identity can't be kept: {0}; check the folder, and give another token if this one is used up"
-    )]
-    Keep(kolo_transport::IdentityError),
-    /// The address to listen on can't be used.
-    #[error(transparent)]
-    Bind(#[from] BindError),
-    /// The head could not be reached in time, or is not the head of this cluster.
-    #[error("the head could not be reached: {0}")]
-    Connect(ConnectError),
-    /// The head did not answer the registration.
-    #[error("the head did not answer the registration: {0}")]
-    Register(RequestError),
-    /// The head refused the registration, for the reason it gives.
-    #[error("the head refused the registration: {0}")]
-    Refused(Refusal),
-    /// The head's answer is none to a registration. Use the same version of kolo on all hosts.
-    #[error(
-        "the head answered the registration with {0}; use the same version of kolo on all hosts"
-    )]
-    Answer(String),
-    /// There are too few descriptors. Raise the limit of open files.
-    #[error(transparent)]
-    Descriptors(#[from] TooFewDescriptors),
-    /// Threads could not be started. Look at the limits of processes and memory.
-    #[error("the node's threads could not be started: {0}")]
-    Threads(std::io::Error),
-}
-
-impl From<JoinError> for NodeError {
-    fn from(error: JoinError) -> Self {
-        Self::Join(error)
-    }
-}
-
-impl NodeError {
-    /// Whether an administrator has put this node out of the cluster: only they can let it in again.
-    #[must_use]
-    pub fn is_revoked(&self) -> bool {
-        matches!(
-            self,
-            Self::Connect(ConnectError::Lost {
-                lost: ConnectionLost::Closed {
-                    code: CloseCode::Revoked,
-                    ..
-                },
-                ..
-            })
-        )
-    }
-
-    /// Whether another attempt may work without any change on this side.
-    #[must_use]
-    pub fn is_retryable(&self) -> bool {
-        match self {
-            Self::Join(error) => error.is_retryable(),
-            Self::Connect(error) => error.is_retryable(),
-            Self::Register(error) => error.is_retryable(),
-            Self::Refused(refusal) => refusal.is_retryable(),
-            _ => false,
-        }
-    }
-}
 
 /// The thread that the actors live on.
 struct Actors {
@@ -166,6 +88,8 @@ pub struct Node {
     tasks: Vec<AbortHandle>,
     /// Taken by the end.
     actors: Option<Actors>,
+    /// How many there are.
+    wardens: watch::Receiver<usize>,
 }
 
 impl std::fmt::Debug for Node {
@@ -313,23 +237,47 @@ impl Node {
         }
     }
 
-    /// Ends at once, as a crash would: workers are killed, connections closed, nobody is told why. Blocks for
-    /// the moment that this takes.
+    /// Ends at once, as a crash would: workers are killed, connections closed, nobody is told why, but the head, that the workers
+    /// have ended. Blocks for the moment that this takes, at most for a second if one can't be killed.
     pub fn kill(mut self) {
-        self.end(CloseCode::Internal, "");
+        self.abort();
         if let Some(actors) = self.actors.take() {
             actors.system.stop();
             if actors.thread.join().is_err() {
                 tracing::error!("the node's thread panicked");
             }
         }
+        let code = if self.has_no_worker() {
+            CloseCode::Dead
+        } else {
+            CloseCode::Internal
+        };
+        self.endpoint.close(code, "");
+    }
+
+    /// Waits for the end of all wardens that were dropped, and so of all workers. Whether it came.
+    fn has_no_worker(&self) -> bool {
+        let mut wardens = self.wardens.clone();
+        let (sender, over) = std::sync::mpsc::channel();
+        // Not here, for this thread may be in a runtime already.
+        let waiting = self.runtime.handle().spawn(async move {
+            let none = wardens.wait_for(|wardens| *wardens == 0).await;
+            sender.send(none.is_ok()).ok();
+        });
+        let none = over.recv_timeout(DYING) == Ok(true);
+        waiting.abort();
+        none
     }
 
     fn end(&mut self, code: CloseCode, reason: &str) {
+        self.abort();
+        self.endpoint.close(code, reason);
+    }
+
+    fn abort(&mut self) {
         for task in self.tasks.drain(..) {
             task.abort();
         }
-        self.endpoint.close(code, reason);
     }
 }
 
@@ -396,6 +344,7 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
     let uplink = Uplink::new();
     let orphan_timeout = config.orphan_timeout;
     let calls = Calls::new(runtime.handle().clone());
+    let wardens = watch::Sender::new(0);
     let context = Arc::new(NodeContext {
         here: Here {
             cluster: identity.cluster,
@@ -411,6 +360,9 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
             .unwrap_or_else(|| PathBuf::from("/proc/self/exe")),
         runtime: runtime.handle().clone(),
         head: uplink.clone(),
+        head_address: config.head,
+        obituary: ObituarySecret::random(),
+        wardens: wardens.clone(),
         calls: calls.clone(),
         programs: Arc::new(Finder {
             programs: programs.clone(),
@@ -447,6 +399,7 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
         runtime,
         tasks: Vec::new(),
         actors: Some(actors),
+        wardens: wardens.subscribe(),
     };
     guard.0 = None;
     let registered = register(&connection, &server, deadline).await?;

@@ -117,6 +117,7 @@ impl Server {
             jobs: snapshot.jobs,
             network: self.network.for_registration(),
             instance: self.instance,
+            seal: Some(self.context.obituary.seal()),
         })
     }
 

@@ -57,6 +57,29 @@ pub(super) async fn an_elastic_run_goes_on_when_a_worker_dies() -> Outcome {
     Ok(())
 }
 
+/// Without the word that the workers there have ended, the head would wait for more than a minute (G-3).
+pub(super) async fn an_elastic_run_goes_on_when_the_node_of_half_its_workers_is_killed() -> Outcome
+{
+    let cluster = LocalCluster::builder().slots(2).start().await?;
+    let added = cluster.add_local_node().await?;
+    let elastic = Executor::builder().workers(1..=4).output(Output::Silent);
+    let executor = elastic.start(&cluster).await?;
+    let mut changes = executor.generations();
+    while executor.world_size() < 4 {
+        changes.next().await;
+    }
+    cluster.kill_local_node(added).await?;
+    loop {
+        match executor.run(add_up, None).await {
+            Ok(sums) => break assert_eq!(sums, [2, 2]),
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+        executor.recovered().await?;
+    }
+    executor.shutdown().await?;
+    Ok(())
+}
+
 pub(super) async fn a_driver_goes_on_in_the_next_generation() -> Outcome {
     let cluster = LocalCluster::builder().slots(4).start().await?;
     let elastic = Executor::builder().workers(1..=3).output(Output::Silent);

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use elastic::{
     a_driver_goes_on_in_the_next_generation, an_elastic_run_goes_on_when_a_worker_dies,
+    an_elastic_run_goes_on_when_the_node_of_half_its_workers_is_killed,
     an_elastic_run_that_always_fails_ends_with_the_last_words,
     values_of_elastic_groups_go_back_to_their_last_commit,
 };
@@ -33,7 +34,7 @@ macro_rules! tests {
 
 fn main() {
     kolo::rt::main(async {
-        let tests: [Test; 17] = tests![
+        let tests: [Test; 18] = tests![
             functions_run_on_all_one_and_some
             values_keep_their_state_and_order
             errors_and_panics_name_the_rank
@@ -48,6 +49,7 @@ fn main() {
             few_descriptors_are_told_and_panic_nothing
             nodes_are_added_and_killed
             an_elastic_run_goes_on_when_a_worker_dies
+            an_elastic_run_goes_on_when_the_node_of_half_its_workers_is_killed
             a_driver_goes_on_in_the_next_generation
             values_of_elastic_groups_go_back_to_their_last_commit
             an_elastic_run_that_always_fails_ends_with_the_last_words

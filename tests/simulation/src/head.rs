@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use kolo_core::fence;
+use kolo_core::fence::{self, Fence};
 use kolo_core::head::HeadCore;
 use kolo_core::head::job::JobConfig;
 use kolo_core::head::messages::{
@@ -290,7 +290,11 @@ impl World {
             .requests
             .retain(|request, _| request.session.0 != session);
         let session = Session(session);
-        self.head_step(Input::Disconnected { session, reason });
+        self.head_step(Input::Disconnected {
+            session,
+            reason,
+            fence: Fence::Lease,
+        });
     }
 
     /// Whether nobody waits for an answer.

@@ -46,6 +46,7 @@ impl World {
                     jobs: daemon.core.jobs().collect(),
                     network: None,
                     instance: daemon.instance,
+                    seal: None,
                 };
                 let registration = self.mutated_registration(registration);
                 self.node_asks(node, Tag::Register, HeadRequest::Register(registration));

@@ -11,6 +11,7 @@ mod elastic;
 mod ends;
 mod executables;
 mod jobs;
+mod obituary;
 mod placement;
 mod processes;
 mod run;

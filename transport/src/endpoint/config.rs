@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::{MtuDiscoveryConfig, TransportConfig, VarInt};
+use tokio::sync::mpsc;
 
 use super::BindError;
 use crate::descriptors;
 use crate::join::JoinHandler;
 use crate::places::Places;
+use crate::wire::Obituary;
 
 /// Settings of an [`Endpoint`](super::Endpoint). Start from [`EndpointConfig::default`].
 #[derive(Clone)]
@@ -70,6 +72,8 @@ pub struct EndpointConfig {
     pub dates_count: bool,
     /// Who lets joiners in. Default: nobody.
     pub join: Option<Arc<dyn JoinHandler>>,
+    /// Where [obituaries](crate::obituary) of daemons go that come to this endpoint. Default: nobody.
+    pub obituaries: Option<mpsc::Sender<Obituary>>,
 }
 
 impl Default for EndpointConfig {
@@ -93,6 +97,7 @@ impl Default for EndpointConfig {
             tcp_congestion: None,
             dates_count: true,
             join: None,
+            obituaries: None,
         }
     }
 }

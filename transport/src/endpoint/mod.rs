@@ -425,7 +425,11 @@ pub(crate) fn quinn_endpoint(
         endpoint,
         server,
         socket,
-        Arc::new(QuinnRuntime::new(runtime, segments)),
+        Arc::new(QuinnRuntime::new(
+            runtime,
+            segments,
+            config.obituaries.clone(),
+        )),
     )
 }
 

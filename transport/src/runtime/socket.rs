@@ -16,6 +16,10 @@ use quinn::udp::{RecvMeta, Transmit, UdpSocketState};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use crate::obituary;
+use crate::wire::Obituary;
 
 /// Errors in a row after which a socket counts as broken.
 const MOST_ERRORS: u32 = 64;
@@ -32,6 +36,7 @@ pub(super) struct Socket {
     /// The last send found no room.
     full: AtomicBool,
     input: Input,
+    obituaries: Option<mpsc::Sender<Obituary>>,
 }
 
 /// Who tells that datagrams are there.
@@ -75,7 +80,13 @@ impl Socket {
             handle: handle.clone(),
             full: AtomicBool::new(false),
             input,
+            obituaries: None,
         })
+    }
+
+    /// The same, and obituaries that come to it are passed on.
+    pub(super) fn listening(self, obituaries: Option<mpsc::Sender<Obituary>>) -> Self {
+        Self { obituaries, ..self }
     }
 
     /// Another descriptor of it, watched by the current runtime.
@@ -117,7 +128,14 @@ impl Socket {
         loop {
             match self.state.recv((&self.io).into(), bufs, meta) {
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock && tries > 0 => tries -= 1,
-                done => return done,
+                done => {
+                    if let (Ok(count), Some(to)) = (&done, &self.obituaries) {
+                        for (buffer, meta) in bufs.iter().zip(meta.iter()).take(*count) {
+                            obituary::listen(to, buffer, meta);
+                        }
+                    }
+                    return done;
+                }
             }
         }
     }

@@ -38,11 +38,13 @@ pub enum CloseCode {
     Deadline,
     /// The peer was revoked: the operator has put it out of the cluster.
     Revoked,
+    /// The process has ended as by a crash, and its workers have ended before.
+    Dead,
     /// A code of a later version.
     Other(u32),
 }
 
-const CODES: [CloseCode; 14] = [
+const CODES: [CloseCode; 15] = [
     CloseCode::Done,
     CloseCode::Shutdown,
     CloseCode::Cancelled,
@@ -57,6 +59,7 @@ const CODES: [CloseCode; 14] = [
     CloseCode::LeaseExpired,
     CloseCode::Deadline,
     CloseCode::Revoked,
+    CloseCode::Dead,
 ];
 
 impl CloseCode {
@@ -109,6 +112,7 @@ impl fmt::Display for CloseCode {
             Self::LeaseExpired => "lease expired",
             Self::Deadline => "deadline exceeded",
             Self::Revoked => "revoked",
+            Self::Dead => "dead",
             Self::Other(number) => return write!(f, "code {number}"),
         })
     }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::daemon::DaemonState;
 use super::network::{InterfacesQuery, NetworkReport, NodeNetwork};
+use super::obituary::Seal;
 use super::trust::{RevocationList, SecretText, TokenEntry};
 use super::worker::FailedOperation;
 use super::{
@@ -37,6 +38,9 @@ pub struct NodeRegistration {
     /// the same identity. 0 is unknown.
     #[serde(default)]
     pub instance: u64,
+    /// By which the head knows this daemon's obituary, if its wardens send one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seal: Option<Seal>,
 }
 
 /// First frame of a stream to the head.

@@ -27,6 +27,7 @@ pub mod job;
 pub mod join;
 pub mod network;
 pub mod node;
+pub mod obituary;
 pub mod resources;
 pub mod trust;
 pub mod worker;
@@ -52,6 +53,7 @@ pub use node::{
     LogBatch, LogLine, NodeReply, NodeRequest, OutputChunk, SlotStart, StartWorkers, StdinChunk,
     Stdio,
 };
+pub use obituary::{Obituary, Seal};
 pub use resources::{Milli, ResourceError, Resources, Shortage};
 pub use trust::{RevocationList, RevokedMember, SecretText, TokenEntry};
 pub use worker::{FailedOperation, FromWorker, ToWorker, WorkerCall, WorkerResult};

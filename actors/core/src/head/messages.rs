@@ -5,10 +5,13 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::identity::Identity;
 use kolo_wire::ids::{ClusterId, JobId, NodeId};
-use kolo_wire::{HeadReply, HeadRequest, JobEvent, JobSpec, Member, NodeRequest, SubmitFrame};
+use kolo_wire::{
+    HeadReply, HeadRequest, JobEvent, JobSpec, Member, NodeRequest, Obituary, SubmitFrame,
+};
 
 use super::job::{JobConfig, Reply};
 use super::registry::Session;
+use crate::fence::Fence;
 
 /// What a head must know from its start.
 #[derive(Debug, Clone, Copy)]
@@ -100,7 +103,11 @@ pub enum Input {
         session: Session,
         /// How it ended.
         reason: String,
+        /// What is known of the workers behind it, if it was a node's.
+        fence: Fence,
     },
+    /// An obituary of a node's daemon has come, from whomever.
+    Obituary(Obituary),
     /// A question came: one [`Output::Answer`].
     Asked {
         /// Its name.

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{JobId, NodeId};
-use kolo_wire::{NodeInfo, NodeNetwork, NodeRegistration, Refusal, RefusalKind, Resources};
+use kolo_wire::{NodeInfo, NodeNetwork, NodeRegistration, Refusal, RefusalKind, Resources, Seal};
 
 use super::introduction::{check, check_network};
 use crate::placement::Offer;
@@ -208,6 +208,14 @@ impl NodeRegistry {
         let entry = self.current(node, session)?;
         entry.alive = false;
         Some(entry.held.keys().copied().collect())
+    }
+
+    /// Whether the seal is that of the daemon which has registered last, and its stay, if that lasts.
+    #[must_use]
+    pub fn sealed(&self, node: NodeId, seal: Seal) -> Option<Option<Session>> {
+        let entry = self.get(node)?;
+        let is_its = entry.registration.seal == Some(seal);
+        is_its.then(|| entry.alive.then_some(entry.session))
     }
 
     /// The node offers nothing any more in this stay. Nothing if the stay is over.

@@ -52,7 +52,7 @@ pub enum Fact {
         /// How that was seen.
         why: String,
         /// When its processes have ended for certain. In the past if the node's end was seen, and not just its
-        /// silence.
+        /// silence. A later fact may say an earlier time.
         fenced: Instant,
     },
     /// A node is to be left: no process starts there, and those that run go at the next safe point.

@@ -338,7 +338,7 @@ impl Roster {
         self.draining.remove(&node);
         for unseen in self.unseen.values_mut() {
             if unseen.node == Some(node) {
-                unseen.until.get_or_insert(fenced);
+                unseen.until = Some(unseen.until.map_or(fenced, |until| until.min(fenced)));
             }
         }
         let is_there = |seat: &&Seat| {

@@ -137,6 +137,7 @@ pub(super) fn introduction(id: NodeId, cpus: u64) -> NodeRegistration {
         jobs: Vec::new(),
         network: None,
         instance: 0,
+        seal: None,
     }
 }
 

@@ -299,6 +299,7 @@ pub(crate) fn cases() -> Vec<Case> {
             jobs: vec![JOB],
             network: Some(network()),
             instance: 77,
+            seal: Some(Seal([8; 32])),
         }),
         HeadRequest::Heartbeats,
         HeadRequest::Events(vec![NodeEvent::JobGone { job: JOB }]),

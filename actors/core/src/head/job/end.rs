@@ -8,6 +8,8 @@ use kolo_wire::{
     WorkerState,
 };
 
+use crate::fence::Fence;
+
 use super::{
     Action, Ending, Hold, Job, MAX_CAUSE, MAX_MESSAGE, MAX_REASON, MAX_TAIL, MAX_TAIL_BYTES,
     Manner, Phase, Rendezvous, Reply, Seat,
@@ -125,7 +127,7 @@ impl Job {
         self.seats.values().filter(was_stopped).count() as u32
     }
 
-    pub(super) fn node_lost(&mut self, node: NodeId, reason: String) {
+    pub(super) fn node_lost(&mut self, node: NodeId, reason: String, fence: Fence) {
         let Some(part) = self.part(node) else {
             return;
         };
@@ -133,7 +135,7 @@ impl Job {
             return;
         }
         if self.is_elastic() {
-            return self.part_lost(part, reason);
+            return self.part_lost(part, reason, fence);
         }
         self.parts[part].hold = Hold::Lost;
         let at = self.place_name(part);

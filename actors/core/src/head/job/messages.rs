@@ -9,6 +9,7 @@ use kolo_wire::{
     JobEvent, Member, NetworkReport, NodeEvent, NodeReply, NodeRequest, Refusal, SubmitFrame,
 };
 
+use crate::fence::Fence;
 use crate::interfaces::{Discovery, Network};
 
 /// A part of the placement: a node and its workers.
@@ -103,6 +104,15 @@ pub enum Event {
         /// The node.
         node: NodeId,
         /// How that was seen.
+        reason: String,
+        /// What is known of the workers there.
+        fence: Fence,
+    },
+    /// Nothing of the job is left on a node that is lost, for certain.
+    Fenced {
+        /// The node.
+        node: NodeId,
+        /// How that is known.
         reason: String,
     },
     /// Answer to [`Action::Discover`].

@@ -349,7 +349,12 @@ impl Job {
                 refusal,
             } => self.pushed(node, (membership, pids), refusal),
             Event::Node { node, event } => self.node_event(node, event),
-            Event::NodeLost { node, reason } => self.node_lost(node, reason),
+            Event::NodeLost {
+                node,
+                reason,
+                fence,
+            } => self.node_lost(node, reason, fence),
+            Event::Fenced { node, reason } => self.fenced(node, reason),
             Event::Discovered(found) => self.discovered(found),
             Event::Rendezvous(opened) => self.rendezvous_opened(opened),
             Event::Driver(frame) => self.driver_says(frame),

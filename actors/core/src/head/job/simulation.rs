@@ -11,6 +11,7 @@ use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement};
 
 use super::fixtures::{failure, sites, spec};
 use super::*;
+use crate::fence::Fence;
 
 const JOB: JobId = JobId(9);
 const LEASE: u64 = 3000;
@@ -207,7 +208,14 @@ impl World {
                     ..Node::default()
                 };
                 let reason = "lease".to_owned();
-                self.later(LEASE, Delivery::ToJob(Event::NodeLost { node, reason }));
+                self.later(
+                    LEASE,
+                    Delivery::ToJob(Event::NodeLost {
+                        node,
+                        reason,
+                        fence: Fence::Lease,
+                    }),
+                );
             }
             Delivery::WorkerExits(node, slot, exit) => self.worker_exits(node, slot, exit, false),
         }

@@ -7,6 +7,7 @@ use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement};
 
 use super::fixtures::{exited, failure, ready, sites, spec};
 use super::*;
+use crate::fence::Fence;
 
 pub(super) const JOB: JobId = JobId(5);
 
@@ -259,6 +260,7 @@ fn g2_a_node_that_vanishes_between_reserve_and_start_ends_the_job() {
     run.step(Event::NodeLost {
         node: NodeId(2),
         reason: "no heartbeat for 3 s".to_owned(),
+        fence: Fence::Lease,
     });
     assert_eq!(run.asked(), ["1:release"]);
     run.answer(1, NodeReply::Done);
@@ -491,6 +493,7 @@ fn f1_a_lost_node_is_the_loss_of_all_its_ranks() {
     run.step(Event::NodeLost {
         node: NodeId(2),
         reason: "connection closed".to_owned(),
+        fence: Fence::Lease,
     });
     assert_eq!(run.asked(), ["tell:lost 2", "1:lost"]);
     run.report(1, exited(JOB, 0, Exit::Code(0)));
@@ -553,6 +556,7 @@ fn reports_of_what_a_node_does_not_have_change_nothing() {
     run.step(Event::NodeLost {
         node: NodeId(3),
         reason: String::new(),
+        fence: Fence::Lease,
     });
     run.step(Event::Rendezvous(Ok("10.0.0.7:80".parse().unwrap())));
     run.start(1);

@@ -14,6 +14,7 @@ use kolo_wire::{
 use super::fixtures::{failure, sites, spec};
 use super::tests::JOB;
 use super::*;
+use crate::fence::{self, Fence};
 
 fn elastic(min: u32, max: u32) -> Elastic {
     Elastic {

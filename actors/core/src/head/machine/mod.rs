@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::identity::Identity;
 use kolo_wire::ids::{JobId, NodeId, Slot};
-use kolo_wire::{HeadReply, NodeEvent, NodeRegistration, NodeRequest, Refusal, RefusalKind};
+use kolo_wire::{
+    HeadReply, NodeEvent, NodeRegistration, NodeRequest, Obituary, Refusal, RefusalKind,
+};
 
 use self::jobs::Running;
 use super::agenda::Agenda;
@@ -29,7 +31,7 @@ use super::messages::{AskId, Input, Level, Line, LinkEnd, Now, Output, RequestId
 use super::probes::{Probes, Waiter};
 use super::registry::{NodeRegistry, Session};
 use super::requests::{OVERTIME, Open, Purpose, Requests};
-use crate::fence;
+use crate::fence::{self, Fence};
 use crate::head::milliseconds;
 use crate::pace::Ration;
 
@@ -148,12 +150,17 @@ impl HeadCore {
                 };
                 self.peers.insert(session, peer);
             }
-            Input::Disconnected { session, reason } => {
+            Input::Disconnected {
+                session,
+                reason,
+                fence,
+            } => {
                 let peer = self.peers.remove(&session);
                 if let Some(node) = peer.and_then(|peer| peer.identity.node()) {
-                    self.lose(node, session, &reason);
+                    self.lose(node, session, &reason, fence);
                 }
             }
+            Input::Obituary(obituary) => self.bury(obituary),
             Input::Asked { ask, question } => {
                 if let Some(reply) = self.asked(ask, question) {
                     self.answer(ask, reply);
@@ -252,7 +259,7 @@ impl HeadCore {
     fn check_leases(&mut self) {
         for (node, session, silent) in self.registry.expired(self.now.awake) {
             let reason = format!("no heartbeat for {:.1} s", silent.as_secs_f64());
-            self.lose(node, session, &reason);
+            self.lose(node, session, &reason, Fence::Lease);
         }
         self.agenda.set(Timer::Leases, self.registry.next_expiry());
     }
@@ -283,7 +290,8 @@ impl HeadCore {
         }
         if let Some(old) = admission.replaced {
             let reason = "the node has registered again";
-            self.end_stay(node, old, LinkEnd::Replaced, &admission.stale, reason);
+            let end = (LinkEnd::Replaced, Fence::Lease);
+            self.end_stay(node, old, end, &admission.stale, reason);
         }
         for job in admission.stale {
             self.clean_up(session, node, job);
@@ -299,21 +307,35 @@ impl HeadCore {
     }
 
     /// The stay of a node is over, unless it was over before.
-    fn lose(&mut self, node: NodeId, session: Session, reason: &str) {
+    fn lose(&mut self, node: NodeId, session: Session, reason: &str, fence: Fence) {
         let Some(jobs) = self.registry.lose(node, session) else {
             return;
         };
         let text = format!("a node is lost, with {} jobs: {reason}", jobs.len());
         self.log(Level::Warn, (None, node), text);
-        self.end_stay(node, session, LinkEnd::Lost, &jobs, reason);
+        self.end_stay(node, session, (LinkEnd::Lost, fence), &jobs, reason);
         self.count_alive = true;
+    }
+
+    /// A warden says that its daemon is dead and has left nothing of a job, or somebody who knows no secret of that daemon.
+    fn bury(&mut self, obituary: Obituary) {
+        let Obituary { node, job, seal } = obituary;
+        let Some(stay) = self.registry.sealed(node, seal) else {
+            return;
+        };
+        let reason = "its daemon has died";
+        if let Some(session) = stay {
+            self.lose(node, session, reason, Fence::Wardens);
+        }
+        let reason = reason.to_owned();
+        self.step_job(job, Event::Fenced { node, reason });
     }
 
     fn end_stay(
         &mut self,
         node: NodeId,
         session: Session,
-        end: LinkEnd,
+        (end, fence): (LinkEnd, Fence),
         jobs: &[JobId],
         reason: &str,
     ) {
@@ -328,7 +350,11 @@ impl HeadCore {
                 running.trials.passed(node);
             }
             let reason = reason.to_owned();
-            let event = Event::NodeLost { node, reason };
+            let event = Event::NodeLost {
+                node,
+                reason,
+                fence,
+            };
             self.due.push_back(Due::Job(*job, event));
         }
         for request in self.requests.of(session) {

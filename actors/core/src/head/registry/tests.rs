@@ -24,6 +24,7 @@ fn introduction(node: u64, units: u64) -> NodeRegistration {
         jobs: Vec::new(),
         network: None,
         instance: 0,
+        seal: None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! What nodes say of an elastic job's processes, as facts for its membership.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{Generation, NodeId};
 use kolo_wire::{
@@ -10,6 +10,7 @@ use kolo_wire::{
 use super::super::end::{bounded, cut};
 use super::super::{Action, Hold, Job};
 use super::flow::Sent;
+use crate::fence::{self, Fence};
 use crate::membership::{Fact, Process};
 
 /// Longest last words of a process in a reason, in bytes. All of them are in the failure.
@@ -283,7 +284,7 @@ impl Job {
     }
 
     /// A node is lost.
-    pub(in crate::head::job) fn part_lost(&mut self, part: usize, reason: String) {
+    pub(in crate::head::job) fn part_lost(&mut self, part: usize, reason: String, fence: Fence) {
         self.mark_over();
         let entry = &mut self.parts[part];
         entry.flow.is_owed = matches!(entry.hold, Hold::Reserving | Hold::Starting | Hold::Undoing);
@@ -295,8 +296,20 @@ impl Job {
             let why = format!("{node} is lost: {reason}");
             self.fact(Fact::Refused { slot, why });
         }
-        let fenced = self.now + self.config.fence;
-        self.processes_are_gone(node, reason, fenced);
+        let left = match fence {
+            Fence::Lease => self.config.fence,
+            Fence::Wardens => fence::of_death().min(self.config.fence),
+            Fence::Ended => Duration::ZERO,
+        };
+        self.processes_are_gone(node, reason, self.now + left);
+    }
+
+    /// Nothing of the job is left on a node that is lost.
+    pub(in crate::head::job) fn fenced(&mut self, node: NodeId, why: String) {
+        if self.is_elastic() {
+            let fenced = self.now;
+            self.fact(Fact::NodeLost { node, why, fenced });
+        }
     }
 
     /// None of the node's processes is there any more, for certain from `fenced` on.

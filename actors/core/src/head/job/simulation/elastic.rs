@@ -322,7 +322,14 @@ impl Cluster {
         machine.life += 1;
         machine.outbox.clear();
         let reason = "lease".to_owned();
-        self.later(LEASE, What::ToJob(Event::NodeLost { node, reason }));
+        self.later(
+            LEASE,
+            What::ToJob(Event::NodeLost {
+                node,
+                reason,
+                fence: Fence::Lease,
+            }),
+        );
     }
 
     fn hear(&mut self, event: Event) {

@@ -103,6 +103,7 @@ fn f1_a_lost_node_is_the_loss_of_its_processes_and_others_go_on() {
     bed.step(Event::NodeLost {
         node: NodeId(1),
         reason: "no heartbeat for 3 s".to_owned(),
+        fence: Fence::Lease,
     });
     let log = bed.take_log();
     assert_eq!(log[..2], ["tell:lost 0", "tell:lost 1"]);
@@ -126,11 +127,55 @@ fn g3_while_half_of_the_members_may_run_unseen_no_other_group_is_formed() {
     bed.step(Event::NodeLost {
         node: NodeId(1),
         reason: "silent".to_owned(),
+        fence: Fence::Lease,
     });
     assert_eq!(bed.generation(), 1);
     assert_eq!(bed.job.info(Duration::ZERO).state, JobState::Recovering);
     bed.wait(JobConfig::default().fence);
     assert_eq!(bed.members(), ["1.1"]);
+}
+
+fn lose_the_first_of_two(fence: Fence) -> Bed {
+    let mut bed = Bed::active(1, 2, &[1, 1]);
+    bed.commit(1, false);
+    bed.step(Event::NodeLost {
+        node: NodeId(1),
+        reason: "silent".to_owned(),
+        fence,
+    });
+    bed
+}
+
+fn fence_the_first(bed: &mut Bed) {
+    bed.step(Event::Fenced {
+        node: NodeId(1),
+        reason: "its daemon has died".to_owned(),
+    });
+}
+
+#[test]
+fn g3_what_is_known_of_the_lost_workers_ends_the_wait_for_them() {
+    let bed = lose_the_first_of_two(Fence::Ended);
+    assert_eq!(bed.members(), ["1.1"]);
+
+    let mut bed = lose_the_first_of_two(Fence::Wardens);
+    assert_eq!(bed.generation(), 1);
+    bed.wait(fence::of_death());
+    assert_eq!(bed.members(), ["1.1"]);
+
+    // The obituary comes before the end of either time.
+    for fence in [Fence::Wardens, Fence::Lease] {
+        let mut bed = lose_the_first_of_two(fence);
+        assert_eq!(bed.generation(), 1);
+        fence_the_first(&mut bed);
+        assert_eq!(
+            (bed.generation(), bed.members()),
+            (2, vec!["1.1".to_owned()])
+        );
+        // Again, because it is sent more than once.
+        fence_the_first(&mut bed);
+        assert_eq!(bed.generation(), 2);
+    }
 }
 
 #[test]

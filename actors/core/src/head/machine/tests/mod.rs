@@ -5,6 +5,7 @@ mod elastic;
 mod jobs;
 mod network;
 mod nodes;
+mod obituary;
 mod pushes;
 mod room;
 
@@ -13,7 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use kolo_wire::identity::Role;
 use kolo_wire::ids::{ClusterId, DriverId};
 use kolo_wire::{
-    HeadRequest, JobEvent, JobSpec, JobState, Milli, NodeReply, Placement, Resources, SubmitFrame,
+    HeadRequest, JobEvent, JobSpec, JobState, Milli, NodeReply, Placement, Resources, Seal,
+    SubmitFrame,
 };
 
 use super::*;
@@ -63,6 +65,11 @@ fn good(request: &NodeRequest) -> Option<Reply> {
     }))
 }
 
+/// Of the obituary of a node's daemon.
+fn seal(node: u64) -> Seal {
+    Seal([node as u8; 32])
+}
+
 fn introduction(node: u64, cpus: u64) -> NodeRegistration {
     NodeRegistration {
         node: NodeId(node),
@@ -76,6 +83,7 @@ fn introduction(node: u64, cpus: u64) -> NodeRegistration {
         jobs: Vec::new(),
         network: None,
         instance: 0,
+        seal: Some(seal(node)),
     }
 }
 
@@ -179,7 +187,11 @@ impl World {
 
     fn disconnect(&mut self, session: Session) {
         let reason = "closed".to_owned();
-        self.input(Input::Disconnected { session, reason });
+        self.input(Input::Disconnected {
+            session,
+            reason,
+            fence: Fence::Lease,
+        });
     }
 
     fn ask_later(&mut self, question: Question) -> AskId {
