@@ -34,7 +34,7 @@ impl ExecutorBuilder {
     }
 
     /// Workers on this many nodes, all distinct; [`slots`](Self::slots) on each. Not together with
-    /// [`workers`](Self::workers). Bounds make the group elastic: whole nodes join and leave then.
+    /// [`workers`](Self::workers), and not in an elastic group.
     pub fn hosts(mut self, hosts: impl Into<Count>) -> Self {
         self.options.hosts = Some(hosts.into());
         self

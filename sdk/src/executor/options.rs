@@ -40,6 +40,16 @@ pub enum OptionsError {
         /// The number of slots.
         slots: u32,
     },
+    /// Hosts and slots are given for an elastic group, whose workers are placed wherever there is room. Give a number of workers.
+    #[error(
+        "hosts({hosts}) and slots({slots}) are given for an elastic group, whose workers go wherever there is room; give workers(min..=max), and filter(GroupFilter::WholeHosts({slots})) to use no part of a node"
+    )]
+    ElasticHosts {
+        /// The number of hosts, or bounds.
+        hosts: Count,
+        /// Workers on each.
+        slots: u32,
+    },
     /// A number of workers, hosts or slots is zero. It must be at least 1.
     #[error("{what}(0) is given; a group has at least one worker, so it must be 1 or more")]
     Zero {

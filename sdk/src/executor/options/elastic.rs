@@ -106,13 +106,12 @@ impl Options {
         if !count.is_bounds && !given.is_given() {
             return Ok(None);
         }
-        let each = self.hosts.map_or(1, |_| self.slots.unwrap_or(1));
-        let mut filters = given.filters.clone();
-        if self.hosts.is_some() {
-            filters.insert(0, GroupFilter::WholeHosts(each));
+        if let Some(hosts) = self.hosts {
+            let slots = self.slots.unwrap_or(1);
+            return Err(OptionsError::ElasticHosts { hosts, slots });
         }
-        // Both have been found to be small enough.
-        let (least, most) = (count.least * each, count.most * each);
+        let filters = given.filters.clone();
+        let (least, most) = (count.least, count.most);
         let spares = given.spares.unwrap_or(0);
         if spares > 0 && given.max_resets == Some(0) {
             return Err(OptionsError::UselessSpares { spares });
