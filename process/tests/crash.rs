@@ -432,7 +432,9 @@ fn run_tests(runtime: &tokio::runtime::Runtime) -> ExitCode {
                 runtime.block_on(the_will_of_a_killed_daemon_is_done_when_nothing_is_left());
             },
         ),
-        ("a_daemon_that_lives_has_no_will", |_| {
+        ("a_daemon_that_lives_has_no_will", |runtime| {
+            // Its output is read there.
+            let _entered = runtime.enter();
             a_daemon_that_lives_has_no_will();
         }),
         (
