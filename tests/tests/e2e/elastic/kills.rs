@@ -22,12 +22,15 @@ fn descriptors(pid: u32) -> anyhow::Result<Vec<PathBuf>> {
     Ok(links.flatten().collect())
 }
 
-/// Waits until a daemon has no more descriptors than it had.
+/// Descriptors that a daemon may hold for moments, fewer than what a leak at each kill of the second half would be.
+const PASSING: usize = 3;
+
+/// Waits until a daemon has no more descriptors than it had, but for some that pass.
 async fn keeps(pid: u32, before: &[PathBuf]) -> anyhow::Result<()> {
     let begun = Instant::now();
     loop {
         let now = descriptors(pid)?;
-        if now.len() <= before.len() {
+        if now.len() <= before.len() + PASSING {
             return Ok(());
         }
         anyhow::ensure!(
