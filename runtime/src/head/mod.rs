@@ -387,7 +387,7 @@ impl Parts {
             .spawn(serve::accept(Arc::clone(&shared), endpoint.clone()));
         runtime
             .handle()
-            .spawn(serve::listen(Arc::clone(&shared), heard));
+            .spawn(serve::listen(shared.actor.clone(), heard));
         shared.ready.store(true, Ordering::Release);
         let report = Ready {
             address: endpoint.local_addr(),

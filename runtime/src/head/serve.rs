@@ -84,15 +84,15 @@ pub(super) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
     }
 }
 
-/// Passes on obituaries until the endpoint is gone.
-pub(super) async fn listen(shared: Arc<Shared>, mut obituaries: mpsc::Receiver<Obituary>) {
+/// Passes on obituaries until the endpoint is gone, which may outlive the head: its state is not held here.
+pub(super) async fn listen(actor: Addr<Coordinator>, mut obituaries: mpsc::Receiver<Obituary>) {
     while let Some(obituary) = obituaries.recv().await {
-        tell(&shared, Input::Obituary(obituary)).await;
+        tell(&actor, Input::Obituary(obituary)).await;
     }
 }
 
-async fn tell(shared: &Shared, input: Input) {
-    if shared.actor.send(Happened::from(input)).await.is_err() {
+async fn tell(actor: &Addr<Coordinator>, input: Input) {
+    if actor.send(Happened::from(input)).await.is_err() {
         tracing::debug!("the head stops");
     }
 }
@@ -157,7 +157,7 @@ impl Peer {
             reason,
             fence: fence(&lost),
         };
-        tell(&peer.shared, disconnected).await;
+        tell(&peer.shared.actor, disconnected).await;
     }
 
     /// One request.
