@@ -14,7 +14,7 @@ const MARGIN: Duration = Duration::from_secs(2);
 /// How long after the death of its daemon a warden has killed all workers (O-1).
 const WARDEN: Duration = Duration::from_secs(1);
 
-/// What is known of the workers of a node that is lost.
+/// The knowledge of the workers of a node that is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fence {
     /// Nothing: the node may only be cut off. They have ended after [`of_head`].
