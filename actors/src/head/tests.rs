@@ -217,6 +217,7 @@ impl World {
             network: None,
             instance: 0,
             seal: None,
+            draining: false,
         };
         let name = registration.node.to_string();
         let node = self.connect(Session(1), Role::Node, name, script).await;

@@ -21,6 +21,8 @@ pub enum Ask {
         /// Why, for the log and the workers.
         reason: String,
     },
+    /// Say at each registration that the node is to stop. Answered when no worker is here, nor about to be started.
+    Drain,
     /// Answered when the head has acknowledged all events up to now.
     Flush,
 }
@@ -57,6 +59,7 @@ impl Handler<Ask> for NodeColocator {
         let input = match message {
             Ask::Order(request) => Input::Order { ask, request },
             Ask::StopAll { reason } => Input::StopAll { ask, reason },
+            Ask::Drain => Input::Drain { ask },
             Ask::Flush => Input::Flush { ask },
         };
         self.step(input, ctx);
@@ -91,6 +94,8 @@ pub struct NodeSnapshot {
     pub total: Resources,
     /// What is free.
     pub free: Resources,
+    /// Whether the node stops, or is to stop when its jobs have ended.
+    pub leaving: bool,
 }
 
 /// Asks for the jobs and resources of a node.
@@ -106,6 +111,7 @@ impl Handler<Snapshot> for NodeColocator {
             jobs: self.core.jobs().collect(),
             total: self.core.total().clone(),
             free: self.core.free().clone(),
+            leaving: self.core.is_leaving(),
         })
     }
 }

@@ -165,16 +165,17 @@ impl Node {
         self.uplink.revoked().await
     }
 
-    /// Takes no more jobs and waits until those that are here have ended by themselves, at most for `limit`. Whether they
-    /// have: false also if the head, which knows best, can't be asked. Cancel safe.
+    /// Takes no more jobs and waits until those that are here have ended by themselves, at most for `limit`, also while the head is
+    /// away. Whether they have. Cancel safe.
     pub async fn drain(&self, limit: Duration) -> bool {
-        match self.uplink.drain(limit).await {
-            Ok(()) => true,
-            Err(reason) => {
-                tracing::warn!(reason, "the node is not drained; jobs on it may be cut off");
-                false
-            }
-        }
+        let Some(actors) = &self.actors else {
+            return true;
+        };
+        let asked = actors.node.send(Ask::Drain);
+        // An actor that is gone has no jobs.
+        let idle = async { drop(asked.await) };
+        let drained = self.uplink.drain(limit, idle);
+        self.runtime.timeout(limit, drained).await.is_some()
     }
 
     /// Tells whether the node does its work.

@@ -118,6 +118,7 @@ impl Server {
             network: self.network.for_registration(),
             instance: self.instance,
             seal: Some(self.context.obituary.seal()),
+            draining: snapshot.leaving,
         })
     }
 

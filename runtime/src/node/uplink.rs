@@ -157,12 +157,32 @@ impl Uplink {
         }
     }
 
-    /// Takes no more jobs, and waits until none is left, at most for `limit`. Says why if some may be left.
-    pub(super) async fn drain(&self, limit: Duration) -> Result<(), String> {
-        match self.ask(&HeadRequest::Drain, limit).await? {
-            HeadReply::Done => Ok(()),
-            HeadReply::Refused(refusal) => Err(refusal.message),
-            other => Err(format!("the head answered {other:?}")),
+    /// Has the head place no more jobs here, and waits until none is left: by the word of the head, which knows of jobs that are
+    /// on their way, however often it is away until then; or until `idle`, while it is away. `limit` is for each question.
+    pub(super) async fn drain(&self, limit: Duration, idle: impl Future<Output = ()>) {
+        let (mut connections, mut absences) = (self.connection(), self.connection());
+        let by_the_head = async {
+            let mut pause = MIN_PAUSE;
+            while let Ok(connection) = connections.wait_for(Option::is_some).await {
+                let connection = connection.clone();
+                let Some(connection) = connection else { break };
+                match connection.request(&HeadRequest::Drain, limit).await {
+                    Ok(HeadReply::Done) => return,
+                    answer => {
+                        tracing::debug!(?answer, "the head is asked again to drain this node")
+                    }
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(MAX_PAUSE);
+            }
+        };
+        let without_it = async {
+            idle.await;
+            absences.wait_for(Option::is_none).await.is_ok()
+        };
+        tokio::select! {
+            () = by_the_head => {}
+            _ = without_it => {}
         }
     }
 

@@ -43,7 +43,7 @@ pub(crate) struct Head {
     connection: watch::Receiver<Option<Connection>>,
     /// Whether heartbeats stay without an answer.
     pub(crate) mute: Arc<AtomicBool>,
-    /// Whether events are refused, as if the node were not registered any more.
+    /// Whether events and drains are refused, as if the node were not registered any more.
     pub(crate) forbid: Arc<AtomicBool>,
 }
 
@@ -169,7 +169,7 @@ impl Streams {
                 }
                 return;
             }
-            HeadRequest::Events(_) if self.forbid.load(Ordering::Relaxed) => {
+            HeadRequest::Events(_) | HeadRequest::Drain if self.forbid.load(Ordering::Relaxed) => {
                 HeadReply::Refused(Refusal::new(RefusalKind::Forbidden, "register again"))
             }
             HeadRequest::Events(events) => {
@@ -181,6 +181,7 @@ impl Streams {
                 }
                 HeadReply::Done
             }
+            HeadRequest::Drain => HeadReply::Done,
             HeadRequest::SignWorker { job, slot, csr } => {
                 let name = format!("{job}/{slot}");
                 let hour = Duration::from_secs(3600);

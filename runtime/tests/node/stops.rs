@@ -1,5 +1,6 @@
 //! How jobs end.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kolo_transport::CloseCode;
@@ -181,6 +182,50 @@ async fn a_node_that_stops_ends_its_jobs_and_tells_the_head() {
     let reason = "the node is stopping".to_owned();
     assert_eq!(events[0], NodeEvent::JobLeft { job: id, reason });
     assert_eq!(events[3], NodeEvent::JobGone { job: id });
+}
+
+#[tokio::test]
+async fn a_node_waits_for_its_jobs_whatever_becomes_of_the_head() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(1, "").await;
+    let mut calls = job.attach().await;
+    let mut registrations = bed.head.registrations.lock().await;
+    assert!(!soon(registrations.recv()).await.unwrap().draining);
+    bed.head.forbid.store(true, Ordering::Relaxed);
+    let drained = bed.node.drain(Duration::from_secs(3600));
+    tokio::pin!(drained);
+    // The head does not know the node any more,
+    let goes_on = async {
+        bed.head.hang_up(CloseCode::Internal).await;
+        // comes back,
+        assert!(soon(registrations.recv()).await.unwrap().draining);
+        // and goes for good.
+        bed.head.endpoint.close(CloseCode::Internal, "");
+        assert_eq!(calls.call(0, "rank").await, "0");
+    };
+    tokio::select! {
+        biased;
+        done = &mut drained => panic!("a job runs: {done}"),
+        () = goes_on => {}
+    }
+    calls.send(&[0], "die", b"").await;
+    assert!(soon(drained).await);
+    drop(registrations);
+    drop(job);
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn the_drain_of_a_node_ends_by_the_word_of_the_head_or_its_time() {
+    let bed = Bed::start().await;
+    let job = bed.healthy(1, "").await;
+    // The head knows better what is on its way here.
+    assert!(bed.node.drain(Duration::from_secs(3600)).await);
+    bed.head.forbid.store(true, Ordering::Relaxed);
+    assert!(!bed.node.drain(Duration::from_millis(100)).await);
+    bed.head.forbid.store(false, Ordering::Relaxed);
+    job.stop().await;
+    bed.end().await;
 }
 
 #[tokio::test]

@@ -270,8 +270,10 @@ impl World {
         }
         daemon.leaving = Leaving::Draining;
         let registered = daemon.registered;
+        let ask = daemon.ask(None);
         let id = self.nodes[node].id;
         self.trace.note(self.now, || format!("{id}: is to leave"));
+        self.node_step(node, Input::Drain { ask });
         if registered {
             self.node_asks(node, Tag::Drain, HeadRequest::Drain);
         } else {

@@ -47,6 +47,7 @@ impl World {
                     network: None,
                     instance: daemon.instance,
                     seal: None,
+                    draining: daemon.core.is_leaving(),
                 };
                 let registration = self.mutated_registration(registration);
                 self.node_asks(node, Tag::Register, HeadRequest::Register(registration));

@@ -41,6 +41,9 @@ pub struct NodeRegistration {
     /// By which the head knows this daemon's obituary, if its wardens send one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seal: Option<Seal>,
+    /// Whether its daemon is about to stop: it offers nothing.
+    #[serde(default)]
+    pub draining: bool,
 }
 
 /// First frame of a stream to the head.

@@ -131,10 +131,10 @@ impl NodeRegistry {
             entry.unknown = &stale - &entry.held.keys().copied().collect();
             stale.extend(entry.held.keys());
             let replaced = entry.alive.then_some(entry.session);
+            entry.leaving = registration.draining;
             entry.registration = registration;
             entry.session = session;
             entry.alive = true;
-            entry.leaving = false;
             entry.last_seen = now;
             replaced
         } else {
@@ -147,10 +147,10 @@ impl NodeRegistry {
             }
             self.index.insert(registration.node, self.entries.len());
             self.entries.push(Entry {
+                leaving: registration.draining,
                 registration,
                 session,
                 alive: true,
-                leaving: false,
                 drained: false,
                 last_seen: now,
                 held: BTreeMap::new(),

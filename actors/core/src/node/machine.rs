@@ -57,6 +57,10 @@ pub struct NodeCore {
     stays: u64,
     /// Why the node stops, once it does.
     stopping: Option<String>,
+    /// It is to stop.
+    draining: bool,
+    /// Questions that wait for the end of all workers.
+    drains: Vec<AskId>,
     finding: BTreeMap<AskId, Finding>,
     endings: Vec<Ending>,
     held: Vec<Held>,
@@ -77,6 +81,8 @@ impl NodeCore {
             jobs: BTreeMap::new(),
             stays: 0,
             stopping: None,
+            draining: false,
+            drains: Vec::new(),
             finding: BTreeMap::new(),
             endings: Vec::new(),
             held: Vec::new(),
@@ -99,6 +105,12 @@ impl NodeCore {
     #[must_use]
     pub fn free(&self) -> &Resources {
         self.inventory.free()
+    }
+
+    /// Whether the node stops, or is to stop when its jobs have ended.
+    #[must_use]
+    pub fn is_leaving(&self) -> bool {
+        self.draining || self.stopping.is_some()
     }
 
     /// When to say [`Input::Tick`], if nothing else happens.
@@ -136,6 +148,10 @@ impl NodeCore {
                 outputs.extend(reply.map(|reply| Output::Answer { ask, reply }));
             }
             Input::StopAll { ask, reason } => self.stop_all(now, ask, reason, &mut outputs),
+            Input::Drain { ask } => {
+                self.draining = true;
+                self.drains.push(ask);
+            }
             Input::Flush { ask } => self.held.push(Held {
                 ask,
                 reply: NodeReply::Done,
@@ -163,6 +179,7 @@ impl NodeCore {
             Input::Tick => self.tick(now, &mut outputs),
         }
         self.end(now);
+        self.drained(&mut outputs);
         self.release(now, &mut outputs);
         outputs.extend(self.outbox.send());
         outputs
@@ -540,6 +557,17 @@ impl NodeCore {
             mark,
             by: Some(now + EXITS_FIRST),
         }));
+    }
+
+    /// Answers those that wait for the end of all workers, if it has come.
+    fn drained(&mut self, outputs: &mut Vec<Output>) {
+        if self.drains.is_empty() || !self.jobs.values().all(Colocator::is_idle) {
+            return;
+        }
+        for ask in self.drains.drain(..) {
+            let reply = NodeReply::Done;
+            outputs.push(Output::Answer { ask, reply });
+        }
     }
 
     /// Answers for which nothing is to be waited for any more.

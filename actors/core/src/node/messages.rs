@@ -142,6 +142,12 @@ pub enum Input {
         /// Why, for the log and the workers.
         reason: String,
     },
+    /// The node is to stop when its jobs have ended, and says so whenever it registers. Answered when no worker is here, nor about
+    /// to be started.
+    Drain {
+        /// For the answer.
+        ask: AskId,
+    },
     /// Answered when the head has acknowledged all events up to now.
     Flush {
         /// For the answer.

@@ -474,6 +474,31 @@ fn a_node_that_stops_ends_all_jobs_and_takes_no_more() {
 }
 
 #[test]
+fn a_node_that_is_to_stop_waits_for_all_workers_and_says_so_when_it_registers() {
+    let mut node = node();
+    node.start(1);
+    let drain = |node: &mut Node| {
+        let ask = node.ask();
+        (ask, node.step(Input::Drain { ask }))
+    };
+    assert!(!node.core.is_leaving());
+    let (first, outputs) = drain(&mut node);
+    assert_eq!(outputs, []);
+    assert!(node.core.is_leaving());
+    // The head had placed it here before it heard, so it is taken.
+    node.order(reserve(JobId(8), 1));
+    let reserved = answers(&node.found(Found::Here));
+    assert!(matches!(reserved[..], [(_, NodeReply::Reserved { .. })]));
+    assert_eq!(answers(&node.exits(0)), []);
+    let release = node.order(NodeRequest::Release { job: JobId(8) });
+    assert_eq!(answers(&release), [(first, NodeReply::Done)]);
+    // The head has still to hear of the exit, which takes no job's time.
+    assert_eq!(node.core.jobs().next(), Some(JOB));
+    let (second, outputs) = drain(&mut node);
+    assert_eq!(answers(&outputs), [(second, NodeReply::Done)]);
+}
+
+#[test]
 fn signals_and_losses_go_to_the_workers_of_their_job() {
     let mut node = node();
     node.start(2);

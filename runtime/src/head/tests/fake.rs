@@ -138,6 +138,7 @@ pub(super) fn introduction(id: NodeId, cpus: u64) -> NodeRegistration {
         network: None,
         instance: 0,
         seal: None,
+        draining: false,
     }
 }
 

@@ -300,6 +300,7 @@ pub(crate) fn cases() -> Vec<Case> {
             network: Some(network()),
             instance: 77,
             seal: Some(Seal([8; 32])),
+            draining: true,
         }),
         HeadRequest::Heartbeats,
         HeadRequest::Events(vec![NodeEvent::JobGone { job: JOB }]),

@@ -25,6 +25,7 @@ fn introduction(node: u64, units: u64) -> NodeRegistration {
         network: None,
         instance: 0,
         seal: None,
+        draining: false,
     }
 }
 
@@ -100,6 +101,30 @@ fn a_node_that_comes_back_offers_only_what_is_confirmed_free() {
     assert!(free(&registry).is_empty());
     let third = registry.register(now, Session(3), introduction(1, 2));
     assert_eq!(third.unwrap().replaced, None);
+}
+
+#[test]
+fn a_node_that_is_to_stop_offers_nothing_however_often_it_registers() {
+    let now = Instant::now();
+    let mut registry = NodeRegistry::new(LEASE);
+    let daemon = |draining| NodeRegistration {
+        draining,
+        ..introduction(1, 4)
+    };
+    registry.register(now, Session(1), daemon(false)).unwrap();
+    registry.leave(NodeId(1), Session(1));
+    for session in [2, 3] {
+        let again = registry.register(now, Session(session), daemon(true));
+        again.unwrap();
+        assert!(registry.offers().is_empty() && registry.is_leaving(NodeId(1)));
+    }
+    // Nor does it to a head that has started anew.
+    let mut anew = NodeRegistry::new(LEASE);
+    anew.register(now, Session(1), daemon(true)).unwrap();
+    assert!(anew.offers().is_empty() && anew.info(now)[0].draining);
+    // The next daemon does.
+    registry.register(now, Session(4), daemon(false)).unwrap();
+    assert_eq!(free(&registry), [4]);
 }
 
 #[test]

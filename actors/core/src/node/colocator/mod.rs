@@ -159,6 +159,13 @@ impl Colocator {
         self.phase == Phase::Gone
     }
 
+    /// Whether no worker is here, nor about to be started.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let waits = self.phase == Phase::Reserved && !self.expired;
+        !waits && !self.slots.values().any(Entry::is_present)
+    }
+
     /// The state of the newest worker in a slot.
     #[must_use]
     pub fn slot(&self, slot: Slot) -> Option<SlotState> {

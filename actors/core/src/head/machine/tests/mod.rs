@@ -84,6 +84,7 @@ fn introduction(node: u64, cpus: u64) -> NodeRegistration {
         network: None,
         instance: 0,
         seal: Some(seal(node)),
+        draining: false,
     }
 }
 
