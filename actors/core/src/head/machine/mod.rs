@@ -370,6 +370,10 @@ impl HeadCore {
     fn report(&mut self, node: NodeId, session: Session, events: Vec<NodeEvent>) {
         for event in events {
             let job = event.job();
+            if matches!(event, NodeEvent::JobLeft { .. }) {
+                // It leaves with all its jobs, and would refuse others.
+                self.registry.leave(node, session);
+            }
             if self.jobs.contains_key(&job) {
                 self.due
                     .push_back(Due::Job(job, Event::Node { node, event }));

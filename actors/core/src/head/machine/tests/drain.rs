@@ -135,6 +135,21 @@ fn elastic_jobs_leave_a_node_whose_daemon_stops() {
 }
 
 #[test]
+fn a_node_that_ends_its_jobs_and_leaves_gets_no_more() {
+    let mut world = World::new();
+    let leaving = world.node(1, 2, good);
+    let job = world.healthy(1, leaving);
+    let reason = "the node is stopping".to_owned();
+    // Its workers have a grace, in which the node is there.
+    world.report(leaving, vec![NodeEvent::JobLeft { job, reason }]);
+    let late = world.submit(2, 1);
+    assert_eq!(world.refusal(late).kind, RefusalKind::Unplaceable);
+    assert_eq!(world.alive, 1);
+    let other = world.node(2, 1, good);
+    world.healthy(3, other);
+}
+
+#[test]
 fn a_drain_names_one_node() {
     let mut group = Group::new();
     group.node(1, 1);
