@@ -103,7 +103,12 @@ impl Coordinator {
                     link.close(code, &reason);
                 }
             }
-            Output::Tell(job, event) => self.ways.tell(job, *event),
+            Output::Tell(job, event) => {
+                if !self.ways.tell(job, *event) {
+                    tracing::warn!(%job, "the driver does not read the events of the job, and counts as gone");
+                    ctx.notify(Happened::from(Input::DriverGone(job)));
+                }
+            }
             Output::Answer(ask, reply) => self.ways.answer(ask, *reply),
             Output::OpenRendezvous(opening) => {
                 let (job, opened) = (opening.job, self.rendezvous.open(opening));

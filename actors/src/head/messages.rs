@@ -34,8 +34,9 @@ impl From<Input> for Happened {
 pub enum Way {
     /// To a peer, with [`Input::Connected`].
     Link(Session, Arc<dyn NodeLink>),
-    /// To a driver, with [`Input::Submit`]. A job has about as many events as workers, so the queue has a bound.
-    Driver(JobId, mpsc::UnboundedSender<JobEvent>),
+    /// To a driver, with [`Input::Submit`]. A driver whose queue is full counts as gone; the queue is closed then, without
+    /// [`JobEvent::Ended`].
+    Driver(JobId, mpsc::Sender<JobEvent>),
     /// To whoever asks, with [`Input::Asked`].
     Answer(AskId, oneshot::Sender<HeadReply>),
 }

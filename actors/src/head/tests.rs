@@ -227,8 +227,12 @@ impl World {
         node
     }
 
-    async fn submit(&self, job: JobId) -> mpsc::UnboundedReceiver<JobEvent> {
-        let (events, receiver) = mpsc::unbounded_channel();
+    async fn submit(&self, job: JobId) -> mpsc::Receiver<JobEvent> {
+        self.submit_with(job, 64).await
+    }
+
+    async fn submit_with(&self, job: JobId, room: usize) -> mpsc::Receiver<JobEvent> {
+        let (events, receiver) = mpsc::channel(room);
         let submit = Input::Submit {
             session: DRIVER,
             job,
@@ -240,10 +244,7 @@ impl World {
     }
 }
 
-async fn told(
-    events: &mut mpsc::UnboundedReceiver<JobEvent>,
-    is: impl Fn(&JobEvent) -> bool,
-) -> JobEvent {
+async fn told(events: &mut mpsc::Receiver<JobEvent>, is: impl Fn(&JobEvent) -> bool) -> JobEvent {
     soon(async {
         loop {
             let event = events.recv().await.expect("the job has not ended");
@@ -310,6 +311,32 @@ fn a_driver_is_told_why_its_job_is_refused() {
             panic!("{ended:?}");
         };
         assert_eq!(refusal.unwrap().kind, RefusalKind::Unplaceable);
+        assert!(soon(events.recv()).await.is_none());
+    });
+}
+
+#[test]
+fn a_driver_that_does_not_read_counts_as_gone() {
+    run(async {
+        let mut world = World::new(LONG).await;
+        let mut node = world.node(good).await;
+        let mut events = world.submit_with(JOB, 1).await;
+        let ready = NodeEvent::WorkerReady {
+            incarnation: Incarnation::FIRST,
+            job: JOB,
+            slot: Slot(0),
+            address: None,
+        };
+        // Where it is placed is in the queue, and that it is healthy has no room.
+        let report = HeadRequest::Events(vec![ready]);
+        world.ask(Caller::Peer(node.session), report).await;
+        soon(async {
+            while !matches!(node.seen.recv().await.unwrap(), NodeRequest::Stop { .. }) {}
+        })
+        .await;
+        assert_eq!(soon(world.closed.recv()).await, Some(JOB));
+        let placed = soon(events.recv()).await;
+        assert!(matches!(placed, Some(JobEvent::Placed { .. })));
         assert!(soon(events.recv()).await.is_none());
     });
 }

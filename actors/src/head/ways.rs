@@ -7,6 +7,7 @@ use kolo_core::head::messages::AskId;
 use kolo_core::head::registry::Session;
 use kolo_transport::ids::JobId;
 use kolo_transport::wire::{HeadReply, JobEvent};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 use super::link::NodeLink;
@@ -19,7 +20,7 @@ const MANY: usize = 64;
 #[derive(Default)]
 pub(super) struct Ways {
     links: BTreeMap<Session, Arc<dyn NodeLink>>,
-    drivers: BTreeMap<JobId, mpsc::UnboundedSender<JobEvent>>,
+    drivers: BTreeMap<JobId, mpsc::Sender<JobEvent>>,
     asks: Asks,
 }
 
@@ -42,16 +43,18 @@ impl Ways {
         self.links.remove(&session);
     }
 
-    /// Tells the driver of a job. The end of the job is the end of this way.
-    pub(super) fn tell(&mut self, job: JobId, event: JobEvent) {
-        let last = matches!(event, JobEvent::Ended { .. });
-        if let Some(driver) = self.drivers.get(&job) {
-            // A driver that is gone is known by the end of its stream.
-            driver.send(event).ok();
-        }
-        if last {
+    /// Tells the driver of a job. The end of the job is the end of this way, and so is a full queue: false then.
+    pub(super) fn tell(&mut self, job: JobId, event: JobEvent) -> bool {
+        let Some(driver) = self.drivers.get(&job) else {
+            return true;
+        };
+        let is_last = matches!(event, JobEvent::Ended { .. });
+        // A driver that is gone is known by the end of its stream.
+        let is_full = matches!(driver.try_send(event), Err(TrySendError::Full(_)));
+        if is_last || is_full {
             self.drivers.remove(&job);
         }
+        !is_full
     }
 
     pub(super) fn answer(&mut self, ask: AskId, reply: HeadReply) {

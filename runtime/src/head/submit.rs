@@ -6,9 +6,10 @@ use std::time::Duration;
 use kolo_actors::head::messages::{Happened, Way, stopping};
 use kolo_core::head::messages::Input;
 use kolo_core::head::registry::Session;
+use kolo_core::ranks::MAX_WORLD_SIZE;
 use kolo_transport::frame::InvalidFrame;
 use kolo_transport::ids::JobId;
-use kolo_transport::wire::{HeadReply, JobEvent, JobSpec, JobState, Refusal};
+use kolo_transport::wire::{HeadReply, JobEvent, JobSpec, JobState, Refusal, RefusalKind};
 use kolo_transport::{
     CloseCode, Flood, FrameError, FrameReceiver, FrameSender, RandomId as _, Stream,
     TransportRuntime,
@@ -19,6 +20,9 @@ use super::serve::{REPLY_TIMEOUT, Shared};
 
 /// How long a driver may take to read an event.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Events that may wait for the driver of a job, beside those of its workers.
+const EVENTS: usize = 64;
 
 /// Submits a job, and serves its driver until the job has ended.
 pub(super) async fn serve(shared: &Arc<Shared>, session: Session, spec: JobSpec, stream: Stream) {
@@ -61,8 +65,10 @@ async fn submit(
     session: Session,
     spec: JobSpec,
     dry_run: bool,
-) -> (JobId, mpsc::UnboundedReceiver<JobEvent>) {
-    let (events, receiver) = mpsc::unbounded_channel();
+) -> (JobId, mpsc::Receiver<JobEvent>) {
+    // All workers may be lost at the same time.
+    let workers = spec.placement.workers().unwrap_or(0).min(MAX_WORLD_SIZE);
+    let (events, receiver) = mpsc::channel(2 * workers as usize + EVENTS);
     let job = JobId::random();
     let submit = Happened {
         input: Input::Submit {
@@ -71,17 +77,10 @@ async fn submit(
             spec: Box::new(spec),
             dry_run,
         },
-        way: Some(Way::Driver(job, events.clone())),
+        way: Some(Way::Driver(job, events)),
     };
     if shared.actor.send(submit).await.is_err() {
-        let ended = JobEvent::Ended {
-            state: JobState::Failed,
-            refusal: Some(stopping()),
-            failure: None,
-            stopped: None,
-        };
-        // Its other end is here.
-        events.send(ended).ok();
+        tracing::debug!(%job, "the head stops");
     }
     (job, receiver)
 }
@@ -90,10 +89,18 @@ async fn submit(
 async fn report(
     shared: &Shared,
     job: JobId,
-    mut events: mpsc::UnboundedReceiver<JobEvent>,
+    mut events: mpsc::Receiver<JobEvent>,
     mut send: FrameSender,
 ) {
-    while let Some(event) = events.recv().await {
+    let room = events.max_capacity();
+    let mut is_over = false;
+    while !is_over {
+        let event = match events.recv().await {
+            Some(event) => event,
+            None if shared.actor.connected() => ended(unread(room)),
+            None => ended(stopping()),
+        };
+        is_over = matches!(event, JobEvent::Ended { .. });
         if !tell(&shared.runtime, &mut send, &event).await {
             send.reset(CloseCode::Deadline);
             happened(shared, Input::DriverGone(job)).await;
@@ -101,6 +108,24 @@ async fn report(
         }
     }
     finish(&shared.runtime, send).await;
+}
+
+/// The driver of a job has let its queue run full.
+fn unread(room: usize) -> Refusal {
+    let message = format!(
+        "the driver did not read the events of its job, of which at most {room} may wait; the job was stopped"
+    );
+    Refusal::new(RefusalKind::Stopped, message)
+}
+
+/// The end that the head did not tell.
+fn ended(refusal: Refusal) -> JobEvent {
+    JobEvent::Ended {
+        state: JobState::Failed,
+        refusal: Some(refusal),
+        failure: None,
+        stopped: None,
+    }
 }
 
 async fn tell(runtime: &TransportRuntime, send: &mut FrameSender, event: &JobEvent) -> bool {
