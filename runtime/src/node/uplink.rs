@@ -160,22 +160,10 @@ impl Uplink {
     /// Has the head place no more jobs here, and waits until none is left: by the word of the head, which knows of jobs that are
     /// on their way, however often it is away until then; or until `idle`, while it is away. `limit` is for each question.
     pub(super) async fn drain(&self, limit: Duration, idle: impl Future<Output = ()>) {
-        let (mut connections, mut absences) = (self.connection(), self.connection());
-        let by_the_head = async {
-            let mut pause = MIN_PAUSE;
-            while let Ok(connection) = connections.wait_for(Option::is_some).await {
-                let connection = connection.clone();
-                let Some(connection) = connection else { break };
-                match connection.request(&HeadRequest::Drain, limit).await {
-                    Ok(HeadReply::Done) => return,
-                    answer => {
-                        tracing::debug!(?answer, "the head is asked again to drain this node")
-                    }
-                }
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(MAX_PAUSE);
-            }
-        };
+        let mut absences = self.connection();
+        let by_the_head = insist(self.connection(), &HeadRequest::Drain, limit, |answer| {
+            matches!(answer, Ok(HeadReply::Done)).then_some(())
+        });
         let without_it = async {
             idle.await;
             absences.wait_for(Option::is_none).await.is_ok()
@@ -343,45 +331,60 @@ impl HeadLink for Uplink {
     }
 
     fn sign(&self, job: JobId, slot: Slot, csr: Vec<u8>) -> BoxFuture<Result<Vec<u8>, Refusal>> {
-        let mut connections = self.connection.subscribe();
+        let connections = self.connection();
         Box::pin(async move {
-            let late = || {
-                Refusal::new(
+            let request = HeadRequest::SignWorker { job, slot, csr };
+            let signed = insist(connections, &request, SIGN_TIMEOUT, signed);
+            match tokio::time::timeout(SIGN_TIMEOUT, signed).await {
+                Ok(signed) => signed,
+                Err(_) => Err(Refusal::new(
                     RefusalKind::Timeout,
                     format!("the head did not sign within {SIGN_TIMEOUT:?}"),
-                )
-            };
-            let deadline = Instant::now() + SIGN_TIMEOUT;
-            let request = HeadRequest::SignWorker { job, slot, csr };
-            loop {
-                let left = deadline.saturating_duration_since(Instant::now());
-                let connection =
-                    match tokio::time::timeout(left, connections.wait_for(Option::is_some)).await {
-                        Ok(Ok(connection)) => connection.clone(),
-                        Ok(Err(_)) | Err(_) => None,
-                    };
-                let connection = connection.ok_or_else(late)?;
-                let left = deadline.saturating_duration_since(Instant::now());
-                match connection.request(&request, left).await {
-                    Ok(HeadReply::Signed { certificate, .. }) => return Ok(certificate),
-                    Ok(HeadReply::Refused(refusal)) => return Err(refusal),
-                    Ok(other) => {
-                        return Err(Refusal::new(
-                            RefusalKind::Internal,
-                            format!("the head answered {other:?}"),
-                        ));
-                    }
-                    Err(RequestError::Lost(_)) => {
-                        // Until the loss is noticed and a new connection is there.
-                        tokio::time::sleep(MIN_PAUSE).await;
-                    }
-                    Err(RequestError::Deadline { .. }) => return Err(late()),
-                    Err(error) => {
-                        return Err(Refusal::new(RefusalKind::Internal, error.to_string()));
-                    }
-                }
+                )),
             }
         })
+    }
+}
+
+/// Asks the head, over whatever connection is there, until `judge` takes an answer. The request does no harm twice.
+async fn insist<T>(
+    mut connections: watch::Receiver<Option<Connection>>,
+    request: &HeadRequest,
+    limit: Duration,
+    judge: impl Fn(Result<HeadReply, RequestError>) -> Option<T>,
+) -> T {
+    let mut pause = MIN_PAUSE;
+    loop {
+        let connection = match connections.wait_for(Option::is_some).await {
+            Ok(connection) => connection.clone(),
+            Err(_) => None,
+        };
+        let Some(connection) = connection else {
+            // The uplink is gone, and nobody waits.
+            return std::future::pending().await;
+        };
+        if let Some(taken) = judge(connection.request(request, limit).await) {
+            return taken;
+        }
+        tracing::debug!(?pause, "the head is asked again");
+        // Until the loss of a connection is noticed, or whatever it was is over.
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(MAX_PAUSE);
+    }
+}
+
+/// The last word on a signing request, unless it is worth another try.
+fn signed(answer: Result<HeadReply, RequestError>) -> Option<Result<Vec<u8>, Refusal>> {
+    let failed = |reason| Some(Err(Refusal::new(RefusalKind::Internal, reason)));
+    match answer {
+        Ok(HeadReply::Signed { certificate, .. }) => Some(Ok(certificate)),
+        Ok(HeadReply::Refused(refusal)) if refusal.is_retryable() => None,
+        Ok(HeadReply::Refused(refusal)) => Some(Err(refusal)),
+        Ok(other) => failed(format!("the head answered {other:?}")),
+        // Another connection may be better.
+        Err(RequestError::Lost(_)) => None,
+        Err(error) if error.is_retryable() => None,
+        Err(error) => failed(error.to_string()),
     }
 }
 

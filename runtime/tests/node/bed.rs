@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -43,6 +43,8 @@ pub(crate) struct Head {
     connection: watch::Receiver<Option<Connection>>,
     /// Whether heartbeats stay without an answer.
     pub(crate) mute: Arc<AtomicBool>,
+    /// So many requests to sign fail in passing, half of them without an answer.
+    pub(crate) unsigned: Arc<AtomicU32>,
     /// Whether events and drains are refused, as if the node were not registered any more.
     pub(crate) forbid: Arc<AtomicBool>,
 }
@@ -64,6 +66,7 @@ impl Head {
     ) -> Self {
         let mute = Arc::new(AtomicBool::new(false));
         let forbid = Arc::new(AtomicBool::new(false));
+        let unsigned = Arc::new(AtomicU32::new(0));
         let credentials = authority.issue(Role::Head, "head").unwrap();
         let endpoint = Endpoint::bind(runtime, credentials, config).unwrap();
         let (event_sender, events) = mpsc::channel(1000);
@@ -73,6 +76,7 @@ impl Head {
         let signing = authority.clone();
         let muting = mute.clone();
         let forbidding = forbid.clone();
+        let put_off = unsigned.clone();
         runtime.handle().spawn(async move {
             while let Some(connection) = accepting.accept().await {
                 assert_eq!(connection.peer().role, Role::Node);
@@ -80,6 +84,7 @@ impl Head {
                     lease_ms,
                     mute: muting.clone(),
                     forbid: forbidding.clone(),
+                    unsigned: put_off.clone(),
                     events: event_sender.clone(),
                     registrations: registration_sender.clone(),
                     authority: signing.clone(),
@@ -100,6 +105,7 @@ impl Head {
             connection,
             mute,
             forbid,
+            unsigned,
         }
     }
 
@@ -140,9 +146,17 @@ struct Streams {
     lease_ms: u64,
     mute: Arc<AtomicBool>,
     forbid: Arc<AtomicBool>,
+    unsigned: Arc<AtomicU32>,
 }
 
 impl Streams {
+    /// How many requests to sign are still to fail, this one included.
+    fn fails_to_sign(&self) -> Option<u32> {
+        let fewer = |left: u32| left.checked_sub(1);
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        self.unsigned.fetch_update(set, fetch, fewer).ok()
+    }
+
     async fn serve(self, connection: Connection, mut stream: Stream) {
         let Ok(frame) = stream.recv.expect::<HeadRequest>().await else {
             return;
@@ -183,6 +197,16 @@ impl Streams {
             }
             HeadRequest::Drain => HeadReply::Done,
             HeadRequest::SignWorker { job, slot, csr } => {
+                match self.fails_to_sign() {
+                    None => {}
+                    Some(left) if left % 2 == 0 => return stream.send.finish(),
+                    Some(_) => {
+                        let busy = Refusal::new(RefusalKind::Busy, "too much to do");
+                        let busy = HeadReply::Refused(busy);
+                        stream.send.send(&busy, &[]).await.unwrap();
+                        return stream.send.finish();
+                    }
+                }
                 let name = format!("{job}/{slot}");
                 let hour = Duration::from_secs(3600);
                 let certificate = self

@@ -1,5 +1,7 @@
 //! Workers and what they ask the node for.
 
+use std::sync::atomic::Ordering;
+
 use kolo_transport::ids::Rank;
 use kolo_transport::wire::{NodeRequest, Outcome};
 
@@ -40,7 +42,10 @@ async fn workers_get_certificates_from_the_head() {
     let bed = Bed::start().await;
     let mut start = bed.job(1, "");
     start.needs_data_plane = true;
+    // The head has much to do, and its first answers are no last words.
+    bed.head.unsigned.store(2, Ordering::Relaxed);
     let job = bed.healthy_with(start).await;
+    assert_eq!(bed.head.unsigned.load(Ordering::Relaxed), 0);
     let connection = bed.connect().await;
     let id = job.id;
     job.stop().await;
