@@ -14,6 +14,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use super::beats::Beats;
 use super::link::RendezvousHost;
 use super::log;
 use super::messages::Happened;
@@ -26,6 +27,7 @@ const MAILBOX: usize = 1024;
 pub struct Coordinator {
     core: HeadCore,
     clock: AwakeClock,
+    beats: Beats,
     timer: Option<(Instant, SpawnHandle)>,
     ways: Ways,
     requests: BTreeMap<RequestId, AbortHandle>,
@@ -45,9 +47,11 @@ impl Coordinator {
         rendezvous: Arc<dyn RendezvousHost>,
         alive: watch::Sender<usize>,
     ) -> Self {
+        let clock = AwakeClock::start(&Handle::current(), TICK.min(settings.lease / 10));
         Self {
             core: HeadCore::new(Instant::now(), settings),
-            clock: AwakeClock::start(&Handle::current(), TICK.min(settings.lease / 10)),
+            beats: Beats::new(clock.clone()),
+            clock,
             timer: None,
             ways: Ways::default(),
             requests: BTreeMap::new(),
@@ -56,13 +60,23 @@ impl Coordinator {
         }
     }
 
+    /// Where nodes are heard.
+    #[must_use]
+    pub fn beats(&self) -> Beats {
+        self.beats.clone()
+    }
+
     fn step(&mut self, ctx: &mut Context<Self>, input: Input) {
         let now = Now {
             awake: self.clock.now(),
             real: Instant::now(),
         };
-        for output in self.core.step(now, input) {
-            self.carry_out(ctx, output);
+        // First of all, or a lease would run out over beats that have come.
+        let heard = Input::Heard(self.beats.take());
+        for input in [heard, input] {
+            for output in self.core.step(now, input) {
+                self.carry_out(ctx, output);
+            }
         }
         let wanted = self.core.deadline();
         if self.timer.map(|(at, _)| at) == wanted {

@@ -4,6 +4,7 @@
 //! nothing of QUIC and HTTP: nodes are reached through a [`NodeLink`], the rendezvous is opened by a [`RendezvousHost`].
 
 mod actor;
+mod beats;
 mod link;
 mod log;
 pub mod messages;
@@ -12,5 +13,6 @@ mod tests;
 mod ways;
 
 pub use actor::Coordinator;
+pub use beats::Beats;
 pub use link::{LocalFuture, NodeLink, RendezvousHost, SendFuture};
 pub use messages::ask;

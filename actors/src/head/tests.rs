@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix::{Actor, Addr};
 use kolo_core::head::job::{JobConfig, Reply};
@@ -17,9 +17,9 @@ use kolo_transport::wire::{
 };
 use tokio::sync::{mpsc, watch};
 
-use super::Coordinator;
 use super::link::{LocalFuture, NodeLink, RendezvousHost, SendFuture};
 use super::messages::{Happened, Way, ask};
+use super::{Beats, Coordinator};
 
 /// Longer than any of these tests takes, and shorter than anybody's patience.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -102,6 +102,7 @@ struct Node {
 
 struct World {
     head: Addr<Coordinator>,
+    beats: Beats,
     alive: watch::Receiver<usize>,
     closed: mpsc::UnboundedReceiver<JobId>,
 }
@@ -148,9 +149,10 @@ impl World {
             heartbeat: Duration::ZERO,
             job: JobConfig::default(),
         };
-        let head = Coordinator::new(settings, Arc::new(Rendezvous(close)), alive).start();
+        let head = Coordinator::new(settings, Arc::new(Rendezvous(close)), alive);
         let world = Self {
-            head,
+            beats: head.beats(),
+            head: head.start(),
             alive: receiver,
             closed,
         };
@@ -368,6 +370,35 @@ fn a_request_that_is_cancelled_is_dropped() {
             .await;
         assert_eq!(soon(node.dropped.recv()).await, Some(()));
         told(&mut events, |event| matches!(event, JobEvent::Ended { .. })).await;
+    });
+}
+
+#[test]
+fn nodes_are_heard_while_the_head_has_no_turn_for_them() {
+    run(async {
+        let lease = Duration::from_millis(200);
+        let mut world = World::new(lease).await;
+        let mut node = world.node(good).await;
+        let (beats, session) = (world.beats.clone(), node.session);
+        let end = Instant::now() + lease * 5;
+        let beating = std::thread::spawn(move || {
+            while Instant::now() < end {
+                beats.heard(session);
+                std::thread::sleep(lease / 20);
+            }
+        });
+        while Instant::now() < end - lease {
+            assert_eq!(*world.alive.borrow_and_update(), 1);
+            tokio::time::sleep(lease / 20).await;
+        }
+        soon(world.alive.wait_for(|alive| *alive == 0))
+            .await
+            .unwrap();
+        assert_eq!(
+            soon(node.closed.recv()).await,
+            Some(CloseCode::LeaseExpired)
+        );
+        beating.join().unwrap();
     });
 }
 

@@ -350,10 +350,13 @@ impl Parts {
         };
         let rendezvous =
             rendezvous::Servers::new(config.listen.ip(), connections.clone(), Arc::clone(&stores));
-        let actor = Coordinator::new(settings, Arc::new(rendezvous), alive_sender).start();
+        let coordinator = Coordinator::new(settings, Arc::new(rendezvous), alive_sender);
+        let beats = coordinator.beats();
+        let actor = coordinator.start();
         let (farewell, farewells) = mpsc::channel(1);
         let shared = Arc::new(Shared {
             actor,
+            beats,
             trust,
             runtime: runtime.clone(),
             ready: AtomicBool::new(false),

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use actix::Addr;
 use kolo_actors::head::messages::{Happened, Way};
-use kolo_actors::head::{Coordinator, ask};
+use kolo_actors::head::{Beats, Coordinator, ask};
 use kolo_core::fence::Fence;
 use kolo_core::head::messages::{Caller, Input, Question};
 use kolo_core::head::registry::Session;
@@ -35,6 +35,7 @@ const HEARTBEAT_PRIORITY: i32 = 100;
 /// What all connections share.
 pub(super) struct Shared {
     pub(super) actor: Addr<Coordinator>,
+    pub(super) beats: Beats,
     pub(super) trust: Arc<Trust>,
     pub(super) runtime: TransportRuntime,
     /// Whether jobs are taken.
@@ -267,9 +268,11 @@ impl Peer {
                     return stream.abort(CloseCode::Done);
                 }
             };
-            if self.ask(HeadRequest::Heartbeats).await != HeadReply::Done {
-                return stream.abort(CloseCode::LeaseExpired);
+            if !self.shared.actor.connected() {
+                return stream.abort(CloseCode::Shutdown);
             }
+            // The end of a stay closes the connection.
+            self.shared.beats.heard(self.session);
             let sent = self
                 .shared
                 .runtime

@@ -106,6 +106,8 @@ pub enum Input {
         /// What is known of the workers behind it, if it was a node's.
         fence: Fence,
     },
+    /// The nodes behind these connections were heard, at these times of [`Now::awake`].
+    Heard(Vec<(Session, Instant)>),
     /// An obituary of a node's daemon has come, from whomever.
     Obituary(Obituary),
     /// A question came: one [`Output::Answer`].

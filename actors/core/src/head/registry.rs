@@ -199,7 +199,7 @@ impl NodeRegistry {
     /// The node was heard. Nothing if this stay is over.
     pub fn beat(&mut self, now: Instant, node: NodeId, session: Session) {
         if let Some(entry) = self.current(node, session) {
-            entry.last_seen = now;
+            entry.last_seen = entry.last_seen.max(now);
         }
     }
 

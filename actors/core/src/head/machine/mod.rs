@@ -160,6 +160,7 @@ impl HeadCore {
                     self.lose(node, session, &reason, fence);
                 }
             }
+            Input::Heard(beats) => self.heard(beats),
             Input::Obituary(obituary) => self.bury(obituary),
             Input::Asked { ask, question } => {
                 if let Some(reply) = self.asked(ask, question) {
@@ -255,6 +256,15 @@ impl HeadCore {
     }
 
     // Nodes.
+
+    fn heard(&mut self, beats: Vec<(Session, Instant)>) {
+        for (session, at) in beats {
+            let peer = self.peers.get(&session);
+            if let Some(node) = peer.and_then(|peer| peer.identity.node()) {
+                self.registry.beat(at, node, session);
+            }
+        }
+    }
 
     fn check_leases(&mut self) {
         for (node, session, silent) in self.registry.expired(self.now.awake) {

@@ -42,6 +42,28 @@ fn f1_a_node_that_falls_silent_is_lost_with_its_ranks() {
 }
 
 #[test]
+fn f1_a_lease_runs_from_when_a_beat_came_and_not_from_when_the_head_looked() {
+    let mut world = World::new();
+    let node = world.node(1, 1, good);
+    let driver = Session(1);
+    // The head had much to do: the beat has waited for 30 s, and the lease would be over.
+    let came = world.now + Duration::from_secs(40);
+    world.now += Duration::from_secs(70);
+    world.input(Input::Heard(vec![(driver, came), (node, came)]));
+    world.input(Input::Tick);
+    assert_eq!(world.alive, 1);
+    // One that came before it changes nothing.
+    let before = came - Duration::from_secs(1);
+    world.input(Input::Heard(vec![(node, before)]));
+    world.pass(Duration::from_secs(30));
+    assert_eq!(world.alive, 1);
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.alive, 0);
+    world.input(Input::Heard(vec![(node, world.now)]));
+    assert_eq!(world.alive, 0);
+}
+
+#[test]
 fn g2_after_a_restart_of_the_head_nodes_with_old_jobs_are_left_out_until_those_have_ended() {
     let mut world = World::new();
     let registration = NodeRegistration {
