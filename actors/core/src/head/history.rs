@@ -44,20 +44,48 @@ impl History {
     }
 
     /// All with their numbers, the oldest first.
-    #[must_use]
-    pub fn all(&self) -> Vec<(u64, JobInfo)> {
-        self.jobs.iter().cloned().collect()
+    pub fn all(&self) -> impl Iterator<Item = (u64, &JobInfo)> {
+        self.jobs.iter().map(|(number, job)| (*number, job))
     }
 }
 
+/// How many workers and nodes a job lists.
+#[must_use]
+pub fn size(job: &JobInfo) -> usize {
+    job.workers.len() + job.nodes.len()
+}
+
+/// A job without all that grows with the number of workers and nodes.
+#[must_use]
+pub fn outline(job: &JobInfo) -> JobInfo {
+    JobInfo {
+        job: job.job,
+        name: job.name.clone(),
+        owner: job.owner,
+        state: job.state,
+        generation: job.generation,
+        workers: Vec::new(),
+        nodes: Vec::new(),
+        age_ms: job.age_ms,
+        reason: job.reason.clone(),
+        rendezvous: job.rendezvous,
+        network: None,
+        membership: None,
+    }
+}
+
+/// Takes room for workers and nodes, if so much is left.
+pub fn take(left: &mut usize, size: usize) -> bool {
+    let rest = left.checked_sub(size);
+    *left = rest.unwrap_or(*left);
+    rest.is_some()
+}
+
 /// Keeps jobs, the newest first, to so many workers and nodes in all: the older ones go without.
-pub fn shorten<'a>(jobs: impl IntoIterator<Item = &'a mut JobInfo>, limit: usize) {
+fn shorten<'a>(jobs: impl IntoIterator<Item = &'a mut JobInfo>, limit: usize) {
     let mut left = limit;
     for job in jobs {
-        let entries = job.workers.len() + job.nodes.len();
-        if let Some(rest) = left.checked_sub(entries) {
-            left = rest;
-        } else {
+        if !take(&mut left, size(job)) {
             job.workers.clear();
             job.nodes.clear();
             job.network = None;
@@ -110,7 +138,7 @@ mod tests {
         for number in 0..=MAX_HISTORY as u64 {
             history.push(number, job(number, NODES));
         }
-        let all = history.all();
+        let all: Vec<_> = history.all().collect();
         assert_eq!(all.len(), MAX_HISTORY);
         assert!(history.find(job(0, 0).job).is_none());
         assert!(history.find(job(1, 0).job).is_some());

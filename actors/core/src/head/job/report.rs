@@ -17,6 +17,22 @@ impl Job {
     pub fn info(&self, age: Duration) -> JobInfo {
         let elastic = self.elastic.as_deref();
         JobInfo {
+            workers: self.in_rank_order().into_iter().map(worker_info).collect(),
+            nodes: self.placed_nodes(),
+            network: self.net.report().cloned(),
+            membership: elastic.map(|elastic| {
+                Box::new(MembershipInfo {
+                    cause: elastic.active().map(|table| table.cause.clone()),
+                    decision: elastic.decision().to_owned(),
+                })
+            }),
+            ..self.outline(age)
+        }
+    }
+
+    /// As [`Job::info`], without all that grows with the number of workers and nodes.
+    pub(in crate::head) fn outline(&self, age: Duration) -> JobInfo {
+        JobInfo {
             job: self.id,
             name: self.spec.name.clone(),
             owner: self.owner,
@@ -26,22 +42,22 @@ impl Job {
             } else {
                 Generation(0)
             },
-            workers: self.in_rank_order().into_iter().map(worker_info).collect(),
-            nodes: self.placed_nodes(),
+            workers: Vec::new(),
+            nodes: Vec::new(),
             age_ms: age.as_millis() as u64,
             reason: self.ending.as_ref().map(|ending| ending.reason.clone()),
             rendezvous: match self.rendezvous {
                 Rendezvous::Open(address) if !self.finished => Some(address),
                 _ => None,
             },
-            network: self.net.report().cloned(),
-            membership: elastic.map(|elastic| {
-                Box::new(MembershipInfo {
-                    cause: elastic.active().map(|table| table.cause.clone()),
-                    decision: elastic.decision().to_owned(),
-                })
-            }),
+            network: None,
+            membership: None,
         }
+    }
+
+    /// How many workers and nodes [`Job::info`] lists.
+    pub(in crate::head) fn size(&self) -> usize {
+        self.seats.len() + self.parts.len()
     }
 
     /// The members, and then all other seats.

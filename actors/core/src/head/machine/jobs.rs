@@ -57,6 +57,11 @@ impl Running {
         self.job.info(now.saturating_duration_since(self.since))
     }
 
+    /// As [`Running::info`], without all that grows with the number of workers and nodes.
+    pub(super) fn outline(&self, now: Instant) -> JobInfo {
+        self.job.outline(now.saturating_duration_since(self.since))
+    }
+
     /// An address of this host that all nodes of the job reach: one that a node on another host uses, if there is one.
     fn local_ip(&self) -> Option<IpAddr> {
         let seen = || self.contacts.values().filter_map(|contact| contact.local);

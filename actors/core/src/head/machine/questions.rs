@@ -1,14 +1,16 @@
 //! Questions, and the right to ask them (S-2).
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{DriverId, JobId, NodeId};
 use kolo_wire::{
     ClusterInfo, HeadReply, HeadRequest, JobInfo, NodeRegistration, Refusal, RefusalKind,
 };
 
+use super::jobs::Running;
 use super::{Due, HeadCore, Peer, disconnected, unknown_job};
-use crate::head::history::{MAX_LISTED, shorten};
+use crate::head::history::{MAX_LISTED, outline, size, take};
 use crate::head::job::Event;
 use crate::head::messages::{AskId, Caller, Level, Question};
 use crate::head::milliseconds;
@@ -143,20 +145,24 @@ impl HeadCore {
         }
     }
 
-    /// All jobs, the newest first.
+    /// All jobs, the newest first. The workers and nodes of older ones are left out where they would be too many.
     fn list(&self) -> Vec<JobInfo> {
+        let ended = self.history.all();
+        let ended = ended.map(|(number, info)| (number, Listed::Ended(info)));
         let running = self.jobs.values();
-        let mut all = self.history.all();
-        all.extend(running.map(|running| (running.number, running.info(self.now.real))));
-        all.sort_unstable_by_key(|(number, _)| std::cmp::Reverse(*number));
-        let mut jobs: Vec<_> = all.into_iter().map(|(_, info)| info).collect();
-        for job in &mut jobs {
-            // Large, and to be had for each job by itself.
-            job.network = None;
-            job.membership = None;
-        }
-        shorten(&mut jobs, MAX_LISTED);
-        jobs
+        let running = running.map(|running| (running.number, Listed::Running(running)));
+        let all: BTreeMap<u64, Listed<'_>> = ended.chain(running).collect();
+        let mut left = MAX_LISTED;
+        let listed = all.into_values().rev().map(|job| {
+            let whole = take(&mut left, job.size());
+            JobInfo {
+                // Large, and to be had for each job by itself.
+                network: None,
+                membership: None,
+                ..job.info(self.now.real, whole)
+            }
+        });
+        listed.collect()
     }
 
     pub(super) fn job(&self, job: JobId) -> Result<JobInfo, Refusal> {
@@ -247,6 +253,30 @@ impl HeadCore {
             RefusalKind::Forbidden,
             format!("{node} {problem}"),
         ))
+    }
+}
+
+/// A job of a list.
+enum Listed<'a> {
+    Ended(&'a JobInfo),
+    Running(&'a Running),
+}
+
+impl Listed<'_> {
+    fn size(&self) -> usize {
+        match self {
+            Self::Ended(info) => size(info),
+            Self::Running(running) => running.job.size(),
+        }
+    }
+
+    fn info(&self, now: Instant, whole: bool) -> JobInfo {
+        match self {
+            Self::Ended(info) if whole => JobInfo::clone(info),
+            Self::Ended(info) => outline(info),
+            Self::Running(running) if whole => running.info(now),
+            Self::Running(running) => running.outline(now),
+        }
     }
 }
 

@@ -50,6 +50,30 @@ fn two_jobs_run_at_once_on_disjoint_resources() {
 }
 
 #[test]
+fn a_list_has_the_workers_of_the_newest_jobs_and_names_all() {
+    const WORKERS: u32 = 5000;
+    let mut world = World::new();
+    world.node(1, 3 * u64::from(WORKERS), good);
+    let [oldest, ended] = [1, 2].map(|job| world.submit(job, WORKERS));
+    world.frame(ended, SubmitFrame::Stop);
+    assert!(world.end(ended).is_some());
+    let newest = world.submit(3, 1);
+    let HeadReply::Jobs(jobs) = world.request(HTTP, HeadRequest::Jobs) else {
+        panic!("no jobs");
+    };
+    let listed: Vec<_> = jobs
+        .iter()
+        .map(|job| (job.job, job.state, job.workers.len(), job.nodes.len()))
+        .collect();
+    let expected = [
+        (newest, JobState::Starting, 1, 1),
+        (ended, JobState::Stopped, WORKERS as usize, 1),
+        (oldest, JobState::Starting, 0, 0),
+    ];
+    assert_eq!(listed, expected);
+}
+
+#[test]
 fn a_dry_run_starts_nothing_keeps_nothing_and_is_no_job_of_the_past() {
     let mut world = World::new();
     let node = world.node(1, 2, good);
