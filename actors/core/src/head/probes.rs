@@ -1,7 +1,7 @@
 //! Probes of network interfaces that are under way, those that wait for them, and what is known from before.
 //!
-//! All that want to know the same wait for the probe that runs, so that nodes are not probed by many at once. A probe
-//! that nobody waits for any more ends.
+//! All that want to know the same wait for the probe that runs, or, if a probe that has begun does not count, for the next, which
+//! begins when that one has ended. So nodes are not probed by many at once. A probe that nobody waits for any more ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,6 +13,9 @@ use kolo_wire::{NetworkReport, NodeReply, ProbeResult};
 use super::job::Reply;
 use super::messages::{AskId, RequestId};
 use crate::interfaces::{Discovery, Key, Network, ProbeCache, Step};
+
+/// As many probes may be wanted at a time before no more are begun for questions. Each job has one of its own at most.
+const MAX_PROBES: usize = 16;
 
 /// What connects the nodes, or the report that says why nothing does.
 pub(super) type Found = Result<Arc<Network>, NetworkReport>;
@@ -52,37 +55,70 @@ struct Probe {
 #[derive(Debug, Default)]
 pub(super) struct Probes {
     running: BTreeMap<ProbeId, Probe>,
+    /// Those that wait for the end of one with the same key.
+    next: BTreeMap<Key, (Search, BTreeSet<Waiter>)>,
     count: u64,
     pub(super) cache: ProbeCache,
 }
 
 impl Probes {
-    /// Waits for the probe that runs, if there is one; else begins one. The first step is of a new one.
+    /// Whether a question that needs a probe of its own has to come later.
+    pub(super) fn is_busy_for(&self, search: &Search) -> bool {
+        let is_shared = search.key.as_ref().is_some_and(|key| self.runs(key));
+        !is_shared && self.running.len() + self.next.len() >= MAX_PROBES
+    }
+
+    fn runs(&self, key: &Key) -> bool {
+        let mut running = self.running.values();
+        running.any(|probe| probe.search.key.as_ref() == Some(key))
+    }
+
+    /// Waits for the probe that runs, or for the next, if there is one; else begins one. The first step is of a new one.
     pub(super) fn find(
         &mut self,
         now: Instant,
         search: Search,
         waiter: Waiter,
     ) -> Option<(ProbeId, Step)> {
-        // The one that began last.
         let same = |probe: &&mut Probe| search.key.is_some() && probe.search.key == search.key;
-        if !search.anew
-            && let Some(probe) = self.running.values_mut().rev().find(same)
-        {
-            probe.waiting.insert(waiter);
-            return None;
+        let Some(probe) = self.running.values_mut().find(same) else {
+            return Some(self.begin(now, search, BTreeSet::from([waiter])));
+        };
+        match search.key.clone() {
+            Some(key) if search.anew => {
+                let next = self.next.entry(key);
+                let (_, waiting) = next.or_insert_with(|| (search, BTreeSet::new()));
+                waiting.insert(waiter);
+            }
+            _ => drop(probe.waiting.insert(waiter)),
         }
+        None
+    }
+
+    fn begin(
+        &mut self,
+        now: Instant,
+        mut search: Search,
+        waiting: BTreeSet<Waiter>,
+    ) -> (ProbeId, Step) {
         self.count += 1;
         let id = ProbeId(self.count);
-        let mut probe = Probe {
+        let step = search.discovery.start();
+        let probe = Probe {
             search,
             since: now,
-            waiting: BTreeSet::from([waiter]),
+            waiting,
             requests: BTreeSet::new(),
         };
-        let step = probe.search.discovery.start();
         self.running.insert(id, probe);
-        Some((id, step))
+        (id, step)
+    }
+
+    /// Begins a probe that waits for none any more.
+    pub(super) fn begin_next(&mut self, now: Instant) -> Option<(ProbeId, Step)> {
+        let key = self.next.keys().find(|key| !self.runs(key))?.clone();
+        let (search, waiting) = self.next.remove(&key)?;
+        Some(self.begin(now, search, waiting))
     }
 
     /// How long each address may take.
@@ -143,6 +179,10 @@ impl Probes {
     /// Waits for nothing any more. The requests of probes that nobody waits for now.
     pub(super) fn leave(&mut self, waiter: Waiter) -> Vec<RequestId> {
         let mut unwanted = Vec::new();
+        self.next.retain(|_, (_, waiting)| {
+            waiting.remove(&waiter);
+            !waiting.is_empty()
+        });
         self.running.retain(|_, probe| {
             let left = probe.waiting.remove(&waiter) && probe.waiting.is_empty();
             if left {

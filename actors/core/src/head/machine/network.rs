@@ -91,6 +91,12 @@ impl HeadCore {
                     anew: query.no_cache,
                     limit: self.settings.job.probe_limit,
                 };
+                if self.probes.is_busy_for(&search) {
+                    return Err(Refusal::new(
+                        RefusalKind::Busy,
+                        "too many other interfaces are being probed; try again later",
+                    ));
+                }
                 self.find_network(search, Waiter::Ask(ask));
                 Ok(None)
             }
@@ -172,7 +178,15 @@ impl HeadCore {
                         }
                     }
                 }
+                self.begin_probes();
             }
+        }
+    }
+
+    /// Begins the probes that have waited for others.
+    fn begin_probes(&mut self) {
+        while let Some((probe, step)) = self.probes.begin_next(self.now.real) {
+            self.go_on(probe, step);
         }
     }
 
@@ -195,6 +209,7 @@ impl HeadCore {
         for request in self.probes.leave(waiter) {
             self.cancel(request);
         }
+        self.begin_probes();
     }
 }
 

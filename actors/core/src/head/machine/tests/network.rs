@@ -1,8 +1,8 @@
 //! Probes of network interfaces.
 
 use kolo_wire::{
-    Echo, Interface, InterfaceAddress, InterfacesQuery, NetworkChoice, NetworkReport, NodeNetwork,
-    ProbeResult,
+    Echo, Interface, InterfaceAddress, InterfaceSelection, InterfacesQuery, NetworkChoice,
+    NetworkReport, NodeNetwork, ProbeResult,
 };
 
 use super::*;
@@ -86,16 +86,19 @@ fn all_that_want_to_know_the_same_wait_for_the_probe_that_runs() {
     let job = world.submit(1, 2);
     let second = world.request_later(HTTP, query(false));
     assert_eq!(probes(&world, nodes), [1, 1]);
-    // Whoever wants a new one does not take what began before.
-    let anew = world.request_later(HTTP, query(true));
-    assert_eq!(probes(&world, nodes), [2, 2]);
+    // Whoever wants a new one does not take what began before, and all of them share the next.
+    let anew = [true, true].map(|anew| world.request_later(HTTP, query(anew)));
+    assert_eq!(probes(&world, nodes), [1, 1]);
     assert!(world.answers.is_empty());
-    world.pass(Duration::from_millis(30));
-    answer_all(&mut world);
-    for ask in [first, second, anew] {
-        let report = found(&world, ask).unwrap();
-        assert_eq!(report.choice, NetworkChoice::Interface("eth0".to_owned()));
-        assert_eq!((report.took_ms, report.cached), (30, false));
+    for (number, asks) in [(2, [first, second]), (2, anew)] {
+        world.pass(Duration::from_millis(30));
+        answer_all(&mut world);
+        assert_eq!(probes(&world, nodes), [number, number]);
+        for ask in asks {
+            let report = found(&world, ask).unwrap();
+            assert_eq!(report.choice, NetworkChoice::Interface("eth0".to_owned()));
+            assert_eq!((report.took_ms, report.cached), (30, false));
+        }
     }
     // The job goes on with it.
     let start = |request: &_| matches!(request, NodeRequest::Start(_));
@@ -130,6 +133,51 @@ fn a_probe_ends_with_the_last_that_waits_for_it() {
     assert_eq!(probes(&world, nodes), [2, 2]);
     answer_all(&mut world);
     assert!(found(&world, next).is_some());
+}
+
+#[test]
+fn a_probe_that_waits_for_another_begins_with_its_end_or_is_forgotten() {
+    let (mut world, nodes) = world();
+    let first = world.request_later(HTTP, query(false));
+    let [gone, anew] = [true, true].map(|anew| world.request_later(HTTP, query(anew)));
+    world.input(Input::Forget(gone));
+    world.input(Input::Forget(first));
+    assert_eq!(probes(&world, nodes), [2, 2]);
+    let last = world.request_later(HTTP, query(true));
+    world.input(Input::Forget(last));
+    answer_all(&mut world);
+    assert!(found(&world, anew).is_some());
+    assert_eq!(probes(&world, nodes), [2, 2]);
+}
+
+#[test]
+fn probes_for_questions_are_bounded() {
+    let (mut world, nodes) = world();
+    let on = |interface: usize| {
+        HeadRequest::Interfaces(InterfacesQuery {
+            selection: InterfaceSelection {
+                names: vec![format!("if{interface}"), "eth0".to_owned()],
+                ..InterfaceSelection::default()
+            },
+            ..InterfacesQuery::default()
+        })
+    };
+    let asks: Vec<_> = (0..16)
+        .map(|interface| world.request_later(HTTP, on(interface)))
+        .collect();
+    assert_eq!(probes(&world, nodes), [16, 16]);
+    let refusal = world.refused(HTTP, on(16));
+    assert_eq!(refusal.kind, RefusalKind::Busy);
+    // The same as another is no more, and jobs have the bound of jobs.
+    let same = world.request_later(HTTP, on(15));
+    world.submit(1, 2);
+    assert_eq!(probes(&world, nodes), [17, 17]);
+    answer_all(&mut world);
+    for ask in asks.into_iter().chain([same]) {
+        assert!(found(&world, ask).is_some());
+    }
+    world.request_later(HTTP, on(16));
+    assert_eq!(probes(&world, nodes), [18, 18]);
 }
 
 #[test]
