@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use actix::{Actor, AsyncContext, Context, Handler, SpawnHandle};
+use actix::{Actor, AsyncContext, Context, Handler};
 use kolo_core::head::HeadCore;
 use kolo_core::head::messages::{Input, LinkEnd, Now, Output, RequestId, Settings};
 use kolo_transport::awake::{AwakeClock, TICK};
@@ -19,6 +19,7 @@ use super::link::RendezvousHost;
 use super::log;
 use super::messages::Happened;
 use super::ways::Ways;
+use crate::later::{Timer, later};
 
 /// Messages that may wait; senders of more wait themselves.
 const MAILBOX: usize = 1024;
@@ -28,7 +29,7 @@ pub struct Coordinator {
     core: HeadCore,
     clock: AwakeClock,
     beats: Beats,
-    timer: Option<(Instant, SpawnHandle)>,
+    timer: Timer,
     ways: Ways,
     requests: BTreeMap<RequestId, AbortHandle>,
     rendezvous: Arc<dyn RendezvousHost>,
@@ -52,7 +53,7 @@ impl Coordinator {
             core: HeadCore::new(Instant::now(), settings),
             beats: Beats::new(clock.clone()),
             clock,
-            timer: None,
+            timer: Timer::default(),
             ways: Ways::default(),
             requests: BTreeMap::new(),
             rendezvous,
@@ -78,19 +79,10 @@ impl Coordinator {
                 self.carry_out(ctx, output);
             }
         }
-        let wanted = self.core.deadline();
-        if self.timer.map(|(at, _)| at) == wanted {
-            return;
-        }
-        if let Some((_, timer)) = self.timer.take() {
-            ctx.cancel_future(timer);
-        }
-        self.timer = wanted.map(|at| {
-            let tick = |this: &mut Self, ctx: &mut Context<Self>| {
-                this.timer = None;
-                this.step(ctx, Input::Tick);
-            };
-            (at, ctx.run_later(self.clock.until(at), tick))
+        let wanted = (&self.clock, self.core.deadline());
+        self.timer.set(ctx, wanted, |this: &mut Self, ctx| {
+            this.timer.rang();
+            this.step(ctx, Input::Tick);
         });
     }
 
@@ -99,7 +91,8 @@ impl Coordinator {
             Output::Send(request, message, deadline) => {
                 if let Some(link) = self.ways.link(request.session) {
                     let asked = link.request(*message, deadline);
-                    let replied = async move { Input::Replied(request, asked.await) };
+                    let replied =
+                        async move { Happened::from(Input::Replied(request, asked.await)) };
                     self.requests.insert(request, later(ctx, replied));
                 }
             }
@@ -126,7 +119,8 @@ impl Coordinator {
             Output::Answer(ask, reply) => self.ways.answer(ask, *reply),
             Output::OpenRendezvous(opening) => {
                 let (job, opened) = (opening.job, self.rendezvous.open(opening));
-                let opened = async move { Input::RendezvousOpened(job, opened.await) };
+                let opened =
+                    async move { Happened::from(Input::RendezvousOpened(job, opened.await)) };
                 later(ctx, opened);
             }
             Output::CloseRendezvous(job) => {
@@ -138,19 +132,6 @@ impl Coordinator {
             }
         }
     }
-}
-
-/// Has something happen when a future is ready. Not one of the actor's own futures: it polls all of those at each turn.
-fn later(
-    ctx: &mut Context<Coordinator>,
-    input: impl Future<Output = Input> + 'static,
-) -> AbortHandle {
-    let this = ctx.address();
-    let task = actix::spawn(async move {
-        // An actor that is gone needs no input.
-        this.send(Happened::from(input.await)).await.ok();
-    });
-    task.abort_handle()
 }
 
 impl fmt::Debug for Coordinator {

@@ -1,7 +1,6 @@
 //! The actor of a node, around [`NodeCore`].
 
 use std::collections::VecDeque;
-use std::future::Future;
 use std::sync::Arc;
 
 use actix::prelude::*;
@@ -10,9 +9,10 @@ use kolo_core::node::messages::{Input, Output};
 use kolo_transport::awake::{AwakeClock, TICK};
 use tokio::runtime::Handle;
 
-use super::asks::Asks;
+use super::asks::{Asks, Happened};
 use super::homes::Homes;
 use super::ports::NodeContext;
+use crate::later::{Timer, later};
 
 /// Messages that may wait for the node's actor. Senders wait when it is full.
 const MAILBOX: usize = 256;
@@ -25,7 +25,7 @@ pub struct NodeColocator {
     pub(super) core: NodeCore,
     pub(super) asks: Asks,
     homes: Homes,
-    timer: Option<SpawnHandle>,
+    timer: Timer,
 }
 
 impl std::fmt::Debug for NodeColocator {
@@ -48,7 +48,7 @@ impl NodeColocator {
             asks: Asks::default(),
             homes: Homes::new(context.clone()),
             context,
-            timer: None,
+            timer: Timer::default(),
         }
     }
 
@@ -59,22 +59,11 @@ impl NodeColocator {
                 inputs.extend(self.perform(output, ctx));
             }
         }
-        if let Some(timer) = self.timer.take() {
-            ctx.cancel_future(timer);
-        }
-        if let Some(deadline) = self.core.deadline() {
-            let wait = self.clock.until(deadline);
-            self.timer = Some(ctx.run_later(wait, |actor, ctx| {
-                actor.timer = None;
-                actor.step(Input::Tick, ctx);
-            }));
-        }
-    }
-
-    /// Does something that takes a while, and steps with its result.
-    fn later(&self, work: impl Future<Output = Input> + 'static, ctx: &mut Context<Self>) {
-        let done = |input, actor: &mut Self, ctx: &mut Context<Self>| actor.step(input, ctx);
-        ctx.spawn(work.into_actor(self).map(done));
+        let wanted = (&self.clock, self.core.deadline());
+        self.timer.set(ctx, wanted, |this: &mut Self, ctx| {
+            this.timer.rang();
+            this.step(Input::Tick, ctx);
+        });
     }
 
     /// Does what the core wants; what is wrong with it at once.
@@ -86,15 +75,16 @@ impl NodeColocator {
                 self.asks.answer(ask, reply);
             }
             Output::Find { ask, program, port } => {
-                self.later(self.homes.find(ask, program, port), ctx);
+                let finding = self.homes.find(ask, program, port);
+                later(ctx, async move { Happened(finding.await) });
             }
             Output::StartWarden(stay) => {
                 let starting = self.homes.start_warden(stay);
-                self.later(starting, ctx);
+                later(ctx, async move { Happened(starting.await) });
             }
             Output::CloseWarden(stay) => {
                 let closing = self.homes.close_warden(stay);
-                self.later(closing, ctx);
+                later(ctx, async move { Happened(closing.await) });
             }
             Output::OpenOutput { job, owner, stdin } => {
                 self.context.outputs.open_streamed(job, owner, stdin);
@@ -113,12 +103,12 @@ impl NodeColocator {
                 let signing = head.sign(worker.stay.job, worker.slot, csr);
                 let signed = async move {
                     let signed = signing.await;
-                    Input::Signed { worker, signed }
+                    Happened(Input::Signed { worker, signed })
                 };
-                self.later(signed, ctx);
+                later(ctx, signed);
             }
             Output::Signal(worker, signal) => {
-                ctx.spawn(self.homes.signal(worker, signal).into_actor(self));
+                actix::spawn(self.homes.signal(worker, signal));
             }
             Output::Complete(table) => {
                 self.homes.complete(&table);
@@ -131,9 +121,9 @@ impl NodeColocator {
                 let sending = head.send(events);
                 let sent = async move {
                     let delivery = sending.await;
-                    Input::Delivered { session, delivery }
+                    Happened(Input::Delivered { session, delivery })
                 };
-                self.later(sent, ctx);
+                later(ctx, sent);
             }
             Output::Leave { reason } => head.leave(reason),
             Output::Warn(text) => tracing::warn!("{text}"),
