@@ -311,8 +311,9 @@ async fn live(
     let drain = dir.asked_to_drain();
     if background && !drain.is_zero() {
         tokio::select! {
-            // It says itself what is left.
-            _ = node.drain(drain) => {}
+            drained = node.drain(drain) => if !drained {
+                tracing::warn!(?drain, "not all jobs have ended by themselves; they are ended");
+            },
             _ = ends.next() => {}
         }
     }

@@ -192,8 +192,7 @@ async fn a_node_waits_for_its_jobs_whatever_becomes_of_the_head() {
     let mut registrations = bed.head.registrations.lock().await;
     assert!(!soon(registrations.recv()).await.unwrap().draining);
     bed.head.forbid.store(true, Ordering::Relaxed);
-    let drained = bed.node.drain(Duration::from_secs(3600));
-    tokio::pin!(drained);
+    let mut drained = Box::pin(bed.node.drain(Duration::from_secs(3600)));
     // The head does not know the node any more,
     let goes_on = async {
         bed.head.hang_up(CloseCode::Internal).await;

@@ -53,7 +53,9 @@ fn two_jobs_run_at_once_on_disjoint_resources() {
 fn a_list_has_the_workers_of_the_newest_jobs_and_names_all() {
     const WORKERS: u32 = 5000;
     let mut world = World::new();
-    world.node(1, 3 * u64::from(WORKERS), good);
+    for node in 1..12 {
+        world.node(node, 1000, good);
+    }
     let [oldest, ended] = [1, 2].map(|job| world.submit(job, WORKERS));
     world.frame(ended, SubmitFrame::Stop);
     assert!(world.end(ended).is_some());
@@ -67,7 +69,7 @@ fn a_list_has_the_workers_of_the_newest_jobs_and_names_all() {
         .collect();
     let expected = [
         (newest, JobState::Starting, 1, 1),
-        (ended, JobState::Stopped, WORKERS as usize, 1),
+        (ended, JobState::Stopped, WORKERS as usize, 5),
         (oldest, JobState::Starting, 0, 0),
     ];
     assert_eq!(listed, expected);
