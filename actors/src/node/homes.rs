@@ -12,7 +12,6 @@ use kolo_core::node::environment::{self, Place};
 use kolo_core::node::messages::{
     AskId, Found, Input, Link, Opening, Signal, Spawning, Stay, Wanted, WorkerEvent, WorkerId,
 };
-use kolo_process::{SpawnError, Warden};
 use kolo_transport::ids::{Incarnation, JobId, Rank, Slot};
 use kolo_transport::wire::{GenerationTable, ToWorker, WorkerSignal};
 use tokio::sync::watch;
@@ -21,6 +20,7 @@ use super::author::Author;
 use super::colocator::NodeColocator;
 use super::output::Output;
 use super::ports::{ControlError, ControlSender, NodeContext};
+use super::warden::JobWarden;
 use super::worker::{Launch, SignalWorker, Stopping, Worker, WorkerPlan};
 
 /// How long a job's output waits for its driver after the job's end.
@@ -42,9 +42,8 @@ struct Member {
 }
 
 /// What there is of one stay of a job.
-#[derive(Default)]
 struct Home {
-    warden: Arc<Mutex<Option<Arc<Warden>>>>,
+    warden: JobWarden,
     means: Option<Means>,
     members: BTreeMap<Slot, Member>,
 }
@@ -102,33 +101,13 @@ impl Homes {
     }
 
     pub(super) fn start_warden(&mut self, stay: Stay) -> impl Future<Output = Input> + use<> {
-        let home = self.stays.entry(stay).or_default();
-        let (context, slot) = (self.context.clone(), home.warden.clone());
-        let starting = async move {
-            context.wardens.send_modify(|wardens| *wardens += 1);
-            let started = start_warden(&context, stay.job).await;
-            let gone = started.as_ref().ok().map(Warden::gone);
-            tokio::spawn(async move {
-                if let Some(gone) = gone {
-                    gone.await;
-                }
-                context.wardens.send_modify(|wardens| *wardens -= 1);
-            });
-            started
-        };
-        let starting = self.context.runtime.spawn(starting);
+        let warden = self.home(stay).warden.clone();
         async move {
-            let started = match starting.await {
-                Ok(Ok(warden)) => {
-                    *lock(&slot) = Some(Arc::new(warden));
-                    Ok(())
-                }
-                Ok(Err(error)) => Err(error.to_string()),
-                Err(error) => Err(error.to_string()),
-            };
+            let started = warden.get().await.map(drop);
             if let Err(error) = &started {
-                tracing::error!(job = %stay.job, error, "a job has no warden");
+                tracing::error!(job = %stay.job, %error, "a job has no warden");
             }
+            let started = started.map_err(|error| error.to_string());
             Input::Warden { stay, started }
         }
     }
@@ -136,15 +115,21 @@ impl Homes {
     /// Ends a warden whose workers have ended, with whatever else is left of them.
     pub(super) fn close_warden(&mut self, stay: Stay) -> impl Future<Output = Input> + use<> {
         let home = self.stays.remove(&stay);
-        let warden = home.and_then(|home| lock(&home.warden).take());
         async move {
-            // A start that is just ending may hold it; the last one to drop it ends it.
-            if let Some(Ok(warden)) = warden.map(Arc::try_unwrap) {
-                warden.close().await;
+            if let Some(home) = home {
+                home.warden.close().await;
             }
             tracing::debug!(job = %stay.job, "nothing of the job is left");
             Input::Closed(stay)
         }
+    }
+
+    fn home(&mut self, stay: Stay) -> &mut Home {
+        self.stays.entry(stay).or_insert_with(|| Home {
+            warden: JobWarden::new(self.context.clone(), stay.job),
+            means: None,
+            members: BTreeMap::new(),
+        })
     }
 
     /// No worker begins to write any more.
@@ -165,10 +150,8 @@ impl Homes {
         let Some(program) = self.forget(opening.ask) else {
             return;
         };
-        self.stays.entry(opening.stay).or_default().means = Some(Means {
-            program,
-            output: self.context.outputs.open(opening.stay.job),
-        });
+        let output = self.context.outputs.open(opening.stay.job);
+        self.home(opening.stay).means = Some(Means { program, output });
     }
 
     pub(super) fn spawn(&mut self, spawning: Spawning, node: Addr<NodeColocator>) {
@@ -180,7 +163,7 @@ impl Homes {
         let Some(home) = self.stays.get_mut(&worker.stay) else {
             return;
         };
-        let (Some(means), Some(warden)) = (&home.means, lock(&home.warden).clone()) else {
+        let Some(means) = &home.means else {
             return;
         };
         let Some(slot) = start
@@ -218,7 +201,7 @@ impl Homes {
         let member = Member {
             incarnation: worker.incarnation,
             author,
-            actor: Worker::new(self.context.clone(), node, warden, plan).start(),
+            actor: Worker::new(self.context.clone(), node, home.warden.clone(), plan).start(),
             control,
             stopping,
         };
@@ -318,17 +301,6 @@ impl Homes {
             }
         }
     }
-}
-
-/// Starts a warden that tells the head when this daemon dies.
-async fn start_warden(context: &NodeContext, job: JobId) -> Result<Warden, SpawnError> {
-    let node = context.here.node;
-    let warden = Warden::start(&context.warden_exe, &node.to_string()).await?;
-    let datagram = context.obituary.datagram(node, job);
-    if let Err(error) = warden.will(context.head_address, datagram).await {
-        tracing::warn!(%job, %error, "the head will not hear at once of this daemon's death");
-    }
-    Ok(warden)
 }
 
 /// What the core must know of a message to a worker.

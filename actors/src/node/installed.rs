@@ -2,14 +2,14 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use kolo_core::node::messages::WorkerEvent;
-use kolo_process::{Child, SpawnRequest, Warden};
+use kolo_process::{Child, SpawnRequest};
 use kolo_transport::wire::{OutputChunk, Stdio};
 use tokio::task::JoinHandle;
 
 use super::stream;
+use super::warden::JobWarden;
 use super::worker::{
     DRAIN, NotStarted, STDERR_TAIL, Supervisor, WorkerPlan, drain, read_output, see_off,
 };
@@ -29,7 +29,7 @@ impl Supervisor {
     /// A worker's life, from its start to its end.
     pub(super) async fn run_installed(
         self,
-        warden: Arc<Warden>,
+        warden: JobWarden,
         mut plan: WorkerPlan,
         file: &InstalledFile,
     ) {
@@ -60,7 +60,7 @@ impl Supervisor {
 
     async fn launch_installed(
         &self,
-        warden: Arc<Warden>,
+        warden: JobWarden,
         plan: &mut WorkerPlan,
         file: &InstalledFile,
     ) -> Result<(Child, Vec<JoinHandle<()>>), NotStarted> {
@@ -82,6 +82,8 @@ impl Supervisor {
             None
         };
         let child = warden
+            .get()
+            .await?
             .spawn(SpawnRequest {
                 program: file.path.clone(),
                 argv0: std::mem::take(&mut plan.argv0),

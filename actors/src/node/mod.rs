@@ -11,6 +11,7 @@ mod installed;
 mod output;
 mod ports;
 mod stream;
+mod warden;
 mod worker;
 
 pub use asks::{Ask, Happened, NodeSnapshot, Snapshot};

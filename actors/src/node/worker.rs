@@ -11,7 +11,7 @@ use std::time::Duration;
 use actix::prelude::*;
 use kolo_core::node::colocator::KILLED;
 use kolo_core::node::messages::{Input, WorkerEvent, WorkerId};
-use kolo_process::{Child, LineReader, Signal, SignalError, SpawnError, SpawnRequest, Warden};
+use kolo_process::{Child, LineReader, Signal, SignalError, SpawnError, SpawnRequest};
 use kolo_transport::FrameError;
 use kolo_transport::ids::Generation;
 use kolo_transport::local::ControlSocket;
@@ -25,6 +25,7 @@ use super::colocator::NodeColocator;
 use super::installed::InstalledFile;
 
 use super::ports::{CallsEnd, ControlReceiver, ControlSender, NodeContext};
+use super::warden::JobWarden;
 
 /// How long to wait for the last output and results of a process that has ended, and that was not asked to. What still holds
 /// its pipes open then is killed, or is a process that left its group on purpose.
@@ -101,7 +102,7 @@ pub(super) struct Worker {
     context: Arc<NodeContext>,
     node: Addr<NodeColocator>,
     id: WorkerId,
-    plan: Option<(Arc<Warden>, WorkerPlan)>,
+    plan: Option<(JobWarden, WorkerPlan)>,
     child: Option<Child>,
     stopping: Arc<watch::Sender<Stopping>>,
 }
@@ -110,7 +111,7 @@ impl Worker {
     pub(super) fn new(
         context: Arc<NodeContext>,
         node: Addr<NodeColocator>,
-        warden: Arc<Warden>,
+        warden: JobWarden,
         plan: WorkerPlan,
     ) -> Self {
         Self {
@@ -256,7 +257,7 @@ impl Supervisor {
         self.actor.send(Running(child.clone())).await.is_ok()
     }
 
-    async fn run(self, warden: Arc<Warden>, mut plan: WorkerPlan, program: Arc<ProgramFile>) {
+    async fn run(self, warden: JobWarden, mut plan: WorkerPlan, program: Arc<ProgramFile>) {
         let launched = match self.launch(warden, &mut plan, &program).await {
             Ok(launched) => launched,
             Err(failed) => return self.tell(failed.into()).await,
@@ -303,7 +304,7 @@ impl Supervisor {
 
     async fn launch(
         &self,
-        warden: Arc<Warden>,
+        warden: JobWarden,
         plan: &mut WorkerPlan,
         program: &ProgramFile,
     ) -> Result<Launched, NotStarted> {
@@ -316,6 +317,8 @@ impl Supervisor {
         let (stdout_reader, stdout) = kolo_process::pipe().map_err(sockets)?;
         let (stderr_reader, stderr) = kolo_process::pipe().map_err(sockets)?;
         let child = warden
+            .get()
+            .await?
             .spawn(SpawnRequest {
                 program: program.path.clone(),
                 argv0: std::mem::take(&mut plan.argv0),

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use kolo::elastic::Value;
 use kolo::prelude::*;
 use kolo_harness::TestCluster;
@@ -53,6 +54,34 @@ async fn a_killed_rank_comes_back_as_a_new_process_with_the_state() -> anyhow::R
     let ended = job.end().await?;
     assert_eq!((ended.size, ended.outcome.generations), (2, 3));
     assert!(ended.outcome.steps_redone <= 2, "{:?}", ended.outcome);
+    cluster.stop().await?;
+    Ok(())
+}
+
+/// User code can kill its parent, and so can the system when memory is short.
+#[tokio::test]
+async fn a_killed_warden_costs_its_workers_and_another_starts_theirs() -> anyhow::Result<()> {
+    let cluster = cluster(2, 2).await?;
+    let mut job = Job::start(&cluster, Executor::builder().workers(4..=4), 4).await?;
+    job.works().await;
+    let member = job.watch.table().members[3].clone();
+    let worker = pid_of(&cluster, job.executor.job(), &member).await?;
+    let stat = std::fs::read_to_string(format!("/proc/{worker}/stat"))?;
+    // State and parent follow the name.
+    let warden = stat
+        .rsplit(')')
+        .next()
+        .and_then(|rest| rest.split(' ').nth(2));
+    kill(warden.context("a process has a parent")?.parse()?)?;
+    gone(worker).await;
+    while job.watch.table().members.len() < 4 || job.watch.table().members.contains(&member) {
+        job.watch.next().await;
+    }
+    job.works().await;
+    let node = |member: &kolo_transport::wire::Member| member.node;
+    let nodes: Vec<_> = job.watch.table().members.iter().map(node).collect();
+    assert_eq!(nodes.iter().filter(|its| **its == member.node).count(), 2);
+    job.end().await?;
     cluster.stop().await?;
     Ok(())
 }
