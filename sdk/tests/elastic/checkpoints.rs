@@ -60,6 +60,7 @@ fn job<R: Send>(size: u32, rank: impl Fn(&Context) -> R + Sync) -> Vec<R> {
 fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).unwrap();
     let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|kind| kind == "kolo"));
     files.sort();
     files
 }

@@ -1,7 +1,7 @@
 //! The files of a directory, by name.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -46,6 +46,9 @@ impl fmt::Display for Name {
         write!(f, "commit-{:012}-g{}.kolo", self.number, self.generation)
     }
 }
+
+/// Locked by the process that writes checkpoints.
+const LOCK: &str = "writer.lock";
 
 /// Follows the name of a file that is being written.
 const UNFINISHED: &str = ".tmp";
@@ -127,6 +130,27 @@ pub(super) fn store(
         drop(fs::remove_file(&unfinished));
     }
     result
+}
+
+/// Takes a directory for the writer that holds the file: another group, or ranks of an earlier generation that run on, must not delete
+/// its checkpoints. The system lets go when the process ends.
+pub(super) fn lock(directory: &Path) -> io::Result<File> {
+    make(directory)?;
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(directory.join(LOCK))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "another process writes checkpoints there; each job needs a directory of its own",
+        )),
+        // Not all file systems have locks.
+        Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(file),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
 }
 
 /// Makes the directory, in a way that outlives the machine's end.

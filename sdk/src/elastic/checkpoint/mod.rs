@@ -27,7 +27,7 @@ use writer::{Base, Writer};
 /// ends with a BLAKE3 checksum. The two newest are kept.
 ///
 /// Give the state on every rank the same checkpoints, in a directory that all hosts of the job share: rank 0 may be on another
-/// host after a loss. Each job needs a directory of its own.
+/// host after a loss. Each job needs a directory of its own: the process that writes locks a file there, `writer.lock`.
 ///
 /// ```
 /// use kolo::elastic::{Checkpoints, State, Value};

@@ -72,11 +72,12 @@ fn read(path: &Path) -> Result<(About, Work), String> {
     Ok((opened.about, work))
 }
 
-/// All files of a directory, in order.
+/// All files of a directory but that of the lock, in order.
 fn files(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).unwrap();
     let mut files: Vec<String> = entries
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != "writer.lock")
         .collect();
     files.sort();
     files
@@ -281,6 +282,25 @@ fn a_full_disk_costs_checkpoints_and_nothing_else() {
         (writer.written(), files(folder.path())),
         (3, names(&[1, 3]))
     );
+}
+
+/// Another job, or ranks of an earlier generation that run on, unseen.
+#[test]
+fn e1_a_second_writer_writes_and_deletes_nothing_while_the_first_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = |job, base| Writer::start(Checkpoints::in_directory(folder.path()), job, base);
+    let first = start(JOB, Base::Synced);
+    first.offer(id(1), copy(1));
+    first.flush().unwrap();
+    let second = start(JobId(8), Base::Read(id(1)));
+    second.offer(id(7), copy(7));
+    let why = second.flush().unwrap_err();
+    assert!(why.contains("another process writes"), "{why}");
+    assert_eq!(files(folder.path()), names(&[1]));
+    drop(first);
+    second.offer(id(8), copy(8));
+    second.flush().unwrap();
+    assert_eq!(files(folder.path()), names(&[1, 8]));
 }
 
 /// The state was never synced, so that nobody has looked.

@@ -1,5 +1,6 @@
 //! The thread that writes checkpoints.
 
+use std::fs::File;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -92,6 +93,7 @@ impl Writer {
                 Base::Unknown | Base::Synced => None,
             },
             may_begin: base != Base::Unknown,
+            lock: None,
             settings,
             job,
             shared: Arc::clone(&shared),
@@ -165,6 +167,8 @@ struct Thread<B> {
     previous: Option<Name>,
     /// Nothing that is in the directory would be lost.
     may_begin: bool,
+    /// Held from the first write on.
+    lock: Option<File>,
     before: B,
 }
 
@@ -182,12 +186,15 @@ impl<B: FnMut(folder::Step) -> io::Result<()>> Thread<B> {
                     slot.failure = None;
                 }
                 Err(why) => {
-                    tracing::warn!(
-                        commit = id.number,
-                        "the directory `{}` {why}; the last checkpoint is that of commit {}",
-                        self.settings.directory.display(),
-                        slot.written
-                    );
+                    // On the user's screen, and not once a second: the loop goes on.
+                    if slot.failure.as_ref() != Some(&why) {
+                        eprintln!(
+                            "kolo: no checkpoint of commit {}: the directory `{}` {why}; the last checkpoint is that of commit {}",
+                            id.number,
+                            self.settings.directory.display(),
+                            slot.written
+                        );
+                    }
                     slot.failure = Some(why);
                 }
             }
@@ -228,6 +235,9 @@ impl<B: FnMut(folder::Step) -> io::Result<()>> Thread<B> {
         let directory = &self.settings.directory;
         let before: Before<'_> = &mut self.before;
         let cant = |error: io::Error| format!("can't be written: {error}");
+        if self.lock.is_none() {
+            self.lock = Some(folder::lock(directory).map_err(cant)?);
+        }
         if !self.may_begin {
             if let Some(name) = folder::list(directory).map_err(cant)?.first() {
                 return Err(format!(
