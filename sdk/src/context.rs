@@ -142,10 +142,17 @@ impl Context {
         &self.inner.interrupt
     }
 
-    /// This rank has a commit in this generation; `by_all` says that all members have it.
-    pub(crate) fn committed(&self, commit: u64, by_all: bool) {
+    /// All ranks of this generation have the state of one of them, as a commit. `is_worth` says that somebody had committed before.
+    pub(crate) fn received(&self, commit: u64, is_worth: bool) {
         if let Some(session) = self.inner.session.upgrade() {
-            session.committed(self.generation(), commit, by_all);
+            session.received(self.generation(), commit, is_worth);
+        }
+    }
+
+    /// All ranks have made a commit in this generation.
+    pub(crate) fn committed(&self, commit: u64) {
+        if let Some(session) = self.inner.session.upgrade() {
+            session.committed(self.generation(), commit);
         }
     }
 

@@ -22,8 +22,9 @@ use crate::codec;
 pub(super) struct Progress {
     /// The last generation that the value has come to, and its commit there; or why it could not come there.
     at: Result<(Generation, u64), CallError>,
-    /// The generation that the driver knows the value to be in.
+    /// The generation that the driver knows the value to be in, and its last commit there.
     known: Generation,
+    known_commit: u64,
     /// Calls so far, and how many of them the last commit has in it.
     calls: u64,
     committed: u64,
@@ -35,6 +36,7 @@ impl Progress {
         Self {
             at: Ok((generation, 0)),
             known: generation,
+            known_commit: 0,
             calls: 0,
             committed: 0,
         }
@@ -44,7 +46,8 @@ impl Progress {
     pub(super) fn admit(&mut self, call: &str, generation: Generation) -> Result<(), CallError> {
         let (_, commit) = self.at.clone()?;
         if self.known != generation {
-            if self.calls != self.committed {
+            // All members may be lost with a commit, if another state of theirs is on disk.
+            if self.calls != self.committed || commit < self.known_commit {
                 return Err(CallError::GenerationOver {
                     call: call.to_owned(),
                     generation: self.known,
@@ -71,6 +74,7 @@ impl Progress {
     /// A commit has so many calls in it.
     pub(super) fn committed(&mut self, calls: u64, commit: u64) {
         self.committed = calls;
+        self.known_commit = commit;
         if let Ok((_, at)) = &mut self.at {
             *at = commit;
         }
@@ -86,6 +90,7 @@ impl Progress {
         let (generation, commit) = self.at.clone()?;
         if self.known != generation {
             self.known = generation;
+            self.known_commit = commit;
             self.committed = self.calls;
         }
         Ok(commit)
@@ -218,6 +223,20 @@ mod tests {
         value.recovered(Ok((Generation(4), 1)));
         value.call("add", Generation(4)).unwrap();
         assert_eq!(value.acknowledge(), Ok(1));
+    }
+
+    /// All members were lost, and only another state of theirs was on disk.
+    #[test]
+    fn e1_a_value_that_comes_back_at_an_older_commit_is_told() {
+        let mut value = Progress::new(FIRST);
+        value.call("add", FIRST).unwrap();
+        value.call("commit", FIRST).unwrap();
+        value.committed(2, 1);
+        value.recovered(Ok((SECOND, 0)));
+        let error = value.call("add", SECOND).unwrap_err();
+        assert!(error.to_string().contains("back at commit 0"), "{error}");
+        assert_eq!(value.acknowledge(), Ok(0));
+        value.call("add", SECOND).unwrap();
     }
 
     #[test]

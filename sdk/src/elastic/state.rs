@@ -160,7 +160,7 @@ impl<T: Elastic> State<T> {
             });
         }
         self.keep(ctx, own + 1);
-        ctx.committed(own + 1, true);
+        ctx.committed(own + 1);
         self.durable = all[2];
         if self.durable > 0 {
             ctx.durable(self.durable);

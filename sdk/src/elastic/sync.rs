@@ -82,7 +82,8 @@ impl<T: Elastic> State<T> {
         resumes: bool,
     ) -> Result<(Meeting, Result<(), StateError>), StateError> {
         let meeting = self.meet(ctx, resumes)?;
-        let must = ctx.take_restore();
+        // One that keeps no checkpoints leaves the restore to one that does.
+        let must = self.keeper.is_some() && ctx.take_restore();
         if meeting.last.number > 0 && !must {
             return Ok((meeting, Ok(())));
         }
@@ -126,7 +127,7 @@ impl<T: Elastic> State<T> {
             keeper.synced();
         }
         self.keep(ctx, meeting.last.number + 1);
-        ctx.committed(meeting.last.number + 1, false);
+        ctx.received(meeting.last.number + 1, meeting.last.number > 0);
         if comm.rank() == root {
             Ok(())
         } else {

@@ -465,12 +465,12 @@ impl Conversation {
 }
 
 impl Epoch {
-    /// The members are known.
+    /// The members are known, perhaps not for the first time: a node that hears nothing tells them again.
     fn know(&self, table: Arc<GenerationTable>) -> Result<(), CollectiveError> {
         let nodes: Vec<_> = table.members.iter().map(|member| member.node).collect();
         self.comm.set_table(Arc::clone(&table))?;
         self.comm.set_layout(Layout::of_hosts(&nodes))?;
-        if table.handover == Handover::Restore {
+        if table.handover == Handover::Restore && self.table.borrow().is_none() {
             self.context.must_restore();
         }
         self.context.members_known(&table.cause);

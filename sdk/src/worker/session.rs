@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{CallId, Generation};
 use kolo_transport::wire::worker::FailedOperation;
-use kolo_transport::wire::{CallFailure, FailureKind, FromWorker};
+use kolo_transport::wire::{CallFailure, FailureKind, FromWorker, Kept};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::running::{Running, Stopped};
@@ -46,13 +46,17 @@ struct State {
     ended: Option<String>,
 }
 
-/// What the node was told of commits.
+/// What the node was told of commits and failures.
 #[derive(Debug, Default)]
 struct Told {
+    /// The last generation in which all were given a commit of an earlier one.
+    received: Generation,
     /// The last generation in which all have committed, and the first commit there.
     first: (Generation, u64),
     /// The last generation in which such a commit came to disk.
     durable: Generation,
+    /// The last generation in which a call failed, with all members there as far as this one knew.
+    failed: Generation,
 }
 
 impl Session {
@@ -83,7 +87,7 @@ impl Session {
     }
 
     pub(crate) fn is_static(&self) -> bool {
-        self.state().next_within.is_none()
+        self.state().is_static()
     }
 
     pub(crate) fn newest(&self) -> Generation {
@@ -184,11 +188,29 @@ impl Session {
                     failure.kind = FailureKind::Left;
                 } else if context.lost_a_rank() {
                     failure.kind = FailureKind::GenerationOver;
+                    let failed = FailedOperation {
+                        culprit: failure.caused_by,
+                        reason: failure.message.clone(),
+                    };
+                    self.give_up(context.generation(), failed);
                 }
             }
         }
         self.running.end();
         ended
+    }
+
+    /// A call failed because its members can't go on together. Perhaps nobody is lost: then only this word ends the generation.
+    fn give_up(&self, generation: Generation, failed: FailedOperation) {
+        let mut state = self.state();
+        if state.newest == generation && state.told.failed < generation {
+            state.told.failed = generation;
+            self.tell(FromWorker::Holding {
+                generation,
+                commit: state.commit,
+                failed: Some(failed),
+            });
+        }
     }
 
     /// The newest generation, for the call that runs.
@@ -249,16 +271,32 @@ impl Session {
         }
     }
 
-    /// This rank has a commit; `by_all` says that all members have it.
-    pub(crate) fn committed(&self, generation: Generation, commit: u64, by_all: bool) {
+    /// All members have the state of one of them, as a commit. The node is told if that `is_worth` keeping, and of none that was made
+    /// before in this generation.
+    pub(crate) fn received(&self, generation: Generation, commit: u64, is_worth: bool) {
         let mut state = self.state();
         state.commit = commit;
-        if by_all && state.told.first.0 < generation && state.next_within.is_some() {
+        let told = state.told.first.0.max(state.told.received);
+        if is_worth && told < generation && !state.is_static() {
+            state.told.received = generation;
+            self.tell(FromWorker::Committed {
+                generation,
+                commit,
+                kept: Kept::Received,
+            });
+        }
+    }
+
+    /// All members have made a commit.
+    pub(crate) fn committed(&self, generation: Generation, commit: u64) {
+        let mut state = self.state();
+        state.commit = commit;
+        if state.told.first.0 < generation && !state.is_static() {
             state.told.first = (generation, commit);
             self.tell(FromWorker::Committed {
                 generation,
                 commit,
-                durable: false,
+                kept: Kept::Made,
             });
         }
     }
@@ -272,13 +310,17 @@ impl Session {
             self.tell(FromWorker::Committed {
                 generation,
                 commit,
-                durable: true,
+                kept: Kept::Durable,
             });
         }
     }
 }
 
 impl State {
+    fn is_static(&self) -> bool {
+        self.next_within.is_none()
+    }
+
     /// Takes the call that runs to the present generation, if this worker is in it.
     fn go_on(&mut self) -> Option<Context> {
         let present = self.present.clone()?;

@@ -109,6 +109,34 @@ pub(super) async fn a_driver_goes_on_in_the_next_generation() -> Outcome {
     Ok(())
 }
 
+/// One sum over all ranks, that fails for all in the first generation though nobody is lost.
+#[kolo::function]
+fn add_up_later(ctx: &Context) -> Result<u64> {
+    if ctx.generation().0 == 1 && ctx.rank() == 0 {
+        ctx.comm().revoke("the first generation is not good enough");
+    }
+    let mut one = [1_u64];
+    ctx.comm().all_reduce(&mut one, ReduceOp::Sum)?;
+    Ok(one[0])
+}
+
+/// Only the workers know that their generation is over.
+pub(super) async fn a_driver_goes_on_after_a_generation_that_ends_without_a_loss() -> Outcome {
+    let cluster = LocalCluster::builder().slots(2).start().await?;
+    let elastic = Executor::builder().workers(1..=2).output(Output::Silent);
+    let executor = elastic.start(&cluster).await?;
+    let mut changes = executor.generations();
+    let first = changes.next().await.unwrap().table;
+    let error = executor.run(add_up_later, ()).await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    let next = executor.recovered().await?;
+    assert_eq!(next.world_size, first.members.len());
+    assert!(next.cause.contains("not good enough"), "{}", next.cause);
+    assert_eq!(executor.run(add_up_later, ()).await?, [2, 2]);
+    executor.shutdown().await?;
+    Ok(())
+}
+
 /// Counts ranks. A rank ends its process on the way, if it is told so.
 struct Headcount {
     sum: u64,

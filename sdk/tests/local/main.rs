@@ -13,6 +13,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use elastic::{
+    a_driver_goes_on_after_a_generation_that_ends_without_a_loss,
     a_driver_goes_on_in_the_next_generation, an_elastic_run_goes_on_when_a_worker_dies,
     an_elastic_run_goes_on_when_the_node_of_half_its_workers_is_killed,
     an_elastic_run_that_always_fails_ends_with_the_last_words,
@@ -34,7 +35,7 @@ macro_rules! tests {
 
 fn main() {
     kolo::rt::main(async {
-        let tests: [Test; 18] = tests![
+        let tests: [Test; 19] = tests![
             functions_run_on_all_one_and_some
             values_keep_their_state_and_order
             errors_and_panics_name_the_rank
@@ -51,6 +52,7 @@ fn main() {
             an_elastic_run_goes_on_when_a_worker_dies
             an_elastic_run_goes_on_when_the_node_of_half_its_workers_is_killed
             a_driver_goes_on_in_the_next_generation
+            a_driver_goes_on_after_a_generation_that_ends_without_a_loss
             values_of_elastic_groups_go_back_to_their_last_commit
             an_elastic_run_that_always_fails_ends_with_the_last_words
         ];

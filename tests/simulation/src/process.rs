@@ -2,7 +2,7 @@
 
 use kolo_core::node::messages::{Input, WorkerEvent, WorkerId};
 use kolo_wire::ids::{Generation, JobId, Rank};
-use kolo_wire::{Exit, FromWorker, ToWorker};
+use kolo_wire::{Exit, FromWorker, Kept, ToWorker};
 use std::net::SocketAddr;
 
 use crate::group::{Group, Meeting};
@@ -361,7 +361,7 @@ impl World {
                 FromWorker::Committed {
                     generation,
                     commit,
-                    durable: false,
+                    kept: Kept::Made,
                 },
             );
         }

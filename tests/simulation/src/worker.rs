@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use kolo_wire::ids::{Generation, Incarnation, JobId, Rank, Slot};
 use kolo_wire::worker::LOCAL_PROTOCOL;
-use kolo_wire::{Exit, FailedOperation, FromWorker, GenerationTable, ToWorker};
+use kolo_wire::{Exit, FailedOperation, FromWorker, GenerationTable, Kept, ToWorker};
 
 use crate::random::mix;
 
@@ -448,7 +448,7 @@ impl Worker {
             acts.push(Act::Say(FromWorker::Committed {
                 generation,
                 commit,
-                durable: false,
+                kept: Kept::Made,
             }));
         }
         if self.steps.is_some_and(|steps| self.live.steps >= steps) {

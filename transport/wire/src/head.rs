@@ -8,7 +8,7 @@ use super::daemon::DaemonState;
 use super::network::{InterfacesQuery, NetworkReport, NodeNetwork};
 use super::obituary::Seal;
 use super::trust::{RevocationList, SecretText, TokenEntry};
-use super::worker::FailedOperation;
+use super::worker::{FailedOperation, Kept};
 use super::{
     ClusterInfo, JobInfo, JobSpec, PlacedNode, RankFailure, Refusal, Resources, WorkerSignal,
 };
@@ -252,8 +252,8 @@ pub enum NodeEvent {
         generation: Generation,
         /// The number of the commit.
         commit: u64,
-        /// The commit outlives all members: it is on disk. Each member says so when it knows.
-        durable: bool,
+        /// How all members have it, as this one knows.
+        kept: Kept,
     },
     /// A worker of an elastic job has committed, and holds there until it is given the next generation.
     Holding {

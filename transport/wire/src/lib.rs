@@ -56,7 +56,7 @@ pub use node::{
 pub use obituary::{Obituary, Seal};
 pub use resources::{Milli, ResourceError, Resources, Shortage};
 pub use trust::{RevocationList, RevokedMember, SecretText, TokenEntry};
-pub use worker::{FailedOperation, FromWorker, ToWorker, WorkerCall, WorkerResult};
+pub use worker::{FailedOperation, FromWorker, Kept, ToWorker, WorkerCall, WorkerResult};
 
 /// Why a request was not done. What every reply type carries for "no".
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]

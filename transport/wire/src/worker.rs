@@ -168,16 +168,14 @@ pub enum FromWorker {
         /// The generation.
         generation: Generation,
     },
-    /// All members of a generation have committed, for the first time there; or they know for the first time there that such a commit
-    /// outlives them.
+    /// All members of a generation have a commit. Said once in a generation for each way in which they have it.
     Committed {
         /// The generation.
         generation: Generation,
         /// The number of the commit.
         commit: u64,
-        /// The commit outlives all members: it is on disk.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-        durable: bool,
+        /// How they have it.
+        kept: Kept,
     },
     /// Its elastic loop waits for the next generation, at a commit that it has.
     Holding {
@@ -189,6 +187,17 @@ pub enum FromWorker {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failed: Option<FailedOperation>,
     },
+}
+
+/// How all members of a generation have a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kept {
+    /// They were given the last commit of the generation before.
+    Received,
+    /// They have made it in this generation.
+    Made,
+    /// It outlives them: it is on disk.
+    Durable,
 }
 
 /// Why a rank can't go on, as it sees that itself. A link that has ended is a suspicion: the rank behind it may live.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
-use kolo_wire::ids;
+use kolo_wire::{Kept, ids};
 
 use super::end::End;
 use super::limits::{Limits, cooldown};
@@ -40,8 +40,10 @@ pub struct Budget {
     /// The first failure since the last commit, in words.
     cause: Option<String>,
     commit: Option<Commit>,
-    /// The highest number of any commit: work that is done again is no progress.
-    highest: u64,
+    /// The last generation in which members made a commit that was progress.
+    progress: ids::Generation,
+    /// Commits up to this number are made again, as all members were lost that had them: that is no progress.
+    redone: u64,
     /// A commit outlives all members, the last one or one before.
     durable: bool,
     hosts: BTreeMap<Host, Cooling>,
@@ -59,7 +61,8 @@ impl Budget {
             without_progress: 0,
             cause: None,
             commit: None,
-            highest: 0,
+            progress: ids::Generation::default(),
+            redone: 0,
             durable: false,
             hosts: BTreeMap::new(),
         }
@@ -70,17 +73,24 @@ impl Budget {
         self.idle_since.get_or_insert(now);
     }
 
-    /// A generation is active.
-    pub fn formed(&mut self) {
+    /// A generation is active. `restores` says that no member had the state, so that they go on from an earlier commit, perhaps.
+    pub fn formed(&mut self, restores: bool) {
         self.idle_since = None;
+        if restores {
+            self.redone = self.redone.max(self.commit().unwrap_or_default());
+        }
         self.formed = self.formed.saturating_add(1);
     }
 
-    /// All members of a generation have the state of this commit. It is progress if the commit is a new one.
-    pub fn committed(&mut self, generation: ids::Generation, number: u64, durable: bool) {
-        self.durable |= durable;
-        if number > self.highest || self.commit.is_none() {
-            self.highest = number;
+    /// All members of a generation have the state of this commit. It is progress if they made the commit, and not again.
+    ///
+    /// Members made it after the last commit of the generation before, whatever the number: each state of a program counts
+    /// its own commits.
+    pub fn committed(&mut self, generation: ids::Generation, number: u64, kept: Kept) {
+        self.durable |= kept == Kept::Durable;
+        if kept != Kept::Received && generation > self.progress && number > self.redone {
+            self.progress = generation;
+            self.redone = 0;
             self.without_progress = 0;
             self.cause = None;
         }
@@ -126,6 +136,12 @@ impl Budget {
                 cooling.until = now + cooldown(range, cooling.times, fraction);
             }
         }
+    }
+
+    /// The members could not go on, though none is lost. That uses up one restart of those without progress: they may fail so for ever.
+    pub fn broke(&mut self, why: &str) {
+        self.without_progress = self.without_progress.saturating_add(1);
+        self.cause.get_or_insert_with(|| why.to_owned());
     }
 
     /// The next random number in `0.0..1.0` (splitmix64).

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use kolo_wire::Exit;
 use kolo_wire::ids::{self, NodeId, Rank, Slot};
+use kolo_wire::{Exit, Kept};
 
 use super::seat::{Addresses, Location, Process};
 
@@ -81,8 +81,8 @@ pub enum Fact {
         generation: ids::Generation,
         /// The number of the commit.
         commit: u64,
-        /// The commit outlives all members: it is on disk.
-        durable: bool,
+        /// How they have it.
+        kept: Kept,
     },
     /// A member can't go on in a generation, though all members may be there: a link has broken, or one stands still.
     Broken {

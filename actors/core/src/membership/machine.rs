@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kolo_wire::Kept;
 use kolo_wire::ids::{self, Slot};
 
 use super::action::Action;
@@ -138,9 +139,9 @@ impl Membership {
             Fact::Committed {
                 generation,
                 commit,
-                durable,
+                kept,
             } => {
-                self.committed(*generation, *commit, *durable);
+                self.committed(*generation, *commit, *kept);
             }
             Fact::Broken {
                 generation,
@@ -148,12 +149,17 @@ impl Membership {
                 why,
             } => self.doubt(now, *generation, *culprit, why),
             Fact::Holding { generation, commit } => {
-                self.committed(*generation, *commit, false);
+                self.committed(*generation, *commit, Kept::Received);
                 let holds = self
                     .active()
                     .is_some_and(|active| active.number() == *generation);
                 if holds {
                     self.budget.idle(now);
+                    // They hold because none of them could go on.
+                    let doubt = self.doubt.take();
+                    if let Some(doubt) = doubt.filter(|doubt| doubt.generation == *generation) {
+                        self.budget.broke(&doubt.why);
+                    }
                 }
             }
             _ => {}
@@ -203,6 +209,7 @@ impl Membership {
         } = doubt;
         let blamed = std::mem::replace(&mut self.blamed, culprit);
         self.budget.idle(now);
+        self.budget.broke(&why);
         self.actions.push(Action::Tell(format!(
             "generation {generation} is given up: {why}"
         )));
@@ -216,13 +223,13 @@ impl Membership {
         }
     }
 
-    fn committed(&mut self, generation: ids::Generation, commit: u64, durable: bool) {
+    fn committed(&mut self, generation: ids::Generation, commit: u64, kept: Kept) {
         if let Some(formation) = &mut self.formation {
             formation.committed(generation);
         }
         // The word of a commit may come late, and of a generation that was given up: all its members have committed.
         if generation <= self.last {
-            self.budget.committed(generation, commit, durable);
+            self.budget.committed(generation, commit, kept);
             self.blamed = None;
         }
     }
@@ -454,7 +461,7 @@ impl Membership {
         };
         let generation = Arc::clone(formation.generation());
         self.roster.activate(now, &generation);
-        self.budget.formed();
+        self.budget.formed(generation.needs_restore());
         self.hold = None;
         self.previous = Some(Arc::clone(&generation));
         self.actions.push(Action::Active(generation));

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use kolo_transport::ids::Generation;
-use kolo_transport::wire::{FromWorker, Handover};
+use kolo_transport::wire::{FromWorker, Handover, Kept};
 
 use super::node::{Group, runtime};
 use crate::context::Context;
@@ -41,13 +41,13 @@ fn new_workers_begin_with_the_checkpoint_of_those_that_are_lost() {
             let first = FromWorker::Committed {
                 generation,
                 commit: 2,
-                durable: false,
+                kept: Kept::Made,
             };
             assert_eq!(group.told(index).await, first);
             // Those that did not write it know as well.
             let FromWorker::Committed {
                 commit,
-                durable: true,
+                kept: Kept::Durable,
                 ..
             } = group.told(index).await
             else {

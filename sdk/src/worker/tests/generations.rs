@@ -5,7 +5,7 @@ use std::time::Duration;
 use kolo_collectives::{CollectiveError, ReduceOp};
 use kolo_transport::ids::{CallId, Generation, NodeId, Rank};
 use kolo_transport::wire::worker::FailedOperation;
-use kolo_transport::wire::{Exit, FailureKind, FromWorker, RankFailure, ToWorker};
+use kolo_transport::wire::{Exit, FailureKind, FromWorker, Kept, RankFailure, ToWorker};
 
 use super::group::sum;
 use super::node::{Group, runtime, tell};
@@ -229,7 +229,7 @@ fn a_hold_is_seen_at_the_same_commit_on_all_ranks_and_the_loop_goes_on_from_ther
             let first = FromWorker::Committed {
                 generation,
                 commit: 2,
-                durable: false,
+                kept: Kept::Made,
             };
             // The first is the state's sync.
             assert_eq!(group.told(index).await, first);

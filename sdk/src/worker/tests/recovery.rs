@@ -1,7 +1,7 @@
 //! Values of executables that outlive generations, as a driver asks for them.
 
 use kolo_transport::ids::{Generation, ObjectId, Rank};
-use kolo_transport::wire::{CallFailure, CallOp, FailureKind, FromWorker};
+use kolo_transport::wire::{CallFailure, CallOp, FailureKind, FromWorker, Kept};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -203,7 +203,7 @@ fn survivors_go_back_to_the_last_commit_and_new_members_get_the_state() {
             FromWorker::Committed {
                 generation: Generation(1),
                 commit: 2,
-                durable: false
+                kept: Kept::Made
             }
         );
         // Work that is lost, and rank 0, which is.
@@ -220,6 +220,17 @@ fn survivors_go_back_to_the_last_commit_and_new_members_get_the_state() {
         }
         group.next(&next).await;
         assert_eq!(group.all::<u64>(&next, &recover(), &(10,)), 1);
+        // Each of them can hand the state on from now on (E-1).
+        for index in next {
+            assert_eq!(
+                group.told(index).await,
+                FromWorker::Committed {
+                    generation: Generation(2),
+                    commit: 3,
+                    kept: Kept::Received
+                }
+            );
+        }
         let got = group.each::<Got>(&next, &method(7, "get"), &());
         assert_eq!(got, [Ok((16, 1, 1)), Ok((16, 1, 1)), Ok((16, 1, 2))]);
         assert_eq!(group.all::<u64>(&next, &method(7, "add"), &(1,)), 19);

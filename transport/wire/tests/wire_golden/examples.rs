@@ -385,7 +385,7 @@ pub(crate) fn cases() -> Vec<Case> {
             incarnation: Incarnation(2),
             generation: Generation(4),
             commit: 300,
-            durable: true,
+            kept: Kept::Durable,
         },
         NodeEvent::Holding {
             job: JOB,
@@ -668,8 +668,8 @@ pub(crate) fn cases() -> Vec<Case> {
         FromWorker::ConnectPeer { rank: Rank(2), generation: GENERATION },
         FromWorker::RequestLink { rank: Rank(2), generation: GENERATION, group: u64::MAX },
         FromWorker::Taken { generation: GENERATION },
-        FromWorker::Committed { generation: GENERATION, commit: 1, durable: false },
-        FromWorker::Committed { generation: GENERATION, commit: 4, durable: true },
+        FromWorker::Committed { generation: GENERATION, commit: 1, kept: Kept::Made },
+        FromWorker::Committed { generation: GENERATION, commit: 4, kept: Kept::Durable },
         FromWorker::Holding { generation: GENERATION, commit: 17, failed: None },
         FromWorker::Holding {
             generation: GENERATION,

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use kolo_wire::ids::Incarnation;
 use kolo_wire::{
-    Elastic, GenerationTable, Handover, JobEvent, NodeEvent, NodeReply, NodeRequest, Placement,
-    SlotStart, SubmitFrame,
+    Elastic, GenerationTable, Handover, JobEvent, Kept, NodeEvent, NodeReply, NodeRequest,
+    Placement, SlotStart, SubmitFrame,
 };
 
 use super::fixtures::{failure, sites, spec};
@@ -321,7 +321,7 @@ impl Bed {
                     incarnation,
                     generation,
                     commit,
-                    durable: false,
+                    kept: Kept::Made,
                 }
             };
             self.report(member.node.0, event);
@@ -540,7 +540,7 @@ fn late_news_of_older_processes_and_generations_change_nothing() {
                 incarnation: old,
                 generation,
                 commit: 7,
-                durable: true,
+                kept: Kept::Durable,
             },
         );
     }

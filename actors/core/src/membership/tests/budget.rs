@@ -35,27 +35,28 @@ fn failures_that_come_together_use_up_one_restart() {
 }
 
 #[test]
-fn a_commit_is_progress_once() {
+fn a_generation_in_which_members_commit_is_progress() {
     let start = Instant::now();
     let mut budget = Budget::new(start, 1);
-    for number in [1, 1, 0] {
-        let at = start + s(1);
+    let mut at = start;
+    let mut fail_and = |generation: u64, number, kept| {
+        at += s(1);
         budget.failed(at, &limits(), at, None, "failure");
-        budget.committed(ids::Generation(1), number, false);
-    }
-    // The second and the third one were of an old commit.
-    assert_eq!(budget.without_progress(), 2);
-    assert_eq!(budget.commit(), Some(1));
-    assert!(!budget.is_durable());
-    // The same commit is given to the members of a later generation.
-    budget.committed(ids::Generation(3), 1, false);
-    assert_eq!(budget.committed_in(), ids::Generation(3));
-    budget.committed(ids::Generation(1), 1, true);
-    assert!(budget.is_durable());
-    assert_eq!(budget.without_progress(), 2);
-    budget.committed(ids::Generation(1), 2, false);
-    assert_eq!(budget.without_progress(), 0);
-    // The one before is still on disk.
+        budget.committed(ids::Generation(generation), number, kept);
+        (budget.without_progress(), budget.commit().unwrap())
+    };
+    assert_eq!(fail_and(1, 1000, Kept::Made), (0, 1000));
+    // The same commit is given to the members of later generations.
+    assert_eq!(fail_and(2, 1001, Kept::Received), (1, 1001));
+    assert_eq!(fail_and(3, 1002, Kept::Received), (2, 1002));
+    assert_eq!(fail_and(3, 1003, Kept::Made), (0, 1003));
+    // Late news.
+    assert_eq!(fail_and(2, 1002, Kept::Made), (1, 1003));
+    assert_eq!(fail_and(3, 1003, Kept::Durable), (2, 1003));
+    // Another state of the program counts from 1.
+    assert_eq!(fail_and(4, 1, Kept::Made), (0, 1));
+    assert_eq!(budget.committed_in(), ids::Generation(4));
+    // The commit that came to disk is still there.
     assert!(budget.is_durable());
 }
 
@@ -64,18 +65,25 @@ fn a_commit_is_progress_once() {
 fn work_that_is_done_again_is_no_progress() {
     let start = Instant::now();
     let mut budget = Budget::new(start, 1);
-    budget.committed(ids::Generation(1), 3, true);
-    budget.committed(ids::Generation(1), 9, false);
-    for (generation, number, progress) in [(2, 5, false), (2, 9, false), (3, 10, true)] {
+    budget.committed(ids::Generation(1), 3, Kept::Durable);
+    budget.committed(ids::Generation(1), 9, Kept::Made);
+    for (generation, number, progress) in [
+        (2, 5, false),
+        (3, 9, false),
+        (4, 10, true),
+        (5, 10, false),
+        (6, 11, true),
+    ] {
         let at = start + s(generation);
+        budget.formed(true);
         budget.failed(at, &limits(), at, None, "failure");
-        budget.committed(ids::Generation(generation), number, false);
+        budget.committed(ids::Generation(generation), number, Kept::Made);
         assert_eq!(budget.without_progress() == 0, progress, "commit {number}");
         // Those that have it can hand it on.
         assert_eq!(budget.commit(), Some(number));
         assert_eq!(budget.committed_in(), ids::Generation(generation));
         // Late news of a generation before.
-        budget.committed(ids::Generation(1), 4, false);
+        budget.committed(ids::Generation(1), 4, Kept::Made);
         assert_eq!(budget.commit(), Some(number));
     }
 }
@@ -115,7 +123,7 @@ fn limits_of_restarts_are_exceeded_by_one_more() {
         why,
         "4 failures before the first commit, allowed are 3 (restarts_without_progress); the first: failure after 1s"
     );
-    budget.committed(ids::Generation(1), 7, false);
+    budget.committed(ids::Generation(1), 7, Kept::Made);
     assert_eq!(budget.exceeded(start + s(20), &limits), None);
 }
 
@@ -147,10 +155,10 @@ fn resets_are_counted_when_a_generation_is_active() {
         ..limits()
     };
     assert!(budget.has_resets(&allow(0)));
-    budget.formed();
+    budget.formed(false);
     assert_eq!(budget.resets(), 0);
     assert!(!budget.has_resets(&allow(0)) && budget.has_resets(&allow(1)));
-    budget.formed();
+    budget.formed(false);
     assert_eq!(budget.resets(), 1);
     assert!(!budget.has_resets(&allow(1)) && budget.has_resets(&allow(2)));
 }

@@ -454,7 +454,7 @@ fn facts_that_are_over_are_ignored_and_reported() {
         bed.then(Fact::Committed {
             generation,
             commit,
-            durable: false,
+            kept: Kept::Made,
         });
         bed.then(Fact::Acknowledged {
             generation,

@@ -306,6 +306,39 @@ fn a_member_that_stands_still_is_given_up_and_replaced() {
     assert_eq!(members[0].process, process(0, 1));
 }
 
+/// All members fail in the same place, without a loss: so they would for ever.
+#[test]
+fn members_that_can_not_go_on_again_and_again_end_their_job() {
+    let mut bed = Bed::up(Limits::elastic(2, 3), &[4]);
+    let mut generations = 0;
+    while bed.membership.active().is_some() {
+        bed.then(broken(&bed, 1));
+        bed.hold(1);
+        generations += 1;
+        assert!(generations < 10);
+    }
+    assert_eq!(generations, 4);
+    let ends = |action: &&Action| {
+        matches!(
+            action,
+            Action::End {
+                how: End::NoProgress,
+                ..
+            }
+        )
+    };
+    let end = bed.done.iter().find(ends);
+    assert!(end.is_some(), "{:?}", bed.done);
+    // A commit in between is progress.
+    let mut bed = Bed::up(Limits::elastic(2, 3), &[4]);
+    for number in 1..10 {
+        bed.commit(number, false);
+        bed.then(broken(&bed, 1));
+        bed.hold(number);
+    }
+    assert!(bed.membership.active().is_some());
+}
+
 /// The same of a worker whose control thread still takes generations: its second one that breaks is its last.
 #[test]
 fn a_member_that_is_blamed_twice_in_a_row_is_given_up() {

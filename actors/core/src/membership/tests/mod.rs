@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kolo_wire::Exit;
 use kolo_wire::ids::{self, NodeId, Rank, Slot};
+use kolo_wire::{Exit, Kept};
 
 use super::*;
 
@@ -163,7 +163,7 @@ impl Bed {
         self.then(Fact::Committed {
             generation,
             commit,
-            durable,
+            kept: if durable { Kept::Durable } else { Kept::Made },
         });
     }
 

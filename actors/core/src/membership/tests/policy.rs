@@ -40,7 +40,7 @@ impl Case {
             ids::Generation(0),
         );
         case.roster.activate(case.now, &generation);
-        case.budget.formed();
+        case.budget.formed(false);
         case.previous = Some(generation);
         case
     }
@@ -378,7 +378,7 @@ fn nobody_left_is_an_error_unless_a_commit_outlives_them() {
         },
         &[1, 2],
     );
-    case.budget.committed(ids::Generation(1), 7, false);
+    case.budget.committed(ids::Generation(1), 7, Kept::Made);
     case.lose(&[0, 1]);
     let words = [
         "no member of generation 1 that could hand on the state is left",
@@ -386,7 +386,7 @@ fn nobody_left_is_an_error_unless_a_commit_outlives_them() {
         "boom",
     ];
     case.ends(End::NoSurvivor, &words);
-    case.budget.committed(ids::Generation(1), 7, true);
+    case.budget.committed(ids::Generation(1), 7, Kept::Durable);
     assert_eq!(case.choice(), ask(Purpose::Replace, 2));
     case.add(&[3, 3]);
     case.ready(&[0, 1]);
@@ -408,7 +408,7 @@ fn the_limit_of_resets_is_horovods() {
     assert_eq!(case.choice(), ask(Purpose::Replace, 1));
     case.add(&[4]);
     assert_eq!(case.choice(), form(&[1, 2]));
-    case.budget.formed();
+    case.budget.formed(false);
     // Nothing is asked for and nobody joins any more.
     case.ready(&[0]);
     case.now += s(5);
@@ -501,7 +501,7 @@ fn with_nobody_left_each_that_runs_unseen_is_a_reason_to_wait() {
         },
         &[1, 1],
     );
-    case.budget.committed(ids::Generation(1), 1, true);
+    case.budget.committed(ids::Generation(1), 1, Kept::Durable);
     case.lose(&[0]);
     let late = Loss::Late("late".to_owned());
     case.roster.give_up(case.now, process(1, 1), late);

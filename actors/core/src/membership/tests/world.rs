@@ -510,7 +510,7 @@ impl World {
                 Fact::Committed {
                     generation: number,
                     commit,
-                    durable,
+                    kept: if durable { Kept::Durable } else { Kept::Made },
                 }
             };
             self.try_send(Message::ToHead(fact));

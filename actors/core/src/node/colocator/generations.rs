@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kolo_wire::ids::{Generation, Rank, Slot};
 use kolo_wire::{
-    FailedOperation, GenerationTable, NodeEvent, RankFailure, Refusal, RefusalKind, ToWorker,
+    FailedOperation, GenerationTable, Kept, NodeEvent, RankFailure, Refusal, RefusalKind, ToWorker,
 };
 
 use super::{Colocator, Phase, refuse};
@@ -149,12 +149,12 @@ impl Colocator {
         Ok(())
     }
 
-    /// A worker has a commit in a generation, on disk or in memory alone.
+    /// A worker has a commit in a generation.
     pub(super) fn committed(
         &mut self,
         worker: WorkerId,
         (generation, commit): (Generation, u64),
-        durable: bool,
+        kept: Kept,
     ) -> Result<(), String> {
         if generation > self.generation {
             return Err(unknown(generation));
@@ -165,7 +165,7 @@ impl Colocator {
             incarnation: worker.incarnation,
             generation,
             commit,
-            durable,
+            kept,
         });
         Ok(())
     }

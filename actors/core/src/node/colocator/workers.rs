@@ -94,9 +94,9 @@ impl Colocator {
             FromWorker::Committed {
                 generation,
                 commit,
-                durable,
+                kept,
             } if listens => {
-                let committed = self.committed(worker, (generation, commit), durable);
+                let committed = self.committed(worker, (generation, commit), kept);
                 self.blame(now, slot, committed, outputs);
             }
             FromWorker::Holding {

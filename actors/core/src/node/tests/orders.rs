@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kolo_wire::Kept;
 use kolo_wire::ids::Incarnation;
 use proptest::prelude::*;
 
@@ -206,7 +207,7 @@ impl Bench {
             6 => said(FromWorker::Committed {
                 generation,
                 commit: 1,
-                durable: false,
+                kept: Kept::Made,
             }),
             7 => said(FromWorker::RequestLink {
                 rank: kolo_wire::ids::Rank(0),

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{Generation, NodeId};
 use kolo_wire::{
-    Exit, FailedOperation, JobEvent, NodeEvent, NodeRequest, RankFailure, WorkerState,
+    Exit, FailedOperation, JobEvent, Kept, NodeEvent, NodeRequest, RankFailure, WorkerState,
 };
 
 use super::super::end::{bounded, cut};
@@ -62,11 +62,11 @@ impl Job {
                 incarnation,
                 generation,
                 commit,
-                durable,
+                kept,
                 ..
             } => {
                 let process = Process { slot, incarnation };
-                self.committed(node, process, generation, commit, durable);
+                self.committed(node, process, generation, (commit, kept));
             }
             NodeEvent::Holding {
                 slot,
@@ -223,19 +223,18 @@ impl Job {
         node: NodeId,
         process: Process,
         generation: Generation,
-        commit: u64,
-        durable: bool,
+        (commit, kept): (u64, Kept),
     ) {
         if !self.is_counted(node, process, generation) {
             return;
         }
         let tally = self.elastic.as_mut();
         let tally = tally.and_then(|elastic| elastic.tallies.get_mut(&generation));
-        if let Some(common) = tally.and_then(|tally| tally.committed(process, commit, durable)) {
+        if let Some(common) = tally.and_then(|tally| tally.committed(process, commit, kept)) {
             self.fact(Fact::Committed {
                 generation,
                 commit: common.commit,
-                durable: common.durable,
+                kept: common.kept,
             });
         }
     }
@@ -250,11 +249,7 @@ impl Job {
         if !self.is_counted(node, process, generation) {
             return;
         }
-        let tally = self.elastic.as_mut();
-        let tally = tally.and_then(|elastic| elastic.tallies.get_mut(&generation));
-        if let Some(commit) = tally.and_then(|tally| tally.holds(process, commit)) {
-            self.fact(Fact::Holding { generation, commit });
-        } else if let Some(FailedOperation {
+        if let Some(FailedOperation {
             culprit,
             mut reason,
         }) = failed
@@ -265,6 +260,11 @@ impl Job {
                 culprit,
                 why: reason,
             });
+        }
+        let tally = self.elastic.as_mut();
+        let tally = tally.and_then(|elastic| elastic.tallies.get_mut(&generation));
+        if let Some(commit) = tally.and_then(|tally| tally.holds(process, commit)) {
+            self.fact(Fact::Holding { generation, commit });
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kolo_wire::Kept;
+
 use crate::membership::Process;
 
 /// The lowest of the numbers that processes have said.
@@ -39,8 +41,8 @@ impl Lowest {
 pub(super) struct Common {
     /// The commit.
     pub(super) commit: u64,
-    /// It outlives all members.
-    pub(super) durable: bool,
+    /// How they have it.
+    pub(super) kept: Kept,
 }
 
 /// Counts what the members of one generation say.
@@ -48,6 +50,7 @@ pub(super) struct Common {
 pub(super) struct Tally {
     members: BTreeSet<Process>,
     commits: Lowest,
+    made: Lowest,
     durable: Lowest,
     holds: Lowest,
     told: Option<Common>,
@@ -67,21 +70,29 @@ impl Tally {
         &mut self,
         process: Process,
         commit: u64,
-        durable: bool,
+        kept: Kept,
     ) -> Option<Common> {
         if !self.members.contains(&process) {
             return None;
         }
         self.commits.say(process, commit);
-        if durable {
+        if kept != Kept::Received {
+            self.made.say(process, commit);
+        }
+        if kept == Kept::Durable {
             self.durable.say(process, commit);
         }
-        let commit = self.commits.of(self.members.len())?;
-        let durable = self.durable.of(self.members.len());
-        let common = Common {
-            commit,
-            durable: durable.is_some_and(|durable| durable >= commit),
+        let members = self.members.len();
+        let commit = self.commits.of(members)?;
+        let have = |lowest: &Lowest| lowest.of(members).is_some_and(|number| number >= commit);
+        let kept = if have(&self.durable) {
+            Kept::Durable
+        } else if have(&self.made) {
+            Kept::Made
+        } else {
+            Kept::Received
         };
+        let common = Common { commit, kept };
         let is_news = self.told != Some(common);
         self.told = Some(common);
         is_news.then_some(common)
@@ -113,26 +124,32 @@ mod tests {
 
     #[test]
     fn a_commit_counts_when_all_members_have_it() {
-        let common = |commit, durable| Some(Common { commit, durable });
+        use Kept::{Durable, Made, Received};
+        let common = |commit, kept| Some(Common { commit, kept });
         let mut tally = Tally::new([process(0), process(1)]);
-        assert_eq!(tally.committed(process(0), 1, true), None);
-        assert_eq!(tally.committed(process(0), 3, false), None);
-        assert_eq!(tally.committed(process(1), 2, true), common(2, false));
+        assert_eq!(tally.committed(process(0), 1, Received), None);
+        assert_eq!(
+            tally.committed(process(1), 1, Received),
+            common(1, Received)
+        );
+        assert_eq!(tally.committed(process(0), 2, Durable), None);
+        assert_eq!(tally.committed(process(0), 4, Made), None);
+        assert_eq!(tally.committed(process(1), 3, Durable), common(3, Made));
         // Late and repeated news.
-        assert_eq!(tally.committed(process(1), 1, true), None);
-        assert_eq!(tally.committed(process(1), 3, true), common(3, false));
-        assert_eq!(tally.committed(process(0), 3, true), common(3, true));
-        assert_eq!(tally.committed(process(0), 3, true), None);
+        assert_eq!(tally.committed(process(1), 2, Durable), None);
+        assert_eq!(tally.committed(process(1), 4, Durable), common(4, Made));
+        assert_eq!(tally.committed(process(0), 4, Durable), common(4, Durable));
+        assert_eq!(tally.committed(process(0), 4, Durable), None);
     }
 
     #[test]
     fn e1_a_process_that_is_no_member_does_not_count() {
         let mut tally = Tally::new([process(0), process(1)]);
-        assert_eq!(tally.committed(process(0), 7, false), None);
-        assert_eq!(tally.committed(process(2), 7, false), None);
+        assert_eq!(tally.committed(process(0), 7, Kept::Made), None);
+        assert_eq!(tally.committed(process(2), 7, Kept::Made), None);
         assert_eq!(tally.holds(process(0), 7), None);
         assert_eq!(tally.holds(process(2), 7), None);
-        let news = tally.committed(process(1), 7, false);
+        let news = tally.committed(process(1), 7, Kept::Made);
         assert_eq!(news.map(|common| common.commit), Some(7));
         assert_eq!(tally.holds(process(1), 7), Some(7));
     }

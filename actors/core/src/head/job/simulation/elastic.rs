@@ -7,7 +7,7 @@ mod orders;
 use std::collections::VecDeque;
 
 use kolo_wire::ids::Incarnation;
-use kolo_wire::{Elastic, GenerationTable, SubmitFrame};
+use kolo_wire::{Elastic, GenerationTable, Kept, SubmitFrame};
 
 use super::*;
 
@@ -516,7 +516,7 @@ impl Cluster {
                 incarnation: member.incarnation,
                 generation: table.generation,
                 commit: self.commits,
-                durable: false,
+                kept: Kept::Made,
             };
             self.say(member.node, event);
         }

@@ -1,5 +1,6 @@
 //! A job whose members come and go.
 
+use kolo_wire::Kept;
 use kolo_wire::ids::Incarnation;
 
 use super::*;
@@ -186,7 +187,7 @@ fn commits_and_holds_are_passed_on_with_the_name_of_the_process() {
         FromWorker::Committed {
             generation,
             commit,
-            durable: true,
+            kept: Kept::Durable,
         },
     );
     says(
@@ -206,7 +207,7 @@ fn commits_and_holds_are_passed_on_with_the_name_of_the_process() {
             incarnation,
             generation,
             commit,
-            durable: true,
+            kept: Kept::Durable,
         },
         NodeEvent::Holding {
             job,
@@ -221,7 +222,7 @@ fn commits_and_holds_are_passed_on_with_the_name_of_the_process() {
     let unknown = FromWorker::Committed {
         generation: Generation(4),
         commit,
-        durable: false,
+        kept: Kept::Made,
     };
     assert_eq!(
         says(&mut core, of(4, 2), unknown),
