@@ -62,7 +62,8 @@ pub enum StateError {
     },
     /// All ranks that had the state are lost, and the state of this rank has no [`Checkpoints`](super::Checkpoints).
     #[error(
-        "all ranks that had the state are lost, and no checkpoints are set here: give the state the same checkpoints on all ranks          (`State::checkpoints`)"
+        "all ranks that had the state are lost, and no checkpoints are set here: give the state the same checkpoints on all ranks \
+         (`State::checkpoints`)"
     )]
     Lost,
 }
@@ -138,4 +139,18 @@ pub enum NoGeneration {
         /// The last generation.
         generation: Generation,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_state_is_told_in_one_sentence() {
+        let text = StateError::Lost.to_string();
+        assert!(
+            text.ends_with("on all ranks (`State::checkpoints`)"),
+            "{text}"
+        );
+    }
 }

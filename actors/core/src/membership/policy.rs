@@ -165,11 +165,12 @@ impl<'a> View<'a> {
         let is_idle = self.budget.idle_since().is_some();
         let returned = self.roster.count(State::Returned);
         if returned > 0 && is_idle {
-            let lost = self.first_lost().unwrap_or_default();
+            let lost = self.first_lost().map(|lost| lost + "; ");
             return end(
                 End::Lost,
                 format!(
-                    "{lost}; members that have returned already: {returned}, so that the rest can't go on"
+                    "{}members that have returned already: {returned}, so that the rest can't go on",
+                    lost.unwrap_or_default()
                 ),
             );
         }

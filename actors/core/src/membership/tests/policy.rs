@@ -461,6 +461,18 @@ fn members_that_return_end_the_job_and_freeze_it() {
         End::Lost,
         &["rank 1", "boom; members that have returned already: 1"],
     );
+    // Nobody is lost, and the rest waits for what has returned.
+    let mut other = Case::active(Limits::elastic(1, 3), &[1, 2]);
+    other.take(code(0));
+    other.budget.idle(other.now);
+    let Decision { choice, reason } = other.decide();
+    assert_eq!(
+        (choice, reason.as_str()),
+        (
+            Choice::End(End::Lost),
+            "members that have returned already: 1, so that the rest can't go on"
+        )
+    );
     case.take(code(1));
     case.ends(End::Succeeded, &["all members have returned: 2"]);
 }
