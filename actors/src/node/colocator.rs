@@ -78,6 +78,10 @@ impl NodeColocator {
                 let finding = self.homes.find(ask, program, port);
                 later(ctx, async move { Happened(finding.await) });
             }
+            Output::Check { ask, stay, check } => {
+                let checking = self.homes.check((ask, stay), check);
+                later(ctx, async move { Happened(checking.await) });
+            }
             Output::StartWarden(stay) => {
                 let starting = self.homes.start_warden(stay);
                 later(ctx, async move { Happened(starting.await) });

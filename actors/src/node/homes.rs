@@ -13,11 +13,12 @@ use kolo_core::node::messages::{
     AskId, Found, Input, Link, Opening, Signal, Spawning, Stay, Wanted, WorkerEvent, WorkerId,
 };
 use kolo_transport::ids::{Incarnation, JobId, Rank, Slot};
-use kolo_transport::wire::{GenerationTable, ToWorker, WorkerSignal};
+use kolo_transport::wire::{GenerationTable, HealthCheck, ToWorker, WorkerSignal};
 use tokio::sync::watch;
 
 use super::author::Author;
 use super::colocator::NodeColocator;
+use super::health;
 use super::output::Output;
 use super::ports::{ControlError, ControlSender, NodeContext};
 use super::warden::JobWarden;
@@ -109,6 +110,25 @@ impl Homes {
             }
             let started = started.map_err(|error| error.to_string());
             Input::Warden { stay, started }
+        }
+    }
+
+    /// Runs a health check below a stay's warden.
+    pub(super) fn check(
+        &self,
+        (ask, stay): (AskId, Stay),
+        check: HealthCheck,
+    ) -> impl Future<Output = Input> + use<> {
+        let home = self.stays.get(&stay);
+        let warden = home.and_then(|home| lock(&home.warden).clone());
+        let running =
+            self.context
+                .runtime
+                .spawn(health::run(self.context.programs.clone(), warden, check));
+        async move {
+            let ended = running.await;
+            let checked = ended.unwrap_or_else(|error| Err(error.to_string()));
+            Input::Checked { ask, checked }
         }
     }
 

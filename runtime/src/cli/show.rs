@@ -190,6 +190,13 @@ fn workers(job: &JobInfo, out: &mut Output<'_>) -> Result<(), CliError> {
         if !job.state.is_final() && !membership.decision.is_empty() {
             out.line(&format!("  decision: {}", membership.decision))?;
         }
+        for host in &membership.left_out {
+            let seconds = host.for_ms.div_ceil(1000);
+            out.line(&format!(
+                "  left out for {seconds} s: {}: {}",
+                host.hostname, host.why
+            ))?;
+        }
     }
     if let Some(network) = &job.network
         && network.problem.is_none()

@@ -315,6 +315,33 @@ pub struct Membership {
     /// What the head decided last about the members, and why.
     #[schema(example = "members: 2 of at most 4")]
     pub decision: String,
+    /// The hosts that get no new worker now: something has failed there.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A host that gets no new worker of an elastic job now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct LeftOut {
+    /// The host.
+    pub hostname: String,
+    /// For how long still, in milliseconds.
+    #[schema(example = 25000)]
+    pub for_ms: u64,
+    /// Why.
+    #[schema(
+        example = "its health check has failed: `gpu-check` ended with exit code 1: no device"
+    )]
+    pub why: String,
+}
+
+impl From<&wire::LeftOut> for LeftOut {
+    fn from(host: &wire::LeftOut) -> Self {
+        Self {
+            hostname: host.hostname.clone(),
+            for_ms: host.for_ms,
+            why: host.why.clone(),
+        }
+    }
 }
 
 impl From<&wire::MembershipInfo> for Membership {
@@ -322,6 +349,7 @@ impl From<&wire::MembershipInfo> for Membership {
         Self {
             cause: membership.cause.clone(),
             decision: membership.decision.clone(),
+            left_out: membership.left_out.iter().map(LeftOut::from).collect(),
         }
     }
 }

@@ -10,7 +10,8 @@ use kolo_transport::authority::Authority;
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId};
 use kolo_transport::wire::{
-    Exit, JobState, MembershipInfo, Milli, NetworkChoice, NetworkReport, Resources, WorkerState,
+    Exit, JobState, LeftOut, MembershipInfo, Milli, NetworkChoice, NetworkReport, Resources,
+    WorkerState,
 };
 use serde_json::json;
 
@@ -415,9 +416,15 @@ fn an_elastic_job_says_why_its_members_are_these() {
     elastic.membership = Some(Box::new(MembershipInfo {
         cause: Some("3 -> 2 members: rank 1 is lost".to_owned()),
         decision: "members: 2 of at most 4".to_owned(),
+        left_out: vec![LeftOut {
+            hostname: "box".to_owned(),
+            for_ms: 1001,
+            why: "its health check has failed".to_owned(),
+        }],
     }));
     fake.change(|state| state.jobs = vec![elastic]);
     let text = fake.kolo(&["jobs", "00000000000000ab"]).good();
-    let lines = "  members: 3 -> 2 members: rank 1 is lost\n  decision: members: 2 of at most 4\n";
+    let lines = "  members: 3 -> 2 members: rank 1 is lost\n  decision: members: 2 of at most 4\n  \
+                 left out for 2 s: box: its health check has failed\n";
     assert!(text.contains(lines), "{text}");
 }

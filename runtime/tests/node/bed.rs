@@ -353,6 +353,7 @@ impl Bed {
             lease_ms: 60_000,
             program: start.program.hash,
             installed: None,
+            health_check: None,
         };
         self.head.ask(reserve).await
     }

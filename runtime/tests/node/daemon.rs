@@ -322,6 +322,7 @@ async fn reserve_and_start(head: &Head, start: &StartWorkers) -> Vec<(Slot, u32)
         lease_ms: 60_000,
         program: start.program.hash,
         installed: None,
+        health_check: None,
     };
     let reply = head.ask(reserve).await;
     let has_program = matches!(

@@ -43,6 +43,7 @@ async fn workers_get_their_environment_in_order_of_precedence() {
         lease_ms: 60_000,
         program: start.program.hash,
         installed: None,
+        health_check: None,
     };
     // The same again only renews it.
     for _ in 0..2 {
@@ -107,6 +108,7 @@ async fn what_is_not_there_is_not_reserved_and_comes_back_in_the_end() {
         lease_ms: 60_000,
         program: ProgramHash([0; 32]),
         installed: None,
+        health_check: None,
     };
     let (first, second) = (JobId(1), JobId(2));
     let reply = bed.head.ask(reserve(first, 3)).await;
@@ -148,6 +150,7 @@ async fn a_reservation_that_is_not_committed_in_time_is_released() {
         lease_ms,
         program: start.program.hash,
         installed: None,
+        health_check: None,
     };
     bed.head.ask(reserve(start.job, 50)).await;
     let event = bed.head.event().await;

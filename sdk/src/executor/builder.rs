@@ -79,6 +79,24 @@ impl ExecutorBuilder {
         self
     }
 
+    /// A command that must succeed on a node before workers of the group start there, `within` a time: each time the group comes to
+    /// the node, also again. Default: none. Allowed for the time: 1 ms to the [start timeout](Self::start_timeout). This makes the
+    /// group elastic.
+    ///
+    /// The node runs the command itself: a path, or a name in the `PATH` of its daemon, with the environment of its daemon.
+    /// If the command is not there, ends otherwise than with exit code 0, or is late, the host gets no worker of the group for as
+    /// long as after a [failed worker](Self::cooldown); 20 s to 10 min if no cool-down is given. Then the command runs again.
+    pub fn health_check<A: Into<String>>(
+        mut self,
+        program: impl Into<String>,
+        args: impl IntoIterator<Item = A>,
+        within: Duration,
+    ) -> Self {
+        let args = args.into_iter().map(Into::into).collect();
+        self.options.elastic.health_check = Some((program.into(), args, within));
+        self
+    }
+
     /// Which sizes and shapes of the group are wanted. Repeated calls add filters, which are applied in order. This makes the group
     /// elastic.
     pub fn filter(mut self, filter: GroupFilter) -> Self {

@@ -80,6 +80,14 @@ pub enum OptionsError {
         /// The filter.
         filter: GroupFilter,
     },
+    /// The health check can't be run. Give a path, or a name that is in the `PATH` of the node daemons.
+    #[error("health_check({program:?}, ..) is given, but {reason}; no process can be started so")]
+    HealthCheck {
+        /// The program.
+        program: String,
+        /// The fault.
+        reason: &'static str,
+    },
     /// No number of workers within the bounds passes all filters. Widen the bounds, or leave a filter out.
     #[error("no number of workers from {least} to {most} passes the filters {filters:?}")]
     NoneFits {

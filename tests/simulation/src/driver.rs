@@ -134,6 +134,7 @@ impl World {
                 join_window_ms: self.random.below(2000),
                 ack_timeout_ms: self.random.between(3000, 6000),
                 filters: Vec::new(),
+                health_check: None,
             }));
         }
         let steps = (plan == Plan::Wait).then(|| self.random.between(1, 15));

@@ -334,6 +334,15 @@ impl World {
                 };
                 self.shell_later(node, after, found);
             }
+            Output::Check { ask, .. } => {
+                let checked = if self.has_mishap() {
+                    Err("no GPU".to_owned())
+                } else {
+                    Ok(())
+                };
+                let after = self.moment();
+                self.shell_later(node, after, Input::Checked { ask, checked });
+            }
             Output::StartWarden(stay) => {
                 let started = if self.has_mishap() {
                     Err("no more processes".to_owned())

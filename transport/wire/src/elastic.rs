@@ -30,6 +30,21 @@ pub struct Elastic {
     /// Which sizes and shapes of a group are wanted. Applied in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub filters: Vec<GroupFilter>,
+    /// A command that must succeed on a node before the job starts workers there. None if `None`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health_check: Option<HealthCheck>,
+}
+
+/// A command that must succeed on a node before an elastic job starts workers there: once in each stay of the job on the node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HealthCheck {
+    /// A path, or a name without `/`, which each node looks for in the `PATH` of its daemon.
+    pub program: String,
+    /// Arguments of the program, without its name.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// How long the command may take, in milliseconds. Then it is killed, and has failed.
+    pub timeout_ms: u64,
 }
 
 /// At most so many restarts within such a time.
@@ -69,6 +84,20 @@ pub struct MembershipInfo {
     pub cause: Option<String>,
     /// What the head decided last about the members, and why.
     pub decision: String,
+    /// The hosts that get no new worker now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A host that gets no new worker of an elastic job now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// Its hostname.
+    pub hostname: String,
+    /// For how long still, in milliseconds.
+    pub for_ms: u64,
+    /// Why.
+    pub why: String,
 }
 
 /// What the members of a new generation do about the state of the one before. All of them read the same here, so that

@@ -36,7 +36,9 @@ use serde::{Deserialize, Serialize};
 
 pub use call::{CallFailure, CallFrame, CallOp, CallReply, FailureKind, Outcome};
 pub use daemon::{DaemonState, FolderState, FolderUse};
-pub use elastic::{Cooldown, Elastic, GroupFilter, Handover, MembershipInfo, RestartWindow};
+pub use elastic::{
+    Cooldown, Elastic, GroupFilter, Handover, HealthCheck, LeftOut, MembershipInfo, RestartWindow,
+};
 pub use head::{HeadReply, HeadRequest, NodeDrain, NodeEvent, NodeRegistration, SubmitFrame};
 pub use job::{
     ClusterInfo, Exit, GenerationTable, Installed, InstalledHere, JobEvent, JobInfo, JobSpec,

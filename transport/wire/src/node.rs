@@ -8,8 +8,8 @@ use super::daemon::DaemonState;
 use super::network::{Echo, Probe, ProbeResult};
 use super::trust::RevocationList;
 use super::{
-    GenerationTable, Installed, InstalledHere, Member, Program, ProgramHash, RankFailure, Refusal,
-    Resources, WorkerSignal,
+    GenerationTable, HealthCheck, Installed, InstalledHere, Member, Program, ProgramHash,
+    RankFailure, Refusal, Resources, WorkerSignal,
 };
 use crate::ids::{DriverId, Generation, Incarnation, JobId, Rank, Slot};
 
@@ -85,6 +85,9 @@ pub enum NodeRequest {
         /// A program that must be installed here.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         installed: Option<InstalledHere>,
+        /// A command that must succeed here first. The answer waits for its end.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        health_check: Option<HealthCheck>,
     },
     /// Head: give back what is reserved for a job. Unknown jobs are fine.
     Release {
@@ -225,7 +228,8 @@ pub enum NodeReply {
         has_program: bool,
         /// A TCP port that was free just now, for `MASTER_PORT`.
         free_port: u16,
-        /// Why an installed program can't run here. The reservation holds all the same.
+        /// Why nothing can be started here: an installed program can't run, or the health check has failed. The reservation holds
+        /// all the same.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         problem: Option<Refusal>,
     },

@@ -139,6 +139,23 @@ fn elastic(spec: &JobSpec) -> Result<(), Refusal> {
     ] {
         duration(what, given_ms.unwrap_or_default(), 0, MAX_START_TIMEOUT)?;
     }
+    if let Some(check) = &elastic.health_check {
+        let most = Duration::from_millis(spec.start_timeout_ms);
+        duration("time limit of the health check", check.timeout_ms, 1, most)?;
+        if check.program.is_empty() {
+            return Err(invalid(
+                "the health check has no program; give a path, or a name that is in the PATH of the node daemons".to_owned(),
+            ));
+        }
+        for text in check.args.iter().chain([&check.program]) {
+            if text.contains('\0') {
+                return Err(invalid(format!(
+                    "the health check has a NUL byte in `{}`, which no process can take",
+                    text.escape_debug()
+                )));
+            }
+        }
+    }
     let max = elastic.max;
     if spec.placement != (Placement::Pack { workers: max }) {
         return Err(invalid(format!(
@@ -312,6 +329,7 @@ mod tests {
                     join_window_ms: 1,
                     ack_timeout_ms: 1,
                     filters,
+                    health_check: None,
                 }));
             })
         };

@@ -1,7 +1,8 @@
 //! What a job has used up of its limits, and how far it has come.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Instant;
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
 
 use kolo_wire::{Kept, ids};
 
@@ -17,12 +18,17 @@ struct Commit {
     number: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Cooling {
     /// Failures of the host so far. They never expire, as in Horovod.
     times: u32,
     until: Instant,
+    /// The failure that began it.
+    why: String,
 }
+
+/// How long a host is left out after a failed health check, if the job does not say how long hosts cool down.
+const UNHEALTHY: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(600);
 
 /// What a job has used up: resets, restarts, cool-downs, and time without a group.
 #[derive(Debug, Clone)]
@@ -126,15 +132,27 @@ impl Budget {
             self.restarts.pop_front();
         }
         if let (Some(host), Some(range)) = (host, &limits.cooldown) {
-            let fraction = self.fraction();
-            let cooling = self.hosts.entry(host.clone()).or_insert(Cooling {
-                times: 0,
-                until: now,
-            });
-            if cooling.times == 0 || cooling.until <= now {
-                cooling.times = cooling.times.saturating_add(1);
-                cooling.until = now + cooldown(range, cooling.times, fraction);
-            }
+            self.cool(now, range, host, why);
+        }
+    }
+
+    /// The health check of a host has failed. The host cools down; no restart is used up.
+    pub fn unhealthy(&mut self, now: Instant, limits: &Limits, host: &Host, why: &str) {
+        let range = limits.cooldown.as_ref().unwrap_or(&UNHEALTHY);
+        self.cool(now, range, host, why);
+    }
+
+    fn cool(&mut self, now: Instant, range: &RangeInclusive<Duration>, host: &Host, why: &str) {
+        let fraction = self.fraction();
+        let cooling = self.hosts.entry(host.clone()).or_insert(Cooling {
+            times: 0,
+            until: now,
+            why: String::new(),
+        });
+        if cooling.times == 0 || cooling.until <= now {
+            cooling.times = cooling.times.saturating_add(1);
+            cooling.until = now + cooldown(range, cooling.times, fraction);
+            why.clone_into(&mut cooling.why);
         }
     }
 
@@ -210,6 +228,12 @@ impl Budget {
     pub fn cooling(&self, now: Instant) -> BTreeSet<Host> {
         let cooling = self.hosts.iter().filter(|(_, host)| host.until > now);
         cooling.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The hosts that get no new process now: until when, and why.
+    pub fn left_out(&self, now: Instant) -> impl Iterator<Item = (&Host, Instant, &str)> {
+        let cooling = self.hosts.iter().filter(move |(_, host)| host.until > now);
+        cooling.map(|(name, host)| (name, host.until, host.why.as_str()))
     }
 
     /// When the next cool-down ends.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use kolo_wire::ids::{self, NodeId, Rank, Slot};
 use kolo_wire::{Exit, Kept};
 
-use super::seat::{Addresses, Location, Process};
+use super::seat::{Addresses, Host, Location, Process};
 
 /// Something has happened. A fact may come twice, and late: membership ignores what is over or not waited for, and says so.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +23,13 @@ pub enum Fact {
         /// The seat.
         slot: Slot,
         /// What is missing where.
+        why: String,
+    },
+    /// A host is not fit for the job: its health check has failed. It gets no process until it has cooled down.
+    Unhealthy {
+        /// The host.
+        host: Host,
+        /// How the check failed.
         why: String,
     },
     /// There may be room now: a node has joined, or another job has ended.

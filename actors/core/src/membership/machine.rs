@@ -128,6 +128,7 @@ impl Membership {
         }
         match fact {
             Fact::Reserved { slot, .. } => self.start(*slot),
+            Fact::Unhealthy { host, why } => self.budget.unhealthy(now, &self.limits, host, why),
             Fact::Acknowledged {
                 generation,
                 process,

@@ -420,6 +420,9 @@ impl<'a> View<'a> {
         if let Some(refusal) = self.roster.refusal() {
             reason = format!("{reason}; no room: {refusal}");
         }
+        for (host, _, why) in self.budget.left_out(self.now).take(LISTED) {
+            reason = format!("{reason}; {host} is left out: {why}");
+        }
         if let Some(lost) = self.first_lost() {
             reason = format!("{reason}; {lost}");
         }

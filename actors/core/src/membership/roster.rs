@@ -200,7 +200,8 @@ impl Roster {
                 self.draining.remove(node);
                 self.mark(*node, false);
             }
-            Fact::Acknowledged { .. }
+            Fact::Unhealthy { .. }
+            | Fact::Acknowledged { .. }
             | Fact::Committed { .. }
             | Fact::Broken { .. }
             | Fact::Holding { .. } => {}

@@ -74,11 +74,7 @@ pub fn worker(
         .iter()
         .map(|(name, value)| (OsString::from(name), OsString::from(value)))
         .collect();
-    all.extend(
-        inherited
-            .into_iter()
-            .filter(|(name, _)| !is_the_daemon_s(name)),
-    );
+    all.extend(self::inherited(inherited));
     let mut put = |name: &str, value: &str| {
         all.insert(OsString::from(name), OsString::from(value));
     };
@@ -105,6 +101,14 @@ pub fn worker(
         put(WORKER_FDS, WORKER_FD_NUMBERS);
     }
     all.into_iter().collect()
+}
+
+/// The part of the daemon's own environment that its processes get: see [`worker`].
+pub fn inherited(
+    all: impl IntoIterator<Item = (OsString, OsString)>,
+) -> impl Iterator<Item = (OsString, OsString)> {
+    let all = all.into_iter();
+    all.filter(|(name, _)| !is_the_daemon_s(name))
 }
 
 /// Whether a variable means the daemon, and would mislead a worker.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::ids::JobId;
 use kolo_wire::{
-    InstalledHere, NodeEvent, NodeReply, NodeRequest, Refusal, RefusalKind, Resources,
+    HealthCheck, InstalledHere, NodeEvent, NodeReply, NodeRequest, Refusal, RefusalKind, Resources,
     StartWorkers, ToWorker,
 };
 
@@ -21,7 +21,7 @@ const EXITS_FIRST: Duration = Duration::from_secs(1);
 /// An order that waits for [`Input::Found`].
 #[derive(Debug)]
 enum Finding {
-    Reserve(Stay, Option<InstalledHere>),
+    Reserve(Stay, Option<InstalledHere>, Option<HealthCheck>),
     Start(StartWorkers),
 }
 
@@ -62,6 +62,8 @@ pub struct NodeCore {
     /// Questions that wait for the end of all workers.
     drains: Vec<AskId>,
     finding: BTreeMap<AskId, Finding>,
+    /// Reservations that wait for [`Input::Checked`], and the answer if nothing is wrong.
+    checking: BTreeMap<AskId, (Stay, NodeReply)>,
     endings: Vec<Ending>,
     held: Vec<Held>,
     outbox: Outbox,
@@ -69,6 +71,11 @@ pub struct NodeCore {
 
 fn refused<T: Into<Refusal>>(refusal: T) -> NodeReply {
     NodeReply::Refused(refusal.into())
+}
+
+fn ended_meanwhile(job: JobId) -> NodeReply {
+    let message = format!("the reservation of {job} has ended meanwhile");
+    refused(Refusal::new(RefusalKind::Stopped, message))
 }
 
 impl NodeCore {
@@ -84,6 +91,7 @@ impl NodeCore {
             draining: false,
             drains: Vec::new(),
             finding: BTreeMap::new(),
+            checking: BTreeMap::new(),
             endings: Vec::new(),
             held: Vec::new(),
             outbox: Outbox::default(),
@@ -137,14 +145,19 @@ impl NodeCore {
             } => {
                 let reply = match self.finding.remove(&ask) {
                     None => None,
-                    Some(Finding::Reserve(stay, installed)) => {
+                    Some(Finding::Reserve(stay, installed, check)) => {
                         let found = (program, free_port);
-                        Some(self.reserved(stay, installed, found, &mut outputs))
+                        let reply = self.reserved(stay, installed, found, &mut outputs);
+                        self.check((ask, stay), reply, check, &mut outputs)
                     }
                     Some(Finding::Start(start)) => {
                         self.start(now, (ask, start), program, &mut outputs)
                     }
                 };
+                outputs.extend(reply.map(|reply| Output::Answer { ask, reply }));
+            }
+            Input::Checked { ask, checked } => {
+                let reply = self.checked(ask, checked);
                 outputs.extend(reply.map(|reply| Output::Answer { ask, reply }));
             }
             Input::StopAll { ask, reason } => self.stop_all(now, ask, reason, &mut outputs),
@@ -256,6 +269,7 @@ impl NodeCore {
                 lease_ms,
                 program,
                 installed,
+                health_check,
             } => {
                 let lease = Duration::from_millis(lease_ms);
                 let reserved = self
@@ -269,7 +283,12 @@ impl NodeCore {
                     None => Wanted::Sent(program),
                 };
                 let stay = self.arrive(job, outputs);
-                self.find(ask, program, Finding::Reserve(stay, installed), outputs);
+                self.find(
+                    ask,
+                    program,
+                    Finding::Reserve(stay, installed, health_check),
+                    outputs,
+                );
                 None
             }
             NodeRequest::Start(start) => {
@@ -420,8 +439,7 @@ impl NodeCore {
         outputs: &mut Vec<Output>,
     ) -> NodeReply {
         if self.stay(stay.job) != Some(stay) {
-            let message = format!("the reservation of {} has ended meanwhile", stay.job);
-            return refused(Refusal::new(RefusalKind::Stopped, message));
+            return ended_meanwhile(stay.job);
         }
         if let Some(InstalledHere { owner, program: of }) = &installed
             && program == Found::Here
@@ -442,6 +460,36 @@ impl NodeCore {
                 Found::Here | Found::NotSent => None,
             },
         }
+    }
+
+    /// The answer to a reservation, if nothing is to be checked first.
+    fn check(
+        &mut self,
+        (ask, stay): (AskId, Stay),
+        reply: NodeReply,
+        check: Option<HealthCheck>,
+        outputs: &mut Vec<Output>,
+    ) -> Option<NodeReply> {
+        let is_held = matches!(reply, NodeReply::Reserved { problem: None, .. });
+        let Some(check) = check.filter(|_| is_held) else {
+            return Some(reply);
+        };
+        self.checking.insert(ask, (stay, reply));
+        self.with(stay, outputs, |job| job.check_health(ask, check));
+        None
+    }
+
+    /// The answer to a reservation, now that the node was checked.
+    fn checked(&mut self, ask: AskId, checked: Result<(), String>) -> Option<NodeReply> {
+        let (stay, mut reply) = self.checking.remove(&ask)?;
+        if self.stay(stay.job) != Some(stay) {
+            return Some(ended_meanwhile(stay.job));
+        }
+        if let (NodeReply::Reserved { problem, .. }, Err(why)) = (&mut reply, checked) {
+            let message = format!("its health check has failed: {why}");
+            *problem = Some(Refusal::new(RefusalKind::Unplaceable, message));
+        }
+        Some(reply)
     }
 
     /// Commits a reservation and starts the workers of a job, now that its program was looked for.

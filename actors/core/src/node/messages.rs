@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kolo_wire::ids::{DriverId, Generation, Incarnation, JobId, Rank, Slot};
 use kolo_wire::{
-    Exit, FromWorker, GenerationTable, Installed, NodeEvent, NodeReply, NodeRequest, ProgramHash,
-    RankFailure, Refusal, StartWorkers, ToWorker, WorkerSignal,
+    Exit, FromWorker, GenerationTable, HealthCheck, Installed, NodeEvent, NodeReply, NodeRequest,
+    ProgramHash, RankFailure, Refusal, StartWorkers, ToWorker, WorkerSignal,
 };
 
 /// A number for one question, so that its [`Output::Answer`] finds back. Never used twice.
@@ -134,6 +134,13 @@ pub enum Input {
         program: Found,
         /// A TCP port that is free; 0 if none was asked for or none was found.
         free_port: u16,
+    },
+    /// The answer to [`Output::Check`].
+    Checked {
+        /// The reservation that waits for it.
+        ask: AskId,
+        /// The failure in words, if the check has failed.
+        checked: Result<(), String>,
     },
     /// The node stops: it ends all jobs and takes no more. Answered when nothing of them is left.
     StopAll {
@@ -271,6 +278,15 @@ pub enum Output {
         program: Wanted,
         /// Whether to look for a free TCP port too.
         port: bool,
+    },
+    /// Run a health check below the stay's warden, which was started or has failed, and say [`Input::Checked`].
+    Check {
+        /// The reservation that waits for it.
+        ask: AskId,
+        /// The stay.
+        stay: Stay,
+        /// The command.
+        check: HealthCheck,
     },
     /// Start a warden for a job, and say [`Input::Warden`].
     StartWarden(Stay),

@@ -54,6 +54,7 @@ fn reserve(job: JobId, workers: u32) -> NodeRequest {
         lease_ms: LEASE.as_millis() as u64,
         program: ProgramHash([1; 32]),
         installed: None,
+        health_check: None,
     }
 }
 

@@ -7,7 +7,7 @@ use kolo_transport::Authority;
 use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId, Slot};
 use kolo_transport::wire::{
-    Exit, InterfaceRow, JobState, MembershipInfo, NetworkChoice, NetworkReport, Refusal,
+    Exit, InterfaceRow, JobState, LeftOut, MembershipInfo, NetworkChoice, NetworkReport, Refusal,
     RefusalKind, WorkerState,
 };
 use serde_json::{Value, json};
@@ -323,6 +323,11 @@ async fn the_shapes_are_those_of_the_document() {
         job.membership = Some(Box::new(MembershipInfo {
             cause: Some("2 -> 1 members".to_owned()),
             decision: "members: 1 of at most 2".to_owned(),
+            left_out: vec![LeftOut {
+                hostname: "other".to_owned(),
+                for_ms: 7,
+                why: "no GPU".to_owned(),
+            }],
         }));
     });
     let bearer = site.bearer();
@@ -343,7 +348,10 @@ async fn the_shapes_are_those_of_the_document() {
                 "address": "10.2.0.1", "mtu": 9000,
             }],
         },
-        "membership": {"cause": "2 -> 1 members", "decision": "members: 1 of at most 2"},
+        "membership": {
+            "cause": "2 -> 1 members", "decision": "members: 1 of at most 2",
+            "left_out": [{"hostname": "other", "for_ms": 7, "why": "no GPU"}],
+        },
     });
     assert_eq!(
         bearer.get(&format!("/api/v1/jobs/{JOB}")).await.json(),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use kolo_transport::wire::{Cooldown, Elastic, GroupFilter, RestartWindow};
+use kolo_transport::wire::{Cooldown, Elastic, GroupFilter, HealthCheck, RestartWindow};
 
 use super::{MAX_WORKERS, Options, OptionsError, millis};
 
@@ -79,6 +79,7 @@ pub(crate) struct ElasticOptions {
     pub(crate) restarts_without_progress: Option<u32>,
     pub(crate) cooldown: Option<RangeInclusive<Duration>>,
     pub(crate) filters: Vec<GroupFilter>,
+    pub(crate) health_check: Option<(String, Vec<String>, Duration)>,
     /// Calls between two generations wait for the next.
     pub(crate) waits: bool,
 }
@@ -92,6 +93,7 @@ impl ElasticOptions {
             || self.restarts_without_progress.is_some()
             || self.cooldown.is_some()
             || !self.filters.is_empty()
+            || self.health_check.is_some()
             || self.waits
     }
 }
@@ -142,7 +144,31 @@ impl Options {
             join_window_ms: JOIN_WINDOW.as_millis() as u64,
             ack_timeout_ms: ACK_TIMEOUT.as_millis() as u64,
             filters,
+            health_check: self.health_check()?,
         }))
+    }
+
+    fn health_check(&self) -> Result<Option<HealthCheck>, OptionsError> {
+        let Some((program, args, within)) = &self.elastic.health_check else {
+            return Ok(None);
+        };
+        let bounds = [Duration::from_millis(1), self.start_timeout];
+        let timeout_ms = millis("the time of the health check", *within, bounds)?;
+        let reason = if program.is_empty() {
+            "its program has no name"
+        } else if args.iter().chain([program]).any(|text| text.contains('\0')) {
+            "its program or an argument contains a NUL byte"
+        } else {
+            return Ok(Some(HealthCheck {
+                program: program.clone(),
+                args: args.clone(),
+                timeout_ms,
+            }));
+        };
+        Err(OptionsError::HealthCheck {
+            program: program.clone(),
+            reason,
+        })
     }
 }
 

@@ -224,6 +224,11 @@ fn limits_of_an_elastic_group_are_passed_on() {
             restarts_without_progress: Some(1),
             cooldown: Some(Duration::from_secs(1)..=Duration::from_secs(10)),
             filters: vec![GroupFilter::DivisibleBy(2)],
+            health_check: Some((
+                "check".to_owned(),
+                vec!["-q".to_owned()],
+                Duration::from_secs(5),
+            )),
             waits: true,
         };
     });
@@ -235,6 +240,9 @@ fn limits_of_an_elastic_group_are_passed_on() {
     let cooldown = elastic.cooldown.unwrap();
     assert_eq!((cooldown.least_ms, cooldown.most_ms), (1000, 10_000));
     assert_eq!(elastic.filters, [GroupFilter::DivisibleBy(2)]);
+    let check = elastic.health_check.unwrap();
+    assert_eq!((check.program.as_str(), &*check.args[0]), ("check", "-q"));
+    assert_eq!(check.timeout_ms, 5000);
 }
 
 #[test]
@@ -265,6 +273,18 @@ fn limits_that_contradict_are_refused() {
     let text = elastic(|e| e.cooldown = Some(Duration::from_secs(9)..=Duration::from_secs(5)));
     assert!(
         text.starts_with("the upper bound of cooldown is 5s"),
+        "{text}"
+    );
+    let check = |program: &str, seconds| {
+        let check = (program.to_owned(), Vec::new(), Duration::from_secs(seconds));
+        refused(move |o| o.elastic.health_check = Some(check))
+    };
+    assert!(check("", 5).contains("its program has no name"));
+    assert!(check("a\0", 5).contains("a NUL byte"));
+    // The start timeout is 30 s.
+    let text = check("check", 31);
+    assert!(
+        text.starts_with("the time of the health check is 31s"),
         "{text}"
     );
     let text = elastic(|e| e.filters = vec![GroupFilter::Max(0)]);

@@ -5,5 +5,6 @@ pub mod training;
 
 mod faults;
 mod growth;
+mod health;
 mod kills;
 mod replacement;

@@ -126,6 +126,15 @@ fn elastic() -> Elastic {
             GroupFilter::WholeHosts(2),
             GroupFilter::Max(4),
         ],
+        health_check: Some(health_check()),
+    }
+}
+
+fn health_check() -> HealthCheck {
+    HealthCheck {
+        program: "gpu-check".to_owned(),
+        args: vec!["-q".to_owned()],
+        timeout_ms: 5000,
     }
 }
 
@@ -433,6 +442,11 @@ pub(crate) fn cases() -> Vec<Case> {
             membership: Some(Box::new(MembershipInfo {
                 cause: Some("rank 1 is lost".to_owned()),
                 decision: "3 of at most 4 members".to_owned(),
+                left_out: vec![LeftOut {
+                    hostname: "box".to_owned(),
+                    for_ms: 5000,
+                    why: "no GPU".to_owned(),
+                }],
             })),
             ..job_info()
         }),
@@ -472,6 +486,16 @@ pub(crate) fn cases() -> Vec<Case> {
             lease_ms: 10_000,
             program: program().hash,
             installed: None,
+            health_check: None,
+        },
+        NodeRequest::Reserve {
+            job: JOB,
+            per_worker: resources(),
+            workers: 2,
+            lease_ms: 10_000,
+            program: program().hash,
+            installed: None,
+            health_check: Some(health_check()),
         },
         NodeRequest::Reserve {
             job: JOB,
@@ -480,6 +504,7 @@ pub(crate) fn cases() -> Vec<Case> {
             lease_ms: 10_000,
             program: program().hash,
             installed: Some(InstalledHere { owner: DRIVER, program: installed() }),
+            health_check: None,
         },
         NodeRequest::Release { job: JOB },
         NodeRequest::Start(StartWorkers {

@@ -1,10 +1,10 @@
 //! What people see of a job.
 
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kolo_wire::ids::Generation;
-use kolo_wire::{JobInfo, MembershipInfo, RefusalKind, WorkerInfo, WorkerState};
+use kolo_wire::{JobInfo, LeftOut, MembershipInfo, RefusalKind, WorkerInfo, WorkerState};
 
 use super::{Hold, Job, Phase, Rendezvous, Seat};
 
@@ -24,6 +24,7 @@ impl Job {
                 Box::new(MembershipInfo {
                     cause: elastic.active().map(|table| table.cause.clone()),
                     decision: elastic.decision().to_owned(),
+                    left_out: Vec::new(),
                 })
             }),
             ..self.outline(age)
@@ -58,6 +59,13 @@ impl Job {
     /// How many workers and nodes [`Job::info`] lists.
     pub(in crate::head) fn size(&self) -> usize {
         self.seats.len() + self.parts.len()
+    }
+
+    /// The hosts that get no new worker of an elastic job at this time.
+    #[must_use]
+    pub fn left_out(&self, now: Instant) -> Vec<LeftOut> {
+        let elastic = self.elastic.as_deref().filter(|_| self.ending.is_none());
+        elastic.map_or_else(Vec::new, |elastic| elastic.left_out(now))
     }
 
     /// The members, and then all other seats.

@@ -23,6 +23,11 @@ impl Job {
     }
 
     pub(super) fn reserve(&mut self, part: usize) {
+        let elastic = self.spec.elastic.as_deref();
+        let health_check = elastic.and_then(|elastic| elastic.health_check.clone());
+        // The answer waits for the check.
+        let limit = health_check.as_ref().map_or(0, |check| check.timeout_ms);
+        let limit = self.config.request_timeout + Duration::from_millis(limit);
         let request = NodeRequest::Reserve {
             job: self.id,
             per_worker: self.spec.per_worker.clone(),
@@ -31,14 +36,15 @@ impl Job {
             lease_ms: self
                 .spec
                 .start_timeout_ms
-                .saturating_add(milliseconds(self.config.request_timeout)),
+                .saturating_add(milliseconds(limit)),
             program: self.spec.program.hash,
             installed: self.spec.installed.clone().map(|program| InstalledHere {
                 owner: self.owner,
                 program,
             }),
+            health_check,
         };
-        self.request(part, request, self.config.request_timeout);
+        self.request(part, request, limit);
     }
 
     pub(super) fn replied(&mut self, node: NodeId, reply: Reply) {

@@ -28,6 +28,7 @@ fn elastic(min: u32, max: u32) -> Elastic {
         join_window_ms: 1000,
         ack_timeout_ms: 10_000,
         filters: Vec::new(),
+        health_check: None,
     }
 }
 

@@ -13,7 +13,7 @@ use super::room::Trials;
 use super::{Due, HeadCore, Timer};
 use crate::head::history::MAX_JOBS;
 use crate::head::job::{Action, Event, Job, Reply};
-use crate::head::messages::{AskId, Level, Opening, Output};
+use crate::head::messages::{AskId, Level, Now, Opening, Output};
 use crate::head::outbox::Outbox;
 use crate::head::probes::{Search, Waiter};
 use crate::head::registry::Session;
@@ -53,8 +53,14 @@ pub(super) struct Running {
 
 impl Running {
     /// The job, as people see it.
-    pub(super) fn info(&self, now: Instant) -> JobInfo {
-        self.job.info(now.saturating_duration_since(self.since))
+    pub(super) fn info(&self, now: Now) -> JobInfo {
+        let mut info = self
+            .job
+            .info(now.real.saturating_duration_since(self.since));
+        if let Some(membership) = &mut info.membership {
+            membership.left_out = self.job.left_out(now.awake);
+        }
+        info
     }
 
     /// As [`Running::info`], without all that grows with the number of workers and nodes.
@@ -276,7 +282,7 @@ impl HeadCore {
             }
         }
         self.leave_probes(Waiter::Job(id));
-        let info = running.info(self.now.real);
+        let info = running.info(self.now);
         let reason = info.reason.as_deref().unwrap_or_default();
         let text = format!("a job has ended: {}, {reason}", info.state);
         self.log(Level::Info, (id, None), text);

@@ -497,7 +497,10 @@ impl HeadCore {
         };
         self.agenda.set(Timer::Request(request), None);
         match purpose {
-            Purpose::Job(job, node) => self.step_job(job, Event::Replied { node, reply }),
+            Purpose::Job(job, node) => {
+                self.tried(job, node, &reply);
+                self.step_job(job, Event::Replied { node, reply });
+            }
             Purpose::Push(job, node) => self.pushed(job, node, reply),
             Purpose::Clean(node, job) => self.cleaned(request.session, node, job, &reply),
             Purpose::Probe(probe, node) => {

@@ -1,7 +1,7 @@
 //! Questions, and the right to ask them (S-2).
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kolo_wire::ids::{DriverId, JobId, NodeId};
 use kolo_wire::{
@@ -12,7 +12,7 @@ use super::jobs::Running;
 use super::{Due, HeadCore, Peer, disconnected, unknown_job};
 use crate::head::history::{MAX_LISTED, outline, size, take};
 use crate::head::job::Event;
-use crate::head::messages::{AskId, Caller, Level, Question};
+use crate::head::messages::{AskId, Caller, Level, Now, Question};
 use crate::head::milliseconds;
 use crate::head::registry::Session;
 
@@ -159,7 +159,7 @@ impl HeadCore {
                 // Large, and to be had for each job by itself.
                 network: None,
                 membership: None,
-                ..job.info(self.now.real, whole)
+                ..job.info(self.now, whole)
             }
         });
         listed.collect()
@@ -170,7 +170,7 @@ impl HeadCore {
             return Ok(info.clone());
         }
         let running = self.jobs.get(&job).ok_or_else(|| unknown_job(job))?;
-        Ok(running.info(self.now.real))
+        Ok(running.info(self.now))
     }
 
     /// Stops a job. Answered when it has ended.
@@ -270,12 +270,12 @@ impl Listed<'_> {
         }
     }
 
-    fn info(&self, now: Instant, whole: bool) -> JobInfo {
+    fn info(&self, now: Now, whole: bool) -> JobInfo {
         match self {
             Self::Ended(info) if whole => JobInfo::clone(info),
             Self::Ended(info) => outline(info),
             Self::Running(running) if whole => running.info(now),
-            Self::Running(running) => running.outline(now),
+            Self::Running(running) => running.outline(now.real),
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kolo_wire::Placement;
 use kolo_wire::ids::{JobId, NodeId, Slot};
+use kolo_wire::{NodeReply, Placement};
 
 use super::jobs::{Contact, Running};
 use super::{Due, HeadCore};
-use crate::head::job::{Event, Seating, Site};
+use crate::head::job::{Event, Reply, Seating, Site};
 use crate::head::messages::Level;
 use crate::head::probes::Waiter;
 use crate::placement::{Offer, Share, place, place_at_most};
@@ -29,7 +29,7 @@ impl Trials {
         self.fresh.insert(node);
     }
 
-    /// Workers are started there, or nobody knows what is there.
+    /// Workers are started there, nobody knows what is there, or the job itself leaves the node out for a while.
     pub(super) fn passed(&mut self, node: NodeId) {
         self.fresh.remove(&node);
     }
@@ -197,6 +197,17 @@ impl HeadCore {
             }
         }
         refused
+    }
+
+    /// A node has answered the first request of a job. The host of a node that is not healthy cools down.
+    pub(super) fn tried(&mut self, id: JobId, node: NodeId, reply: &Reply) {
+        let Reply::Answer(NodeReply::Reserved { problem, .. }) = reply else {
+            return;
+        };
+        let running = self.jobs.get_mut(&id).filter(|_| problem.is_some());
+        if let Some(running) = running {
+            running.trials.passed(node);
+        }
     }
 
     /// Seats of a job are not needed on a node any more.

@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{ClusterId, Generation, JobId, NodeId, Rank, Slot};
 use kolo_wire::{
-    GenerationTable, NodeEvent, RankFailure, Refusal, RefusalKind, StartWorkers, ToWorker,
+    GenerationTable, HealthCheck, NodeEvent, RankFailure, Refusal, RefusalKind, StartWorkers,
+    ToWorker,
 };
 
 use self::entry::Entry;
@@ -28,7 +29,7 @@ pub use self::entry::SlotState;
 use self::starting::{Asked, WardenState};
 pub use self::stopping::KILLED;
 use self::stopping::Stop;
-use super::messages::{Output, Stay, WorkerId};
+use super::messages::{AskId, Output, Stay, WorkerId};
 
 /// The longest time to wait for a hello, and the longest grace; longer ones are cut to it.
 pub const MAX_WAIT: Duration = Duration::from_secs(24 * 3600);
@@ -66,6 +67,8 @@ pub struct Colocator {
     job: JobId,
     phase: Phase,
     warden: WardenState,
+    /// A health check that waits for the warden, and the reservation that waits for the check.
+    check: Option<(AskId, HealthCheck)>,
     /// Its reservation was not committed in time.
     expired: bool,
     /// The newest request to start workers.
@@ -118,6 +121,7 @@ impl Colocator {
             job: stay.job,
             phase: Phase::Reserved,
             warden: WardenState::Starting,
+            check: None,
             expired: false,
             start: None,
             devices: Vec::new(),

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use kolo_wire::ids::{Generation, Incarnation, Slot};
 use kolo_wire::{
-    Exit, Member, NodeEvent, NodeReply, RankFailure, Refusal, RefusalKind, StartWorkers,
+    Exit, HealthCheck, Member, NodeEvent, NodeReply, RankFailure, Refusal, RefusalKind,
+    StartWorkers,
 };
 
 use super::entry::{Entry, Successor};
@@ -31,6 +32,16 @@ pub(super) struct Asked {
 }
 
 impl Colocator {
+    /// A health check is to be run, below the warden once that is there.
+    pub fn check_health(&mut self, ask: AskId, check: HealthCheck) -> Vec<Output> {
+        if self.warden == WardenState::Starting {
+            self.check = Some((ask, check));
+            return Vec::new();
+        }
+        let stay = self.stay;
+        vec![Output::Check { ask, stay, check }]
+    }
+
     /// The slots of a request that have no process, and are to get one.
     ///
     /// # Errors

@@ -243,6 +243,9 @@ impl Colocator {
             Ok(()) => WardenState::Up,
             Err(reason) => WardenState::Failed(reason),
         };
+        if let Some((ask, check)) = self.check.take() {
+            outputs.extend(self.check_health(ask, check));
+        }
         match self.phase {
             Phase::Reserved | Phase::Gone => {}
             Phase::Closing { .. } => outputs.push(Output::CloseWarden(self.stay)),

@@ -187,3 +187,77 @@ fn a_node_that_stops_waits_for_the_head_to_take_elastic_jobs_away() {
     let answered = answers(&node.taken(1));
     assert!(answered.contains(&(ask, NodeReply::Done)), "{answered:?}");
 }
+
+/// A reservation whose node is to be checked first.
+fn checked_reserve(job: JobId) -> NodeRequest {
+    let mut request = reserve(job, 1);
+    if let NodeRequest::Reserve { health_check, .. } = &mut request {
+        *health_check = Some(kolo_wire::HealthCheck {
+            program: "check".to_owned(),
+            args: Vec::new(),
+            timeout_ms: 1000,
+        });
+    }
+    request
+}
+
+fn check_of(outputs: &[Output]) -> Option<AskId> {
+    outputs.iter().find_map(|output| match output {
+        Output::Check { ask, .. } => Some(*ask),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_reservation_is_answered_when_the_node_was_checked() {
+    for (checked, expected) in [
+        (Ok(()), None),
+        (
+            Err("no GPU".to_owned()),
+            Some("its health check has failed: no GPU"),
+        ),
+    ] {
+        let mut node = node();
+        node.order(checked_reserve(JOB));
+        let found = node.found(Found::Here);
+        assert_eq!((answers(&found), check_of(&found)), (Vec::new(), None));
+        // Its process is below the warden, so that it ends with the job.
+        let ask = check_of(&node.warden(STAY)).unwrap();
+        let outputs = node.step(Input::Checked { ask, checked });
+        let [(_, NodeReply::Reserved { problem, .. })] = &answers(&outputs)[..] else {
+            panic!("{outputs:?}");
+        };
+        let problem = problem.as_ref().map(|problem| problem.message.as_str());
+        assert_eq!(problem, expected);
+        // The head gives it back.
+        assert_eq!(node.core.jobs().count(), 1);
+    }
+}
+
+#[test]
+fn a_job_that_is_released_while_its_node_is_checked_is_over() {
+    let mut node = node();
+    node.order(checked_reserve(JOB));
+    node.warden(STAY);
+    let ask = check_of(&node.found(Found::Here)).unwrap();
+    let stopped = node.order(NodeRequest::Release { job: JOB });
+    assert!(stopped.contains(&Output::CloseWarden(STAY)), "{stopped:?}");
+    node.step(Input::Closed(STAY));
+    assert_eq!(node.core.free(), node.core.total());
+    let late = Err("killed".to_owned());
+    let outputs = node.step(Input::Checked { ask, checked: late });
+    assert_eq!(refused(&outputs), RefusalKind::Stopped);
+}
+
+#[test]
+fn a_check_without_a_warden_is_said_to_have_failed() {
+    let mut node = node();
+    node.order(checked_reserve(JOB));
+    node.found(Found::Here);
+    let started = Err("no more processes".to_owned());
+    let outputs = node.step(Input::Warden {
+        stay: STAY,
+        started,
+    });
+    assert!(check_of(&outputs).is_some(), "{outputs:?}");
+}

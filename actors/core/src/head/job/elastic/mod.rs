@@ -16,8 +16,8 @@ use std::time::Instant;
 
 use kolo_wire::ids::{Generation, NodeId, Slot};
 use kolo_wire::{
-    GenerationTable, Handover, JobEvent, JobState, Member, NodeRequest, RankFailure, Refusal,
-    RefusalKind, WorkerState,
+    GenerationTable, Handover, JobEvent, JobState, LeftOut, Member, NodeRequest, RankFailure,
+    Refusal, RefusalKind, WorkerState,
 };
 
 pub(super) use self::flow::Flow;
@@ -26,7 +26,8 @@ pub(in crate::head) use self::limits::limits;
 
 use self::tally::Tally;
 use super::{Action, Ending, Job, Phase, Seat, Seating, Site};
-use crate::membership::{self, End, Fact, Limits, LimitsError, Membership, Process, State};
+use crate::head::milliseconds;
+use crate::membership::{self, End, Fact, Host, Limits, LimitsError, Membership, Process, State};
 use crate::ranks::Registration;
 
 /// What a job that never changes its members does without.
@@ -106,6 +107,17 @@ impl Elastic {
 
     pub(super) fn decision(&self) -> &str {
         &self.decision
+    }
+
+    /// The hosts that get no new worker now.
+    pub(super) fn left_out(&self, now: Instant) -> Vec<LeftOut> {
+        let hosts = self.membership.budget().left_out(now);
+        let left_out = |(host, until, why): (&Host, Instant, &str)| LeftOut {
+            hostname: host.to_string(),
+            for_ms: milliseconds(until.saturating_duration_since(now)),
+            why: why.to_owned(),
+        };
+        hosts.map(left_out).collect()
     }
 
     /// Seats that there are, so that the number of each is below.

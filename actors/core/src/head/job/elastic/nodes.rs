@@ -10,7 +10,7 @@ use kolo_wire::{
 
 use super::super::network::Net;
 use super::super::start::unexpected;
-use super::super::{Action, Hold, Job, Part, Phase, Reply, Seat, Seating, check_table};
+use super::super::{Action, Hold, Job, Part, Phase, Reply, Seat, Seating, Site, check_table};
 use super::flow::Sent;
 use crate::env;
 use crate::interfaces;
@@ -32,6 +32,11 @@ fn provisional(process: Process, part: &Part, parts: usize, index: usize) -> Mem
         hostname: part.site.hostname.clone(),
         address: None,
     }
+}
+
+/// The failure domain of a site.
+fn host(site: &Site) -> Host {
+    Host(site.hostname.as_str().into())
 }
 
 impl Job {
@@ -130,6 +135,17 @@ impl Job {
     fn node_reserved(&mut self, part: usize, reply: Reply) {
         let (node, at) = (self.parts[part].site.node, self.place_name(part));
         match reply {
+            Reply::Answer(NodeReply::Reserved {
+                problem: Some(problem),
+                ..
+            }) => {
+                self.note(format!("{at} is not used: {problem}"));
+                let entry = &mut self.parts[part];
+                entry.hold = Hold::Reserved;
+                let (host, why) = (host(&entry.site), problem.message);
+                self.fact(Fact::Unhealthy { host, why });
+                self.undo(part);
+            }
             Reply::Answer(NodeReply::Reserved {
                 has_program,
                 free_port,
@@ -274,7 +290,7 @@ impl Job {
             }
             let location = Location {
                 node: self.parts[part].site.node,
-                host: Host(self.parts[part].site.hostname.as_str().into()),
+                host: host(&self.parts[part].site),
             };
             for slot in std::mem::take(&mut self.parts[part].flow.asking) {
                 self.move_seat(slot, part);

@@ -97,6 +97,7 @@ impl Cluster {
             join_window_ms: random.below(2000),
             ack_timeout_ms: 5000,
             filters: Vec::new(),
+            health_check: None,
         }));
         let mut left = max;
         let first: Vec<u32> = seats

@@ -1,7 +1,7 @@
 //! Elastic jobs: workers that do at once what they are told, and how a job changes its members.
 
 use kolo_wire::ids::{Generation, Incarnation, Slot};
-use kolo_wire::{Cooldown, Elastic, Exit, GenerationTable};
+use kolo_wire::{Cooldown, Elastic, Exit, GenerationTable, HealthCheck};
 
 use super::*;
 use crate::head::job::fixtures::failure;
@@ -30,6 +30,7 @@ pub(super) fn elastic(min: u32, max: u32) -> Elastic {
         join_window_ms: 1000,
         ack_timeout_ms: 10_000,
         filters: Vec::new(),
+        health_check: None,
     }
 }
 
@@ -332,6 +333,97 @@ fn a_host_where_a_worker_failed_gets_no_other_one_while_it_cools_down() {
     group.commit(job);
     assert_eq!(group.members(job), (3, vec![(1, 1), (2, 1)]));
     assert_eq!(group.world.free_cpus(), [2, 0]);
+}
+
+#[test]
+fn a_node_that_is_not_healthy_is_left_out_until_it_has_cooled_down() {
+    let sick = |request: &NodeRequest| match good(request) {
+        Some(Reply::Answer(NodeReply::Reserved { .. })) => {
+            let problem = Refusal::new(RefusalKind::Unplaceable, "no GPU");
+            Some(Reply::Answer(NodeReply::Reserved {
+                has_program: true,
+                free_port: 1,
+                problem: Some(problem),
+            }))
+        }
+        other => other,
+    };
+    let mut group = Group::new();
+    let checked = std::rc::Rc::new(std::cell::Cell::new(0));
+    let count = checked.clone();
+    let first = group.world.node(1, 2, move |request| {
+        let is_first =
+            matches!(request, NodeRequest::Reserve { .. }) && count.replace(count.get() + 1) == 0;
+        if is_first {
+            sick(request)
+        } else {
+            good(request)
+        }
+    });
+    let second = group.node(2, 1);
+    let job = group.submit_as(1, 1, 2, |spec| {
+        let elastic = spec.elastic.as_mut().unwrap();
+        // No worker has failed.
+        elastic.restarts_without_progress = 0;
+        elastic.health_check = Some(HealthCheck {
+            program: "check".to_owned(),
+            args: Vec::new(),
+            timeout_ms: 2000,
+        });
+    });
+    // The other node is asked at once, and the first one is not asked again.
+    assert_eq!(group.members(job), (1, vec![(2, 1)]));
+    assert_eq!((checked.get(), group.is_live(first, job)), (1, false));
+    let info = |group: &mut Group| match group.world.request(HTTP, HeadRequest::Job { job }) {
+        HeadReply::Job(info) => info.membership.unwrap(),
+        other => panic!("{other:?}"),
+    };
+    let left_out = info(&mut group).left_out;
+    assert_eq!(left_out.len(), 1);
+    let host = &left_out[0];
+    assert_eq!((&*host.hostname, &*host.why), ("host1", "no GPU"));
+    assert!((20_000..=30_000).contains(&host.for_ms), "{host:?}");
+    group.pass(15);
+    assert_eq!(checked.get(), 1);
+    group.pass(16);
+    assert_eq!(checked.get(), 2);
+    group.commit(job);
+    assert_eq!(group.members(job), (2, vec![(1, 1), (2, 1)]));
+    assert_eq!(info(&mut group).left_out, []);
+    assert!(group.is_live(second, job));
+}
+
+#[test]
+fn a_job_without_a_healthy_node_says_why() {
+    let mut group = Group::new();
+    let late = |request: &NodeRequest| match request {
+        NodeRequest::Reserve { .. } => None,
+        other => good(other),
+    };
+    group.world.node(1, 1, late);
+    let job = group.submit_as(1, 1, 1, |spec| {
+        spec.elastic.as_mut().unwrap().health_check = Some(HealthCheck {
+            program: "check".to_owned(),
+            args: Vec::new(),
+            timeout_ms: 20_000,
+        });
+    });
+    // The answer is waited for as long as the check may take.
+    group.pass(19);
+    let open = group.world.open.iter().copied().next().unwrap();
+    let problem = Some(Refusal::new(RefusalKind::Unplaceable, "no GPU"));
+    let reply = Reply::Answer(NodeReply::Reserved {
+        has_program: true,
+        free_port: 1,
+        problem,
+    });
+    group.world.open.remove(&open);
+    group.world.input(Input::Replied(open, reply));
+    group.pass(12);
+    let refusal = group.world.refusal(job);
+    let why = "host1 is left out: no GPU";
+    assert!(refusal.message.contains(why), "{refusal}");
+    assert_eq!(group.world.free_cpus(), [1]);
 }
 
 #[test]

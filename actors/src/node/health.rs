@@ -1,0 +1,105 @@
+//! Health checks: commands that must succeed on a node before workers of a job start there.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use kolo_core::node::colocator::{KILLED, millis};
+use kolo_core::node::environment;
+use kolo_core::node::messages::Wanted;
+use kolo_process::{Child, LineReader, Signal, SpawnRequest, Warden};
+use kolo_transport::wire::{HealthCheck, Installed};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::ports::ProgramFinder;
+use super::worker::{DRAIN, Launch};
+
+/// Longest last words of a check in its failure, in characters.
+const MAX_WORDS: usize = 200;
+
+/// Runs a check to its end, and to the end of what the check has started.
+///
+/// # Errors
+///
+/// The failure in words: the check was not started, was late, or has not exited with code 0.
+pub(super) async fn run(
+    programs: Arc<dyn ProgramFinder>,
+    warden: Option<Arc<Warden>>,
+    check: HealthCheck,
+) -> Result<(), String> {
+    let name = check.program.escape_debug().to_string();
+    let limit = millis(check.timeout_ms);
+    let (child, output) = start(programs, warden, check)
+        .await
+        .map_err(|why| format!("`{name}` was not started: {why}"))?;
+    let mut words = JoinSet::new();
+    words.spawn(last_line(output));
+    let ended = timeout(limit, child.wait()).await;
+    // Whatever is left: the check itself if it is late, and processes that it has started.
+    if let Err(error) = child.signal(Signal::Kill) {
+        tracing::debug!(pid = child.pid(), %error, "the end of a health check");
+    }
+    if timeout(KILLED, child.gone()).await.is_err() {
+        tracing::error!(pid = child.pid(), "a killed health check has not ended");
+    }
+    let failed = match ended {
+        Ok(exit) if exit.is_success() => return Ok(()),
+        Ok(exit) => format!("`{name}` ended with {exit}"),
+        Err(_) => format!("`{name}` did not end within {} s", limit.as_secs_f64()),
+    };
+    // A process that has left the warden may hold the pipe.
+    let words = timeout(DRAIN, words.join_next()).await;
+    match words {
+        Ok(Some(Ok(Some(words)))) => Err(format!("{failed}: {words}")),
+        _ => Err(failed),
+    }
+}
+
+/// Starts a check. Standard output and standard error are one pipe.
+async fn start(
+    programs: Arc<dyn ProgramFinder>,
+    warden: Option<Arc<Warden>>,
+    check: HealthCheck,
+) -> Result<(Child, OwnedFd), String> {
+    let warden = warden.ok_or("its job has no warden")?;
+    let installed = Installed {
+        program: check.program.clone(),
+        ..Installed::default()
+    };
+    let found = programs.find(Wanted::Installed(installed)).await;
+    let file = match found {
+        Ok(Some(Launch::Installed(file))) => file,
+        Ok(_) => return Err("it is not installed".to_owned()),
+        Err(refusal) => return Err(refusal.message),
+    };
+    let no_pipe = |error: std::io::Error| format!("no pipe for its output: {error}");
+    let (output, stdout) = kolo_process::pipe().map_err(no_pipe)?;
+    let stderr = stdout.try_clone().map_err(no_pipe)?;
+    let child = warden.spawn(SpawnRequest {
+        program: file.path,
+        argv0: check.program,
+        args: check.args,
+        env: environment::inherited(std::env::vars_os()).collect(),
+        cwd: file.cwd,
+        fds: Vec::new(),
+        stdin: None,
+        stdout,
+        stderr,
+    });
+    let child = child.await.map_err(|error| error.to_string())?;
+    Ok((child, output))
+}
+
+/// The last line that is not empty, for people.
+async fn last_line(output: OwnedFd) -> Option<String> {
+    let mut lines = LineReader::new(output).ok()?;
+    let mut last = None;
+    while let Some(line) = lines.next_line().await {
+        let line = String::from_utf8_lossy(&line);
+        let line: String = line.trim().chars().take(MAX_WORDS).collect();
+        if !line.is_empty() {
+            last = Some(line.escape_debug().to_string());
+        }
+    }
+    last
+}
