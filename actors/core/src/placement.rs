@@ -246,6 +246,27 @@ pub fn place_at_most(
     shares(chosen, offers)
 }
 
+/// Places so many workers on each of at most so many nodes, chosen as [`Placement::Spread`] does.
+///
+/// The shares are in order of registration. There may be fewer nodes than asked for, or none.
+#[must_use]
+pub fn spread_at_most(
+    hosts: u32,
+    slots: u32,
+    per_worker: &Resources,
+    offers: &[Offer],
+) -> Vec<Share> {
+    let room = offers
+        .iter()
+        .map(|offer| room_on(&offer.available, per_worker));
+    let room: Vec<u32> = room.collect();
+    let fit = room.iter().filter(|room| **room >= slots).count();
+    let hosts = hosts.min(u32::try_from(fit).unwrap_or(u32::MAX));
+    let mut chosen = spread(hosts, slots, &room).unwrap_or_default();
+    chosen.sort_unstable();
+    shares(chosen, offers)
+}
+
 fn shares(chosen: Vec<(usize, u32)>, offers: &[Offer]) -> Vec<Share> {
     let share = |(index, workers): (usize, u32)| Share {
         node: offers[index].node,

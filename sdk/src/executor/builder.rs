@@ -34,7 +34,10 @@ impl ExecutorBuilder {
     }
 
     /// Workers on this many nodes, all distinct; [`slots`](Self::slots) on each. Not together with
-    /// [`workers`](Self::workers), and not in an elastic group.
+    /// [`workers`](Self::workers).
+    ///
+    /// Bounds make the group *elastic*, as with [`workers`](Self::workers): `hosts(1..=4).slots(2)` has 2 to 8 workers. Hosts take
+    /// part as a whole. A lost worker is replaced on its host; a host that can't get a new worker leaves the group.
     pub fn hosts(mut self, hosts: impl Into<Count>) -> Self {
         self.options.hosts = Some(hosts.into());
         self

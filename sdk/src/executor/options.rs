@@ -40,14 +40,14 @@ pub enum OptionsError {
         /// The number of slots.
         slots: u32,
     },
-    /// Hosts and slots are given for an elastic group, whose workers are placed wherever there is room. Give a number of workers.
+    /// Spares are given that make up no whole host. Give a multiple of the slots.
     #[error(
-        "hosts({hosts}) and slots({slots}) are given for an elastic group, whose workers go wherever there is room; give workers(min..=max), and filter(GroupFilter::WholeHosts({slots})) to use no part of a node"
+        "spares({spares}) is given with slots({slots}), and hosts take part as a whole; give a multiple of {slots}"
     )]
-    ElasticHosts {
-        /// The number of hosts, or bounds.
-        hosts: Count,
-        /// Workers on each.
+    PartOfHost {
+        /// The number of spares.
+        spares: u32,
+        /// Workers on each host.
         slots: u32,
     },
     /// A number of workers, hosts or slots is zero. It must be at least 1.

@@ -108,6 +108,30 @@ async fn test_wait_for_available_slots() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Room for all workers on one host is not enough.
+#[tokio::test]
+async fn test_wait_for_min_hosts() -> anyhow::Result<()> {
+    let mut cluster = cluster(1, 4).await?;
+    let driver = cluster.connect().await?;
+    let builder = Executor::builder().hosts(2..=3).slots(2);
+    let builder = builder.output(Output::Silent);
+    let starting = tokio::spawn(async move { builder.start(&driver).await });
+    let waits = |jobs: &[kolo::JobInfo]| !jobs.is_empty();
+    cluster.wait_for_jobs("the job waits", waits).await?;
+    cluster.add_node_with_slots(1).await?;
+    assert!(!starting.is_finished());
+    cluster.add_node_with_slots(2).await?;
+    let executor = soon(starting).await??;
+    let all = soon(executor.run(ranks, ())).await?;
+    let expected: Vec<[usize; 6]> = (0..4)
+        .map(|rank| [rank, 4, rank % 2, 2, rank / 2, 2])
+        .collect();
+    assert_eq!(all, expected);
+    soon(executor.shutdown()).await?;
+    cluster.stop().await?;
+    Ok(())
+}
+
 /// All ranks fail in the same step.
 #[kolo::function]
 fn fail_together(ctx: &Context) -> anyhow::Result<()> {

@@ -161,7 +161,7 @@ pub struct JobSpec {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_cache: bool,
     /// Members may come and go while it runs. `placement` asks for the most of them then, and gets as many as there is room
-    /// for.
+    /// for; if it spreads them, in whole hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elastic: Option<Box<Elastic>>,
 }

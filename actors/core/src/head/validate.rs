@@ -126,7 +126,7 @@ fn elastic(spec: &JobSpec) -> Result<(), Refusal> {
     let Some(elastic) = &spec.elastic else {
         return Ok(());
     };
-    elastic_limits(elastic, spec.start_timeout_ms)
+    elastic_limits(elastic, spec)
         .check()
         .map_err(|error| invalid(error.to_string()))?;
     for (what, given_ms) in [
@@ -157,9 +157,9 @@ fn elastic(spec: &JobSpec) -> Result<(), Refusal> {
         }
     }
     let max = elastic.max;
-    if spec.placement != (Placement::Pack { workers: max }) {
+    if spec.placement.workers() != Some(max) {
         return Err(invalid(format!(
-            "max_workers={max} is given, and the placement asks for something else; it must pack {max} workers"
+            "max_workers={max} is given, and the placement asks for something else; it must be for {max} workers"
         )));
     }
     for (is_given, what, instead) in [

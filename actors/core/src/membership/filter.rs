@@ -73,10 +73,10 @@ pub(super) fn apply<'a>(filters: &[Filter], mut seats: Vec<&'a Seat>) -> Vec<&'a
     }
 }
 
-/// Some number of members from `min` to `max` passes the filters, on hosts that are as large as is needed.
+/// Some number of members passes the filters, on hosts that are as large as is needed.
 #[must_use]
-pub(super) fn has_size(filters: &[Filter], min: u32, max: u32) -> bool {
-    (min..=max).any(|size| {
+pub(super) fn has_size(filters: &[Filter], mut sizes: impl Iterator<Item = u32>) -> bool {
+    sizes.any(|size| {
         filters.iter().all(|filter| match *filter {
             Filter::DivisibleBy(count) | Filter::WholeHosts(count) => size.is_multiple_of(count),
             Filter::Max(count) => size <= count,

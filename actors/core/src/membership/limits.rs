@@ -18,6 +18,9 @@ pub struct Limits {
     pub min: u32,
     /// The most members of a generation.
     pub max: u32,
+    /// The job takes room for so many members at once, on a node where it has no other ones, and these are in a generation together
+    /// or not at all. `min`, `max` and `spares` are multiples. 1 by default: then a node may have any number of members.
+    pub per_host: u32,
     /// Processes that are kept ready beside the members, to replace lost ones at once. 0 by default.
     pub spares: u32,
     /// How long a process that is ready waits for others that are on their way, so that they join together. 1 s by default.
@@ -101,6 +104,18 @@ pub enum LimitsError {
         /// The spares.
         spares: u32,
     },
+    /// A number that is not a multiple of the members on each node. Ask for whole nodes.
+    #[error(
+        "{name}={given} is given; it must be a multiple of the {per_host} workers on each node"
+    )]
+    PartOfHost {
+        /// The setting.
+        name: &'static str,
+        /// The number.
+        given: u32,
+        /// Members on each node.
+        per_host: u32,
+    },
     /// Spares for a group that never changes. Give no spares, or allow resets.
     #[error(
         "spares={spares} and max_resets=0 are given; a job that never changes has no use for a spare: give \
@@ -168,6 +183,7 @@ impl Limits {
         Self {
             min,
             max,
+            per_host: 1,
             spares: 0,
             join_window: Duration::from_secs(1),
             start_timeout: Duration::from_secs(30),
@@ -202,6 +218,18 @@ impl Limits {
         Ok(limits)
     }
 
+    /// Members and spares.
+    #[must_use]
+    pub(super) fn all(&self) -> usize {
+        self.max as usize + self.spares as usize
+    }
+
+    /// The units of members and spares.
+    #[must_use]
+    pub(super) fn units(&self) -> usize {
+        self.all() / self.per_host as usize
+    }
+
     /// The membership never changes.
     #[must_use]
     pub fn is_static(&self) -> bool {
@@ -225,6 +253,21 @@ impl Limits {
         if max.saturating_add(self.spares) > MAX_WORLD_SIZE {
             let spares = self.spares;
             return Err(LimitsError::TooMany { max, spares });
+        }
+        for (name, given) in [
+            ("min_workers", min),
+            ("max_workers", max),
+            ("spares", self.spares),
+        ] {
+            // Of 0, 0 alone is a multiple.
+            if !given.is_multiple_of(self.per_host) {
+                let per_host = self.per_host;
+                return Err(LimitsError::PartOfHost {
+                    name,
+                    given,
+                    per_host,
+                });
+            }
         }
         let count = self.filters.len();
         if count > MAX_FILTERS {
@@ -253,7 +296,8 @@ impl Limits {
         if let Some(filter) = self.filters.iter().find(|filter| filter.count() == 0) {
             return Err(LimitsError::EmptyFilter { filter: *filter });
         }
-        if !filter::has_size(&self.filters, min, max) {
+        let sizes = (min..=max).filter(|size| size.is_multiple_of(self.per_host));
+        if !filter::has_size(&self.filters, sizes) {
             let filters: Vec<_> = self.filters.iter().map(ToString::to_string).collect();
             return Err(LimitsError::NoSize {
                 min,

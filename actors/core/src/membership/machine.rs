@@ -16,6 +16,7 @@ use super::limits::{Limits, LimitsError};
 use super::policy::{Choice, Purpose, decide};
 use super::roster::{Departure, Fate, Roster, Stale};
 use super::seat::{Loss, Process, Seat, State};
+use super::units::Units;
 
 /// The membership of one job.
 #[derive(Debug, Clone)]
@@ -389,6 +390,12 @@ impl Membership {
                 self.ask(now, purpose, count);
                 ControlFlow::Continue(())
             }
+            Choice::Dismiss(processes) => {
+                for process in processes {
+                    self.give_up(now, process, Loss::Left(decision.reason.clone()));
+                }
+                ControlFlow::Continue(())
+            }
             Choice::Hold => {
                 self.hold.get_or_insert((now, decision.reason));
                 ControlFlow::Break(None)
@@ -408,13 +415,8 @@ impl Membership {
 
     /// Starts processes in seats that nodes hold, and looks for nodes for the others.
     fn ask(&mut self, now: Instant, purpose: Purpose, count: usize) {
-        let cooling = self.budget.cooling(now);
-        let lost = self.roster.in_state(State::Lost);
-        let held: Vec<Slot> = lost
-            .filter(|seat| seat.is_startable(&cooling))
-            .take(count)
-            .map(|seat| seat.slot)
-            .collect();
+        let units = Units::new(now, &self.roster, &self.limits, &self.budget);
+        let held: Vec<Slot> = units.startable(count).collect();
         let rest = count - held.len();
         for slot in held {
             self.roster.boot(now, slot);
@@ -422,9 +424,9 @@ impl Membership {
         }
         if rest > 0 {
             self.actions.push(Action::Reserve {
-                slots: self.roster.reserve(now, rest),
+                slots: self.roster.reserve(now, rest, self.limits.per_host),
                 purpose,
-                avoid: cooling.into_iter().collect(),
+                avoid: self.budget.cooling(now).into_iter().collect(),
             });
         }
     }
@@ -510,7 +512,7 @@ impl Membership {
             self.first_booting()
                 .map(|seat| seat.since + self.limits.start_timeout),
         );
-        if self.roster.refused().is_some() {
+        if self.roster.refused().is_some() || self.limits.per_host > 1 {
             times.extend(self.budget.next_warm(now));
         }
         let first = times.into_iter().min();

@@ -44,6 +44,7 @@ mod roster;
 mod seat;
 #[cfg(test)]
 mod tests;
+mod units;
 
 pub use self::action::Action;
 pub use self::budget::Budget;

@@ -1,5 +1,7 @@
 //! The policy: given what is true, what is to be done. A pure function, with its reason in plain words.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::budget::Budget;
@@ -10,6 +12,7 @@ use super::limits::Limits;
 use super::order::arrange;
 use super::roster::Roster;
 use super::seat::{Process, Seat, State};
+use super::units::{self, Units};
 
 /// How many late processes a reason lists.
 const LISTED: usize = 8;
@@ -37,6 +40,8 @@ pub enum Choice {
         /// How many.
         count: usize,
     },
+    /// End these processes, which nobody needs.
+    Dismiss(Vec<Process>),
     /// A change is wanted. Ask the members to hold at their next commit, so that no work is lost.
     Hold,
     /// Make a generation of these processes, in rank order.
@@ -83,12 +88,14 @@ pub fn decide(
     budget: &Budget,
     previous: Option<&Generation>,
 ) -> Decision {
+    let is_in_units = limits.per_host > 1;
     let view = View {
         now,
         roster,
         limits,
         budget,
         previous,
+        units: is_in_units.then(|| Units::new(now, roster, limits, budget)),
     };
     if let Some(end) = view.end() {
         return end;
@@ -98,7 +105,7 @@ pub fn decide(
     }
     match budget.idle_since() {
         Some(since) => view.form(since),
-        None => view.change(),
+        None => view.surplus().unwrap_or_else(|| view.change()),
     }
 }
 
@@ -108,6 +115,8 @@ struct View<'a> {
     limits: &'a Limits,
     budget: &'a Budget,
     previous: Option<&'a Generation>,
+    /// Of a job that takes room for several members at once.
+    units: Option<Units>,
 }
 
 impl<'a> View<'a> {
@@ -246,23 +255,18 @@ impl<'a> View<'a> {
             .count()
     }
 
-    /// Processes that stay, and those that are on their way.
+    /// Processes that stay, and those that are on their way, as far as they are of use.
     fn have(&self) -> usize {
-        let coming = self.roster.count(State::Reserving) + self.roster.count(State::Booting);
-        let live = self.roster.count(State::Active) + self.roster.count(State::Ready);
-        coming + live - self.leaving()
+        let stranded = self.units.as_ref().map_or(0, |units| units.stranded.len());
+        self.roster.staying() - stranded
     }
 
-    /// Processes that are there or on their way, and are to leave.
-    fn leaving(&self) -> usize {
-        if !self.roster.is_draining() {
-            return 0;
+    /// How many more processes are needed for so many.
+    fn needed(&self, wanted: usize) -> usize {
+        match &self.units {
+            Some(units) => units.needed(self.limits.per_host, self.have(), wanted),
+            None => wanted.saturating_sub(self.have()),
         }
-        let states = [State::Booting, State::Ready, State::Active];
-        let seats = states
-            .into_iter()
-            .flat_map(|state| self.roster.in_state(state));
-        seats.filter(|seat| seat.leaving).count()
     }
 
     /// More processes, if the job wants some and may get some.
@@ -272,18 +276,15 @@ impl<'a> View<'a> {
         }
         let have = self.have();
         let max = self.limits.max as usize;
-        let (missing, purpose) = if have >= max {
-            let want = max + self.limits.spares as usize;
-            (want.saturating_sub(have), Purpose::Spare)
+        let has_lost = || self.roster.count(State::Lost) + self.roster.leaving() > 0;
+        let (wanted, purpose) = if have >= max {
+            (self.limits.all(), Purpose::Spare)
+        } else if has_lost() {
+            (max, Purpose::Replace)
         } else {
-            let has_lost = self.roster.count(State::Lost) + self.leaving() > 0;
-            let purpose = if has_lost {
-                Purpose::Replace
-            } else {
-                Purpose::Grow
-            };
-            (max - have, purpose)
+            (max, Purpose::Grow)
         };
+        let missing = self.needed(wanted);
         // After a refusal only seats that are held already, until a host has cooled down or somebody offers room.
         let has_room = self
             .roster
@@ -292,11 +293,8 @@ impl<'a> View<'a> {
         let count = if has_room || missing == 0 {
             missing
         } else {
-            let cooling = self.budget.cooling(self.now);
-            let lost = self.roster.in_state(State::Lost);
-            lost.filter(|seat| seat.is_startable(&cooling))
-                .take(missing)
-                .count()
+            let units = Units::new(self.now, self.roster, self.limits, self.budget);
+            units.startable(missing).count()
         };
         if count == 0 {
             return None;
@@ -312,6 +310,52 @@ impl<'a> View<'a> {
         ))
     }
 
+    /// Processes that nobody needs: there are more than members and spares, or they can't be in a group where they are. Looked for
+    /// while a group is active. The youngest go first, and none of a unit that has members.
+    fn surplus(&self) -> Option<Decision> {
+        let there = self.have() - self.roster.count(State::Reserving);
+        let mut more = there.saturating_sub(self.limits.all());
+        let stranded = self.units.iter().flat_map(|units| &units.stranded);
+        let mut gone: Vec<Process> = stranded.copied().collect();
+        gone.retain(|process| {
+            self.previous
+                .is_none_or(|last| last.member(*process).is_none())
+        });
+        if more > 0 {
+            let unit = |seat: &Seat| seat.slot.0 / self.limits.per_host;
+            let states = [State::Booting, State::Ready];
+            let seats = states
+                .into_iter()
+                .flat_map(|state| self.roster.in_state(state));
+            let mut idle: BTreeMap<u32, (Instant, Vec<Process>)> = BTreeMap::new();
+            for seat in seats.filter(|seat| !seat.leaving && !gone.contains(&seat.process())) {
+                let entry = idle.entry(unit(seat)).or_insert((seat.since, Vec::new()));
+                entry.0 = entry.0.max(seat.since);
+                entry.1.push(seat.process());
+            }
+            for seat in self.roster.in_state(State::Active) {
+                idle.remove(&unit(seat));
+            }
+            let mut idle: Vec<_> = idle.into_iter().collect();
+            idle.sort_by_key(|(unit, (since, _))| Reverse((*since, *unit)));
+            for (_, (_, processes)) in idle {
+                if processes.len() <= more {
+                    more -= processes.len();
+                    gone.extend(processes);
+                }
+            }
+        }
+        if gone.is_empty() {
+            return None;
+        }
+        let reason = format!(
+            "processes that nobody needs end: {}; members and spares are {} at most",
+            gone.len(),
+            self.limits.all()
+        );
+        Some(decision(Choice::Dismiss(gone), reason))
+    }
+
     /// The best group that could be formed now, in rank order. It may be too small.
     fn best(&self) -> Vec<&'a Seat> {
         let (staying, leaving): (Vec<&Seat>, Vec<&Seat>) =
@@ -322,18 +366,29 @@ impl<'a> View<'a> {
         }
         // Those that leave are needed: as many as there is room for, if nobody else has the state; then they can hand it over.
         let has_state = staying.iter().any(|seat| self.has_state(seat.process()));
-        let max = self.limits.max as usize;
-        let room = max.saturating_sub(staying.len()).max(1);
-        let limit = if has_state { leaving.len() } else { room };
-        let leaving = arrange(self.previous, leaving);
-        let leaving = leaving.into_iter().filter(|seat| self.is_member(seat));
-        self.shaped(leaving.take(limit).chain(staying))
+        let unit = self.limits.per_host;
+        let room = self
+            .limits
+            .max
+            .saturating_sub(staying.len() as u32)
+            .max(unit);
+        let limit = if has_state { u32::MAX } else { room };
+        let mut leaving = arrange(self.previous, leaving);
+        leaving.retain(|seat| self.is_member(seat));
+        let leaving = units::whole(unit, limit, leaving);
+        self.shaped(leaving.into_iter().chain(staying))
     }
 
     fn shaped(&self, seats: impl IntoIterator<Item = &'a Seat>) -> Vec<&'a Seat> {
         let mut seats = arrange(self.previous, seats);
-        seats.truncate(self.limits.max as usize);
-        filter::apply(&self.limits.filters, seats)
+        loop {
+            seats = units::whole(self.limits.per_host, self.limits.max, seats);
+            let whole = seats.len();
+            seats = filter::apply(&self.limits.filters, seats);
+            if seats.len() == whole {
+                return seats;
+            }
+        }
     }
 
     /// A group is large enough, and has the state if anybody has it.
@@ -476,7 +531,7 @@ impl<'a> View<'a> {
                 members.len()
             ));
         }
-        let leaving = self.leaving();
+        let leaving = self.roster.leaving();
         let max = self.limits.max as usize;
         if leaving == 0 && (members.len() >= max || self.roster.count(State::Ready) == 0) {
             return keep(format!("members: {} of at most {max}", members.len()));

@@ -106,6 +106,25 @@ impl Roster {
         !self.draining.is_empty()
     }
 
+    /// Number of processes that are there or on their way, and are to leave.
+    #[must_use]
+    pub fn leaving(&self) -> usize {
+        if !self.is_draining() {
+            return 0;
+        }
+        let states = [State::Booting, State::Ready, State::Active];
+        let seats = states.into_iter().flat_map(|state| self.in_state(state));
+        seats.filter(|seat| seat.leaving).count()
+    }
+
+    /// Number of processes that stay, and of those that are on their way.
+    #[must_use]
+    pub fn staying(&self) -> usize {
+        let coming = self.count(State::Reserving) + self.count(State::Booting);
+        let live = self.count(State::Active) + self.count(State::Ready);
+        coming + live - self.leaving()
+    }
+
     /// Why the node of a seat is to be left. Empty if it is not.
     #[must_use]
     pub fn drain_reason(&self, seat: &Seat) -> &str {
@@ -209,10 +228,12 @@ impl Roster {
         Ok(Vec::new())
     }
 
-    /// Takes `count` seats without a process, new ones if need be, and marks that nodes are looked for.
-    pub fn reserve(&mut self, now: Instant, count: usize) -> Vec<Slot> {
-        let is_free = |seat: &&Seat| matches!(seat.state, State::Vacant | State::Lost);
-        let free = self.seats.iter().filter(is_free).map(|seat| seat.slot);
+    /// Takes `count` seats without a process in units of `unit` seats, new ones if need be, and marks that nodes are looked for.
+    pub fn reserve(&mut self, now: Instant, count: usize, unit: u32) -> Vec<Slot> {
+        let is_free = |seat: &Seat| matches!(seat.state, State::Vacant | State::Lost);
+        let units = self.seats.chunks(unit as usize);
+        let free = units.filter(|unit| unit.iter().all(is_free));
+        let free = free.flatten().map(|seat| seat.slot);
         let new = (self.seats.len() as u32..).map(Slot);
         let slots: Vec<Slot> = free.chain(new).take(count).collect();
         for slot in &slots {

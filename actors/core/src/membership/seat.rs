@@ -146,6 +146,12 @@ impl Seat {
         self.location.as_ref().map(|location| &location.host)
     }
 
+    /// A process is there, or is being started.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.state == State::Booting || self.state.is_live()
+    }
+
     /// A process could be started here without a new reservation.
     #[must_use]
     pub fn is_startable(&self, cooling: &BTreeSet<Host>) -> bool {

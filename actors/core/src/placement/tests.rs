@@ -32,6 +32,19 @@ fn placed(placement: Placement, per_worker: &Resources, offers: &[Offer]) -> Vec
 }
 
 #[test]
+fn at_most_so_many_hosts_take_their_workers_as_a_whole() {
+    let offers = offers(&[5000, 1000, 2000, 3000]);
+    let chosen = |hosts| {
+        let shares = spread_at_most(hosts, 2, &cpus(1000), &offers);
+        let shares = shares.iter().map(|share| (share.node.0, share.workers));
+        shares.collect::<Vec<_>>()
+    };
+    assert_eq!(chosen(1), [(2, 2)]);
+    assert_eq!(chosen(2), [(2, 2), (3, 2)]);
+    assert_eq!(chosen(9), [(0, 2), (2, 2), (3, 2)]);
+}
+
+#[test]
 fn a_layout_is_taken_as_it_is_or_refused_with_what_is_there() {
     let offers = offers(&[4000, 2000]);
     let share = |node, workers| NodeShare {

@@ -108,13 +108,14 @@ impl Options {
         if !count.is_bounds && !given.is_given() {
             return Ok(None);
         }
-        if let Some(hosts) = self.hosts {
-            let slots = self.slots.unwrap_or(1);
-            return Err(OptionsError::ElasticHosts { hosts, slots });
-        }
         let filters = given.filters.clone();
-        let (least, most) = (count.least, count.most);
+        // Members on each host, which take part together. The product of `most` is known to be small enough.
+        let slots = self.hosts.map_or(1, |_| self.slots.unwrap_or(1));
+        let (least, most) = (count.least * slots, count.most * slots);
         let spares = given.spares.unwrap_or(0);
+        if !spares.is_multiple_of(slots) {
+            return Err(OptionsError::PartOfHost { spares, slots });
+        }
         if spares > 0 && given.max_resets == Some(0) {
             return Err(OptionsError::UselessSpares { spares });
         }
@@ -125,7 +126,10 @@ impl Options {
         if let Some(filter) = filters.iter().find(|filter| number(**filter) == 0) {
             return Err(OptionsError::EmptyFilter { filter: *filter });
         }
-        let passes = |size: u32| filters.iter().all(|filter| passes(*filter, size));
+        let passes = |size: u32| {
+            let all = filters.iter().all(|filter| passes(*filter, size));
+            all && size.is_multiple_of(slots)
+        };
         if !(least..=most).any(passes) {
             return Err(OptionsError::NoneFits {
                 least,

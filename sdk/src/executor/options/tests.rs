@@ -203,14 +203,20 @@ fn bounds_make_a_group_elastic() {
         .elastic
         .unwrap();
     assert_eq!((replaced.min, replaced.max, replaced.spares), (2, 2, 1));
-    // Seats go wherever there is room, so that a number of hosts can't be kept.
-    let hosts = spec(|o| (o.workers, o.hosts, o.slots) = (None, Some((1..=4).into()), Some(2)));
-    let error = hosts.unwrap_err().to_string();
-    assert!(
-        error.starts_with("hosts(1..=4) and slots(2) are given for an elastic group"),
-        "{error}"
-    );
-    assert!(error.contains("WholeHosts(2)"), "{error}");
+    // Bounds of hosts are bounds of workers, on whole hosts.
+    let of_hosts = |spares| {
+        spec(|o| {
+            (o.workers, o.hosts, o.slots) = (None, Some((1..=4).into()), Some(2));
+            o.elastic.spares = Some(spares);
+        })
+    };
+    let hosts = of_hosts(2).unwrap();
+    assert_eq!(hosts.placement, Placement::Spread { hosts: 4, slots: 2 });
+    let elastic = hosts.elastic.unwrap();
+    assert_eq!((elastic.min, elastic.max, elastic.spares), (2, 8, 2));
+    let error = of_hosts(1).unwrap_err();
+    let (spares, slots) = (1, 2);
+    assert_eq!(error, OptionsError::PartOfHost { spares, slots });
 }
 
 #[test]

@@ -87,6 +87,31 @@ async fn a_killed_warden_costs_its_workers_and_another_starts_theirs() -> anyhow
 }
 
 #[tokio::test]
+async fn a_whole_host_leaves_with_a_lost_worker_and_joins_again() -> anyhow::Result<()> {
+    let cluster = cluster(2, 2).await?;
+    let builder = Executor::builder().hosts(1..=2).slots(2);
+    let mut job = Job::start(&cluster, builder, 4).await?;
+    job.works().await;
+    let host = job.watch.table().members[0].node;
+    kill_rank(&cluster, &job, 0).await?;
+    let change = job.watch.next().await;
+    let members = &change.table.members;
+    assert_eq!(members.len(), 2);
+    assert!(members.iter().all(|member| member.node != host));
+    let change = job.watch.until_size(4).await;
+    let back = change
+        .table
+        .members
+        .iter()
+        .filter(|member| member.node == host);
+    assert_eq!(back.count(), 2);
+    job.works().await;
+    assert_eq!(job.end().await?.size, 4);
+    cluster.stop().await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_spare_takes_over_without_a_new_process() -> anyhow::Result<()> {
     let cluster = cluster(1, 3).await?;
     let builder = Executor::builder().workers(2..=2).spares(1);

@@ -288,7 +288,7 @@ impl Job {
             spec,
         };
         if let Some(elastic) = &job.spec.elastic {
-            let limits = elastic_limits(elastic, job.spec.start_timeout_ms);
+            let limits = elastic_limits(elastic, &job.spec);
             // Ids of jobs are random.
             let (elastic, first) = Elastic::new(now, limits, id.0)
                 .map_err(|error| Refusal::new(RefusalKind::Invalid, error.to_string()))?;

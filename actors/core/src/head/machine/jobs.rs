@@ -9,7 +9,7 @@ use kolo_wire::{
     HeadReply, JobEvent, JobInfo, JobSpec, JobState, NodeReply, NodeRequest, Refusal, RefusalKind,
 };
 
-use super::room::Trials;
+use super::room::{Trials, at_most};
 use super::{Due, HeadCore, Timer};
 use crate::head::history::MAX_JOBS;
 use crate::head::job::{Action, Event, Job, Reply};
@@ -20,7 +20,7 @@ use crate::head::registry::Session;
 use crate::head::requests::Purpose;
 use crate::head::validate::validate;
 use crate::interfaces::Key;
-use crate::placement::{lay_out, place, place_at_most};
+use crate::placement::{lay_out, place};
 
 /// How long a node may take for one push before it is tried again.
 const PUSH_LIMIT: Duration = Duration::from_secs(5);
@@ -125,7 +125,7 @@ impl HeadCore {
         let shares = if let Some(elastic) = &spec.elastic {
             // It waits for the rest, as for a rank that is lost later.
             let most = elastic.max.saturating_add(elastic.spares);
-            place_at_most(most, &spec.per_worker, &offers, |_| 0)
+            at_most(most, &spec, &offers, |_| 0)
         } else if spec.layout.is_empty() {
             place(spec.placement, &spec.per_worker, &offers)?
         } else {

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kolo_wire::ids::{JobId, NodeId, Slot};
-use kolo_wire::{NodeReply, Placement};
+use kolo_wire::{JobSpec, NodeReply, Placement};
 
 use super::jobs::{Contact, Running};
 use super::{Due, HeadCore};
 use crate::head::job::{Event, Reply, Seating, Site};
 use crate::head::messages::Level;
 use crate::head::probes::Waiter;
-use crate::placement::{Offer, Share, place, place_at_most};
+use crate::placement::{Offer, Share, place, place_at_most, spread_at_most};
 
 /// The nodes on which an elastic job has not started anything.
 ///
@@ -44,6 +44,21 @@ impl Trials {
     }
 }
 
+/// Nodes for at most so many workers of an elastic job, which has so many workers on each node already.
+pub(super) fn at_most(
+    workers: u32,
+    spec: &JobSpec,
+    offers: &[Offer],
+    there: impl Fn(NodeId) -> u32,
+) -> Vec<Share> {
+    match spec.placement {
+        Placement::Pack { .. } => place_at_most(workers, &spec.per_worker, offers, there),
+        Placement::Spread { slots, .. } => {
+            spread_at_most(workers / slots, slots, &spec.per_worker, offers)
+        }
+    }
+}
+
 impl HeadCore {
     /// Where a job's workers are reached.
     pub(super) fn site(&self, share: Share) -> Option<(Site, Contact)> {
@@ -72,10 +87,16 @@ impl HeadCore {
         let spec = running.job.spec();
         let there = |node| held.get(&node).copied().unwrap_or_default();
         let wanted = u32::try_from(slots.len()).unwrap_or(u32::MAX);
-        let mut shares = place_at_most(wanted, &spec.per_worker, &offers, there);
+        let mut shares = at_most(wanted, spec, &offers, there);
         let mut why = String::new();
         if shares.iter().map(|share| share.workers).sum::<u32>() < wanted {
-            let all = Placement::Pack { workers: wanted };
+            let all = match spec.placement {
+                Placement::Pack { .. } => Placement::Pack { workers: wanted },
+                Placement::Spread { slots, .. } => Placement::Spread {
+                    hosts: wanted / slots,
+                    slots,
+                },
+            };
             why = match place(all, &spec.per_worker, &offers) {
                 Err(error) => error.to_string(),
                 Ok(_) => "its nodes take no more workers of it".to_owned(),
@@ -124,9 +145,11 @@ impl HeadCore {
         held: &BTreeMap<NodeId, u32>,
         avoid: &[String],
     ) -> Vec<Offer> {
+        let is_spread = matches!(running.job.spec().placement, Placement::Spread { .. });
         let may = |offer: &Offer| {
             let node = offer.node;
-            if avoid.contains(&offer.hostname) || !running.job.takes_seats(node) {
+            let is_taken = is_spread && held.contains_key(&node);
+            if is_taken || avoid.contains(&offer.hostname) || !running.job.takes_seats(node) {
                 return false;
             }
             // What is left of an earlier stay there is stopped by the name of the job.

@@ -43,6 +43,9 @@ impl World {
             assert!(ranks.is_sorted(), "R-2: {ranks:?}");
             assert!(self.durable || members[0].since.0 < number, "rank 0 is new");
         }
+        let unit = self.limits.per_host;
+        let units: BTreeSet<u32> = slots.iter().map(|slot| slot.0 / unit).collect();
+        assert_eq!(units.len() as u32 * unit, size, "units are whole");
         for filter in &self.limits.filters {
             let count = filter.count();
             let mut hosts: BTreeMap<&Host, u32> = BTreeMap::new();

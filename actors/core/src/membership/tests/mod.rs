@@ -5,6 +5,7 @@ mod changes;
 mod checks;
 mod faults;
 mod formation;
+mod hosts;
 mod limits;
 mod order;
 mod policy;

@@ -48,7 +48,7 @@ impl Case {
     fn add(&mut self, nodes: &[u64]) {
         for (slot, node) in self
             .roster
-            .reserve(self.now, nodes.len())
+            .reserve(self.now, nodes.len(), 1)
             .into_iter()
             .zip(nodes)
         {
@@ -88,7 +88,7 @@ impl Case {
 
     /// Nobody has room for more.
     fn full(&mut self) {
-        let slot = self.roster.reserve(self.now, 1)[0];
+        let slot = self.roster.reserve(self.now, 1, 1)[0];
         self.take(Fact::Refused {
             slot,
             why: "full".to_owned(),

@@ -48,15 +48,17 @@ fn any_limits() -> impl Strategy<Value = Limits> {
     ];
     let resets = prop_oneof![3 => Just(None), 1 => (0..4_u32).prop_map(Some)];
     let cooldown = prop_oneof![1 => Just(None), 1 => Just(Some(s(1)..=s(20)))];
-    (sizes, filters, resets, cooldown, 0..8_u32)
+    let per_host = prop_oneof![2 => Just(1_u32), 1 => 2..4_u32];
+    (sizes, filters, resets, cooldown, 0..8_u32, per_host)
         .prop_map(
-            |((min, more, spares), filters, max_resets, cooldown, restarts)| Limits {
-                spares,
+            |((min, more, spares), filters, max_resets, cooldown, restarts, per_host)| Limits {
+                per_host,
+                spares: spares * per_host,
                 filters,
                 max_resets,
                 cooldown,
                 restarts_without_progress: restarts,
-                ..Limits::elastic(min, min + more)
+                ..Limits::elastic(min * per_host, (min + more) * per_host)
             },
         )
         .prop_filter("they make sense", |limits| limits.check().is_ok())
@@ -171,7 +173,7 @@ impl World {
         for worker in self.workers.values_mut() {
             worker.is_hung = false;
         }
-        self.apply(Op::Join(8));
+        self.apply(Op::Join(32));
         self.run(self.now + 200_000);
         if self.ended.is_some() {
             return;
@@ -209,7 +211,7 @@ impl World {
                 "there is room for all"
             );
             assert!(
-                leaving.count() == 0 || self.limits.max == 1,
+                leaving.count() == 0 || self.limits.max == self.limits.per_host,
                 "nobody is left that leaves"
             );
         }

@@ -265,10 +265,12 @@ impl World {
         for action in actions {
             match action {
                 Action::Reserve { slots, avoid, .. } => {
-                    for slot in slots {
-                        let fact = self.place(slot, &avoid);
+                    for unit in slots.chunks(self.limits.per_host as usize) {
+                        assert_eq!(unit.len(), self.limits.per_host as usize);
                         let delay = 1 + self.random.below(50);
-                        self.later(delay, Message::ToHead(fact));
+                        for fact in self.place(unit, &avoid) {
+                            self.later(delay, Message::ToHead(fact));
+                        }
                     }
                 }
                 Action::Start { process, location } => {
@@ -307,24 +309,31 @@ impl World {
         }
     }
 
-    fn place(&mut self, slot: Slot, avoid: &[Host]) -> Fact {
+    /// The seats of one unit go to one node.
+    fn place(&mut self, unit: &[Slot], avoid: &[Host]) -> Vec<Fact> {
+        let wanted = unit.len() as u32;
         let fits = |(number, node): &(&u64, &mut Node)| {
             let there = !node.is_gone && !node.is_silent && !node.is_draining;
-            there && node.room > 0 && !avoid.contains(&host(**number))
+            there && node.room >= wanted && !avoid.contains(&host(**number))
         };
         let Some((number, node)) = self.nodes.iter_mut().find(fits) else {
-            return Fact::Refused {
-                slot,
+            let refused = |slot: &Slot| Fact::Refused {
+                slot: *slot,
                 why: "full".to_owned(),
             };
+            return unit.iter().map(refused).collect();
         };
-        node.room -= 1;
+        node.room -= wanted;
         let number = *number;
-        if let Some(before) = self.seats.insert(slot, number) {
-            self.nodes.get_mut(&before).unwrap().room += 1;
+        let mut facts = Vec::new();
+        for slot in unit.iter().copied() {
+            if let Some(before) = self.seats.insert(slot, number) {
+                self.nodes.get_mut(&before).unwrap().room += 1;
+            }
+            let location = location(number);
+            facts.push(Fact::Reserved { slot, location });
         }
-        let location = location(number);
-        Fact::Reserved { slot, location }
+        facts
     }
 
     /// What a process and its node do with an order.

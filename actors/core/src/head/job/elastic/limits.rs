@@ -2,19 +2,23 @@
 
 use std::time::Duration;
 
-use kolo_wire::{Elastic, GroupFilter};
+use kolo_wire::{Elastic, GroupFilter, JobSpec, Placement};
 
 use crate::membership::{Filter, Limits};
 
 /// The limits that a driver asks for. [`Limits::check`] says what is wrong with them.
-pub(in crate::head) fn limits(elastic: &Elastic, start_timeout_ms: u64) -> Limits {
+pub(in crate::head) fn limits(elastic: &Elastic, spec: &JobSpec) -> Limits {
     let ms = Duration::from_millis;
     Limits {
+        per_host: match spec.placement {
+            Placement::Pack { .. } => 1,
+            Placement::Spread { slots, .. } => slots,
+        },
         min: elastic.min,
         max: elastic.max,
         spares: elastic.spares,
         join_window: ms(elastic.join_window_ms),
-        start_timeout: ms(start_timeout_ms),
+        start_timeout: ms(spec.start_timeout_ms),
         ack_timeout: ms(elastic.ack_timeout_ms),
         max_resets: elastic.max_resets,
         restarts_within: elastic

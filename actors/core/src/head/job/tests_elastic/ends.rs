@@ -122,7 +122,7 @@ fn limits_that_make_no_sense_are_refused() {
         ),
         (
             |spec| spec.placement = Placement::Pack { workers: 3 },
-            "must pack 4 workers",
+            "must be for 4 workers",
         ),
         (|spec| spec.rendezvous = true, "the plain HTTP rendezvous"),
         (

@@ -427,6 +427,34 @@ fn a_job_without_a_healthy_node_says_why() {
 }
 
 #[test]
+fn hosts_take_part_as_a_whole_on_nodes_of_their_own() {
+    let mut group = Group::new();
+    let first = group.node(1, 6);
+    let job = group.submit_as(1, 4, 6, |spec| {
+        spec.placement = Placement::Spread { hosts: 3, slots: 2 };
+    });
+    // There is room for all slots, and not on two hosts.
+    group.pass(5);
+    group.node(2, 1);
+    assert_eq!(group.world.free_cpus(), [4, 1]);
+    group.node(3, 2);
+    assert_eq!(group.members(job), (1, vec![(1, 2), (3, 2)]));
+    assert_eq!(group.world.free_cpus(), [4, 1, 0]);
+    // Replaced where it was.
+    group.kill(first, job);
+    assert_eq!(group.members(job), (2, vec![(1, 2), (3, 2)]));
+    group.node(4, 3);
+    group.commit(job);
+    assert_eq!(group.members(job), (3, vec![(1, 2), (3, 2), (4, 2)]));
+    assert_eq!(group.world.free_cpus(), [4, 1, 0, 1]);
+    let short = group.submit_as(2, 2, 2, |spec| {
+        spec.placement = Placement::Spread { hosts: 1, slots: 2 };
+        spec.start_timeout_ms = 1000;
+    });
+    assert_eq!(group.members(short), (1, vec![(1, 2)]));
+}
+
+#[test]
 fn a_lost_node_is_replaced_by_another_one() {
     let mut group = Group::new();
     let nodes = [1, 2, 3].map(|node| group.node(node, 1));
