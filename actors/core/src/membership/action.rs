@@ -26,6 +26,11 @@ pub enum Action {
         /// Failure domains that cool down and get no process now.
         avoid: Vec<Host>,
     },
+    /// Give back what nodes hold for these seats: no process is started there before they are reserved anew.
+    GiveBack {
+        /// The seats.
+        slots: Vec<Slot>,
+    },
     /// Start a process. The node ends an older process of the same seat first.
     Start {
         /// The process.

@@ -396,6 +396,11 @@ impl Membership {
                 }
                 ControlFlow::Continue(())
             }
+            Choice::GiveBack(slots) => {
+                self.roster.vacate(now, &slots);
+                self.actions.push(Action::GiveBack { slots });
+                ControlFlow::Continue(())
+            }
             Choice::Hold => {
                 self.hold.get_or_insert((now, decision.reason));
                 ControlFlow::Break(None)

@@ -4,6 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use kolo_wire::ids::Slot;
+
 use super::budget::Budget;
 use super::end::End;
 use super::filter;
@@ -42,6 +44,8 @@ pub enum Choice {
     },
     /// End these processes, which nobody needs.
     Dismiss(Vec<Process>),
+    /// Give back the room of these seats, in which there is no process.
+    GiveBack(Vec<Slot>),
     /// A change is wanted. Ask the members to hold at their next commit, so that no work is lost.
     Hold,
     /// Make a generation of these processes, in rank order.
@@ -105,7 +109,10 @@ pub fn decide(
     }
     match budget.idle_since() {
         Some(since) => view.form(since),
-        None => view.surplus().unwrap_or_else(|| view.change()),
+        None => {
+            let rest = view.surplus().or_else(|| view.booked());
+            rest.unwrap_or_else(|| view.change())
+        }
     }
 }
 
@@ -354,6 +361,37 @@ impl<'a> View<'a> {
             self.limits.all()
         );
         Some(decision(Choice::Dismiss(gone), reason))
+    }
+
+    /// Room that is booked for lost processes and not needed any more. Looked for while a group is active. Whole nodes that are
+    /// left are given back by other means.
+    fn booked(&self) -> Option<Decision> {
+        if self.roster.count(State::Returned) > 0 {
+            return None;
+        }
+        let needed = if self.budget.has_resets(self.limits) {
+            self.needed(self.limits.all())
+        } else {
+            0
+        };
+        if self.roster.count(State::Lost) <= needed {
+            return None;
+        }
+        let units = Units::new(self.now, self.roster, self.limits, self.budget);
+        let is_booked = |slot: &Slot| {
+            let seat = self.roster.seat(*slot);
+            seat.is_some_and(|seat| {
+                let has_ended = !self.roster.is_unseen(seat.process());
+                seat.location.is_some() && !seat.leaving && has_ended
+            })
+        };
+        let slots = units.idle(needed).iter().copied();
+        let slots: Vec<Slot> = slots.filter(is_booked).collect();
+        if slots.is_empty() {
+            return None;
+        }
+        let reason = format!("room of lost processes that nobody needs: {}", slots.len());
+        Some(decision(Choice::GiveBack(slots), reason))
     }
 
     /// The best group that could be formed now, in rank order. It may be too small.

@@ -155,6 +155,12 @@ impl Roster {
         unseen.filter(move |(_, until)| until.is_none_or(|until| until > now))
     }
 
+    /// The process is lost, and nobody has seen its end yet.
+    #[must_use]
+    pub fn is_unseen(&self, process: Process) -> bool {
+        self.unseen.contains_key(&process)
+    }
+
     /// Takes a fact in. The result lists the processes that are not there any more because of it.
     ///
     /// # Errors
@@ -252,6 +258,16 @@ impl Roster {
             self.set(now, *slot, State::Reserving);
         }
         slots
+    }
+
+    /// No node holds these seats any more, in which there is no process.
+    pub fn vacate(&mut self, now: Instant, slots: &[Slot]) {
+        for slot in slots {
+            if let Some(seat) = self.seats.get_mut(slot.0 as usize) {
+                seat.location = None;
+                self.set(now, *slot, State::Vacant);
+            }
+        }
     }
 
     /// The next process of a seat is being started, on the node that holds the seat.

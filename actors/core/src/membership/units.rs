@@ -110,4 +110,10 @@ impl Units {
         let idle = &self.idle[..self.startable];
         self.missing.iter().chain(idle).copied().take(count)
     }
+
+    /// The seats where no process is to be started if so many are needed.
+    pub(super) fn idle(&self, needed: usize) -> &[Slot] {
+        let kept = needed.saturating_sub(self.missing.len());
+        self.idle.get(kept..).unwrap_or_default()
+    }
 }

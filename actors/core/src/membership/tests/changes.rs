@@ -499,3 +499,59 @@ fn a_seat_that_is_reserved_twice_is_started_once() {
     let starts = |action: &&Action| matches!(action, Action::Start { .. });
     assert_eq!(bed.done.iter().filter(starts).count(), 1);
 }
+
+#[test]
+fn a_node_that_is_drained_no_more_stays_and_its_replacement_goes() {
+    let drain = Fact::Drain {
+        node: NodeId(1),
+        why: "drain".to_owned(),
+    };
+    let undrain = Fact::Undrain { node: NodeId(1) };
+    let mut bed = Bed::up(Limits::elastic(1, 2), &[1, 1, 1]);
+    bed.then(drain.clone());
+    bed.news();
+    bed.then(undrain.clone());
+    let replacement = process(2, 1);
+    let slots = vec![replacement.slot];
+    let news = bed.news();
+    assert!(
+        matches!(&news[..], [Action::Stop { process, .. }] if *process == replacement),
+        "{news:?}"
+    );
+    // Its node holds the room until then.
+    bed.then(exited(replacement, Exit::Signal(15), ""));
+    assert_eq!(bed.news(), [Action::GiveBack { slots }]);
+    bed.commit(1, false);
+    assert_eq!(bed.slots(), [0, 1]);
+
+    // A job that is short of spares keeps it.
+    let limits = Limits {
+        spares: 1,
+        ..Limits::elastic(1, 2)
+    };
+    let mut bed = Bed::up(limits, &[1, 1]);
+    bed.room.insert(3, 1);
+    bed.then(drain);
+    bed.then(Fact::Offered);
+    bed.news();
+    bed.then(undrain);
+    assert_eq!(bed.news(), []);
+    assert_eq!(bed.membership.roster().staying(), 3);
+}
+
+#[test]
+fn a_lost_seat_that_is_not_needed_any_more_gives_its_room_back() {
+    let mut bed = Bed::up(Limits::elastic(1, 2), &[1, 1, 1]);
+    bed.then(Fact::Drain {
+        node: NodeId(1),
+        why: "drain".to_owned(),
+    });
+    bed.hold(1);
+    assert_eq!(bed.slots(), [1, 2]);
+    bed.news();
+    bed.then(exited(process(0, 1), Exit::Code(0), ""));
+    // Before the head has freed the node.
+    bed.then(Fact::Undrain { node: NodeId(1) });
+    let slots = vec![Slot(0)];
+    assert_eq!(bed.news(), [Action::GiveBack { slots }]);
+}

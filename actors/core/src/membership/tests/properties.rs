@@ -202,6 +202,18 @@ impl World {
             .seats()
             .iter()
             .filter(|seat| seat.leaving && seat.state.is_live());
+        let roster = self.membership.roster();
+        let all = self.limits.max + self.limits.spares;
+        assert!(
+            roster.staying() <= all as usize,
+            "nobody is there who is not needed"
+        );
+        let lost = roster.in_state(State::Lost);
+        let booked = lost.filter(|seat| seat.location.is_some() && !seat.leaving);
+        assert!(
+            booked.count() + roster.staying() <= all as usize,
+            "no room is booked that is not needed"
+        );
         let is_limited = !self.membership.budget().has_resets(&self.limits);
         if !is_limited && self.limits.filters.is_empty() {
             let active = self.membership.active().unwrap();

@@ -273,6 +273,12 @@ impl World {
                         }
                     }
                 }
+                Action::GiveBack { slots } => {
+                    for slot in slots {
+                        let node = self.seats.remove(&slot).expect("a node holds it");
+                        self.nodes.get_mut(&node).unwrap().room += 1;
+                    }
+                }
                 Action::Start { process, location } => {
                     self.try_send(Message::ToProcess(process, Order::Start(location)));
                 }
@@ -371,6 +377,16 @@ impl World {
         }
         if matches!(order, Order::Stop) {
             self.stopped.insert(process);
+            if !self.workers.contains_key(&process) {
+                let (exit, said) = (Exit::Unknown, String::new());
+                let generation = ids::Generation(0);
+                return self.send(Message::ToHead(Fact::Exited {
+                    process,
+                    exit,
+                    generation,
+                    said,
+                }));
+            }
             return self.exit(process, Exit::Signal(15));
         }
         let Some(worker) = self.workers.get_mut(&process) else {

@@ -262,6 +262,11 @@ impl Job {
                 let avoid = avoid.iter().map(ToString::to_string).collect();
                 self.actions.push(Action::Place { slots, avoid });
             }
+            membership::Action::GiveBack { slots } => {
+                for slot in slots {
+                    self.leave_seat(slot);
+                }
+            }
             membership::Action::Start { process, location } => self.queue(process, location.node),
             membership::Action::Stop { process, why } => self.stop_worker(process, why),
             membership::Action::Revoke {

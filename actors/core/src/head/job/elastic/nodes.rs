@@ -302,9 +302,18 @@ impl Job {
 
     /// The node of this part holds the seat from now on, and no other node.
     fn move_seat(&mut self, slot: Slot, part: usize) {
+        self.leave_seat(slot);
         let node = self.parts[part].site.node;
+        if let Some(elastic) = &mut self.elastic {
+            elastic.holders.insert(slot, node);
+        }
+        self.parts[part].slots.push(slot);
+    }
+
+    /// No node holds the seat any more.
+    pub(super) fn leave_seat(&mut self, slot: Slot) {
         let elastic = self.elastic.as_mut();
-        let old = elastic.and_then(|elastic| elastic.holders.insert(slot, node));
+        let old = elastic.and_then(|elastic| elastic.holders.remove(&slot));
         if let Some(old) = old.and_then(|old| self.part(old)) {
             let entry = &mut self.parts[old];
             entry.slots.retain(|other| *other != slot);
@@ -315,7 +324,6 @@ impl Job {
                 self.touch(node);
             }
         }
-        self.parts[part].slots.push(slot);
     }
 
     /// A process is to be started in a seat that the node holds.

@@ -217,3 +217,20 @@ fn a_process_that_is_not_started_is_a_failure() {
     let message = refusal.unwrap().message;
     assert!(message.contains("restarts_without_progress"), "{message}");
 }
+
+#[test]
+fn a_replacement_that_is_not_needed_any_more_goes_and_gives_its_room_back() {
+    let mut bed = Bed::active(1, 2, &[1, 1]);
+    let (node, reason) = (NodeId(1), "maintenance".to_owned());
+    bed.step(Event::Drain { node, reason });
+    bed.take_log();
+    bed.place(3, &[2]);
+    bed.ready(3, 2, 1);
+    assert_eq!(bed.take_log(), ["3:reserve 1", "3:start 2.1"]);
+    bed.step(Event::Undrain { node });
+    assert_eq!(bed.take_log(), ["3:end 2.1"]);
+    bed.exits(3, 2, 1, Exit::Signal(15));
+    assert_eq!(bed.take_log(), ["3:back 1", "3:stop", "3:free"]);
+    bed.commit(1, true);
+    assert_eq!(bed.members(), ["0.1", "1.1"]);
+}
