@@ -10,7 +10,7 @@ pub enum End {
     Lost,
     /// Fewer processes than the minimum were there within the start timeout.
     BelowMin,
-    /// No member of the last generation is left, and no commit outlives them.
+    /// Something was committed, no member that has it is left, and no commit outlives them.
     NoSurvivor,
     /// The membership would change more often than allowed.
     ResetLimit,

@@ -26,6 +26,8 @@ pub struct Membership {
     budget: Budget,
     /// The number of the last generation that was published.
     last: ids::Generation,
+    /// The generation in which the job began. It begins anew if all members are lost before the first commit.
+    began: ids::Generation,
     /// The last generation that was active, or the first one that was given up. Without the members of which a later
     /// attempt makes it uncertain that they have the state.
     previous: Option<Arc<Generation>>,
@@ -73,6 +75,7 @@ impl Membership {
             roster: Roster::default(),
             budget: Budget::new(now, seed),
             last: ids::Generation(0),
+            began: ids::Generation(0),
             previous: None,
             formation: None,
             hold: None,
@@ -230,7 +233,7 @@ impl Membership {
             formation.committed(generation);
         }
         // The word of a commit may come late, and of a generation that was given up: all its members have committed.
-        if generation <= self.last {
+        if (self.began..=self.last).contains(&generation) {
             self.budget.committed(generation, commit, kept);
             self.blamed = None;
         }
@@ -442,6 +445,11 @@ impl Membership {
             .iter()
             .filter_map(|process| self.roster.seat(process.slot));
         let previous = self.previous.as_deref();
+        let is_old =
+            |process: &Process| previous.is_some_and(|last| last.member(*process).is_some());
+        if self.budget.commit().is_none() && !processes.iter().any(is_old) {
+            self.began = self.last;
+        }
         let generation = Arc::new(Generation::new(
             self.last,
             cause,

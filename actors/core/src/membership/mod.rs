@@ -25,7 +25,8 @@
 //!
 //! - G-2, G-3: a generation is active when all its members have taken it, and then no older one is whole any more.
 //! - ranks are `0..n`. R-2: survivors keep their order, the longest-lived first.
-//! - E-1: rank 0 has the last commit, as a member of all generations since then; or that commit outlives all members.
+//! - E-1: rank 0 has the last commit, as a member of all generations since then; or that commit outlives all members; or
+//!   there is none yet.
 //! - Numbers of generations, resets and incarnations only grow.
 //! - A generation has at least [`Limits::min`] and at most [`Limits::max`] members.
 

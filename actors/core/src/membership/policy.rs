@@ -81,7 +81,7 @@ fn decision(choice: Choice, reason: impl Into<String>) -> Decision {
 /// - A process that is ready waits for others on their way, for the join window at most.
 /// - A member that leaves stays until there are enough without it, one of which has the state.
 /// - The next generation has a member that has the state: one that has been in since before the last commit. Without any the
-///   job ends, unless a commit outlives them.
+///   job ends, unless a commit outlives them. Before the first commit nothing is lost: the job begins anew, within its limits.
 /// - While half of `previous` or more may run unseen, nothing is formed (G-3).
 /// - Without a group the job waits for the start timeout at most.
 #[must_use]
@@ -238,17 +238,14 @@ impl<'a> View<'a> {
                 ),
             );
         }
+        let commit = self.budget.commit()?;
         if self.holders() == 0 && !self.budget.is_durable() {
             let number = self.previous.map_or(0, |previous| previous.number().0);
-            let state = match self.budget.commit() {
-                Some(commit) => format!("nobody has the state of commit {commit}"),
-                None => "nobody has the state".to_owned(),
-            };
             return end(
                 End::NoSurvivor,
                 format!(
-                    "no member of generation {number} that could hand on the state is left, so that {state}; commits \
-                     on disk survive that; {lost}"
+                    "no member of generation {number} that could hand on the state is left, so that nobody has the \
+                     state of commit {commit}; commits on disk survive that; {lost}"
                 ),
             );
         }

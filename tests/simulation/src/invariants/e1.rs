@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kolo_wire::ids::{Generation, JobId};
+use kolo_wire::ids::JobId;
 use kolo_wire::{GenerationTable, Handover};
 
 use crate::process::Process;
@@ -78,11 +78,8 @@ impl World {
         let Some(last) = self.oracle.commits.last(table.job) else {
             return;
         };
-        // Of a generation that never was active nobody was told that it has committed: it may begin anew if its members are gone.
-        let active = Generation(last.generation);
-        if !self.oracle.generations.was_active(table.job, active)
-            && !self.has_holder(table.job, last)
-        {
+        // A job may begin anew if all that have committed are gone before the head has heard of that.
+        if !self.has_holder(table.job, last) {
             return;
         }
         let Some(first) = table.members.first() else {

@@ -1,6 +1,6 @@
 //! G-3: no two generations of a job are active at once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use kolo_wire::GenerationTable;
 use kolo_wire::ids::{Generation, JobId};
@@ -10,7 +10,6 @@ use kolo_wire::ids::{Generation, JobId};
 pub(crate) struct Generations {
     committed: BTreeMap<JobId, Generation>,
     told: BTreeMap<JobId, GenerationTable>,
-    active: BTreeSet<(JobId, Generation)>,
     count: u64,
 }
 
@@ -30,7 +29,6 @@ impl Generations {
     /// The driver is told of a generation.
     pub(crate) fn active(&mut self, table: &GenerationTable) -> Result<(), String> {
         self.count += 1;
-        self.active.insert((table.job, table.generation));
         let before = self.told.insert(table.job, table.clone());
         match before {
             Some(before) if before.generation >= table.generation => Err(format!(
@@ -39,11 +37,6 @@ impl Generations {
             )),
             _ => Ok(()),
         }
-    }
-
-    /// The driver was told of this generation.
-    pub(crate) fn was_active(&self, job: JobId, generation: Generation) -> bool {
-        self.active.contains(&(job, generation))
     }
 
     /// The generation that the driver was told of last.

@@ -41,7 +41,10 @@ impl World {
                 .map(|member| member.rank)
                 .collect();
             assert!(ranks.is_sorted(), "R-2: {ranks:?}");
-            assert!(self.durable || members[0].since.0 < number, "rank 0 is new");
+            assert!(
+                self.durable || !is_known || members[0].since.0 < number,
+                "rank 0 is new"
+            );
         }
         let unit = self.limits.per_host;
         let units: BTreeSet<u32> = slots.iter().map(|slot| slot.0 / unit).collect();

@@ -373,3 +373,33 @@ fn a_doubt_is_forgotten_when_the_loss_behind_it_is_known() {
     let revokes = |action: &&Action| matches!(action, Action::Revoke { .. });
     assert_eq!(bed.done.iter().filter(revokes).count(), 1);
 }
+
+#[test]
+fn a_job_that_loses_all_its_members_before_the_first_commit_begins_anew() {
+    let mut bed = Bed::up(Limits::elastic(2, 2), &[1, 1]);
+    for lost in 1..=3 {
+        let both = [0, 1].map(|slot| failed(process(slot, lost)));
+        bed.now += ms(1);
+        bed.steps(both);
+        bed.settle();
+        assert_eq!(bed.number(), lost + 1);
+        let active = bed.active();
+        assert!(active.needs_sync() && !active.needs_restore());
+    }
+    // News of a commit of former members change nothing.
+    let (generation, commit) = (ids::Generation(1), 5);
+    bed.then(Fact::Committed {
+        generation,
+        commit,
+        durable: false,
+    });
+    assert_eq!(bed.membership.budget().commit(), None);
+    // A job that fails again and again ends.
+    let mut other = bed.clone();
+    other.steps([0, 1].map(|slot| failed(process(slot, 4))));
+    assert_eq!(other.end().unwrap().0, End::NoProgress);
+    // And after a commit there is something to lose.
+    bed.commit(1, false);
+    bed.steps([0, 1].map(|slot| failed(process(slot, 4))));
+    assert_eq!(bed.end().unwrap().0, End::NoSurvivor);
+}
