@@ -65,6 +65,10 @@ fn a_host_that_cools_down_leaves_the_group_for_another_one() {
     assert_eq!(stops(&bed.news()), [process(1, 1)]);
     bed.hold(1);
     assert_eq!(bed.slots(), [2, 3, 4, 5]);
+    // Its room is given back as a whole.
+    bed.then(exited(process(1, 1), Exit::Signal(15), ""));
+    let slots = vec![Slot(0), Slot(1)];
+    assert!(bed.news().contains(&Action::GiveBack { slots }));
 
     // Without another host it is taken again when it has cooled down.
     let mut bed = Bed::up(limits, &[2, 2]);
