@@ -316,20 +316,13 @@ mod tests {
     #[test]
     fn the_bounds_of_an_elastic_job_are_looked_at_before_its_sizes_are_tried() {
         use kolo_wire::{Elastic, GroupFilter};
+
+        use crate::head::job::fixtures::elastic;
         let refused = |max, filters| {
             refused(|spec| {
                 spec.elastic = Some(Box::new(Elastic {
-                    min: 1,
-                    max,
-                    spares: 0,
-                    max_resets: None,
-                    restarts_within: None,
-                    restarts_without_progress: 3,
-                    cooldown: None,
-                    join_window_ms: 1,
-                    ack_timeout_ms: 1,
                     filters,
-                    health_check: None,
+                    ..elastic(1, max)
                 }));
             })
         };

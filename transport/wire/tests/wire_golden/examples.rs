@@ -130,6 +130,18 @@ fn elastic() -> Elastic {
     }
 }
 
+fn reserve(installed: Option<InstalledHere>, health_check: Option<HealthCheck>) -> NodeRequest {
+    NodeRequest::Reserve {
+        job: JOB,
+        per_worker: resources(),
+        workers: 2,
+        lease_ms: 10_000,
+        program: program().hash,
+        installed,
+        health_check,
+    }
+}
+
 fn health_check() -> HealthCheck {
     HealthCheck {
         program: "gpu-check".to_owned(),
@@ -479,33 +491,9 @@ pub(crate) fn cases() -> Vec<Case> {
     );
     add!(NodeRequest:
         NodeRequest::Revocations(revocations()),
-        NodeRequest::Reserve {
-            job: JOB,
-            per_worker: resources(),
-            workers: 2,
-            lease_ms: 10_000,
-            program: program().hash,
-            installed: None,
-            health_check: None,
-        },
-        NodeRequest::Reserve {
-            job: JOB,
-            per_worker: resources(),
-            workers: 2,
-            lease_ms: 10_000,
-            program: program().hash,
-            installed: None,
-            health_check: Some(health_check()),
-        },
-        NodeRequest::Reserve {
-            job: JOB,
-            per_worker: resources(),
-            workers: 2,
-            lease_ms: 10_000,
-            program: program().hash,
-            installed: Some(InstalledHere { owner: DRIVER, program: installed() }),
-            health_check: None,
-        },
+        reserve(None, None),
+        reserve(None, Some(health_check())),
+        reserve(Some(InstalledHere { owner: DRIVER, program: installed() }), None),
         NodeRequest::Release { job: JOB },
         NodeRequest::Start(StartWorkers {
             job: JOB,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kolo_wire::ids::Incarnation;
-use kolo_wire::{Milli, NodeEvent, Placement, Program, ProgramHash, Resources};
+use kolo_wire::{Elastic, Milli, NodeEvent, Placement, Program, ProgramHash, Resources};
 
 use super::*;
 
@@ -30,6 +30,23 @@ pub(crate) fn spec(placement: Placement) -> JobSpec {
         interfaces: kolo_wire::InterfaceSelection::default(),
         no_cache: false,
         elastic: None,
+    }
+}
+
+/// A job of these bounds, with the default of everything else.
+pub(crate) fn elastic(min: u32, max: u32) -> Elastic {
+    Elastic {
+        min,
+        max,
+        spares: 0,
+        max_resets: None,
+        restarts_within: None,
+        restarts_without_progress: 3,
+        cooldown: None,
+        join_window_ms: 1000,
+        ack_timeout_ms: 10_000,
+        filters: Vec::new(),
+        health_check: None,
     }
 }
 

@@ -7,30 +7,14 @@ use std::collections::BTreeMap;
 
 use kolo_wire::ids::Incarnation;
 use kolo_wire::{
-    Elastic, GenerationTable, Handover, JobEvent, Kept, NodeEvent, NodeReply, NodeRequest,
-    Placement, SlotStart, SubmitFrame,
+    GenerationTable, Handover, JobEvent, Kept, NodeEvent, NodeReply, NodeRequest, Placement, SlotStart,
+    SubmitFrame,
 };
 
-use super::fixtures::{failure, sites, spec};
+use super::fixtures::{elastic, failure, sites, spec};
 use super::tests::JOB;
 use super::*;
 use crate::fence::{self, Fence};
-
-fn elastic(min: u32, max: u32) -> Elastic {
-    Elastic {
-        min,
-        max,
-        spares: 0,
-        max_resets: None,
-        restarts_within: None,
-        restarts_without_progress: 3,
-        cooldown: None,
-        join_window_ms: 1000,
-        ack_timeout_ms: 10_000,
-        filters: Vec::new(),
-        health_check: None,
-    }
-}
 
 fn no_room(slots: &[Slot]) -> Event {
     Event::Placed {

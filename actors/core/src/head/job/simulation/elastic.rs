@@ -10,6 +10,7 @@ use kolo_wire::ids::Incarnation;
 use kolo_wire::{Elastic, GenerationTable, Kept, SubmitFrame};
 
 use super::*;
+use crate::head::job::fixtures::elastic;
 
 /// Faults happen before, in milliseconds.
 const HEAL: u64 = 30_000;
@@ -87,17 +88,11 @@ impl Cluster {
         let fault = [0, 2, 10, 30][random.below(4) as usize];
         let mut spec = spec(Placement::Pack { workers: max });
         spec.elastic = Some(Box::new(Elastic {
-            min,
-            max,
             spares: random.below(3) as u32,
-            max_resets: None,
-            restarts_within: None,
             restarts_without_progress: [3, 1000][random.below(2) as usize],
-            cooldown: None,
             join_window_ms: random.below(2000),
             ack_timeout_ms: 5000,
-            filters: Vec::new(),
-            health_check: None,
+            ..elastic(min, max)
         }));
         let mut left = max;
         let first: Vec<u32> = seats

@@ -1,10 +1,10 @@
 //! Elastic jobs: workers that do at once what they are told, and how a job changes its members.
 
 use kolo_wire::ids::{Generation, Incarnation, Slot};
-use kolo_wire::{Cooldown, Elastic, Exit, GenerationTable, HealthCheck};
+use kolo_wire::{Cooldown, Exit, GenerationTable, HealthCheck};
 
 use super::*;
-use crate::head::job::fixtures::failure;
+use crate::head::job::fixtures::{elastic, failure};
 
 /// A head with nodes whose workers say what workers say.
 pub(super) struct Group {
@@ -16,22 +16,6 @@ pub(super) struct Group {
     /// Nodes of which nothing reaches the head.
     pub(super) cut: BTreeSet<Session>,
     commits: u64,
-}
-
-pub(super) fn elastic(min: u32, max: u32) -> Elastic {
-    Elastic {
-        min,
-        max,
-        spares: 0,
-        max_resets: None,
-        restarts_within: None,
-        restarts_without_progress: 3,
-        cooldown: None,
-        join_window_ms: 1000,
-        ack_timeout_ms: 10_000,
-        filters: Vec::new(),
-        health_check: None,
-    }
 }
 
 impl Group {
