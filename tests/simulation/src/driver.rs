@@ -126,7 +126,7 @@ impl World {
             spec.elastic = Some(Box::new(Elastic {
                 min: 1 + self.random.below(u64::from(workers)) as u32,
                 max: workers,
-                spares: u32::from(workers % 4 == 3),
+                spares: self.random.pick(&[0, 0, 1, 2]),
                 max_resets: None,
                 restarts_within: None,
                 restarts_without_progress: 1000,

@@ -297,11 +297,7 @@ impl World {
             .collect();
         for table in tables {
             let member = &table.members[self.random.below(table.members.len() as u64) as usize];
-            let name = crate::worker::Name {
-                job: table.job,
-                slot: member.slot,
-                incarnation: member.incarnation,
-            };
+            let name = crate::worker::Name::of(table.job, member);
             if let Some(pid) = self.names.get(&name).copied() {
                 self.process_ends(pid, Exit::Signal(9));
                 self.later(AFTERMATH, Event::Fault(Fault::Aftermath(pid)));

@@ -11,9 +11,9 @@ use kolo_core::head::messages::{
     AskId, Caller, Input, LinkEnd, Now, Output, Question, RequestId, Settings,
 };
 use kolo_core::head::registry::Session;
-use kolo_wire::HeadReply;
 use kolo_wire::identity::{Identity, Role};
 use kolo_wire::ids::{ClusterId, JobId};
+use kolo_wire::{HeadReply, NodeRequest};
 
 use crate::link::{Link, Mail, Peer, Side};
 use crate::mutation::Mutation;
@@ -181,6 +181,9 @@ impl World {
         match output {
             Output::Send(id, request, _) => {
                 self.head.requests.insert(id, self.now);
+                if let NodeRequest::Membership(table) = request.as_ref() {
+                    self.oracle.order.published(table);
+                }
                 let mail = Mail::Order(id, request);
                 self.send(id.session.0, Side::Peer, mail);
             }

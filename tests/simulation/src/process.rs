@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use crate::group::{Group, Meeting};
 use crate::mutation::Mutation;
 use crate::queue::{Event, MS, SECOND, Time};
-use crate::worker::{Act, Ending, Name, Offer, Worker};
+use crate::worker::{Act, Ending, Name, Offer, Worker, names};
 use crate::world::World;
 
 /// How long the word of an authority is awaited after a link has ended.
@@ -340,13 +340,7 @@ impl World {
         self.hold("R-1", checked);
         let entered = self.oracle.fences.entered(name, generation);
         self.hold("G-1", entered);
-        let members: Vec<Name> = (table.members.iter())
-            .map(|member| Name {
-                job,
-                slot: member.slot,
-                incarnation: member.incarnation,
-            })
-            .collect();
+        let members = names(table);
         let group =
             (self.groups.entry((job, generation))).or_insert_with(|| Group::new(members.clone()));
         if group.members != members {

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use kolo_wire::ids::{Generation, Incarnation, JobId, Rank, Slot};
 use kolo_wire::worker::LOCAL_PROTOCOL;
-use kolo_wire::{Exit, FailedOperation, FromWorker, GenerationTable, Kept, ToWorker};
+use kolo_wire::{Exit, FailedOperation, FromWorker, GenerationTable, Kept, Member, ToWorker};
 
 use crate::random::mix;
 
@@ -21,6 +21,22 @@ pub(crate) struct Name {
     pub(crate) job: JobId,
     pub(crate) slot: Slot,
     pub(crate) incarnation: Incarnation,
+}
+
+/// The members of a generation, in rank order.
+pub(crate) fn names(table: &GenerationTable) -> Vec<Name> {
+    let members = table.members.iter();
+    members.map(|member| Name::of(table.job, member)).collect()
+}
+
+impl Name {
+    pub(crate) fn of(job: JobId, member: &Member) -> Self {
+        Self {
+            job,
+            slot: member.slot,
+            incarnation: member.incarnation,
+        }
+    }
 }
 
 /// How far the loop of a job has come.

@@ -85,11 +85,7 @@ impl World {
         let Some(first) = table.members.first() else {
             return;
         };
-        let name = Name {
-            job: table.job,
-            slot: first.slot,
-            incarnation: first.incarnation,
-        };
+        let name = Name::of(table.job, first);
         let pid = self.names.get(&name);
         let saved = pid
             .and_then(|pid| self.processes.get(pid))

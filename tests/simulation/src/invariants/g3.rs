@@ -9,7 +9,7 @@ use kolo_wire::ids::{Generation, JobId};
 #[derive(Debug, Default)]
 pub(crate) struct Generations {
     committed: BTreeMap<JobId, Generation>,
-    told: BTreeMap<JobId, GenerationTable>,
+    told: BTreeMap<JobId, Generation>,
     count: u64,
 }
 
@@ -29,19 +29,13 @@ impl Generations {
     /// The driver is told of a generation.
     pub(crate) fn active(&mut self, table: &GenerationTable) -> Result<(), String> {
         self.count += 1;
-        let before = self.told.insert(table.job, table.clone());
-        match before {
-            Some(before) if before.generation >= table.generation => Err(format!(
-                "the driver of {} is told of generation {} after {}",
-                table.job, table.generation, before.generation
+        match self.told.insert(table.job, table.generation) {
+            Some(before) if before >= table.generation => Err(format!(
+                "the driver of {} is told of generation {} after {before}",
+                table.job, table.generation
             )),
             _ => Ok(()),
         }
-    }
-
-    /// The generation that the driver was told of last.
-    pub(crate) fn last(&self, job: JobId) -> Option<&GenerationTable> {
-        self.told.get(&job)
     }
 
     pub(crate) fn count(&self) -> u64 {

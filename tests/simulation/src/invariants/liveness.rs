@@ -115,11 +115,7 @@ impl World {
     /// All members of a generation live, and are in it.
     fn is_whole(&self, table: &kolo_wire::GenerationTable) -> Result<(), String> {
         for member in &table.members {
-            let name = Name {
-                job: table.job,
-                slot: member.slot,
-                incarnation: member.incarnation,
-            };
+            let name = Name::of(table.job, member);
             let pid = self.names.get(&name);
             let process = pid.and_then(|pid| self.processes.get(pid));
             let place = process

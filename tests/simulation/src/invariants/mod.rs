@@ -24,6 +24,7 @@ pub(crate) struct Oracle {
     pub(crate) seats: seat::Seats,
     pub(crate) fences: g1::Fences,
     pub(crate) generations: g3::Generations,
+    pub(crate) order: r2::Order,
     pub(crate) commits: e1::Commits,
     pub(crate) progress: liveness::Progress,
     pub(crate) told: told::Told,
