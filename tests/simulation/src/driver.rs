@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use kolo_wire::identity::Role;
 use kolo_wire::ids::{DriverId, JobId, NodeId, Rank};
 use kolo_wire::{
-    Elastic, JobEvent, JobSpec, JobState, Milli, Placement, Program, ProgramHash, Refusal,
-    Resources, SubmitFrame,
+    Elastic, HeadRequest, JobEvent, JobSpec, JobState, Milli, Placement, Program, ProgramHash,
+    Refusal, Resources, SubmitFrame,
 };
 
 use crate::link::{Mail, Peer, Side};
@@ -22,6 +22,8 @@ pub(crate) enum Errand {
     /// Its program is on these nodes now.
     Programs(Vec<NodeId>),
     Says(SubmitFrame),
+    /// Somebody else stops its job.
+    Stopped,
     /// It is gone, without a word.
     Vanish,
     /// It has read the end of its job.
@@ -78,6 +80,11 @@ impl Driver {
 
     pub(crate) fn limits(&self) -> Option<&Elastic> {
         self.spec.elastic.as_deref()
+    }
+
+    /// It has or may have said that it has all that it wanted.
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(self.plan, Plan::Say(0) | Plan::Stay)
     }
 
     /// Its job may run, and it waits for its end.
@@ -198,6 +205,10 @@ impl World {
                 self.driver_says(driver, SubmitFrame::ProgramReady);
             }
             Errand::Says(frame) => self.driver_says(driver, frame),
+            Errand::Stopped => {
+                let job = self.drivers[driver].job;
+                self.administrator_asks(HeadRequest::Stop { job });
+            }
             Errand::Vanish => {
                 let Driver { id, job, .. } = self.drivers[driver];
                 self.trace
@@ -281,9 +292,15 @@ impl World {
     }
 
     fn driver_told(&mut self, driver: usize, event: JobEvent) {
+        let checked = self.drivers[driver].check_order(&event);
+        self.hold("answers", checked);
         match event {
             JobEvent::Placed { nodes, .. } => {
                 let nodes = nodes.into_iter().map(|placed| placed.node).collect();
+                // One that brings nothing sees its job fail.
+                if !self.drivers[driver].is_elastic() && self.has_mishap() {
+                    return;
+                }
                 let mut after = self.random.between(1, 50) * MS;
                 if self.has_fault() {
                     after += self.random.below(4 * SECOND);
@@ -312,10 +329,9 @@ impl World {
                 }
             }
             JobEvent::Ended { state, refusal, .. } => {
-                if let View::Ended(..) = self.drivers[driver].view {
-                    let job = self.drivers[driver].job;
-                    self.violation("answers", format!("{job} ends twice"));
-                }
+                let checked = self.check_end(driver, state, refusal.as_ref());
+                self.hold("answers", checked);
+                self.counts.ended(state);
                 self.drivers[driver].view = View::Ended(state, refusal);
                 self.later(5 * MS, Event::Driver(driver, Errand::Leave));
                 self.nodes_look_for_orphans();
@@ -331,6 +347,7 @@ impl World {
             Plan::Vanish => Errand::Vanish,
             Plan::Say(0) => Errand::Says(SubmitFrame::Done),
             Plan::Say(1) => Errand::Says(SubmitFrame::Kill),
+            Plan::Say(3) => Errand::Stopped,
             Plan::Say(_) => Errand::Says(SubmitFrame::Stop),
         };
         self.later(after, Event::Driver(driver, errand));

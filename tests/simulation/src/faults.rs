@@ -154,6 +154,7 @@ impl World {
                     Plan::Wait,
                     Plan::Vanish,
                     Plan::Say(0),
+                    Plan::Say(3),
                 ])
             } else {
                 self.random.pick(&[
@@ -164,6 +165,7 @@ impl World {
                     Plan::Say(0),
                     Plan::Say(1),
                     Plan::Say(2),
+                    Plan::Say(3),
                 ])
             };
             self.add_driver(at, elastic, plan);

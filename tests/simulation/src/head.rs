@@ -215,8 +215,12 @@ impl World {
             },
             Output::OpenRendezvous(opening) => {
                 *self.head.rendezvous.entry(opening.job).or_default() += 1;
-                let address = SocketAddr::from(([10, 0, 0, 1], 80));
-                let opened = Input::RendezvousOpened(opening.job, Ok(address));
+                let opened = if self.has_mishap() {
+                    Err("no more ports".to_owned())
+                } else {
+                    Ok(SocketAddr::from(([10, 0, 0, 1], 80)))
+                };
+                let opened = Input::RendezvousOpened(opening.job, opened);
                 let life = self.head.life;
                 self.later(MS, Event::HeadHears(life, Box::new(opened)));
             }

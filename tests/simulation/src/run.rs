@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::AddAssign;
 
+use kolo_wire::JobState;
+
 use crate::mutation::Mutation;
 use crate::world::World;
 
@@ -42,6 +44,8 @@ pub struct Counts {
     pub joins: u64,
     /// Commits that all members of a generation have.
     pub commits: u64,
+    /// Jobs that have succeeded, failed, and were stopped, as drivers were told.
+    pub ends: [u64; 3],
     /// Events of the virtual clock.
     pub events: u64,
     /// Messages between the head and its peers.
@@ -52,12 +56,26 @@ pub struct Counts {
     pub node_steps: u64,
 }
 
+impl Counts {
+    pub(crate) fn ended(&mut self, state: JobState) {
+        let place = match state {
+            JobState::Succeeded => 0,
+            JobState::Failed => 1,
+            _ => 2,
+        };
+        self.ends[place] += 1;
+    }
+}
+
 impl AddAssign for Counts {
     fn add_assign(&mut self, other: Self) {
         self.generations += other.generations;
         self.losses += other.losses;
         self.joins += other.joins;
         self.commits += other.commits;
+        for (end, more) in self.ends.iter_mut().zip(other.ends) {
+            *end += more;
+        }
         self.events += other.events;
         self.messages += other.messages;
         self.head_steps += other.head_steps;

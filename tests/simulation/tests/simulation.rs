@@ -29,6 +29,10 @@ fn every_promise_holds() {
     assert!(counts.generations > SEEDS, "{counts:?}");
     assert!(counts.losses > SEEDS, "{counts:?}");
     assert!(counts.commits > 10 * SEEDS, "{counts:?}");
+    assert!(
+        counts.ends.iter().all(|ends| *ends > SEEDS / 4),
+        "{counts:?}"
+    );
 }
 
 #[test]

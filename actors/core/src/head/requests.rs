@@ -63,6 +63,13 @@ impl Requests {
         self.open.get(&request)
     }
 
+    /// One for this is open over a connection.
+    pub(super) fn has(&self, session: Session, purpose: Purpose) -> bool {
+        let open = self.of(session).into_iter();
+        open.filter_map(|request| self.get(request))
+            .any(|open| open.purpose == purpose)
+    }
+
     /// Those over one connection.
     pub(super) fn of(&self, session: Session) -> Vec<RequestId> {
         let all = |number| RequestId { session, number };

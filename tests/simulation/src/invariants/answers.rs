@@ -1,9 +1,48 @@
-//! Every question has its answer: of peers to the head, of the head to nodes, of a node's core to its shell.
+//! Every question has its answer: of peers to the head, of the head to nodes, of a node's core to its shell. A driver hears of
+//! its job in order, and the truth about its end.
 
+use kolo_wire::{JobEvent, JobState, Refusal};
+
+use crate::driver::{Driver, View};
 use crate::queue::{MS, SECOND};
 use crate::world::World;
 
+impl Driver {
+    /// Nothing comes after the end, and no loss before there is a group.
+    pub(crate) fn check_order(&self, event: &JobEvent) -> Result<(), String> {
+        let is_early = matches!(event, JobEvent::RankLost { .. }) && self.table.is_none();
+        if is_early || matches!(self.view, View::Ended(..)) {
+            let (job, view) = (self.job, &self.view);
+            return Err(format!(
+                "the driver of {job} is {view:?} and hears {event:?}"
+            ));
+        }
+        Ok(())
+    }
+}
+
 impl World {
+    /// A failure has a cause, and a success no worker that failed, unless the driver had enough before.
+    pub(crate) fn check_end(
+        &self,
+        driver: usize,
+        state: JobState,
+        refusal: Option<&Refusal>,
+    ) -> Result<(), String> {
+        let driver = &self.drivers[driver];
+        let job = driver.job;
+        if state == JobState::Failed && refusal.is_none() {
+            return Err(format!("{job} has failed without a cause"));
+        }
+        let has_failures = !driver.is_elastic() && self.oracle.told.has_exits(job);
+        if state == JobState::Succeeded && has_failures && !driver.is_done() {
+            return Err(format!(
+                "{job} has succeeded, and a worker of it has failed"
+            ));
+        }
+        Ok(())
+    }
+
     pub(crate) fn check_answers(&mut self) {
         // Heartbeats are under way at any time.
         if self.head.asks.len() > self.nodes.len() {

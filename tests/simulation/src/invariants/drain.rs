@@ -23,6 +23,11 @@ impl World {
             HeadRequest::UndrainNode { node: name }
         };
         self.nodes[node].drained = drained;
+        self.administrator_asks(request);
+    }
+
+    /// Somebody asks the head for something over HTTP.
+    pub(crate) fn administrator_asks(&mut self, request: HeadRequest) {
         self.administrators += 1;
         let ask = AskId(u64::MAX / 2 + self.administrators);
         self.head.asks.insert(ask, (0, Tag::Drain, 0));

@@ -20,6 +20,20 @@ impl Progress {
     }
 }
 
+impl Driver {
+    /// A group is as large as it may be.
+    pub(crate) fn check_size(&self, table: &kolo_wire::GenerationTable) -> Result<(), String> {
+        let size = table.world_size();
+        match self.limits() {
+            Some(limits) if !(limits.min..=limits.max).contains(&size) => Err(format!(
+                "{} has {size} members; allowed are {} to {}",
+                self.job, limits.min, limits.max
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl World {
     /// Nothing has gone wrong for long.
     pub(crate) fn check_service(&mut self) {
@@ -85,25 +99,15 @@ impl World {
         table: &kolo_wire::GenerationTable,
     ) -> Result<(), String> {
         let job = driver.job;
-        let Some(limits) = driver.limits() else {
-            return Ok(());
-        };
         self.is_whole(table)?;
-        let size = table.world_size();
-        if !(limits.min..=limits.max).contains(&size) {
-            return Err(format!(
-                "{job} has {size} members; allowed are {} to {}",
-                limits.min, limits.max
-            ));
-        }
+        let (size, max) = (table.world_size(), driver.limits().map_or(0, |it| it.max));
         let free: u32 = (self.nodes.iter())
             .filter_map(|node| node.daemon.as_ref())
             .map(|daemon| (daemon.core.free().cpus.0 / 1000) as u32)
             .sum();
-        if size < limits.max && free > 0 {
+        if size < max && free > 0 {
             return Err(format!(
-                "{job} has {size} members of {}, and {free} slots are free",
-                limits.max
+                "{job} has {size} members of {max}, and {free} slots are free"
             ));
         }
         if driver.plan == Plan::Stay {

@@ -19,6 +19,11 @@ impl Told {
         self.exits.clear();
     }
 
+    /// A node has reported that some worker of the job has failed.
+    pub(crate) fn has_exits(&self, job: JobId) -> bool {
+        self.exits.contains_key(&job)
+    }
+
     pub(crate) fn reported(&mut self, request: &HeadRequest) {
         let HeadRequest::Events(events) = request else {
             return;
@@ -51,6 +56,8 @@ impl World {
             self.check_whole(table);
             if matches!(event, JobEvent::Generation { .. }) {
                 self.check_state(table);
+                let checked = self.driver_of(table.job).map(|it| it.check_size(table));
+                self.hold("liveness", checked.unwrap_or(Ok(())));
             }
             let active = self.oracle.generations.active(table);
             self.hold("G-3", active);

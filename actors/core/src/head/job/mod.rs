@@ -20,8 +20,6 @@ mod limits;
 mod messages;
 mod network;
 mod report;
-#[cfg(test)]
-mod simulation;
 mod start;
 mod table;
 #[cfg(test)]

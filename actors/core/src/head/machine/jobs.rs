@@ -210,7 +210,9 @@ impl HeadCore {
                         running.trials.passed(node);
                     }
                     let session = self.session_of(id, node);
-                    self.send(session, *request, deadline, Purpose::Job(id, node));
+                    let purpose = Purpose::Job(id, node);
+                    debug_assert!(!self.requests.has(session, purpose), "one at a time");
+                    self.send(session, *request, deadline, purpose);
                 }
                 Action::Push { node, request } => {
                     if let Some(running) = self.jobs.get_mut(&id) {
