@@ -390,7 +390,7 @@ impl Bed {
             cause: String::new(),
             handover: Handover::None,
         };
-        let reply = self.head.ask(NodeRequest::Membership(table)).await;
+        let reply = self.head.ask(NodeRequest::Membership(table.into())).await;
         assert_eq!(reply, NodeReply::Done);
         Job {
             bed: self,

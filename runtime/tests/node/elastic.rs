@@ -33,13 +33,14 @@ fn table_of(job: &StartWorkers, generation: u64, processes: &[Name]) -> NodeRequ
         member.rank = kolo_transport::ids::Rank(rank);
         member
     });
-    NodeRequest::Membership(GenerationTable {
+    let table = GenerationTable {
         job: job.job,
         generation: Generation(generation),
         members: members.collect(),
         cause: String::new(),
         handover: Handover::None,
-    })
+    };
+    NodeRequest::Membership(table.into())
 }
 
 impl Bed {

@@ -46,7 +46,7 @@ async fn a_job_that_is_stopped_ends_by_notice_and_leaves_nothing() {
         cause: String::new(),
         handover: Handover::None,
     };
-    let reply = bed.head.ask(NodeRequest::Membership(table)).await;
+    let reply = bed.head.ask(NodeRequest::Membership(table.into())).await;
     assert!(
         matches!(&reply, NodeReply::Refused(refusal) if refusal.kind == RefusalKind::NotFound),
         "{reply:?}"

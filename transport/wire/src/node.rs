@@ -1,6 +1,7 @@
 //! What the head and drivers ask of a node.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -101,7 +102,7 @@ pub enum NodeRequest {
     /// slot and incarnation tell, is not started again. An older process of the same slot is ended first.
     Start(StartWorkers),
     /// Head: a generation is complete; pass it to the workers.
-    Membership(GenerationTable),
+    Membership(Arc<GenerationTable>),
     /// Head: a rank of this generation is lost; end every wait on it.
     RankLost {
         /// The job.

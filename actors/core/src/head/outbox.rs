@@ -1,9 +1,9 @@
-//! Pushes to one node for one job: in order, each until the node takes or refuses it.
+//! Deliveries to the nodes of a job: one after the other to each node, each until the node takes or refuses it.
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use kolo_wire::NodeRequest;
+use kolo_wire::ids::NodeId;
 
 use super::messages::RequestId;
 use crate::pace::Backoff;
@@ -11,19 +11,21 @@ use crate::pace::Backoff;
 /// How long to wait after a push that did not work: at first, and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
+/// Tables of one job that are under way at once. Each is as long as the job is large.
+const MOST_TABLES: usize = 64;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Idle,
-    /// The first one is on its way.
+    /// One is on its way.
     Delivering(RequestId),
     /// It did not work, and is tried again later.
     Pausing,
 }
 
-/// What is being delivered to one node.
+/// The deliveries to one node.
 #[derive(Debug)]
 pub(super) struct Outbox {
-    waiting: VecDeque<NodeRequest>,
     state: State,
     backoff: Backoff,
 }
@@ -32,19 +34,14 @@ impl Outbox {
     pub(super) fn new() -> Self {
         let (first, most) = PAUSES;
         Self {
-            waiting: VecDeque::new(),
             state: State::Idle,
             backoff: Backoff::new(first, most),
         }
     }
 
-    pub(super) fn push(&mut self, request: NodeRequest) {
-        self.waiting.push_back(request);
-    }
-
-    /// The push whose turn it is. [`Outbox::sent`] must follow.
-    pub(super) fn next(&self) -> Option<&NodeRequest> {
-        self.waiting.front().filter(|_| self.state == State::Idle)
+    /// Another one may go. [`Outbox::sent`] must follow.
+    pub(super) fn is_idle(&self) -> bool {
+        self.state == State::Idle
     }
 
     pub(super) fn sent(&mut self, request: RequestId) {
@@ -69,14 +66,47 @@ impl Outbox {
         self.state = State::Idle;
     }
 
-    /// The node has taken or refused the first push. The push, and how often it had failed.
-    pub(super) fn taken(&mut self) -> (Option<NodeRequest>, u32) {
+    /// The node has taken or refused the delivery. How often it had failed.
+    pub(super) fn taken(&mut self) -> u32 {
         self.state = State::Idle;
-        (self.waiting.pop_front(), self.backoff.worked())
+        self.backoff.worked()
     }
 
     /// Attempts that have failed in a row.
     pub(super) fn failures(&self) -> u32 {
         self.backoff.failures()
+    }
+}
+
+/// The nodes to which the table of a job is under way, and those that wait for their turn.
+#[derive(Debug, Default)]
+pub(super) struct Tables {
+    under_way: BTreeSet<NodeId>,
+    waiting: BTreeSet<NodeId>,
+}
+
+impl Tables {
+    /// Whether the table may go to the node now. If not, the node waits.
+    pub(super) fn admit(&mut self, node: NodeId) -> bool {
+        let has_room = self.under_way.len() < MOST_TABLES;
+        let nodes = if has_room {
+            &mut self.under_way
+        } else {
+            &mut self.waiting
+        };
+        nodes.insert(node);
+        has_room
+    }
+
+    /// A delivery to the node is over, or pointless.
+    pub(super) fn over(&mut self, node: NodeId) {
+        self.under_way.remove(&node);
+        self.waiting.remove(&node);
+    }
+
+    /// A node that has waited, if the table may go there now.
+    pub(super) fn next(&mut self) -> Option<NodeId> {
+        let has_room = self.under_way.len() < MOST_TABLES;
+        has_room.then(|| self.waiting.pop_first()).flatten()
     }
 }

@@ -233,7 +233,7 @@ fn a_job_goes_from_reservation_to_its_end() {
         [NodeEvent::WorkerReady { slot: Slot(0), .. }]
     ));
     node.taken(1);
-    let table = NodeRequest::Membership(testing::table(2, 1));
+    let table = NodeRequest::Membership(testing::table(2, 1).into());
     let complete = node.order(table);
     assert!(matches!(complete[0], Output::Complete(_)));
     assert_eq!(answers(&complete), [(AskId(4), NodeReply::Done)]);
@@ -300,7 +300,7 @@ fn the_answer_to_a_stop_does_not_wait_long_for_a_head_that_is_away() {
 fn orders_for_a_job_that_is_not_here_are_refused_or_done() {
     let mut node = node();
     for request in [
-        NodeRequest::Membership(testing::table(1, 1)),
+        NodeRequest::Membership(testing::table(1, 1).into()),
         NodeRequest::Signal {
             job: JOB,
             signal: kolo_wire::WorkerSignal::User1,

@@ -120,7 +120,7 @@ async fn a_job_from_submit_to_end() {
         let pushed = node
             .sees(|request| matches!(request, NodeRequest::Membership(_)))
             .await;
-        assert_eq!(pushed, NodeRequest::Membership(table.clone()));
+        assert_eq!(pushed, NodeRequest::Membership(table.clone().into()));
     }
     let HeadReply::Jobs(jobs) = driver.member.ask(&HeadRequest::Jobs).await else {
         panic!("no jobs");

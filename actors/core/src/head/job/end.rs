@@ -12,7 +12,7 @@ use crate::fence::Fence;
 
 use super::{
     Action, Ending, Hold, Job, MAX_CAUSE, MAX_MESSAGE, MAX_REASON, MAX_TAIL, MAX_TAIL_BYTES,
-    Manner, Phase, Rendezvous, Reply, Seat,
+    Manner, Phase, Push, Rendezvous, Reply, Seat,
 };
 
 impl Job {
@@ -89,7 +89,7 @@ impl Job {
                     generation: self.generation,
                     failure: short.clone(),
                 };
-                self.push(part, request);
+                self.push(part, Push::order(request));
             }
         }
     }
@@ -138,6 +138,7 @@ impl Job {
             return self.part_lost(part, reason, fence);
         }
         self.parts[part].hold = Hold::Lost;
+        self.parts[part].pushes.queue.clear();
         let at = self.place_name(part);
         if self.phase < Phase::Up {
             self.fail(
@@ -266,15 +267,13 @@ impl Job {
         let grace = Duration::from_millis(self.spec.grace_ms);
         let entry = &mut self.parts[part];
         entry.hold = Hold::Undoing;
-        entry.flow.clear();
         if entry.started && self.manner == Manner::Kill {
             let request = NodeRequest::Kill { job: self.id };
             self.request(part, request, self.config.stop_margin);
         } else if entry.started {
-            let reason = self
-                .ending
-                .as_ref()
-                .map_or_else(String::new, |ending| ending.reason.clone());
+            let going_on = || "the job goes on without this node".to_owned();
+            let ending = self.ending.as_ref();
+            let reason = ending.map_or_else(going_on, |ending| ending.reason.clone());
             let request = NodeRequest::Stop {
                 job: self.id,
                 reason,

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use kolo_wire::ids::Incarnation;
-use kolo_wire::{Elastic, Milli, NodeEvent, Placement, Program, ProgramHash, Resources};
+use kolo_wire::{
+    Elastic, Milli, NodeEvent, NodeRequest, Placement, Program, ProgramHash, Resources,
+};
 
 use super::*;
 
@@ -61,6 +63,37 @@ pub(crate) fn sites(workers: &[u32]) -> Vec<Site> {
             workers: *workers,
         })
         .collect()
+}
+
+/// The requests that a step has given nodes to deliver, in order. Actions are left out for which nothing is to be delivered any
+/// more, because a request of the same step has taken their place.
+pub(crate) fn pushed(job: &Job, actions: &mut Vec<Action>) -> Vec<(NodeId, NodeRequest)> {
+    let mut left: BTreeMap<NodeId, usize> = BTreeMap::new();
+    for action in actions.iter() {
+        if let Action::Push(node) = action {
+            *left.entry(*node).or_default() += 1;
+        }
+    }
+    let mut requests = Vec::new();
+    actions.retain(|action| {
+        let Action::Push(node) = action else {
+            return true;
+        };
+        let part = job.part(*node).unwrap();
+        let queue = &job.parts[part].pushes.queue;
+        let left = left.get_mut(node).unwrap();
+        let push = queue.len().checked_sub(*left).map(|place| &queue[place]);
+        *left -= 1;
+        requests.extend(push.map(|push| match push {
+            Push::Membership(_) => {
+                let table = job.table_for(part).unwrap();
+                (*node, NodeRequest::Membership(table))
+            }
+            Push::Order(request) => (*node, (**request).clone()),
+        }));
+        push.is_some()
+    });
+    requests
 }
 
 pub(crate) fn failure(exit: Exit) -> RankFailure {

@@ -10,7 +10,7 @@ use kolo_wire::{
 
 use super::end::first_line;
 use super::report::listed;
-use super::{Action, Ending, Hold, Job, Manner, Signals};
+use super::{Ending, Hold, Job, Manner, Part, Push, Signals};
 
 impl Job {
     pub(super) fn is_installed(&self) -> bool {
@@ -101,7 +101,7 @@ impl Job {
             signal,
             seq: self.signals,
         };
-        self.push(part, request);
+        self.push(part, Push::order(request));
     }
 
     /// Ends what is left without any grace.
@@ -109,16 +109,15 @@ impl Job {
         if std::mem::replace(&mut self.manner, Manner::Kill) == Manner::Kill {
             return;
         }
-        let stopping: Vec<_> = self
-            .parts
-            .iter()
-            .filter(|part| part.hold == Hold::Undoing && part.started)
-            .map(|part| part.site.node)
+        let is_stopping = |part: &Part| part.hold == Hold::Undoing && part.started;
+        let parts = (0..).zip(&self.parts);
+        let stopping: Vec<usize> = parts
+            .filter(|(_, part)| is_stopping(part))
+            .map(|(part, _)| part)
             .collect();
         self.stop("its driver has ended it at once".to_owned(), true);
-        for node in stopping {
-            let request = Box::new(NodeRequest::Kill { job: self.id });
-            self.actions.push(Action::Push { node, request });
+        for part in stopping {
+            self.deliver(part, Push::order(NodeRequest::Kill { job: self.id }));
         }
     }
 }
@@ -152,7 +151,7 @@ mod tests {
 
     use super::super::fixtures::exited;
     use super::super::tests::{JOB, Run, submit};
-    use super::super::{Event, Reply};
+    use super::super::{Action, Event, Reply};
     use super::*;
 
     fn installed(workers: &[u32]) -> Run {
@@ -208,11 +207,12 @@ mod tests {
     }
 
     fn requests(run: &Run, wanted: impl Fn(&NodeRequest) -> bool) -> usize {
-        let asked = |action: &&Action| match action {
-            Action::Request { request, .. } | Action::Push { request, .. } => wanted(request),
-            _ => false,
-        };
-        run.actions.iter().filter(asked).count()
+        let asked = run.actions.iter().filter_map(|action| match action {
+            Action::Request { request, .. } => Some(&**request),
+            _ => None,
+        });
+        let pushed = run.pushed.iter().map(|(_, request)| request);
+        asked.chain(pushed).filter(|it| wanted(it)).count()
     }
 
     #[test]
@@ -435,21 +435,16 @@ mod tests {
     fn signals_go_to_every_node_one_at_a_time_and_none_is_waiting_twice() {
         use WorkerSignal::{Continue, Stop, User1, User2};
         let sent = |run: &Run, at: u64| -> Vec<(WorkerSignal, u64)> {
-            let of_node = |action: &Action| match action {
-                Action::Push { node, request } if node.0 == at => match **request {
-                    NodeRequest::Signal { signal, seq, .. } => Some((signal, seq)),
-                    _ => None,
-                },
+            let of_node = |(node, request): &(NodeId, NodeRequest)| match request {
+                NodeRequest::Signal { signal, seq, .. } if node.0 == at => Some((*signal, *seq)),
                 _ => None,
             };
-            run.actions.iter().filter_map(of_node).collect()
+            run.pushed.iter().filter_map(of_node).collect()
         };
         let taken = |run: &mut Run, node: u64| {
             run.step(Event::Pushed {
                 node: NodeId(node),
-                membership: false,
-                pids: Vec::new(),
-                refusal: None,
+                answer: Ok(NodeReply::Done),
             });
         };
         let mut run = installed(&[1, 1]);

@@ -1,5 +1,7 @@
 //! The largest job.
 
+use std::collections::VecDeque;
+
 use kolo_wire::frame::{Limits, PREFIX, encode_head};
 use kolo_wire::ids::Incarnation;
 use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement};
@@ -38,7 +40,13 @@ fn submit_on(
     }
     let config = JobConfig::default();
     let (job, actions) = Job::submit(now, JOB, DriverId(1), spec, sites, config)?;
-    Ok(Run { job, now, actions })
+    let pushed = VecDeque::new();
+    Ok(Run {
+        job,
+        now,
+        actions,
+        pushed,
+    })
 }
 
 #[test]
@@ -88,22 +96,16 @@ fn the_largest_job_fits_into_frames() {
     for (node, _) in (1..).zip(&nodes) {
         run.take_membership(node);
     }
-    let mut pushed = 0;
+    // All nodes get the same.
+    assert_eq!(run.pushed.len(), nodes.len());
+    check(&run.pushed[0].1);
     for action in &run.actions {
         match action {
             Action::Request { request, .. } => check(request),
-            // All nodes get the same.
-            Action::Push { request, .. } => {
-                if pushed == 0 {
-                    check(request);
-                }
-                pushed += 1;
-            }
             Action::Tell(event) => check(event),
             _ => {}
         }
     }
-    assert_eq!(pushed, nodes.len());
     let healthy = run.actions.last();
     assert!(matches!(
         healthy,
@@ -200,15 +202,16 @@ fn the_tail_of_a_dead_worker_is_cut_and_its_identity_is_the_head_s() {
     );
     let [
         Action::Tell(JobEvent::RankLost { failure, .. }),
-        Action::Push { request, .. },
+        Action::Push(_),
     ] = &run.actions[..]
     else {
         panic!("{:?}", run.actions);
     };
     let is_short = |failure: &RankFailure| failure.stderr_tail.is_empty();
     assert!(
-        matches!(&**request, NodeRequest::RankLost { failure, .. } if is_short(failure)),
-        "workers do without: {request:?}"
+        matches!(&run.pushed.back().unwrap().1, NodeRequest::RankLost { failure, .. } if is_short(failure)),
+        "workers do without: {:?}",
+        run.pushed
     );
     assert_eq!((failure.rank, failure.node), (Rank(3), NodeId(2)));
     assert_eq!(failure.stderr_tail.len(), MAX_TAIL);

@@ -81,16 +81,12 @@ pub enum Event {
         /// Its answer.
         reply: Reply,
     },
-    /// The node took an [`Action::Push`], or refused it.
+    /// The node took the delivery of [`Job::next_push`](super::Job::next_push), or refused it.
     Pushed {
         /// The node.
         node: NodeId,
-        /// Whether it was the membership.
-        membership: bool,
-        /// The processes that it has started, by slot.
-        pids: Vec<(Slot, u32)>,
-        /// Its refusal, if it did not take it.
-        refusal: Option<Refusal>,
+        /// Its answer.
+        answer: Result<NodeReply, Refusal>,
     },
     /// A node reports.
     Node {
@@ -177,14 +173,10 @@ pub enum Action {
         /// The longest wait for its answer.
         deadline: Duration,
     },
-    /// Deliver to a node, after what was pushed to it before, and try again until it takes or refuses it: one
-    /// [`Event::Pushed`]. A later [`Action::Request`] for the node or its loss ends the attempts.
-    Push {
-        /// The node.
-        node: NodeId,
-        /// The request.
-        request: Box<NodeRequest>,
-    },
+    /// One more thing is to be delivered to the node. Deliver what [`Job::next_push`](super::Job::next_push) gives, one after the
+    /// other, and try each again until the node takes or refuses it: one [`Event::Pushed`]. A later [`Action::Request`] for the
+    /// node or its loss ends the attempts.
+    Push(NodeId),
     /// Tell the driver.
     Tell(JobEvent),
     /// Find out what connects the nodes, each address for at most this time, and answer with one

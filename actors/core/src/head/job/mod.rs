@@ -19,6 +19,7 @@ mod installed;
 mod limits;
 mod messages;
 mod network;
+mod push;
 mod report;
 mod start;
 mod table;
@@ -36,8 +37,8 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{DriverId, Generation, JobId, NodeId, Rank, Slot};
 use kolo_wire::{
-    Exit, JobSpec, JobState, Member, RankFailure, Refusal, RefusalKind, SubmitFrame, WorkerSignal,
-    WorkerState,
+    Exit, GenerationTable, JobSpec, JobState, Member, RankFailure, Refusal, RefusalKind,
+    SubmitFrame, WorkerSignal, WorkerState,
 };
 
 pub(super) use self::elastic::limits as elastic_limits;
@@ -45,6 +46,8 @@ use self::elastic::{Elastic, Flow};
 pub use self::messages::{Action, Event, JobConfig, Reply, Seating, Site};
 use self::network::Net;
 pub use self::network::NetworkPlan;
+pub use self::push::Next;
+use self::push::{Push, Pushes};
 use self::table::check_table;
 use crate::interfaces::Network;
 use crate::ranks::{Registration, RegistrationError};
@@ -101,6 +104,8 @@ struct Part {
     /// Why an installed program can't run there.
     problem: Option<Refusal>,
     signals: Signals,
+    /// What is delivered to it.
+    pushes: Pushes,
     /// Of an elastic job: what is under way.
     flow: Flow,
 }
@@ -118,6 +123,7 @@ impl Part {
             has_membership: false,
             problem: None,
             signals: Signals::default(),
+            pushes: Pushes::default(),
             flow: Flow::default(),
         }
     }
@@ -213,6 +219,8 @@ pub struct Job {
     seats: BTreeMap<Slot, Seat>,
     /// The generation that is being formed for the first time, or that was active last. 0 if an elastic job had none.
     generation: Generation,
+    /// What nodes were told last, or are being told.
+    published: Option<Arc<GenerationTable>>,
     /// Of a job whose members come and go.
     elastic: Option<Box<Elastic>>,
     /// Seats that became ready. Before the group is whole none is lost without the end of the job.
@@ -265,6 +273,7 @@ impl Job {
             by_node: BTreeMap::new(),
             seats: BTreeMap::new(),
             generation: Generation(0),
+            published: None,
             elastic: None,
             ready: 0,
             gone: 0,
@@ -340,12 +349,7 @@ impl Job {
         }
         match event {
             Event::Replied { node, reply } => self.replied(node, reply),
-            Event::Pushed {
-                node,
-                membership,
-                pids,
-                refusal,
-            } => self.pushed(node, (membership, pids), refusal),
+            Event::Pushed { node, answer } => self.pushed(node, answer),
             Event::Node { node, event } => self.node_event(node, event),
             Event::NodeLost {
                 node,

@@ -71,6 +71,7 @@ impl Job {
             NetworkPlan::Known(network) => Net::Known(network),
             NetworkPlan::Discover(discovery) => Net::Wanted(discovery),
         };
+        self.pend_all();
     }
 
     /// The nodes are reserved: now they can be asked.
@@ -92,7 +93,10 @@ impl Job {
             return self.note("a network was found that nobody asked for".to_owned());
         }
         match found {
-            Ok(network) if self.is_elastic() => self.net = Net::Known(network),
+            Ok(network) if self.is_elastic() => {
+                self.net = Net::Known(network);
+                self.pend_all();
+            }
             Ok(network) => self.take(network),
             Err(report) if self.is_elastic() => {
                 self.not_connected(&report);
@@ -157,14 +161,16 @@ impl Job {
     }
 
     /// The members with the addresses at which the workers of one node reach them.
-    pub(super) fn table_for(&self, part: usize) -> GenerationTable {
-        let mut table = self.table();
+    pub(super) fn table_for(&self, part: usize) -> Option<Arc<GenerationTable>> {
+        let mut table = Arc::clone(self.published.as_ref()?);
         // While new nodes are probed, the members reach each other as before.
-        let Some(network) = self.net.known().or(self.before.as_deref()) else {
-            return table;
+        let network = self.net.known().or(self.before.as_deref());
+        let has_own = |network: &&Network| *network.choice() != NetworkChoice::Registered;
+        let Some(network) = network.filter(has_own) else {
+            return Some(table);
         };
         let by = self.parts[part].site.node;
-        for member in &mut table.members {
+        for member in &mut Arc::make_mut(&mut table).members {
             if member.node != by
                 && let Some(address) = member.address
                 && let Some(ip) = network.address(member.node, by)
@@ -173,7 +179,7 @@ impl Job {
                 member.address = Some(SocketAddr::new(ip, address.port()));
             }
         }
-        table
+        Some(table)
     }
 }
 

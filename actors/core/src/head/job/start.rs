@@ -1,20 +1,23 @@
 //! From the reservations to a whole group.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kolo_wire::ids::{Generation, NodeId, Slot};
 use kolo_wire::{
-    InstalledHere, JobEvent, JobState, NodeEvent, NodeReply, NodeRequest, Refusal, RefusalKind,
-    SlotStart, StartWorkers, WorkerState,
+    InstalledHere, JobEvent, JobState, NodeEvent, NodeReply, NodeRequest, RefusalKind, SlotStart,
+    StartWorkers, WorkerState,
 };
 
 use super::elastic::Elastic;
-use super::{Action, Ending, Hold, Job, Phase, Rendezvous, Reply};
+use super::{Action, Ending, Hold, Job, Phase, Push, Rendezvous, Reply};
 use crate::env::{self, Env, JobEnv};
 use crate::head::milliseconds;
 
 impl Job {
+    /// Asks a node for something. What was on its way there is pointless now.
     pub(super) fn request(&mut self, part: usize, request: NodeRequest, deadline: Duration) {
+        self.parts[part].pushes.queue.clear();
         self.actions.push(Action::Request {
             node: self.parts[part].site.node,
             request: Box::new(request),
@@ -187,14 +190,14 @@ impl Job {
             && self.parts.iter().all(|part| part.hold == Hold::Running)
         {
             self.phase = Phase::Publish;
+            self.published = Some(Arc::new(self.table()));
             for part in 0..self.parts.len() {
                 if self.is_installed() {
                     // There is nobody to tell.
                     self.parts[part].has_membership = true;
                     continue;
                 }
-                let table = self.table_for(part);
-                self.push(part, NodeRequest::Membership(table));
+                self.push(part, Push::Membership(self.generation));
             }
         }
         if self.phase == Phase::Publish && self.parts.iter().all(|part| part.has_membership) {
@@ -205,13 +208,6 @@ impl Job {
                 nodes: self.placed_nodes(),
             }));
         }
-    }
-
-    pub(super) fn push(&mut self, part: usize, request: NodeRequest) {
-        self.actions.push(Action::Push {
-            node: self.parts[part].site.node,
-            request: Box::new(request),
-        });
     }
 
     fn start_all(&mut self) {
@@ -372,36 +368,6 @@ impl Job {
                 let at = self.place_name(part);
                 self.stop(format!("{at} leaves: {reason}"), false);
             }
-        }
-    }
-
-    pub(super) fn pushed(
-        &mut self,
-        node: NodeId,
-        (membership, pids): (bool, Vec<(Slot, u32)>),
-        refusal: Option<Refusal>,
-    ) {
-        let Some(part) = self.part(node) else {
-            return self.note(format!("answer of {node}, which has no part in the job"));
-        };
-        let at = self.place_name(part);
-        if self.is_elastic() {
-            return self.push_answered(part, &pids, refusal);
-        }
-        if !membership {
-            self.signalled(part);
-        }
-        match refusal {
-            None if membership => self.parts[part].has_membership = true,
-            None => {}
-            Some(refusal) if membership => self.fail(
-                refusal.kind,
-                format!("{at} did not take the membership: {}", refusal.message),
-            ),
-            // Its workers have ended meanwhile, or it is too late for it.
-            Some(refusal) => self.note(format!(
-                "{at} refused the news of a lost rank, a signal or a kill: {refusal}"
-            )),
         }
     }
 

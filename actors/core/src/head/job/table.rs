@@ -3,7 +3,6 @@
 use kolo_wire::ids::Rank;
 use kolo_wire::{GenerationTable, Handover, PlacedNode, Refusal, RefusalKind};
 
-use super::elastic::Elastic;
 use super::{Job, Site};
 
 /// Bytes of a group's table for each worker, without its hostname. At most that, in any message that holds the table.
@@ -41,7 +40,7 @@ pub(super) fn check_table<'a>(
 impl Job {
     /// The members: of an elastic job those of the generation that was published last.
     pub(super) fn table(&self) -> GenerationTable {
-        let published = self.elastic.as_deref().and_then(Elastic::published);
+        let published = self.published.as_deref();
         published.cloned().unwrap_or_else(|| GenerationTable {
             job: self.id,
             generation: self.generation,

@@ -2,10 +2,12 @@
 
 mod ends;
 
+use std::collections::VecDeque;
+
 use kolo_wire::ids::Incarnation;
 use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement};
 
-use super::fixtures::{exited, failure, ready, sites, spec};
+use super::fixtures::{exited, failure, pushed, ready, sites, spec};
 use super::*;
 use crate::fence::Fence;
 
@@ -16,6 +18,8 @@ pub(super) struct Run {
     pub(super) now: Instant,
     /// All actions that nobody has taken yet.
     pub(super) actions: Vec<Action>,
+    /// What [`Action::Push`] stands for, in order.
+    pub(super) pushed: VecDeque<(NodeId, NodeRequest)>,
 }
 
 pub(super) fn submit(workers: &[u32], change: impl FnOnce(&mut JobSpec)) -> Run {
@@ -26,12 +30,19 @@ pub(super) fn submit(workers: &[u32], change: impl FnOnce(&mut JobSpec)) -> Run 
     change(&mut spec);
     let config = JobConfig::default();
     let (job, actions) = Job::submit(now, JOB, DriverId(1), spec, sites(workers), config).unwrap();
-    Run { job, now, actions }
+    let pushed = VecDeque::new();
+    Run {
+        job,
+        now,
+        actions,
+        pushed,
+    }
 }
 
 impl Run {
     pub(super) fn step(&mut self, event: Event) {
-        let actions = self.job.step(self.now, event);
+        let mut actions = self.job.step(self.now, event);
+        self.pushed.extend(pushed(&self.job, &mut actions));
         self.actions.extend(actions);
     }
 
@@ -67,29 +78,32 @@ impl Run {
     pub(super) fn take_membership(&mut self, node: u64) {
         self.step(Event::Pushed {
             node: NodeId(node),
-            membership: true,
-            pids: Vec::new(),
-            refusal: None,
+            answer: Ok(NodeReply::Done),
         });
     }
 
     /// Everything that was asked for since the last call, as short text: `1:reserve`, `tell:placed`.
     pub(super) fn asked(&mut self) -> Vec<String> {
+        let text = |node: &NodeId, request: &NodeRequest| {
+            let what = match request {
+                NodeRequest::Reserve { .. } => "reserve",
+                NodeRequest::Release { .. } => "release",
+                NodeRequest::Start(_) => "start",
+                NodeRequest::Membership(_) => "membership",
+                NodeRequest::RankLost { .. } => "lost",
+                NodeRequest::Stop { .. } => "stop",
+                _ => "something else",
+            };
+            format!("{}:{what}", node.0)
+        };
         std::mem::take(&mut self.actions)
             .iter()
             .filter_map(|action| {
                 Some(match action {
-                    Action::Request { node, request, .. } | Action::Push { node, request } => {
-                        let what = match **request {
-                            NodeRequest::Reserve { .. } => "reserve",
-                            NodeRequest::Release { .. } => "release",
-                            NodeRequest::Start(_) => "start",
-                            NodeRequest::Membership(_) => "membership",
-                            NodeRequest::RankLost { .. } => "lost",
-                            NodeRequest::Stop { .. } => "stop",
-                            _ => "something else",
-                        };
-                        format!("{}:{what}", node.0)
+                    Action::Request { node, request, .. } => text(node, request),
+                    Action::Push(_) => {
+                        let (node, request) = self.pushed.pop_front().unwrap();
+                        text(&node, &request)
                     }
                     Action::Tell(JobEvent::Placed { .. }) => "tell:placed".to_owned(),
                     Action::Tell(JobEvent::Healthy { .. }) => "tell:healthy".to_owned(),

@@ -3,12 +3,12 @@
 mod ends;
 mod nodes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kolo_wire::ids::Incarnation;
 use kolo_wire::{
-    GenerationTable, Handover, JobEvent, Kept, NodeEvent, NodeReply, NodeRequest, Placement, SlotStart,
-    SubmitFrame,
+    GenerationTable, Handover, JobEvent, Kept, NodeEvent, NodeReply, NodeRequest, Placement,
+    SlotStart, SubmitFrame,
 };
 
 use super::fixtures::{elastic, failure, sites, spec};
@@ -40,7 +40,9 @@ struct Bed {
     /// Nodes that take a generation, and their workers with them.
     taking: bool,
     /// Answers that are to come.
-    queue: std::collections::VecDeque<Event>,
+    queue: VecDeque<Event>,
+    /// Nodes to which something is under way.
+    delivering: BTreeSet<NodeId>,
 }
 
 impl Bed {
@@ -62,7 +64,8 @@ impl Bed {
             told: Vec::new(),
             started: Vec::new(),
             taking: true,
-            queue: std::collections::VecDeque::new(),
+            queue: VecDeque::new(),
+            delivering: BTreeSet::new(),
         };
         for action in actions {
             // There are no other nodes.
@@ -96,8 +99,16 @@ impl Bed {
     /// Gives the job the answers of its nodes and its driver.
     fn run(&mut self) {
         while let Some(event) = self.queue.pop_front() {
+            let pushed = match &event {
+                Event::Pushed { node, .. } => Some(*node),
+                _ => None,
+            };
             let actions = self.job.step(self.now, event);
+            self.delivering.retain(|node| Some(*node) != pushed);
             self.act(actions);
+            if let Some(node) = pushed {
+                self.deliver(node);
+            }
         }
     }
 
@@ -115,23 +126,14 @@ impl Bed {
         for action in actions {
             match action {
                 Action::Request { node, request, .. } => {
+                    let is_other = |event: &Event| !matches!(event, Event::Pushed { node: at, .. } if *at == node);
+                    self.queue.retain(is_other);
+                    self.delivering.remove(&node);
                     let answer = self.order(node, *request);
                     let reply = Reply::Answer(answer);
                     self.queue.push_back(Event::Replied { node, reply });
                 }
-                Action::Push { node, request } => {
-                    let membership = matches!(*request, NodeRequest::Membership(_));
-                    let pids = match self.order(node, *request) {
-                        NodeReply::Started { pids } => pids,
-                        _ => Vec::new(),
-                    };
-                    self.queue.push_back(Event::Pushed {
-                        node,
-                        membership,
-                        pids,
-                        refusal: None,
-                    });
-                }
+                Action::Push(node) => self.deliver(node),
                 Action::Tell(event) => {
                     match &event {
                         JobEvent::Placed { .. } => self
@@ -166,6 +168,21 @@ impl Bed {
                 }
             }
         }
+    }
+
+    /// Delivers what is next, unless something is under way.
+    fn deliver(&mut self, node: NodeId) {
+        if self.delivering.contains(&node) {
+            return;
+        }
+        let request = match self.job.next_push(node) {
+            Some(Next::Membership) => self.job.membership(node).unwrap(),
+            Some(Next::Order(request)) => request,
+            None => return,
+        };
+        self.delivering.insert(node);
+        let answer = Ok(self.order(node, request));
+        self.queue.push_back(Event::Pushed { node, answer });
     }
 
     fn order(&mut self, node: NodeId, request: NodeRequest) -> NodeReply {
@@ -206,7 +223,7 @@ impl Bed {
                 if self.taking {
                     self.take(node, &table);
                 }
-                self.tables.insert(node, table);
+                self.tables.insert(node, Arc::unwrap_or_clone(table));
             }
             NodeRequest::Revoke {
                 generation, lost, ..

@@ -227,13 +227,10 @@ fn by_pair_each_node_has_its_own_view_of_the_others() {
         run.report(node, ready(JOB, node as u32 - 1));
     }
     let tables: Vec<_> = run
-        .actions
+        .pushed
         .iter()
-        .filter_map(|action| match action {
-            Action::Push { node, request } => match &**request {
-                NodeRequest::Membership(table) => Some((node.0, table.clone())),
-                _ => None,
-            },
+        .filter_map(|(node, request)| match request {
+            NodeRequest::Membership(table) => Some((node.0, table.clone())),
             _ => None,
         })
         .collect();

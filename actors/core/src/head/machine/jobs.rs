@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{DriverId, JobId, NodeId};
 use kolo_wire::{
-    HeadReply, JobEvent, JobInfo, JobSpec, JobState, NodeReply, NodeRequest, Refusal, RefusalKind,
+    HeadReply, JobEvent, JobInfo, JobSpec, JobState, NodeRequest, Refusal, RefusalKind,
 };
 
 use super::room::{Trials, at_most};
 use super::{Due, HeadCore, Timer};
 use crate::head::history::MAX_JOBS;
-use crate::head::job::{Action, Event, Job, Reply};
+use crate::head::job::{Action, Event, Job, Next, Reply};
 use crate::head::messages::{AskId, Level, Now, Opening, Output};
-use crate::head::outbox::Outbox;
+use crate::head::outbox::{Outbox, Tables};
 use crate::head::probes::{Search, Waiter};
 use crate::head::registry::Session;
 use crate::head::requests::Purpose;
@@ -44,6 +44,7 @@ pub(super) struct Running {
     since: Instant,
     pub(super) contacts: BTreeMap<NodeId, Contact>,
     outboxes: BTreeMap<NodeId, Outbox>,
+    tables: Tables,
     /// For what its network is valid, and whether that must be found out anew.
     pub(super) network: (Option<Key>, bool),
     pub(super) trials: Trials,
@@ -178,6 +179,7 @@ impl HeadCore {
             since: self.now.real,
             contacts,
             outboxes: BTreeMap::new(),
+            tables: Tables::default(),
             network: (key, anew),
             trials,
             stops: Vec::new(),
@@ -214,10 +216,10 @@ impl HeadCore {
                     debug_assert!(!self.requests.has(session, purpose), "one at a time");
                     self.send(session, *request, deadline, purpose);
                 }
-                Action::Push { node, request } => {
+                Action::Push(node) => {
                     if let Some(running) = self.jobs.get_mut(&id) {
                         let outbox = running.outboxes.entry(node);
-                        outbox.or_insert_with(Outbox::new).push(*request);
+                        outbox.or_insert_with(Outbox::new);
                     }
                     self.deliver(id, node);
                 }
@@ -308,11 +310,20 @@ impl HeadCore {
         contact.map_or(Session::NONE, |contact| contact.session)
     }
 
-    /// Delivers the first in a node's outbox unless that is under way.
+    /// Delivers the next thing to a node, unless something is under way there.
     fn deliver(&mut self, id: JobId, node: NodeId) {
-        let running = self.jobs.get(&id);
-        let outbox = running.and_then(|running| running.outboxes.get(&node));
-        let Some(request) = outbox.and_then(Outbox::next).cloned() else {
+        let Some(running) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        if !running.outboxes.get(&node).is_some_and(Outbox::is_idle) {
+            return;
+        }
+        let request = match running.job.next_push(node) {
+            Some(Next::Order(request)) => Some(request),
+            Some(Next::Membership) if running.tables.admit(node) => running.job.membership(node),
+            Some(Next::Membership) | None => None,
+        };
+        let Some(request) = request else {
             return;
         };
         let session = self.session_of(id, node);
@@ -322,16 +333,27 @@ impl HeadCore {
         }
     }
 
+    /// Delivers the table to nodes that wait for their turn.
+    fn deliver_tables(&mut self, id: JobId) {
+        while let Some(node) = (self.jobs.get_mut(&id)).and_then(|it| it.tables.next()) {
+            self.deliver(id, node);
+        }
+    }
+
     fn outbox(&mut self, id: JobId, node: NodeId) -> Option<&mut Outbox> {
         self.jobs.get_mut(&id)?.outboxes.get_mut(&node)
     }
 
     /// A delivery has come to its end.
     pub(super) fn pushed(&mut self, id: JobId, node: NodeId, reply: Reply) {
-        let Some(outbox) = self.outbox(id, node) else {
+        let Some(running) = self.jobs.get_mut(&id) else {
             return;
         };
-        let (pids, refusal) = match reply {
+        running.tables.over(node);
+        let Some(outbox) = running.outboxes.get_mut(&node) else {
+            return;
+        };
+        let answer = match reply {
             Reply::Unknown(reason) => {
                 let first = outbox.failures() == 0;
                 let pause = outbox.failed();
@@ -340,25 +362,20 @@ impl HeadCore {
                     let text = format!("a push does not work; it is tried until it does: {reason}");
                     self.log(Level::Warn, (id, node), text);
                 }
-                return self.set_timer(Timer::Push(id, node), pause);
+                self.set_timer(Timer::Push(id, node), pause);
+                return self.deliver_tables(id);
             }
-            Reply::Answer(NodeReply::Started { pids }) => (pids, None),
-            Reply::Answer(_) => (Vec::new(), None),
-            Reply::Refused(refusal) => (Vec::new(), Some(refusal)),
+            Reply::Answer(answer) => Ok(answer),
+            Reply::Refused(refusal) => Err(refusal),
         };
-        let (push, failures) = outbox.taken();
+        let failures = outbox.taken();
         if failures > 0 {
             let text = format!("a push works again; it had failed {failures} times");
             self.log(Level::Info, (id, node), text);
         }
+        self.step_job(id, Event::Pushed { node, answer });
         self.deliver(id, node);
-        let event = Event::Pushed {
-            node,
-            membership: matches!(push, Some(NodeRequest::Membership(_))),
-            pids,
-            refusal,
-        };
-        self.step_job(id, event);
+        self.deliver_tables(id);
     }
 
     /// The pause after a push that did not work is over.
@@ -371,8 +388,11 @@ impl HeadCore {
 
     /// What was to be delivered to a node is pointless now.
     pub(super) fn drop_outbox(&mut self, id: JobId, node: NodeId) {
-        let running = self.jobs.get_mut(&id);
-        let Some(outbox) = running.and_then(|running| running.outboxes.remove(&node)) else {
+        let Some(running) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        running.tables.over(node);
+        let Some(outbox) = running.outboxes.remove(&node) else {
             return;
         };
         self.agenda.set(Timer::Push(id, node), None);
@@ -385,6 +405,7 @@ impl HeadCore {
                 format!("a push that failed {failures} times is given up: it is pointless now");
             self.log(Level::Info, (id, node), text);
         }
+        self.deliver_tables(id);
     }
 }
 

@@ -21,7 +21,11 @@ impl Colocator {
     ///
     /// [`RefusalKind::Stale`] if it is older than the newest one or has a process that another one has followed, others if it
     /// does not fit this job.
-    pub fn membership(&mut self, table: GenerationTable) -> Result<Vec<Output>, Refusal> {
+    pub fn membership(
+        &mut self,
+        table: impl Into<Arc<GenerationTable>>,
+    ) -> Result<Vec<Output>, Refusal> {
+        let table = table.into();
         if self.phase != Phase::Running {
             return refuse(RefusalKind::Stopped, self.over());
         }
@@ -48,7 +52,6 @@ impl Colocator {
                 }
             }
         }
-        let table = Arc::new(table);
         let mut outputs = vec![Output::Complete(table.clone())];
         let elastic = self.is_elastic();
         let is_told = |entry: &&super::Entry| {

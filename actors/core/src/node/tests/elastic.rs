@@ -146,7 +146,7 @@ fn orders_for_what_is_over_are_done_and_for_what_is_not_here_refused() {
         registry: 1,
     };
     node.of(of(0, 1), WorkerEvent::Said(hello));
-    node.order(NodeRequest::Membership(table_of(2, &[(0, 1)])));
+    node.order(NodeRequest::Membership(table_of(2, &[(0, 1)]).into()));
     for (request, told) in [
         (revoke(1), 0),
         (hold(1), 0),

@@ -250,7 +250,7 @@ impl Bench {
                 let members: Vec<_> = members
                     .map(|worker| (worker.slot.0, worker.incarnation.0))
                     .collect();
-                self.order(NodeRequest::Membership(table_of(number, &members)));
+                self.order(NodeRequest::Membership(table_of(number, &members).into()));
             }
             Step::Revoke(back) => self.order(NodeRequest::Revoke {
                 job: JOB,

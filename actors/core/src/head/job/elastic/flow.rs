@@ -1,9 +1,6 @@
 //! What is under way between an elastic job and one of its nodes.
 
-use std::collections::VecDeque;
-
-use kolo_wire::NodeRequest;
-use kolo_wire::ids::{Generation, Slot};
+use kolo_wire::ids::Slot;
 
 use crate::membership::Process;
 
@@ -16,39 +13,16 @@ pub(in crate::head::job) struct Flow {
     pub(super) queue: Vec<Process>,
     /// Processes in the request to start that is under way.
     pub(super) starting: Vec<Process>,
-    /// What is to be pushed once the first workers are started.
-    pub(super) waiting: Vec<(Sent, NodeRequest)>,
-    /// What was pushed, in order, and not answered yet.
-    pub(super) pushed: VecDeque<Sent>,
     /// The how-manieth word of the driver says that the node has the program.
     pub(super) program: u64,
     /// A request is under way whose answer is still to come, though the node was lost.
     pub(super) is_owed: bool,
 }
 
-/// What was pushed to a node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Sent {
-    /// Processes to start.
-    Start(Vec<Process>),
-    /// A generation.
-    Membership(Generation),
-    /// The wish that its members hold.
-    Hold(Generation),
-    /// Anything that nothing hangs on.
-    Other,
-}
-
 impl Flow {
-    /// It is on its way already.
-    pub(super) fn is_sent(&self, sent: &Sent) -> bool {
-        self.pushed.contains(sent) || self.waiting.iter().any(|(waiting, _)| waiting == sent)
-    }
-
-    /// The node is told to undo everything, or is lost: nothing else is under way any more.
-    pub(in crate::head::job) fn clear(&mut self) {
-        self.waiting.clear();
-        self.pushed.clear();
+    /// A seat or a process waits for something.
+    pub(super) fn is_waiting(&self) -> bool {
+        !(self.asking.is_empty() && self.queue.is_empty())
     }
 
     /// Nothing is started there any more.

@@ -21,11 +21,10 @@ use kolo_wire::{
 };
 
 pub(super) use self::flow::Flow;
-use self::flow::Sent;
 pub(in crate::head) use self::limits::limits;
 
 use self::tally::Tally;
-use super::{Action, Ending, Job, Phase, Seat, Seating, Site};
+use super::{Action, Ending, Job, Phase, Push, Seat, Seating, Site};
 use crate::head::milliseconds;
 use crate::membership::{self, End, Fact, Host, Limits, LimitsError, Membership, Process, State};
 use crate::ranks::Registration;
@@ -36,10 +35,8 @@ pub(super) struct Elastic {
     membership: Membership,
     /// What membership has not heard yet.
     facts: VecDeque<Fact>,
-    /// The generation that was published last, if any.
-    published: Option<GenerationTable>,
     /// The generation that was active last, if any.
-    active: Option<GenerationTable>,
+    active: Option<Arc<GenerationTable>>,
     /// Its members.
     members: BTreeSet<Process>,
     /// The node that holds each seat.
@@ -54,7 +51,11 @@ pub(super) struct Elastic {
     answered: u64,
     /// Nodes of which the driver has not been told.
     fresh: Vec<NodeId>,
-    /// Nodes where seats or processes wait for something.
+    /// Nodes that the driver was told of, and that wait for its program, by the number of that word.
+    awaiting: VecDeque<(u64, Vec<NodeId>)>,
+    /// Nodes that have not answered a reservation.
+    reserving: BTreeSet<NodeId>,
+    /// Nodes where a seat or a process may come further now.
     pending: BTreeSet<NodeId>,
     /// Nodes where something was given up, so that perhaps nothing is left.
     touched: BTreeSet<NodeId>,
@@ -75,7 +76,6 @@ impl Elastic {
         let elastic = Self {
             membership,
             facts: VecDeque::new(),
-            published: None,
             active: None,
             members: BTreeSet::new(),
             holders: BTreeMap::new(),
@@ -85,6 +85,8 @@ impl Elastic {
             told: 0,
             answered: 0,
             fresh: Vec::new(),
+            awaiting: VecDeque::new(),
+            reserving: BTreeSet::new(),
             pending: BTreeSet::new(),
             touched: BTreeSet::new(),
             has_over: false,
@@ -97,12 +99,8 @@ impl Elastic {
         self.wake_at
     }
 
-    pub(super) fn published(&self) -> Option<&GenerationTable> {
-        self.published.as_ref()
-    }
-
     pub(super) fn active(&self) -> Option<&GenerationTable> {
-        self.active.as_ref()
+        self.active.as_deref()
     }
 
     pub(super) fn decision(&self) -> &str {
@@ -153,6 +151,11 @@ impl Job {
         self.program_ready = true;
         if let Some(elastic) = &mut self.elastic {
             elastic.answered += 1;
+            let is_answered = |(told, _): &(u64, _)| *told <= elastic.answered;
+            while elastic.awaiting.front().is_some_and(is_answered) {
+                let nodes = elastic.awaiting.pop_front().map(|(_, nodes)| nodes);
+                elastic.pending.extend(nodes.into_iter().flatten());
+            }
         }
     }
 
@@ -280,7 +283,7 @@ impl Job {
                     lost,
                     cause,
                 };
-                self.send_to_members(generation, Sent::Other, &request);
+                self.send_to_members(generation, &request);
             }
             membership::Action::Publish { generation, to } => self.publish(&generation, &to),
             membership::Action::Active(generation) => self.activate(generation.number()),
@@ -290,7 +293,7 @@ impl Job {
                     generation,
                     why,
                 };
-                self.send_to_members(generation, Sent::Hold(generation), &request);
+                self.send_to_members(generation, &request);
             }
             membership::Action::Wake(at) => {
                 if let Some(elastic) = &mut self.elastic {
@@ -312,8 +315,11 @@ impl Job {
     /// Gives a generation to the nodes of these processes, unless it is on its way there.
     fn publish(&mut self, generation: &Arc<membership::Generation>, to: &[Process]) {
         let number = generation.number();
-        let known = self.elastic.as_deref().and_then(Elastic::published);
-        if known.is_none_or(|known| known.generation != number) {
+        if self
+            .published
+            .as_ref()
+            .is_none_or(|known| known.generation != number)
+        {
             let table = match self.table_of(generation) {
                 Ok(table) => table,
                 Err(error) => return self.fail(RefusalKind::Internal, error),
@@ -322,8 +328,8 @@ impl Job {
             if let Some(elastic) = &mut self.elastic {
                 let tally = Tally::new(table.members.iter().map(process_of));
                 elastic.tallies.insert(number, tally);
-                elastic.published = Some(table);
             }
+            self.published = Some(Arc::new(table));
         }
         let seats = to
             .iter()
@@ -334,11 +340,7 @@ impl Job {
             .filter_map(|node| self.part(node))
             .collect::<Vec<_>>()
         {
-            let sent = Sent::Membership(number);
-            if !self.parts[part].flow.is_sent(&sent) {
-                let table = self.table_for(part);
-                self.send(part, sent, NodeRequest::Membership(table));
-            }
+            self.push_once(part, Push::Membership(number));
         }
     }
 
@@ -381,13 +383,13 @@ impl Job {
         let Some(elastic) = &mut self.elastic else {
             return;
         };
-        let Some(table) = elastic.published.clone() else {
+        let Some(table) = self.published.clone() else {
             return;
         };
         elastic
             .tallies
             .retain(|generation, _| *generation >= number);
-        elastic.active = Some(table.clone());
+        elastic.active = Some(Arc::clone(&table));
         let members = table.members.iter().map(process_of);
         elastic.members = members.collect();
         self.generation = number;
@@ -404,6 +406,7 @@ impl Job {
             }
         }
         let nodes = self.placed_nodes();
+        let table = Arc::unwrap_or_clone(table);
         self.actions
             .push(Action::Tell(JobEvent::Generation { table, nodes }));
     }

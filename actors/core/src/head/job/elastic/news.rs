@@ -8,8 +8,7 @@ use kolo_wire::{
 };
 
 use super::super::end::{bounded, cut};
-use super::super::{Action, Hold, Job};
-use super::flow::Sent;
+use super::super::{Action, Hold, Job, Push};
 use crate::fence::{self, Fence};
 use crate::membership::{Fact, Process};
 
@@ -133,7 +132,7 @@ impl Job {
                 incarnation: process.incarnation,
                 why: why.clone(),
             };
-            self.send(part, Sent::Other, request);
+            self.push(part, Push::order(request));
             return self.not_started(&[process], &why);
         };
         if seat.state == WorkerState::Starting {
@@ -289,9 +288,10 @@ impl Job {
         let entry = &mut self.parts[part];
         entry.flow.is_owed = matches!(entry.hold, Hold::Reserving | Hold::Starting | Hold::Undoing);
         entry.hold = Hold::Lost;
-        entry.flow.clear();
+        entry.pushes.queue.clear();
         let node = entry.site.node;
         let waiting = std::mem::take(&mut entry.flow.asking);
+        self.has_answered(node);
         for slot in waiting {
             let why = format!("{node} is lost: {reason}");
             self.fact(Fact::Refused { slot, why });

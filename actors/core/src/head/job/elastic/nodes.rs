@@ -10,8 +10,8 @@ use kolo_wire::{
 
 use super::super::network::Net;
 use super::super::start::unexpected;
-use super::super::{Action, Hold, Job, Part, Phase, Reply, Seat, Seating, Site, check_table};
-use super::flow::Sent;
+use super::super::{Action, Hold, Job, Part, Phase, Push, Reply, Seat, Seating, Site, check_table};
+use super::{Elastic, process_of};
 use crate::env;
 use crate::interfaces;
 use crate::membership::{Fact, Host, Location, Process};
@@ -85,6 +85,9 @@ impl Job {
                     self.parts.push(part);
                 }
                 self.reserve(index);
+                if let Some(elastic) = &mut self.elastic {
+                    elastic.reserving.insert(node);
+                }
             }
             self.pend(node);
         }
@@ -108,16 +111,32 @@ impl Job {
         }
     }
 
-    /// The nodes for which something waits.
+    /// The nodes where something may come further now.
     fn pending(&self) -> Vec<usize> {
         let nodes = self.elastic.iter().flat_map(|elastic| &elastic.pending);
         nodes.filter_map(|node| self.part(*node)).collect()
+    }
+
+    /// The network is another one: what has waited for it may come further.
+    pub(in crate::head::job) fn pend_all(&mut self) {
+        let waits = self.parts.iter().filter(|part| part.flow.is_waiting());
+        if let Some(elastic) = &mut self.elastic {
+            elastic.pending.extend(waits.map(|part| part.site.node));
+        }
+    }
+
+    /// No answer to a reservation is to come any more.
+    pub(super) fn has_answered(&mut self, node: NodeId) {
+        if let Some(elastic) = &mut self.elastic {
+            elastic.reserving.remove(&node);
+        }
     }
 
     /// A node has answered a request.
     pub(in crate::head::job) fn node_replied(&mut self, part: usize, reply: Reply) {
         self.parts[part].flow.is_owed = false;
         self.mark_over();
+        self.has_answered(self.parts[part].site.node);
         match self.parts[part].hold {
             Hold::Reserving => self.node_reserved(part, reply),
             Hold::Starting => self.node_started(part, reply),
@@ -159,6 +178,7 @@ impl Job {
                     self.undo(part);
                 } else if let Some(elastic) = &mut self.elastic {
                     elastic.fresh.push(node);
+                    elastic.pending.insert(node);
                 }
                 return;
             }
@@ -198,7 +218,7 @@ impl Job {
             Reply::Refused(refusal) => {
                 // It holds its reservation all the same.
                 self.parts[part].hold = Hold::Reserved;
-                self.parts[part].flow.clear();
+                self.parts[part].pushes.queue.clear();
                 self.not_started(&starting, &format!("{at} did not start it: {refusal}"));
             }
             // The workers may come all the same. Membership waits for them, and not for ever.
@@ -210,10 +230,11 @@ impl Job {
         if self.ending.is_some() {
             return self.undo(part);
         }
-        for (sent, request) in std::mem::take(&mut self.parts[part].flow.waiting) {
-            self.send(part, sent, request);
+        let node = self.parts[part].site.node;
+        for _ in 0..self.parts[part].pushes.queue.len() {
+            self.actions.push(Action::Push(node));
         }
-        self.pend(self.parts[part].site.node);
+        self.pend(node);
     }
 
     /// These processes do not run.
@@ -238,8 +259,8 @@ impl Job {
 
     /// Asks what connects the nodes, once it is known which nodes there are.
     pub(super) fn connect(&mut self) {
-        let is_reserving = |part: &usize| self.parts[*part].hold == Hold::Reserving;
-        if self.net.is_wanted() && !self.pending().iter().any(is_reserving) {
+        let is_reserving = |elastic: &Elastic| !elastic.reserving.is_empty();
+        if self.net.is_wanted() && !self.elastic.as_deref().is_some_and(is_reserving) {
             self.discover();
         }
     }
@@ -251,6 +272,7 @@ impl Job {
         }
         self.note(format!("new nodes are not taken: {}", refusal.message));
         self.net = self.before.take().map_or(Net::Registered, Net::Known);
+        self.pend_all();
         for part in self.pending() {
             if self.parts[part].hold == Hold::Reserved && !self.parts[part].started {
                 self.refuse_seats(part);
@@ -360,6 +382,10 @@ impl Job {
             self.parts[part].flow.program = told;
             nodes.push(self.placed_node(part));
         }
+        if let Some(elastic) = &mut self.elastic {
+            let nodes = nodes.iter().map(|placed| placed.node).collect();
+            elastic.awaiting.push_back((told, nodes));
+        }
         let job = self.id;
         self.actions
             .push(Action::Tell(JobEvent::Placed { job, nodes }));
@@ -380,13 +406,10 @@ impl Job {
                 let processes = std::mem::take(&mut entry.flow.queue);
                 self.start_processes(part, processes);
             }
-            let Part { flow, site, .. } = &self.parts[part];
-            if flow.asking.is_empty() && flow.queue.is_empty() {
-                let node = site.node;
-                if let Some(elastic) = &mut self.elastic {
-                    elastic.pending.remove(&node);
-                }
-            }
+        }
+        // What is left waits for an answer of its node, for the driver, or for the network.
+        if let Some(elastic) = &mut self.elastic {
+            elastic.pending.clear();
         }
     }
 
@@ -411,86 +434,68 @@ impl Job {
             entry.flow.starting = processes;
             self.request(part, request, self.config.request_timeout);
         } else {
-            self.send(part, Sent::Start(processes), request);
+            self.push(part, Push::order(request));
         }
     }
 
-    /// Delivers to a node that has workers of the job, in order.
-    pub(super) fn send(&mut self, part: usize, sent: Sent, request: NodeRequest) {
-        let Part { flow, hold, .. } = &mut self.parts[part];
-        match hold {
-            Hold::Running => {
-                flow.pushed.push_back(sent);
-                self.push(part, request);
-            }
-            Hold::Starting => flow.waiting.push((sent, request)),
-            _ => {}
-        }
-    }
-
-    /// Delivers to the nodes of a generation's members, unless it is on its way there.
-    pub(super) fn send_to_members(
-        &mut self,
-        generation: Generation,
-        sent: Sent,
-        request: &NodeRequest,
-    ) {
-        let Some(elastic) = self.elastic.as_deref() else {
-            return;
-        };
-        let tables = elastic.published().into_iter().chain(elastic.active());
-        let table = tables
-            .into_iter()
-            .find(|table| table.generation == generation);
+    /// Delivers to the nodes of a generation's members, unless the same is on its way there.
+    pub(super) fn send_to_members(&mut self, generation: Generation, request: &NodeRequest) {
+        let active = self.elastic.as_deref().and_then(Elastic::active);
+        let mut tables = self.published.as_deref().into_iter().chain(active);
+        let table = tables.find(|table| table.generation == generation);
         let members = table.into_iter().flat_map(|table| &table.members);
         let nodes: BTreeSet<NodeId> = members.map(|member| member.node).collect();
-        for part in nodes
-            .into_iter()
-            .filter_map(|node| self.part(node))
-            .collect::<Vec<_>>()
-        {
-            if sent == Sent::Other || !self.parts[part].flow.is_sent(&sent) {
-                self.send(part, sent.clone(), request.clone());
+        let is_over = matches!(request, NodeRequest::Revoke { .. });
+        for node in nodes {
+            let Some(part) = self.part(node) else {
+                continue;
+            };
+            // Where nobody has heard of it, there is nothing to revoke.
+            if !(is_over && self.parts[part].pushes.take_back(generation)) {
+                self.push_once(part, Push::order(request.clone()));
             }
         }
     }
 
-    /// A node has taken or refused what was pushed to it first.
+    /// A node has taken or refused what was delivered to it.
     pub(in crate::head::job) fn push_answered(
         &mut self,
         part: usize,
-        pids: &[(Slot, u32)],
-        refusal: Option<Refusal>,
+        push: Push,
+        answer: Result<NodeReply, Refusal>,
     ) {
-        let Some(sent) = self.parts[part].flow.pushed.pop_front() else {
-            return;
+        let at = self.place_name(part);
+        let request = match push {
+            Push::Order(request) => *request,
+            // It is repeated, and its members are late in the end.
+            Push::Membership(generation) => {
+                if let Err(refusal) = answer {
+                    self.note(format!(
+                        "{at} did not take generation {generation}: {refusal}"
+                    ));
+                }
+                return;
+            }
         };
-        if let Sent::Start(processes) = &sent {
-            let node = self.parts[part].site.node;
-            for process in processes {
-                let seat = self.seats.get(&process.slot);
-                let is_last = seat.is_some_and(|seat| seat.process() == *process);
-                let started = pids.iter().find(|(slot, _)| *slot == process.slot);
-                if let Some((slot, pid)) = started.filter(|_| is_last) {
-                    self.worker_started(node, *slot, *pid);
+        match (request, answer) {
+            (NodeRequest::Start(start), Ok(NodeReply::Started { pids })) => {
+                let node = self.parts[part].site.node;
+                for process in start.slots.iter().map(|slot| process_of(&slot.member)) {
+                    let seat = self.seats.get(&process.slot);
+                    let is_last = seat.is_some_and(|seat| seat.process() == process);
+                    let started = pids.iter().find(|(slot, _)| *slot == process.slot);
+                    if let Some((slot, pid)) = started.filter(|_| is_last) {
+                        self.worker_started(node, *slot, *pid);
+                    }
                 }
             }
-        }
-        let Some(refusal) = refusal else {
-            return;
-        };
-        let at = self.place_name(part);
-        match sent {
-            Sent::Start(processes) => {
+            (NodeRequest::Start(start), Err(refusal)) => {
+                let members = start.slots.iter().map(|slot| &slot.member);
+                let processes: Vec<Process> = members.map(process_of).collect();
                 self.not_started(&processes, &format!("{at} did not start it: {refusal}"));
             }
-            // It is repeated, and its members are late in the end.
-            Sent::Membership(generation) => {
-                self.note(format!(
-                    "{at} did not take generation {generation}: {refusal}"
-                ));
-            }
-            Sent::Hold(_) | Sent::Other => self.note(format!("{at} refused an order: {refusal}")),
+            (_, Err(refusal)) => self.note(format!("{at} refused an order: {refusal}")),
+            (_, Ok(_)) => {}
         }
     }
 
@@ -521,7 +526,7 @@ impl Job {
             incarnation: process.incarnation,
             why,
         };
-        self.send(part, Sent::Other, request);
+        self.push(part, Push::order(request));
     }
 
     /// Undoes on nodes where nothing of the job is wanted any more.

@@ -19,7 +19,6 @@ fn the_first_cause_is_the_first_that_came_and_not_an_exit_with_code_0() {
             "tell:lost 1",
             "2:lost",
             "tell:lost 2",
-            "1:lost",
             "1:stop",
             "2:stop"
         ]

@@ -85,8 +85,6 @@ fn a_node_that_leaves_hands_its_work_over_and_is_freed() {
                 "1:generation 2",
                 "2:generation 2",
                 "tell:generation 2",
-                "1:end 0.1",
-                "1:end 1.1",
                 "1:stop",
                 "1:free",
             ]
@@ -233,4 +231,21 @@ fn a_replacement_that_is_not_needed_any_more_goes_and_gives_its_room_back() {
     assert_eq!(bed.take_log(), ["3:back 1", "3:stop", "3:free"]);
     bed.commit(1, true);
     assert_eq!(bed.members(), ["0.1", "1.1"]);
+}
+
+#[test]
+fn a_generation_that_another_one_has_followed_is_neither_sent_nor_revoked() {
+    let mut bed = Bed::active(1, 3, &[1, 1, 1]);
+    // Something is on its way there, and takes long.
+    let slow = NodeId(3);
+    bed.delivering.insert(slow);
+    bed.exits(1, 0, 1, Exit::Signal(9));
+    bed.exits(2, 1, 1, Exit::Signal(9));
+    bed.take_log();
+    bed.delivering.remove(&slow);
+    bed.deliver(slow);
+    bed.run();
+    let mut log = bed.take_log();
+    log.retain(|line| line.starts_with("3:"));
+    assert_eq!(log, ["3:revoke 1 0", "3:generation 3"]);
 }

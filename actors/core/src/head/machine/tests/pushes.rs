@@ -89,3 +89,42 @@ fn a_lost_node_gets_no_more_pushes_and_a_late_reply_counts_for_nothing() {
     assert!(!world.is_healthy(job));
     assert_eq!(world.seen(node, is_membership), 1);
 }
+
+/// Each table is as long as the job is large.
+#[test]
+fn the_table_of_a_large_job_is_under_way_to_few_nodes_at_once() {
+    let mut world = World::new();
+    let nodes: Vec<Session> = (1..=70)
+        .map(|node| {
+            world.node(node, 1, |request| {
+                good(request).filter(|_| !is_membership(request))
+            })
+        })
+        .collect();
+    let job = world.submit(1, 70);
+    for (slot, node) in (0..).zip(&nodes) {
+        world.report(*node, vec![ready(job, slot)]);
+    }
+    let told = |world: &World| {
+        let is_told = |node: &&Session| world.seen(**node, is_membership) > 0;
+        nodes.iter().filter(is_told).count()
+    };
+    assert_eq!(told(&world), 64);
+    let mut reply = |world: &mut World, reply: Reply| {
+        let request = world.open.pop_first().unwrap();
+        world.input(Input::Replied(request, reply));
+    };
+    reply(&mut world, Reply::Answer(NodeReply::Done));
+    assert_eq!(told(&world), 65);
+    // One that does not take it keeps nobody waiting.
+    reply(&mut world, Reply::Unknown("lost".to_owned()));
+    assert_eq!(told(&world), 66);
+    while !world.open.is_empty() {
+        reply(&mut world, Reply::Answer(NodeReply::Done));
+    }
+    assert_eq!(told(&world), 70);
+    assert!(!world.is_healthy(job));
+    world.pass(Duration::from_millis(250));
+    reply(&mut world, Reply::Answer(NodeReply::Done));
+    assert!(world.is_healthy(job));
+}
