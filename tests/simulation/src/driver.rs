@@ -93,7 +93,7 @@ impl Driver {
     }
 }
 
-fn spec(job: JobId, placement: Placement) -> JobSpec {
+pub(crate) fn spec(job: JobId, placement: Placement) -> JobSpec {
     JobSpec {
         name: "job".to_owned(),
         program: Program {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
-use kolo_sim::{Counts, Mutation, Options, Violation, play};
+use kolo_sim::{Cost, Counts, Mutation, Options, Shape, Violation, play, scale};
 
 /// Play whole clusters of kolo on a virtual clock, and look whether they keep their promises.
 ///
@@ -19,7 +19,8 @@ use kolo_sim::{Counts, Mutation, Options, Violation, play};
     after_help = "Examples:\n  cargo run --release -p kolo-sim -- --seeds 10000 --nodes 50\n  \
                   cargo run --release -p kolo-sim -- --nodes 50 --reproduce 4711   # prints what happens\n  \
                   cargo run --release -p kolo-sim -- --mutate list                 # bugs that can be put in\n  \
-                  cargo run --release -p kolo-sim -- --mutate lose-exit            # must find a violation\n\n\
+                  cargo run --release -p kolo-sim -- --mutate lose-exit            # must find a violation\n  \
+                  cargo run --release -p kolo-sim -- --scale 10000x8               # what one large job costs the head\n\n\
                   Exit code: 0 if every promise holds, 1 if one does not, 2 if the command line is wrong. A violation is printed \
                   with its seed and options."
 )]
@@ -45,6 +46,10 @@ struct Args {
     /// Put a bug in, which must be found; `list` prints all of them.
     #[arg(long, value_name = "NAME", value_parser = mutation)]
     mutate: Option<Chosen>,
+    /// Play no faults: form one job on clusters of a hundredth, a tenth, and all of so many nodes and slots, for example 10000x8,
+    /// lose one node in a hundred, heal, and print what that costs the head. Exit code 1 if that grows faster than the nodes.
+    #[arg(long, value_name = "NODESxSLOTS", value_parser = shape, conflicts_with_all = ["reproduce", "mutate"])]
+    scale: Option<Shape>,
     /// How to print the result.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
@@ -74,8 +79,22 @@ fn mutation(name: &str) -> Result<Chosen, String> {
     })
 }
 
+fn shape(text: &str) -> Result<Shape, String> {
+    let numbers = text.split_once('x').and_then(|(nodes, slots)| {
+        let (nodes, slots) = (nodes.parse().ok()?, slots.parse().ok()?);
+        let is_legal = (100..=100_000).contains(&nodes) && (1..=64).contains(&slots);
+        is_legal.then_some(Shape { nodes, slots })
+    });
+    numbers.ok_or_else(|| {
+        "allowed are 100 to 100000 nodes and 1 to 64 slots, as in 10000x8".to_owned()
+    })
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(shape) = args.scale {
+        return grow(shape, args.format);
+    }
     let mutation = match args.mutate {
         Some(Chosen::List) => {
             for mutation in Mutation::ALL {
@@ -146,6 +165,81 @@ fn run(args: &Args, options: Options) -> ExitCode {
     match found {
         Some((seed, violation)) => complain(seed, args, &violation),
         None => ExitCode::SUCCESS,
+    }
+}
+
+fn grow(wanted: Shape, format: Format) -> ExitCode {
+    let largest = wanted.legal();
+    if largest != wanted {
+        eprintln!(
+            "kolo-sim: a job of {wanted} has more ranks than a job may have; {largest} is played"
+        );
+    }
+    if format == Format::Text {
+        println!(
+            "{:>10} {:>10} {:>12} {:>12} {:>8} {:>10} {:>8}",
+            "cluster", "messages", "bytes", "tables", "cpu s", "memory", "took s"
+        );
+    }
+    let (mut costs, mut result): (Vec<Cost>, _) = (Vec::new(), Ok(()));
+    for part in [100, 10, 1] {
+        let nodes = (largest.nodes / part).max(1);
+        let cost = match scale(Shape { nodes, ..largest }) {
+            Ok(cost) => cost,
+            Err(problem) => {
+                eprintln!("kolo-sim: {nodes}x{}: {problem}", largest.slots);
+                return ExitCode::FAILURE;
+            }
+        };
+        if format == Format::Text {
+            println!(
+                "{:>10} {:>10} {:>12} {:>12} {:>8.3} {:>10} {:>8.1}",
+                cost.shape.to_string(),
+                cost.messages,
+                cost.bytes,
+                cost.tables,
+                cost.cpu.as_secs_f64(),
+                cost.memory,
+                cost.took.as_secs_f64()
+            );
+        }
+        // Of the smallest cluster hardly anything is measured.
+        if let (Some(before), 1) = (costs.last(), part) {
+            result = before.is_linear(&cost);
+        }
+        costs.push(cost);
+    }
+    if format == Format::Json {
+        let row = |cost: &Cost| {
+            let Cost {
+                shape,
+                messages,
+                bytes,
+                tables,
+                cpu,
+                memory,
+                took,
+            } = cost;
+            let (cpu, took) = (cpu.as_secs_f64(), took.as_secs_f64());
+            format!(
+                "{{\"nodes\":{},\"slots\":{},\"messages\":{messages},\"bytes\":{bytes},\"table_bytes\":{tables},\
+                 \"cpu_seconds\":{cpu:.3},\"memory\":{memory},\"virtual_seconds\":{took:.1}}}",
+                shape.nodes, shape.slots
+            )
+        };
+        let rows: Vec<String> = costs.iter().map(row).collect();
+        println!(
+            "{{\"linear\":{},\"scale\":[{}]}}",
+            result.is_ok(),
+            rows.join(",")
+        );
+    }
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("kolo-sim: {problem}");
+            ExitCode::FAILURE
+        }
     }
 }
 

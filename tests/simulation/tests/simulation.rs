@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use kolo_sim::{Counts, Mutation, Options, play};
+use kolo_sim::{Cost, Counts, Mutation, Options, Shape, play, scale};
 
 /// Small clusters find as much as large ones, and sooner.
 const SMALL: Options = Options {
@@ -62,4 +62,23 @@ fn each_bug_is_found() {
         found += 1;
     }
     assert!(found >= 10, "{found}");
+}
+
+#[test]
+fn what_a_job_costs_the_head_grows_with_its_nodes_alone() {
+    let cost = |nodes| scale(Shape { nodes, slots: 4 }).unwrap();
+    let (small, large) = (cost(100), cost(1000));
+    let per_node = |what: fn(&Cost) -> u64| {
+        let [small, large] =
+            [small, large].map(|cost| what(&cost) as f64 / f64::from(cost.shape.nodes));
+        large / small
+    };
+    for growth in [per_node(|cost| cost.messages), per_node(|cost| cost.bytes)] {
+        assert!(
+            (0.8..1.5).contains(&growth),
+            "{growth}: {small:?} {large:?}"
+        );
+    }
+    // Each node gets the whole table.
+    assert!(per_node(|cost| cost.tables) < 12.0, "{small:?} {large:?}");
 }
