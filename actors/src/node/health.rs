@@ -6,12 +6,13 @@ use std::sync::Arc;
 use kolo_core::node::colocator::{KILLED, millis};
 use kolo_core::node::environment;
 use kolo_core::node::messages::Wanted;
-use kolo_process::{Child, LineReader, Signal, SpawnRequest, Warden};
+use kolo_process::{Child, LineReader, Signal, SpawnRequest};
 use kolo_transport::wire::{HealthCheck, Installed};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::ports::ProgramFinder;
+use super::warden::JobWarden;
 use super::worker::{DRAIN, Launch};
 
 /// Longest last words of a check in its failure, in characters.
@@ -24,7 +25,7 @@ const MAX_WORDS: usize = 200;
 /// The failure in words: the check was not started, was late, or has not exited with code 0.
 pub(super) async fn run(
     programs: Arc<dyn ProgramFinder>,
-    warden: Option<Arc<Warden>>,
+    warden: Option<JobWarden>,
     check: HealthCheck,
 ) -> Result<(), String> {
     let name = check.program.escape_debug().to_string();
@@ -58,7 +59,7 @@ pub(super) async fn run(
 /// Starts a check. Standard output and standard error are one pipe.
 async fn start(
     programs: Arc<dyn ProgramFinder>,
-    warden: Option<Arc<Warden>>,
+    warden: Option<JobWarden>,
     check: HealthCheck,
 ) -> Result<(Child, OwnedFd), String> {
     let warden = warden.ok_or("its job has no warden")?;
@@ -75,6 +76,7 @@ async fn start(
     let no_pipe = |error: std::io::Error| format!("no pipe for its output: {error}");
     let (output, stdout) = kolo_process::pipe().map_err(no_pipe)?;
     let stderr = stdout.try_clone().map_err(no_pipe)?;
+    let warden = warden.get().await.map_err(|error| error.to_string())?;
     let child = warden.spawn(SpawnRequest {
         program: file.path,
         argv0: check.program,

@@ -120,7 +120,7 @@ impl Homes {
         check: HealthCheck,
     ) -> impl Future<Output = Input> + use<> {
         let home = self.stays.get(&stay);
-        let warden = home.and_then(|home| lock(&home.warden).clone());
+        let warden = home.map(|home| home.warden.clone());
         let running =
             self.context
                 .runtime

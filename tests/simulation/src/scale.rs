@@ -19,8 +19,9 @@ use kolo_wire::head::Beat;
 use kolo_wire::identity::{Identity, Role};
 use kolo_wire::ids::{DriverId, Generation, Incarnation, JobId, NodeId, Slot};
 use kolo_wire::{
-    Elastic, Exit, GenerationTable, HeadRequest, JobEvent, Milli, NodeEvent, NodeRegistration,
-    NodeReply, NodeRequest, Placement, RankFailure, Resources, SubmitFrame, frame,
+    Elastic, Exit, GenerationTable, HeadRequest, JobEvent, Kept, Milli, NodeEvent,
+    NodeRegistration, NodeReply, NodeRequest, Placement, RankFailure, Resources, SubmitFrame,
+    frame,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -277,6 +278,7 @@ impl Bed {
             join_window_ms: 1000,
             ack_timeout_ms: 10_000,
             filters: Vec::new(),
+            health_check: None,
         }));
         self.count(&spec);
         self.inbox.push(Input::Submit {
@@ -416,7 +418,7 @@ impl Bed {
                         incarnation,
                         generation,
                         commit: generation.0,
-                        durable: false,
+                        kept: Kept::Made,
                     });
                 }
             }

@@ -527,7 +527,7 @@ pub(crate) fn cases() -> Vec<Case> {
             installed: None,
             next_within_ms: Some(125_000),
         }),
-        NodeRequest::Membership(next_table()),
+        NodeRequest::Membership(next_table().into()),
         NodeRequest::Revoke {
             job: JOB,
             generation: GENERATION,
@@ -541,7 +541,7 @@ pub(crate) fn cases() -> Vec<Case> {
             incarnation: Incarnation(2),
             why: "its node leaves".to_owned(),
         },
-        NodeRequest::Membership(table()),
+        NodeRequest::Membership(table().into()),
         NodeRequest::RankLost { job: JOB, generation: GENERATION, failure: failure() },
         NodeRequest::Stop { job: JOB, reason: "asked".to_owned(), interrupt: false },
         NodeRequest::Stop { job: JOB, reason: "asked".to_owned(), interrupt: true },

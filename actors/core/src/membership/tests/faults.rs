@@ -391,7 +391,7 @@ fn a_job_that_loses_all_its_members_before_the_first_commit_begins_anew() {
     bed.then(Fact::Committed {
         generation,
         commit,
-        durable: false,
+        kept: Kept::Made,
     });
     assert_eq!(bed.membership.budget().commit(), None);
     // A job that fails again and again ends.

@@ -110,7 +110,7 @@ fn the_table_of_a_large_job_is_under_way_to_few_nodes_at_once() {
         nodes.iter().filter(is_told).count()
     };
     assert_eq!(told(&world), 64);
-    let mut reply = |world: &mut World, reply: Reply| {
+    let reply = |world: &mut World, reply: Reply| {
         let request = world.open.pop_first().unwrap();
         world.input(Input::Replied(request, reply));
     };
