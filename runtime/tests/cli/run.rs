@@ -194,17 +194,6 @@ fn what_can_t_be_used_is_refused_before_anything_is_started() {
     }
 }
 
-#[test]
-fn a_dry_run_shows_hosts_that_are_addresses() {
-    let table = kolo(&["run", "-H", "[fd00::2]:1,b:1", "--dry-run", "true"]).good();
-    let rows: Vec<Vec<&str>> = table
-        .lines()
-        .map(|line| line.split_whitespace().take(3).collect())
-        .collect();
-    assert_eq!(rows[1], ["0", "fd00::2", "0"], "{table}");
-    assert_eq!(rows[2], ["1", "b", "0"], "{table}");
-}
-
 /// `kolo run` on this machine, with the tools of this machine.
 fn here(args: &[&str]) -> Ran {
     let mut run = command(Path::new("/nonexistent"), &[&["run"], args].concat());

@@ -109,3 +109,54 @@ fn hosts_over_ssh_get_what_is_passed_and_ranks_of_their_own() {
     assert_eq!(lines, ["0/2 yes none", "1/2 yes none"]);
     servers.nothing_is_left();
 }
+
+#[test]
+fn a_dry_run_asks_the_hosts_refuses_what_a_run_refuses_and_leaves_nothing() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(2);
+    let hosts = servers.hosts();
+    let kolo = |args: &[&str]| {
+        let node = env!("CARGO_BIN_EXE_kolo-node");
+        let all = [&["run", "-H", &hosts, "--remote-program", node], args].concat();
+        let out = servers.kolo(&all).output().unwrap();
+        servers.nothing_is_left();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (out.status.code(), text(out.stdout), text(out.stderr))
+    };
+    let (code, shown, err) = kolo(&["--dry-run", "-n", "2", "true"]);
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{shown}");
+    let rows: Vec<Vec<&str>> = shown
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(rows[1], ["0", "127.0.0.2", "0", "1", "0", "2"], "{shown}");
+    assert_eq!(rows[2], ["1", "127.0.0.3", "0", "1", "1", "2"], "{shown}");
+    assert!(shown.contains("\non hosts, in "), "{shown}");
+    let refused = |args: &[&str], expected| {
+        // The nodes of a run have ids that are drawn.
+        let words = |(code, out, err): (Option<i32>, String, String)| {
+            let plain = err.split("node-").enumerate().map(|(at, part)| match at {
+                0 => part,
+                _ => &part[16..],
+            });
+            (code, out, plain.collect::<String>())
+        };
+        let run = words(kolo(args));
+        assert_eq!((run.0, run.1.as_str()), (Some(expected), ""), "{run:?}");
+        assert_eq!(words(kolo(&[&["--dry-run"], args].concat())), run);
+        run.2
+    };
+    let err = refused(&["no-such-program"], 127);
+    assert!(
+        err.contains("127.0.0.2") && err.contains("127.0.0.3"),
+        "{err}"
+    );
+    refused(&["--", "/etc/passwd"], 126);
+    refused(&["--cwd", "/no/such/folder", "true"], 126);
+    refused(&["--interfaces", "nosuch0", "true"], 1);
+    servers.lose(1);
+    let err = refused(&["true"], 1);
+    assert!(err.contains("127.0.0.3"), "{err}");
+}

@@ -18,16 +18,14 @@ fn run(options: &[&str], script_text: &str) -> Output {
     output(script(kolo(), options, script_text))
 }
 
-fn dry_run(options: &[&str]) -> Vec<Vec<String>> {
+/// The workers that a command tells of as JSON.
+fn planned(args: &[&str]) -> Vec<Vec<String>> {
     let mut command = kolo();
-    command.args(["--format", "json", "run", "--dry-run"]);
-    let out = output({
-        command.args(options).arg("true");
-        command
-    });
+    command.args(["--format", "json"]).args(args);
+    let out = output(command);
     assert!(out.status.success(), "{out:?}");
     let plan: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
-    let workers = plan["workers"].as_array().unwrap();
+    let workers = plan.get("workers").unwrap_or(&plan).as_array().unwrap();
     let fields = [
         "host",
         "rank",
@@ -277,15 +275,16 @@ fn test_gloo_run_with_os_environ() {
 fn test_horovodrun_hostfile() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("hosts");
-    std::fs::write(&file, "# mine\nhost1 slots=1\n\nhost2 slots=2\n").unwrap();
-    let rows = dry_run(&["--hostfile", file.to_str().unwrap()]);
-    let hosts: Vec<_> = rows.iter().map(|row| row[0].as_str()).collect();
-    assert_eq!(hosts, ["host1", "host2", "host2"]);
+    std::fs::write(&file, "# mine\nhost1 slots=0\n\nlocalhost slots=2\n").unwrap();
+    let file = file.to_str().unwrap();
+    let rows = planned(&["run", "--hostfile", file, "--dry-run", "true"]);
+    let sizes: Vec<_> = rows.iter().map(|row| (&*row[1], &*row[3])).collect();
+    assert_eq!(sizes, [("0", "2"), ("1", "2")]);
 }
 
 #[test]
 fn test_get_host_assignments() {
-    let rows = dry_run(&["-H", "a:2,b:2", "-n", "3"]);
+    let rows = planned(&["plan", "--hosts", "a:2,b:2", "--max", "3"]);
     assert_eq!(
         rows,
         [
@@ -298,7 +297,7 @@ fn test_get_host_assignments() {
 
 #[test]
 fn test_get_host_assignments_heterogeneous() {
-    let rows = dry_run(&["-H", "a:1,b:2"]);
+    let rows = planned(&["plan", "--hosts", "a:1,b:2"]);
     assert_eq!(
         rows,
         [

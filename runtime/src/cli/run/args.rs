@@ -105,7 +105,7 @@ pub(crate) struct Run {
     /// TOML file with any of these options; what is on the command line counts more
     #[arg(long, value_name = "FILE")]
     pub(crate) config_file: Option<PathBuf>,
-    /// Print what would run where, or what a run would refuse, and start no worker; hosts over ssh are not asked
+    /// Print what would run where, or what a run would refuse, and start no worker
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// The program and its arguments

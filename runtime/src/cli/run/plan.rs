@@ -377,6 +377,10 @@ mod tests {
         };
         assert_eq!(given("-H a:2,b:3 -n 4 x").unwrap(), [(0, 2), (1, 2)]);
         assert_eq!(given("-H a:2,b:3 -n 2 x").unwrap(), [(0, 2)]);
+        for line in ["x", "--nproc-per-node 2 x", "--nnodes 1 -n 2 x"] {
+            let line = format!("-H a:0,b:2 {line}");
+            assert_eq!(given(&line).unwrap(), [(1, 2)], "{line}");
+        }
         assert_eq!(
             given("-H a:4,b:4,c:4 --nproc-per-node 1 x").unwrap(),
             [(0, 1), (1, 1), (2, 1)]

@@ -1,14 +1,14 @@
 //! `--dry-run`: what would run where.
 
 use kolo_core::plan::{PlanRow, plan_ranks};
-use kolo_transport::wire::{JobState, Refusal};
+use kolo_transport::wire::{JobState, PlacedNode, Refusal};
 use serde::Serialize;
 
 use super::super::args::{Connect, Format};
 use super::super::error::CliError;
 use super::super::output::{Cell, Output};
 use super::args::Run;
-use super::place::{self, Ground};
+use super::place;
 use super::plan::{Plan, Surroundings, Target};
 use super::report::Outcome;
 use super::{files, job};
@@ -30,24 +30,15 @@ async fn hosts(
     here: &Surroundings,
     connect: &Connect,
 ) -> Result<Result<Vec<(u64, String)>, Refusal>, CliError> {
-    let repeat = |key: u64, name: String, count: usize| std::iter::repeat_n((key, name), count);
-    let ground = match place::find(options, plan, here).await? {
-        // To ask them, nodes would have to be sent and started there.
-        Ground::Hosts(hosts) => {
-            let names = (0..).zip(hosts);
-            let names = names
-                .flat_map(|(key, (place, workers))| repeat(key, place.host.host, workers as usize));
-            return Ok(Ok(names.collect()));
-        }
-        ground => ground,
-    };
+    let ground = place::find(options, plan, here).await?;
     let grounds = place::prepare(options, plan, ground, connect).await?;
-    let placed = job::try_out(&grounds.link, plan.spec.clone(), plan.start_timeout).await?;
+    let placed = job::try_out(&grounds.link, plan.spec.clone(), plan.start_timeout).await;
     grounds.end().await;
-    Ok(placed.map(|nodes| {
+    Ok(placed?.map(|nodes| {
         let names = nodes.into_iter();
-        let names = names.flat_map(|node| repeat(node.node.0, node.hostname, node.ranks.len()));
-        names.collect()
+        let of_each =
+            |node: PlacedNode| std::iter::repeat_n((node.node.0, node.hostname), node.ranks.len());
+        names.flat_map(of_each).collect()
     }))
 }
 
