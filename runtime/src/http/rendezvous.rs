@@ -285,10 +285,10 @@ async fn decide(
             "the path must be exactly /SCOPE/KEY",
         )
     })?;
-    if !state.plan.allows(scope) {
+    if !state.plan.allows(scope, key) {
         return Err(No::new(
             StatusCode::FORBIDDEN,
-            "this is not a scope of this job",
+            "this is not a scope of this job, or not the key of a member",
         ));
     }
     if method == Method::GET {

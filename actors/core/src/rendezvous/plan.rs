@@ -7,6 +7,10 @@ use kolo_wire::Member;
 
 use super::RendezvousLimits;
 
+/// Where workers publish by which addresses they hear that hosts have changed, as `HOSTNAME:LOCAL_RANK`. Horovod's elastic programs do
+/// so in static jobs, too, where nobody asks them anything.
+const WORKER_ADDRESSES: &str = "worker_addresses";
+
 /// What a process set's scopes have between the name of the scope they belong to and the set's hash.
 const PROCESS_SET: &str = "_process_set_hash_";
 
@@ -88,11 +92,15 @@ impl RendezvousPlan {
         RendezvousLimits::for_world(self.world_size)
     }
 
-    /// Whether a scope belongs to this job: one of its own, or that of a process set in one of its own.
+    /// Whether a key belongs to this job: one in a scope of its own, in that of a process set in one of its own, or a member's in
+    /// `worker_addresses`.
     #[must_use]
-    pub fn allows(&self, scope: &str) -> bool {
+    pub fn allows(&self, scope: &str, key: &str) -> bool {
         if self.scopes.contains_key(scope) {
             return true;
+        }
+        if scope == WORKER_ADDRESSES {
+            return self.is_member(key);
         }
         // A hostname may hold the same words, so the last place counts.
         scope.rsplit_once(PROCESS_SET).is_some_and(|(owner, hash)| {
@@ -100,6 +108,19 @@ impl RendezvousPlan {
                 && (1..=16).contains(&hash.len())
                 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
         })
+    }
+
+    /// Whether a member is meant by `HOSTNAME:LOCAL_RANK`.
+    fn is_member(&self, key: &str) -> bool {
+        // A hostname may be an address with colons.
+        let Some((hostname, local_rank)) = key.rsplit_once(':') else {
+            return false;
+        };
+        let size = self.scopes.get(&format!("local_{hostname}")).copied();
+        let rank = local_rank.parse::<u32>().ok();
+        // Written in one way only, so that a member has one key.
+        size.zip(rank)
+            .is_some_and(|(size, rank)| rank < size && rank.to_string() == local_rank)
     }
 
     /// Whether a connection from `peer` to `local` may come from one of the job's nodes.

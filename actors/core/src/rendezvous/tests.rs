@@ -274,7 +274,7 @@ fn a_plan_allows_its_scopes_and_their_process_sets_only() {
         "local_x_process_set_hash_1",
         "local_x_process_set_hash_1_process_set_hash_2",
     ] {
-        assert!(plan.allows(good), "{good}");
+        assert!(plan.allows(good, "0"), "{good}");
     }
     for bad in [
         "",
@@ -283,7 +283,6 @@ fn a_plan_allows_its_scopes_and_their_process_sets_only() {
         "local_",
         "cross_1",
         "rank_and_size",
-        "worker_addresses",
         "runfunc",
         "global_process_set_hash_",
         "global_process_set_hash_g",
@@ -291,8 +290,40 @@ fn a_plan_allows_its_scopes_and_their_process_sets_only() {
         "other_process_set_hash_1",
         "global_process_set_hash_1_process_set_hash_2",
     ] {
-        assert!(!plan.allows(bad), "{bad}");
+        assert!(!plan.allows(bad, "0"), "{bad}");
     }
+}
+
+#[test]
+fn members_publish_addresses_and_nobody_else_does() {
+    let plan = RendezvousPlan::new(
+        [
+            slot("a", 0, 2, 2),
+            slot("a", 1, 2, 1),
+            slot("fd00::2", 0, 1, 2),
+        ],
+        [],
+    );
+    for key in ["a:0", "a:1", "fd00::2:0"] {
+        assert!(plan.allows("worker_addresses", key), "{key}");
+    }
+    for key in [
+        "",
+        "a",
+        "a:",
+        "a:2",
+        "a:-1",
+        "a:+1",
+        "a:01",
+        "b:0",
+        "fd00::2:1",
+        "fd00::2",
+        ":0",
+        "a:0:0",
+    ] {
+        assert!(!plan.allows("worker_addresses", key), "{key}");
+    }
+    assert!(!plan.allows("worker_addresses_process_set_hash_1", "a:0"));
 }
 
 #[test]

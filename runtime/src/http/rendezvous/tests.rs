@@ -203,13 +203,7 @@ async fn only_scopes_of_the_job_are_served() {
             assert_eq!(cpp_client(address, "PUT", &path, b"x").0, 200, "{scope}");
             assert_eq!(cpp_client(address, "GET", &path, b"").0, 200, "{scope}");
         }
-        for scope in [
-            "local_c",
-            "cross_2",
-            "runfunc",
-            "rank_and_size",
-            "worker_addresses",
-        ] {
+        for scope in ["local_c", "cross_2", "runfunc", "rank_and_size"] {
             let path = format!("/{scope}/a:0");
             for method in ["GET", "PUT", "DELETE"] {
                 assert_eq!(
@@ -218,6 +212,30 @@ async fn only_scopes_of_the_job_are_served() {
                     "{method} {scope}"
                 );
             }
+        }
+    })
+    .await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn members_publish_the_addresses_of_their_notification_services() {
+    let server = start(two_by_two()).await;
+    let address = server.address();
+    blocking(move || {
+        let ask = |method: &str, key: &str, value: &[u8]| {
+            let path = format!("/worker_addresses/{key}");
+            cpp_client(address, method, &path, value)
+        };
+        for key in ["a:0", "a:1", "b:0", "b:1"] {
+            assert_eq!(ask("PUT", key, b"pickled").0, 200, "{key}");
+            assert_eq!(ask("GET", key, b""), (200, b"pickled".to_vec()));
+        }
+        // A scope of which nobody knows when it is over.
+        assert_eq!(ask("DELETE", "a:0", b"").0, 200);
+        assert_eq!(ask("GET", "a:0", b"").0, 404);
+        for key in ["a:2", "c:0", "a", "a:x"] {
+            assert_eq!(ask("PUT", key, b"x").0, 403, "{key}");
         }
     })
     .await;
