@@ -7,7 +7,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::LazyLock;
 
@@ -54,6 +54,8 @@ pub struct JobEnv {
     pub restarts: u32,
     /// How often it may be.
     pub max_restarts: u32,
+    /// What the nodes are called; see [`horovod_hostnames`]. Others are called as they call themselves.
+    pub hostnames: BTreeMap<NodeId, String>,
 }
 
 fn set(env: &mut Env, name: &str, value: impl ToString) {
@@ -98,6 +100,11 @@ fn settings(job: &JobEnv) -> Env {
     set(&mut env, "TORCHELASTIC_RESTART_COUNT", job.restarts);
     set(&mut env, "TORCHELASTIC_MAX_RESTARTS", job.max_restarts);
     set(&mut env, "TORCHELASTIC_RUN_ID", job.job);
+    set(
+        &mut env,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    );
     // "True" would make torch connect to a store that nobody serves.
     set(&mut env, "TORCHELASTIC_USE_AGENT_STORE", "False");
     env
@@ -107,8 +114,12 @@ fn settings(job: &JobEnv) -> Env {
 #[must_use]
 pub fn member(job: &JobEnv, member: &Member, group_rank: u32) -> Env {
     let mut env = Env::new();
-    // The node's id, not its hostname: two nodes may have one hostname, and `local_HOSTNAME` is a scope.
-    set(&mut env, "HOROVOD_HOSTNAME", horovod_hostname(member.node));
+    let hostname = job.hostnames.get(&member.node);
+    set(
+        &mut env,
+        "HOROVOD_HOSTNAME",
+        hostname.unwrap_or(&member.hostname),
+    );
     set(&mut env, "HOROVOD_RANK", member.rank);
     set(&mut env, "HOROVOD_LOCAL_RANK", member.local_rank);
     set(&mut env, "HOROVOD_LOCAL_SIZE", member.local_size);
@@ -171,10 +182,33 @@ pub fn devices(ids: &[String]) -> Env {
     Env::from([("CUDA_VISIBLE_DEVICES".to_owned(), ids.join(","))])
 }
 
-/// The `HOROVOD_HOSTNAME` of workers on a node, which names the node's scope in the rendezvous.
+/// The `HOROVOD_HOSTNAME` of workers on each node, which names the node's scope in the rendezvous: its hostname. If several nodes
+/// have one hostname, all but the first one by slots have their id behind it. A hostname that can't stand in the path of a
+/// request is replaced by the id.
 #[must_use]
-pub fn horovod_hostname(node: NodeId) -> String {
-    node.to_string()
+pub fn horovod_hostnames<'a>(
+    members: impl IntoIterator<Item = &'a Member>,
+) -> BTreeMap<NodeId, String> {
+    let mut members: Vec<&Member> = members.into_iter().collect();
+    members.sort_by_key(|member| member.slot);
+    let (mut names, mut taken) = (BTreeMap::new(), BTreeSet::new());
+    for member in members {
+        if names.contains_key(&member.node) {
+            continue;
+        }
+        let mut name = member.hostname.clone();
+        if !name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte))
+        {
+            name = member.node.to_string();
+        }
+        while !taken.insert(name.clone()) {
+            name = format!("{name}-{}", member.node);
+        }
+        names.insert(member.node, name);
+    }
+    names
 }
 
 /// kolo's own variables, which nothing overrides.
@@ -247,6 +281,7 @@ pub fn assigned(name: &str) -> Option<Assigned> {
             loopback: true,
             restarts: 0,
             max_restarts: 0,
+            hostnames: BTreeMap::new(),
         };
         let anybody = Member {
             rank: Rank(0),

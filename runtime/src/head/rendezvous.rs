@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kolo_actors::head::{LocalFuture, RendezvousHost};
-use kolo_core::env::horovod_hostname;
+use kolo_core::env::horovod_hostnames;
 use kolo_core::head::messages::Opening;
 use kolo_transport::ids::JobId;
 
@@ -52,9 +52,10 @@ impl RendezvousHost for Servers {
                      start it with --listen and that address"
                 ));
             }
+            let names = horovod_hostnames(&opening.members);
             let plan = RendezvousPlan::from_members(
                 &opening.members,
-                |member| horovod_hostname(member.node),
+                |member| names.get(&member.node).unwrap_or(&member.hostname).clone(),
                 opening.peers,
             );
             let server = RendezvousServer::start(plan, bind, connections, &memory)

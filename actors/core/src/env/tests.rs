@@ -12,6 +12,7 @@ fn job_env() -> JobEnv {
         loopback: false,
         restarts: 0,
         max_restarts: 0,
+        hostnames: BTreeMap::new(),
     }
 }
 
@@ -50,6 +51,7 @@ fn the_job_s_variables() {
          TORCHELASTIC_MAX_RESTARTS=0\n\
          TORCHELASTIC_RESTART_COUNT=0\n\
          TORCHELASTIC_RUN_ID=job-0000000000000007\n\
+         TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT\n\
          TORCHELASTIC_USE_AGENT_STORE=False\n\
          WORLD_SIZE=6\n"
     );
@@ -79,7 +81,7 @@ fn a_member_s_variables() {
         "GROUP_RANK=2\n\
          HOROVOD_CROSS_RANK=1\n\
          HOROVOD_CROSS_SIZE=2\n\
-         HOROVOD_HOSTNAME=node-0000000000000009\n\
+         HOROVOD_HOSTNAME=c\n\
          HOROVOD_LOCAL_RANK=1\n\
          HOROVOD_LOCAL_SIZE=3\n\
          HOROVOD_RANK=4\n\
@@ -237,4 +239,43 @@ fn bad_variables_have_a_problem() {
     ] {
         assert!(problem(name, value).is_some(), "{name:?}");
     }
+}
+
+#[test]
+fn nodes_have_their_names_and_two_of_one_name_are_told_apart() {
+    let on = |slot, node, hostname: &str| Member {
+        slot: Slot(slot),
+        node: NodeId(node),
+        hostname: hostname.to_owned(),
+        ..member_five()
+    };
+    let members = [
+        on(2, 1, "a"),
+        on(0, 9, "a"),
+        on(1, 9, "a"),
+        on(3, 2, "fd00::2"),
+        on(4, 3, "a-node-0000000000000001"),
+        on(5, 4, "with blank/and more"),
+    ];
+    let names = horovod_hostnames(&members);
+    let expected = [
+        (1, "a-node-0000000000000001"),
+        (2, "fd00::2"),
+        (3, "a-node-0000000000000001-node-0000000000000003"),
+        (4, "node-0000000000000004"),
+        (9, "a"),
+    ];
+    assert_eq!(
+        names,
+        expected
+            .map(|(node, name)| (NodeId(node), name.to_owned()))
+            .into()
+    );
+    let job = JobEnv {
+        hostnames: names,
+        ..job_env()
+    };
+    let env = member(&job, &members[0], 0);
+    assert_eq!(env["HOROVOD_HOSTNAME"], "a-node-0000000000000001");
+    assert_eq!(env["KOLO_HOSTNAME"], "a");
 }

@@ -60,7 +60,8 @@ pub fn check(start: &StartWorkers) -> Result<(), Refusal> {
 
 /// Everything that a worker's environment holds, in rising precedence: defaults, the daemon's own
 /// environment (`inherited`) less `KOLO_*`, what the service manager tells it, and what tells a place in a group that is not
-/// this one (see [`env::tells_a_place`]), the job's, the slot's, the devices, the user's less `KOLO_*`, and the worker's identity.
+/// this one (see [`env::tells_a_place`]), the directory, the job's, the slot's, the devices, the user's less `KOLO_*`, and the
+/// worker's identity.
 ///
 /// Devices are the union of the GPUs of the job's workers on this node, so none for a job that holds none.
 #[must_use]
@@ -75,6 +76,18 @@ pub fn worker(
         .map(|(name, value)| (OsString::from(name), OsString::from(value)))
         .collect();
     all.extend(self::inherited(inherited));
+    let cwd = start
+        .installed
+        .as_ref()
+        .and_then(|installed| installed.cwd.as_deref());
+    if let Some(cwd) = cwd {
+        // A shell believes these two.
+        all.remove(OsStr::new("OLDPWD"));
+        all.remove(OsStr::new("PWD"));
+        if is_plain(cwd) {
+            all.insert("PWD".into(), cwd.into());
+        }
+    }
     let mut put = |name: &str, value: &str| {
         all.insert(OsString::from(name), OsString::from(value));
     };
@@ -111,6 +124,12 @@ pub fn inherited(
     all.filter(|(name, _)| !is_the_daemon_s(name))
 }
 
+/// Whether a path may be the value of `PWD`: absolute, without `.` and `..`. With any other a program finds out by itself.
+fn is_plain(path: &str) -> bool {
+    let mut parts = path.split('/');
+    path.starts_with('/') && parts.all(|part| !matches!(part, "." | ".."))
+}
+
 /// Whether a variable means the daemon, and would mislead a worker.
 fn is_the_daemon_s(name: &OsStr) -> bool {
     name.as_bytes().starts_with(env::RESERVED_PREFIX.as_bytes())
@@ -122,6 +141,8 @@ fn is_the_daemon_s(name: &OsStr) -> bool {
 #[cfg(test)]
 mod tests {
     use std::os::unix::ffi::OsStringExt;
+
+    use kolo_wire::Installed;
 
     use super::*;
     use crate::node::testing;
@@ -197,6 +218,36 @@ mod tests {
         );
         assert!(!all.contains_key("KOLO_X"));
         assert_eq!(all["KOLO_LANE"], "tls", "a setting that users have");
+    }
+
+    #[test]
+    fn the_directory_is_the_worker_s_own() {
+        let daemon = [("PWD", "/var/lib/kolo-node"), ("OLDPWD", "/root")];
+        let mut start = testing::start(1);
+        assert_eq!(
+            build(&daemon, &start, None)["PWD"],
+            daemon[0].1,
+            "where the daemon is, if nothing else is said"
+        );
+        for (cwd, pwd) in [
+            ("/srv/data", Some("/srv/data")),
+            ("/", Some("/")),
+            ("/srv/../data", None),
+            ("/srv/./data", None),
+        ] {
+            start.installed = Some(Installed {
+                program: "true".to_owned(),
+                search: None,
+                cwd: Some(cwd.to_owned()),
+                stream_output: true,
+                stdin: false,
+            });
+            let all = build(&daemon, &start, None);
+            assert_eq!(all.get("PWD").map(String::as_str), pwd, "{cwd}");
+            assert!(!all.contains_key("OLDPWD"));
+        }
+        start.user_env = map(&[("PWD", "/elsewhere")]);
+        assert_eq!(build(&daemon, &start, None)["PWD"], "/elsewhere");
     }
 
     #[test]

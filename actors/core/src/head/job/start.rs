@@ -297,6 +297,7 @@ impl Job {
                     .all(|part| part.site.address.ip().is_loopback()),
             restarts: self.elastic.as_deref().map_or(0, Elastic::resets),
             max_restarts: 0,
+            hostnames: env::horovod_hostnames(self.seats.values().map(|seat| &seat.member)),
         }
     }
 
