@@ -1,9 +1,10 @@
 //! Gang placement: which node takes how many workers, all or nothing.
 //!
 //! Both strategies are functions of a snapshot of the cluster and give the same answer for the same
-//! snapshot. Nodes are given, chosen and listed in order of registration, so ranks, which are handed out
-//! contiguously per node in that order, are stable too.
+//! snapshot. Nodes are chosen and listed by their names, with `host2` before `host10`, and those of one name in order of
+//! registration. Ranks are handed out contiguously per node in that order, so a job has the same ones after nodes have come anew.
 
+mod names;
 #[cfg(test)]
 mod tests;
 
@@ -13,6 +14,7 @@ use std::fmt;
 use kolo_wire::ids::NodeId;
 use kolo_wire::{Milli, NodeShare, Placement, Refusal, RefusalKind, Resources, Shortage};
 
+use self::names::natural;
 use crate::ranks::MAX_WORLD_SIZE;
 
 /// Most workers of a job on one node: the request to start them must fit in one frame.
@@ -114,7 +116,7 @@ pub struct Unplaceable {
     pub available: u64,
     /// The same if no other job ran.
     pub available_when_idle: u64,
-    /// The nodes that have too little, in order of registration; the first few.
+    /// The nodes that have too little, by their names; the first few.
     pub short: Vec<NodeShortage>,
     /// Nodes with too little that are not in `short`.
     pub more_short: usize,
@@ -174,7 +176,7 @@ impl fmt::Display for Unplaceable {
 ///
 /// [`Placement::Pack`] takes the fewest nodes: the roomiest first, and as the last one the smallest that holds
 /// the rest. [`Placement::Spread`] takes the nodes with the least room that is enough, so that large gaps
-/// stay large. Ties go to the node that registered first. The shares are in order of registration.
+/// stay large. Ties go to the node whose name comes first. The shares are in order of names.
 ///
 /// # Errors
 ///
@@ -193,6 +195,9 @@ pub fn place(
                 Placement::Spread { hosts, slots } => format!("{hosts} times {slots}"),
             },
         })?;
+    let mut offers: Vec<&Offer> = offers.iter().collect();
+    // A stable sort: of one name the first to register stays first.
+    offers.sort_by(|left, right| natural(&left.hostname, &right.hostname));
     let room: Vec<u32> = offers
         .iter()
         .map(|offer| room_on(&offer.available, per_worker))
@@ -203,11 +208,11 @@ pub fn place(
     };
     let Some(mut chosen) = chosen else {
         return Err(PlacementError::Unplaceable(Box::new(explain(
-            placement, per_worker, offers, &room,
+            placement, per_worker, &offers, &room,
         ))));
     };
     chosen.sort_unstable();
-    Ok(shares(chosen, offers))
+    Ok(shares(chosen, |index| offers[index].node))
 }
 
 /// Places at most so many workers: first on nodes that have some of their job already, then as [`Placement::Pack`] does.
@@ -243,7 +248,7 @@ pub fn place_at_most(
         chosen.extend(pack(rest, &room).unwrap_or_default());
     }
     chosen.sort_unstable();
-    shares(chosen, offers)
+    shares(chosen, |index| offers[index].node)
 }
 
 /// Places so many workers on each of at most so many nodes, chosen as [`Placement::Spread`] does.
@@ -264,12 +269,12 @@ pub fn spread_at_most(
     let hosts = hosts.min(u32::try_from(fit).unwrap_or(u32::MAX));
     let mut chosen = spread(hosts, slots, &room).unwrap_or_default();
     chosen.sort_unstable();
-    shares(chosen, offers)
+    shares(chosen, |index| offers[index].node)
 }
 
-fn shares(chosen: Vec<(usize, u32)>, offers: &[Offer]) -> Vec<Share> {
+fn shares(chosen: Vec<(usize, u32)>, node: impl Fn(usize) -> NodeId) -> Vec<Share> {
     let share = |(index, workers): (usize, u32)| Share {
-        node: offers[index].node,
+        node: node(index),
         workers,
     };
     chosen.into_iter().map(share).collect()
@@ -319,7 +324,7 @@ fn room_on(resources: &Resources, per_worker: &Resources) -> u32 {
 /// Pairs of index and workers, in any order.
 fn pack(workers: u32, room: &[u32]) -> Option<Vec<(usize, u32)>> {
     let mut by_room: Vec<usize> = (0..room.len()).filter(|index| room[*index] > 0).collect();
-    // A stable sort: ties stay in order of registration.
+    // A stable sort: ties stay in order of names.
     by_room.sort_by_key(|index| std::cmp::Reverse(room[*index]));
     let mut chosen = Vec::new();
     let mut left = workers;
@@ -358,7 +363,7 @@ fn spread(hosts: u32, slots: u32, room: &[u32]) -> Option<Vec<(usize, u32)>> {
 fn explain(
     placement: Placement,
     per_worker: &Resources,
-    offers: &[Offer],
+    offers: &[&Offer],
     room: &[u32],
 ) -> Unplaceable {
     let count = |room: &mut dyn Iterator<Item = u32>| -> u64 {

@@ -72,6 +72,20 @@ fn a_layout_is_taken_as_it_is_or_refused_with_what_is_there() {
 }
 
 #[test]
+fn ranks_are_in_the_order_of_names_and_not_of_registrations() {
+    let mut offers = offers(&[2000; 4]);
+    for (offer, name) in offers.iter_mut().zip(["n10", "n2", "N1", "n2"]) {
+        name.clone_into(&mut offer.hostname);
+    }
+    let one = cpus(1000);
+    let pack = |workers| placed(Placement::Pack { workers }, &one, &offers);
+    assert_eq!(pack(8), [(2, 2), (1, 2), (3, 2), (0, 2)]);
+    assert_eq!(pack(1), [(2, 1)]);
+    let spread = Placement::Spread { hosts: 2, slots: 1 };
+    assert_eq!(placed(spread, &one, &offers), [(2, 1), (1, 1)]);
+}
+
+#[test]
 fn pack_takes_few_nodes_and_leaves_the_large_gaps() {
     let pack = |workers| Placement::Pack { workers };
     let one = cpus(1000);
