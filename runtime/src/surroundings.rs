@@ -1,6 +1,7 @@
 //! What a process of kolo sees around it: facts for `kolo doctor`, of daemons over the network and of this host alike.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -45,6 +46,37 @@ pub(crate) async fn look(states: Vec<PathBuf>) -> DaemonState {
             .to_owned(),
         folders,
     }
+}
+
+/// The addresses of a name as programs of this host find them, the one that they take first; none if nobody knows it in time.
+pub(crate) async fn addresses(name: &str) -> Vec<IpAddr> {
+    let looking = tokio::net::lookup_host((name, 0));
+    match tokio::time::timeout(PATIENCE, looking).await {
+        Ok(Ok(found)) => found.map(|address| address.ip()).collect(),
+        Ok(Err(_)) | Err(_) => Vec::new(),
+    }
+}
+
+/// What is wrong with the addresses of a host's own name, and what to do about it: programs that tell other hosts where they are
+/// take the first.
+pub(crate) fn problem_of_name(name: &str, addresses: &[IpAddr]) -> Option<(String, String)> {
+    let (found, own) = match addresses.first() {
+        Some(first) if first.is_loopback() => (
+            format!("{name} is {first} here, which other hosts can't reach"),
+            format!(
+                "an address that other hosts reach, in place of {first}, in a line of /etc/hosts"
+            ),
+        ),
+        Some(_) => return None,
+        None => (
+            format!("{name} has no address here"),
+            "an address in a line of /etc/hosts, or in the name service".to_owned(),
+        ),
+    };
+    let to_do = format!(
+        "give {name} {own}: Horovod (process sets over hosts) and gloo find their own host by its name"
+    );
+    Some((found, to_do))
 }
 
 /// What `look` ([`folder`]) says in time. A file system of another host may hang for ever.
@@ -189,5 +221,37 @@ mod tests {
         assert!(proc.problem.is_some(), "{proc:?}");
         let missing = folder(FolderUse::SharedMemory, Path::new("/no/such/folder"));
         assert_eq!(missing.problem, Some(Errno::NOENT.raw_os_error()));
+    }
+
+    #[test]
+    fn a_name_that_other_hosts_can_not_use_is_a_problem() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        for (addresses, part) in [
+            (&["127.0.1.1"][..], "a is 127.0.1.1 here, "),
+            (&["::1", "10.0.0.1"], "a is ::1 here, "),
+            (&[], "a has no address here"),
+        ] {
+            let addresses: Vec<IpAddr> = addresses.iter().map(|text| ip(text)).collect();
+            let (found, to_do) = problem_of_name("a", &addresses).unwrap();
+            assert!(found.starts_with(part), "{found}");
+            assert!(to_do.starts_with("give a an address"), "{to_do}");
+        }
+        assert_eq!(
+            problem_of_name("a", &[ip("10.0.0.1"), ip("127.0.0.1")]),
+            None
+        );
+    }
+
+    #[tokio::test]
+    async fn a_name_has_the_addresses_that_programs_find() {
+        let found = addresses("localhost").await;
+        assert!(
+            !found.is_empty() && found.iter().all(IpAddr::is_loopback),
+            "{found:?}"
+        );
+        assert_eq!(
+            addresses("no such host.invalid").await,
+            Vec::<IpAddr>::new()
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! The node's network interfaces: what the head and other nodes are told of them, and the probe of other nodes'.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::join_all;
@@ -12,6 +12,9 @@ use kolo_transport::wire::{
 };
 use kolo_transport::{CloseCode, ConnectError, Connection, Endpoint, Expect};
 use tokio::sync::{Semaphore, watch};
+
+use crate::hosts::own_name;
+use crate::surroundings::{addresses, problem_of_name};
 
 /// Round trips on each address, at least and at most; the shortest counts.
 const ROUNDS: [usize; 2] = [3, 8];
@@ -162,6 +165,17 @@ impl Network {
 /// Tries all addresses of a probe at once; at most [`Probe::AT_ONCE`] at a time. The results are in the order of the
 /// targets.
 pub(super) async fn probe(endpoint: &Endpoint, probe: &Probe) -> Vec<ProbeResult> {
+    /// For the first probe of other hosts.
+    static TOLD: Once = Once::new();
+    if probe
+        .targets
+        .iter()
+        .any(|target| !target.address.ip().is_loopback())
+    {
+        TOLD.call_once(|| {
+            endpoint.runtime().handle().spawn(tell_of_own_name());
+        });
+    }
     let limit = Duration::from_millis(probe.limit_ms).clamp(Duration::from_millis(1), MAX_LIMIT);
     let places = Semaphore::new(Probe::AT_ONCE);
     let all = probe.targets.iter().map(|target| async {
@@ -169,6 +183,14 @@ pub(super) async fn probe(endpoint: &Endpoint, probe: &Probe) -> Vec<ProbeResult
         try_one(endpoint, target, limit).await
     });
     join_all(all).await
+}
+
+/// Says so if programs of jobs can't find this host by its name.
+async fn tell_of_own_name() {
+    let name = own_name();
+    if let Some((found, to_do)) = problem_of_name(&name, &addresses(&name).await) {
+        tracing::warn!(to_do, "{found}");
+    }
 }
 
 async fn try_one(endpoint: &Endpoint, target: &ProbeTarget, limit: Duration) -> ProbeResult {

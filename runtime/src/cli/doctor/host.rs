@@ -1,6 +1,6 @@
 //! What can be seen on this host alone.
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -11,8 +11,9 @@ use rustix::process::{Resource, getrlimit};
 use super::super::args::Connect;
 use super::surroundings::{Whose, judge};
 use super::{Doctor, Finding};
+use crate::hosts::own_name;
 use crate::ssh::state::state_home;
-use crate::surroundings::look;
+use crate::surroundings::{addresses, look, problem_of_name};
 
 /// What kolo asks the system for, for each of its sockets.
 const SOCKET_BUFFER: usize = 32 << 20;
@@ -50,7 +51,20 @@ pub(super) async fn surroundings(options: &Doctor, connect: &Connect) -> Vec<Fin
     ];
     let mut states: Vec<PathBuf> = states.into_iter().flatten().collect();
     states.dedup();
-    judge(Whose::Here, &look(states).await)
+    let name = own_name();
+    let (state, addresses) = tokio::join!(look(states), addresses(&name));
+    let mut findings = judge(Whose::Here, &state);
+    findings.push(name_of_host(&name, &addresses));
+    findings
+}
+
+fn name_of_host(name: &str, addresses: &[IpAddr]) -> Finding {
+    const CHECK: &str = "name of the host";
+    if let Some((found, to_do)) = problem_of_name(name, addresses) {
+        return Finding::warning(CHECK, found, to_do);
+    }
+    let all: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+    Finding::good(CHECK, format!("{name} is {}", all.join(", ")))
 }
 
 fn open_files() -> Finding {
@@ -263,6 +277,14 @@ mod tests {
                 assert_eq!(finding.level, Level::Bad);
             }
         }
+    }
+
+    #[test]
+    fn a_host_s_own_name_is_looked_at() {
+        let level = |address: [u8; 4]| name_of_host("a", &[address.into()]).level;
+        assert_eq!(level([127, 0, 1, 1]), Level::Warning);
+        assert_eq!(level([10, 0, 0, 1]), Level::Good);
+        assert_eq!(name_of_host("a", &[]).level, Level::Warning);
     }
 
     #[test]
