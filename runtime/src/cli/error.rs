@@ -178,7 +178,7 @@ impl CliError {
             },
             Self::Refused(refusal) => match refusal.kind {
                 RefusalKind::Forbidden | RefusalKind::Token => CREDENTIALS,
-                RefusalKind::Invalid => USAGE,
+                RefusalKind::Invalid | RefusalKind::Unplaceable => USAGE,
                 RefusalKind::NotFound => NO_JOB,
                 _ => FAILURE,
             },
@@ -308,6 +308,7 @@ mod tests {
             (refused(RefusalKind::Forbidden), 5),
             (refused(RefusalKind::NotFound), 3),
             (refused(RefusalKind::Invalid), 2),
+            (refused(RefusalKind::Unplaceable), 2),
             (refused(RefusalKind::Internal), 1),
         ] {
             assert_eq!(error.exit_code(), code, "{error}");

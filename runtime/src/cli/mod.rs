@@ -66,7 +66,10 @@ pub fn run(
     err: &mut dyn Write,
     colours: bool,
 ) -> u8 {
-    let args = run::translate(args.into_iter().collect(), &Args::command());
+    let args = match run::translate(args.into_iter().collect(), &Args::command()) {
+        Ok(args) => args,
+        Err(message) => return tell(err, &CliError::Usage(message)),
+    };
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
         Err(error) => {
@@ -88,12 +91,15 @@ pub fn run(
         Ok(code) => code,
         // Whoever read the output has enough.
         Err(CliError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => 0,
-        Err(error) => {
-            // If nobody can read that, the code has to do.
-            drop(writeln!(err, "kolo: {error}"));
-            error.exit_code()
-        }
+        Err(error) => tell(err, &error),
     }
+}
+
+/// Says why a command failed. Returns the exit code.
+fn tell(err: &mut dyn Write, error: &CliError) -> u8 {
+    // If nobody can read that, the code has to do.
+    drop(writeln!(err, "kolo: {error}"));
+    error.exit_code()
 }
 
 fn dispatch(args: Args, out: &mut Output<'_>) -> Result<u8, CliError> {

@@ -27,6 +27,9 @@ fn inner(args: &[&str]) -> Command {
         ("TORCHELASTIC_ERROR_FILE", "/tmp/outer"),
         ("KOLO_RANK", "8"),
         ("MINE", "yes"),
+        ("OMP_NUM_THREADS", "2"),
+        ("PWD", "/elsewhere"),
+        ("OLDPWD", "/elsewhere"),
     ] {
         kolo.env(name, value);
     }
@@ -162,6 +165,87 @@ fn gpus_are_shared_out_from_what_is_visible() {
         assert!(
             ran.err.contains("gpus: requested 2, available 1"),
             "{ran:?}"
+        );
+    }
+}
+
+#[test]
+fn workers_find_what_unmodified_programs_look_for() {
+    const TELL: &str = "printenv PWD HOROVOD_HOSTNAME OMP_NUM_THREADS TORCHELASTIC_SIGNALS_TO_HANDLE ROLE_NAME OLDPWD | paste -sd' '";
+    let own = rustix::system::uname();
+    let own = own.nodename().to_str().unwrap();
+    let expected = |threads| {
+        let line = format!("/usr {own} {threads} SIGTERM,SIGINT,SIGHUP,SIGQUIT default");
+        [line.clone(), line]
+    };
+    let args = ["--cwd", "/usr", "-n", "2", "--", "bash", "-c", TELL];
+    let (lines, err) = ran(&mut inner(&args));
+    assert_eq!((lines, err.as_str()), (expected("2").to_vec(), ""));
+    // Nobody has given a number of threads.
+    let mut kolo = inner(&args);
+    let (lines, err) = ran(kolo.env_remove("OMP_NUM_THREADS"));
+    assert_eq!(lines, expected("1"));
+    let note = "kolo: workers that share a host have OMP_NUM_THREADS=1, unless ";
+    assert!(err.starts_with(note) && err.lines().count() == 1, "{err}");
+    let mut kolo = inner(&[&["--env", "OMP_NUM_THREADS=3"], &args[..]].concat());
+    let (lines, err) = ran(kolo.env_remove("OMP_NUM_THREADS"));
+    assert_eq!((lines, err.as_str()), (expected("3").to_vec(), ""));
+    let mut kolo = inner(&["-n", "1", "--", "sh", "-c", "echo ${OMP_NUM_THREADS-none}"]);
+    let (lines, err) = ran(kolo.env_remove("OMP_NUM_THREADS"));
+    assert_eq!((lines, err.as_str()), (vec!["none".to_owned()], ""));
+}
+
+#[test]
+fn as_people_of_other_launchers_write_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let run = |text: &str| {
+        let words = [
+            "-np=2",
+            "-output-filename",
+            out.to_str().unwrap(),
+            "-cwd",
+            "/",
+        ];
+        let script = format!("echo {text} $RANK; echo why >&2");
+        ran(&mut inner(&[&words[..], &["sh", "-c", &script]].concat()));
+        for rank in 0..2 {
+            let read = |stream: &str| {
+                std::fs::read_to_string(out.join(format!("rank.{rank}/{stream}"))).unwrap()
+            };
+            assert_eq!(read("stdout"), format!("{text} {rank}\n"));
+            assert_eq!(read("stderr"), "why\n");
+        }
+    };
+    run("first");
+    run("again");
+    let mut hosts = command(
+        Path::new("/nonexistent"),
+        &[
+            "run",
+            "-np",
+            "2",
+            "-host",
+            "localhost:2",
+            "sh",
+            "-c",
+            "echo $WORLD_SIZE",
+        ],
+    );
+    hosts.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    assert_eq!(ran(&mut hosts).0, ["[0]<stdout>:2", "[1]<stdout>:2"]);
+    for words in [
+        &["run", "-hots", "localhost:2", "true"][..],
+        &["run", "-np", "2", "-hx", "true"],
+        &["-hx", "run", "true"],
+        &["run", "-nope", "true"],
+        &["run", "--hots", "localhost:2", "true"],
+    ] {
+        let refused = Ran::of(&command(Path::new("/nonexistent"), words).output().unwrap());
+        assert_eq!(
+            (refused.code, refused.out.as_str()),
+            (2, ""),
+            "{words:?}: {refused:?}"
         );
     }
 }

@@ -221,7 +221,7 @@ fn a_dry_run_refuses_what_a_run_refuses_with_the_same_words() {
         (&["-n", "1025", "true"], 2),
         (&["-e", "KOLO_RANK=1", "true"], 2),
         (&["--gpus-per-worker", "4000000", "true"], 2),
-        (&["--gpus-per-worker", "4000", "true"], 1),
+        (&["--gpus-per-worker", "4000", "true"], 2),
         (&["--cwd", "/no/such/folder", "true"], 126),
         (&["--cwd", &file, "true"], 126),
         (&["--", &file], 126),

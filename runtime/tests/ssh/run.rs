@@ -2,6 +2,8 @@
 
 use std::process::Output;
 
+use rustix::process::Signal;
+
 use super::servers::{Servers, skipped};
 
 fn run(servers: &Servers, script: &str) -> Output {
@@ -159,4 +161,72 @@ fn a_dry_run_asks_the_hosts_refuses_what_a_run_refuses_and_leaves_nothing() {
     servers.lose(1);
     let err = refused(&["true"], 1);
     assert!(err.contains("127.0.0.3"), "{err}");
+}
+
+#[test]
+fn hosts_are_nodes_of_the_cluster_that_is_given_in_their_order() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(2);
+    let mut launch = servers.launch(&["--hosts", &servers.hosts()]);
+    let up = launch.ready();
+    let run = |args: &[&str]| {
+        let out = servers
+            .kolo(&[&["run", "--prefix", "none"], args].concat())
+            .env("KOLO_HEAD", up["head"].as_str().unwrap())
+            .env("KOLO_CREDENTIALS", up["credentials"].as_str().unwrap())
+            .output()
+            .unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        let mut lines: Vec<String> = text(out.stdout).lines().map(str::to_owned).collect();
+        lines.sort();
+        (out.status.code(), lines, text(out.stderr))
+    };
+    let tell = ["sh", "-c", "echo $RANK $KOLO_HOSTNAME $HOROVOD_HOSTNAME"];
+    for (given, expected) in [
+        (
+            &["-H", "127.0.0.3:1,127.0.0.2:1"][..],
+            &["0 127.0.0.3 127.0.0.3", "1 127.0.0.2 127.0.0.2"][..],
+        ),
+        (
+            &["-H", "127.0.0.3:2", "-n", "1"],
+            &["0 127.0.0.3 127.0.0.3"],
+        ),
+        // Without hosts by their names.
+        (
+            &["-n", "2", "--nnodes", "2"],
+            &["0 127.0.0.2 127.0.0.2", "1 127.0.0.3 127.0.0.3"],
+        ),
+    ] {
+        let (code, lines, err) = run(&[given, &tell].concat());
+        assert_eq!((code, err.as_str()), (Some(0), ""), "{given:?}");
+        assert_eq!(lines, expected, "{given:?}");
+    }
+    // What a dry run shows is what a run does.
+    let (code, lines, err) = run(&["-H", "127.0.0.3:1,127.0.0.2:1", "--dry-run", "true"]);
+    assert_eq!(code, Some(0), "{err}");
+    let host = |line: &String| line.split_whitespace().nth(1).unwrap().to_owned();
+    assert_eq!(host(&lines[0]), "127.0.0.3", "{lines:?}");
+    for (args, part) in [
+        (
+            &["-H", "nowhere:1", "true"][..],
+            "no node of the cluster is called nowhere; there are 127.0.0.2, 127.0.0.3 ",
+        ),
+        // The host has one slot, and so its node has one CPU.
+        (
+            &["-H", "127.0.0.2:2", "true"],
+            "is asked for 2 workers with 1 cpus each",
+        ),
+        (&["-n", "9", "true"], "requested 9 workers"),
+    ] {
+        for dry in [&[][..], &["--dry-run"]] {
+            let (code, _, err) = run(&[dry, args].concat());
+            assert_eq!(code, Some(2), "{err}");
+            assert!(err.contains(part), "{err}");
+        }
+    }
+    launch.signal(Signal::TERM);
+    launch.wait();
+    servers.nothing_is_left();
 }

@@ -20,6 +20,8 @@ pub fn script(mut command: Command, options: &[&str], script: &str) -> Command {
         .arg("run")
         .args(options)
         .args(["--", "sh", "-c", script]);
+    // What kolo says of threads is not what these tests are about.
+    command.env("OMP_NUM_THREADS", "1");
     command.stdin(Stdio::null());
     command
 }
@@ -36,7 +38,7 @@ pub fn code(output: &Output) -> i32 {
     output.status.code().unwrap_or_else(|| panic!("{output:?}"))
 }
 
-fn sorted(bytes: &[u8]) -> Vec<String> {
+pub fn sorted(bytes: &[u8]) -> Vec<String> {
     let mut lines: Vec<String> = text(bytes).lines().map(str::to_owned).collect();
     lines.sort();
     lines
@@ -507,7 +509,7 @@ async fn on_a_cluster_a_dry_run_asks_its_nodes_and_refuses_what_a_run_refuses() 
         (&["-n", "4", damaged.to_str().unwrap()][..], 126),
         (&["--cwd", "/no/such/folder", "true"], 126),
         (&["-n", "4", "no-such-program"], 127),
-        (&["-n", "5", "true"], 1),
+        (&["-n", "5", "true"], 2),
         (&["-n", "4", "--interfaces", "nosuch0", "true"], 1),
     ] {
         let (code, out, err) = run(args).await;

@@ -6,9 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use kolo_harness::kolo;
+use kolo_harness::{TestCluster, kolo};
 
-use crate::run::{output, script, text};
+use crate::run::{code, output, script, sorted, text};
 use crate::support::is_running;
 
 /// Nothing is left when `kolo run` has ended.
@@ -167,4 +167,32 @@ fn the_report_is_a_line_of_its_own_whatever_was_printed_before() {
     let report: serde_json::Value = serde_json::from_str(err.lines().last().unwrap()).unwrap();
     assert_eq!(report["exit_code"], 3);
     assert!(err.lines().any(|line| line.ends_with("partial")), "{err}");
+}
+
+#[tokio::test]
+async fn on_a_cluster_nodes_of_one_name_are_told_apart() {
+    let builder = TestCluster::builder().nodes(2).slots(2);
+    let cluster = builder.hostnames(["one", "one"]).start().await.unwrap();
+    let tell = "echo $HOROVOD_HOSTNAME $KOLO_HOSTNAME";
+    let command = script(cluster.kolo().unwrap(), &["-n", "4"], tell);
+    let out = tokio::task::spawn_blocking(move || output(command));
+    let out = out.await.unwrap();
+    assert_eq!(code(&out), 0, "{out:?}");
+    let lines = sorted(&out.stdout);
+    assert_eq!(lines[..2], ["[0]<stdout>:one one", "[1]<stdout>:one one"]);
+    for (rank, line) in (2..).zip(&lines[2..]) {
+        let start = format!("[{rank}]<stdout>:one-node-");
+        assert!(line.starts_with(&start) && line.ends_with(" one"), "{line}");
+    }
+    let mut command = cluster.kolo().unwrap();
+    command.args(["run", "-H", "one:2", "true"]);
+    let out = tokio::task::spawn_blocking(move || output(command));
+    let out = out.await.unwrap();
+    let err = text(&out.stderr);
+    assert_eq!(code(&out), 2, "{err}");
+    assert!(
+        err.contains("2 nodes of the cluster are called one: give the id"),
+        "{err}"
+    );
+    cluster.stop().await.unwrap();
 }

@@ -27,7 +27,7 @@ Exit codes:
 #[derive(Debug, Clone, ClapArgs)]
 #[allow(clippy::struct_excessive_bools, clippy::struct_field_names)] // they are switches, with names of their own
 pub(crate) struct Run {
-    /// Number of workers [default: one for each slot of the hosts, or 1]; `-np` is the same
+    /// Number of workers [default: one for each slot of the hosts, or 1]; `-np` is the same, as are other long names with one `-`
     #[arg(short = 'n', long, alias = "np", alias = "num_proc", value_name = "N")]
     pub(crate) num_proc: Option<u32>,
     /// Number of workers on each host
@@ -36,16 +36,18 @@ pub(crate) struct Run {
     /// Number of hosts; as many workers on each
     #[arg(long, value_name = "N")]
     pub(crate) nnodes: Option<String>,
-    /// Hosts and their slots, filled in this order; nodes are started on them over ssh
+    /// Hosts and their slots, filled in this order: nodes of the cluster if KOLO_HEAD or --head gives one, else nodes are
+    /// started on them over ssh
     #[arg(
         short = 'H',
         long,
+        alias = "host",
         value_name = "HOST:SLOTS,...",
         conflicts_with = "hostfile"
     )]
     pub(crate) hosts: Option<String>,
     /// File with `HOST slots=N` on each line; blank lines and `#` comments are skipped
-    #[arg(long, alias = "host-file", alias = "host_file", value_name = "FILE")]
+    #[arg(long, aliases = ["host-file", "host_file", "machinefile"], value_name = "FILE")]
     pub(crate) hostfile: Option<PathBuf>,
     /// On this machine, whatever KOLO_HEAD says
     #[arg(long, conflicts_with_all = ["hosts", "hostfile"])]
@@ -71,14 +73,17 @@ pub(crate) struct Run {
     #[arg(long, value_parser = Prefix::parse, value_name = "TEMPLATE")]
     pub(crate) prefix: Option<Prefix>,
     /// Begin each line with the time
-    #[arg(long, conflicts_with = "prefix", alias = "prefix-timestamp")]
+    #[arg(long, conflicts_with = "prefix", aliases = ["prefix-timestamp", "prefix-output-with-timestamp"])]
     pub(crate) timestamps: bool,
     /// Show only the output of these ranks: 0,4-7; files get all
     #[arg(long, value_parser = Ranks::parse, value_name = "RANKS")]
     pub(crate) ranks: Option<Ranks>,
     /// Also write the output to files: DIR/JOB/rank-R.gen-G.stdout and .stderr
-    #[arg(long, alias = "output-filename", value_name = "DIR")]
+    #[arg(long, value_name = "DIR")]
     pub(crate) output_dir: Option<PathBuf>,
+    /// The same as horovodrun has the files: DIR/rank.R/stdout and stderr, over those of an earlier run
+    #[arg(long, conflicts_with = "output_dir", value_name = "DIR")]
+    pub(crate) output_filename: Option<PathBuf>,
     /// Give the workers no input: by default rank 0 has this command's
     #[arg(long)]
     pub(crate) no_stdin: bool,
@@ -95,10 +100,10 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) no_rendezvous: bool,
     /// Only these network interfaces, verified; HOST=NAME for one host alone
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    #[arg(long, aliases = ["network-interfaces", "network-interface"], value_name = "NAME,...", value_delimiter = ',')]
     pub(crate) interfaces: Vec<String>,
     /// Probe the network even if it is known which interfaces connect the hosts
-    #[arg(long)]
+    #[arg(long, alias = "disable-cache")]
     pub(crate) no_cache: bool,
     #[command(flatten)]
     pub(crate) ssh: super::super::host_args::SshArgs,

@@ -202,7 +202,12 @@ mod tests {
         let words = parsed("np = 4\nH = \"a:4\"\noutput-filename = \"x\"\n[e]\nA = 1\n").unwrap();
         assert_eq!(
             words,
-            ["--hosts=a:4", "--env=A=1", "--num-proc=4", "--output-dir=x"]
+            [
+                "--hosts=a:4",
+                "--env=A=1",
+                "--num-proc=4",
+                "--output-filename=x"
+            ]
         );
         assert!(parsed("npp = 4").is_err());
     }

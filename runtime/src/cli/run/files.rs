@@ -1,4 +1,4 @@
-//! Output in files: one for each rank, stream and generation, and none is ever written over.
+//! Output in files: one for each rank, stream and generation, and none is ever written over; or as `horovodrun` has them.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File, OpenOptions};
@@ -16,10 +16,37 @@ const OPEN: usize = 128;
 
 type Key = (u64, u32, Stdio);
 
-/// The files of a job, in a folder that is named after it.
+/// Where the files of a job are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Destination {
+    /// In a folder of this folder that is named after the job.
+    Jobs(PathBuf),
+    /// In a folder of this folder for each rank, as `horovodrun --output-filename` has it: files that are there are written over.
+    Ranks(PathBuf),
+}
+
+impl Destination {
+    /// The folder that was given.
+    pub(crate) fn dir(&self) -> &Path {
+        match self {
+            Self::Jobs(dir) | Self::Ranks(dir) => dir,
+        }
+    }
+
+    /// The option that gives it.
+    fn option(&self) -> &'static str {
+        match self {
+            Self::Jobs(_) => "--output-dir",
+            Self::Ranks(_) => "--output-filename",
+        }
+    }
+}
+
+/// The files of a job.
 #[derive(Debug)]
 pub(crate) struct Files {
     folder: PathBuf,
+    by_rank: bool,
     width: usize,
     open: HashMap<Key, File>,
     /// The longest unused first.
@@ -37,10 +64,11 @@ fn name((generation, rank, stream): Key, width: usize) -> String {
 
 /// Makes the folder for the folders of jobs, before anything is started: that it can't be used is to be known then. Gives the
 /// folders that were not there, the outermost first.
-pub(crate) fn prepare(dir: Option<&Path>) -> Result<Vec<PathBuf>, CliError> {
-    let Some(dir) = dir else {
+pub(crate) fn prepare(destination: Option<&Destination>) -> Result<Vec<PathBuf>, CliError> {
+    let Some(destination) = destination else {
         return Ok(Vec::new());
     };
+    let dir = destination.dir();
     let mut missing: Vec<PathBuf> = dir
         .ancestors()
         .take_while(|path| !path.exists())
@@ -61,15 +89,16 @@ pub(crate) fn prepare(dir: Option<&Path>) -> Result<Vec<PathBuf>, CliError> {
     match made {
         Ok(()) => Ok(missing),
         Err(error) => Err(CliError::Usage(format!(
-            "--output-dir {}: {error}",
+            "{} {}: {error}",
+            destination.option(),
             dir.display()
         ))),
     }
 }
 
 /// As [`prepare`], and takes away again what it made: to see whether it would work.
-pub(crate) fn try_to_prepare(dir: Option<&Path>) -> Result<(), CliError> {
-    for made in prepare(dir)?.iter().rev() {
+pub(crate) fn try_to_prepare(destination: Option<&Destination>) -> Result<(), CliError> {
+    for made in prepare(destination)?.iter().rev() {
         // What somebody else has put something into by now stays.
         fs::remove_dir(made).ok();
     }
@@ -77,14 +106,22 @@ pub(crate) fn try_to_prepare(dir: Option<&Path>) -> Result<(), CliError> {
 }
 
 impl Files {
-    /// Makes the folder `dir/JOB`, with the empty files of the first generation.
-    pub(crate) fn create(dir: &Path, job: JobId, workers: u32) -> io::Result<Self> {
+    /// Makes the folder of the job, with the empty files of the first generation.
+    pub(crate) fn create(destination: &Destination, job: JobId, workers: u32) -> io::Result<Self> {
+        let dir = destination.dir();
         fs::create_dir_all(dir)?;
-        let folder = dir.join(job.to_string());
-        fs::create_dir(&folder)?;
+        let folder = match destination {
+            Destination::Jobs(dir) => {
+                let folder = dir.join(job.to_string());
+                fs::create_dir(&folder)?;
+                folder
+            }
+            Destination::Ranks(dir) => dir.clone(),
+        };
         let width = workers.saturating_sub(1).max(1).ilog10() as usize + 1;
         let mut files = Self {
             folder,
+            by_rank: matches!(destination, Destination::Ranks(_)),
             width,
             open: HashMap::new(),
             order: VecDeque::new(),
@@ -105,7 +142,9 @@ impl Files {
 
     /// Appends a piece as it is.
     pub(crate) fn write(&mut self, head: &OutputChunk, piece: &[u8]) -> io::Result<()> {
-        self.file((head.generation.0, head.rank.0, head.stream))?
+        // A rank goes on in its file.
+        let generation = if self.by_rank { 1 } else { head.generation.0 };
+        self.file((generation, head.rank.0, head.stream))?
             .write_all(piece)
     }
 
@@ -121,13 +160,26 @@ impl Files {
             {
                 self.open.remove(&oldest);
             }
-            let path = self.folder.join(name(key, self.width));
             let mut options = OpenOptions::new();
             options.append(true);
-            // A file that is there already and is not ours is an error, not a place to write.
-            if self.made.insert(key) {
-                options.create_new(true);
-            }
+            let is_new = self.made.insert(key);
+            let path = if self.by_rank {
+                let (_, rank, stream) = key;
+                let folder = self
+                    .folder
+                    .join(format!("rank.{rank:0width$}", width = self.width));
+                let path = folder.join(stream_name(stream));
+                if is_new {
+                    fs::create_dir_all(folder)?;
+                    // What an earlier run has left there goes.
+                    File::create(&path)?;
+                }
+                path
+            } else {
+                // A file that is there already and is not ours is an error, not a place to write.
+                options.create_new(is_new);
+                self.folder.join(name(key, self.width))
+            };
             self.open.insert(key, options.open(path)?);
             self.order.push_back(key);
         }
@@ -152,10 +204,39 @@ mod tests {
         }
     }
 
+    fn jobs(dir: &Path) -> Destination {
+        Destination::Jobs(dir.to_owned())
+    }
+
+    #[test]
+    fn as_horovodrun_has_them_there_is_a_folder_for_each_rank() {
+        let dir = tempfile::tempdir().unwrap();
+        let destination = Destination::Ranks(dir.path().join("out"));
+        let read = |name: &str| fs::read_to_string(dir.path().join("out").join(name)).unwrap();
+        for job in 1..3 {
+            let mut files = Files::create(&destination, JobId(job), 300).unwrap();
+            for generation in 1..3 {
+                for rank in 0..300 {
+                    let text = format!("{job}.{generation} ");
+                    let chunk = head(rank, generation, Stdio::Stdout);
+                    files.write(&chunk, text.as_bytes()).unwrap();
+                }
+            }
+            assert!(files.open.len() <= OPEN);
+            assert_eq!(read("rank.007/stdout"), format!("{job}.1 {job}.2 "));
+            assert_eq!(read("rank.299/stderr"), "");
+        }
+        Files::create(&destination, JobId(3), 1).unwrap();
+        assert_eq!(read("rank.0/stdout"), "");
+        let file = Destination::Ranks(dir.path().join("out/rank.0/stdout"));
+        let error = prepare(Some(&file)).unwrap_err().to_string();
+        assert!(error.starts_with("--output-filename "), "{error}");
+    }
+
     #[test]
     fn every_rank_stream_and_generation_has_its_file_with_the_very_bytes() {
         let dir = tempfile::tempdir().unwrap();
-        let mut files = Files::create(dir.path(), JobId(7), 11).unwrap();
+        let mut files = Files::create(&jobs(dir.path()), JobId(7), 11).unwrap();
         files.write(&head(3, 1, Stdio::Stdout), b"a\xff").unwrap();
         files.write(&head(3, 1, Stdio::Stderr), b"err").unwrap();
         files.write(&head(3, 2, Stdio::Stdout), b"again").unwrap();
@@ -172,7 +253,7 @@ mod tests {
     #[test]
     fn more_ranks_than_open_files_and_nothing_is_written_over() {
         let dir = tempfile::tempdir().unwrap();
-        let mut files = Files::create(dir.path(), JobId(1), 300).unwrap();
+        let mut files = Files::create(&jobs(dir.path()), JobId(1), 300).unwrap();
         for round in 0..3 {
             for rank in 0..300 {
                 let text = format!("{rank}.{round} ");
@@ -184,7 +265,7 @@ mod tests {
         assert!(files.open.len() <= OPEN && files.order.len() == files.open.len());
         let text = fs::read_to_string(files.folder().join("rank-299.gen-1.stdout")).unwrap();
         assert_eq!(text, "299.0 299.1 299.2 ");
-        let again = Files::create(dir.path(), JobId(1), 1).unwrap_err();
+        let again = Files::create(&jobs(dir.path()), JobId(1), 1).unwrap_err();
         assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
         fs::write(files.folder().join("rank-001.gen-2.stdout"), "theirs").unwrap();
         assert!(files.write(&head(1, 2, Stdio::Stdout), b"x").is_err());
@@ -194,27 +275,27 @@ mod tests {
     fn a_folder_that_can_t_be_used_is_known_before() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("a/b");
-        try_to_prepare(Some(&folder)).unwrap();
+        try_to_prepare(Some(&jobs(&folder))).unwrap();
         assert!(!dir.path().join("a").exists());
-        prepare(Some(&folder)).unwrap();
+        prepare(Some(&jobs(&folder))).unwrap();
         // What was there stays.
-        try_to_prepare(Some(&folder)).unwrap();
+        try_to_prepare(Some(&jobs(&folder))).unwrap();
         assert!(folder.is_dir());
         assert!(dir.path().join("a/b").is_dir());
         fs::write(dir.path().join("file"), "").unwrap();
-        let error = prepare(Some(&dir.path().join("file"))).unwrap_err();
+        let error = prepare(Some(&jobs(&dir.path().join("file")))).unwrap_err();
         assert!(error.to_string().ends_with("/file: it is no directory"));
-        prepare(Some(&dir.path().join("file/x"))).unwrap_err();
-        prepare(Some(Path::new("/proc/nothing"))).unwrap_err();
+        prepare(Some(&jobs(&dir.path().join("file/x")))).unwrap_err();
+        prepare(Some(&jobs(Path::new("/proc/nothing")))).unwrap_err();
     }
 
     #[test]
     fn one_rank_has_one_digit() {
         assert_eq!(name((1, 0, Stdio::Stdout), 1), "rank-0.gen-1.stdout");
         let dir = tempfile::tempdir().unwrap();
-        let files = Files::create(dir.path(), JobId(1), 1).unwrap();
+        let files = Files::create(&jobs(dir.path()), JobId(1), 1).unwrap();
         assert!(files.folder().join("rank-0.gen-1.stderr").exists());
-        let files = Files::create(dir.path(), JobId(2), 10).unwrap();
+        let files = Files::create(&jobs(dir.path()), JobId(2), 10).unwrap();
         assert!(files.folder().join("rank-9.gen-1.stderr").exists());
     }
 }

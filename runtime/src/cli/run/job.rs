@@ -87,6 +87,8 @@ pub(crate) struct Request {
     pub(crate) grace: Duration,
     /// Output that nobody wants.
     pub(crate) without: Vec<Rank>,
+    /// Said when several workers run on a host.
+    pub(crate) if_shared: Option<&'static str>,
 }
 
 /// How far a job has come, for those that take its output.
@@ -208,8 +210,12 @@ pub(crate) async fn run(
                             outputs.spawn_on(taking, link.runtime.handle());
                         }
                     }
-                    JobEvent::Healthy { .. } => {
+                    JobEvent::Healthy { nodes, .. } => {
                         healthy = true;
+                        let shared = nodes.iter().any(|node| node.ranks.len() > 1);
+                        if let Some(note) = request.if_shared.filter(|_| shared) {
+                            say(note);
+                        }
                         if !ending {
                             deadline = None;
                             let still = signals.is_still().then_some(WorkerSignal::Stop);

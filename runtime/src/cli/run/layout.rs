@@ -1,13 +1,16 @@
 //! How many workers, and how many of them on each host.
 
+use std::collections::{HashMap, HashSet};
+
 use kolo_core::placement::MAX_PER_NODE;
 use kolo_core::ranks::MAX_WORLD_SIZE;
-use kolo_transport::wire::{JobSpec, Milli, NodeShare, Placement};
+use kolo_transport::ids::NodeId;
+use kolo_transport::wire::{JobSpec, Milli, NodeInfo, NodeShare, Placement};
 
 use super::super::error::CliError;
 use super::args::Run;
 use super::plan::{Target, usage};
-use crate::hosts::HostSlots;
+use crate::hosts::{HostSlots, Machine};
 
 fn count(option: &str, given: &str) -> Result<u32, CliError> {
     match given.parse() {
@@ -43,7 +46,9 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
         .transpose()?;
     let hosts = options.nnodes.as_deref().map(nodes).transpose()?;
     let slots: Option<u64> = match target {
-        Target::Hosts(hosts) => Some(hosts.iter().map(|host| u64::from(host.slots)).sum()),
+        Target::Hosts(hosts) | Target::Nodes(hosts) => {
+            Some(hosts.iter().map(|host| u64::from(host.slots)).sum())
+        }
         Target::Local | Target::Cluster => None,
     };
     if options.num_proc == Some(0) {
@@ -52,7 +57,9 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
     let product = match (hosts, per_node) {
         (Some(hosts), Some(per_node)) => Some(u64::from(hosts) * u64::from(per_node)),
         (None, Some(per_node)) => match target {
-            Target::Hosts(hosts) => Some(used(hosts).count() as u64 * u64::from(per_node)),
+            Target::Hosts(hosts) | Target::Nodes(hosts) => {
+                Some(used(hosts).count() as u64 * u64::from(per_node))
+            }
             Target::Local => Some(u64::from(per_node)),
             Target::Cluster => match options.num_proc {
                 Some(all) if all % per_node == 0 => Some(u64::from(all)),
@@ -105,7 +112,7 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
                 "{workers} workers are asked for; one host takes at most {MAX_PER_NODE}"
             ));
         }
-        Target::Hosts(list) => {
+        Target::Hosts(list) | Target::Nodes(list) => {
             if let Some(hosts) = hosts
                 && hosts as usize > used(list).count()
             {
@@ -174,9 +181,140 @@ pub(crate) fn shares(
     Ok(shares)
 }
 
-/// Lays the job over nodes that are known.
+/// Lays the job over nodes that were started for it.
 pub(crate) fn lay_out(spec: &mut JobSpec, layout: Vec<NodeShare>) {
     spec.layout = layout;
     // Each host declares a CPU for each slot.
     spec.per_worker.cpus = Milli::units(1);
+}
+
+/// Which nodes of a cluster are meant by their hostnames or ids.
+pub(super) fn nodes_called(
+    shares: Vec<(HostSlots, u32)>,
+    nodes: &[NodeInfo],
+) -> Result<Vec<NodeShare>, CliError> {
+    let alive = || nodes.iter().filter(|node| node.alive);
+    let mut called: HashMap<Machine, Vec<NodeId>> = HashMap::new();
+    for node in alive() {
+        for name in [node.hostname.clone(), node.node.to_string()] {
+            let called = called.entry(Machine::new(&name, "")).or_default();
+            // A hostname may be the id.
+            if !called.contains(&node.node) {
+                called.push(node.node);
+            }
+        }
+    }
+    let (mut layout, mut given) = (Vec::new(), HashSet::new());
+    for (host, workers) in shares {
+        let name = host.destination();
+        let found = called.get(&host.machine("")).map(Vec::as_slice);
+        let node = match found.unwrap_or_default() {
+            [node] => *node,
+            [] => {
+                let names: Vec<&str> = alive().map(|node| node.hostname.as_str()).collect();
+                return usage(format!(
+                    "no node of the cluster is called {name}; there are {} (hosts are reached over ssh where no head is given: \
+                     without KOLO_HEAD and --head)",
+                    listed(&names)
+                ));
+            }
+            several => {
+                let ids: Vec<String> = several.iter().map(NodeId::to_string).collect();
+                let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+                return usage(format!(
+                    "{} nodes of the cluster are called {name}: give the id in place of the name, which is one of {}",
+                    ids.len(),
+                    listed(&ids)
+                ));
+            }
+        };
+        if !given.insert(node) {
+            return usage(format!(
+                "{name} is {node}, which is given already; give each node once, with all its slots"
+            ));
+        }
+        layout.push(NodeShare { node, workers });
+    }
+    Ok(layout)
+}
+
+/// The first few of them.
+fn listed(names: &[&str]) -> String {
+    const SHOWN: usize = 8;
+    match names {
+        [] => "none".to_owned(),
+        names if names.len() > SHOWN => {
+            format!(
+                "{} and {} more",
+                names[..SHOWN].join(", "),
+                names.len() - SHOWN
+            )
+        }
+        names => names.join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_transport::wire::Resources;
+
+    use super::*;
+
+    fn node(id: u64, hostname: &str) -> NodeInfo {
+        NodeInfo {
+            node: NodeId(id),
+            hostname: hostname.to_owned(),
+            address: ([127, 0, 0, 1], 1).into(),
+            alive: true,
+            total: Resources::default(),
+            available: Resources::default(),
+            last_seen_ms: 0,
+            jobs: Vec::new(),
+            draining: false,
+        }
+    }
+
+    #[test]
+    fn nodes_are_called_by_hostname_or_id_in_the_order_given() {
+        let mut nodes = vec![
+            node(1, "b"),
+            node(2, "a.example"),
+            node(3, "two"),
+            node(4, "two"),
+            node(5, "node-0000000000000005"),
+            node(6, "gone"),
+            node(7, "fd00::2"),
+        ];
+        nodes[5].alive = false;
+        let ask = |hosts: &[&str]| {
+            let hosts = hosts.iter().map(|host| HostSlots::new(*host, 9));
+            let shares = (1..).zip(hosts).map(|(workers, host)| (host, workers));
+            let layout = nodes_called(shares.collect(), &nodes)?;
+            let pairs = layout.iter().map(|share| (share.node.0, share.workers));
+            Ok::<Vec<_>, CliError>(pairs.collect())
+        };
+        assert_eq!(
+            ask(&["A.Example.", "node-0000000000000003", "b", "FD00:0::2"]).unwrap(),
+            [(2, 1), (3, 2), (1, 3), (7, 4)]
+        );
+        assert_eq!(ask(&["node-0000000000000005"]).unwrap(), [(5, 1)]);
+        for (hosts, message) in [
+            (
+                &["b", "gone"][..],
+                "no node of the cluster is called gone; there are b, a.example, two,",
+            ),
+            (
+                &["two"],
+                "2 nodes of the cluster are called two: give the id in place of the name, which is one of \
+                 node-0000000000000003, node-0000000000000004",
+            ),
+            (&["b", "node-0000000000000001"], "which is given already"),
+        ] {
+            let error = ask(hosts).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains(message), "{error}");
+        }
+        assert_eq!(listed(&[]), "none");
+        assert_eq!(listed(&["x"; 10]), "x, x, x, x, x, x, x, x and 2 more");
+    }
 }

@@ -7,6 +7,7 @@ use crate::ssh::SshOptions;
 /// Options of the command line over those of a file.
 pub(crate) fn merge(line: Run, file: Run) -> Run {
     let places = line.hosts.is_some() || line.hostfile.is_some() || line.local;
+    let output = line.output_dir.is_some() || line.output_filename.is_some();
     let looks = line.prefix.is_some() || line.timestamps;
     let joined = |first: Vec<String>, second: Vec<String>| [first, second].concat();
     Run {
@@ -25,7 +26,10 @@ pub(crate) fn merge(line: Run, file: Run) -> Run {
         prefix: line.prefix.or(file.prefix.filter(|_| !looks)),
         timestamps: line.timestamps || (file.timestamps && !looks),
         ranks: line.ranks.or(file.ranks),
-        output_dir: line.output_dir.or(file.output_dir),
+        output_dir: line.output_dir.or(file.output_dir.filter(|_| !output)),
+        output_filename: line
+            .output_filename
+            .or(file.output_filename.filter(|_| !output)),
         no_stdin: line.no_stdin || file.no_stdin,
         grace: line.grace.or(file.grace),
         start_timeout: line.start_timeout.or(file.start_timeout),

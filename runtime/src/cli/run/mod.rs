@@ -87,7 +87,7 @@ pub(super) fn run(
             }));
         };
         let mut signals = Signals::take(front).map_err(CliError::Start)?;
-        let mut outcome = execute(&options, plan, &here, connect, &mut signals).await?;
+        let mut outcome = execute(&options, plan, &here, connect, format, &mut signals).await?;
         let text = report(&outcome, format);
         let told = tokio::task::spawn_blocking(move || tell(&text));
         signals.unless_hurried(&mut outcome.signal, told).await;
@@ -159,9 +159,10 @@ async fn execute(
     plan: Plan,
     here: &Surroundings,
     connect: &Connect,
+    format: Format,
     signals: &mut Signals,
 ) -> Result<Outcome, CliError> {
-    files::prepare(plan.output_dir.as_deref())?;
+    files::prepare(plan.output.as_ref())?;
     let mut plan = plan;
     let grounds = {
         let preparing = async {
@@ -192,7 +193,7 @@ async fn execute(
     let shown: Vec<bool> = (0..plan.workers)
         .map(|rank| plan.ranks.contains(rank))
         .collect();
-    let without = match plan.output_dir {
+    let without = match plan.output {
         Some(_) => Vec::new(),
         None => (0..)
             .zip(&shown)
@@ -203,16 +204,18 @@ async fn execute(
     let (sink, writer, trouble) = Sink::start(Style {
         prefix: plan.prefix,
         ranks: plan.ranks,
-        output_dir: plan.output_dir,
+        output: plan.output,
         workers: plan.workers,
     })
     .map_err(CliError::Start)?;
+    let if_shared = (format == Format::Table && plan.limits_threads).then_some(plan::THREADS);
     let request = Request {
         spec: plan.spec,
         workers: plan.workers,
         start_timeout: plan.start_timeout,
         grace: plan.grace,
         without,
+        if_shared,
     };
     let ran = job::run(&grounds.link, request, sink, trouble, signals).await;
     let written = tokio::task::spawn_blocking(move || writer.finish());

@@ -16,6 +16,7 @@ use super::args::Run;
 use super::job::Link;
 use super::layout;
 use super::plan::{Plan, Surroundings, Target};
+use crate::hosts::HostSlots;
 use crate::local::{self, LocalConfig, LocalError};
 use crate::ssh::{self, BroughtUp, Ending, HeadAccess, Place, SshOptions, UpError};
 use crate::{Head, Node, NodeResources};
@@ -37,6 +38,8 @@ const GOODBYE: Duration = Duration::from_millis(2);
 pub(crate) enum Ground {
     /// On the cluster that is there.
     Cluster,
+    /// On these nodes of that cluster, with so many workers each.
+    Nodes(Vec<(HostSlots, u32)>),
     /// On this machine alone, which may be called otherwise than it calls itself.
     Here(Option<String>),
     /// On these hosts, with so many workers each.
@@ -98,9 +101,14 @@ pub(crate) async fn find(
     let hosts = match &plan.target {
         Target::Cluster => return Ok(Ground::Cluster),
         Target::Local => return Ok(Ground::Here(None)),
-        Target::Hosts(hosts) => hosts,
+        Target::Hosts(hosts) | Target::Nodes(hosts) => hosts,
     };
     let shares = layout::shares(options, hosts, plan.workers)?;
+    if let Target::Nodes(_) = plan.target {
+        let used = shares.into_iter();
+        let used = used.map(|(index, workers)| (hosts[index].clone(), workers));
+        return Ok(Ground::Nodes(used.collect()));
+    }
     // Hosts included that get no worker: the list is wrong all the same.
     let places = ssh::locate(hosts, &here.hostname, &options.ssh.options()).await?;
     if let [(only, _)] = shares[..]
@@ -122,15 +130,22 @@ pub(crate) async fn prepare(
     connect: &Connect,
 ) -> Result<Grounds, CliError> {
     match ground {
-        Ground::Cluster => {
+        Ground::Cluster => Ok(elsewhere(Client::connect(&connect.config()).await?)),
+        Ground::Nodes(hosts) => {
             let client = Client::connect(&connect.config()).await?;
-            Ok(Grounds {
-                link: Arc::new(client.into_link()),
-                members: Members::Elsewhere,
-            })
+            plan.spec.layout = layout::nodes_called(hosts, &client.cluster().await?.nodes)?;
+            Ok(elsewhere(client))
         }
         Ground::Here(name) => here_alone(options, plan, connect.connect_timeout, name).await,
         Ground::Hosts(hosts) => on_hosts(options, plan, hosts, connect.connect_timeout).await,
+    }
+}
+
+/// On a cluster that has nothing to do with this process.
+fn elsewhere(client: Client) -> Grounds {
+    Grounds {
+        link: Arc::new(client.into_link()),
+        members: Members::Elsewhere,
     }
 }
 

@@ -12,6 +12,7 @@ use kolo_transport::wire::{Installed, JobSpec, Milli, Program, ProgramHash, Reso
 use super::super::error::CliError;
 use super::super::host_args::HostArgs;
 use super::args::Run;
+use super::files::Destination;
 use super::glob;
 use super::layout::placement;
 use super::prefix::{self, Prefix};
@@ -26,6 +27,8 @@ pub(crate) enum Target {
     Local,
     /// On the cluster of a head that is there.
     Cluster,
+    /// On these nodes of that cluster.
+    Nodes(Vec<HostSlots>),
     /// On these hosts, by ssh, with a cluster for this job alone.
     Hosts(Vec<HostSlots>),
 }
@@ -51,12 +54,18 @@ pub(crate) struct Plan {
     pub(crate) workers: u32,
     pub(crate) prefix: Prefix,
     pub(crate) ranks: Ranks,
-    pub(crate) output_dir: Option<PathBuf>,
+    pub(crate) output: Option<Destination>,
     pub(crate) start_timeout: Duration,
     pub(crate) grace: Duration,
     /// What is not done as it was asked for.
     pub(crate) notes: Vec<String>,
+    /// Workers that share a host get a number of threads that nobody has given.
+    pub(crate) limits_threads: bool,
 }
+
+/// What to say of that.
+pub(super) const THREADS: &str = "workers that share a host have OMP_NUM_THREADS=1, unless the host sets it, so that they do not compete for its CPUs; \
+     --env OMP_NUM_THREADS=N sets another number";
 
 pub(super) fn usage<T>(message: impl Into<String>) -> Result<T, CliError> {
     Err(CliError::Usage(message.into()))
@@ -131,6 +140,9 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
         no_cache: options.no_cache,
         elastic: None,
     };
+    let threads = "OMP_NUM_THREADS";
+    let inherits = target == Target::Local && here.vars.iter().any(|(name, _)| name == threads);
+    let limits_threads = !inherits && !spec.env.contains_key(threads);
     // As the head does, whose words they are: what it refuses of the arguments alone is refused before anybody is asked, and by
     // `--dry-run` as well.
     validate(&spec)?;
@@ -145,10 +157,15 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
         workers,
         prefix: template,
         ranks,
-        output_dir: options.output_dir.as_ref().map(|dir| here.cwd.join(dir)),
+        output: match (&options.output_dir, &options.output_filename) {
+            (Some(dir), _) => Some(Destination::Jobs(here.cwd.join(dir))),
+            (None, Some(dir)) => Some(Destination::Ranks(here.cwd.join(dir))),
+            (None, None) => None,
+        },
         start_timeout,
         grace,
         notes,
+        limits_threads,
     })
 }
 
@@ -162,6 +179,7 @@ fn target(options: &Run, here: &Surroundings) -> Result<Target, CliError> {
         hostfile: options.hostfile.clone(),
     };
     Ok(match given.read()? {
+        Some(hosts) if here.has_head => Target::Nodes(hosts),
         Some(hosts) => Target::Hosts(hosts),
         None if here.has_head && !options.local => Target::Cluster,
         None => Target::Local,
@@ -363,6 +381,46 @@ mod tests {
         assert_eq!(placement("--nproc-per-node 2 x"), spread(1, 2));
         assert!(on_cluster("--nnodes 2 -n 5 x").is_err());
         assert_eq!(on_cluster("--local -n 2 x").unwrap().target, Target::Local);
+    }
+
+    #[test]
+    fn hosts_are_nodes_of_the_cluster_where_there_is_one() {
+        let plan = on_cluster("-H b:2,a:1 x").unwrap();
+        let Target::Nodes(hosts) = &plan.target else {
+            panic!("{plan:?}");
+        };
+        assert_eq!((hosts[0].host.as_str(), hosts[0].slots), ("b", 2));
+        assert_eq!(plan.workers, 3);
+        assert_eq!(plan.spec.placement, Placement::Pack { workers: 3 });
+        let cpus = on_cluster("-H a:2 --cpus-per-worker 4 x").unwrap();
+        assert_eq!(cpus.spec.per_worker.cpus, Milli::units(4));
+        assert!(on_cluster("-H a:2 -n 3 x").is_err());
+        assert!(matches!(planned("-H a:2 x").target, Target::Hosts(_)));
+    }
+
+    #[test]
+    fn a_number_of_threads_that_nobody_gave_is_told() {
+        assert!(planned("-n 2 x").limits_threads);
+        assert!(!planned("-n 2 -e OMP_NUM_THREADS=4 x").limits_threads);
+        let mut here = here();
+        here.vars.push(("OMP_NUM_THREADS".into(), "4".into()));
+        let limits = |line: &str| plan(&options(line), &here).unwrap().limits_threads;
+        assert!(!limits("-n 2 x"));
+        assert!(limits("-H a:2 x"), "other hosts have their own");
+        assert!(!limits("-H a:2 --pass-env OMP_* x"));
+    }
+
+    #[test]
+    fn files_are_in_a_folder_of_the_job_or_where_horovodrun_has_them() {
+        let output = |line: &str| planned(line).output;
+        let dir = || "/srv/data/out".into();
+        assert_eq!(output("--output-dir out x"), Some(Destination::Jobs(dir())));
+        let ranks = Some(Destination::Ranks(dir()));
+        assert_eq!(output("--output-filename out x"), ranks);
+        assert_eq!(output("x"), None);
+        let file = options("--output-dir elsewhere -- x");
+        let merged = merge(options("--output-filename out x"), file);
+        assert_eq!(plan(&merged, &here()).unwrap().output, ranks);
     }
 
     #[test]

@@ -239,7 +239,7 @@ mod tests {
             // What the head does not like about the job is nothing that is wrong with the program.
             (RefusalKind::Invalid, 2),
             (RefusalKind::Forbidden, 5),
-            (RefusalKind::Unplaceable, 1),
+            (RefusalKind::Unplaceable, 2),
         ] {
             let refused = Outcome {
                 refusal: Some(Refusal::new(kind, "why")),

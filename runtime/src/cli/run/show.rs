@@ -51,7 +51,7 @@ pub(crate) async fn dry_run(
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<Option<Outcome>, CliError> {
-    files::try_to_prepare(plan.output_dir.as_deref())?;
+    files::try_to_prepare(plan.output.as_ref())?;
     let hosts = match hosts(options, &mut plan, here, connect).await? {
         Ok(hosts) => hosts,
         Err(refusal) => {
@@ -72,7 +72,7 @@ pub(crate) async fn dry_run(
         .unwrap_or_default();
     let target = match plan.target {
         Target::Local => "this machine",
-        Target::Cluster => "the cluster",
+        Target::Cluster | Target::Nodes(_) => "the cluster",
         Target::Hosts(_) => "hosts",
     };
     if format == Format::Json {

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use kolo_transport::wire::{OutputChunk, PlacedNode, Stdio};
 use rustix::fd::BorrowedFd;
 use tokio::sync::{mpsc, oneshot};
 
-use super::files::Files;
+use super::files::{Destination, Files};
 use super::lines::{Lines, Source};
 use super::prefix::{Prefix, Values};
 use super::ranks::Ranks;
@@ -30,7 +29,7 @@ const WRITE: usize = 256 << 10;
 pub(crate) struct Style {
     pub(crate) prefix: Prefix,
     pub(crate) ranks: Ranks,
-    pub(crate) output_dir: Option<PathBuf>,
+    pub(crate) output: Option<Destination>,
     pub(crate) workers: u32,
 }
 
@@ -190,11 +189,11 @@ impl Printer {
                         self.places.insert(rank.0, Place { host, local_rank });
                     }
                 }
-                if let Some(dir) = &self.style.output_dir {
-                    match Files::create(dir, job, self.style.workers) {
+                if let Some(output) = &self.style.output {
+                    match Files::create(output, job, self.style.workers) {
                         Ok(files) => self.files = Some(files),
                         Err(error) => {
-                            let text = format!("the files in {}: {error}", dir.display());
+                            let text = format!("the files in {}: {error}", output.dir().display());
                             self.fail(WriteError::Failed(text));
                         }
                     }

@@ -1,32 +1,78 @@
 //! Options as other launchers write them, where they mean the same.
 
+use std::cmp::Ordering;
 use std::ffi::{OsStr, OsString};
 
 use clap::Command;
 
+use crate::settings::nearest;
+
 /// `-np 4` and `-hostfile F` are no short options as clap knows them. They are put into words, in front of the program
 /// only: what comes after it is the program's own.
-pub(crate) fn translate(args: Vec<OsString>, command: &Command) -> Vec<OsString> {
+///
+/// # Errors
+///
+/// What to say of a word that clap would take for something else: `-hots` for `-h`, which is a question for help.
+pub(crate) fn translate(args: Vec<OsString>, command: &Command) -> Result<Vec<OsString>, String> {
     let Some(run) = position_of_run(&args, command) else {
-        return args;
+        return Ok(args);
     };
     let Some(options) = command.find_subcommand("run") else {
-        return args;
+        return Ok(args);
     };
+    let both = [options, command];
     let mut args = args;
-    let mut at = run + 1;
-    while let Some(arg) = args.get(at) {
-        if arg == "-np" {
-            args[at] = OsString::from("--num-proc");
-        } else if arg == "-hostfile" {
-            args[at] = OsString::from("--hostfile");
+    let mut at = 1;
+    while let Some(arg) = args.get_mut(at) {
+        let commands = match at.cmp(&run) {
+            Ordering::Less => &both[1..],
+            Ordering::Equal => {
+                at += 1;
+                continue;
+            }
+            Ordering::Greater => &both[..],
+        };
+        if let Some(word) = spelled(arg, commands)? {
+            *arg = word;
         }
-        match length(&args[at], &[options, command]) {
+        match length(arg, commands) {
             Some(length) => at += length,
             None => break,
         }
     }
-    args
+    Ok(args)
+}
+
+/// `--NAME` for `-NAME`, if there is such an option.
+fn spelled(arg: &OsStr, commands: &[&Command]) -> Result<Option<OsString>, String> {
+    let Some(word) = arg.to_str().and_then(|arg| arg.strip_prefix('-')) else {
+        return Ok(None);
+    };
+    let mut chars = word.chars();
+    let (Some(first), Some(_)) = (chars.next().filter(|first| *first != '-'), chars.next()) else {
+        return Ok(None);
+    };
+    let all = || commands.iter().flat_map(|command| command.get_arguments());
+    let name = word.split_once('=').map_or(word, |(name, _)| name);
+    // That of the help is not on the list.
+    if name == "help" || all().any(|arg| is_called(arg, name)) {
+        return Ok(Some(OsString::from(format!("--{word}"))));
+    }
+    // `-n4` holds its value.
+    if all().any(|arg| arg.get_short() == Some(first) && arg.get_action().takes_values()) {
+        return Ok(None);
+    }
+    let names = all().filter_map(clap::Arg::get_long);
+    let meant = match nearest(name, names) {
+        Some(name) => format!("did you mean `--{name}`?"),
+        None => {
+            "`kolo run --help` lists all; what belongs to the program stands behind it".to_owned()
+        }
+    };
+    Err(format!(
+        "there is no option `-{}`; {meant}",
+        name.escape_debug()
+    ))
 }
 
 /// Where the subcommand `run` stands, if that is the subcommand.
@@ -36,6 +82,14 @@ fn position_of_run(args: &[OsString], command: &Command) -> Option<usize> {
         at += length;
     }
     (args.get(at)? == "run").then_some(at)
+}
+
+/// Whether this is a long name of an option.
+fn is_called(arg: &clap::Arg, name: &str) -> bool {
+    arg.get_long() == Some(name)
+        || arg
+            .get_all_aliases()
+            .is_some_and(|aliases| aliases.contains(&name))
 }
 
 /// How many words an option takes, itself included; `None` if it is no option.
@@ -50,13 +104,7 @@ fn length(arg: &OsStr, commands: &[&Command]) -> Option<usize> {
         all.filter(|arg| matches(arg)).any(takes_value)
     };
     let needs_value = if let Some(long) = text.strip_prefix("--") {
-        let is_it = |arg: &clap::Arg| {
-            arg.get_long() == Some(long)
-                || arg
-                    .get_all_aliases()
-                    .is_some_and(|aliases| aliases.contains(&long))
-        };
-        !long.contains('=') && takes(&is_it)
+        !long.contains('=') && takes(&|arg| is_called(arg, long))
     } else {
         // `-n4` holds its value.
         let mut chars = text[1..].chars();
@@ -75,7 +123,7 @@ mod tests {
 
     fn translated(line: &str) -> String {
         let args = line.split(' ').map(OsString::from).collect();
-        let words = translate(args, &Args::command());
+        let words = translate(args, &Args::command()).unwrap();
         let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
         words.join(" ")
     }
@@ -83,33 +131,58 @@ mod tests {
     #[test]
     fn only_what_stands_before_the_program_is_translated() {
         for (given, expected) in [
-            ("kolo run -np 4 prog", "kolo run --num-proc 4 prog"),
-            (
-                "kolo run -np 4 prog -np 5",
-                "kolo run --num-proc 4 prog -np 5",
-            ),
+            ("kolo run -np 4 prog", "kolo run --np 4 prog"),
+            ("kolo run -np 4 prog -np 5", "kolo run --np 4 prog -np 5"),
             ("kolo run -n 2 -- prog -np 5", "kolo run -n 2 -- prog -np 5"),
-            (
-                "kolo run --env -np -np 4 x",
-                "kolo run --env -np --num-proc 4 x",
-            ),
+            ("kolo run --env -np -np 4 x", "kolo run --env -np --np 4 x"),
             (
                 "kolo run -H a:2 -hostfile f x",
                 "kolo run -H a:2 --hostfile f x",
             ),
             (
                 "kolo --head h:1 run --dry-run -np 4 x",
-                "kolo --head h:1 run --dry-run --num-proc 4 x",
+                "kolo --head h:1 run --dry-run --np 4 x",
             ),
             (
                 "kolo run --prefix=-np -np 4 x",
-                "kolo run --prefix=-np --num-proc 4 x",
+                "kolo run --prefix=-np --np 4 x",
             ),
-            ("kolo run -n4 -np 3 x", "kolo run -n4 --num-proc 3 x"),
+            ("kolo run -n4 -np 3 x", "kolo run -n4 --np 3 x"),
+            (
+                "kolo run -np=2 -host localhost:2 python x.py -host",
+                "kolo run --np=2 --host localhost:2 python x.py -host",
+            ),
+            (
+                "kolo run -hosts a:1 -nproc-per-node=2 -wdir /x -e A=1 -eB=1 x",
+                "kolo run --hosts a:1 --nproc-per-node=2 --wdir /x -e A=1 -eB=1 x",
+            ),
+            ("kolo run -Ha:2,b:2 -h", "kolo run -Ha:2,b:2 -h"),
+            ("kolo run - -hosts", "kolo run - -hosts"),
+            ("kolo -help run -help", "kolo --help run --help"),
             ("kolo logs -np 4", "kolo logs -np 4"),
             ("kolo", "kolo"),
         ] {
             assert_eq!(translated(given), expected);
+        }
+    }
+
+    #[test]
+    fn no_word_that_is_none_is_a_question_for_help() {
+        let refused = |line: &str| {
+            let args = line.split(' ').map(OsString::from).collect();
+            translate(args, &Args::command()).unwrap_err()
+        };
+        let line = refused("kolo run -hots a:2 -n 2 x");
+        assert_eq!(line, "there is no option `-hots`; did you mean `--hosts`?");
+        let line = refused("kolo -hx run x");
+        assert!(line.starts_with("there is no option `-hx`; "), "{line}");
+        for word in ["-hx", "-hélas", "-h=1", "-hn", "-cb", "-vv"] {
+            let line = refused(&format!("kolo --head h:1 run -n 2 {word} x"));
+            let word = word.split('=').next().unwrap();
+            assert!(
+                line.starts_with(&format!("there is no option `{word}`; ")),
+                "{line}"
+            );
         }
     }
 }
