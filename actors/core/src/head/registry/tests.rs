@@ -49,6 +49,8 @@ fn a_lease_runs_out_on_the_given_clock() {
     assert_eq!(registry.next_expiry(), Some(start + LEASE));
     assert_eq!(registry.expired(start + LEASE), [(NodeId(1), one, LEASE)]);
     registry.beat(later, NodeId(1), one);
+    // One that comes late changes nothing.
+    registry.beat(start, NodeId(1), one);
     assert!(registry.expired(start + LEASE).is_empty());
     assert_eq!(registry.lose(NodeId(1), one), Some(vec![]));
     assert_eq!(registry.lose(NodeId(1), one), None);
