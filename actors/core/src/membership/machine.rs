@@ -146,7 +146,12 @@ impl Membership {
                 commit,
                 kept,
             } => {
-                self.committed(*generation, *commit, *kept);
+                // Nothing is lost with the state that a job begins with.
+                if *kept == Kept::Received && self.budget.commit().is_none() {
+                    self.taken(*generation);
+                } else {
+                    self.committed(*generation, *commit, *kept);
+                }
             }
             Fact::Broken {
                 generation,
@@ -228,10 +233,15 @@ impl Membership {
         }
     }
 
-    fn committed(&mut self, generation: ids::Generation, commit: u64, kept: Kept) {
+    /// All members of a generation have a commit, so all of them have taken it.
+    fn taken(&mut self, generation: ids::Generation) {
         if let Some(formation) = &mut self.formation {
             formation.committed(generation);
         }
+    }
+
+    fn committed(&mut self, generation: ids::Generation, commit: u64, kept: Kept) {
+        self.taken(generation);
         // The word of a commit may come late, and of a generation that was given up: all its members have committed.
         if (self.began..=self.last).contains(&generation) {
             self.budget.committed(generation, commit, kept);

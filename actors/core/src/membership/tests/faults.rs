@@ -385,6 +385,13 @@ fn a_job_that_loses_all_its_members_before_the_first_commit_begins_anew() {
         assert_eq!(bed.number(), lost + 1);
         let active = bed.active();
         assert!(active.needs_sync() && !active.needs_restore());
+        // They have the state that rank 0 began with, and nothing more.
+        let (generation, kept) = (active.number(), Kept::Received);
+        bed.then(Fact::Committed {
+            generation,
+            commit: 1,
+            kept,
+        });
     }
     // News of a commit of former members change nothing.
     let (generation, commit) = (ids::Generation(1), 5);
