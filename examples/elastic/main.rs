@@ -3,10 +3,12 @@
 //! ```text
 //! cargo run --release --example elastic
 //! cargo run --release --example elastic -- --kill 3 --add 2 --nodes 3 --slots 2 --seed 7
+//! cargo run --release --example elastic -- --kill all --checkpoints /tmp/digits
+//! cargo run --release --example elastic -- --resume /tmp/digits --epochs 30
 //! ```
 //!
 //! Each lost worker is replaced by a new process, which gets the state of the group. No image is left out of an epoch and
-//! none is used twice, whatever happens.
+//! none is used twice, whatever happens. With checkpoints that also holds if all workers are killed at once, or this program.
 
 // `pub` says here what other files of this program use.
 #![allow(unreachable_pub)]
@@ -15,29 +17,31 @@
 mod data;
 #[path = "../digits/mlp.rs"]
 mod mlp;
+mod report;
 #[path = "../digits/rng.rs"]
 mod rng;
+mod script;
 mod training;
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use clap::Parser;
 use kolo::prelude::*;
 
+use report::Report;
 use rng::Rng;
+use script::{Change, Script};
 use training::{Config, Summary, train};
-
-/// How long the group learns between two changes.
-const PAUSE: Duration = Duration::from_millis(300);
 
 /// Train a small neural network on handwritten digits while workers are killed and nodes come and go.
 ///
 /// The cluster is inside this process, so that its nodes can be killed and added. The workers are processes.
 #[derive(Debug, Parser)]
 #[command(
-    after_help = "Example:\n  cargo run --release --example elastic -- --kill 3 --add 2 --nodes 3 --slots 2 --seed 7"
+    after_help = "Examples:\n  cargo run --release --example elastic -- --kill 3 --add 2 --nodes 3 --slots 2 --seed 7\n  cargo run --release --example elastic -- --kill all --checkpoints /tmp/digits\n  cargo run --release --example elastic -- --resume /tmp/digits --epochs 30"
 )]
 struct Args {
     /// Nodes at the beginning.
@@ -46,9 +50,9 @@ struct Args {
     /// Workers on each node.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     slots: u32,
-    /// Workers to kill, one after the other.
-    #[arg(long, default_value_t = 2)]
-    kill: u32,
+    /// Workers to kill, one after the other; or `all`: all of them at once, which needs checkpoints.
+    #[arg(long, default_value = "2", value_parser = kills)]
+    kill: Kills,
     /// Nodes to kill. At least one of the first nodes must stay.
     #[arg(long, default_value_t = 1)]
     kill_nodes: u32,
@@ -61,21 +65,38 @@ struct Args {
     /// Decides the held-out images, the first weights, the order of the images, and which workers are killed.
     #[arg(long, default_value_t = 42)]
     seed: u64,
+    /// Keeps checkpoints in this directory, which has none yet.
+    #[arg(long, value_name = "DIR", conflicts_with = "resume")]
+    checkpoints: Option<PathBuf>,
+    /// Goes on from the newest checkpoint in this directory, and keeps checkpoints there.
+    #[arg(long, value_name = "DIR")]
+    resume: Option<PathBuf>,
 }
 
-/// A change of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Change {
-    KillWorker,
-    KillNode,
-    AddNode,
+enum Kills {
+    OneByOne(u32),
+    All,
+}
+
+fn kills(text: &str) -> Result<Kills, String> {
+    match text {
+        "all" => Ok(Kills::All),
+        number => number
+            .parse()
+            .map(Kills::OneByOne)
+            .map_err(|_| "allowed is a number, or `all`".to_owned()),
+    }
 }
 
 impl Args {
     /// By turns, so that the group shrinks and grows.
     fn changes(&self) -> VecDeque<Change> {
         let kinds = [
-            (Change::KillWorker, self.kill),
+            match self.kill {
+                Kills::OneByOne(count) => (Change::KillWorker, count),
+                Kills::All => (Change::KillAll, 1),
+            },
             (Change::KillNode, self.kill_nodes),
             (Change::AddNode, self.add),
         ];
@@ -100,9 +121,16 @@ async fn main() -> anyhow::Result<()> {
         args.kill_nodes,
         args.nodes
     );
+    let resume = args.resume.is_some();
+    let checkpoints = args.checkpoints.clone().or(args.resume.clone());
+    ensure!(
+        args.kill != Kills::All || checkpoints.is_some(),
+        "--kill all leaves no worker that has the state of the group: add --checkpoints DIR"
+    );
     let begun = Instant::now();
     let changes = args.changes();
     let nodes = args.nodes + args.add - args.kill_nodes;
+    let most = (args.nodes + args.add) * args.slots;
     let config = Config {
         seed: args.seed,
         batch: 64,
@@ -110,19 +138,24 @@ async fn main() -> anyhow::Result<()> {
         workers: (nodes * args.slots) as usize,
         generation: 1 + changes.len() as u64,
         most_epochs: args.epochs + 10_000,
+        checkpoints,
+        resume,
     };
     let cluster = LocalCluster::builder()
         .nodes(args.nodes)
         .slots(args.slots)
         .start()
         .await?;
+    let report = Report::new();
     let executor = Executor::builder()
-        .workers(1..=(args.nodes + args.add) * args.slots)
-        .restarts_without_progress(args.kill.max(args.kill_nodes * args.slots) + 8)
+        .workers(1..=most)
+        .restarts_without_progress(most + changes.len() as u32)
+        .output(report.output())
         .start(&cluster)
         .await?;
     let mut script = Script {
         executor: &executor,
+        report: &report,
         rng: Rng::new(args.seed),
         changes,
         nodes: args.nodes,
@@ -145,7 +178,6 @@ async fn main() -> anyhow::Result<()> {
     executor.shutdown().await?;
     let Summary {
         accuracy,
-        steps_redone,
         uneven_epochs,
         ..
     } = first;
@@ -155,91 +187,10 @@ async fn main() -> anyhow::Result<()> {
     };
     println!(
         "elastic: accuracy={accuracy:.2} generations={generations} lost={lost} joined={joined} samples={samples} \
-         steps_redone={steps_redone} workers={} seconds={:.1}",
+         steps_redone={} workers={} seconds={:.1}",
+        report.redone(),
         summaries.len(),
         begun.elapsed().as_secs_f64()
     );
-    Ok(())
-}
-
-/// The changes that are still to be made, and what has come of the others.
-struct Script<'a> {
-    executor: &'a Executor,
-    rng: Rng,
-    changes: VecDeque<Change>,
-    nodes: u32,
-    slots: u32,
-    lost: usize,
-    joined: usize,
-}
-
-enum Never {}
-
-impl Script<'_> {
-    /// Makes one change after the other: the next one when the group is whole again and has learnt for a while.
-    async fn play(&mut self) -> anyhow::Result<Never> {
-        let mut generations = self.executor.generations();
-        let mut changed: Option<Instant> = None;
-        while let Some(change) = generations.next().await {
-            let size = change.table.members.len();
-            if change.before > 0 {
-                self.lost += change.left.len();
-                self.joined += change.joined.len();
-                println!(
-                    "{:>8} ms: generation {} of {size} workers, {} have left and {} have joined: {}",
-                    changed.map_or_else(String::new, |at| at.elapsed().as_millis().to_string()),
-                    change.table.generation,
-                    change.left.len(),
-                    change.joined.len(),
-                    change.table.cause,
-                );
-            }
-            if size == (self.nodes * self.slots) as usize
-                && let Some(next) = self.changes.pop_front()
-            {
-                tokio::time::sleep(PAUSE).await;
-                changed = Some(Instant::now());
-                self.make(next).await?;
-            }
-        }
-        // The call of the training says why the group has ended.
-        std::future::pending().await
-    }
-
-    async fn make(&mut self, change: Change) -> anyhow::Result<()> {
-        let cluster = self.executor.cluster();
-        let table = self.executor.table();
-        let index = self.rng.permutation(table.members.len())[0];
-        let member = &table.members[index];
-        match change {
-            Change::KillWorker => {
-                let info = cluster.job(self.executor.job()).await?;
-                let is_it = |worker: &&kolo::WorkerInfo| worker.member.rank == member.rank;
-                let worker = info.workers.iter().find(is_it);
-                let pid = worker.context("the worker is not known to the head")?.pid;
-                println!("-- kill rank {} (process {pid})", member.rank);
-                kill(pid)?;
-            }
-            Change::KillNode => {
-                println!("-- kill node {} with rank {}", member.node, member.rank);
-                self.nodes -= 1;
-                cluster.kill_local_node(member.node).await?;
-            }
-            Change::AddNode => {
-                println!("-- add a node");
-                self.nodes += 1;
-                cluster.add_local_node().await?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn kill(pid: u32) -> anyhow::Result<()> {
-    let pid = i32::try_from(pid)
-        .ok()
-        .and_then(rustix::process::Pid::from_raw);
-    let pid = pid.context("the worker has no process")?;
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
     Ok(())
 }

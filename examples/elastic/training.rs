@@ -1,16 +1,21 @@
 //! The work of a rank: a replica of the network, and a loop that goes on when the group has changed.
 
-use std::time::Instant;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::ensure;
+use kolo::elastic::Checkpoints;
 use kolo::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::data::Digits;
 use crate::mlp::{Mlp, PARAMETERS};
+use crate::report::{Entry, News, now};
 
 const RATE: f32 = 0.08;
 const MOMENTUM: f32 = 0.9;
+/// From one checkpoint to the next, at least.
+const INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the driver tells every worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -27,6 +32,10 @@ pub struct Config {
     pub generation: u64,
     /// After so many passes the group gives up.
     pub most_epochs: u64,
+    /// Where checkpoints are kept, if at all.
+    pub checkpoints: Option<PathBuf>,
+    /// The group begins with the newest checkpoint.
+    pub resume: bool,
 }
 
 /// What every rank knows at the end.
@@ -34,14 +43,8 @@ pub struct Config {
 pub struct Summary {
     /// Share of the held-out images that are told right.
     pub accuracy: f64,
-    /// Passes over the training images.
-    pub epochs: u64,
     /// Passes in which some image was not used exactly once.
     pub uneven_epochs: u64,
-    /// Generations in which the group has worked.
-    pub generations: u64,
-    /// Steps that were made again, because a rank was lost before their commit.
-    pub steps_redone: u64,
     /// A digest of the weights' bits: the same on all ranks.
     pub digest: u64,
 }
@@ -59,11 +62,7 @@ struct Training {
 struct Progress {
     sampler: ElasticSampler,
     steps: u64,
-    steps_redone: u64,
-    generations: u64,
     uneven_epochs: u64,
-    /// Workers in the generation before.
-    workers: usize,
 }
 
 impl Elastic for Training {
@@ -75,7 +74,7 @@ impl Elastic for Training {
     }
 }
 
-/// Trains until the group has seen all changes that the driver makes. Rank 0 prints a line for each generation.
+/// Trains until the group has seen all changes that the driver makes. Rank 0 tells how each generation came about.
 #[kolo::function]
 pub fn train(ctx: &Context, config: Config) -> anyhow::Result<Summary> {
     let (images, held_out) = Digits::load()?.split(config.seed);
@@ -84,27 +83,27 @@ pub fn train(ctx: &Context, config: Config) -> anyhow::Result<Summary> {
         progress: Progress {
             sampler,
             steps: 0,
-            steps_redone: 0,
-            generations: 0,
             uneven_epochs: 0,
-            workers: 0,
         },
         model: Mlp::new(config.seed),
         velocity: vec![0.0; PARAMETERS],
         used: vec![0; images.len()],
     });
+    if let Some(directory) = &config.checkpoints {
+        let checkpoints = Checkpoints::in_directory(directory)
+            .not_more_often_than(INTERVAL)
+            .resume(config.resume);
+        state = state.checkpoints(checkpoints);
+    }
     let mut here = Here::default();
     ctx.elastic(&mut state, |ctx, state| {
         let begun = begin(ctx, state, &mut here);
         let done = begun.and_then(|()| learn(ctx, state, &images, &config, &mut here));
-        here.ended = Some(Instant::now());
+        here.stopped = Some(now());
         done?;
         Ok(Summary {
             accuracy: accuracy(ctx, &state.model, &held_out)?,
-            epochs: state.progress.sampler.epoch(),
             uneven_epochs: state.progress.uneven_epochs,
-            generations: state.progress.generations,
-            steps_redone: state.progress.steps_redone,
             digest: digest(&state.model.parameters),
         })
     })
@@ -116,38 +115,37 @@ struct Here {
     /// Steps that were begun, committed or not.
     begun: u64,
     /// When the loop could not go on in the generation before.
-    ended: Option<Instant>,
-    /// The line of this generation, without its first step, and when that began.
-    entered: Option<(String, Instant)>,
+    stopped: Option<u64>,
+    /// What is to be told of this generation, when its first step is made.
+    entry: Option<Entry>,
 }
 
-/// Counts the generation, and the step that some rank had begun and none has committed.
-fn begin(ctx: &Context, state: &mut State<Training>, here: &mut Here) -> anyhow::Result<()> {
-    let (formed, now) = (ctx.formed_at(), Instant::now());
-    let progress = &mut state.progress;
-    let mut begun = [here.begun.max(progress.steps)];
-    ctx.comm().all_reduce(&mut begun, ReduceOp::Max)?;
-    let redone = begun[0] - progress.steps;
-    progress.steps_redone += redone;
-    progress.generations += 1;
-    let before = std::mem::replace(&mut progress.workers, ctx.world_size());
-    here.begun = progress.steps;
-    let decide = here.ended.map_or_else(String::new, |ended| {
-        format!("decide {} ms, ", millis(ended, formed))
+/// Counts the step that some rank had begun and none has committed, and hears when the ranks had stopped.
+fn begin(ctx: &Context, state: &State<Training>, here: &mut Here) -> anyhow::Result<()> {
+    let entered = now();
+    let formed = entered - ctx.formed_at().elapsed().as_micros() as u64;
+    // The members have heard of each other, and the links are made, when their first operation is done.
+    let records = ctx.comm().records();
+    let met = records.first().map(|record| record.ended - record.asked);
+    let steps = state.progress.steps;
+    // The last and the first time of those that stay.
+    let stopped = here.stopped.map_or([0; 2], |at| [at, !at]);
+    let mut all = [here.begun.max(steps), stopped[0], stopped[1]];
+    ctx.comm().all_reduce(&mut all, ReduceOp::Max)?;
+    let [begun, last, first] = all;
+    here.begun = steps;
+    here.entry = Some(Entry {
+        generation: ctx.generation().0,
+        cause: ctx.cause().to_owned(),
+        stopped: (last > 0).then_some([!first, last]),
+        formed,
+        connect: met.unwrap_or_default().as_micros() as u64,
+        entered,
+        stepped: 0,
+        steps,
+        redone: begun - steps,
     });
-    let line = format!(
-        "generation {}: {} workers after {before}, {redone} steps lost; {decide}connect and sync {} ms",
-        ctx.generation(),
-        ctx.world_size(),
-        millis(formed, now),
-    );
-    here.entered = Some((line, now));
     Ok(())
-}
-
-fn millis(from: Instant, to: Instant) -> String {
-    let millis = to.saturating_duration_since(from).as_secs_f64() * 1e3;
-    format!("{millis:.1}")
 }
 
 /// Passes over the training images, until the group has seen all changes.
@@ -162,6 +160,10 @@ fn learn(
     loop {
         while let Some(batch) = (state.progress.sampler).next_batch(ctx.rank(), ctx.world_size()) {
             here.begun = state.progress.steps + 1;
+            if ctx.rank() == 0 && config.checkpoints.is_some() {
+                let (number, durable) = (here.begun, state.durable());
+                News::Step { number, durable }.tell()?;
+            }
             gradient.fill(0.0);
             for image in &batch {
                 let (pixels, label) = images.get(image);
@@ -171,11 +173,11 @@ fn learn(
             state.step(&gradient, 1.0 / batch.global_len() as f32);
             state.use_images(ctx.world_size());
             state.progress.sampler.record(&batch)?;
-            if let Some((line, begun)) = here.entered.take()
+            if let Some(mut entry) = here.entry.take()
                 && ctx.rank() == 0
             {
-                let step = millis(begun, Instant::now());
-                println!("{line}, first step {step} ms ({})", ctx.cause());
+                entry.stepped = now();
+                News::Entered(entry).tell()?;
             }
             state.commit(ctx)?;
         }
