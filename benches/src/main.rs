@@ -45,7 +45,7 @@ enum Bench {
     Commit(commit::Options),
     /// From the loss of a worker or a node to the end of the group's first step without it.
     #[command(
-        after_help = "Examples:\n  kolo-bench recovery --workers 4 --n 30\n  kolo-bench recovery --kill worker,spare --n 10 --format json"
+        after_help = "Examples:\n  kolo-bench recovery --workers 4 --n 30\n  kolo-bench recovery --kill worker,spare --n 10 --format json\n  kolo-bench recovery --kill cut --n 5    (as root)\n  kolo-bench recovery --calm 600          (as root)"
     )]
     Recovery(recovery::Options),
     /// Which network interfaces connect hosts: the plan for many, and the probe over network namespaces (as root).

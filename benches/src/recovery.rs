@@ -1,29 +1,24 @@
 //! From a loss, or another change of the cluster, to the end of the first step of the next generation.
 //!
-//! All times are read off the one monotonic clock of this host, by the driver before it makes the change and by rank 0, which has
-//! survived all changes. Parts: `revoke`, until rank 0's operation has failed or its commit was interrupted; `decide`, until
-//! rank 0 has the members of the next generation; `sync`, until the loop begins again with the state, links included; `first_step`.
+//! All times are read off the one monotonic clock of this host: by the driver before it makes the change, by all ranks that stay when
+//! they stop, and by rank 0, which has survived all changes. Parts: `detect`, until the first rank's operation has failed or its
+//! commit was interrupted; `revoke`, until the last one's; `decide`, until rank 0 has the members of the next generation; `connect`, its
+//! first operation there, in which links are made; `sync`, until the loop begins again with the state; `first_step`.
+
+mod bed;
+mod hosts;
 
 use std::process::Stdio;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
-use kolo::elastic::Value;
+use anyhow::ensure;
 use kolo::prelude::*;
 use kolo_harness::TestCluster;
-use rustix::time::{ClockId, clock_gettime};
-use tokio::sync::mpsc;
 
 use crate::report::{Figure, Format};
 use crate::size;
 use crate::stats::{Times, median};
-
-/// Work between two steps of the group.
-const PAUSE: Duration = Duration::from_millis(2);
-/// Longest wait for a change.
-const PATIENCE: Duration = Duration::from_secs(30);
-const LINE: &str = "recovery ";
+use bed::{Bed, Entry, PAUSE, now};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -33,6 +28,13 @@ pub(crate) struct Options {
     /// Changes to make, with commas between; all if it is not given.
     #[arg(long, value_enum, value_delimiter = ',')]
     kill: Vec<Kill>,
+    /// In place of changes, seconds in which none may come: a group works on hosts between which one of ten packets is lost, while all
+    /// processors are busy. Ends with exit code 1 if a worker or a node counts as lost (as root).
+    #[arg(long, value_parser = crate::seconds, conflicts_with = "kill")]
+    calm: Option<f64>,
+    /// The lease of nodes in seconds, where hosts are cut off or packets lost. A head has 3 if not told otherwise.
+    #[arg(long, default_value_t = 3.0, value_parser = crate::seconds)]
+    lease: f64,
     /// How often each.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
     n: u32,
@@ -55,211 +57,8 @@ enum Kill {
     Node,
     /// A node is drained by `kolo node drain`, the start of that command included (`drain`).
     Drain,
-}
-
-/// A time in milliseconds, on the clock that all processes of a host share.
-fn now() -> f64 {
-    let time = clock_gettime(ClockId::Monotonic);
-    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
-}
-
-fn millis_of(at: Instant) -> f64 {
-    now() - at.elapsed().as_secs_f64() * 1e3
-}
-
-struct Load {
-    steps: Value<u64>,
-    data: Vec<u8>,
-}
-
-impl Elastic for Load {
-    fn parts(&mut self, parts: &mut Parts<'_>) {
-        parts.value("steps", &mut self.steps.0);
-        if !self.data.is_empty() {
-            parts.buffer("data", &mut self.data);
-        }
-    }
-}
-
-/// Steps of 4 bytes, each committed, for as long as the group is there. Rank 0 prints the times of each generation.
-#[kolo::function]
-fn steps(ctx: &Context, bytes: u64) -> Result<()> {
-    let mut state = State::new(Load {
-        steps: Value(0),
-        data: vec![0; bytes as usize],
-    });
-    let mut ended = 0.0;
-    ctx.elastic(&mut state, |ctx, state| {
-        let times = [ended, millis_of(ctx.formed_at()), now()];
-        let result = work(ctx, state, times);
-        ended = now();
-        result
-    })
-}
-
-fn work(ctx: &Context, state: &mut State<Load>, [ended, formed, entered]: [f64; 3]) -> Result<()> {
-    let mut first = true;
-    loop {
-        ctx.comm().all_reduce(&mut [1.0_f32], ReduceOp::Sum)?;
-        state.steps.0 += 1;
-        if std::mem::take(&mut first) && ctx.rank() == 0 {
-            let (generation, size) = (ctx.generation().0, ctx.world_size());
-            println!(
-                "{LINE}{generation} {size} {ended} {formed} {entered} {}",
-                now()
-            );
-        }
-        state.commit(ctx)?;
-        std::thread::sleep(PAUSE);
-    }
-}
-
-/// What rank 0 says of a generation.
-#[derive(Debug, Clone, Copy)]
-struct Entry {
-    size: usize,
-    ended: f64,
-    formed: f64,
-    entered: f64,
-    stepped: f64,
-}
-
-impl Entry {
-    fn parse(line: &[u8]) -> Option<Self> {
-        let line = std::str::from_utf8(line).ok()?.strip_prefix(LINE)?;
-        let mut words = line.split(' ').map(str::parse::<f64>);
-        let mut word = || words.next()?.ok();
-        let _generation = word()?;
-        #[allow(clippy::cast_sign_loss)] // a size
-        let size = word()? as usize;
-        Some(Self {
-            size,
-            ended: word()?,
-            formed: word()?,
-            entered: word()?,
-            stepped: word()?,
-        })
-    }
-}
-
-/// A group under way.
-struct Bed {
-    cluster: TestCluster,
-    executor: Executor,
-    entries: mpsc::UnboundedReceiver<Entry>,
-    work: tokio::task::JoinHandle<Result<Vec<()>, CallError>>,
-    workers: usize,
-    /// What the first node daemon, which is never killed, held at the beginning.
-    held: Held,
-}
-
-/// What a process holds.
-#[derive(Debug, Clone, Copy)]
-struct Held {
-    descriptors: usize,
-    kib: u64,
-}
-
-impl Held {
-    fn of(pid: u32) -> anyhow::Result<Self> {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = resident.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok());
-        Ok(Self {
-            descriptors: std::fs::read_dir(format!("/proc/{pid}/fd"))?.count(),
-            kib: kib.context("a process has a size")?,
-        })
-    }
-}
-
-impl Bed {
-    async fn start(
-        (nodes, slots): (usize, u32),
-        group: impl FnOnce(kolo::ExecutorBuilder) -> kolo::ExecutorBuilder,
-        (workers, bytes): (u32, u64),
-    ) -> anyhow::Result<Self> {
-        let cluster = TestCluster::builder()
-            .nodes(nodes)
-            .slots(slots)
-            .start()
-            .await?;
-        let (told, entries) = mpsc::unbounded_channel();
-        let told = Arc::new(told);
-        let output = Output::callback(move |line| {
-            if let Some(entry) = Entry::parse(&line.text) {
-                // The receiver goes with the bench.
-                let _ = told.send(entry);
-            }
-        });
-        let builder = Executor::builder()
-            .restarts_without_progress(1000)
-            .output(output);
-        let executor = group(builder).start(&cluster.connect().await?).await?;
-        let call = executor.run(steps, bytes);
-        let work = tokio::spawn(call.into_future());
-        let held = Held::of(cluster.node_pid(0)?)?;
-        let mut bed = Self {
-            cluster,
-            executor,
-            entries,
-            work,
-            workers: workers as usize,
-            held,
-        };
-        bed.until(workers as usize).await?;
-        bed.held = Held::of(bed.cluster.node_pid(0)?)?;
-        Ok(bed)
-    }
-
-    /// The first generation of this size that makes a step from now on.
-    async fn until(&mut self, size: usize) -> anyhow::Result<Entry> {
-        let found = async {
-            loop {
-                tokio::select! {
-                    entry = self.entries.recv() => {
-                        let entry = entry.context("the group says nothing any more")?;
-                        if entry.size == size {
-                            return anyhow::Ok(entry);
-                        }
-                    }
-                    ended = &mut self.work => {
-                        ended??;
-                        anyhow::bail!("the group has ended");
-                    }
-                }
-            }
-        };
-        let found = tokio::time::timeout(PATIENCE, found).await;
-        found.with_context(|| format!("no generation of {size} ranks within {PATIENCE:?}"))?
-    }
-
-    /// The process of the rank in the middle, so that no order of ranks is measured alone.
-    async fn victim(&self) -> anyhow::Result<rustix::process::Pid> {
-        let rank = Rank((self.workers / 2) as u32);
-        let pid = self.cluster.worker_pid(self.executor.job(), rank).await?;
-        let pid = i32::try_from(pid)
-            .ok()
-            .and_then(rustix::process::Pid::from_raw);
-        pid.context("the rank has no process")
-    }
-
-    async fn kill_worker(&self) -> anyhow::Result<f64> {
-        let pid = self.victim().await?;
-        let at = now();
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
-        Ok(at)
-    }
-
-    async fn stop(self) -> anyhow::Result<()> {
-        let (before, after) = (self.held, Held::of(self.cluster.node_pid(0)?)?);
-        eprintln!(
-            "the first node's daemon: {} descriptors at first and {} at the end, {} and {} KiB",
-            before.descriptors, after.descriptors, before.kib, after.kib
-        );
-        self.executor.shutdown().await?;
-        drop(self.work.await?);
-        Ok(self.cluster.stop().await?)
-    }
+    /// A host with one worker is cut off: all packets to and from it are dropped (`cut`; as root).
+    Cut,
 }
 
 /// The changes of one case: when each was made, and the generation that followed.
@@ -295,9 +94,18 @@ impl Case {
         vec![
             figure("p50", totals.quantile(0.5) / 1e3),
             figure("p99", totals.quantile(0.99) / 1e3),
-            figure("revoke", part(|at, entry| entry.ended - at)),
-            figure("decide", part(|_, entry| entry.formed - entry.ended)),
-            figure("sync", part(|_, entry| entry.entered - entry.formed)),
+            figure("detect", part(|at, entry| entry.stopped - at)),
+            figure("revoke", part(|_, entry| entry.revoked - entry.stopped)),
+            // Rank 0 may have the members before the last one stops.
+            figure(
+                "decide",
+                part(|_, entry| (entry.formed - entry.revoked).max(0.0)),
+            ),
+            figure("connect", part(|_, entry| entry.connect)),
+            figure(
+                "sync",
+                part(|_, entry| entry.entered - entry.formed - entry.connect),
+            ),
             figure("first_step", part(|_, entry| entry.stepped - entry.entered)),
         ]
     }
@@ -305,10 +113,16 @@ impl Case {
 
 /// Measures the cases one after the other.
 pub(crate) fn run(options: &Options) -> anyhow::Result<Vec<Figure>> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let all = [Kill::Worker, Kill::Spare, Kill::Node, Kill::Drain];
+    if let Some(seconds) = options.calm {
+        return hosts::calm(options, Duration::from_secs_f64(seconds));
+    }
+    let all = [
+        Kill::Worker,
+        Kill::Spare,
+        Kill::Node,
+        Kill::Drain,
+        Kill::Cut,
+    ];
     let kinds = if options.kill.is_empty() {
         &all[..]
     } else {
@@ -319,24 +133,36 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Vec<Figure>> {
     );
     let mut figures = Vec::new();
     for kind in kinds {
-        let cases = runtime.block_on(async {
-            match kind {
-                Kill::Worker => workers(options).await,
-                Kill::Spare => spares(options).await,
-                Kill::Node => nodes(options, false).await,
-                Kill::Drain => nodes(options, true).await,
-            }
-        })?;
+        let cases = match kind {
+            Kill::Worker => here(workers(options))?,
+            Kill::Spare => here(spares(options))?,
+            Kill::Node => here(nodes(options, false))?,
+            Kill::Drain => here(nodes(options, true))?,
+            Kill::Cut => hosts::cut(options)?,
+        };
         figures.extend(cases.iter().flat_map(|case| case.figures(options.workers)));
     }
     Ok(figures)
+}
+
+/// On a thread of the host that this one is on.
+fn here<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(work)
+}
+
+/// Daemons on this host.
+fn cluster(nodes: usize, slots: u32) -> kolo_harness::TestClusterBuilder {
+    TestCluster::builder().nodes(nodes).slots(slots)
 }
 
 async fn workers(options: &Options) -> anyhow::Result<Vec<Case>> {
     let count = options.workers;
     let mut shrink = Case::new("shrink");
     let group = |builder: kolo::ExecutorBuilder| builder.workers(count - 1..=count);
-    let mut bed = Bed::start((1, count), group, (count, 0)).await?;
+    let mut bed = Bed::start(cluster(1, count), group, (count, 0)).await?;
     for number in 1..=options.n {
         eprintln!("shrink {number} of {}", options.n);
         let at = bed.kill_worker().await?;
@@ -349,7 +175,7 @@ async fn workers(options: &Options) -> anyhow::Result<Vec<Case>> {
 
     let mut replace = Case::new("replace");
     let group = |builder: kolo::ExecutorBuilder| builder.workers(count..=count);
-    let mut bed = Bed::start((1, count), group, (count, options.bytes)).await?;
+    let mut bed = Bed::start(cluster(1, count), group, (count, options.bytes)).await?;
     for number in 1..=options.n {
         eprintln!("replace {number} of {}", options.n);
         let at = bed.kill_worker().await?;
@@ -363,7 +189,7 @@ async fn spares(options: &Options) -> anyhow::Result<Vec<Case>> {
     let count = options.workers;
     let mut spare = Case::new("spare");
     let group = |builder: kolo::ExecutorBuilder| builder.workers(count..=count).spares(1);
-    let mut bed = Bed::start((1, count + 1), group, (count, 0)).await?;
+    let mut bed = Bed::start(cluster(1, count + 1), group, (count, 0)).await?;
     for number in 1..=options.n {
         eprintln!("spare {number} of {}", options.n);
         let job = bed.executor.job();
@@ -391,14 +217,12 @@ async fn nodes(options: &Options, drain: bool) -> anyhow::Result<Vec<Case>> {
     let name = if drain { "drain" } else { "node" };
     let (mut leave, mut grow) = (Case::new(name), Case::new("grow"));
     let group = |builder: kolo::ExecutorBuilder| builder.workers(half..=count);
-    let mut bed = Bed::start((2, half), group, (count, 0)).await?;
+    let mut bed = Bed::start(cluster(2, half), group, (count, 0)).await?;
     for number in 1..=options.n {
         eprintln!("{name} {number} of {}", options.n);
-        // Rank 0 stays: the node of the youngest member goes.
-        let table = bed.executor.table();
-        let last = table.members.last().context("a group has members")?.node;
-        let index = (0..2).find(|index| bed.cluster.node_id(*index).ok() == Some(last));
-        let index = index.context("the node is one of the cluster's")?;
+        // Rank 0 stays.
+        let index = bed.youngest_node()?;
+        let last = bed.cluster.node_id(index)?;
         let mut command = bed.cluster.kolo()?;
         command
             .args(["node", "drain", &last.to_string()])
