@@ -129,14 +129,13 @@ async fn main() -> anyhow::Result<()> {
     );
     let begun = Instant::now();
     let changes = args.changes();
-    let nodes = args.nodes + args.add - args.kill_nodes;
+    let folder = tempfile::tempdir()?;
     let most = (args.nodes + args.add) * args.slots;
     let config = Config {
         seed: args.seed,
         batch: 64,
         epochs: args.epochs,
-        workers: (nodes * args.slots) as usize,
-        generation: 1 + changes.len() as u64,
+        end: folder.path().join("end"),
         most_epochs: args.epochs + 10_000,
         checkpoints,
         resume,
@@ -160,6 +159,7 @@ async fn main() -> anyhow::Result<()> {
         changes,
         nodes: args.nodes,
         slots: args.slots,
+        end: config.end.clone(),
         lost: 0,
         joined: 0,
     };

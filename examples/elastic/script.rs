@@ -1,6 +1,7 @@
 //! The changes of the cluster, one after the other.
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -30,6 +31,8 @@ pub struct Script<'a> {
     pub changes: VecDeque<Change>,
     pub nodes: u32,
     pub slots: u32,
+    /// A file that says that all changes are made.
+    pub end: PathBuf,
     pub lost: usize,
     pub joined: usize,
 }
@@ -46,18 +49,21 @@ impl Script<'_> {
                 self.lost += change.left.len();
                 self.joined += change.joined.len();
             }
-            if size == (self.nodes * self.slots) as usize
-                && let Some(next) = self.changes.pop_front()
-            {
-                // No worker that is left has the state: there must be a checkpoint.
-                let durable = u64::from(next == Change::KillAll);
-                let generation = change.table.generation.0;
-                self.report
-                    .until(|now| now.generation >= generation && now.durable >= durable)
-                    .await;
-                tokio::time::sleep(PAUSE).await;
-                self.make(next).await?;
+            if size != (self.nodes * self.slots) as usize {
+                continue;
             }
+            let Some(next) = self.changes.pop_front() else {
+                std::fs::write(&self.end, "")?;
+                continue;
+            };
+            // After the loss of all workers there must be a checkpoint.
+            let durable = u64::from(next == Change::KillAll);
+            let generation = change.table.generation.0;
+            self.report
+                .until(|now| now.generation >= generation && now.durable >= durable)
+                .await;
+            tokio::time::sleep(PAUSE).await;
+            self.make(next).await?;
         }
         // The call of the training says why the group has ended.
         std::future::pending().await

@@ -26,10 +26,8 @@ pub struct Config {
     pub batch: usize,
     /// The fewest passes over the training images.
     pub epochs: u64,
-    /// The group goes on until it has this many workers ...
-    pub workers: usize,
-    /// ... in this generation or a later one.
-    pub generation: u64,
+    /// The group goes on until this file is there.
+    pub end: PathBuf,
     /// After so many passes the group gives up.
     pub most_epochs: u64,
     /// Where checkpoints are kept, if at all.
@@ -183,17 +181,15 @@ fn learn(
         }
         let epoch = state.progress.sampler.epoch() + 1;
         state.end_epoch(epoch);
-        let is_done = ctx.generation().0 >= config.generation && ctx.world_size() == config.workers;
-        if epoch >= config.epochs && is_done {
+        // What rank 0 sees counts.
+        let mut may_end = [config.end.exists()];
+        ctx.comm().broadcast(&mut may_end, Rank(0))?;
+        if epoch >= config.epochs && may_end[0] {
             return Ok(());
         }
         ensure!(
             epoch < config.most_epochs,
-            "after {epoch} epochs the group has {} workers in generation {}; {} workers in generation {} were to come",
-            ctx.world_size(),
-            ctx.generation(),
-            config.workers,
-            config.generation,
+            "after {epoch} epochs the driver has not said that the group may end"
         );
         state.commit(ctx)?;
     }
@@ -207,6 +203,7 @@ impl Training {
             *velocity = MOMENTUM * *velocity - RATE * scale * slope;
             *weight += *velocity;
         }
+        self.progress.steps += 1;
     }
 
     /// Counts the images of the next batch on all ranks, so that a rank which is lost takes no count with it.
