@@ -12,7 +12,6 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::ensure;
-use kolo::prelude::*;
 use kolo_harness::TestCluster;
 
 use crate::report::{Figure, Format};

@@ -124,7 +124,9 @@ fn begin(ctx: &Context, state: &State<Training>, here: &mut Here) -> anyhow::Res
     let formed = entered - ctx.formed_at().elapsed().as_micros() as u64;
     // The members have heard of each other, and the links are made, when their first operation is done.
     let records = ctx.comm().records();
-    let met = records.first().map(|record| record.ended - record.asked);
+    let met = records
+        .first()
+        .map(|record| record.ended.saturating_sub(record.asked));
     let steps = state.progress.steps;
     // The last and the first time of those that stay.
     let stopped = here.stopped.map_or([0; 2], |at| [at, !at]);

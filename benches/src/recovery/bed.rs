@@ -58,7 +58,9 @@ fn steps(ctx: &Context, bytes: u64) -> Result<()> {
 fn work(ctx: &Context, state: &mut State<Load>, ended: f64) -> Result<()> {
     let (formed, entered) = (millis_of(ctx.formed_at()), now());
     let records = ctx.comm().records();
-    let met = records.first().map(|record| record.ended - record.asked);
+    let met = records
+        .first()
+        .map(|record| record.ended.saturating_sub(record.asked));
     let mut is_first = true;
     loop {
         ctx.comm().all_reduce(&mut [1.0_f32], ReduceOp::Sum)?;

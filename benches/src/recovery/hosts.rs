@@ -119,7 +119,11 @@ pub(super) fn calm(options: &Options, time: Duration) -> anyhow::Result<Vec<Figu
     let done = AtomicBool::new(false);
     let (alarms, steps) = std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism()?.get() {
-            scope.spawn(|| while !done.load(Ordering::Relaxed) {});
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
         }
         let result = hosts.boss.enter(|| here(calm));
         done.store(true, Ordering::Relaxed);
