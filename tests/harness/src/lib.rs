@@ -23,7 +23,7 @@
 //! `main` begins, and becomes a daemon, a warden or a worker where it is asked to. So a test file needs no
 //! special `main`, and workers find the functions and executables that the test file defines.
 //!
-//! [`netns`] has several hosts on one machine, with networks of their own.
+//! [`netns`] has several hosts on one machine, with networks of their own. [`Framework`] finds real Horovod and torch.
 //!
 //! Each cluster has ports, keys and a directory of its own: many can run at once in one test
 //! process. When a [`TestCluster`] is dropped its processes are killed, and with them all workers; if the
@@ -33,6 +33,7 @@ mod builder;
 mod cluster;
 mod command;
 mod entry;
+mod frameworks;
 mod member;
 pub mod netns;
 mod process;
@@ -41,3 +42,4 @@ pub use builder::{Mode, TestClusterBuilder};
 pub use cluster::{HarnessError, TestCluster};
 pub use command::kolo;
 pub use entry::run_if_member;
+pub use frameworks::Framework;

@@ -1,0 +1,86 @@
+//! Unmodified scripts as static jobs: on one host, on two nodes of a cluster, on two hosts with networks of their own.
+
+use kolo_harness::{Framework, TestCluster, kolo, netns};
+use rustix::system::uname;
+
+use crate::jobs::{Script, Shape, turn};
+use crate::world::World;
+
+async fn on_this_machine(framework: Framework) -> anyhow::Result<()> {
+    let Some(script) = Script::find(framework)? else {
+        return Ok(());
+    };
+    let _turn = turn().await;
+    let one = |size| Shape { size, hosts: 1 };
+    script.check(kolo(), &["-H", "localhost:2"], one(2))?;
+    script.check(kolo(), &["-n", "4"], one(4))
+}
+
+/// One worker and two workers on each of two nodes.
+fn on_nodes(cluster: &TestCluster, script: Script) -> anyhow::Result<()> {
+    for size in [2, 4] {
+        let options = ["-n", &size.to_string(), "--nnodes", "2"];
+        script.check(cluster.kolo()?, &options, Shape { size, hosts: 2 })?;
+    }
+    Ok(())
+}
+
+async fn on_two_nodes(framework: Framework) -> anyhow::Result<()> {
+    let Some(script) = Script::find(framework)? else {
+        return Ok(());
+    };
+    let _turn = turn().await;
+    let cluster = TestCluster::builder().nodes(2).slots(2).start().await?;
+    on_nodes(&cluster, script)?;
+    Ok(cluster.stop().await?)
+}
+
+async fn in_two_namespaces(framework: Framework) -> anyhow::Result<()> {
+    let Some(script) = Script::find(framework)? else {
+        return Ok(());
+    };
+    if let Err(reason) = netns::available() {
+        eprintln!("SKIPPED: {reason}");
+        return Ok(());
+    }
+    let _turn = turn().await;
+    let world = World::new(&["a", "b"])?;
+    world.network("eth0", "10.1.0.", 1500)?;
+    // Horovod's process sets and torch look up the host's own name, which has to lead to the network: the name is the machine's.
+    let name = uname().nodename().to_string_lossy().into_owned();
+    for (number, host) in (1..).zip(&world.hosts) {
+        let hosts = format!("127.0.0.1 localhost\n10.1.0.{number} {name}\n");
+        host.write_etc("hosts", &hosts)?;
+    }
+    world.run("10.1.0.100", async |cluster| on_nodes(cluster, script))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn horovod_on_this_machine() -> anyhow::Result<()> {
+    on_this_machine(Framework::Horovod).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn horovod_on_two_nodes() -> anyhow::Result<()> {
+    on_two_nodes(Framework::Horovod).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn horovod_in_two_namespaces() -> anyhow::Result<()> {
+    in_two_namespaces(Framework::Horovod).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn torch_on_this_machine() -> anyhow::Result<()> {
+    on_this_machine(Framework::Torch).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn torch_on_two_nodes() -> anyhow::Result<()> {
+    on_two_nodes(Framework::Torch).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn torch_in_two_namespaces() -> anyhow::Result<()> {
+    in_two_namespaces(Framework::Torch).await
+}
