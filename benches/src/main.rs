@@ -6,6 +6,7 @@ mod collectives;
 mod commit;
 mod interfaces;
 mod kernels;
+mod launchers;
 mod plan;
 mod raw;
 mod recovery;
@@ -51,7 +52,7 @@ enum Bench {
     /// Which network interfaces connect hosts: the plan for many, and the probe over network namespaces (as root).
     #[command(after_help = "Example:\n  kolo-bench interfaces --rounds 5")]
     Interfaces(Options),
-    /// `kolo run` of a program that does nothing and of one that writes a lot, beside `mpirun`.
+    /// `kolo run` of a program that does nothing and of one that writes a lot, beside `mpirun`; of Horovod's and torch's, beside their launchers.
     #[command(
         after_help = "Example:\n  cargo build --release -p kolo-runtime --bin kolo && kolo-bench run --rounds 11"
     )]

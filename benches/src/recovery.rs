@@ -8,12 +8,15 @@
 mod bed;
 mod hosts;
 
+mod peers;
+
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::ensure;
 use kolo_harness::TestCluster;
 
+use crate::launchers::Launcher;
 use crate::report::{Figure, Format};
 use crate::size;
 use crate::stats::{Times, median};
@@ -40,6 +43,14 @@ pub(crate) struct Options {
     /// Size of the state that a replaced worker gets; K, M and G are powers of 1024.
     #[arg(long, default_value = "16MiB", value_parser = size::parse)]
     bytes: u64,
+    /// What to compare a killed worker with, with commas between: the same losses under these launchers, as often.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "horovodrun,torchrun"
+    )]
+    peers: Vec<Launcher>,
     /// How to print.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub(crate) format: Format,
@@ -127,9 +138,6 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Vec<Figure>> {
     } else {
         &options.kill
     };
-    eprintln!(
-        "Horovod's elastic driver and torchrun are no part of this: their times are in docs/performance.md"
-    );
     let mut figures = Vec::new();
     for kind in kinds {
         let cases = match kind {
@@ -140,6 +148,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Vec<Figure>> {
             Kill::Cut => hosts::cut(options)?,
         };
         figures.extend(cases.iter().flat_map(|case| case.figures(options.workers)));
+        if *kind == Kill::Worker {
+            peers::beside(&mut figures, options);
+        }
     }
     Ok(figures)
 }

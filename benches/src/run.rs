@@ -1,4 +1,6 @@
-//! `kolo run` beside `mpirun`: a program that does nothing, and a flood of output.
+//! `kolo run` beside `mpirun`: a program that does nothing, and a flood of output; and beside the launchers of Horovod and torch.
+
+mod first_step;
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -214,5 +216,6 @@ pub(crate) fn run(rounds: u32) -> anyhow::Result<Vec<Figure>> {
         spent = spent.beside("mpirun --tag-output", cpu(&theirs));
     }
     figures.extend([rate, spent]);
+    figures.extend(first_step::beside(&kolo, rounds));
     Ok(figures)
 }

@@ -30,7 +30,7 @@ use scratch::Scratch;
 use summary::{Entry, Row, Setting};
 use wire::{Lane, Run};
 
-pub(crate) use launch::{ENTER, enter};
+pub(crate) use launch::{ENTER, command, enter};
 pub(crate) use rank::{RANK, rank};
 pub(crate) use wire::Operation;
 
