@@ -130,14 +130,14 @@ impl Report {
     /// Prints a line for each generation, and passes on what else the workers write.
     pub fn output(&self) -> Output {
         let report = self.clone();
-        Output::callback(move |line: LogLine| match News::parse(&line.text) {
-            Some(news) => report.hear(&news),
-            None => {
-                let text = String::from_utf8_lossy(&line.text);
-                match line.stream {
-                    Stdio::Stdout => println!("[{}] {text}", line.rank),
-                    Stdio::Stderr => eprintln!("[{}] {text}", line.rank),
-                }
+        Output::callback(move |line: LogLine| {
+            if let Some(news) = News::parse(&line.text) {
+                return report.hear(&news);
+            }
+            let text = String::from_utf8_lossy(&line.text);
+            match line.stream {
+                Stdio::Stdout => println!("[{}] {text}", line.rank),
+                Stdio::Stderr => eprintln!("[{}] {text}", line.rank),
             }
         })
     }

@@ -40,7 +40,7 @@ impl JobWarden {
         match &*place {
             Place::Up(warden) if !warden.is_lost() => return Ok(warden.clone()),
             Place::Up(_) => {
-                tracing::warn!(job = %self.job, "the job's warden is lost: another is started")
+                tracing::warn!(job = %self.job, "the job's warden is lost: another is started");
             }
             Place::None => {}
             Place::Closed => {

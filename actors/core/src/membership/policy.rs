@@ -107,13 +107,11 @@ pub fn decide(
     if let Some(ask) = view.ask() {
         return ask;
     }
-    match budget.idle_since() {
-        Some(since) => view.form(since),
-        None => {
-            let rest = view.surplus().or_else(|| view.booked());
-            rest.unwrap_or_else(|| view.change())
-        }
+    if let Some(since) = budget.idle_since() {
+        return view.form(since);
     }
+    let rest = view.surplus().or_else(|| view.booked());
+    rest.unwrap_or_else(|| view.change())
 }
 
 struct View<'a> {

@@ -47,7 +47,7 @@ pub enum Next {
     /// The membership, which [`Job::membership`] makes.
     Membership,
     /// This.
-    Order(NodeRequest),
+    Order(Box<NodeRequest>),
 }
 
 impl Job {
@@ -87,7 +87,7 @@ impl Job {
         }
         Some(match pushes.queue.front()? {
             Push::Membership(_) => Next::Membership,
-            Push::Order(request) => Next::Order((**request).clone()),
+            Push::Order(request) => Next::Order(request.clone()),
         })
     }
 

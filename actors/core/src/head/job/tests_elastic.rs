@@ -177,7 +177,7 @@ impl Bed {
         }
         let request = match self.job.next_push(node) {
             Some(Next::Membership) => self.job.membership(node).unwrap(),
-            Some(Next::Order(request)) => request,
+            Some(Next::Order(request)) => *request,
             None => return,
         };
         self.delivering.insert(node);

@@ -319,7 +319,7 @@ impl HeadCore {
             return;
         }
         let request = match running.job.next_push(node) {
-            Some(Next::Order(request)) => Some(request),
+            Some(Next::Order(request)) => Some(*request),
             Some(Next::Membership) if running.tables.admit(node) => running.job.membership(node),
             Some(Next::Membership) | None => None,
         };
