@@ -248,8 +248,13 @@ impl HeadCore {
     pub(super) fn free(&mut self, id: JobId, node: NodeId) {
         self.registry.free(id, node);
         let running = self.jobs.get_mut(&id);
-        let has_failed = running.is_some_and(|running| running.trials.left(node));
-        self.offer(node, has_failed.then_some(id));
+        let failed = running.filter(|running| running.trials.left(node));
+        // It looks elsewhere: there may have been room all the time.
+        let failed = failed.map(|running| {
+            self.offered.insert((running.number, id));
+            id
+        });
+        self.offer(node, failed);
     }
 
     /// There may be more room on a node: all jobs that wait for some are told at the end of this step, except one.
