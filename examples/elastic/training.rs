@@ -160,7 +160,8 @@ fn learn(
     loop {
         while let Some(batch) = (state.progress.sampler).next_batch(ctx.rank(), ctx.world_size()) {
             here.begun = state.progress.steps + 1;
-            if ctx.rank() == 0 && config.checkpoints.is_some() {
+            // The first step of a generation is told when that is made.
+            if ctx.rank() == 0 && config.checkpoints.is_some() && here.entry.is_none() {
                 let (number, durable) = (here.begun, state.durable());
                 News::Step { number, durable }.tell()?;
             }

@@ -248,10 +248,13 @@ impl HeadCore {
     pub(super) fn free(&mut self, id: JobId, node: NodeId) {
         self.registry.free(id, node);
         let running = self.jobs.get_mut(&id);
-        let failed = running.filter(|running| running.trials.left(node));
+        let failed = running.and_then(|running| {
+            let number = running.number;
+            running.trials.left(node).then_some(number)
+        });
         // It looks elsewhere: there may have been room all the time.
-        let failed = failed.map(|running| {
-            self.offered.insert((running.number, id));
+        let failed = failed.map(|number| {
+            self.offered.insert((number, id));
             id
         });
         self.offer(node, failed);
