@@ -1,19 +1,19 @@
 //! Jobs of `kolo run`, bounded in time.
 
 use std::ffi::OsStr;
-use std::io::{Read, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
-use kolo_harness::Framework;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use anyhow::{Context as _, bail, ensure};
+use kolo_harness::{Framework, TestCluster};
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Longest time for a job: each imports a framework in every worker.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The turn of a test: its interpreters alone fill a small machine.
 pub async fn turn() -> MutexGuard<'static, ()> {
@@ -29,52 +29,88 @@ pub struct Ended {
     pub err: String,
 }
 
-/// Runs a command to its end. It is killed, and an error is given, when it takes too long.
-pub fn finish(mut command: Command) -> anyhow::Result<Ended> {
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    let (out, err) = (child.stdout.take(), child.stderr.take());
-    let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
-    let (ended, waiting) = channel::<()>();
-    std::thread::scope(|scope| {
-        let killed = scope.spawn(move || {
-            let late = waiting.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
-            // An error means that it has ended meanwhile.
-            late && pidfd_send_signal(&handle, Signal::KILL).is_ok()
-        });
-        let out = scope.spawn(|| read(out));
-        let err = scope.spawn(|| read(err));
-        let status = child.wait();
-        drop(ended);
-        let join = |thread: std::thread::ScopedJoinHandle<'_, std::io::Result<String>>| {
-            thread
-                .join()
-                .ok()
-                .context("a reader has panicked")?
-                .context("output is lost")
-        };
-        let ended = Ended {
-            status: status?,
-            out: join(out)?,
-            err: join(err)?,
-        };
-        ensure!(
-            !killed.join().unwrap_or(true),
-            "it took longer than {PATIENCE:?}: {ended:?}"
-        );
-        Ok(ended)
-    })
+/// A command under way, which is killed when this is dropped or takes too long.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    lines: Receiver<String>,
+    seen: String,
+    err: Option<JoinHandle<String>>,
+    deadline: Instant,
 }
 
-fn read(pipe: Option<impl Read>) -> std::io::Result<String> {
-    let mut bytes = Vec::new();
-    if let Some(mut pipe) = pipe {
-        pipe.read_to_end(&mut bytes)?;
+impl Running {
+    pub fn start(mut command: Command) -> anyhow::Result<Self> {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let out = child.stdout.take().context("there is no output")?;
+        let mut errors = child.stderr.take().context("there are no errors")?;
+        let (send, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let err = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            // What was read until an error is what there is to show.
+            drop(errors.read_to_end(&mut bytes));
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        Ok(Self {
+            child,
+            lines,
+            seen: String::new(),
+            err: Some(err),
+            deadline: Instant::now() + PATIENCE,
+        })
     }
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+
+    /// The next line of its standard output; none at its end.
+    pub fn line(&mut self) -> anyhow::Result<Option<String>> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        match self.lines.recv_timeout(left) {
+            Ok(line) => {
+                self.seen.push_str(&line);
+                self.seen.push('\n');
+                Ok(Some(line))
+            }
+            Err(RecvTimeoutError::Disconnected) => Ok(None),
+            Err(RecvTimeoutError::Timeout) => {
+                self.child.kill()?;
+                bail!("{PATIENCE:?} are over: {:?}", self.ended()?)
+            }
+        }
+    }
+
+    /// Waits for its end.
+    pub fn end(mut self) -> anyhow::Result<Ended> {
+        while self.line()?.is_some() {}
+        self.ended()
+    }
+
+    fn ended(&mut self) -> anyhow::Result<Ended> {
+        let status = self.child.wait()?;
+        let err = self.err.take().and_then(|thread| thread.join().ok());
+        Ok(Ended {
+            status,
+            out: std::mem::take(&mut self.seen),
+            err: err.unwrap_or_default(),
+        })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // An error means that it has ended.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
 }
 
 /// Workers on hosts, as many on each.
@@ -108,11 +144,11 @@ pub struct Script {
 }
 
 impl Script {
-    /// The static script of a framework. Without the framework a line says so, and the test has nothing to do.
-    pub fn find(framework: Framework) -> anyhow::Result<Option<Self>> {
-        let (file, word) = match framework {
-            Framework::Horovod => ("horovod_static.py", "horovod"),
-            Framework::Torch => ("torch_static.py", "torch"),
+    /// Without the framework a line says so, and the test has nothing to do.
+    pub fn find(framework: Framework, file: &'static str) -> anyhow::Result<Option<Self>> {
+        let word = match framework {
+            Framework::Horovod => "horovod",
+            Framework::Torch => "torch",
         };
         match framework.python() {
             Ok(python) => Ok(Some(Self { python, file, word })),
@@ -124,12 +160,18 @@ impl Script {
         }
     }
 
-    /// Runs it with `kolo run OPTIONS`. All ranks have to end with their line, and nothing else may be on standard output.
-    pub fn check(self, mut kolo: Command, options: &[&str], shape: Shape) -> anyhow::Result<()> {
+    /// `kolo run OPTIONS` of it.
+    pub fn command(self, mut kolo: Command, options: &[&str]) -> Command {
         kolo.args(["run", "--prefix", "none"]).args(options);
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/scripts");
         kolo.arg("--").arg(self.python).arg(scripts.join(self.file));
-        let ended = finish(kolo)?;
+        kolo
+    }
+
+    /// Runs it with `kolo run OPTIONS`. All ranks have to end with their line, and nothing else may be on standard output.
+    pub fn check(self, kolo: Command, options: &[&str], shape: Shape) -> anyhow::Result<()> {
+        let kolo = self.command(kolo, options);
+        let ended = Running::start(kolo)?.end()?;
         let mut lines: Vec<&str> = ended.out.lines().collect();
         lines.sort_unstable();
         ensure!(
@@ -141,4 +183,13 @@ impl Script {
         );
         Ok(())
     }
+}
+
+/// One worker and two workers on each of two nodes.
+pub fn on_nodes(cluster: &TestCluster, script: Script) -> anyhow::Result<()> {
+    for size in [2, 4] {
+        let options = ["-n", &size.to_string(), "--nnodes", "2"];
+        script.check(cluster.kolo()?, &options, Shape { size, hosts: 2 })?;
+    }
+    Ok(())
 }

@@ -5,6 +5,7 @@
 // `pub` says here what other files use.
 #![allow(unreachable_pub)]
 
+mod elastic_jobs;
 mod jobs;
 mod static_jobs;
 #[allow(dead_code)] // the tests of networks use more of it

@@ -3,11 +3,19 @@
 use kolo_harness::{Framework, TestCluster, kolo, netns};
 use rustix::system::uname;
 
-use crate::jobs::{Script, Shape, turn};
+use crate::jobs::{Script, Shape, on_nodes, turn};
 use crate::world::World;
 
+fn find(framework: Framework) -> anyhow::Result<Option<Script>> {
+    let file = match framework {
+        Framework::Horovod => "horovod_static.py",
+        Framework::Torch => "torch_static.py",
+    };
+    Script::find(framework, file)
+}
+
 async fn on_this_machine(framework: Framework) -> anyhow::Result<()> {
-    let Some(script) = Script::find(framework)? else {
+    let Some(script) = find(framework)? else {
         return Ok(());
     };
     let _turn = turn().await;
@@ -16,17 +24,8 @@ async fn on_this_machine(framework: Framework) -> anyhow::Result<()> {
     script.check(kolo(), &["-n", "4"], one(4))
 }
 
-/// One worker and two workers on each of two nodes.
-fn on_nodes(cluster: &TestCluster, script: Script) -> anyhow::Result<()> {
-    for size in [2, 4] {
-        let options = ["-n", &size.to_string(), "--nnodes", "2"];
-        script.check(cluster.kolo()?, &options, Shape { size, hosts: 2 })?;
-    }
-    Ok(())
-}
-
 async fn on_two_nodes(framework: Framework) -> anyhow::Result<()> {
-    let Some(script) = Script::find(framework)? else {
+    let Some(script) = find(framework)? else {
         return Ok(());
     };
     let _turn = turn().await;
@@ -36,7 +35,7 @@ async fn on_two_nodes(framework: Framework) -> anyhow::Result<()> {
 }
 
 async fn in_two_namespaces(framework: Framework) -> anyhow::Result<()> {
-    let Some(script) = Script::find(framework)? else {
+    let Some(script) = find(framework)? else {
         return Ok(());
     };
     if let Err(reason) = netns::available() {
