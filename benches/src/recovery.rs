@@ -43,7 +43,7 @@ pub(crate) struct Options {
     /// Size of the state that a replaced worker gets; K, M and G are powers of 1024.
     #[arg(long, default_value = "16MiB", value_parser = size::parse)]
     bytes: u64,
-    /// What to compare a killed worker with, with commas between: the same losses under these launchers, as often.
+    /// What to compare a killed worker with, with commas between: the same losses under these launchers, at most 5 times.
     #[arg(
         long,
         value_enum,

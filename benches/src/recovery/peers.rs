@@ -13,6 +13,9 @@ use crate::launchers::{Entry, Job, Launcher, now, program, torchrun};
 use crate::report::Figure;
 use crate::stats::median;
 
+/// Most losses of a kind: Horovod may wait for Gloo's time-out of 30 s at each.
+const MOST: u32 = 5;
+
 /// Hosts that Horovod is told of. It gives up a host that has lost a worker, so each worker has one: all are this machine, spelt in other
 /// ways.
 struct Hosts {
@@ -116,23 +119,23 @@ impl Samples {
     }
 }
 
-/// Kills the rank in the middle `options.n` times. A group that does not form is told and not counted, and another job takes over.
+/// Kills the rank in the middle `options.n` times, at most [`MOST`] times. A group that does not form is told and not counted, and another job takes over.
 fn measure(loss: Loss, options: &Options) -> anyhow::Result<Samples> {
-    let ranks = options.workers as usize;
+    let (ranks, n) = (options.workers as usize, options.n.min(MOST));
     let (bytes, after) = match loss {
         Loss::Shrink => (0, ranks - 1),
         Loss::Replace | Loss::Restart => (options.bytes, ranks),
     };
     let mut samples = Samples::default();
     let mut number = 0;
-    while number < options.n {
-        let spares = if loss == Loss::Replace { options.n } else { 0 };
+    while number < n {
+        let spares = if loss == Loss::Replace { n } else { 0 };
         let mut hosts = Hosts::new(ranks + spares as usize)?;
         let mut job = loss.start(ranks, &hosts, bytes)?;
         let mut group = job.group(ranks, 0.0)?;
-        while number < options.n {
+        while number < n {
             number += 1;
-            eprintln!("{loss:?} {number} of {}", options.n);
+            eprintln!("{loss:?} {number} of {n}");
             let killed = now();
             let mut change = || -> anyhow::Result<Vec<Entry>> {
                 kill_process(group[ranks / 2].pid, Signal::KILL)?;
@@ -154,9 +157,8 @@ fn measure(loss: Loss, options: &Options) -> anyhow::Result<Samples> {
         }
     }
     eprintln!(
-        "{loss:?}: {} of {} groups have formed",
-        samples.totals.len(),
-        options.n
+        "{loss:?}: {} of {n} groups have formed",
+        samples.totals.len()
     );
     anyhow::ensure!(!samples.totals.is_empty(), "no group has formed");
     Ok(samples)

@@ -45,6 +45,8 @@ pub struct Budget {
     without_progress: u32,
     /// The first failure since the last commit, in words.
     cause: Option<String>,
+    /// Why the members of the last generation could not go on, if none was lost.
+    broken: Option<String>,
     commit: Option<Commit>,
     /// The last generation in which members made a commit that was progress.
     progress: ids::Generation,
@@ -66,6 +68,7 @@ impl Budget {
             restarts: VecDeque::new(),
             without_progress: 0,
             cause: None,
+            broken: None,
             commit: None,
             progress: ids::Generation::default(),
             redone: 0,
@@ -82,6 +85,7 @@ impl Budget {
     /// A generation is active. `restores` says that no member had the state, so that they go on from an earlier commit, perhaps.
     pub fn formed(&mut self, restores: bool) {
         self.idle_since = None;
+        self.broken = None;
         if restores {
             self.redone = self.redone.max(self.commit().unwrap_or_default());
         }
@@ -160,6 +164,13 @@ impl Budget {
     pub fn broke(&mut self, why: &str) {
         self.without_progress = self.without_progress.saturating_add(1);
         self.cause.get_or_insert_with(|| why.to_owned());
+        self.broken = Some(why.to_owned());
+    }
+
+    /// Why the members of the last generation could not go on, if none was lost, until the next one is active.
+    #[must_use]
+    pub fn broken(&self) -> Option<&str> {
+        self.broken.as_deref()
     }
 
     /// The next random number in `0.0..1.0` (splitmix64).

@@ -486,7 +486,10 @@ impl<'a> View<'a> {
             parts.push(format!("{new} new"));
         }
         if parts.is_empty() {
-            parts.push("nothing has changed".to_owned());
+            parts.push(match self.budget.broken() {
+                Some(why) => format!("nobody is lost, but they could not go on: {why}"),
+                None => "nothing has changed".to_owned(),
+            });
         }
         let (before, after) = (members.len(), group.len());
         format!("{before} -> {after} members: {}", parts.join("; "))

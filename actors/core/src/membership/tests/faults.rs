@@ -335,6 +335,10 @@ fn members_that_can_not_go_on_again_and_again_end_their_job() {
         bed.commit(number, false);
         bed.then(broken(&bed, 1));
         bed.hold(number);
+        let why = "nobody is lost, but they could not go on: rank 1 is late";
+        let active = bed.active();
+        let cause = active.cause();
+        assert!(cause.ends_with(why), "{cause}");
     }
     assert!(bed.membership.active().is_some());
 }
