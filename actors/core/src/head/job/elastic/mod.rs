@@ -12,7 +12,7 @@ mod tally;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kolo_wire::ids::{Generation, NodeId, Slot};
 use kolo_wire::{
@@ -29,9 +29,6 @@ use crate::head::milliseconds;
 use crate::membership::{self, End, Fact, Host, Limits, LimitsError, Membership, Process, State};
 use crate::ranks::Registration;
 
-/// Members of a group from which on losses are looked at together.
-const LARGE: usize = 1000;
-
 /// What a job that never changes its members does without.
 #[derive(Debug)]
 pub(super) struct Elastic {
@@ -47,8 +44,6 @@ pub(super) struct Elastic {
     /// What members say of their commits, for each generation that may still count.
     tallies: BTreeMap<Generation, Tally>,
     wake_at: Option<Instant>,
-    /// Nothing is decided before, because more losses may come.
-    quiet_until: Option<Instant>,
     /// What was decided last, and why.
     decision: String,
     /// How often the driver was told of new nodes, and how often it has said that they hold the program.
@@ -86,7 +81,6 @@ impl Elastic {
             holders: BTreeMap::new(),
             tallies: BTreeMap::new(),
             wake_at: None,
-            quiet_until: None,
             decision: String::new(),
             told: 0,
             answered: 0,
@@ -102,16 +96,7 @@ impl Elastic {
     }
 
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        self.quiet_until.or(self.wake_at)
-    }
-
-    /// A node is lost. Those of a large group are seldom lost one by one, and each change costs as much as the group is large.
-    fn expect_losses(&mut self, now: Instant) {
-        let members = self.members.len();
-        if members >= LARGE {
-            let pause = Duration::from_micros(members as u64);
-            self.quiet_until.get_or_insert(now + pause);
-        }
+        self.wake_at
     }
 
     pub(super) fn active(&self) -> Option<&GenerationTable> {
@@ -237,10 +222,6 @@ impl Job {
             let Some(elastic) = self.elastic.as_mut().filter(|_| self.ending.is_none()) else {
                 return;
             };
-            if elastic.quiet_until.is_some_and(|at| now < at) {
-                break;
-            }
-            elastic.quiet_until = None;
             let is_due = elastic.wake_at.is_some_and(|at| now >= at);
             if is_due || !elastic.facts.is_empty() {
                 if is_due {

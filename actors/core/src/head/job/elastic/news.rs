@@ -301,9 +301,6 @@ impl Job {
             Fence::Wardens => fence::of_death().min(self.config.fence),
             Fence::Ended => Duration::ZERO,
         };
-        if let Some(elastic) = &mut self.elastic {
-            elastic.expect_losses(self.now);
-        }
         self.processes_are_gone(node, reason, self.now + left);
     }
 

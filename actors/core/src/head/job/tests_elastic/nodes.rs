@@ -249,18 +249,3 @@ fn a_generation_that_another_one_has_followed_is_neither_sent_nor_revoked() {
     log.retain(|line| line.starts_with("3:"));
     assert_eq!(log, ["3:revoke 1 0", "3:generation 3"]);
 }
-
-#[test]
-fn losses_of_a_large_group_that_come_together_make_one_generation() {
-    let mut bed = Bed::active(1, 1000, &[100; 10]);
-    for node in [3, 7] {
-        bed.step(Event::NodeLost {
-            node: NodeId(node),
-            reason: "the switch is gone".to_owned(),
-            fence: Fence::Lease,
-        });
-    }
-    assert_eq!(bed.generation(), 1);
-    bed.wait(Duration::from_millis(1));
-    assert_eq!((bed.generation(), bed.members().len()), (2, 800));
-}
