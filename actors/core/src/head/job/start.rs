@@ -1,5 +1,6 @@
 //! From the reservations to a whole group.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -297,7 +298,11 @@ impl Job {
                     .all(|part| part.site.address.ip().is_loopback()),
             restarts: self.elastic.as_deref().map_or(0, Elastic::resets),
             max_restarts: 0,
-            hostnames: env::horovod_hostnames(self.seats.values().map(|seat| &seat.member)),
+            // Horovod's programs are installed ones. The names are as many as the nodes, and this is asked for each node.
+            hostnames: match self.spec.installed {
+                Some(_) => env::horovod_hostnames(self.seats.values().map(|seat| &seat.member)),
+                None => BTreeMap::new(),
+            },
         }
     }
 
