@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use actix::prelude::*;
 use kolo_core::node::NodeCore;
-use kolo_core::node::messages::{Input, Output};
+use kolo_core::node::messages::{Found, Input, Output};
 use kolo_transport::awake::{AwakeClock, TICK};
 use tokio::runtime::Handle;
 
@@ -81,6 +81,13 @@ impl NodeColocator {
             Output::Check { ask, stay, check } => {
                 let checking = self.homes.check((ask, stay), check);
                 later(ctx, async move { Happened(checking.await) });
+            }
+            Output::FindPort { ask } => {
+                return vec![Input::Found {
+                    ask,
+                    program: Found::NotSent,
+                    free_port: self.context.programs.free_port(),
+                }];
             }
             Output::StartWarden(stay) => {
                 let starting = self.homes.start_warden(stay);

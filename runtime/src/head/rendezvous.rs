@@ -62,9 +62,13 @@ impl RendezvousHost for Servers {
                 .await
                 .map_err(|error| error.to_string())?;
             let address = server.address();
-            open.lock()
+            let before = open
+                .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .insert(opening.job, server);
+            if let Some(before) = before {
+                tokio::task::spawn_local(before.stop());
+            }
             Ok(address)
         })
     }

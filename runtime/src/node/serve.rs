@@ -72,6 +72,7 @@ fn may(role: Role, request: &NodeRequest) -> Result<(), Refusal> {
         | NodeRequest::Revoke { .. }
         | NodeRequest::Hold { .. }
         | NodeRequest::StopWorker { .. }
+        | NodeRequest::FreePort { .. }
         | NodeRequest::Revocations(_)
         | NodeRequest::Stop { .. }
         | NodeRequest::Signal { .. }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use kolo_wire::identity::Role;
 use kolo_wire::ids::{DriverId, JobId, NodeId, Rank};
 use kolo_wire::{
-    Elastic, HeadRequest, JobEvent, JobSpec, JobState, Milli, Placement, Program, ProgramHash,
-    Refusal, Resources, SubmitFrame,
+    Elastic, HeadRequest, JobEvent, JobSpec, JobState, Milli, OnChange, Placement, Program,
+    ProgramHash, Refusal, Resources, SubmitFrame,
 };
 
 use crate::link::{Mail, Peer, Side};
@@ -142,6 +142,7 @@ impl World {
                 ack_timeout_ms: self.random.between(3000, 6000),
                 filters: Vec::new(),
                 health_check: None,
+                on_change: OnChange::default(),
             }));
         }
         let steps = (plan == Plan::Wait).then(|| self.random.between(1, 15));

@@ -343,6 +343,15 @@ impl World {
                 let after = self.moment();
                 self.shell_later(node, after, Input::Checked { ask, checked });
             }
+            Output::FindPort { ask } => {
+                let after = self.moment();
+                let found = Input::Found {
+                    ask,
+                    program: Found::NotSent,
+                    free_port: 4321,
+                };
+                self.shell_later(node, after, found);
+            }
             Output::StartWarden(stay) => {
                 let started = if self.has_mishap() {
                     Err("no more processes".to_owned())

@@ -20,8 +20,8 @@ use kolo_wire::identity::{Identity, Role};
 use kolo_wire::ids::{DriverId, Generation, Incarnation, JobId, NodeId, Slot};
 use kolo_wire::{
     Elastic, Exit, GenerationTable, HeadRequest, JobEvent, Kept, Milli, NodeEvent,
-    NodeRegistration, NodeReply, NodeRequest, Placement, RankFailure, Resources, SubmitFrame,
-    frame,
+    NodeRegistration, NodeReply, NodeRequest, OnChange, Placement, RankFailure, Resources,
+    SubmitFrame, frame,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -279,6 +279,7 @@ impl Bed {
             ack_timeout_ms: 10_000,
             filters: Vec::new(),
             health_check: None,
+            on_change: OnChange::default(),
         }));
         self.count(&spec);
         self.inbox.push(Input::Submit {

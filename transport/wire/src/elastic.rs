@@ -2,6 +2,25 @@
 
 use serde::{Deserialize, Serialize};
 
+/// What happens to the processes of a job when its members change.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnChange {
+    /// Survivors keep their process, and take the next generation in it. The program must know how.
+    #[default]
+    InPlace,
+    /// The whole group is stopped and started anew, with the ranks of the next generation. For any
+    /// [installed](super::Installed) program.
+    Restart,
+}
+
+impl OnChange {
+    #[allow(clippy::trivially_copy_pass_by_ref)] // serde asks for it
+    fn is_in_place(&self) -> bool {
+        *self == Self::InPlace
+    }
+}
+
 /// How far a group may change while it runs. A job without it never changes its members.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Elastic {
@@ -18,7 +37,8 @@ pub struct Elastic {
     /// How many processes may fail within a time. No limit if `None`.
     #[serde(default)]
     pub restarts_within: Option<RestartWindow>,
-    /// How many processes may fail without a commit in between.
+    /// How many processes may fail without a commit in between. A group that is restarted never commits: so many failures cost a
+    /// restart each, and one more ends the job.
     pub restarts_without_progress: u32,
     /// How long a host gets no new process after one has failed there. Not at all if `None`.
     #[serde(default)]
@@ -33,6 +53,9 @@ pub struct Elastic {
     /// A command that must succeed on a node before the job starts workers there. None if `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_check: Option<HealthCheck>,
+    /// What happens to the processes at a change.
+    #[serde(default, skip_serializing_if = "OnChange::is_in_place")]
+    pub on_change: OnChange,
 }
 
 /// A command that must succeed on a node before an elastic job starts workers there: once in each stay of the job on the node.

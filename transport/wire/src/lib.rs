@@ -37,7 +37,8 @@ use serde::{Deserialize, Serialize};
 pub use call::{CallFailure, CallFrame, CallOp, CallReply, FailureKind, Outcome};
 pub use daemon::{DaemonState, FolderState, FolderUse};
 pub use elastic::{
-    Cooldown, Elastic, GroupFilter, Handover, HealthCheck, LeftOut, MembershipInfo, RestartWindow,
+    Cooldown, Elastic, GroupFilter, Handover, HealthCheck, LeftOut, MembershipInfo, OnChange,
+    RestartWindow,
 };
 pub use head::{HeadReply, HeadRequest, NodeDrain, NodeEvent, NodeRegistration, SubmitFrame};
 pub use job::{

@@ -29,7 +29,7 @@ pub struct SlotStart {
 pub struct StartWorkers {
     /// The job.
     pub job: JobId,
-    /// The generation that is being formed; 0 for an elastic job, which forms one of those that are ready.
+    /// The generation that is being formed; 0 for an elastic job that forms one of those that are ready.
     pub generation: Generation,
     /// The driver that may call the workers.
     pub owner: DriverId,
@@ -101,6 +101,11 @@ pub enum NodeRequest {
     /// room for them itself. A process that was started before, as
     /// slot and incarnation tell, is not started again. An older process of the same slot is ended first.
     Start(StartWorkers),
+    /// Head: which TCP port is free now? For the `MASTER_PORT` of a group that is started anew.
+    FreePort {
+        /// The job.
+        job: JobId,
+    },
     /// Head: a generation is complete; pass it to the workers.
     Membership(Arc<GenerationTable>),
     /// Head: a rank of this generation is lost; end every wait on it.
@@ -239,6 +244,8 @@ pub enum NodeReply {
         /// Process ids in the order of the request's slots; 0 for one that could not be started.
         pids: Vec<(Slot, u32)>,
     },
+    /// Answer to [`NodeRequest::FreePort`].
+    FreePort(u16),
     /// Answer to [`NodeRequest::HasProgram`].
     HasProgram(bool),
     /// The stream is a channel of calls now.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kolo_wire::{JobSpec, Placement, Refusal, RefusalKind};
+use kolo_wire::{JobSpec, OnChange, Placement, Refusal, RefusalKind};
 
 use crate::head::job::elastic_limits;
 use crate::placement::is_sane;
@@ -162,16 +162,23 @@ fn elastic(spec: &JobSpec) -> Result<(), Refusal> {
             "max_workers={max} is given, and the placement asks for something else; it must be for {max} workers"
         )));
     }
+    let in_place = elastic.on_change == OnChange::InPlace;
+    if !in_place && spec.installed.is_none() {
+        return Err(invalid(
+            "on_change=restart is given for a program that calls kolo, whose processes go on; give on_change=in_place, or an \
+             installed program",
+        ));
+    }
     for (is_given, what, instead) in [
         (
-            spec.installed.is_some(),
+            spec.installed.is_some() && in_place,
             "an installed program",
-            "a program that calls kolo",
+            "on_change=restart, or a program that calls kolo",
         ),
         (
-            spec.rendezvous,
+            spec.rendezvous && in_place,
             "the plain HTTP rendezvous",
-            "num_workers in place of min_workers and max_workers",
+            "on_change=restart, or num_workers in place of min_workers and max_workers",
         ),
         (
             !spec.layout.is_empty(),

@@ -37,6 +37,8 @@ pub struct Budget {
     seed: u64,
     /// Since when no generation is active.
     idle_since: Option<Instant>,
+    /// Why the last generation is over. Empty while one is active, and before the first.
+    idle_why: String,
     /// Generations that became active.
     formed: u32,
     /// When restarts were used up, as far back as the limit looks.
@@ -64,6 +66,7 @@ impl Budget {
         Self {
             seed,
             idle_since: Some(now),
+            idle_why: String::new(),
             formed: 0,
             restarts: VecDeque::new(),
             without_progress: 0,
@@ -77,15 +80,26 @@ impl Budget {
         }
     }
 
-    /// The generation is over, or its members hold.
-    pub fn idle(&mut self, now: Instant) {
+    /// The generation is over, or its members hold; this is `why`. The first reason counts.
+    pub fn idle(&mut self, now: Instant, why: &str) {
         self.idle_since.get_or_insert(now);
+        if self.idle_why.is_empty() {
+            why.clone_into(&mut self.idle_why);
+        }
+    }
+
+    /// No process of the generation before is left: the wait for the next one begins now.
+    pub fn emptied(&mut self, now: Instant) {
+        if self.idle_since.is_some() {
+            self.idle_since = Some(now);
+        }
     }
 
     /// A generation is active. `restores` says that no member had the state, so that they go on from an earlier commit, perhaps.
     pub fn formed(&mut self, restores: bool) {
         self.idle_since = None;
         self.broken = None;
+        self.idle_why.clear();
         if restores {
             self.redone = self.redone.max(self.commit().unwrap_or_default());
         }
@@ -188,6 +202,12 @@ impl Budget {
         self.idle_since
     }
 
+    /// Why the last generation is over, in words. Empty while one is active, and before the first.
+    #[must_use]
+    pub fn idle_why(&self) -> &str {
+        &self.idle_why
+    }
+
     /// A generation has been active.
     #[must_use]
     pub fn has_formed(&self) -> bool {
@@ -209,9 +229,9 @@ impl Budget {
             .is_none_or(|max| self.resets() + change <= max)
     }
 
-    /// Restarts that were used up since the last commit.
-    #[cfg(test)]
-    pub(super) fn without_progress(&self) -> u32 {
+    /// Restarts that were used up since the last commit: all of them if the group is started anew each time, as it never commits.
+    #[must_use]
+    pub fn without_progress(&self) -> u32 {
         self.without_progress
     }
 
@@ -270,6 +290,15 @@ impl Budget {
             return Some((
                 End::Lost,
                 format!("a worker of a job that never changes has failed: {cause}"),
+            ));
+        }
+        if limits.starts_anew() && self.without_progress > most {
+            let failures = self.without_progress;
+            return Some((
+                End::TooManyRestarts,
+                format!(
+                    "{failures} failures, allowed are {most} restarts (max_restarts); the first: {cause}"
+                ),
             ));
         }
         if self.without_progress > most {

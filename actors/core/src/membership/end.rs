@@ -16,6 +16,6 @@ pub enum End {
     ResetLimit,
     /// Process after process fails without a commit in between.
     NoProgress,
-    /// Too many processes have failed within a time.
+    /// Too many processes have failed: within a time, or at all if the group is started anew each time.
     TooManyRestarts,
 }

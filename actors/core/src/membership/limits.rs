@@ -11,6 +11,18 @@ const MAX_FILTERS: usize = 16;
 /// The shortest and the longest cool-down of a host that can be asked for.
 const COOLDOWN: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 
+/// What happens to the processes of a job when its members change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Survivors keep their process, and take the next generation in it.
+    InPlace,
+    /// The whole group is stopped, and started anew with the ranks of the next generation.
+    Restart {
+        /// How long a process may take to end once it was told to.
+        stop_timeout: Duration,
+    },
+}
+
 /// The limits of a job. [`Limits::check`] says what is wrong with them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -42,6 +54,8 @@ pub struct Limits {
     pub cooldown: Option<RangeInclusive<Duration>>,
     /// Which sizes and shapes of a group are wanted. Applied in order, see [`Filter`].
     pub filters: Vec<Filter>,
+    /// What happens to processes at a change. They keep running by default.
+    pub mode: Mode,
 }
 
 /// Why limits make no sense.
@@ -125,6 +139,15 @@ pub enum LimitsError {
         /// The number of spares.
         spares: u32,
     },
+    /// Spares for a group that starts all its processes anew. Give no spares: hosts that have room wait without a process.
+    #[error(
+        "spares={spares} and on_change=restart are given; all processes are started at each change, so that none can wait: \
+         give no spares"
+    )]
+    NoSpare {
+        /// The number of spares.
+        spares: u32,
+    },
     /// A time is 0. Give a longer one.
     #[error("{name}=0 is given; it must be longer than 0")]
     NoTime {
@@ -193,6 +216,7 @@ impl Limits {
             restarts_without_progress: 3,
             cooldown: None,
             filters: Vec::new(),
+            mode: Mode::InPlace,
         }
     }
 
@@ -228,6 +252,21 @@ impl Limits {
     #[must_use]
     pub(super) fn units(&self) -> usize {
         self.all() / self.per_host as usize
+    }
+
+    /// How long a process of a group that is started anew may take to end; nothing if processes keep running.
+    #[must_use]
+    pub fn stop_timeout(&self) -> Option<Duration> {
+        match self.mode {
+            Mode::InPlace => None,
+            Mode::Restart { stop_timeout } => Some(stop_timeout),
+        }
+    }
+
+    /// All processes are stopped at a change, and the next ones started.
+    #[must_use]
+    pub fn starts_anew(&self) -> bool {
+        self.stop_timeout().is_some()
     }
 
     /// The membership never changes.
@@ -277,8 +316,13 @@ impl Limits {
             let spares = self.spares;
             return Err(LimitsError::UselessSpares { spares });
         }
+        if self.spares > 0 && self.starts_anew() {
+            let spares = self.spares;
+            return Err(LimitsError::NoSpare { spares });
+        }
         let window = self.restarts_within.map(|(_, window)| window);
         for (name, time) in [
+            ("stop_timeout", self.stop_timeout()),
             ("start_timeout", Some(self.start_timeout)),
             ("ack_timeout", Some(self.ack_timeout)),
             ("restarts_within", window),

@@ -1,5 +1,7 @@
 //! Roster, policy and formation, tied together.
 
+mod restart;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,6 +34,8 @@ pub struct Membership {
     /// attempt makes it uncertain that they have the state.
     previous: Option<Arc<Generation>>,
     formation: Option<Formation>,
+    /// The group is started anew for this reason, when all facts of the step are known.
+    broken: Option<String>,
     /// Members were asked to hold. When to ask again, and why.
     hold: Option<(Instant, String)>,
     /// A member can't go on, and nothing that is known explains it.
@@ -71,13 +75,14 @@ impl Membership {
     ) -> Result<(Self, Vec<Action>), LimitsError> {
         limits.check()?;
         let mut membership = Self {
+            roster: Roster::new(limits.starts_anew()),
             limits,
-            roster: Roster::default(),
             budget: Budget::new(now, seed),
             last: ids::Generation(0),
             began: ids::Generation(0),
             previous: None,
             formation: None,
+            broken: None,
             hold: None,
             doubt: None,
             blamed: None,
@@ -94,10 +99,17 @@ impl Membership {
     /// time are one change then, and not one for each.
     pub fn step(&mut self, now: Instant, facts: impl IntoIterator<Item = Fact>) -> Vec<Action> {
         if !self.has_ended {
+            let stopping = self.roster.count(State::Stopping);
             for fact in facts {
                 self.take(now, &fact);
             }
             self.expire(now);
+            if let Some(cause) = self.broken.take() {
+                self.restart(now, &cause);
+            }
+            if stopping > 0 && self.roster.count(State::Stopping) == 0 {
+                self.budget.emptied(now);
+            }
             self.resolve_doubt(now);
             self.proceed(now);
         }
@@ -133,6 +145,12 @@ impl Membership {
         match fact {
             Fact::Reserved { slot, .. } => self.start(*slot),
             Fact::Unhealthy { host, why } => self.budget.unhealthy(now, &self.limits, host, why),
+            // One that runs is in the generation that it was started for.
+            Fact::Ready { process, .. } if self.limits.starts_anew() => {
+                if let Some(formation) = &mut self.formation {
+                    formation.taken(formation.generation().number(), *process);
+                }
+            }
             Fact::Acknowledged {
                 generation,
                 process,
@@ -164,7 +182,7 @@ impl Membership {
                     .active()
                     .is_some_and(|active| active.number() == *generation);
                 if holds {
-                    self.budget.idle(now);
+                    self.budget.idle(now, "its members hold");
                     // They hold because none of them could go on.
                     let doubt = self.doubt.take();
                     if let Some(doubt) = doubt.filter(|doubt| doubt.generation == *generation) {
@@ -218,7 +236,7 @@ impl Membership {
             ..
         } = doubt;
         let blamed = std::mem::replace(&mut self.blamed, culprit);
-        self.budget.idle(now);
+        self.budget.idle(now, &why);
         self.budget.broke(&why);
         self.actions.push(Action::Tell(format!(
             "generation {generation} is given up: {why}"
@@ -295,17 +313,26 @@ impl Membership {
                 let since = departure.since;
                 self.budget.failed(now, &self.limits, since, blamed, &what);
             }
-            let previous = self.previous.as_ref();
-            if let Some(member) = previous.and_then(|previous| previous.member(process)) {
+            let forming = self.formation.as_ref().map(Formation::generation);
+            let forming = forming.filter(|_| self.limits.starts_anew());
+            let current = forming.or(self.previous.as_ref());
+            if let Some(member) = current.and_then(|current| current.member(process)) {
                 lost.push(member.rank);
                 cause.get_or_insert_with(|| format!("rank {} is lost: {what}", member.rank));
             }
         }
-        // While a generation is on its way, the one before is over for all who get it.
-        let (None, Some(previous), Some(cause)) = (&self.formation, &self.previous, cause) else {
+        let Some(cause) = cause else {
             return;
         };
-        self.budget.idle(now);
+        if self.limits.starts_anew() {
+            self.broken.get_or_insert(cause);
+            return;
+        }
+        // While a generation is on its way, the one before is over for all who get it.
+        let (None, Some(previous)) = (&self.formation, &self.previous) else {
+            return;
+        };
+        self.budget.idle(now, &cause);
         self.actions.push(Action::Revoke {
             generation: previous.number(),
             lost,
@@ -313,8 +340,9 @@ impl Membership {
         });
     }
 
-    /// Gives up what is late to start.
+    /// Gives up what is late to start, and to end.
     fn expire(&mut self, now: Instant) {
+        self.expire_ends(now);
         let timeout = self.limits.start_timeout;
         while let Some(seat) = self
             .first_booting()
@@ -335,6 +363,7 @@ impl Membership {
         if !self.roster.is_draining() {
             return;
         }
+        self.roster.let_go(now);
         let forming = self.formation.as_ref().map(Formation::generation);
         let generations = [self.previous.as_ref(), forming];
         let is_member = |process| {
@@ -364,7 +393,7 @@ impl Membership {
             };
             match formation.outcome() {
                 Outcome::Whole => self.activate(now),
-                Outcome::Broken => self.abandon(),
+                Outcome::Broken => self.abandon(now),
                 Outcome::Waiting => match formation.due(now) {
                     Due::Publish(to) => {
                         let generation = Arc::clone(formation.generation());
@@ -418,6 +447,10 @@ impl Membership {
                 self.hold.get_or_insert((now, decision.reason));
                 ControlFlow::Break(None)
             }
+            Choice::Restart => {
+                self.restart(now, &decision.reason);
+                ControlFlow::Continue(())
+            }
             Choice::Form(processes) => {
                 self.form(now, &processes, decision.reason);
                 ControlFlow::Continue(())
@@ -433,24 +466,39 @@ impl Membership {
 
     /// Starts processes in seats that nodes hold, and looks for nodes for the others.
     fn ask(&mut self, now: Instant, purpose: Purpose, count: usize) {
-        let units = Units::new(now, &self.roster, &self.limits, &self.budget);
-        let held: Vec<Slot> = units.startable(count).collect();
+        // A seat of a group that is started anew gets its process with the generation.
+        let held: Vec<Slot> = if self.limits.starts_anew() {
+            Vec::new()
+        } else {
+            let units = Units::new(now, &self.roster, &self.limits, &self.budget);
+            units.startable(count).collect()
+        };
         let rest = count - held.len();
         for slot in held {
             self.roster.boot(now, slot);
             self.start(slot);
         }
         if rest > 0 {
+            let cooling = self.budget.cooling(now);
             self.actions.push(Action::Reserve {
-                slots: self.roster.reserve(now, rest, self.limits.per_host),
+                slots: self
+                    .roster
+                    .reserve(now, rest, self.limits.per_host, &cooling),
                 purpose,
-                avoid: self.budget.cooling(now).into_iter().collect(),
+                avoid: cooling.into_iter().collect(),
             });
         }
     }
 
     fn form(&mut self, now: Instant, processes: &[Process], cause: String) {
         self.last = ids::Generation(self.last.0 + 1);
+        let mut timeout = self.limits.ack_timeout;
+        if self.limits.starts_anew() {
+            timeout = self.limits.start_timeout;
+            for process in processes {
+                self.roster.boot(now, process.slot);
+            }
+        }
         let seats = processes
             .iter()
             .filter_map(|process| self.roster.seat(process.slot));
@@ -473,12 +521,7 @@ impl Membership {
             seat.state == State::Active || was_there
         };
         let old = self.roster.live().filter(is_old).map(Seat::process);
-        self.formation = Some(Formation::new(
-            now,
-            generation,
-            old,
-            self.limits.ack_timeout,
-        ));
+        self.formation = Some(Formation::new(now, generation, old, timeout));
     }
 
     fn activate(&mut self, now: Instant) {
@@ -495,7 +538,12 @@ impl Membership {
 
     /// Gives up the generation that is on its way. Perhaps all its members had taken it, and went on (E-1): from now on only
     /// those of the members before that were in it count as having the state.
-    fn abandon(&mut self) {
+    fn abandon(&mut self, now: Instant) {
+        if self.limits.starts_anew() {
+            let cause = self.formation.as_ref().map(|formation| formation.lost().1);
+            let cause = cause.unwrap_or_default().to_owned();
+            return self.restart(now, &cause);
+        }
         let Some(formation) = self.formation.take() else {
             return;
         };
@@ -531,6 +579,7 @@ impl Membership {
             }
             times.push(*at);
         }
+        times.extend(self.first_end().map(|(_, by)| by));
         times.extend(
             self.first_booting()
                 .map(|seat| seat.since + self.limits.start_timeout),

@@ -21,6 +21,13 @@
 //! A node joins: [`Fact::Offered`] makes the job reserve seats and start processes. When they are ready, [`Action::Hold`]
 //! asks the members to hold at their next commit. They say [`Fact::Holding`], and the next generation is published.
 //!
+//! # A group that is started anew
+//!
+//! In [`Mode::Restart`] no process outlives its generation. A seat that a node holds is [`State::Held`] without a process;
+//! [`Action::Publish`] starts one in the seat of each member, and a process is [`Fact::Ready`] when it runs. A loss, or room for more,
+//! stops all processes at once ([`Action::Stop`]); when none is left the next generation is formed. Failures use up restarts,
+//! and other changes none.
+//!
 //! # Invariants
 //!
 //! - G-2, G-3: a generation is active when all its members have taken it, and then no older one is whole any more.
@@ -54,7 +61,7 @@ pub use self::fact::Fact;
 pub use self::filter::Filter;
 pub use self::formation::{Due, Formation, Outcome, REPEAT};
 pub use self::generation::{Generation, Member};
-pub use self::limits::{Limits, LimitsError, cooldown};
+pub use self::limits::{Limits, LimitsError, Mode, cooldown};
 pub use self::machine::Membership;
 pub use self::order::arrange;
 pub use self::policy::{Choice, Decision, Purpose, decide};

@@ -7,6 +7,23 @@ use kolo_wire::ids::{NodeId, Slot};
 use super::generation::Generation;
 use super::seat::Seat;
 
+/// Puts seats into the rank order of a group that is started anew: the ranks of a node follow each other, as launchers of such
+/// programs have it. Nodes come in the order of [`arrange`].
+#[must_use]
+pub(super) fn arrange_by_node<'a>(
+    previous: Option<&Generation>,
+    seats: impl IntoIterator<Item = &'a Seat>,
+) -> Vec<&'a Seat> {
+    let mut seats = arrange(previous, seats);
+    let node = |seat: &Seat| seat.location.as_ref().map(|location| location.node);
+    let mut first: BTreeMap<Option<NodeId>, usize> = BTreeMap::new();
+    for (position, seat) in seats.iter().enumerate() {
+        first.entry(node(seat)).or_insert(position);
+    }
+    seats.sort_by_key(|seat| first.get(&node(seat)).copied());
+    seats
+}
+
 /// Puts seats into rank order.
 ///
 /// Members of `previous` come first, in the order of their ranks there. Ranks are always made here, so the longest-lived

@@ -1,6 +1,7 @@
 //! The policy: given what is true, what is to be done. A pure function, with its reason in plain words.
 
 mod demand;
+mod restart;
 
 use std::time::Instant;
 
@@ -11,7 +12,7 @@ use super::end::End;
 use super::filter;
 use super::generation::{Generation, Member};
 use super::limits::Limits;
-use super::order::arrange;
+use super::order::{arrange, arrange_by_node};
 use super::roster::Roster;
 use super::seat::{Process, Seat, State};
 use super::units::{self, Units};
@@ -48,6 +49,8 @@ pub enum Choice {
     GiveBack(Vec<Slot>),
     /// A change is wanted. Ask the members to hold at their next commit, so that no work is lost.
     Hold,
+    /// A change is wanted of a group that is started anew. Stop all its processes.
+    Restart,
     /// Make a generation of these processes, in rank order.
     Form(Vec<Process>),
     /// Look again at that time, if nothing happens before.
@@ -92,7 +95,7 @@ pub fn decide(
     budget: &Budget,
     previous: Option<&Generation>,
 ) -> Decision {
-    let is_in_units = limits.per_host > 1;
+    let is_in_units = limits.per_host > 1 && !limits.starts_anew();
     let view = View {
         now,
         roster,
@@ -101,6 +104,9 @@ pub fn decide(
         previous,
         units: is_in_units.then(|| Units::new(now, roster, limits, budget)),
     };
+    if limits.starts_anew() {
+        return view.anew();
+    }
     if let Some(end) = view.end() {
         return end;
     }
@@ -120,7 +126,7 @@ struct View<'a> {
     limits: &'a Limits,
     budget: &'a Budget,
     previous: Option<&'a Generation>,
-    /// Of a job that takes room for several members at once.
+    /// Of a job that takes room for several members at once, and whose processes go on.
     units: Option<Units>,
 }
 
@@ -281,7 +287,11 @@ impl<'a> View<'a> {
     }
 
     fn shaped(&self, seats: impl IntoIterator<Item = &'a Seat>) -> Vec<&'a Seat> {
-        let mut seats = arrange(self.previous, seats);
+        let mut seats = if self.limits.starts_anew() {
+            arrange_by_node(self.previous, seats)
+        } else {
+            arrange(self.previous, seats)
+        };
         loop {
             seats = units::whole(self.limits.per_host, self.limits.max, seats);
             let whole = seats.len();
@@ -379,7 +389,12 @@ impl<'a> View<'a> {
         for (host, _, why) in self.budget.left_out(self.now).take(LISTED) {
             reason = format!("{reason}; {host} is left out: {why}");
         }
-        if let Some(lost) = self.first_lost() {
+        let lost = if self.limits.starts_anew() {
+            Some(self.budget.idle_why().to_owned()).filter(|why| !why.is_empty())
+        } else {
+            self.first_lost()
+        };
+        if let Some(lost) = lost {
             reason = format!("{reason}; {lost}");
         }
         decision(Choice::End(End::BelowMin), reason)

@@ -38,6 +38,8 @@ pub struct Stale(pub String);
 /// The seats of a job.
 #[derive(Debug, Clone, Default)]
 pub struct Roster {
+    /// No process outlives its generation: see [`Mode::Restart`](super::Mode::Restart).
+    starts_anew: bool,
     /// Seat `n` has slot `n`.
     seats: Vec<Seat>,
     /// The seats in each state, those that have been there longest first.
@@ -63,6 +65,15 @@ struct Unseen {
 }
 
 impl Roster {
+    /// No seats yet. `starts_anew`: no process outlives its generation.
+    #[must_use]
+    pub fn new(starts_anew: bool) -> Self {
+        Self {
+            starts_anew,
+            ..Self::default()
+        }
+    }
+
     /// All seats, by slot.
     #[must_use]
     pub fn seats(&self) -> &[Seat] {
@@ -106,13 +117,19 @@ impl Roster {
         !self.draining.is_empty()
     }
 
-    /// Number of processes that are there or on their way, and are to leave.
+    /// Number of processes that are there or on their way, and are to leave, and of held seats.
     #[must_use]
     pub fn leaving(&self) -> usize {
         if !self.is_draining() {
             return 0;
         }
-        let states = [State::Booting, State::Ready, State::Active];
+        let states = [
+            State::Held,
+            State::Booting,
+            State::Ready,
+            State::Active,
+            State::Stopping,
+        ];
         let seats = states.into_iter().flat_map(|state| self.in_state(state));
         seats.filter(|seat| seat.leaving).count()
     }
@@ -176,6 +193,11 @@ impl Roster {
                 if !self.older.remove(slot) {
                     self.refused = Some(now);
                 }
+                if self.starts_anew {
+                    // What a node holds it still holds.
+                    self.empty(now, *slot);
+                    return Ok(Vec::new());
+                }
                 let had = self.seat(*slot).is_some_and(|seat| seat.loss.is_some());
                 let state = if had { State::Lost } else { State::Vacant };
                 self.set(now, *slot, state);
@@ -193,7 +215,12 @@ impl Roster {
                         self.set(now, process.slot, State::Ready);
                     }
                     State::Ready | State::Active => {}
-                    State::Vacant | State::Reserving | State::Returned | State::Lost => {
+                    State::Vacant
+                    | State::Reserving
+                    | State::Held
+                    | State::Stopping
+                    | State::Returned
+                    | State::Lost => {
                         return Err(Stale(format!(
                             "{process} is ready, and was given up before"
                         )));
@@ -234,9 +261,21 @@ impl Roster {
         Ok(Vec::new())
     }
 
-    /// Takes `count` seats without a process in units of `unit` seats, new ones if need be, and marks that nodes are looked for.
-    pub fn reserve(&mut self, now: Instant, count: usize, unit: u32) -> Vec<Slot> {
-        let is_free = |seat: &Seat| matches!(seat.state, State::Vacant | State::Lost);
+    /// Takes `count` seats without a process in units of `unit` seats, new ones if need be, and marks that nodes are looked for. Held
+    /// seats on hosts that cool down are among them.
+    pub fn reserve(
+        &mut self,
+        now: Instant,
+        count: usize,
+        unit: u32,
+        cooling: &BTreeSet<Host>,
+    ) -> Vec<Slot> {
+        let is_cool = |seat: &Seat| seat.host().is_some_and(|host| cooling.contains(host));
+        let is_free = |seat: &Seat| match seat.state {
+            State::Vacant | State::Lost => true,
+            State::Held => is_cool(seat),
+            _ => false,
+        };
         let units = self.seats.chunks(unit as usize);
         let free = units.filter(|unit| unit.iter().all(is_free));
         let free = free.flatten().map(|seat| seat.slot);
@@ -295,12 +334,53 @@ impl Roster {
     /// A process that is still there is given up. Nothing if it is not there.
     pub fn give_up(&mut self, now: Instant, process: Process, loss: Loss) -> Option<Departure> {
         let seat = self.current(process).ok()?;
-        if !matches!(seat.state, State::Booting | State::Ready | State::Active) {
+        if !seat.state.is_there() {
             return None;
         }
         let node = seat.location.as_ref().map(|location| location.node);
         self.unseen.insert(process, Unseen { node, until: None });
         Some(self.lose(now, process.slot, loss))
+    }
+
+    /// All processes that are there are told to end, so that all seats that nodes hold can be used anew: also those of processes
+    /// that have returned.
+    pub fn stop_all(&mut self, now: Instant) -> Vec<Process> {
+        let mut stopped = Vec::new();
+        for slot in (0..self.seats.len() as u32).map(Slot) {
+            let seat = &self.seats[slot.0 as usize];
+            match seat.state {
+                State::Booting | State::Ready | State::Active => {
+                    stopped.push(seat.process());
+                    self.set(now, slot, State::Stopping);
+                }
+                State::Returned => self.empty(now, slot),
+                State::Vacant | State::Reserving | State::Held | State::Stopping | State::Lost => {}
+            }
+        }
+        stopped
+    }
+
+    /// A node that leaves is not to be used: its seats without a process are lost.
+    pub fn let_go(&mut self, now: Instant) {
+        let held = self.in_state(State::Held).filter(|seat| seat.leaving);
+        for slot in held.map(|seat| seat.slot).collect::<Vec<_>>() {
+            self.empty(now, slot);
+        }
+    }
+
+    /// The process of a seat has ended for certain, and another one may start there.
+    fn empty(&mut self, now: Instant, slot: Slot) {
+        let seat = &self.seats[slot.0 as usize];
+        let state = match &seat.location {
+            Some(_) if seat.leaving => State::Lost,
+            Some(_) => State::Held,
+            None => State::Vacant,
+        };
+        if state == State::Lost {
+            let why = self.drain_reason(seat).to_owned();
+            self.seats[slot.0 as usize].loss = Some(Loss::Left(why));
+        }
+        self.set(now, slot, state);
     }
 
     /// The seat with this slot, if an answer to its reservation is waited for.
@@ -330,7 +410,11 @@ impl Roster {
         let seat = self.waiting(slot)?;
         seat.location = Some(location.clone());
         seat.leaving = leaving;
-        self.boot(now, slot);
+        if self.starts_anew {
+            self.empty(now, slot);
+        } else {
+            self.boot(now, slot);
+        }
         Ok(())
     }
 
@@ -342,13 +426,28 @@ impl Roster {
         why: String,
     ) -> Result<Vec<Departure>, Stale> {
         self.unseen.remove(&process);
+        let starts_anew = self.starts_anew;
         let seat = self.current(process)?;
         let returned = returned.filter(|_| !seat.leaving);
         let loss = match (seat.state, returned) {
-            (State::Vacant | State::Reserving | State::Returned | State::Lost, _) => {
+            // It was told to, however it has ended.
+            (State::Stopping | State::Lost, _) if starts_anew => {
+                self.empty(now, process.slot);
                 return Ok(Vec::new());
             }
-            (State::Active, Some(generation)) => {
+            (
+                State::Vacant
+                | State::Reserving
+                | State::Held
+                | State::Stopping
+                | State::Returned
+                | State::Lost,
+                _,
+            ) => {
+                return Ok(Vec::new());
+            }
+            // One that is started with its rank may be done before all others are there.
+            (state, Some(generation)) if state == State::Active || starts_anew => {
                 let departure = Departure {
                     process,
                     host: seat.host().cloned(),
@@ -360,10 +459,16 @@ impl Roster {
             }
             (State::Ready, Some(_)) => Loss::Left(why),
             (State::Booting | State::Ready | State::Active, _) if seat.leaving => Loss::Left(why),
-            (State::Booting, _) => Loss::Died(format!("ended before it was ready, with {why}")),
-            (State::Ready | State::Active, None) => Loss::Died(why),
+            (State::Booting, _) if !starts_anew => {
+                Loss::Died(format!("ended before it was ready, with {why}"))
+            }
+            (State::Booting | State::Ready | State::Active, _) => Loss::Died(why),
         };
-        Ok(vec![self.lose(now, process.slot, loss)])
+        let departure = self.lose(now, process.slot, loss);
+        if starts_anew {
+            self.empty(now, process.slot);
+        }
+        Ok(vec![departure])
     }
 
     fn node_lost(
@@ -392,7 +497,7 @@ impl Roster {
         let mut departures = Vec::new();
         for slot in slots {
             let seat = &mut self.seats[slot.0 as usize];
-            if matches!(seat.state, State::Booting | State::Ready | State::Active) {
+            if seat.state.is_there() {
                 let until = Some(fenced);
                 let node = Some(node);
                 self.unseen.insert(seat.process(), Unseen { node, until });
@@ -402,6 +507,9 @@ impl Roster {
             let seat = &mut self.seats[slot.0 as usize];
             seat.location = None;
             seat.leaving = false;
+            if seat.state == State::Held {
+                self.empty(now, slot);
+            }
         }
         departures
     }

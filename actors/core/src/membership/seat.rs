@@ -59,12 +59,16 @@ pub enum State {
     Vacant,
     /// A node is being looked for.
     Reserving,
+    /// A node holds the seat, and no process is there. Only of a group that is started anew.
+    Held,
     /// A process was started and has not said hello.
     Booting,
     /// The process can take part in a generation, and does not. Spares stay here.
     Ready,
     /// The process is a member of the last generation that was active.
     Active,
+    /// The process was told to end, because the group is started anew.
+    Stopping,
     /// The process was active and has ended with success: its work is done.
     Returned,
     /// The process is not there any more, for the reason in [`Seat::loss`].
@@ -72,6 +76,15 @@ pub enum State {
 }
 
 impl State {
+    /// A process is there, or is on its way.
+    #[must_use]
+    pub fn is_there(self) -> bool {
+        matches!(
+            self,
+            Self::Booting | Self::Ready | Self::Active | Self::Stopping
+        )
+    }
+
     /// The process is there and can take part in a generation.
     #[must_use]
     pub fn is_live(self) -> bool {
@@ -144,12 +157,6 @@ impl Seat {
     #[must_use]
     pub fn host(&self) -> Option<&Host> {
         self.location.as_ref().map(|location| &location.host)
-    }
-
-    /// A process is there, or is being started.
-    #[must_use]
-    pub fn is_there(&self) -> bool {
-        self.state == State::Booting || self.state.is_live()
     }
 
     /// A process could be started here without a new reservation.

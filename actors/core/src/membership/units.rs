@@ -69,7 +69,7 @@ impl Units {
             }
             let seats = (unit * size..(unit + 1) * size).map(Slot);
             let seats = seats.filter_map(|slot| roster.seat(slot));
-            let there = seats.filter(|seat| seat.is_there() && !seat.leaving);
+            let there = seats.filter(|seat| seat.state.is_there() && !seat.leaving);
             let there: Vec<Process> = there.map(Seat::process).collect();
             if is_startable {
                 partial.push((slots, there));

@@ -25,6 +25,7 @@ const EXITS_FIRST: Duration = Duration::from_secs(1);
 enum Finding {
     Reserve(Stay, Option<InstalledHere>, Option<HealthCheck>),
     Start(StartWorkers),
+    Port,
 }
 
 /// A question that waits for the end of jobs.
@@ -150,6 +151,7 @@ impl NodeCore {
                     Some(Finding::Start(start)) => {
                         self.start(now, (ask, start), program, &mut outputs)
                     }
+                    Some(Finding::Port) => Some(NodeReply::FreePort(free_port)),
                 };
                 outputs.extend(reply.map(|reply| Output::Answer { ask, reply }));
             }
@@ -294,6 +296,11 @@ impl NodeCore {
                     None => Wanted::Sent(start.program.hash),
                 };
                 self.find(ask, program, Finding::Start(start), outputs);
+                None
+            }
+            NodeRequest::FreePort { .. } => {
+                outputs.push(Output::FindPort { ask });
+                self.finding.insert(ask, Finding::Port);
                 None
             }
             NodeRequest::Membership(table) => Some(done(

@@ -126,7 +126,7 @@ pub enum Input {
         /// The request, as it came over the network.
         request: Box<NodeRequest>,
     },
-    /// The answer to [`Output::Find`].
+    /// The answer to [`Output::Find`], and to [`Output::FindPort`].
     Found {
         /// The order that needs the program.
         ask: AskId,
@@ -287,6 +287,11 @@ pub enum Output {
         stay: Stay,
         /// The command.
         check: HealthCheck,
+    },
+    /// Look for a free TCP port alone, and say [`Input::Found`].
+    FindPort {
+        /// The order that asks for the port.
+        ask: AskId,
     },
     /// Start a warden for a job, and say [`Input::Warden`].
     StartWarden(Stay),

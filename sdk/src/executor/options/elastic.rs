@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use kolo_transport::wire::{Cooldown, Elastic, GroupFilter, HealthCheck, RestartWindow};
+use kolo_transport::wire::{Cooldown, Elastic, GroupFilter, HealthCheck, OnChange, RestartWindow};
 
 use super::{MAX_WORKERS, Options, OptionsError, millis};
 
@@ -149,6 +149,7 @@ impl Options {
             ack_timeout_ms: ACK_TIMEOUT.as_millis() as u64,
             filters,
             health_check: self.health_check()?,
+            on_change: OnChange::InPlace,
         }))
     }
 

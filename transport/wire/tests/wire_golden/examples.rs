@@ -127,6 +127,7 @@ fn elastic() -> Elastic {
             GroupFilter::Max(4),
         ],
         health_check: Some(health_check()),
+        on_change: OnChange::InPlace,
     }
 }
 
@@ -347,6 +348,10 @@ pub(crate) fn cases() -> Vec<Case> {
             elastic: Some(Box::new(elastic())),
             ..spec()
         }),
+        HeadRequest::Submit(JobSpec {
+            elastic: Some(Box::new(Elastic { on_change: OnChange::Restart, ..elastic() })),
+            ..spec()
+        }),
         HeadRequest::DryRun(spec()),
         HeadRequest::Cluster,
         HeadRequest::Jobs,
@@ -535,6 +540,7 @@ pub(crate) fn cases() -> Vec<Case> {
             cause: "rank 1 is lost".to_owned(),
         },
         NodeRequest::Hold { job: JOB, generation: GENERATION, why: "a node has joined".to_owned() },
+        NodeRequest::FreePort { job: JOB },
         NodeRequest::StopWorker {
             job: JOB,
             slot: Slot(3),
@@ -569,6 +575,7 @@ pub(crate) fn cases() -> Vec<Case> {
         NodeReply::Reserved { has_program: false, free_port: 29_500, problem: Some(refusal()) },
         NodeReply::Output,
         NodeReply::Started { pids: vec![(Slot(3), 4711)] },
+        NodeReply::FreePort(29_500),
         NodeReply::HasProgram(true),
         NodeReply::Attached { ranks: vec![Rank(2), Rank(3)] },
         NodeReply::Logs,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kolo_wire::ids::Incarnation;
 use kolo_wire::{
-    Elastic, Milli, NodeEvent, NodeRequest, Placement, Program, ProgramHash, Resources,
+    Elastic, Milli, NodeEvent, NodeRequest, OnChange, Placement, Program, ProgramHash, Resources,
 };
 
 use super::*;
@@ -49,6 +49,7 @@ pub(crate) fn elastic(min: u32, max: u32) -> Elastic {
         ack_timeout_ms: 10_000,
         filters: Vec::new(),
         health_check: None,
+        on_change: OnChange::default(),
     }
 }
 

@@ -182,7 +182,7 @@ pub enum Action {
     /// Find out what connects the nodes, each address for at most this time, and answer with one
     /// [`Event::Discovered`].
     Discover(Box<Discovery>, Duration),
-    /// Open the plain HTTP rendezvous for these members and answer with one [`Event::Rendezvous`].
+    /// Open the plain HTTP rendezvous for these members, in place of the one before, and answer with one [`Event::Rendezvous`].
     OpenRendezvous(Vec<Member>),
     /// Close it again.
     CloseRendezvous,

@@ -29,6 +29,8 @@ mod tests;
 mod tests_elastic;
 #[cfg(test)]
 mod tests_network;
+#[cfg(test)]
+mod tests_restart;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

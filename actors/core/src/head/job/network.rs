@@ -138,9 +138,9 @@ impl Job {
         }
     }
 
-    /// The address that all ranks reach rank 0's node at.
-    pub(super) fn master_ip(&self) -> IpAddr {
-        let site = &self.parts[0].site;
+    /// The address that all ranks reach a node at, if rank 0 is there.
+    pub(super) fn ip_of(&self, part: usize) -> IpAddr {
+        let site = &self.parts[part].site;
         let chosen = self
             .net
             .known()
@@ -153,7 +153,7 @@ impl Job {
 
     /// The variables of one worker.
     pub(super) fn slot_env(&self, common: &JobEnv, member: &Member, part: usize) -> Env {
-        let mut all = env::member(common, member, part as u32);
+        let mut all = env::member(common, member, self.group_rank(member.node, part));
         if let Some(network) = self.net.known().or(self.before.as_deref()) {
             all.extend(env::network(network, member.node));
         }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use kolo_wire::ids::{Generation, NodeId, Slot};
 use kolo_wire::{
-    InstalledHere, JobEvent, JobState, NodeEvent, NodeReply, NodeRequest, RefusalKind, SlotStart,
-    StartWorkers, WorkerState,
+    GenerationTable, InstalledHere, JobEvent, JobState, NodeEvent, NodeReply, NodeRequest,
+    RefusalKind, SlotStart, StartWorkers, WorkerState,
 };
 
 use super::elastic::Elastic;
@@ -134,7 +134,12 @@ impl Job {
             return self.note("a rendezvous was opened that nobody asked for".to_owned());
         }
         match opened {
-            Ok(address) => self.rendezvous = Rendezvous::Open(address),
+            Ok(address) => {
+                self.rendezvous = Rendezvous::Open(address);
+                // Of a group that is started anew: it may be that of one that was given up.
+                self.open_for_group();
+                self.start_group();
+            }
             Err(reason) => {
                 self.rendezvous = Rendezvous::NotWanted;
                 self.fail(
@@ -244,10 +249,10 @@ impl Job {
         let elastic = self.is_elastic();
         NodeRequest::Start(StartWorkers {
             job: self.id,
-            generation: if elastic {
-                Generation(0)
-            } else {
-                self.generation
+            generation: match elastic {
+                true if self.starts_anew() => self.group_number(),
+                true => Generation(0),
+                false => self.generation,
             },
             owner: self.owner,
             program: self.spec.program.clone(),
@@ -257,7 +262,7 @@ impl Job {
             slots,
             world_size: self.world_size(),
             // The next node of an elastic job may be the second.
-            needs_data_plane: elastic || (self.parts.len() > 1 && !self.is_installed()),
+            needs_data_plane: !self.is_installed() && (elastic || self.parts.len() > 1),
             hello_timeout_ms: milliseconds(left).max(1),
             grace_ms: self.spec.grace_ms,
             installed: self.spec.installed.clone(),
@@ -274,18 +279,22 @@ impl Job {
 
     /// The number of ranks. Before there is a generation those of an elastic job are the numbers of its seats.
     fn world_size(&self) -> u32 {
+        if self.starts_anew() {
+            let table = self.published.as_deref();
+            return table.map_or(0, GenerationTable::world_size);
+        }
         let of_members = self.seats.len() as u32;
         self.elastic.as_deref().map_or(of_members, Elastic::seats)
     }
 
     pub(super) fn common_env(&self) -> JobEnv {
         let master = &self.parts[0];
-        JobEnv {
+        self.group_env(JobEnv {
             job: self.id,
             generation: self.generation,
             world_size: self.world_size(),
             nodes: self.parts.len() as u32,
-            master: self.master_ip(),
+            master: self.ip_of(0),
             master_port: master.free_port,
             rendezvous: match self.rendezvous {
                 Rendezvous::Open(address) => Some(address),
@@ -303,7 +312,7 @@ impl Job {
                 Some(_) => env::horovod_hostnames(self.seats.values().map(|seat| &seat.member)),
                 None => BTreeMap::new(),
             },
-        }
+        })
     }
 
     pub(super) fn worker_started(&mut self, node: NodeId, slot: Slot, pid: u32) {
@@ -311,7 +320,9 @@ impl Job {
             // 0: it could not be started; its exit tells why.
             Some(seat) if pid > 0 => {
                 seat.pid = pid;
-                if self.is_installed() {
+                if self.starts_anew() {
+                    self.process_runs(slot);
+                } else if self.is_installed() {
                     self.installed_ready(slot);
                 }
             }

@@ -7,7 +7,7 @@ const NEW: ids::Generation = ids::Generation(2);
 /// A generation of slots 0, 1 and 2.
 fn generation(now: Instant) -> Arc<Generation> {
     let mut roster = Roster::default();
-    for slot in roster.reserve(now, 3, 1) {
+    for slot in roster.reserve(now, 3, 1, &BTreeSet::new()) {
         let location = location(1);
         roster
             .take(now, &Fact::Reserved { slot, location })

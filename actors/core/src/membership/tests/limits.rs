@@ -151,7 +151,11 @@ fn cooldown_grows_as_horovods() {
 fn filtered(filters: &[Filter], nodes: &[u64]) -> Vec<u32> {
     let mut roster = Roster::default();
     let now = Instant::now();
-    for (slot, node) in roster.reserve(now, nodes.len(), 1).into_iter().zip(nodes) {
+    for (slot, node) in roster
+        .reserve(now, nodes.len(), 1, &BTreeSet::new())
+        .into_iter()
+        .zip(nodes)
+    {
         let location = location(*node);
         roster
             .take(now, &Fact::Reserved { slot, location })

@@ -10,6 +10,7 @@ mod limits;
 mod order;
 mod policy;
 mod properties;
+mod restart;
 mod roster;
 mod world;
 
@@ -72,7 +73,9 @@ struct Bed {
     room: BTreeMap<u64, u32>,
     /// Started processes become ready.
     boots: bool,
-    /// Processes that take no generation.
+    /// The group is started anew at each change.
+    starts_anew: bool,
+    /// Processes that take no generation, or do not end.
     hung: BTreeSet<Process>,
     /// Everything that was to be done, in order.
     done: Vec<Action>,
@@ -86,12 +89,14 @@ impl Bed {
     /// Nodes 1, 2, ... with room for so many processes.
     fn new(limits: Limits, room: &[u32]) -> Self {
         let now = Instant::now();
+        let starts_anew = limits.starts_anew();
         let (membership, open) = Membership::new(now, limits, 7).unwrap();
         let mut bed = Self {
             now,
             membership,
             room: (1..).zip(room.iter().copied()).collect(),
             boots: true,
+            starts_anew,
             hung: BTreeSet::new(),
             done: Vec::new(),
             open: Vec::new(),
@@ -199,6 +204,19 @@ impl Bed {
                 }
             }
             Action::Start { process, .. } if self.boots => self.ready(process),
+            Action::Publish { to, .. } if self.starts_anew => {
+                for process in to {
+                    if self.boots && !self.hung.contains(&process) {
+                        self.ready(process);
+                    }
+                }
+            }
+            Action::Stop { process, .. } if self.starts_anew => {
+                let ends = !self.hung.contains(&process);
+                if ends {
+                    self.step(exited(process, Exit::Signal(15), ""));
+                }
+            }
             Action::Publish { generation, to } => {
                 for process in to {
                     if !self.hung.contains(&process) {

@@ -6,7 +6,11 @@ use super::*;
 fn seats(nodes: &[u64]) -> Roster {
     let now = Instant::now();
     let mut roster = Roster::default();
-    for (slot, node) in roster.reserve(now, nodes.len(), 1).into_iter().zip(nodes) {
+    for (slot, node) in roster
+        .reserve(now, nodes.len(), 1, &BTreeSet::new())
+        .into_iter()
+        .zip(nodes)
+    {
         let location = location(*node);
         roster
             .take(now, &Fact::Reserved { slot, location })

@@ -48,7 +48,7 @@ impl Case {
     fn add(&mut self, nodes: &[u64]) {
         for (slot, node) in self
             .roster
-            .reserve(self.now, nodes.len(), 1)
+            .reserve(self.now, nodes.len(), 1, &BTreeSet::new())
             .into_iter()
             .zip(nodes)
         {
@@ -75,7 +75,7 @@ impl Case {
         for slot in slots {
             self.take(failed(process(*slot, 1)));
         }
-        self.budget.idle(self.now);
+        self.budget.idle(self.now, "lost");
     }
 
     fn drain(&mut self, node: u64) {
@@ -88,7 +88,7 @@ impl Case {
 
     /// Nobody has room for more.
     fn full(&mut self) {
-        let slot = self.roster.reserve(self.now, 1, 1)[0];
+        let slot = self.roster.reserve(self.now, 1, 1, &BTreeSet::new())[0];
         self.take(Fact::Refused {
             slot,
             why: "full".to_owned(),
@@ -260,7 +260,7 @@ fn an_intact_group_grows_at_a_commit_and_after_the_join_window() {
     case.ready(&[3]);
     assert_eq!(case.choice(), Choice::Hold);
     // They hold.
-    case.budget.idle(case.now);
+    case.budget.idle(case.now, "lost");
     assert_eq!(case.choice(), form(&[0, 1, 2, 3]));
     // The one that was to join is gone: they go on all the same.
     case.take(failed(process(2, 1)));
@@ -281,7 +281,7 @@ fn a_group_never_grows_beyond_its_maximum_or_its_filters() {
     case.add(&[2, 2]);
     case.ready(&[2, 3]);
     assert_eq!(case.choice(), Choice::Keep);
-    case.budget.idle(case.now);
+    case.budget.idle(case.now, "lost");
     assert_eq!(case.choice(), form(&[0, 1]));
 
     let filters = vec![Filter::DivisibleBy(2)];
@@ -335,7 +335,7 @@ fn who_leaves_stays_until_there_are_enough_without_it() {
     case.full();
     // Enough without it.
     assert_eq!(case.choice(), Choice::Hold);
-    case.budget.idle(case.now);
+    case.budget.idle(case.now, "lost");
     assert_eq!(case.choice(), form(&[0, 2]));
 
     let mut case = Case::active(Limits::elastic(3, 3), &[1, 2, 3]);
@@ -348,7 +348,7 @@ fn who_leaves_stays_until_there_are_enough_without_it() {
     assert_eq!(case.choice(), Choice::Keep);
     case.ready(&[3]);
     assert_eq!(case.choice(), Choice::Hold);
-    case.budget.idle(case.now);
+    case.budget.idle(case.now, "lost");
     assert_eq!(case.choice(), form(&[1, 2, 3]));
     // Before they held, another one was lost: the one that leaves is needed again.
     case.lose(&[1]);
@@ -365,7 +365,7 @@ fn the_last_with_the_state_hands_it_over_before_it_leaves() {
     case.now += s(1);
     // The one that is new joins one that leaves; there is room for no more.
     assert_eq!(case.choice(), Choice::Hold);
-    case.budget.idle(case.now);
+    case.budget.idle(case.now, "lost");
     assert_eq!(case.choice(), form(&[0, 2]));
 }
 
@@ -464,7 +464,7 @@ fn members_that_return_end_the_job_and_freeze_it() {
     // Nobody is lost, and the rest waits for what has returned.
     let mut other = Case::active(Limits::elastic(1, 3), &[1, 2]);
     other.take(code(0));
-    other.budget.idle(other.now);
+    other.budget.idle(other.now, "lost");
     let Decision { choice, reason } = other.decide();
     assert_eq!(
         (choice, reason.as_str()),
@@ -490,7 +490,7 @@ fn half_of_the_members_unseen_are_a_reason_to_wait() {
             why,
             fenced,
         });
-        case.budget.idle(case.now);
+        case.budget.idle(case.now, "lost");
         case.full();
         let group: Vec<u32> = (0..stay as u32).collect();
         let expected = if at_once {

@@ -16,7 +16,7 @@ impl Seats {
         };
         for (slot, node) in seats
             .roster
-            .reserve(seats.now, 3, 1)
+            .reserve(seats.now, 3, 1, &BTreeSet::new())
             .into_iter()
             .zip([1, 1, 2])
         {
@@ -57,7 +57,10 @@ impl Seats {
 fn a_seat_goes_from_vacant_to_active() {
     use State::{Active, Booting, Ready, Reserving, Vacant};
     let mut seats = Seats::new();
-    assert_eq!(seats.roster.reserve(seats.now, 1, 1), [Slot(3)]);
+    assert_eq!(
+        seats.roster.reserve(seats.now, 1, 1, &BTreeSet::new()),
+        [Slot(3)]
+    );
     assert_eq!(seats.states(), [Booting, Booting, Booting, Reserving]);
     seats
         .take(Fact::Refused {
@@ -85,7 +88,7 @@ fn a_seat_goes_from_vacant_to_active() {
 #[test]
 fn a_refusal_of_before_an_offer_does_not_count() {
     let mut seats = Seats::new();
-    for slot in seats.roster.reserve(seats.now, 1, 1) {
+    for slot in seats.roster.reserve(seats.now, 1, 1, &BTreeSet::new()) {
         seats.take(Fact::Offered).unwrap();
         seats
             .take(Fact::Refused {
@@ -95,7 +98,7 @@ fn a_refusal_of_before_an_offer_does_not_count() {
             .unwrap();
     }
     assert_eq!(seats.roster.refused(), None);
-    for slot in seats.roster.reserve(seats.now, 1, 1) {
+    for slot in seats.roster.reserve(seats.now, 1, 1, &BTreeSet::new()) {
         seats
             .take(Fact::Refused {
                 slot,
@@ -171,7 +174,7 @@ fn a_drain_can_be_taken_back_and_holds_for_later_seats() {
             why: String::new(),
         })
         .unwrap();
-    let slot = seats.roster.reserve(seats.now, 1, 1)[0];
+    let slot = seats.roster.reserve(seats.now, 1, 1, &BTreeSet::new())[0];
     let fact = Fact::Reserved {
         slot,
         location: location(1),

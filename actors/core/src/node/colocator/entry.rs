@@ -50,7 +50,7 @@ pub(super) struct Entry {
     pub(super) start: Arc<StartWorkers>,
     /// Its rank. A process in no generation has the number from its start, or the rank that it had last.
     pub(super) rank: Rank,
-    /// The last generation that it has said to be in.
+    /// The last generation that it has said to be in, or was started for.
     pub(super) taken: Generation,
     /// The GPUs of the slot in an elastic job.
     pub(super) devices: Vec<String>,
@@ -81,11 +81,17 @@ impl Entry {
         devices: Vec<String>,
     ) -> Option<Self> {
         let rank = slot_of(&start, worker.slot)?.member.rank;
+        // 0, unless the process is started for a generation.
+        let taken = if start.is_elastic() {
+            start.generation
+        } else {
+            Generation(0)
+        };
         Some(Self {
             worker,
             start,
             rank,
-            taken: Generation(0),
+            taken,
             devices,
             pid: 0,
             state: SlotState::Spawning,

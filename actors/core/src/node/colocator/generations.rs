@@ -116,7 +116,7 @@ impl Colocator {
         Ok(outputs)
     }
 
-    fn stale(&self, given: Generation) -> String {
+    pub(super) fn stale(&self, given: Generation) -> String {
         format!(
             "generation {given} of {} is not the current one, {}",
             self.job, self.generation

@@ -104,6 +104,8 @@ impl Colocator {
         if !start.is_elastic() {
             self.generation = start.generation;
             self.devices = devices.next().unwrap_or_default();
+        } else if start.installed.is_some() {
+            self.generation = start.generation;
         }
         for process in &workers {
             self.start_process(now, *process, &start, &mut devices, &mut outputs);
@@ -274,13 +276,13 @@ impl Colocator {
         if start.slots.is_empty() {
             return invalid(format!("{} starts no worker here", self.job));
         }
-        if start.is_elastic() && start.installed.is_some() {
-            return invalid(
-                "an installed program can't be elastic; its workers join no generation".to_owned(),
-            );
-        }
-        if !start.is_elastic() && start.generation == Generation(0) {
+        // A program that is installed joins no generation: it is started for one.
+        let has_ranks = !start.is_elastic() || start.installed.is_some();
+        if has_ranks && start.generation == Generation(0) {
             return invalid("generation 0 can't be started; the first is 1".to_owned());
+        }
+        if has_ranks && start.generation < self.generation {
+            return refuse(RefusalKind::Stale, self.stale(start.generation));
         }
         let mut slots = BTreeSet::new();
         let mut ranks = BTreeSet::new();
@@ -292,7 +294,7 @@ impl Colocator {
                     member.slot, member.node, self.here.node
                 ));
             }
-            if !start.is_elastic() && member.rank.0 >= start.world_size {
+            if has_ranks && member.rank.0 >= start.world_size {
                 return invalid(format!(
                     "rank {} is not below the world size {}",
                     member.rank, start.world_size

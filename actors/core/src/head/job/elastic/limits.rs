@@ -2,14 +2,25 @@
 
 use std::time::Duration;
 
-use kolo_wire::{Elastic, GroupFilter, JobSpec, Placement};
+use kolo_wire::{Elastic, GroupFilter, JobSpec, OnChange, Placement};
 
-use crate::membership::{Filter, Limits};
+use crate::membership::{Filter, Limits, Mode};
+use crate::node::colocator::KILLED;
+
+/// How much later than it should a node may say that a process has ended.
+const MARGIN: Duration = Duration::from_secs(5);
 
 /// The limits that a driver asks for. [`Limits::check`] says what is wrong with them.
 pub(in crate::head) fn limits(elastic: &Elastic, spec: &JobSpec) -> Limits {
     let ms = Duration::from_millis;
     Limits {
+        mode: match elastic.on_change {
+            OnChange::InPlace => Mode::InPlace,
+            // TERM, KILL, and the end of the wait for the end.
+            OnChange::Restart => Mode::Restart {
+                stop_timeout: ms(spec.grace_ms) + KILLED + MARGIN,
+            },
+        },
         per_host: match spec.placement {
             Placement::Pack { .. } => 1,
             Placement::Spread { slots, .. } => slots,

@@ -7,6 +7,7 @@ mod flow;
 mod limits;
 mod news;
 mod nodes;
+mod restart;
 mod room;
 mod tally;
 
@@ -22,7 +23,7 @@ use kolo_wire::{
 
 pub(super) use self::flow::Flow;
 pub(in crate::head) use self::limits::limits;
-
+use self::restart::Forming;
 use self::tally::Tally;
 use super::{Action, Ending, Job, Phase, Push, Seat, Seating, Site};
 use crate::head::milliseconds;
@@ -61,8 +62,16 @@ pub(super) struct Elastic {
     touched: BTreeSet<NodeId>,
     /// Nodes may be over, and are to be forgotten.
     has_over: bool,
-    /// The last worker that failed.
+    /// The last worker that failed; of a group that is started anew, the first one of the last group.
     failure: Option<RankFailure>,
+    /// Of a group that is started anew.
+    forming: Option<Forming>,
+    /// Its nodes, in the order of their ranks.
+    nodes: BTreeMap<NodeId, u32>,
+    /// The generation for which the rendezvous was opened last.
+    met: Generation,
+    /// The port of torch's store in the generation that was started last.
+    master_port: u16,
 }
 
 impl Elastic {
@@ -91,6 +100,10 @@ impl Elastic {
             touched: BTreeSet::new(),
             has_over: false,
             failure: None,
+            forming: None,
+            nodes: BTreeMap::new(),
+            met: Generation(0),
+            master_port: 0,
         };
         Ok((elastic, actions))
     }
@@ -325,11 +338,18 @@ impl Job {
                 Err(error) => return self.fail(RefusalKind::Internal, error),
             };
             self.phase = self.phase.max(Phase::Publish);
-            if let Some(elastic) = &mut self.elastic {
+            let starts_anew = self.starts_anew();
+            if let Some(elastic) = self.elastic.as_mut().filter(|_| !starts_anew) {
                 let tally = Tally::new(table.members.iter().map(process_of));
                 elastic.tallies.insert(number, tally);
             }
             self.published = Some(Arc::new(table));
+            if starts_anew {
+                self.prepare_group();
+            }
+        }
+        if self.starts_anew() {
+            return;
         }
         let seats = to
             .iter()
@@ -400,7 +420,8 @@ impl Job {
             }
         }
         for member in &table.members {
-            if let Some(seat) = self.seats.get_mut(&member.slot) {
+            let seat = self.seats.get_mut(&member.slot);
+            if let Some(seat) = seat.filter(|seat| seat.exit.is_none()) {
                 seat.member = member.clone();
                 seat.state = WorkerState::Ready;
             }
@@ -451,7 +472,10 @@ impl Job {
             .location
             .as_ref()
             .is_some_and(|location| location.node == node);
-        let is_empty = matches!(seat.state, State::Vacant | State::Reserving | State::Lost);
+        let is_empty = matches!(
+            seat.state,
+            State::Vacant | State::Reserving | State::Held | State::Lost
+        );
         is_there && !(seat.leaving && is_empty)
     }
 }

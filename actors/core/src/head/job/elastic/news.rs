@@ -201,13 +201,19 @@ impl Job {
 
     /// A process has ended of itself, or is lost with its node. The driver hears of members, unless they have done their work.
     fn tell_lost(&mut self, process: Process, failure: RankFailure) {
+        let starts_anew = self.starts_anew();
         let Some(elastic) = self.elastic.as_mut().filter(|_| self.ending.is_none()) else {
             return;
         };
         if failure.exit.is_success() {
             return;
         }
-        elastic.failure = Some(failure.clone());
+        if starts_anew {
+            // Those that follow are its echoes, more often than not.
+            elastic.failure.get_or_insert_with(|| failure.clone());
+        } else {
+            elastic.failure = Some(failure.clone());
+        }
         if elastic.is_member(process) {
             let generation = self.generation;
             self.actions.push(Action::Tell(JobEvent::RankLost {

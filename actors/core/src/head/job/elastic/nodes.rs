@@ -11,8 +11,8 @@ use kolo_wire::{
 use super::super::network::Net;
 use super::super::start::unexpected;
 use super::super::{Action, Hold, Job, Part, Phase, Push, Reply, Seat, Seating, Site, check_table};
-use super::{Elastic, process_of};
-use crate::env;
+use super::Elastic;
+use crate::env::{self, JobEnv};
 use crate::interfaces;
 use crate::membership::{Fact, Host, Location, Process};
 
@@ -99,7 +99,7 @@ impl Job {
         self.actions.push(Action::GiveBack { node, workers });
     }
 
-    fn pend(&mut self, node: NodeId) {
+    pub(super) fn pend(&mut self, node: NodeId) {
         if let Some(elastic) = &mut self.elastic {
             elastic.pending.insert(node);
         }
@@ -158,10 +158,13 @@ impl Job {
                 problem: Some(problem),
                 ..
             }) => {
+                self.parts[part].hold = Hold::Reserved;
+                if self.is_error_of_job(&problem) {
+                    self.parts[part].problem = Some(problem);
+                    return self.check_installed();
+                }
                 self.note(format!("{at} is not used: {problem}"));
-                let entry = &mut self.parts[part];
-                entry.hold = Hold::Reserved;
-                let (host, why) = (host(&entry.site), problem.message);
+                let (host, why) = (host(&self.parts[part].site), problem.message);
                 self.fact(Fact::Unhealthy { host, why });
                 self.undo(part);
             }
@@ -170,6 +173,8 @@ impl Job {
                 free_port,
                 ..
             }) => {
+                // There is nothing to send.
+                let has_program = has_program || self.is_installed();
                 let entry = &mut self.parts[part];
                 entry.hold = Hold::Reserved;
                 entry.has_program = has_program;
@@ -212,7 +217,10 @@ impl Job {
             Reply::Answer(NodeReply::Started { pids }) => {
                 let node = self.parts[part].site.node;
                 for (slot, pid) in pids {
-                    self.worker_started(node, slot, pid);
+                    let process = self.seats.get(&slot).map(Seat::process);
+                    if process.is_some_and(|process| starting.contains(&process)) {
+                        self.worker_started(node, slot, pid);
+                    }
                 }
             }
             Reply::Refused(refusal) => {
@@ -286,6 +294,11 @@ impl Job {
         let Some(network) = self.net.known() else {
             return Ok(());
         };
+        if self.is_installed() {
+            // Its workers make links of their own, in whatever direction; Horovod's over one interface.
+            let over_one = || network.check_one_interface();
+            return self.spec.rendezvous.then(over_one).unwrap_or(Ok(()));
+        }
         let mut nodes: Vec<NodeId> = self.parts.iter().map(|part| part.site.node).collect();
         network.check_order(&nodes)?;
         nodes.reverse();
@@ -397,6 +410,8 @@ impl Job {
             .elastic
             .as_deref()
             .map_or(0, |elastic| elastic.answered);
+        // It is as large as the group, and the same for all nodes.
+        let mut common = None;
         for part in self.pending() {
             let entry = &mut self.parts[part];
             entry.has_program |= entry.flow.program > 0 && entry.flow.program <= answered;
@@ -404,7 +419,8 @@ impl Job {
                 entry.has_program && matches!(entry.hold, Hold::Reserved | Hold::Running);
             if can_start && !entry.flow.queue.is_empty() {
                 let processes = std::mem::take(&mut entry.flow.queue);
-                self.start_processes(part, processes);
+                let common = common.get_or_insert_with(|| self.common_env());
+                self.start_processes(part, processes, common);
             }
         }
         // What is left waits for an answer of its node, for the driver, or for the network.
@@ -413,20 +429,19 @@ impl Job {
         }
     }
 
-    fn start_processes(&mut self, part: usize, processes: Vec<Process>) {
+    fn start_processes(&mut self, part: usize, processes: Vec<Process>, common: &JobEnv) {
         self.phase = self.phase.max(Phase::Boot);
-        let common = self.common_env();
         let seats = processes
             .iter()
             .filter_map(|process| self.seats.get(&process.slot));
         let slots = seats
             .map(|seat| SlotStart {
                 member: seat.member.clone(),
-                env: self.slot_env(&common, &seat.member, part),
+                env: self.slot_env(common, &seat.member, part),
             })
             .collect();
         let left = Duration::from_millis(self.spec.start_timeout_ms);
-        let request = self.start_request(env::job(&common), slots, left);
+        let request = self.start_request(env::job(common), slots, left);
         let entry = &mut self.parts[part];
         entry.started = true;
         if entry.hold == Hold::Reserved {
@@ -457,50 +472,9 @@ impl Job {
         }
     }
 
-    /// A node has taken or refused what was delivered to it.
-    pub(in crate::head::job) fn push_answered(
-        &mut self,
-        part: usize,
-        push: Push,
-        answer: Result<NodeReply, Refusal>,
-    ) {
-        let at = self.place_name(part);
-        let request = match push {
-            Push::Order(request) => *request,
-            // It is repeated, and its members are late in the end.
-            Push::Membership(generation) => {
-                if let Err(refusal) = answer {
-                    self.note(format!(
-                        "{at} did not take generation {generation}: {refusal}"
-                    ));
-                }
-                return;
-            }
-        };
-        match (request, answer) {
-            (NodeRequest::Start(start), Ok(NodeReply::Started { pids })) => {
-                let node = self.parts[part].site.node;
-                for process in start.slots.iter().map(|slot| process_of(&slot.member)) {
-                    let seat = self.seats.get(&process.slot);
-                    let is_last = seat.is_some_and(|seat| seat.process() == process);
-                    let started = pids.iter().find(|(slot, _)| *slot == process.slot);
-                    if let Some((slot, pid)) = started.filter(|_| is_last) {
-                        self.worker_started(node, *slot, *pid);
-                    }
-                }
-            }
-            (NodeRequest::Start(start), Err(refusal)) => {
-                let members = start.slots.iter().map(|slot| &slot.member);
-                let processes: Vec<Process> = members.map(process_of).collect();
-                self.not_started(&processes, &format!("{at} did not start it: {refusal}"));
-            }
-            (_, Err(refusal)) => self.note(format!("{at} refused an order: {refusal}")),
-            (_, Ok(_)) => {}
-        }
-    }
-
     /// A process is given up.
     pub(super) fn stop_worker(&mut self, process: Process, why: String) {
+        self.forget_group();
         let seat = self.seats.get_mut(&process.slot);
         let seat = seat.filter(|seat| seat.member.incarnation == process.incarnation);
         let node = seat.as_ref().map(|seat| seat.member.node);

@@ -452,7 +452,8 @@ fn what_can_not_be_elastic_is_refused_and_changes_nothing() {
     let changes: [(Change, &str); 2] = [
         (
             |start| start.installed = Some(kolo_wire::Installed::default()),
-            "installed program",
+            // It is started for a generation, which needs a number.
+            "generation 0",
         ),
         (|start| start.next_within_ms = None, "generation 0"),
     ];
@@ -467,4 +468,57 @@ fn what_can_not_be_elastic_is_refused_and_changes_nothing() {
     let mut core = up(&[(0, 1)]);
     let refusal = begin(&mut core, testing::start(1)).unwrap_err();
     assert!(refusal.message.contains("started on this node already"));
+}
+
+/// A group that is started anew: its processes run an installed program, and are started for a generation.
+mod anew {
+    use kolo_wire::Installed;
+
+    use super::*;
+
+    fn group(generation: u64, processes: &[(u32, u64)]) -> StartWorkers {
+        let mut start = start_of(processes);
+        start.installed = Some(Installed::default());
+        start.generation = Generation(generation);
+        start.world_size = processes.len() as u32;
+        start.needs_data_plane = false;
+        start
+    }
+
+    fn begin(core: &mut Colocator, ask: u64, start: StartWorkers) -> Result<Vec<Output>, Refusal> {
+        core.start(Instant::now(), AskId(ask), start, Vec::new())
+    }
+
+    #[test]
+    fn processes_follow_each_other_and_report_the_generation_that_they_were_started_for() {
+        let mut core = reserved();
+        begin(&mut core, 1, group(1, &[(0, 1), (1, 1)])).unwrap();
+        runs(&mut core, of(0, 1));
+        runs(&mut core, of(1, 1));
+        let now = Instant::now();
+        core.worker(now, of(0, 1), exited(Exit::Code(3)));
+        let outputs = core.stop_worker(now, (Slot(1), Incarnation(1)), "slot 0 has failed");
+        assert_eq!(outputs, [Output::Signal(of(1, 1), Signal::Terminate)]);
+        core.worker(now, of(1, 1), exited(Exit::Signal(15)));
+        assert_eq!(exits(&mut core), [(0, 1, 1, false), (1, 1, 1, true)]);
+        assert_eq!(core.take_freed().len(), 2, "the seats are empty");
+
+        let outputs = begin(&mut core, 2, group(2, &[(0, 2), (1, 2)])).unwrap();
+        assert_eq!(spawned(&outputs), [of(0, 2), of(1, 2)]);
+        runs(&mut core, of(0, 2));
+        let outputs = runs(&mut core, of(1, 2));
+        assert_eq!(answered(&outputs).len(), 1);
+        core.worker(now, of(0, 2), exited(Exit::Code(0)));
+        assert_eq!(exits(&mut core), [(0, 2, 2, false)]);
+    }
+
+    #[test]
+    fn g1_a_group_that_is_over_is_not_started() {
+        let mut core = reserved();
+        begin(&mut core, 1, group(2, &[(0, 2)])).unwrap();
+        let refusal = begin(&mut core, 2, group(1, &[(1, 1)])).unwrap_err();
+        assert_eq!(refusal.kind, RefusalKind::Stale);
+        let refusal = begin(&mut core, 3, group(0, &[(1, 1)])).unwrap_err();
+        assert_eq!(refusal.kind, RefusalKind::Invalid);
+    }
 }

@@ -1,0 +1,305 @@
+//! Jobs that are started anew at each change, message by message.
+
+use kolo_wire::ids::Incarnation;
+use kolo_wire::{
+    Elastic, Installed, JobEvent, NodeEvent, NodeReply, NodeRequest, OnChange, StartWorkers,
+};
+
+use super::fixtures::{elastic, failure};
+use super::tests::{JOB, Run, submit};
+use super::*;
+
+fn restarting(workers: &[u32], max_restarts: u32) -> Run {
+    let most = workers.iter().sum();
+    submit(workers, |spec| {
+        spec.rendezvous = true;
+        spec.installed = Some(Installed {
+            program: "train".to_owned(),
+            ..Installed::default()
+        });
+        spec.elastic = Some(Box::new(Elastic {
+            restarts_without_progress: max_restarts,
+            on_change: OnChange::Restart,
+            ..elastic(1, most)
+        }));
+    })
+}
+
+impl Run {
+    /// The requests to start workers since the last call, each with its node.
+    fn starts(&mut self) -> Vec<(u64, StartWorkers)> {
+        let taken = std::mem::take(&mut self.actions);
+        let requests = taken.into_iter().filter_map(|action| match action {
+            Action::Request { node, request, .. } => Some((node, *request)),
+            _ => None,
+        });
+        let all = requests.chain(std::mem::take(&mut self.pushed));
+        let starts = all.filter_map(|(node, request)| match request {
+            NodeRequest::Start(start) => Some((node.0, start)),
+            _ => None,
+        });
+        starts.collect()
+    }
+
+    fn has(&self, wanted: impl Fn(&Action) -> bool) -> bool {
+        self.actions.iter().any(wanted)
+    }
+
+    /// Something that nobody has taken yet is delivered to a node.
+    fn delivers(&self, at: u64, wanted: impl Fn(&NodeRequest) -> bool) -> bool {
+        let mut pushed = self.pushed.iter();
+        pushed.any(|(node, request)| node.0 == at && wanted(request))
+    }
+
+    fn opens(&self, members: usize) -> bool {
+        self.has(|action| matches!(action, Action::OpenRendezvous(given) if given.len() == members))
+    }
+
+    fn meet(&mut self, port: u16) {
+        let address = SocketAddr::from(([10, 0, 0, 9], port));
+        self.step(Event::Rendezvous(Ok(address)));
+    }
+
+    fn pushed_answer(&mut self, node: u64, answer: Result<NodeReply, Refusal>) {
+        let node = NodeId(node);
+        self.step(Event::Pushed { node, answer });
+    }
+
+    fn pushed_pids(&mut self, node: u64, pids: &[(u32, u32)]) {
+        let pids = pids.iter().map(|(slot, pid)| (Slot(*slot), *pid)).collect();
+        self.pushed_answer(node, Ok(NodeReply::Started { pids }));
+    }
+
+    fn started_pids(&mut self, node: u64, pids: &[(u32, u32)]) {
+        let pids = pids.iter().map(|(slot, pid)| (Slot(*slot), *pid)).collect();
+        self.answer(node, NodeReply::Started { pids });
+    }
+
+    fn ends(&mut self, node: u64, slot: u32, incarnation: u64, exit: Exit, expected: bool) {
+        let event = NodeEvent::WorkerExited {
+            job: JOB,
+            slot: Slot(slot),
+            failure: RankFailure {
+                pid: 40 + slot,
+                ..failure(exit)
+            },
+            expected,
+            incarnation: Incarnation(incarnation),
+            generation: Generation(incarnation),
+        };
+        self.report(node, event);
+    }
+
+    /// The causes of the generations that the driver was told of.
+    fn causes(&self) -> Vec<&str> {
+        let told = self.actions.iter().filter_map(|action| match action {
+            Action::Tell(JobEvent::Generation { table, .. }) => Some(table.cause.as_str()),
+            _ => None,
+        });
+        told.collect()
+    }
+
+    /// Two workers on two nodes run.
+    fn begin(&mut self) {
+        self.reserve(1, false);
+        self.reserve(2, false);
+        self.meet(80);
+        self.started_pids(1, &[(0, 40)]);
+        self.started_pids(2, &[(1, 41)]);
+        assert_eq!(self.causes(), ["the first 2 members"]);
+    }
+}
+
+#[test]
+fn a_group_has_its_ranks_a_port_and_a_rendezvous_of_its_own() {
+    let mut run = restarting(&[1, 1], 2);
+    run.reserve(2, false);
+    run.reserve(1, false);
+    assert!(run.opens(2));
+    assert!(run.starts().is_empty(), "the rendezvous is waited for");
+    run.meet(80);
+    let starts = run.starts();
+    assert_eq!(starts.len(), 2);
+    for (node, start) in &starts {
+        let (rank, env) = (node - 1, &start.slots[0].env);
+        assert_eq!((start.generation, start.world_size), (Generation(1), 2));
+        assert!(!start.needs_data_plane);
+        for (name, value) in [
+            ("WORLD_SIZE", "2"),
+            ("GROUP_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "10.0.0.1"),
+            ("MASTER_PORT", "29001"),
+            ("HOROVOD_GLOO_RENDEZVOUS_PORT", "80"),
+            ("TORCHELASTIC_RESTART_COUNT", "0"),
+            ("TORCHELASTIC_MAX_RESTARTS", "2"),
+        ] {
+            assert_eq!(start.env[name], value, "{name}");
+        }
+        for name in ["RANK", "GROUP_RANK", "HOROVOD_CROSS_RANK", "ROLE_RANK"] {
+            assert_eq!(env[name], rank.to_string(), "{name}");
+        }
+    }
+    run.started_pids(2, &[(1, 41)]);
+    assert!(run.causes().is_empty());
+    run.started_pids(1, &[(0, 40)]);
+    assert_eq!(run.causes(), ["the first 2 members"]);
+    run.starts();
+
+    // Rank 1 fails: rank 0 is stopped, and nothing is started before its end.
+    run.ends(2, 1, 1, Exit::Code(3), false);
+    let stops = |request: &NodeRequest| matches!(request, NodeRequest::StopWorker { slot, .. } if *slot == Slot(0));
+    assert!(run.delivers(1, stops));
+    assert!(!run.opens(2));
+    run.pushed_answer(1, Ok(NodeReply::Done));
+    run.ends(1, 0, 1, Exit::Signal(15), true);
+    assert!(run.opens(2));
+    assert!(run.delivers(1, |request| matches!(request, NodeRequest::FreePort { .. })));
+    assert!(run.starts().is_empty());
+    run.meet(81);
+    assert!(run.starts().is_empty(), "the port is waited for, too");
+    run.pushed_answer(1, Ok(NodeReply::FreePort(29_777)));
+    let starts = run.starts();
+    assert_eq!(starts.len(), 2);
+    for (_, start) in &starts {
+        assert_eq!(start.generation, Generation(2));
+        assert_eq!(start.slots[0].member.incarnation, Incarnation(2));
+        assert_eq!(start.env["MASTER_PORT"], "29777");
+        assert_eq!(start.env["HOROVOD_GLOO_RENDEZVOUS_PORT"], "81");
+        assert_eq!(start.env["TORCHELASTIC_RESTART_COUNT"], "1");
+    }
+    run.pushed_pids(1, &[(0, 50)]);
+    run.pushed_pids(2, &[(1, 51)]);
+    assert_eq!(
+        run.causes(),
+        [
+            "2 -> 2 members, failures so far 1 of 2: rank 1 is lost: process 1 of slot 1 on host2: exit code 3: last words"
+        ]
+    );
+    run.ends(1, 0, 2, Exit::Code(0), false);
+    run.ends(2, 1, 2, Exit::Code(0), false);
+    run.answer(1, NodeReply::Done);
+    run.answer(2, NodeReply::Done);
+    assert_eq!(run.ended(), (JobState::Succeeded, None, None));
+}
+
+#[test]
+fn the_first_failure_of_the_last_group_is_the_job_s() {
+    let mut run = restarting(&[1, 1], 0);
+    run.begin();
+    run.ends(2, 1, 1, Exit::Code(3), false);
+    run.ends(1, 0, 1, Exit::Code(9), false);
+    run.answer(1, NodeReply::Done);
+    run.answer(2, NodeReply::Done);
+    let (state, refusal, failure) = run.ended();
+    assert_eq!(
+        (state, failure.unwrap().exit),
+        (JobState::Failed, Exit::Code(3))
+    );
+    let message = refusal.unwrap().message;
+    assert!(
+        message.starts_with("1 failures, allowed are 0 restarts (max_restarts)"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_rendezvous_that_opens_late_is_not_that_of_the_next_group() {
+    let mut run = restarting(&[1, 1], 3);
+    run.reserve(1, false);
+    run.reserve(2, false);
+    assert!(run.opens(2));
+    run.actions.clear();
+    // A node is lost before the rendezvous of the first group is open.
+    run.step(Event::NodeLost {
+        node: NodeId(2),
+        reason: "cable".to_owned(),
+        fence: crate::fence::Fence::Ended,
+    });
+    run.step(Event::Placed {
+        seated: Vec::new(),
+        without: vec![Slot(1)],
+        why: "no room".to_owned(),
+    });
+    run.step(Event::Tick);
+    assert!(run.starts().is_empty());
+    run.meet(80);
+    assert!(run.opens(1), "it was for two");
+    run.meet(81);
+    let starts = run.starts();
+    assert_eq!(starts.len(), 1);
+    assert_eq!(starts[0].1.env["HOROVOD_GLOO_RENDEZVOUS_PORT"], "81");
+    assert_eq!(starts[0].1.env["WORLD_SIZE"], "1");
+}
+
+#[test]
+fn a_host_that_can_not_run_the_program_is_an_error_before_the_first_group() {
+    let mut run = restarting(&[1, 1], 3);
+    run.answer(
+        1,
+        NodeReply::Reserved {
+            has_program: false,
+            free_port: 1,
+            problem: Some(Refusal::new(RefusalKind::NoProgram, "no `train` in PATH")),
+        },
+    );
+    run.reserve(2, false);
+    run.answer(1, NodeReply::Done);
+    run.answer(2, NodeReply::Done);
+    let refusal = run.ended().1.unwrap();
+    assert_eq!(refusal.kind, RefusalKind::NoProgram);
+    assert_eq!(refusal.message, "no `train` in PATH (on host1)");
+}
+
+#[test]
+fn a_host_that_can_not_run_the_program_is_left_out_later() {
+    let mut run = restarting(&[1, 1], 3);
+    run.reserve(1, false);
+    // No answer: the group is formed without the node.
+    run.step(Event::NodeLost {
+        node: NodeId(2),
+        reason: "cable".to_owned(),
+        fence: crate::fence::Fence::Ended,
+    });
+    run.meet(80);
+    run.started_pids(1, &[(0, 40)]);
+    assert_eq!(run.causes(), ["the first 1 members"]);
+    run.starts();
+    run.step(Event::Offered);
+    let mut site = super::fixtures::sites(&[1, 1, 1]).remove(2);
+    site.workers = 1;
+    let slots = vec![Slot(1)];
+    run.step(Event::Placed {
+        seated: vec![Seating { site, slots }],
+        without: Vec::new(),
+        why: String::new(),
+    });
+    run.answer(
+        3,
+        NodeReply::Reserved {
+            has_program: false,
+            free_port: 1,
+            problem: Some(Refusal::new(RefusalKind::NoProgram, "no `train` in PATH")),
+        },
+    );
+    run.answer(3, NodeReply::Done);
+    assert_eq!(run.job.state, JobState::Healthy);
+    assert!(run.starts().is_empty());
+}
+
+#[test]
+fn a_node_without_a_free_port_ends_the_job_if_rank_0_is_there() {
+    let mut run = restarting(&[1, 1], 2);
+    run.begin();
+    run.ends(1, 0, 1, Exit::Code(3), false);
+    run.pushed_answer(2, Ok(NodeReply::Done));
+    run.ends(2, 1, 1, Exit::Signal(15), true);
+    assert!(run.delivers(1, |request| matches!(request, NodeRequest::FreePort { .. })));
+    run.pushed_answer(1, Ok(NodeReply::FreePort(0)));
+    run.answer(1, NodeReply::Done);
+    run.answer(2, NodeReply::Done);
+    let message = run.ended().1.unwrap().message;
+    assert!(
+        message.contains("gave no free port for MASTER_PORT: it found none"),
+        "{message}"
+    );
+}
