@@ -70,9 +70,13 @@ pub fn run(
         Ok(args) => args,
         Err(message) => return tell(err, &CliError::Usage(message)),
     };
+    let is_run = run::is_run(&args, &Args::command());
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
         Err(error) => {
+            if let Some(known) = run::elsewhere(&error).filter(|_| is_run) {
+                return tell(err, &known);
+            }
             // Help and version are no errors. clap knows which stream is meant, and whether it is a terminal.
             let code = u8::try_from(error.exit_code()).unwrap_or(error::USAGE);
             return match error.print() {

@@ -16,6 +16,7 @@ mod placement;
 mod processes;
 mod run;
 mod run_edges;
+mod run_elastic;
 mod run_signals;
 mod standstill;
 mod support;

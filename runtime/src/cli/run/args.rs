@@ -13,6 +13,8 @@ Example:
   kolo run -n 4 python3 train.py
   kolo run -n 8 -H a:4,b:4 --pass-env 'NCCL_*' -- ./train --epochs 3
   KOLO_HEAD=head:7700 kolo run --nnodes 2 --nproc-per-node 4 --output-dir out -- ./train
+  kolo run -n 4 --max-restarts 3 -- ./train
+  KOLO_HEAD=head:7700 kolo run --nnodes 1:4 --nproc-per-node 4 -- ./train
   kolo run -n 2 --dry-run -- ./train
 
 Exit codes:
@@ -33,8 +35,8 @@ pub(crate) struct Run {
     /// Number of workers on each host
     #[arg(long, alias = "nproc_per_node", alias = "npernode", value_name = "N")]
     pub(crate) nproc_per_node: Option<String>,
-    /// Number of hosts; as many workers on each
-    #[arg(long, value_name = "N")]
+    /// Number of hosts; as many workers on each. MIN:MAX: the job goes on with as many as there are
+    #[arg(long, value_name = "N|MIN:MAX")]
     pub(crate) nnodes: Option<String>,
     /// Hosts and their slots, filled in this order: nodes of the cluster if KOLO_HEAD or --head gives one, else nodes are
     /// started on them over ssh
@@ -105,6 +107,8 @@ pub(crate) struct Run {
     /// Probe the network even if it is known which interfaces connect the hosts
     #[arg(long, alias = "disable-cache")]
     pub(crate) no_cache: bool,
+    #[command(flatten)]
+    pub(crate) elastic: super::elastic::ElasticArgs,
     #[command(flatten)]
     pub(crate) ssh: super::super::host_args::SshArgs,
     /// TOML file with any of these options; what is on the command line counts more

@@ -151,6 +151,7 @@ pub(crate) async fn run(
     let stream = link.head.open(Limits::CONTROL).await;
     let Stream { mut send, mut recv } = stream.map_err(|lost| CliError::lost("the head", lost))?;
     let grace = request.grace;
+    let is_elastic = request.spec.elastic.is_some();
     let input = request
         .spec
         .installed
@@ -210,12 +211,19 @@ pub(crate) async fn run(
                             outputs.spawn_on(taking, link.runtime.handle());
                         }
                     }
-                    JobEvent::Healthy { nodes, .. } => {
-                        healthy = true;
+                    JobEvent::Healthy { table, nodes } | JobEvent::Generation { table, nodes } => {
+                        if is_elastic {
+                            outcome.workers = table.world_size();
+                            if healthy {
+                                say(&format!("the group is started anew: {}", table.cause));
+                            }
+                            sink.members(table.members).await;
+                        }
                         let shared = nodes.iter().any(|node| node.ranks.len() > 1);
-                        if let Some(note) = request.if_shared.filter(|_| shared) {
+                        if let Some(note) = request.if_shared.filter(|_| shared && !healthy) {
                             say(note);
                         }
+                        healthy = true;
                         if !ending {
                             deadline = None;
                             let still = signals.is_still().then_some(WorkerSignal::Stop);
@@ -225,8 +233,6 @@ pub(crate) async fn run(
                             }
                         }
                     }
-                    // `kolo run` starts no job whose members come and go.
-                    JobEvent::Generation { table, .. } => tracing::debug!(generation = %table.generation, "a generation"),
                     JobEvent::RankLost { failure, .. } => tracing::debug!(%failure, "a rank is gone"),
                     JobEvent::Ended { state, refusal, failure, stopped } => {
                         outcome.state = Some(state);
@@ -303,6 +309,11 @@ pub(crate) async fn run(
                     Ok(Err(error)) => error,
                     Err(error) => error.to_string(),
                 };
+                if is_elastic {
+                    // The job goes on without a node that is lost; its last output went with it.
+                    say(&format!("output may be missing: {error}"));
+                    continue;
+                }
                 outcome.lost_output.push(error);
                 // If its node is gone the head says so soon, and that is the better reason.
                 lost_at.get_or_insert_with(|| clock.now() + LOSS);
@@ -326,6 +337,7 @@ pub(crate) async fn run(
     let ran = healthy || outcome.state == Some(JobState::Succeeded);
     ended.send_replace(if ran { Course::Ran } else { Course::NeverWhole });
     drop(sink);
+    outcome.is_elastic = is_elastic;
     let mut first = outcome.signal;
     let rest = async {
         let mut lost = Vec::new();
@@ -343,7 +355,7 @@ pub(crate) async fn run(
     }
     outcome.signal = first;
     // A node that is lost takes its last output with it; that is a part of the failure that is told.
-    if outcome.failure.is_some() {
+    if outcome.failure.is_some() || is_elastic {
         outcome.lost_output.clear();
     }
     Ok(outcome)

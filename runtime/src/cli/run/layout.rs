@@ -26,7 +26,7 @@ fn nodes(given: &str) -> Result<u32, CliError> {
     match given.split_once(':') {
         Some((least, most)) if least == most => count("nnodes", least),
         Some(_) => usage(format!(
-            "--nnodes is `{given}`; the number of hosts of `kolo run` does not change: give one number"
+            "--nnodes is `{given}`; allowed is a number of hosts, or the fewest and the most as 1:4"
         )),
         None => count("nnodes", given),
     }
@@ -183,7 +183,10 @@ pub(crate) fn shares(
 
 /// Lays the job over nodes that were started for it.
 pub(crate) fn lay_out(spec: &mut JobSpec, layout: Vec<NodeShare>) {
-    spec.layout = layout;
+    // An elastic job takes the hosts that there are.
+    if spec.elastic.is_none() {
+        spec.layout = layout;
+    }
     // Each host declares a CPU for each slot.
     spec.per_worker.cpus = Milli::units(1);
 }

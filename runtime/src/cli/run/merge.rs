@@ -41,6 +41,7 @@ pub(crate) fn merge(line: Run, file: Run) -> Run {
             line.interfaces
         },
         no_cache: line.no_cache || file.no_cache,
+        elastic: line.elastic.merge(file.elastic),
         ssh: merge_ssh(line.ssh, file.ssh),
         config_file: line.config_file,
         dry_run: line.dry_run,

@@ -2,6 +2,7 @@
 
 pub(super) mod args;
 mod config_file;
+mod elastic;
 mod files;
 mod glob;
 mod job;
@@ -26,13 +27,14 @@ use kolo_process::Side;
 use kolo_transport::wire::Exit;
 
 use self::args::Run;
+pub(super) use self::elastic::elsewhere;
 pub(super) use self::job::Link;
 use self::job::Request;
 use self::plan::{Plan, Surroundings};
 use self::report::Outcome;
 use self::signals::{Heard, Signals};
 use self::sink::{Sink, Style, WriteError, Written};
-pub(super) use self::synonyms::translate;
+pub(super) use self::synonyms::{is_run, translate};
 use super::args::{Args, Command, Connect, Format};
 use super::error::CliError;
 use super::output::Output;

@@ -14,8 +14,8 @@ use super::super::client::Client;
 use super::super::error::CliError;
 use super::args::Run;
 use super::job::Link;
-use super::layout;
 use super::plan::{Plan, Surroundings, Target};
+use super::{elastic, layout};
 use crate::hosts::HostSlots;
 use crate::local::{self, LocalConfig, LocalError};
 use crate::ssh::{self, BroughtUp, Ending, HeadAccess, Place, SshOptions, UpError};
@@ -103,7 +103,8 @@ pub(crate) async fn find(
         Target::Local => return Ok(Ground::Here(None)),
         Target::Hosts(hosts) | Target::Nodes(hosts) => hosts,
     };
-    let shares = layout::shares(options, hosts, plan.workers)?;
+    let (most, _) = elastic::bounds(options, &plan.target)?;
+    let shares = layout::shares(&most, hosts, plan.workers)?;
     if let Target::Nodes(_) = plan.target {
         let used = shares.into_iter();
         let used = used.map(|(index, workers)| (hosts[index].clone(), workers));

@@ -13,10 +13,10 @@ use super::super::error::CliError;
 use super::super::host_args::HostArgs;
 use super::args::Run;
 use super::files::Destination;
-use super::glob;
 use super::layout::placement;
 use super::prefix::{self, Prefix};
 use super::ranks::Ranks;
+use super::{elastic, glob};
 use crate::hosts::HostSlots;
 use crate::local::tells_workers_apart;
 
@@ -67,6 +67,9 @@ pub(crate) struct Plan {
 pub(super) const THREADS: &str = "workers that share a host have OMP_NUM_THREADS=1, unless the host sets it, so that they do not compete for its CPUs; \
      --env OMP_NUM_THREADS=N sets another number";
 
+/// Until all workers must run, if nobody says.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
 pub(super) fn usage<T>(message: impl Into<String>) -> Result<T, CliError> {
     Err(CliError::Usage(message.into()))
 }
@@ -95,7 +98,8 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
         .map(|arg| text("the argument", arg))
         .collect::<Result<Vec<_>, _>>()?;
     let target = target(options, here)?;
-    let (placement, workers) = placement(options, &target)?;
+    let (most, bounds) = elastic::bounds(options, &target)?;
+    let (placement, workers) = placement(&most, &target)?;
     let ranks = options.ranks.clone().unwrap_or_default();
     if let Some(beyond) = ranks.beyond(workers) {
         return usage(format!(
@@ -113,8 +117,8 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
         |name| name.to_string_lossy().into_owned(),
     );
     let grace = options.grace.unwrap_or(Duration::from_secs(5));
-    let start_timeout = options.start_timeout.unwrap_or(Duration::from_secs(30));
-    let spec = JobSpec {
+    let start_timeout = elastic::start_timeout(options, bounds.is_some(), START_TIMEOUT);
+    let mut spec = JobSpec {
         name: options.name.clone().unwrap_or_else(|| name.clone()),
         program: Program {
             hash: ProgramHash([0; 32]),
@@ -140,6 +144,9 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
         no_cache: options.no_cache,
         elastic: None,
     };
+    if let Some(bounds) = &bounds {
+        elastic::apply(options, bounds, &mut spec);
+    }
     let threads = "OMP_NUM_THREADS";
     let inherits = target == Target::Local && here.vars.iter().any(|(name, _)| name == threads);
     let limits_threads = !inherits && !spec.env.contains_key(threads);
@@ -349,7 +356,6 @@ mod tests {
             ("-n 0 x", "--num-proc is 0"),
             ("-n 99999 x", "allowed are 1 to 16384"),
             ("--nproc-per-node auto x", "--nproc-per-node is `auto`"),
-            ("--nnodes 1:4 x", "does not change"),
             ("--nnodes 2 x", "this machine is one host"),
             ("-n 3 --nproc-per-node 2 x", "make 2 workers"),
             ("-H a:2 -n 3 x", "the hosts have 2 slots"),

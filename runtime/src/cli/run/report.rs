@@ -28,6 +28,8 @@ pub(crate) struct Outcome {
     /// Output that was not delivered, and why.
     pub(crate) lost_output: Vec<String>,
     pub(crate) workers: u32,
+    /// The group was started anew at changes, so that the end has a reason beside the last failure.
+    pub(crate) is_elastic: bool,
     /// How many workers were ended with the job; `None` if the head does not say.
     pub(crate) stopped: Option<u32>,
     /// The job was told to end, and nobody knows whether it has.
@@ -107,7 +109,11 @@ impl Outcome {
     /// Lines for people; empty if all is well.
     pub(crate) fn text(&self) -> String {
         let mut lines = Vec::new();
-        if let Some(failure) = &self.failure {
+        let reason = self.refusal.as_ref().filter(|_| self.is_elastic);
+        if let Some(reason) = reason.filter(|_| self.signal.is_none()) {
+            // The last failure is a part of it.
+            lines.push(format!("kolo: {reason}"));
+        } else if let Some(failure) = &self.failure {
             lines.push(format!("kolo: {failure}"));
             if self.signal.is_none() {
                 lines.extend(ended(self.workers.saturating_sub(1), self.stopped));

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kolo_transport::ids::JobId;
-use kolo_transport::wire::{OutputChunk, PlacedNode, Stdio};
+use kolo_transport::wire::{Member, OutputChunk, PlacedNode, Stdio};
 use rustix::fd::BorrowedFd;
 use tokio::sync::{mpsc, oneshot};
 
@@ -37,6 +37,8 @@ pub(crate) struct Style {
 enum Item {
     /// Where everybody is.
     Placed(JobId, Arc<Vec<PlacedNode>>),
+    /// Who everybody is from now on.
+    Members(Vec<Member>),
     /// A piece of output; an empty one is the end of its source.
     Piece(OutputChunk, Bytes),
 }
@@ -83,6 +85,11 @@ impl Sink {
         self.put(Item::Placed(job, nodes)).await;
     }
 
+    /// The group of an elastic job is another one.
+    pub(crate) async fn members(&self, members: Vec<Member>) {
+        self.put(Item::Members(members)).await;
+    }
+
     /// A piece came. Waits while too much is waiting already.
     pub(crate) async fn piece(&self, head: OutputChunk, piece: Bytes) {
         self.put(Item::Piece(head, piece)).await;
@@ -119,6 +126,8 @@ struct Printer {
     /// Prefixes that do not change.
     fixed: HashMap<Source, Vec<u8>>,
     files: Option<Files>,
+    /// Its nodes were told before: those of an elastic job come one by one.
+    placed: bool,
     out: Vec<u8>,
     err: Vec<u8>,
     result: Result<(), WriteError>,
@@ -138,6 +147,7 @@ impl Printer {
             places: HashMap::new(),
             fixed: HashMap::new(),
             files: None,
+            placed: false,
             out: Vec::new(),
             err: Vec::new(),
             result: Ok(()),
@@ -189,7 +199,8 @@ impl Printer {
                         self.places.insert(rank.0, Place { host, local_rank });
                     }
                 }
-                if let Some(output) = &self.style.output {
+                let is_first = !std::mem::replace(&mut self.placed, true);
+                if let Some(output) = self.style.output.as_ref().filter(|_| is_first) {
                     match Files::create(output, job, self.style.workers) {
                         Ok(files) => self.files = Some(files),
                         Err(error) => {
@@ -197,6 +208,16 @@ impl Printer {
                             self.fail(WriteError::Failed(text));
                         }
                     }
+                }
+            }
+            Item::Members(members) => {
+                self.fixed.clear();
+                for member in members {
+                    let place = Place {
+                        host: member.hostname,
+                        local_rank: member.local_rank.0,
+                    };
+                    self.places.insert(member.rank.0, place);
                 }
             }
             Item::Piece(head, piece) => {

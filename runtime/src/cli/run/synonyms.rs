@@ -75,6 +75,11 @@ fn spelled(arg: &OsStr, commands: &[&Command]) -> Result<Option<OsString>, Strin
     ))
 }
 
+/// Whether a line is one of `kolo run`.
+pub(crate) fn is_run(args: &[OsString], command: &Command) -> bool {
+    position_of_run(args, command).is_some()
+}
+
 /// Where the subcommand `run` stands, if that is the subcommand.
 fn position_of_run(args: &[OsString], command: &Command) -> Option<usize> {
     let mut at = 1;

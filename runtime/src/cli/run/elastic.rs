@@ -1,0 +1,484 @@
+//! `kolo run`, elastic: how much a group may change, and how often it is started anew.
+
+use std::time::Duration;
+
+use clap::Args as ClapArgs;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use kolo_transport::wire::{Elastic, JobSpec, OnChange, Placement};
+
+use super::super::args::seconds;
+use super::super::error::CliError;
+use super::args::Run;
+use super::layout;
+use super::plan::{Target, usage};
+
+/// Restarts after failures, where the group may change and nobody says how many.
+const MAX_RESTARTS: u32 = 3;
+
+/// How long a job waits for its fewest workers, if nobody says; as torchrun and horovodrun.
+const ELASTIC_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How long room on one host waits for room on another one, so that both join together.
+const JOIN_WINDOW_MS: u64 = 1000;
+
+/// The options.
+#[derive(Debug, Clone, Default, ClapArgs)]
+#[command(next_help_heading = "Elastic")]
+pub(crate) struct ElasticArgs {
+    /// Fewest workers: the job goes on with as many as there is room for
+    #[arg(long, aliases = ["min", "min-num-proc"], value_name = "N")]
+    pub(crate) min_np: Option<u32>,
+    /// Most workers [default: as many as -n says]
+    #[arg(long, aliases = ["max", "max-num-proc"], value_name = "N")]
+    pub(crate) max_np: Option<u32>,
+    /// How often the group is started anew after a worker has failed [default: 3 if its size may change, else 0]; hosts that are
+    /// lost, leave or join cost nothing
+    #[arg(long, alias = "max_restarts", value_name = "N")]
+    pub(crate) max_restarts: Option<u32>,
+    /// How often the group is started anew for any reason [default: no limit]
+    #[arg(long, alias = "reset_limit", value_name = "N")]
+    pub(crate) reset_limit: Option<u32>,
+    /// Seconds that the job waits for its fewest workers [default: 600]
+    #[arg(long, alias = "elastic_timeout", value_parser = seconds, value_name = "SECONDS")]
+    pub(crate) elastic_timeout: Option<Duration>,
+    /// What happens to the workers at a change: restart, all of them
+    #[arg(long, value_name = "restart")]
+    pub(crate) on_change: Option<String>,
+}
+
+impl ElasticArgs {
+    /// Options of the command line over those of a file.
+    pub(super) fn merge(self, file: Self) -> Self {
+        Self {
+            min_np: self.min_np.or(file.min_np),
+            max_np: self.max_np.or(file.max_np),
+            max_restarts: self.max_restarts.or(file.max_restarts),
+            reset_limit: self.reset_limit.or(file.reset_limit),
+            elastic_timeout: self.elastic_timeout.or(file.elastic_timeout),
+            on_change: self.on_change.or(file.on_change),
+        }
+    }
+}
+
+/// Options of torchrun and horovodrun that have no meaning here, and what to write in their place.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("standalone", "--local, or nothing"),
+    (
+        "rdzv-backend",
+        "nothing: a kolo-head brings hosts together; --head names it",
+    ),
+    ("rdzv-endpoint", "--head HOST:PORT before `run`"),
+    ("rdzv-id", "--name NAME"),
+    ("rdzv-conf", "--elastic-timeout SECONDS"),
+    (
+        "node-rank",
+        "nothing: `kolo run` is started once, and not on each host",
+    ),
+    ("master-addr", "nothing: kolo gives each group an address"),
+    (
+        "master-port",
+        "nothing: kolo gives each group a port that is free",
+    ),
+    ("local-addr", "--interfaces NAME"),
+    (
+        "monitor-interval",
+        "nothing: the end of a worker is seen at once",
+    ),
+    (
+        "start-method",
+        "nothing: each worker is a program of its own",
+    ),
+    ("log-dir", "--output-dir DIR"),
+    ("redirects", "--output-dir DIR"),
+    ("tee", "--output-dir DIR, which shows the output, too"),
+    ("local-ranks-filter", "--ranks RANKS"),
+    ("module", "`-- python3 -m MODULE`"),
+    ("no-python", "nothing: the program is run as it is"),
+    (
+        "blacklist-cooldown-range",
+        "nothing: a host is used again after a failure, and --max-restarts limits the failures",
+    ),
+    ("slots-per-host", "--nproc-per-node N"),
+    ("slots", "--nproc-per-node N"),
+    (
+        "host-discovery-script",
+        "--head HOST:PORT before `run`: hosts join a cluster by starting kolo-node there",
+    ),
+    (
+        "elastic",
+        "--on-change restart: workers of Horovod's elastic protocol are not kept yet",
+    ),
+];
+
+/// For a line of `kolo run` that was not understood: an option of another launcher, with what to write instead.
+pub(crate) fn elsewhere(error: &clap::Error) -> Option<CliError> {
+    let (ErrorKind::UnknownArgument, Some(ContextValue::String(given))) =
+        (error.kind(), error.get(ContextKind::InvalidArg))
+    else {
+        return None;
+    };
+    let given = given.split(['=', ' ']).next().unwrap_or_default();
+    let name = given.trim_start_matches('-').replace('_', "-");
+    let (_, instead) = ELSEWHERE.iter().find(|(other, _)| *other == name)?;
+    Some(CliError::Usage(format!(
+        "{given} has no meaning for `kolo run`; write {instead}"
+    )))
+}
+
+/// How far a group may change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Bounds {
+    min: u32,
+    max: u32,
+    /// Each host has so many workers, or none.
+    per_host: Option<u32>,
+}
+
+/// `MIN:MAX` of `--nnodes`, if these differ.
+fn range(options: &Run) -> Result<Option<(u32, u32)>, CliError> {
+    let Some((given, (least, most))) = options
+        .nnodes
+        .as_deref()
+        .and_then(|given| Some((given, given.split_once(':')?)))
+    else {
+        return Ok(None);
+    };
+    match (least.parse(), most.parse()) {
+        (Ok(least), Ok(most)) if least == most => Ok(None),
+        (Ok(least), Ok(most)) if 0 < least && least < most => Ok(Some((least, most))),
+        _ => usage(format!(
+            "--nnodes is `{given}`; allowed is a number of hosts, or the fewest and the most as 1:4"
+        )),
+    }
+}
+
+/// The options with the most workers as their number, and how far the group may change if it may.
+pub(super) fn bounds(options: &Run, target: &Target) -> Result<(Run, Option<Bounds>), CliError> {
+    let given = &options.elastic;
+    match given.on_change.as_deref() {
+        None | Some("restart") => {}
+        Some("in-place") => {
+            return usage(
+                "--on-change is `in-place`, for which `kolo run` would have to speak Horovod's elastic protocol; allowed is restart",
+            );
+        }
+        Some(other) => {
+            return usage(format!("--on-change is `{other}`; allowed is restart"));
+        }
+    }
+    let hosts = range(options)?;
+    let sizes = given.min_np.is_some() || given.max_np.is_some();
+    let is_elastic = hosts.is_some()
+        || sizes
+        || given.max_restarts.is_some_and(|most| most > 0)
+        || given.on_change.is_some();
+    let mut most = options.clone();
+    if !is_elastic {
+        if let Some(option) = [
+            given.reset_limit.map(|_| "--reset-limit"),
+            given.elastic_timeout.map(|_| "--elastic-timeout"),
+        ]
+        .into_iter()
+        .flatten()
+        .next()
+        {
+            return usage(format!(
+                "{option} is given for a job that never changes; give --max-restarts, --nnodes MIN:MAX, or --min-np and --max-np, too"
+            ));
+        }
+        return Ok((most, None));
+    }
+    if hosts.is_some() && sizes {
+        return usage("--nnodes MIN:MAX and --min-np or --max-np are given; give one of them");
+    }
+    if let Target::Nodes(_) = target {
+        return usage(
+            "hosts of a cluster are given for a job that may change; the job takes any node of the cluster: give no -H and no --hostfile",
+        );
+    }
+    if options.dry_run {
+        return usage(
+            "--dry-run shows where a job runs whose members stay the same; give -n or --nnodes with one number, and no --max-restarts",
+        );
+    }
+    let mut fewest = None;
+    if let Some((min, max)) = hosts {
+        if options.num_proc.is_some() {
+            return usage(
+                "-n and --nnodes MIN:MAX are given; give --nproc-per-node, the workers on each host, in place of -n",
+            );
+        }
+        // This machine is one host, whatever others could join.
+        let max = if *target == Target::Local { min } else { max };
+        most.nnodes = Some(max.to_string());
+        fewest = Some((min, max));
+    }
+    if sizes {
+        let max = given.max_np.or(options.num_proc);
+        let min = given.min_np.or(options.num_proc);
+        let (Some(min), Some(max)) = (min, max) else {
+            return usage("--min-np or --max-np is given alone; give both, or one of them and -n");
+        };
+        if options
+            .num_proc
+            .is_some_and(|wanted| wanted < min || wanted > max)
+        {
+            return usage(format!(
+                "-n is {}, which is not between --min-np {min} and --max-np {max}",
+                options.num_proc.unwrap_or_default()
+            ));
+        }
+        most.num_proc = Some(max);
+        fewest = Some((min, max));
+    }
+    let placed = layout::placement(&most, target)?;
+    let per_host = per_host(&most, target, placed)?;
+    let (_, max) = placed;
+    let min = match fewest {
+        None => max,
+        Some((min, _)) if sizes => min,
+        Some((min, hosts)) => max / hosts * min,
+    };
+    if min == 0 || min > max {
+        return usage(format!(
+            "--min-np is {min} and --max-np is {max}; allowed are at least 1, and no more than the most"
+        ));
+    }
+    let unit = per_host.unwrap_or(1);
+    for (option, given) in [("--min-np", min), ("--max-np", max)] {
+        if given % unit != 0 {
+            return usage(format!(
+                "{option} is {given}, which is not a multiple of the {unit} workers on each host"
+            ));
+        }
+    }
+    Ok((most, Some(Bounds { min, max, per_host })))
+}
+
+/// The number of workers on each host, if that is asked for.
+fn per_host(
+    options: &Run,
+    target: &Target,
+    (placement, workers): (Placement, u32),
+) -> Result<Option<u32>, CliError> {
+    let is_even = options.nproc_per_node.is_some() || options.nnodes.is_some();
+    Ok(match (target, placement) {
+        (_, Placement::Spread { slots, .. }) => Some(slots),
+        (Target::Hosts(hosts), Placement::Pack { .. }) if is_even => {
+            let shares = layout::shares(options, hosts, workers)?;
+            shares.first().map(|(_, share)| *share)
+        }
+        (_, Placement::Pack { .. }) => None,
+    })
+}
+
+/// Makes a job elastic.
+pub(super) fn apply(options: &Run, bounds: &Bounds, spec: &mut JobSpec) {
+    let given = &options.elastic;
+    let Bounds { min, max, per_host } = *bounds;
+    let usual = if min < max { MAX_RESTARTS } else { 0 };
+    spec.placement = match per_host {
+        Some(slots) => Placement::Spread {
+            hosts: max / slots,
+            slots,
+        },
+        None => Placement::Pack { workers: max },
+    };
+    if let Some(installed) = &mut spec.installed {
+        // Which process of rank 0 should have it?
+        installed.stdin = false;
+    }
+    spec.elastic = Some(Box::new(Elastic {
+        min,
+        max,
+        spares: 0,
+        max_resets: given.reset_limit,
+        restarts_within: None,
+        restarts_without_progress: given.max_restarts.unwrap_or(usual),
+        cooldown: None,
+        join_window_ms: JOIN_WINDOW_MS,
+        // No process is asked: those of a group are started for it.
+        ack_timeout_ms: spec.start_timeout_ms,
+        filters: Vec::new(),
+        health_check: None,
+        on_change: OnChange::Restart,
+    }));
+}
+
+/// How long the workers may take until all run, or until enough of them do.
+pub(super) fn start_timeout(options: &Run, is_elastic: bool, usual: Duration) -> Duration {
+    let given = options.elastic.elastic_timeout.or(options.start_timeout);
+    given.unwrap_or(if is_elastic { ELASTIC_TIMEOUT } else { usual })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::super::args::{Args, Command};
+    use super::super::plan::{Plan, Surroundings, plan};
+    use super::*;
+
+    fn planned(line: &str, has_head: bool) -> Result<Plan, String> {
+        let words = format!("kolo run {line}");
+        let parsed = Args::try_parse_from(words.split(' ')).map_err(|error| error.to_string())?;
+        let Command::Run(options) = parsed.command else {
+            panic!("{line}");
+        };
+        let here = Surroundings {
+            vars: Vec::new(),
+            cwd: "/srv".into(),
+            hostname: "me".to_owned(),
+            has_head,
+        };
+        plan(&options, &here).map_err(|error| {
+            assert_eq!(error.exit_code(), 2);
+            error.to_string()
+        })
+    }
+
+    /// The fewest and the most workers, the restarts, and the workers on each host.
+    fn wanted(line: &str, has_head: bool) -> (u32, u32, u32, Option<u32>) {
+        let plan = planned(line, has_head).unwrap_or_else(|error| panic!("{line}: {error}"));
+        let elastic = plan.spec.elastic.unwrap_or_else(|| panic!("{line}"));
+        let per_host = match plan.spec.placement {
+            Placement::Spread { hosts, slots } => {
+                assert_eq!(hosts * slots, elastic.max);
+                Some(slots)
+            }
+            Placement::Pack { workers } => {
+                assert_eq!(workers, elastic.max);
+                None
+            }
+        };
+        assert_eq!(plan.workers, elastic.max);
+        assert!(!plan.spec.installed.unwrap().stdin);
+        let restarts = elastic.restarts_without_progress;
+        (elastic.min, elastic.max, restarts, per_host)
+    }
+
+    #[test]
+    fn elastic_jobs_in_the_words_of_torchrun_and_horovodrun() {
+        for (line, head, expected) in [
+            ("-n 4 --max-restarts 2 x", false, (4, 4, 2, None)),
+            (
+                "--nproc-per-node 2 --max_restarts=1 x",
+                false,
+                (2, 2, 1, None),
+            ),
+            (
+                "--nnodes 1:4 --nproc-per-node 2 x",
+                true,
+                (2, 8, 3, Some(2)),
+            ),
+            (
+                "--nnodes 1:4 --nproc_per_node 2 --max-restarts 0 x",
+                true,
+                (2, 8, 0, Some(2)),
+            ),
+            ("--nnodes 2:3 x", true, (2, 3, 3, Some(1))),
+            (
+                "--nnodes 1:4 --nproc-per-node 2 --max-restarts 1 x",
+                false,
+                (2, 2, 1, None),
+            ),
+            ("-n 4 --min-np 2 --max-np 8 x", true, (2, 8, 3, None)),
+            ("--min 2 --max 8 x", true, (2, 8, 3, None)),
+            ("-n 4 --min-np 2 x", false, (2, 4, 3, None)),
+            ("-n 4 --max-np 8 x", true, (4, 8, 3, None)),
+            (
+                "--nnodes 2 --nproc-per-node 4 --max-restarts 1 x",
+                true,
+                (8, 8, 1, Some(4)),
+            ),
+            ("-H a:3,b:2 --min-np 1 --max-np 5 x", false, (1, 5, 3, None)),
+            (
+                "-H a:2,b:2 --nnodes 1:2 --nproc-per-node 2 x",
+                false,
+                (2, 4, 3, Some(2)),
+            ),
+        ] {
+            assert_eq!(wanted(line, head), expected, "{line}");
+        }
+        for line in [
+            "-n 4 x",
+            "-n 4 --max-restarts 0 x",
+            "--nnodes 1:1 --nproc-per-node 2 x",
+        ] {
+            assert_eq!(planned(line, false).unwrap().spec.elastic, None, "{line}");
+        }
+    }
+
+    #[test]
+    fn times_and_limits() {
+        let plan = planned("-n 2 --min-np 1 --reset-limit 7 x", true).unwrap();
+        assert_eq!(plan.start_timeout, ELASTIC_TIMEOUT);
+        assert_eq!(plan.spec.elastic.unwrap().max_resets, Some(7));
+        let timeout = |line: &str| planned(line, true).unwrap().spec.start_timeout_ms;
+        assert_eq!(timeout("-n 2 --min-np 1 --elastic-timeout 5 x"), 5000);
+        assert_eq!(timeout("-n 2 --min-np 1 --start-timeout 6 x"), 6000);
+        assert_eq!(timeout("-n 2 x"), 30_000);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (line, head, message) in [
+            ("--nnodes 4:1 x", true, "--nnodes is `4:1`"),
+            ("--nnodes 0:1 x", true, "--nnodes is `0:1`"),
+            ("--nnodes 2:3 x", false, "this machine is one host"),
+            ("--nnodes 1:2 -n 4 x", true, "--nproc-per-node"),
+            ("--nnodes 1:2 --min-np 1 x", true, "give one of them"),
+            ("--min-np 2 x", true, "give both"),
+            ("-n 9 --min-np 2 --max-np 4 x", true, "-n is 9"),
+            ("-n 4 --min-np 0 x", true, "--min-np is 0"),
+            (
+                "-n 4 --reset-limit 2 x",
+                true,
+                "--reset-limit is given for a job that never changes",
+            ),
+            (
+                "-n 4 --elastic-timeout 2 x",
+                true,
+                "--elastic-timeout is given",
+            ),
+            (
+                "-n 4 --on-change in-place x",
+                true,
+                "Horovod's elastic protocol",
+            ),
+            ("-n 4 --on-change maybe x", true, "allowed is restart"),
+            (
+                "--nproc-per-node 4 --min-np 2 --max-np 8 x",
+                true,
+                "not a multiple of the 4 workers on each host",
+            ),
+            (
+                "-H a:2,b:2 --max-restarts 1 x",
+                true,
+                "any node of the cluster",
+            ),
+            ("-n 2 --max-restarts 1 --dry-run x", false, "--dry-run"),
+        ] {
+            let error = planned(line, head).unwrap_err();
+            assert!(error.contains(message), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn options_without_a_meaning_say_what_to_write() {
+        for (line, instead) in [
+            ("--standalone x", "--local"),
+            ("-n 2 --rdzv_endpoint=h:1 x", "--head HOST:PORT"),
+            ("--log-dir d x", "--output-dir DIR"),
+            ("--host-discovery-script f -n 2 x", "kolo-node"),
+        ] {
+            let words = format!("kolo run {line}");
+            let error = Args::try_parse_from(words.split(' ')).unwrap_err();
+            let error = elsewhere(&error).unwrap_or_else(|| panic!("{line}"));
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains(instead), "{error}");
+        }
+        let error = Args::try_parse_from(["kolo", "run", "--nonsense", "x"]).unwrap_err();
+        assert!(elsewhere(&error).is_none());
+    }
+}
