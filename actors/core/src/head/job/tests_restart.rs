@@ -295,6 +295,8 @@ fn a_node_without_a_free_port_ends_the_job_if_rank_0_is_there() {
     run.ends(2, 1, 1, Exit::Signal(15), true);
     assert!(run.delivers(1, |request| matches!(request, NodeRequest::FreePort { .. })));
     run.pushed_answer(1, Ok(NodeReply::FreePort(0)));
+    // That of the next group was on its way.
+    run.meet(81);
     run.answer(1, NodeReply::Done);
     run.answer(2, NodeReply::Done);
     let message = run.ended().1.unwrap().message;
