@@ -214,7 +214,8 @@ pub(crate) async fn run(
                     JobEvent::Healthy { table, nodes } | JobEvent::Generation { table, nodes } => {
                         if is_elastic {
                             outcome.workers = table.world_size();
-                            if healthy {
+                            // The first one may have failed before all its workers ran.
+                            if table.generation.0 > 1 {
                                 say(&format!("the group is started anew: {}", table.cause));
                             }
                             sink.members(table.members).await;
