@@ -54,7 +54,7 @@ pub struct JobEnv {
     pub restarts: u32,
     /// How often it may be.
     pub max_restarts: u32,
-    /// What the nodes are called; see [`horovod_hostnames`]. Others are called as they call themselves.
+    /// The names of nodes for Horovod; see [`horovod_hostnames`]. A node that is not in here has its own hostname.
     pub hostnames: BTreeMap<NodeId, String>,
 }
 

@@ -423,7 +423,7 @@ impl Job {
                 self.start_processes(part, processes, common);
             }
         }
-        // What is left waits for an answer of its node, for the driver, or for the network.
+        // All others wait for an answer of their node, for the driver, or for the network.
         if let Some(elastic) = &mut self.elastic {
             elastic.pending.clear();
         }

@@ -170,7 +170,7 @@ impl Job {
         self.fact(Fact::Ready { process, addresses });
     }
 
-    /// What the processes of the generation that was published have in common.
+    /// The environment that all processes of the published generation have in common.
     pub(in crate::head::job) fn group_env(&self, common: JobEnv) -> JobEnv {
         let elastic = self.elastic.as_deref().filter(|_| self.starts_anew());
         let (Some(elastic), Some(table)) = (elastic, self.published.as_deref()) else {
