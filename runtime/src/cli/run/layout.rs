@@ -214,7 +214,8 @@ pub(super) fn nodes_called(
         let node = match found.unwrap_or_default() {
             [node] => *node,
             [] => {
-                let names: Vec<&str> = alive().map(|node| node.hostname.as_str()).collect();
+                let mut names: Vec<&str> = alive().map(|node| node.hostname.as_str()).collect();
+                names.sort_unstable();
                 return usage(format!(
                     "no node of the cluster is called {name}; there are {} (hosts are reached over ssh where no head is given: \
                      without KOLO_HEAD and --head)",
@@ -304,7 +305,7 @@ mod tests {
         for (hosts, message) in [
             (
                 &["b", "gone"][..],
-                "no node of the cluster is called gone; there are b, a.example, two,",
+                "no node of the cluster is called gone; there are a.example, b, fd00::2, node-0000000000000005, two, two",
             ),
             (
                 &["two"],
