@@ -31,10 +31,14 @@ pub fn of_death() -> Duration {
     WARDEN + MARGIN
 }
 
-/// How long a node whose connection to the head has ended waits for another one before it ends the workers of elastic jobs.
+/// A head that starts anew, or stands still for a moment, ends nothing.
+const AWAY: Duration = Duration::from_secs(3);
+
+/// How long a node whose connection to the head has ended waits for another one before it ends the workers of elastic jobs: a
+/// lease, or 3 s if that is more.
 #[must_use]
 pub fn of_node(lease: Duration) -> Duration {
-    lease
+    lease.max(AWAY)
 }
 
 /// How long after the head has lost a node its workers may still run: the node sees the end of the connection by a missing answer

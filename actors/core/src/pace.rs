@@ -89,9 +89,82 @@ impl Backoff {
     }
 }
 
+/// How often a node sends heartbeats, and how long it may be silent.
+///
+/// ```
+/// # use std::time::Duration;
+/// use kolo_core::pace::Pace;
+///
+/// let ms = Duration::from_millis;
+/// let pace = Pace::new(ms(250), ms(1250));
+/// assert_eq!(pace.of(2500), pace);
+/// assert_eq!(pace.of(5000), Pace::new(ms(500), ms(2000)));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// The time from one heartbeat to the next.
+    pub heartbeat: Duration,
+    /// The silence after which the node counts as lost.
+    pub lease: Duration,
+}
+
+impl Pace {
+    /// So many heartbeats come to a head in a second, of nodes that have registered last, before it asks for fewer.
+    const MOST: u32 = 10_000;
+    /// However many nodes there are, a beat comes so often.
+    const SLOWEST: Duration = Duration::from_millis(600);
+
+    /// Those of a small cluster.
+    #[must_use]
+    pub const fn new(heartbeat: Duration, lease: Duration) -> Self {
+        Self { heartbeat, lease }
+    }
+
+    /// Those of a cluster of so many nodes: from 2,500 nodes on heartbeats are rarer, up to 600 ms apart, and the lease is four of
+    /// them, if these times are longer than the given ones.
+    #[must_use]
+    pub fn of(self, nodes: usize) -> Self {
+        let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
+        let heartbeat = Duration::from_secs(nodes.into()) / Self::MOST;
+        let heartbeat = heartbeat.min(Self::SLOWEST).max(self.heartbeat);
+        let slowed = if heartbeat > self.heartbeat {
+            heartbeat * 4
+        } else {
+            Duration::ZERO
+        };
+        Self {
+            heartbeat,
+            lease: self.lease.max(slowed),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn heartbeats_are_rarer_in_a_large_cluster() {
+        let ms = Duration::from_millis;
+        let usual = Pace::new(ms(250), ms(1250));
+        for (nodes, heartbeat, lease) in [
+            (0, 250, 1250),
+            (2500, 250, 1250),
+            (3000, 300, 1250),
+            (4000, 400, 1600),
+            (6000, 600, 2400),
+            (usize::MAX, 600, 2400),
+        ] {
+            assert_eq!(
+                usual.of(nodes),
+                Pace::new(ms(heartbeat), ms(lease)),
+                "{nodes}"
+            );
+        }
+        // Times that are longer already stay.
+        let slow = Pace::new(ms(5000), ms(20_000));
+        assert_eq!(slow.of(usize::MAX), slow);
+    }
 
     #[test]
     fn pauses_double_up_to_their_bound_and_begin_again() {

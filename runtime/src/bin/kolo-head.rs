@@ -79,7 +79,7 @@ struct Args {
     token_ttl: Duration,
 
     /// A node that is not heard for so long counts as lost
-    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "1250ms", value_parser = duration)]
     lease: Duration,
 
     /// How often nodes send heartbeats; at most a quarter of the lease

@@ -36,10 +36,12 @@ pub struct HeadConfig {
     /// How much memory the rendezvous of all jobs may take, in bytes. Default: 1 GiB. Horovod's takes 136 for each
     /// pair of ranks: 267 MB for 1,400 ranks.
     pub rendezvous_memory: usize,
-    /// A node that is not heard for so long counts as lost. Default: 3 s. Shorter finds losses sooner and takes a
-    /// stall of a busy machine for one.
+    /// A node that is not heard for so long counts as lost, or for longer in a cluster of more than 2,500 nodes (see
+    /// [`kolo_core::pace::Pace`]). Default: 1.25 s, so that the loss of a host is known within 1.5 s. Shorter finds losses sooner
+    /// and takes a stall of a busy machine for one.
     pub lease: Duration,
-    /// How often nodes send heartbeats. Default: 250 ms. At most a quarter of the lease.
+    /// How often nodes send heartbeats, or less often in a cluster of more than 2,500 nodes. Default: 250 ms. At most a quarter
+    /// of the lease.
     pub heartbeat: Duration,
     /// How long a peer may take to send a request once it has begun. Default: 5 s.
     pub read_timeout: Duration,
@@ -66,7 +68,7 @@ impl Default for HeadConfig {
             http: None,
             bearer: None,
             rendezvous_memory: 1 << 30,
-            lease: Duration::from_secs(3),
+            lease: Duration::from_millis(1250),
             heartbeat: Duration::from_millis(250),
             read_timeout: Duration::from_secs(5),
             certificate_life: Duration::from_secs(90 * 24 * 3600),

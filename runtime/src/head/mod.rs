@@ -315,13 +315,15 @@ impl Parts {
         let connections = Connections::of_this_process();
         let stores = JobStores::new(config.rendezvous_memory);
         let (obituaries, heard) = mpsc::channel(WAITING);
+        // Nodes are missed by their heartbeats. Drivers send none, and may stand still for longer.
+        let idle_timeout = config.lease.max(EndpointConfig::default().idle_timeout);
         let endpoint = Endpoint::bind(
             &runtime,
             credentials.clone(),
             EndpointConfig {
                 listen: config.listen,
-                idle_timeout: config.lease,
-                keep_alive: config.lease / 6,
+                idle_timeout,
+                keep_alive: idle_timeout / 6,
                 join: Some(Arc::new(join::Joins::new(
                     Arc::clone(&store),
                     config.certificate_life,

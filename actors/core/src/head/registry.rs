@@ -15,6 +15,7 @@ use kolo_wire::ids::{JobId, NodeId};
 use kolo_wire::{NodeInfo, NodeNetwork, NodeRegistration, Refusal, RefusalKind, Resources, Seal};
 
 use super::introduction::{check, check_network};
+use crate::pace::Pace;
 use crate::placement::Offer;
 
 /// Most nodes of a cluster, lost ones that are still shown included.
@@ -40,6 +41,8 @@ pub struct Admission {
     pub stale: Vec<JobId>,
     /// The earlier stay, if it had not ended.
     pub replaced: Option<Session>,
+    /// How often the node sends heartbeats in this stay, and how long it may be silent.
+    pub pace: Pace,
 }
 
 #[derive(Debug)]
@@ -52,12 +55,23 @@ struct Entry {
     /// An operator drains it, in whatever stay.
     drained: bool,
     last_seen: Instant,
+    pace: Pace,
     held: BTreeMap<JobId, Resources>,
     /// Jobs that it has, as it says, and that hold something which the head has not booked.
     unknown: BTreeSet<JobId>,
 }
 
 impl Entry {
+    /// The silence after which the node counts as lost. The next beat of a node that stood still for a lease is due up to an
+    /// interval later.
+    fn patience(&self) -> Duration {
+        self.pace.lease + self.pace.heartbeat
+    }
+
+    fn expires(&self) -> Instant {
+        self.last_seen + self.patience()
+    }
+
     fn available(&self) -> Resources {
         if !self.unknown.is_empty() {
             return Resources::default();
@@ -87,18 +101,18 @@ impl Entry {
 /// All nodes that the head knows.
 #[derive(Debug)]
 pub struct NodeRegistry {
-    lease: Duration,
+    pace: Pace,
     /// In order of first registration.
     entries: Vec<Entry>,
     index: BTreeMap<NodeId, usize>,
 }
 
 impl NodeRegistry {
-    /// No nodes. A node that is not heard for `lease` counts as lost.
+    /// No nodes. How often they send heartbeats depends on their number.
     #[must_use]
-    pub fn new(lease: Duration) -> Self {
+    pub fn new(pace: Pace) -> Self {
         Self {
-            lease,
+            pace,
             entries: Vec::new(),
             index: BTreeMap::new(),
         }
@@ -118,6 +132,7 @@ impl NodeRegistry {
         registration: NodeRegistration,
     ) -> Result<Admission, Refusal> {
         check(&registration)?;
+        let pace = self.pace.of(self.entries.len());
         let mut stale: BTreeSet<JobId> = registration.jobs.iter().copied().collect();
         let replaced = if let Some(&index) = self.index.get(&registration.node) {
             let entry = &mut self.entries[index];
@@ -125,7 +140,7 @@ impl NodeRegistry {
             let another = registration.instance != 0
                 && entry.registration.instance != 0
                 && registration.instance != entry.registration.instance;
-            if entry.alive && another && silent < self.lease / 2 {
+            if entry.alive && another && silent < entry.patience() / 2 {
                 return Err(duplicate(&entry.registration, silent));
             }
             entry.unknown = &stale - &entry.held.keys().copied().collect();
@@ -136,6 +151,7 @@ impl NodeRegistry {
             entry.session = session;
             entry.alive = true;
             entry.last_seen = now;
+            entry.pace = pace;
             replaced
         } else {
             self.forget_lost();
@@ -153,6 +169,7 @@ impl NodeRegistry {
                 alive: true,
                 drained: false,
                 last_seen: now,
+                pace,
                 held: BTreeMap::new(),
                 unknown: stale.clone(),
             });
@@ -161,6 +178,7 @@ impl NodeRegistry {
         Ok(Admission {
             stale: stale.into_iter().collect(),
             replaced,
+            pace,
         })
     }
 
@@ -269,9 +287,8 @@ impl NodeRegistry {
     pub fn expired(&self, now: Instant) -> Vec<(NodeId, Session, Duration)> {
         self.entries
             .iter()
-            .filter(|entry| entry.alive)
+            .filter(|entry| entry.alive && entry.expires() <= now)
             .map(|entry| (entry, now.saturating_duration_since(entry.last_seen)))
-            .filter(|(_, silent)| *silent >= self.lease)
             .map(|(entry, silent)| (entry.registration.node, entry.session, silent))
             .collect()
     }
@@ -282,7 +299,7 @@ impl NodeRegistry {
         self.entries
             .iter()
             .filter(|entry| entry.alive)
-            .map(|entry| entry.last_seen + self.lease)
+            .map(Entry::expires)
             .min()
     }
 

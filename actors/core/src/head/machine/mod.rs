@@ -33,7 +33,7 @@ use super::registry::{NodeRegistry, Session};
 use super::requests::{OVERTIME, Open, Purpose, Requests};
 use crate::fence::{self, Fence};
 use crate::head::milliseconds;
-use crate::pace::Ration;
+use crate::pace::{Pace, Ration};
 
 /// The other side of a connection.
 #[derive(Debug)]
@@ -105,11 +105,11 @@ impl HeadCore {
     #[must_use]
     pub fn new(now: impl Into<Now>, mut settings: Settings) -> Self {
         let now = now.into();
-        let fence = fence::of_head(settings.lease, settings.heartbeat);
+        let slowest = Pace::new(settings.heartbeat, settings.lease).of(usize::MAX);
+        let fence = fence::of_head(slowest.lease, slowest.heartbeat);
         settings.job.fence = settings.job.fence.max(fence);
         Self {
-            // The next beat of a node that stood still for a lease is due up to an interval later.
-            registry: NodeRegistry::new(settings.lease + settings.heartbeat),
+            registry: NodeRegistry::new(Pace::new(settings.heartbeat, settings.lease)),
             settings,
             started: now.real,
             now,
@@ -310,8 +310,8 @@ impl HeadCore {
         self.offer(node, None);
         self.count_alive = true;
         Ok(HeadReply::Registered {
-            heartbeat_ms: milliseconds(self.settings.heartbeat),
-            lease_ms: milliseconds(self.settings.lease),
+            heartbeat_ms: milliseconds(admission.pace.heartbeat),
+            lease_ms: milliseconds(admission.pace.lease),
             revoked: kolo_wire::RevocationList::default(),
         })
     }

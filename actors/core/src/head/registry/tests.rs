@@ -5,6 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+const PACE: Pace = Pace::new(Duration::from_secs(1), Duration::from_secs(2));
+/// With the time to the next heartbeat.
 const LEASE: Duration = Duration::from_secs(3);
 
 fn cpus(units: u64) -> Resources {
@@ -40,7 +42,7 @@ fn free(registry: &NodeRegistry) -> Vec<u64> {
 #[test]
 fn a_lease_runs_out_on_the_given_clock() {
     let start = Instant::now();
-    let mut registry = NodeRegistry::new(LEASE);
+    let mut registry = NodeRegistry::new(PACE);
     assert_eq!(registry.next_expiry(), None);
     let (one, two) = (Session(1), Session(2));
     registry.register(start, one, introduction(1, 4)).unwrap();
@@ -65,7 +67,7 @@ fn a_lease_runs_out_on_the_given_clock() {
 #[test]
 fn two_jobs_hold_disjoint_resources() {
     let now = Instant::now();
-    let mut registry = NodeRegistry::new(LEASE);
+    let mut registry = NodeRegistry::new(PACE);
     for node in 1..3 {
         let introduction = introduction(node, 4);
         registry.register(now, Session(node), introduction).unwrap();
@@ -85,7 +87,7 @@ fn two_jobs_hold_disjoint_resources() {
 #[test]
 fn a_node_that_comes_back_offers_only_what_is_confirmed_free() {
     let now = Instant::now();
-    let mut registry = NodeRegistry::new(LEASE);
+    let mut registry = NodeRegistry::new(PACE);
     let (first, second) = (Session(1), Session(2));
     registry.register(now, first, introduction(1, 4)).unwrap();
     assert!(registry.hold(JobId(1), &[(NodeId(1), cpus(3))]));
@@ -108,7 +110,7 @@ fn a_node_that_comes_back_offers_only_what_is_confirmed_free() {
 #[test]
 fn a_node_that_is_to_stop_offers_nothing_however_often_it_registers() {
     let now = Instant::now();
-    let mut registry = NodeRegistry::new(LEASE);
+    let mut registry = NodeRegistry::new(PACE);
     let daemon = |draining| NodeRegistration {
         draining,
         ..introduction(1, 4)
@@ -121,7 +123,7 @@ fn a_node_that_is_to_stop_offers_nothing_however_often_it_registers() {
         assert!(registry.offers().is_empty() && registry.is_leaving(NodeId(1)));
     }
     // Nor does it to a head that has started anew.
-    let mut anew = NodeRegistry::new(LEASE);
+    let mut anew = NodeRegistry::new(PACE);
     anew.register(now, Session(1), daemon(true)).unwrap();
     assert!(anew.offers().is_empty() && anew.info(now)[0].draining);
     // The next daemon does.
@@ -132,7 +134,7 @@ fn a_node_that_is_to_stop_offers_nothing_however_often_it_registers() {
 #[test]
 fn g2_a_node_with_jobs_that_nobody_knows_offers_nothing_until_they_are_gone() {
     let now = Instant::now();
-    let mut registry = NodeRegistry::new(LEASE);
+    let mut registry = NodeRegistry::new(PACE);
     let node = NodeId(1);
     let with = |jobs: &[u64]| NodeRegistration {
         jobs: jobs.iter().copied().map(JobId).collect(),
@@ -159,7 +161,7 @@ fn g2_a_node_with_jobs_that_nobody_knows_offers_nothing_until_they_are_gone() {
 #[test]
 fn a_copy_of_a_node_is_refused_as_long_as_the_node_is_heard() {
     let start = Instant::now();
-    let mut registry = NodeRegistry::new(LEASE);
+    let mut registry = NodeRegistry::new(PACE);
     let daemon = |instance| NodeRegistration {
         instance,
         ..introduction(1, 4)
@@ -194,7 +196,7 @@ fn a_copy_of_a_node_is_refused_as_long_as_the_node_is_heard() {
 
 #[test]
 fn introductions_that_can_not_be_true_are_refused() {
-    let mut registry = NodeRegistry::new(LEASE);
+    let mut registry = NodeRegistry::new(PACE);
     for change in [
         (|node| node.hostname = String::new()) as fn(&mut NodeRegistration),
         |node| node.hostname = "a\nb".to_owned(),
@@ -217,7 +219,7 @@ fn introductions_that_can_not_be_true_are_refused() {
 #[test]
 fn lost_nodes_are_forgotten_in_time_and_living_ones_never() {
     let start = Instant::now();
-    let mut registry = NodeRegistry::new(LEASE);
+    let mut registry = NodeRegistry::new(PACE);
     registry
         .register(start, Session(0), introduction(0, 1))
         .unwrap();
@@ -243,7 +245,7 @@ proptest! {
     /// Whatever happens, what is free and what is held make up the total of every living node.
     #[test]
     fn nothing_leaks(steps in proptest::collection::vec((0_u8..6, 0_u64..3, 0_u64..4, 1_u64..4), 1..80)) {
-        let mut registry = NodeRegistry::new(LEASE);
+        let mut registry = NodeRegistry::new(PACE);
         let mut now = Instant::now();
         let mut booked: BTreeMap<(u64, u64), u64> = BTreeMap::new();
         for (session, (kind, node, job, units)) in (1..).zip(steps) {
