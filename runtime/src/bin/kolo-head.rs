@@ -78,11 +78,11 @@ struct Args {
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration)]
     token_ttl: Duration,
 
-    /// A node that is not heard for so long counts as lost
+    /// A node that is not heard for so long counts as lost; up to 2.4s in a cluster of more than 4000 nodes
     #[arg(long, value_name = "DURATION", default_value = "1250ms", value_parser = duration)]
     lease: Duration,
 
-    /// How often nodes send heartbeats; at most a quarter of the lease
+    /// How often nodes send heartbeats; at most a quarter of the lease; up to 600ms in a cluster of more than 2500 nodes
     #[arg(long, value_name = "DURATION", default_value = "250ms", value_parser = duration)]
     heartbeat: Duration,
 

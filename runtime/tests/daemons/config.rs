@@ -231,7 +231,7 @@ fn wrong_settings_are_refused_by_name_before_anything_is_done() {
             "certificate_life is 1s; allowed is 2 s to 365 days",
         ),
     ] {
-        let heartbeat = if text.contains("'1s'") {
+        let heartbeat = if text.starts_with("lease = '1s'") {
             "heartbeat = '500ms'"
         } else {
             ""

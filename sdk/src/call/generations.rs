@@ -71,6 +71,8 @@ struct State {
     values: BTreeMap<ObjectId, Weak<Owner>>,
     /// Workers may have values.
     has_made: bool,
+    /// A generation with a node that is not reached, and why. The last one.
+    unreachable: Option<(Generation, String)>,
 }
 
 /// See the [module](self). Shared by the executor, its calls and the task of its job.
@@ -83,6 +85,8 @@ pub(crate) struct Generations {
     timer: Notify,
     /// A generation may have no calls any more.
     idle: Notify,
+    /// A node is not reached.
+    cut_off: Notify,
 }
 
 impl Generations {
@@ -101,6 +105,7 @@ impl Generations {
                     has_ended: false,
                     values: BTreeMap::new(),
                     has_made: false,
+                    unreachable: None,
                 }),
                 present: watch::Sender::new(Present {
                     group,
@@ -109,6 +114,7 @@ impl Generations {
                 }),
                 timer: Notify::new(),
                 idle: Notify::new(),
+                cut_off: Notify::new(),
             }
         })
     }
@@ -371,6 +377,22 @@ impl Generations {
             present.is_over = true;
             present.ended = Some(end.clone());
         });
+    }
+
+    /// A node with members of a generation is not reached.
+    pub(crate) fn note_unreachable(&self, generation: Generation, why: String) {
+        self.lock().unreachable = Some((generation, why));
+        self.cut_off.notify_one();
+    }
+
+    /// Waits until a node with members of a generation is not reached: which generation, and why. Cancel safe.
+    pub(crate) async fn unreachable(&self) -> (Generation, String) {
+        loop {
+            if let Some(cut_off) = self.lock().unreachable.take() {
+                return cut_off;
+            }
+            self.cut_off.notified().await;
+        }
     }
 
     /// Waits until some generations before the present one have no calls any more, and forgets these.

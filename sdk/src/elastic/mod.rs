@@ -25,3 +25,8 @@ pub use parts::{Elastic, Parts, Value};
 pub use run::{Cause, Epoch, Interrupt, Membership, run};
 pub use sampler::{Batch, ElasticSampler, LastBatch, Samples, StaleBatch};
 pub use state::State;
+
+/// The program of that page compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/elastic.md")]
+const PAGE: () = ();

@@ -19,6 +19,9 @@ use crate::call::{Generations, InFlight, Recovery};
 /// How long to wait before a node that can't be reached is tried again.
 const AGAIN: Duration = Duration::from_millis(200);
 
+/// How long after a node was not reached the head is told. A loss is known by then, if it is one.
+const EXPLAINED: Duration = Duration::from_secs(2);
+
 /// See the [module](self). Dropping it ends all channels.
 pub(super) struct Changes {
     nodes: Nodes,
@@ -33,12 +36,16 @@ pub(super) struct Changes {
     opening: Option<BoxFuture<'static, (Option<Channels>, Vec<PlacedNode>)>>,
     /// The newest generation, while values of executables are brought there.
     recovering: Option<Recovery>,
+    /// A generation with a node that is not reached, and why, until the head is told.
+    cut_off: Option<BoxFuture<'static, (Generation, String)>>,
 }
 
 /// Something that the job's task may have to see to.
 pub(super) enum Change {
     /// Nodes that have joined hold the program, as far as possible: the head is to be told.
     Prepared,
+    /// A generation can't be called, for a reason in words: the head is to be told.
+    Unreachable(Generation, String),
     /// Anything else has been seen to.
     Done,
 }
@@ -61,6 +68,7 @@ impl Changes {
             preparing: FuturesOrdered::new(),
             opening: None,
             recovering: None,
+            cut_off: None,
         }
     }
 
@@ -82,6 +90,7 @@ impl Changes {
     pub(super) fn generation(&mut self, table: GenerationTable, placed: Vec<PlacedNode>) {
         let nodes = self.nodes.clone();
         let clock = nodes.cluster.runtime().clock().clone();
+        let generations = Arc::clone(&self.generations);
         self.opening = Some(Box::pin(async move {
             loop {
                 match nodes.attach_all(table.clone(), &placed).await {
@@ -90,6 +99,8 @@ impl Changes {
                     Err(error) if is_stale(&error) => return (None, placed),
                     Err(error) => {
                         tracing::warn!(generation = %table.generation, %error, "a generation can't be called yet");
+                        let why = format!("its driver can't call it: {error}");
+                        generations.note_unreachable(table.generation, why);
                     }
                 }
                 clock.sleep_until(clock.now() + AGAIN).await;
@@ -111,7 +122,25 @@ impl Changes {
                 None => std::future::pending().await,
             }
         };
+        let (generations, clock) = (&self.generations, self.nodes.cluster.runtime().clock());
+        let cut_off = async {
+            let told = match &mut self.cut_off {
+                Some(told) => told,
+                none => {
+                    let (found, clock) = (generations.unreachable().await, clock.clone());
+                    none.insert(Box::pin(async move {
+                        clock.sleep_until(clock.now() + EXPLAINED).await;
+                        found
+                    }))
+                }
+            };
+            told.await
+        };
         tokio::select! {
+            (generation, why) = cut_off => {
+                self.cut_off = None;
+                return Change::Unreachable(generation, why);
+            }
             Some(()) = self.preparing.next() => return Change::Prepared,
             (channels, placed) = opened => {
                 self.opening = None;

@@ -120,10 +120,13 @@ impl Job {
     }
 
     async fn changed(&mut self, change: Change) {
-        if let Change::Prepared = change
-            && let Err(error) = self.submit.send.send(&SubmitFrame::ProgramReady, &[]).await
-        {
-            tracing::debug!(job = %self.id, %error, "the head was not told of a program");
+        let frame = match change {
+            Change::Prepared => SubmitFrame::ProgramReady,
+            Change::Unreachable(generation, why) => SubmitFrame::Unreachable { generation, why },
+            Change::Done => return,
+        };
+        if let Err(error) = self.submit.send.send(&frame, &[]).await {
+            tracing::debug!(job = %self.id, ?frame, %error, "the head was not told of a change");
         }
     }
 

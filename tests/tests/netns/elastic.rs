@@ -1,5 +1,6 @@
 //! A host that is cut off while its worker is a member of an elastic group.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use kolo::prelude::*;
@@ -8,8 +9,8 @@ use kolo_harness::netns::Host;
 
 use crate::job::{Job, pid_of};
 use crate::needs_namespaces;
-use crate::support::{gone, is_running};
-use crate::world::World;
+use crate::support::{gone, is_running, soon};
+use crate::world::{World, sum};
 
 /// All packets to and from the host are dropped without a word.
 fn cut(host: &Host) -> anyhow::Result<()> {
@@ -24,6 +25,45 @@ fn heal(host: &Host) -> anyhow::Result<()> {
         host.nft(&format!("flush chain inet test {chain}"))?;
     }
     Ok(())
+}
+
+/// All packets between the host and the driver are dropped. The head, which is on the driver's host, is still reached at its port.
+fn cut_off_driver(host: &Host, driver: &str, head: SocketAddr) -> anyhow::Result<()> {
+    let port = head.port();
+    host.nft(&format!(
+        "add rule inet test input ip saddr {driver} udp sport != {port} drop"
+    ))?;
+    host.nft(&format!(
+        "add rule inet test output ip daddr {driver} udp dport != {port} drop"
+    ))?;
+    Ok(())
+}
+
+/// The head hears of the driver that a generation can't be called, so that `recovered` ends.
+#[test]
+fn f1_a_driver_that_is_cut_off_from_a_node_gets_another_generation() -> anyhow::Result<()> {
+    needs_namespaces!(Ok(()));
+    let world = World::new(&["a", "b"])?;
+    world.network("eth0", "10.1.0.", 1500)?;
+    world.run_with(
+        "10.1.0.100",
+        TestCluster::builder().slots(1),
+        async |cluster| {
+            let executor = Executor::builder().workers(2..=2);
+            let executor = executor.start(&cluster.connect().await?).await?;
+            let first = executor.recovered().await?.generation;
+            cut_off_driver(&world.hosts[1], "10.1.0.100", cluster.address()?)?;
+            let error = soon(executor.run(sum, (1,))).await.unwrap_err();
+            assert!(error.is_retryable(), "{error}");
+            heal(&world.hosts[1])?;
+            let next = soon(executor.recovered()).await?;
+            assert!(next.generation > first && next.world_size == 2, "{next:?}");
+            assert!(next.cause.contains("channel to node-"), "{next:?}");
+            assert_eq!(soon(executor.run(sum, (1,))).await?, [3.0, 3.0]);
+            executor.shutdown().await?;
+            Ok(())
+        },
+    )
 }
 
 #[test]

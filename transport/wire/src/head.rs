@@ -181,6 +181,14 @@ pub enum SubmitFrame {
     Interrupt,
     /// A signal for all workers that run an installed program. It ends nothing.
     Signal(WorkerSignal),
+    /// The driver can't call a generation of an elastic job: it does not reach a node. If no loss explains that, the same members
+    /// make up the next one. A head that does not know it skips it.
+    Unreachable {
+        /// The generation.
+        generation: Generation,
+        /// Why, in words.
+        why: String,
+    },
 }
 
 /// A heartbeat.

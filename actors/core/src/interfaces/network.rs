@@ -114,6 +114,12 @@ impl Network {
             .or_else(|| self.listen(of).first().map(|listen| listen.ip))
     }
 
+    /// Whether no one network connects all nodes, so that each pair has a way of its own.
+    #[must_use]
+    pub fn is_per_pair(&self) -> bool {
+        self.report.choice == NetworkChoice::PerPair
+    }
+
     /// Whether each node of this order is reached by all nodes behind it: workers make links from the higher rank to the
     /// lower.
     ///
@@ -121,7 +127,7 @@ impl Network {
     ///
     /// [`RefusalKind::Network`], naming a pair that is not.
     pub fn check_order(&self, nodes: &[NodeId]) -> Result<(), Refusal> {
-        if self.report.choice != NetworkChoice::PerPair {
+        if !self.is_per_pair() {
             return Ok(());
         }
         for (index, of) in nodes.iter().enumerate() {
@@ -152,7 +158,7 @@ impl Network {
     ///
     /// [`RefusalKind::Network`] with the table.
     pub fn check_one_interface(&self) -> Result<(), Refusal> {
-        if self.report.choice != NetworkChoice::PerPair {
+        if !self.is_per_pair() {
             return Ok(());
         }
         Err(Refusal::new(

@@ -332,9 +332,14 @@ impl Membership {
         let (None, Some(previous)) = (&self.formation, &self.previous) else {
             return;
         };
+        // All have heard of the first loss, and the next generation tells of the others.
+        if self.gathers_losses(now).is_some() {
+            return;
+        }
+        let generation = previous.number();
         self.budget.idle(now, &cause);
         self.actions.push(Action::Revoke {
-            generation: previous.number(),
+            generation,
             lost,
             cause,
         });
@@ -386,6 +391,9 @@ impl Membership {
         let next = loop {
             self.dismiss(now);
             let Some(formation) = &mut self.formation else {
+                if let Some(until) = self.gathers_losses(now) {
+                    break Some(until);
+                }
                 match self.decide(now) {
                     ControlFlow::Break(next) => break next,
                     ControlFlow::Continue(()) => continue,
@@ -415,6 +423,15 @@ impl Membership {
         if !self.has_ended {
             self.wake(now, next);
         }
+    }
+
+    /// The nodes of a large group are seldom lost one by one, and each generation costs as much as the group is large. So a
+    /// microsecond for each member goes by before the next one is decided.
+    fn gathers_losses(&self, now: Instant) -> Option<Instant> {
+        const LARGE: usize = 1000;
+        let members = self.previous.as_ref()?.members().len();
+        let until = self.budget.idle_since()? + Duration::from_micros(members as u64);
+        (members >= LARGE && now < until).then_some(until)
     }
 
     /// Asks the policy and does what it says. It breaks if nothing is left to do now, with the time of the next look.

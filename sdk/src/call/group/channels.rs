@@ -170,6 +170,8 @@ impl Group {
             .map(|generations| (generations, failures.clone()));
         self.apply_timed(|table| table.unreachable(Instant::now(), failures));
         if let Some((generations, failures)) = elastic {
+            let why = format!("its driver's channel to {} is gone: {reason}", node.node);
+            generations.note_unreachable(self.generation(), why);
             for failure in failures {
                 if let Some(process) = self.process(failure.rank) {
                     generations.lost(process, &failure, Some(self.generation()));

@@ -381,7 +381,8 @@ pub(crate) fn cases() -> Vec<Case> {
     );
     add!(SubmitFrame: SubmitFrame::ProgramReady, SubmitFrame::Stop, SubmitFrame::Kill, SubmitFrame::Done,
         SubmitFrame::Interrupt, SubmitFrame::Signal(WorkerSignal::User1), SubmitFrame::Signal(WorkerSignal::User2),
-        SubmitFrame::Signal(WorkerSignal::Stop), SubmitFrame::Signal(WorkerSignal::Continue));
+        SubmitFrame::Signal(WorkerSignal::Stop), SubmitFrame::Signal(WorkerSignal::Continue),
+        SubmitFrame::Unreachable { generation: GENERATION, why: "gone".to_owned() });
     add!(Beat: Beat { seq: 300 });
     add!(NodeEvent:
         NodeEvent::WorkerReady { job: JOB, slot: Slot(3), incarnation: Incarnation::FIRST, address: Some(address()) },

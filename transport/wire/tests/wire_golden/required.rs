@@ -53,7 +53,8 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Kill,
         Done,
         Interrupt,
-        Signal
+        Signal,
+        Unreachable
     }));
     names.extend(variants!(NodeEvent {
         WorkerReady,

@@ -391,6 +391,7 @@ impl Job {
             SubmitFrame::Stop => self.stop("its driver has ended it".to_owned(), true),
             SubmitFrame::Interrupt => self.interrupt(),
             SubmitFrame::Signal(signal) => self.signal(signal),
+            SubmitFrame::Unreachable { generation, why } => self.driver_is_cut_off(generation, why),
             SubmitFrame::Kill => self.kill(),
             SubmitFrame::Done => self.done(),
         }

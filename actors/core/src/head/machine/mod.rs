@@ -60,6 +60,8 @@ enum Timer {
     Job(JobId),
     /// The drain of a node has lasted long enough.
     Evict(NodeId),
+    /// Tell jobs that there may be room.
+    Offers,
 }
 
 /// Something that follows from a step and must not interrupt it.
@@ -219,6 +221,7 @@ impl HeadCore {
                 Timer::Clean(session, node, job) => self.ask_to_stop(session, node, job),
                 Timer::Job(job) => self.step_job(job, Event::Tick),
                 Timer::Evict(node) => self.evict(node),
+                Timer::Offers => self.tell_all_offered(),
             }
             self.run_due();
         }

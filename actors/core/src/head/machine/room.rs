@@ -1,12 +1,13 @@
 //! Room for elastic jobs: seats are found while a job runs, and news of room go to those that wait for it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use kolo_wire::ids::{JobId, NodeId, Slot};
 use kolo_wire::{JobSpec, NodeReply, Placement};
 
 use super::jobs::{Contact, Running};
-use super::{Due, HeadCore};
+use super::{Due, HeadCore, Timer};
 use crate::head::job::{Event, Reply, Seating, Site};
 use crate::head::messages::Level;
 use crate::head::probes::Waiter;
@@ -272,13 +273,28 @@ impl HeadCore {
         }
     }
 
-    /// Tells those that wait for room, the oldest first. False if there is nobody to tell.
+    /// Tells those that wait for room. False if there is nobody to tell now. In a large cluster a look for room takes as long as the
+    /// cluster is large, and nodes seldom come one by one: they are told a microsecond for each node later.
     pub(super) fn tell_offered(&mut self) -> bool {
-        let offered = std::mem::take(&mut self.offered);
-        let any = !offered.is_empty();
-        for (_, id) in offered {
+        const LARGE: usize = 1000;
+        let nodes = self.registry.alive_count();
+        if self.offered.is_empty() {
+            return false;
+        }
+        if nodes >= LARGE {
+            if !self.agenda.has(Timer::Offers) {
+                self.set_timer(Timer::Offers, Duration::from_micros(nodes as u64));
+            }
+            return false;
+        }
+        self.tell_all_offered();
+        true
+    }
+
+    /// The oldest job is told first.
+    pub(super) fn tell_all_offered(&mut self) {
+        for (_, id) in std::mem::take(&mut self.offered) {
             self.due.push_back(Due::Job(id, Event::Offered));
         }
-        any
     }
 }

@@ -273,6 +273,23 @@ impl Job {
         }
     }
 
+    /// The driver does not reach a node with members of a generation.
+    pub(in crate::head::job) fn driver_is_cut_off(
+        &mut self,
+        generation: Generation,
+        mut why: String,
+    ) {
+        if self.elastic.is_none() || self.starts_anew() {
+            return;
+        }
+        cut(&mut why, MAX_WORDS);
+        self.fact(Fact::Broken {
+            generation,
+            culprit: None,
+            why,
+        });
+    }
+
     /// The process is a member of the generation, and that may still count.
     fn is_counted(&mut self, node: NodeId, process: Process, generation: Generation) -> bool {
         if !self.is_current(node, process, "at a commit") {

@@ -135,7 +135,9 @@ impl Job {
     /// A node has answered a request.
     pub(in crate::head::job) fn node_replied(&mut self, part: usize, reply: Reply) {
         self.parts[part].flow.is_owed = false;
-        self.mark_over();
+        if self.parts[part].hold.is_over() {
+            self.mark_over();
+        }
         self.has_answered(self.parts[part].site.node);
         match self.parts[part].hold {
             Hold::Reserving => self.node_reserved(part, reply),
@@ -291,7 +293,8 @@ impl Job {
 
     /// The order of ranks changes, so that each node must reach each other one.
     fn check_network(&self) -> Result<(), Refusal> {
-        let Some(network) = self.net.known() else {
+        // Where one network connects all of them, it does.
+        let Some(network) = self.net.known().filter(|network| network.is_per_pair()) else {
             return Ok(());
         };
         if self.is_installed() {

@@ -177,6 +177,32 @@ fn g3_what_is_known_of_the_lost_workers_ends_the_wait_for_them() {
 }
 
 #[test]
+fn f1_a_driver_that_is_cut_off_from_a_node_gets_another_generation() {
+    let mut bed = Bed::active(1, 2, &[1, 1]);
+    let told = |generation| {
+        Event::Driver(SubmitFrame::Unreachable {
+            generation: Generation(generation),
+            why: "its driver's channel to node 1 is gone".to_owned(),
+        })
+    };
+    // A loss may explain it.
+    bed.step(told(1));
+    assert_eq!(bed.generation(), 1);
+    bed.wait(Duration::from_secs(1));
+    bed.run();
+    assert_eq!((bed.generation(), bed.members().len()), (2, 2));
+    assert!(
+        bed.table().cause.contains("channel"),
+        "{}",
+        bed.table().cause
+    );
+    // Late words of a generation that is over change nothing.
+    bed.step(told(1));
+    bed.wait(Duration::from_secs(2));
+    assert_eq!(bed.generation(), 2);
+}
+
+#[test]
 fn a_node_that_refuses_to_reserve_is_no_end() {
     let mut bed = Bed::submit(1, 4, &[2, 2], |_| ());
     let reply = Reply::Refused(Refusal::new(RefusalKind::Unplaceable, "no cpus"));
@@ -248,4 +274,21 @@ fn a_generation_that_another_one_has_followed_is_neither_sent_nor_revoked() {
     let mut log = bed.take_log();
     log.retain(|line| line.starts_with("3:"));
     assert_eq!(log, ["3:revoke 1 0", "3:generation 3"]);
+}
+
+#[test]
+fn losses_of_a_large_group_that_come_together_make_one_generation() {
+    let mut bed = Bed::active(1, 1000, &[100; 10]);
+    for node in [3, 7] {
+        bed.step(Event::NodeLost {
+            node: NodeId(node),
+            reason: "the switch is gone".to_owned(),
+            fence: Fence::Lease,
+        });
+    }
+    assert_eq!(bed.generation(), 1);
+    bed.wait(Duration::from_millis(1));
+    assert_eq!((bed.generation(), bed.members().len()), (2, 800));
+    let is_revocation = |line: &&String| line.starts_with("1:revoke");
+    assert_eq!(bed.log.iter().filter(is_revocation).count(), 1);
 }
