@@ -139,20 +139,29 @@ fn state(state: JobState) -> Cell {
 }
 
 fn job(job: &JobInfo) -> [Cell; 7] {
-    let ready = job
-        .workers
-        .iter()
-        .filter(|worker| worker.state == WorkerState::Ready)
-        .count();
     [
         job.job.to_string().into(),
         job.name.as_str().into(),
         state(job.state),
-        format!("{ready}/{}", job.workers.len()).into(),
+        ready(job).into(),
         placed_on(job).to_string().into(),
         human(job.age_ms).into(),
         job.reason.clone().unwrap_or_default().into(),
     ]
+}
+
+/// Members that take calls, of how many, and the spares beside them.
+fn ready(job: &JobInfo) -> String {
+    let count = |state| {
+        let workers = job.workers.iter();
+        workers.filter(|worker| worker.state == state).count()
+    };
+    let (ready, spares) = (count(WorkerState::Ready), count(WorkerState::Spare));
+    let members = format!("{ready}/{}", job.workers.len() - spares);
+    match spares {
+        0 => members,
+        _ => format!("{members} +{spares}"),
+    }
 }
 
 fn placed_on(job: &JobInfo) -> usize {

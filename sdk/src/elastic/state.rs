@@ -199,7 +199,8 @@ impl<T: Elastic> State<T> {
     }
 
     /// Waits until the last commit is on disk, on the rank that writes [checkpoints](Self::checkpoints). On others, and without
-    /// checkpoints, there is nothing to wait for. A state that is dropped waits, too, and tells nobody of a failure but the log.
+    /// checkpoints, there is nothing to wait for. A state that is dropped waits, too, and tells nobody of a failure but the log. A disk that
+    /// hangs is waited for without a limit.
     ///
     /// # Errors
     ///
