@@ -105,6 +105,8 @@ pub struct NodeRegistry {
     /// In order of first registration.
     entries: Vec<Entry>,
     index: BTreeMap<NodeId, usize>,
+    /// Entries of living nodes.
+    alive: usize,
 }
 
 impl NodeRegistry {
@@ -115,6 +117,7 @@ impl NodeRegistry {
             pace,
             entries: Vec::new(),
             index: BTreeMap::new(),
+            alive: 0,
         }
     }
 
@@ -146,6 +149,7 @@ impl NodeRegistry {
             entry.unknown = &stale - &entry.held.keys().copied().collect();
             stale.extend(entry.held.keys());
             let replaced = entry.alive.then_some(entry.session);
+            self.alive += usize::from(!entry.alive);
             entry.leaving = registration.draining;
             entry.registration = registration;
             entry.session = session;
@@ -161,6 +165,7 @@ impl NodeRegistry {
                     format!("the cluster has {MAX_NODES} nodes already, which is the most"),
                 ));
             }
+            self.alive += 1;
             self.index.insert(registration.node, self.entries.len());
             self.entries.push(Entry {
                 leaving: registration.draining,
@@ -225,7 +230,9 @@ impl NodeRegistry {
     pub fn lose(&mut self, node: NodeId, session: Session) -> Option<Vec<JobId>> {
         let entry = self.current(node, session)?;
         entry.alive = false;
-        Some(entry.held.keys().copied().collect())
+        let held = entry.held.keys().copied().collect();
+        self.alive -= 1;
+        Some(held)
     }
 
     /// Whether the seal is that of the daemon which has registered last, and its stay, if that lasts.
@@ -373,7 +380,7 @@ impl NodeRegistry {
     /// Number of living nodes.
     #[must_use]
     pub fn alive_count(&self) -> usize {
-        self.entries.iter().filter(|entry| entry.alive).count()
+        self.alive
     }
 
     /// All nodes, as the API shows them.
@@ -410,15 +417,15 @@ impl NodeRegistry {
 
     /// Drops the nodes that were lost the longest ago if there are too many.
     fn forget_lost(&mut self) {
+        if self.entries.len() - self.alive <= MAX_LOST {
+            return;
+        }
         let mut lost: Vec<(Instant, NodeId)> = self
             .entries
             .iter()
             .filter(|entry| !entry.alive)
             .map(|entry| (entry.last_seen, entry.registration.node))
             .collect();
-        if lost.len() <= MAX_LOST {
-            return;
-        }
         lost.sort_unstable();
         lost.truncate(lost.len() - MAX_LOST);
         self.entries.retain(|entry| {

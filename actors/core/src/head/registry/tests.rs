@@ -266,6 +266,7 @@ proptest! {
                     prop_assert!(registry.lose(node, session).is_some());
                 },
             }
+            prop_assert_eq!(registry.alive_count(), registry.living().count());
             for offer in registry.offers() {
                 let held: u64 = booked.iter()
                     .filter(|((node, _), _)| *node == offer.node.0)
