@@ -293,7 +293,7 @@ pub enum Output {
         /// The order that asks for the port.
         ask: AskId,
     },
-    /// Start a warden for a job, and say [`Input::Warden`].
+    /// Start a warden for a job, and say [`Input::Warden`]. Whatever needs a warden later has another one started, if there is none.
     StartWarden(Stay),
     /// Kill whatever is left below a job's warden, if it has one, end that, and say [`Input::Closed`].
     CloseWarden(Stay),

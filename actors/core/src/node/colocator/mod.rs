@@ -26,7 +26,7 @@ use kolo_wire::{
 
 use self::entry::Entry;
 pub use self::entry::SlotState;
-use self::starting::{Asked, WardenState};
+use self::starting::Asked;
 pub use self::stopping::KILLED;
 use self::stopping::Stop;
 use super::messages::{AskId, Output, Stay, WorkerId};
@@ -66,7 +66,8 @@ pub struct Colocator {
     stay: Stay,
     job: JobId,
     phase: Phase,
-    warden: WardenState,
+    /// The first start of the process above the workers is under way.
+    waits_for_warden: bool,
     /// A health check that waits for the warden, and the reservation that waits for the check.
     check: Option<(AskId, HealthCheck)>,
     /// Its reservation was not committed in time.
@@ -120,7 +121,7 @@ impl Colocator {
             stay,
             job: stay.job,
             phase: Phase::Reserved,
-            warden: WardenState::Starting,
+            waits_for_warden: true,
             check: None,
             expired: false,
             start: None,

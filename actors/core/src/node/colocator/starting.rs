@@ -15,15 +15,6 @@ use super::{Colocator, Phase, SlotState, refuse};
 use crate::node::environment;
 use crate::node::messages::{AskId, Opening, Output, Spawning};
 
-/// The process above the workers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum WardenState {
-    Starting,
-    Up,
-    /// Why it does not run.
-    Failed(String),
-}
-
 /// A request to start workers that is not answered.
 #[derive(Debug)]
 pub(super) struct Asked {
@@ -34,7 +25,7 @@ pub(super) struct Asked {
 impl Colocator {
     /// A health check is to be run, below the warden once that is there.
     pub fn check_health(&mut self, ask: AskId, check: HealthCheck) -> Vec<Output> {
-        if self.warden == WardenState::Starting {
+        if self.waits_for_warden {
             self.check = Some((ask, check));
             return Vec::new();
         }
@@ -186,7 +177,7 @@ impl Colocator {
         }
     }
 
-    /// Starts a process, once there is a warden.
+    /// Starts a process, once the first start of a warden is over. If there is none then, the shell starts another.
     pub(super) fn spawn(&mut self, slot: Slot, outputs: &mut Vec<Output>) {
         let Some(entry) = self.slots.get_mut(&slot) else {
             return;
@@ -194,26 +185,22 @@ impl Colocator {
         if entry.state != SlotState::Spawning {
             return;
         }
-        match &self.warden {
-            WardenState::Starting => {}
-            // One that is to end before it has a process gets none.
-            WardenState::Up if entry.stop.is_some() => {
-                self.exited(slot, Exit::Code(1), Vec::new(), outputs);
-            }
-            WardenState::Up => outputs.push(Output::Spawn(Spawning {
-                worker: entry.worker,
-                start: entry.start.clone(),
-                devices: if entry.start.is_elastic() {
-                    entry.devices.clone()
-                } else {
-                    self.devices.clone()
-                },
-            })),
-            WardenState::Failed(reason) => {
-                entry.condemned.get_or_insert_with(|| reason.clone());
-                self.exited(slot, Exit::Code(1), Vec::new(), outputs);
-            }
+        if self.waits_for_warden {
+            return;
         }
+        // One that is to end before it has a process gets none.
+        if entry.stop.is_some() {
+            return self.exited(slot, Exit::Code(1), Vec::new(), outputs);
+        }
+        outputs.push(Output::Spawn(Spawning {
+            worker: entry.worker,
+            start: entry.start.clone(),
+            devices: if entry.start.is_elastic() {
+                entry.devices.clone()
+            } else {
+                self.devices.clone()
+            },
+        }));
     }
 
     /// A process that waited for an older one is not wanted any more.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kolo_wire::ids::{Incarnation, Slot};
 use kolo_wire::{Exit, NodeEvent, NodeReply, Refusal, RefusalKind, ToWorker, WorkerSignal};
 
-use super::starting::{Asked, WardenState};
+use super::starting::Asked;
 use super::{Colocator, Phase, SlotState, millis, refuse};
 use crate::node::messages::{Output, Signal};
 
@@ -236,13 +236,14 @@ impl Colocator {
         outputs
     }
 
-    /// The warden runs, or failed to start.
+    /// The warden runs, or failed to start. A failure may pass: whoever needs a warden later has another one started.
     pub fn warden(&mut self, started: Result<(), String>) -> Vec<Output> {
         let mut outputs = Vec::new();
-        self.warden = match started {
-            Ok(()) => WardenState::Up,
-            Err(reason) => WardenState::Failed(reason),
-        };
+        self.waits_for_warden = false;
+        if let Err(reason) = started {
+            let text = format!("no warden was started for {}: {reason}", self.job);
+            outputs.push(Output::Warn(text));
+        }
         if let Some((ask, check)) = self.check.take() {
             outputs.extend(self.check_health(ask, check));
         }
@@ -364,7 +365,7 @@ impl Colocator {
         self.phase = Phase::Closing { report };
         outputs.push(Output::CloseCalls(self.job));
         // One that is starting is closed when it runs.
-        if self.warden != WardenState::Starting {
+        if !self.waits_for_warden {
             outputs.push(Output::CloseWarden(self.stay));
         }
     }
