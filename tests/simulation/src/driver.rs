@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use kolo_wire::identity::Role;
 use kolo_wire::ids::{DriverId, JobId, NodeId, Rank};
 use kolo_wire::{
-    Elastic, HeadRequest, JobEvent, JobSpec, JobState, Milli, OnChange, Placement, Program,
-    ProgramHash, Refusal, Resources, SubmitFrame,
+    Cooldown, Elastic, HeadRequest, HealthCheck, Installed, JobEvent, JobSpec, JobState, Milli,
+    OnChange, Placement, Program, ProgramHash, Refusal, Resources, SubmitFrame,
 };
 
+use crate::knobs::FAULTS;
 use crate::link::{Mail, Peer, Side};
 use crate::queue::{Event, MS, SECOND, Time};
 use crate::world::World;
@@ -69,6 +70,8 @@ pub(crate) struct Driver {
     pub(crate) table: Option<kolo_wire::GenerationTable>,
     pub(crate) lost: BTreeSet<Rank>,
     steps: Option<u64>,
+    /// Its program fails again and again.
+    pub(crate) is_bad: bool,
     /// When its program is on all nodes that it was told of.
     programs: Time,
 }
@@ -76,6 +79,21 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn is_elastic(&self) -> bool {
         self.spec.elastic.is_some()
+    }
+
+    /// Its program is installed on the hosts.
+    fn is_installed(&self) -> bool {
+        self.spec.installed.is_some()
+    }
+
+    /// Its job has workers on distinct nodes, the same number on each.
+    pub(crate) fn takes_hosts(&self) -> bool {
+        matches!(self.spec.placement, Placement::Spread { .. })
+    }
+
+    /// Its job takes room for so many workers at once.
+    pub(crate) fn unit(&self) -> u32 {
+        unit(self.spec.placement)
     }
 
     pub(crate) fn limits(&self) -> Option<&Elastic> {
@@ -90,6 +108,14 @@ impl Driver {
     /// Its job may run, and it waits for its end.
     pub(crate) fn is_there(&self) -> bool {
         self.alive && matches!(self.view, View::Submitted | View::Whole)
+    }
+}
+
+/// Room for so many workers is taken at once.
+fn unit(placement: Placement) -> u32 {
+    match placement {
+        Placement::Pack { .. } => 1,
+        Placement::Spread { slots, .. } => slots,
     }
 }
 
@@ -123,27 +149,32 @@ impl World {
     /// A new driver, which begins at a time.
     pub(crate) fn add_driver(&mut self, at: Time, elastic: bool, plan: Plan) -> usize {
         let job = JobId(self.random.number());
-        let room: u32 = self.knobs.slots.iter().sum();
-        let workers = 1 + self.random.below(u64::from(room)) as u32;
-        let mut spec = spec(job, Placement::Pack { workers });
-        spec.rendezvous = !elastic && self.random.percent(20);
+        let (placement, min) = if elastic {
+            self.draw_bounds()
+        } else {
+            let room: u32 = self.knobs.slots.iter().sum();
+            let workers = 1 + self.random.below(u64::from(room)) as u32;
+            (Placement::Pack { workers }, workers)
+        };
+        let mut spec = spec(job, placement);
         spec.grace_ms = self.random.pick(&[0, 200, 1000]);
         spec.start_timeout_ms = self.random.between(5, 15) * 1000;
+        let is_program = self.random.percent(30);
+        spec.installed = is_program.then(Installed::default);
+        if let Some(installed) = &mut spec.installed {
+            "program".clone_into(&mut installed.program);
+        }
+        spec.rendezvous = (is_program || !elastic) && self.random.percent(20);
+        let mut is_bad = false;
         if elastic {
-            spec.elastic = Some(Box::new(Elastic {
-                min: 1 + self.random.below(u64::from(workers)) as u32,
-                max: workers,
-                spares: self.random.pick(&[0, 0, 1, 2]),
-                max_resets: None,
-                restarts_within: None,
-                restarts_without_progress: 1000,
-                cooldown: None,
-                join_window_ms: self.random.below(2000),
-                ack_timeout_ms: self.random.between(3000, 6000),
-                filters: Vec::new(),
-                health_check: None,
-                on_change: OnChange::default(),
-            }));
+            let limits = self.draw_limits(&spec, min);
+            let has_end = limits.restarts_without_progress < 100;
+            is_bad = is_program
+                && has_end
+                && plan == Plan::Stay
+                && at < FAULTS
+                && self.random.percent(30);
+            spec.elastic = Some(Box::new(limits));
         }
         let steps = (plan == Plan::Wait).then(|| self.random.between(1, 15));
         self.drivers.push(Driver {
@@ -158,11 +189,64 @@ impl World {
             table: None,
             lost: BTreeSet::new(),
             steps,
+            is_bad,
             programs: 0,
         });
         let driver = self.drivers.len() - 1;
         self.queue.push(at, Event::Driver(driver, Errand::Begin));
         driver
+    }
+
+    /// Where the workers of an elastic job may be, at most, and how many of them are enough.
+    fn draw_bounds(&mut self) -> (Placement, u32) {
+        let slots = &self.knobs.slots;
+        if self.random.percent(75) {
+            let room: u32 = slots.iter().sum();
+            let workers = 1 + self.random.below(u64::from(room)) as u32;
+            let min = 1 + self.random.below(u64::from(workers)) as u32;
+            return (Placement::Pack { workers }, min);
+        }
+        // Whole hosts: so many that have the slots.
+        let some = self.random.below(slots.len() as u64) as usize;
+        let slots = 1 + self.random.below(u64::from(slots[some])) as u32;
+        let fit = self.knobs.slots.iter().filter(|it| **it >= slots).count();
+        let hosts = 1 + self.random.below(fit as u64) as u32;
+        let min = slots * (1 + self.random.below(u64::from(hosts)) as u32);
+        (Placement::Spread { hosts, slots }, min)
+    }
+
+    fn draw_limits(&mut self, spec: &JobSpec, min: u32) -> Elastic {
+        let is_program = spec.installed.is_some();
+        let unit = unit(spec.placement);
+        let most = self.random.pick(&[0, 1, 3, 1000, 1000, 1000]);
+        let spares = self.random.pick(&[0, 0, 1, 2]);
+        let is_checked = self.random.percent(20);
+        let cools = self.random.percent(15);
+        Elastic {
+            min,
+            max: spec.placement.workers().unwrap_or_default(),
+            spares: if is_program { 0 } else { spares * unit },
+            max_resets: None,
+            restarts_within: None,
+            restarts_without_progress: if is_program { most } else { 1000 },
+            cooldown: cools.then_some(Cooldown {
+                least_ms: 1000,
+                most_ms: 5000,
+            }),
+            join_window_ms: self.random.below(2000),
+            ack_timeout_ms: self.random.between(3000, 6000),
+            filters: Vec::new(),
+            health_check: is_checked.then(|| HealthCheck {
+                program: "check".to_owned(),
+                args: Vec::new(),
+                timeout_ms: spec.start_timeout_ms,
+            }),
+            on_change: if is_program {
+                OnChange::Restart
+            } else {
+                OnChange::InPlace
+            },
+        }
     }
 
     pub(crate) fn driver_of(&self, job: JobId) -> Option<&Driver> {
@@ -296,6 +380,7 @@ impl World {
         let checked = self.drivers[driver].check_order(&event);
         self.hold("answers", checked);
         match event {
+            JobEvent::Placed { .. } if self.drivers[driver].is_installed() => {}
             JobEvent::Placed { nodes, .. } => {
                 let nodes = nodes.into_iter().map(|placed| placed.node).collect();
                 // One that brings nothing sees its job fail.

@@ -20,19 +20,40 @@ pub(crate) enum Meeting {
 /// The members of a generation, as its first member has heard of them.
 #[derive(Debug)]
 pub(crate) struct Group {
-    pub(crate) members: Vec<Name>,
+    /// By rank. Installed programs know each other when they have met: until then some are missing.
+    pub(crate) members: Vec<Option<Name>>,
     operations: BTreeMap<u64, BTreeMap<u32, Offer>>,
     /// Members whose links have ended.
     pub(crate) left: BTreeSet<Rank>,
 }
 
 impl Group {
-    pub(crate) fn new(members: Vec<Name>) -> Self {
+    pub(crate) fn new(members: impl IntoIterator<Item = Option<Name>>) -> Self {
         Self {
-            members,
+            members: members.into_iter().collect(),
             operations: BTreeMap::new(),
             left: BTreeSet::new(),
         }
+    }
+
+    /// A process is started as a rank of a group of this size.
+    pub(crate) fn started(&mut self, rank: Rank, size: u32, name: Name) -> Result<(), String> {
+        let all = self.members.len();
+        match self.members.get_mut(rank.index()) {
+            Some(member @ None) if all == size as usize => *member = Some(name),
+            other => {
+                return Err(format!(
+                    "slot {} is started as rank {rank} of {size}; there are {all} ranks, and this one is {other:?}",
+                    name.slot
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The processes that are known, in rank order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &Name> {
+        self.members.iter().flatten()
     }
 
     /// A rank comes to an operation. If not all reach each other now, none gets through.

@@ -38,6 +38,8 @@ pub(crate) struct Head {
     next_ask: u64,
     /// Requests to nodes whose end is not known.
     pub(crate) requests: BTreeMap<RequestId, Time>,
+    /// The node of each connection, also of those that have ended.
+    nodes: BTreeMap<u64, usize>,
     /// The connection of each job's driver.
     pub(crate) drivers: BTreeMap<JobId, u64>,
     pub(crate) rendezvous: BTreeMap<JobId, u32>,
@@ -54,6 +56,7 @@ impl Head {
             asks: BTreeMap::new(),
             next_ask: 0,
             requests: BTreeMap::new(),
+            nodes: BTreeMap::new(),
             drivers: BTreeMap::new(),
             rendezvous: BTreeMap::new(),
         }
@@ -115,6 +118,9 @@ impl World {
         self.sessions += 1;
         let session = self.sessions;
         self.links.insert(session, Link::new(peer, self.now));
+        if let Peer::Node(node, _) = peer {
+            self.head.nodes.insert(session, node);
+        }
         let (role, name) = identity;
         let peer = Identity {
             cluster: CLUSTER,
@@ -181,8 +187,13 @@ impl World {
         match output {
             Output::Send(id, request, _) => {
                 self.head.requests.insert(id, self.now);
-                if let NodeRequest::Membership(table) = request.as_ref() {
-                    self.oracle.order.published(table);
+                match request.as_ref() {
+                    NodeRequest::Membership(table) => self.oracle.order.published(table),
+                    NodeRequest::Start(start) => {
+                        self.oracle.commits.ordered(start);
+                        self.oracle.restarts.ordered(start.job, start.generation);
+                    }
+                    _ => {}
                 }
                 let mail = Mail::Order(id, request);
                 self.send(id.session.0, Side::Peer, mail);
@@ -196,6 +207,9 @@ impl World {
                 });
                 if end == LinkEnd::Lost {
                     self.counts.losses += 1;
+                    if let Some(node) = self.head.nodes.get(&session.0).copied() {
+                        self.give_up(node);
+                    }
                 }
                 self.close(session.0, Side::Head, &reason, true);
             }
@@ -247,6 +261,7 @@ impl World {
                 self.head.asks.insert(ask, (session, tag, number));
                 self.oracle.reported(&request);
                 let request = self.mutated_report(request);
+                self.commits_reported(&request);
                 let question = Question::Request(Caller::Peer(Session(session)), request);
                 self.head_step(Input::Asked { ask, question });
             }

@@ -22,6 +22,7 @@ mod mutation;
 mod net;
 mod node;
 mod process;
+mod program;
 mod queue;
 mod random;
 mod run;

@@ -51,6 +51,8 @@ mutations! {
     SkipFence, "skip-fence", "A node that is cut off from the head goes on for ever.";
     ForgetHold, "forget-hold", "A node acknowledges that members are to hold, and tells nobody.";
     KeepWorker, "keep-worker", "A node acknowledges that a worker is to end, and lets it run.";
+    EarlyEnd, "early-end", "A warden says that an installed program has ended when it tells it to, and not when it has.";
+    SamePort, "same-port", "A node gives the same port to one group of installed programs after the other.";
 }
 
 impl Mutation {
@@ -66,6 +68,8 @@ impl Mutation {
                 | Self::SkipFence
                 | Self::ForgetHold
                 | Self::KeepWorker
+                | Self::EarlyEnd
+                | Self::SamePort
         )
     }
 

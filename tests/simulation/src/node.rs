@@ -9,9 +9,7 @@ use kolo_core::head::messages::RequestId;
 use kolo_core::node::NodeCore;
 use kolo_core::node::colocator::Here;
 use kolo_core::node::inventory::Inventory;
-use kolo_core::node::messages::{
-    AskId, Found, Input, Output, Signal, Stay, Wanted, WorkerEvent, WorkerId,
-};
+use kolo_core::node::messages::{AskId, Found, Input, Output, Signal, Stay, Wanted, WorkerId};
 use kolo_core::node::orphans::Orphans;
 use kolo_wire::ids::NodeId;
 use kolo_wire::{
@@ -22,7 +20,6 @@ use crate::head::CLUSTER;
 use crate::link::Mail;
 use crate::mutation::Mutation;
 use crate::queue::{Event, MS, SECOND, Time};
-use crate::worker::Name;
 use crate::world::World;
 
 /// Pauses between attempts to connect, as the daemon makes them.
@@ -91,6 +88,8 @@ pub(crate) struct Node {
     /// Elastic jobs are to leave it.
     pub(crate) drained: bool,
     pub(crate) programs: BTreeSet<ProgramHash>,
+    /// Ports that it has given away.
+    ports: u16,
     /// Since when it is not registered with a head.
     pub(crate) alone_since: Option<Time>,
 }
@@ -108,6 +107,7 @@ impl Node {
             isolated: false,
             drained: false,
             programs: BTreeSet::new(),
+            ports: 0,
             alone_since: None,
         }
     }
@@ -326,7 +326,7 @@ impl World {
                     Wanted::Sent(_) | Wanted::Installed(_) => Found::Here,
                 };
                 let after = self.moment();
-                let free_port = if port { 4321 } else { 0 };
+                let free_port = if port { self.free_port(node) } else { 0 };
                 let found = Input::Found {
                     ask,
                     program,
@@ -348,7 +348,7 @@ impl World {
                 let found = Input::Found {
                     ask,
                     program: Found::NotSent,
-                    free_port: 4321,
+                    free_port: self.free_port(node),
                 };
                 self.shell_later(node, after, found);
             }
@@ -368,11 +368,9 @@ impl World {
                 }
             }
             Output::Spawn(spawning) => {
-                let worker = spawning.worker;
-                let name = Self::name_of(worker);
-                self.spawn(node, worker, name);
+                self.spawn(node, &spawning);
                 if self.mutates(Mutation::SpawnTwice) {
-                    self.spawn(node, worker, name);
+                    self.spawn(node, &spawning);
                 }
             }
             Output::Tell(worker, message) => {
@@ -399,15 +397,6 @@ impl World {
             }
             // Calls and output are not here.
             _ => {}
-        }
-    }
-
-    /// The process that a worker of the core is.
-    fn name_of(worker: WorkerId) -> Name {
-        Name {
-            job: worker.stay.job,
-            slot: worker.slot,
-            incarnation: worker.incarnation,
         }
     }
 
@@ -440,22 +429,42 @@ impl World {
         }
     }
 
+    /// A port that is free, and that nobody was given before.
+    fn free_port(&mut self, node: usize) -> u16 {
+        let is_new = self.mutation != Some(Mutation::SamePort);
+        let entry = &mut self.nodes[node];
+        entry.ports += u16::from(is_new);
+        4321 + entry.ports
+    }
+
     pub(crate) fn signal(&mut self, pid: u32, signal: Signal) {
-        if self.mutation == Some(Mutation::LeaveProcesses) {
+        if self.mutation == Some(Mutation::LeaveProcesses) || matches!(signal, Signal::Pass(_)) {
             return;
         }
-        let after = self.random.below(5 * MS);
-        let exit = match signal {
-            Signal::Kill => Exit::Signal(9),
-            Signal::Terminate | Signal::Interrupt => {
-                let stubborn = self.processes.get(&pid).is_none_or(|it| it.stubborn);
-                if stubborn {
-                    return;
-                }
-                Exit::Signal(15)
-            }
-            Signal::Pass(_) => return,
+        let Some(process) = self.processes.get_mut(&pid) else {
+            return;
         };
+        process.is_ending = true;
+        let is_stubborn = process.stubborn;
+        let (mut after, mut exit) = (self.random.below(5 * MS), Exit::Signal(9));
+        if signal != Signal::Kill {
+            if process.model.is_program() {
+                process.model.ends();
+                if self.mutation == Some(Mutation::EarlyEnd) {
+                    self.warden_tells(pid, Exit::Signal(15));
+                }
+                // It may save something first, and end as it likes.
+                after = self.random.below(200 * MS);
+                exit = self
+                    .random
+                    .pick(&[Exit::Signal(15), Exit::Code(0), Exit::Code(1)]);
+            } else {
+                exit = Exit::Signal(15);
+            }
+            if is_stubborn {
+                return;
+            }
+        }
         self.later(after, Event::Exit(pid, exit));
     }
 
@@ -481,23 +490,5 @@ impl World {
         }
         let after = self.moment();
         self.shell_later(node, after, Input::Closed(stay));
-    }
-
-    /// A worker's process has ended, and its warden tells that.
-    pub(crate) fn warden_tells(&mut self, node: usize, life: u64, worker: WorkerId, exit: Exit) {
-        if !self.is_alive(node, life) {
-            return;
-        }
-        let mut after = self.moment();
-        for event in [
-            WorkerEvent::Ended,
-            WorkerEvent::Exited {
-                exit,
-                stderr_tail: vec!["the last line".to_owned()],
-            },
-        ] {
-            self.shell_later(node, after, Input::Worker { worker, event });
-            after += self.random.below(5 * MS) + 1;
-        }
     }
 }

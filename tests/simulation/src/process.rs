@@ -1,6 +1,6 @@
 //! Worker processes: they boot, work in operations of all members, and end.
 
-use kolo_core::node::messages::{Input, WorkerEvent, WorkerId};
+use kolo_core::node::messages::{Input, Spawning, WorkerEvent, WorkerId};
 use kolo_wire::ids::{Generation, JobId, Rank};
 use kolo_wire::{Exit, FromWorker, Kept, ToWorker};
 use std::net::SocketAddr;
@@ -25,6 +25,8 @@ pub(crate) struct Process {
     pub(crate) alive: bool,
     /// It does not end when it is asked to.
     pub(crate) stubborn: bool,
+    /// It was told to end.
+    pub(crate) is_ending: bool,
     told: Time,
     said: Time,
     /// The table before the last one that it was given.
@@ -33,7 +35,13 @@ pub(crate) struct Process {
 
 impl World {
     /// A node starts a process.
-    pub(crate) fn spawn(&mut self, node: usize, worker: WorkerId, name: Name) {
+    pub(crate) fn spawn(&mut self, node: usize, spawning: &Spawning) {
+        let worker = spawning.worker;
+        let name = Name {
+            job: worker.stay.job,
+            slot: worker.slot,
+            incarnation: worker.incarnation,
+        };
         let life = self.nodes[node].life;
         let spawned = self.moment();
         if self.has_mishap() {
@@ -61,6 +69,11 @@ impl World {
         let address = SocketAddr::from(([10, 1, 0, 1], (pid % 60_000) as u16 + 1));
         let steps = self.steps_of(name.job);
         let takes_stale = self.mutation == Some(Mutation::StaleTable);
+        let mut model = Worker::new(name, address, steps, takes_stale);
+        let is_program = spawning.start.installed.is_some();
+        if is_program {
+            self.program_starts(pid, &mut model, spawning);
+        }
         let stubborn = self.random.percent(self.knobs.mishap);
         self.processes.insert(
             pid,
@@ -68,9 +81,10 @@ impl World {
                 node,
                 life,
                 worker,
-                model: Worker::new(name, address, steps, takes_stale),
+                model,
                 alive: true,
                 stubborn,
+                is_ending: false,
                 told: 0,
                 said: 0,
                 tables: Vec::new(),
@@ -85,10 +99,12 @@ impl World {
         self.later(spawned, Event::Shell(node, life, input));
         let boot = spawned + self.random.between(5, 300) * MS;
         if self.has_mishap() {
-            // It ends before it says hello, or never says it.
-            if self.random.percent(70) {
+            // It ends before it says hello, or never says it. Of an installed program nobody would see that.
+            if is_program || self.random.percent(70) {
                 self.later(boot, Event::Exit(pid, Exit::Code(3)));
             }
+        } else if is_program {
+            self.later(boot, Event::Begins(pid));
         } else {
             self.later(boot, Event::Said(pid, Box::new(Worker::hello(pid))));
         }
@@ -190,14 +206,41 @@ impl World {
         if !std::mem::replace(&mut process.alive, false) {
             return;
         }
-        let (node, life, worker) = (process.node, process.life, process.worker);
         let (name, place) = (process.model.name, process.model.place());
+        let is_failure = !process.is_ending && !exit.is_success();
+        let is_through = process.model.is_through();
         self.trace
             .note(self.now, || format!("process {pid} ends: {exit}"));
-        if let Some((generation, rank)) = place {
+        if let Some((generation, _)) = place.filter(|_| is_failure) {
+            self.oracle.restarts.failed(name.job, generation);
+        }
+        if let Some((generation, rank)) = place.filter(|_| !is_through) {
             self.links_end(name.job, generation, rank);
         }
-        self.warden_tells(node, life, worker, exit);
+        self.warden_tells(pid, exit);
+    }
+
+    /// The warden of a process says how it has ended.
+    pub(crate) fn warden_tells(&mut self, pid: u32, exit: Exit) {
+        let Some(process) = self.processes.get(&pid) else {
+            return;
+        };
+        let (node, life, worker) = (process.node, process.life, process.worker);
+        if !self.is_alive(node, life) {
+            return;
+        }
+        let mut after = self.moment();
+        for event in [
+            WorkerEvent::Ended,
+            WorkerEvent::Exited {
+                exit,
+                stderr_tail: vec!["the last line".to_owned()],
+            },
+        ] {
+            let input = Box::new(Input::Worker { worker, event });
+            self.later(after, Event::Shell(node, life, input));
+            after += self.random.below(5 * MS) + 1;
+        }
     }
 
     /// A rank is in a generation no more: who waits for it there hears that in the end.
@@ -238,10 +281,12 @@ impl World {
         let Some(group) = self.groups.get(&(job, generation)) else {
             return;
         };
-        let members: Vec<Option<u32>> = (ranks.unwrap_or_default().iter())
-            .map(|rank| self.names.get(&group.members[rank.index()]).copied())
-            .collect();
-        for pid in members.into_iter().flatten() {
+        let ranks = ranks.unwrap_or_default();
+        let members = ranks.iter().filter_map(|rank| {
+            let name = group.members[rank.index()].as_ref()?;
+            self.names.get(name).copied()
+        });
+        for pid in members.collect::<Vec<u32>>() {
             let mut after = self.random.between(least, most);
             if self.has_mishap() {
                 after += self.random.below(2 * SECOND);
@@ -265,7 +310,7 @@ impl World {
         }
     }
 
-    fn act(&mut self, pid: u32, acts: Vec<Act>) {
+    pub(crate) fn act(&mut self, pid: u32, acts: Vec<Act>) {
         let Some(process) = self.processes.get(&pid) else {
             return;
         };
@@ -279,7 +324,7 @@ impl World {
                     let group = self.groups.get(&(name.job, generation));
                     let rank = group.and_then(|group| {
                         let mut members = (0..).zip(&group.members);
-                        members.find(|(_, member)| **member == name)
+                        members.find(|(_, member)| **member == Some(name))
                     });
                     if let Some((rank, _)) = rank {
                         self.links_end(name.job, generation, Rank(rank));
@@ -307,6 +352,7 @@ impl World {
                     self.hold("E-2", checked);
                 }
                 Act::Has(saved) => {
+                    self.checkpoint(pid, saved);
                     let members = self.groups.get(&(name.job, Generation(saved.generation)));
                     let members = members.map_or(0, |group| group.members.len());
                     if self.oracle.commits.has(name, saved, members) {
@@ -340,10 +386,10 @@ impl World {
         self.hold("R-1", checked);
         let entered = self.oracle.fences.entered(name, generation);
         self.hold("G-1", entered);
-        let members = names(table);
-        let group =
-            (self.groups.entry((job, generation))).or_insert_with(|| Group::new(members.clone()));
-        if group.members != members {
+        let members = || names(table).into_iter().map(Some);
+        let group = self.groups.entry((job, generation));
+        let group = group.or_insert_with(|| Group::new(members()));
+        if !group.members.iter().copied().eq(members()) {
             let text = format!("{job} has two different generations {generation}");
             self.violation("G-3", text);
         }
@@ -362,9 +408,9 @@ impl World {
     }
 
     /// All members of a generation reach each other.
-    fn is_connected(&self, members: &[Name]) -> bool {
+    fn is_connected(&self, group: &Group) -> bool {
         let nodes = || {
-            let pids = members.iter().filter_map(|name| self.names.get(name));
+            let pids = group.names().filter_map(|name| self.names.get(name));
             pids.filter_map(|pid| Some(self.processes.get(pid)?.node))
         };
         let first = nodes().next();
@@ -377,7 +423,7 @@ impl World {
         let Some(group) = self.groups.get(&(job, generation)) else {
             return;
         };
-        let pids = (group.members.iter()).filter_map(|name| self.names.get(name));
+        let pids = group.names().filter_map(|name| self.names.get(name));
         let holders: Vec<u32> = pids
             .filter(|pid| {
                 let process = self.processes.get(*pid);
@@ -400,8 +446,7 @@ impl World {
     ) {
         let key = (job, generation);
         let is_commit = matches!(offer, Offer::Commit { .. });
-        let connected =
-            (self.groups.get(&key)).is_some_and(|group| self.is_connected(&group.members));
+        let connected = (self.groups.get(&key)).is_some_and(|group| self.is_connected(group));
         let Some(group) = self.groups.get_mut(&key) else {
             return;
         };
@@ -420,7 +465,7 @@ impl World {
                     let is_fatal = *differ && generation.0 > 1 && self.has_ill_luck();
                     let living = |name: &Name| {
                         let pid = self.names.get(name)?;
-                        self.processes.get(pid).filter(|process| process.alive)
+                        self.living(*pid)
                     };
                     let checked = self.oracle.commits.met(job, *live, living);
                     self.hold("E-1", checked);

@@ -50,6 +50,8 @@ pub(crate) enum Event {
     Tell(u32, Box<ToWorker>),
     /// A node hears a process.
     Said(u32, Box<FromWorker>),
+    /// An installed program has started.
+    Begins(u32),
     /// A process has done its share of a step.
     Worked(u32, Generation, u64),
     /// An operation of a process ends.

@@ -31,7 +31,7 @@ impl World {
         let name = self.nodes[node].id.to_string();
         match self.connect(Peer::Node(node, life), (Role::Node, name)) {
             Some(session) => {
-                let port = node as u16 + 1;
+                let [.., high, low] = (node as u32 + 1).to_be_bytes();
                 let entry = &mut self.nodes[node];
                 let Some(daemon) = entry.daemon.as_mut() else {
                     return;
@@ -40,7 +40,7 @@ impl World {
                 let registration = NodeRegistration {
                     node: entry.id,
                     hostname: format!("host-{}", entry.id.0),
-                    address: SocketAddr::from(([10, 1, 0, 1], port)),
+                    address: SocketAddr::from(([10, 2, high, low], 7700)),
                     resources: daemon.core.total().clone(),
                     version: "1".to_owned(),
                     jobs: daemon.core.jobs().collect(),

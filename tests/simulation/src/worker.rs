@@ -217,6 +217,15 @@ pub(crate) struct Worker {
     steps: Option<u64>,
     /// It takes tables of older generations, too: a bug put back.
     takes_stale: bool,
+    /// It is an installed program, which says nothing to its node; and whether it fails at its first step.
+    program: Option<Fate>,
+}
+
+/// How an installed program works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Works,
+    Fails,
 }
 
 impl Worker {
@@ -239,7 +248,50 @@ impl Worker {
             said: Generation(0),
             steps,
             takes_stale,
+            program: None,
         }
+    }
+
+    /// The process is an installed program, started as a rank of its only generation.
+    pub(crate) fn start_as(
+        &mut self,
+        generation: Generation,
+        (rank, size): (Rank, u32),
+        fate: Fate,
+    ) {
+        self.program = Some(fate);
+        self.newest = generation;
+        self.place = Some(Place {
+            generation,
+            rank,
+            size,
+            operation: 0,
+            is_over: false,
+            hold: false,
+        });
+    }
+
+    /// The program has started, and goes on from the last checkpoint.
+    pub(crate) fn begin(&mut self, saved: Saved) -> Vec<Act> {
+        let mut acts = Vec::new();
+        let live = saved.progress;
+        (self.saved, self.live, self.stage) = (saved, live, Stage::Meeting);
+        self.join(Offer::Meet { saved, live }, &mut acts);
+        acts
+    }
+
+    pub(crate) fn is_program(&self) -> bool {
+        self.program.is_some()
+    }
+
+    /// It is a program that has done all its steps: it leaves its group in order, so that nobody misses it.
+    pub(crate) fn is_through(&self) -> bool {
+        self.is_program() && self.steps.is_some_and(|steps| self.live.steps >= steps)
+    }
+
+    /// It is about to end, and does nothing else any more.
+    pub(crate) fn ends(&mut self) {
+        self.stage = Stage::Idle;
     }
 
     /// The first thing that a process says.
@@ -322,7 +374,7 @@ impl Worker {
                 }
             }
             // The world knows when the process obeys.
-            ToWorker::Stop { .. } => self.stage = Stage::Idle,
+            ToWorker::Stop { .. } => self.ends(),
             ToWorker::Peer { .. } | ToWorker::LinkRequested { .. } | ToWorker::Cancel { .. } => {}
         }
         acts
@@ -470,6 +522,9 @@ impl Worker {
         if self.steps.is_some_and(|steps| self.live.steps >= steps) {
             self.stage = Stage::Idle;
             acts.push(Act::Exit(Exit::Code(0)));
+        } else if self.program == Some(Fate::Fails) {
+            self.stage = Stage::Idle;
+            acts.push(Act::Exit(Exit::Code(1)));
         } else if hold {
             self.wait(None, acts);
         } else {
@@ -491,6 +546,11 @@ impl Worker {
             self.live = self.saved.progress;
         }
         if self.stage == Stage::Idle {
+            return;
+        }
+        if self.is_program() {
+            self.stage = Stage::Idle;
+            acts.push(Act::Exit(Exit::Code(1)));
             return;
         }
         // One that holds has said so.

@@ -18,7 +18,7 @@ use crate::queue::{Event, MS, Queue, Time};
 use crate::random::Random;
 use crate::run::{Counts, Options, Outcome, Violation};
 use crate::trace::Trace;
-use crate::worker::Name;
+use crate::worker::{Name, Saved};
 
 /// Everything.
 pub(crate) struct World {
@@ -40,6 +40,8 @@ pub(crate) struct World {
     pub(crate) pids: u32,
     pub(crate) names: BTreeMap<Name, u32>,
     pub(crate) groups: BTreeMap<(JobId, Generation), Group>,
+    /// What rank 0 of each group of installed programs has on a disk that all hosts share.
+    pub(crate) checkpoints: BTreeMap<JobId, Saved>,
     pub(crate) oracle: Oracle,
     pub(crate) counts: Counts,
     pub(crate) mutation: Option<Mutation>,
@@ -73,6 +75,7 @@ impl World {
             pids: 0,
             names: BTreeMap::new(),
             groups: BTreeMap::new(),
+            checkpoints: BTreeMap::new(),
             oracle: Oracle::default(),
             counts: Counts::default(),
             mutation: options.mutation,
@@ -180,6 +183,7 @@ impl World {
             Event::Kill(node, life, job, ask) => self.kill_job(node, life, job, ask),
             Event::Tell(pid, message) => self.process_hears(pid, &message),
             Event::Said(pid, message) => self.process_said(pid, *message),
+            Event::Begins(pid) => self.program_begins(pid),
             Event::Worked(pid, generation, operation) => self.worked(pid, generation, operation),
             Event::Operation(pid, generation, operation, ending) => {
                 self.operation_ends(pid, generation, operation, ending);

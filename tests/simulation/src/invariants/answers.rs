@@ -40,7 +40,13 @@ impl World {
                 "{job} has succeeded, and a worker of it has failed"
             ));
         }
-        Ok(())
+        match (refusal, driver.limits()) {
+            (Some(refusal), Some(limits)) if refusal.message.contains("(max_restarts)") => {
+                let allowed = limits.restarts_without_progress;
+                self.oracle.restarts.check_failures(job, allowed)
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn check_answers(&mut self) {

@@ -1,9 +1,10 @@
-//! E-1: a commit that all members have is never lost while one of them lives.
+//! E-1: a commit that all members have is never lost while one of them lives on a node that the head has not lost. A job may begin
+//! anew if the head has heard of no commit, and those that have one are dead, or cut off and about to be ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kolo_wire::ids::JobId;
-use kolo_wire::{GenerationTable, Handover};
+use kolo_wire::ids::{Generation, Incarnation, JobId, Slot};
+use kolo_wire::{GenerationTable, Handover, HeadRequest, NodeEvent, StartWorkers};
 
 use crate::process::Process;
 use crate::worker::{Name, Progress, Saved};
@@ -15,6 +16,14 @@ pub(crate) struct Commits {
     has: BTreeMap<(JobId, u64, u64), BTreeSet<Name>>,
     /// The last commit that all members of a generation have had, and its members.
     last: BTreeMap<JobId, (Saved, BTreeSet<Name>)>,
+    /// Processes that the head does not count on any more, as it has lost their node.
+    given_up: BTreeSet<u32>,
+    /// The last process of each slot that the head wanted.
+    newest: BTreeMap<(JobId, Slot), Incarnation>,
+    /// Members whose word of a commit the head has heard.
+    heard: BTreeMap<(JobId, Generation), BTreeSet<Name>>,
+    /// Generations of which all members have said that they have a commit.
+    known: BTreeSet<(JobId, Generation)>,
 }
 
 impl Commits {
@@ -58,16 +67,87 @@ impl Commits {
         }
     }
 
+    /// The head asks a node to start processes. What it hears of older ones does not count any more.
+    pub(crate) fn ordered(&mut self, start: &StartWorkers) {
+        for slot in &start.slots {
+            let member = &slot.member;
+            let key = (start.job, member.slot);
+            self.newest.insert(key, member.incarnation);
+        }
+    }
+
+    /// The head hears that a member of a group of this size has a commit.
+    fn hears(&mut self, name: Name, generation: Generation, members: usize) {
+        let names = self.heard.entry((name.job, generation)).or_default();
+        names.insert(name);
+        if names.len() == members {
+            self.known.insert((name.job, generation));
+        }
+    }
+
     fn last(&self, job: JobId) -> Option<Saved> {
         self.last.get(&job).map(|(saved, _)| *saved)
     }
 }
 
 impl World {
-    /// Some process that lives has the commit.
-    fn has_holder(&self, job: JobId, last: Saved) -> bool {
-        let mut all = self.processes.values().filter(|process| process.alive);
-        all.any(|process| process.model.name.job == job && process.model.saved() >= last)
+    /// The head hears of commits. Those of generations that are over, and of processes that it has given up, do not count.
+    pub(crate) fn commits_reported(&mut self, request: &HeadRequest) {
+        let HeadRequest::Events(events) = request else {
+            return;
+        };
+        for event in events {
+            let NodeEvent::Committed {
+                job,
+                slot,
+                incarnation,
+                generation,
+                ..
+            } = *event
+            else {
+                continue;
+            };
+            let name = Name {
+                job,
+                slot,
+                incarnation,
+            };
+            let commits = &self.oracle.commits;
+            let pid = self.names.get(&name);
+            let is_given_up = pid.is_none_or(|pid| commits.given_up.contains(pid))
+                || commits.newest.get(&(job, slot)) != Some(&incarnation);
+            let is_over = generation < self.oracle.generations.last(job);
+            let group = self.groups.get(&(job, generation));
+            if let Some(group) = group.filter(|_| !is_given_up && !is_over) {
+                let members = group.members.len();
+                self.oracle.commits.hears(name, generation, members);
+            }
+        }
+    }
+
+    /// The head has lost a node.
+    pub(crate) fn give_up(&mut self, node: usize) {
+        let there = self.processes.iter();
+        let there = there.filter(|(_, process)| process.node == node);
+        let pids = there.map(|(pid, _)| *pid);
+        self.oracle.commits.given_up.extend(pids);
+    }
+
+    /// A process that lives, and that the head may count on.
+    pub(crate) fn living(&self, pid: u32) -> Option<&Process> {
+        let process = self.processes.get(&pid);
+        process.filter(|it| it.alive && !self.oracle.commits.given_up.contains(&pid))
+    }
+
+    /// Some process that lives and counts has the commit, and has not gone on from another one in the new generation.
+    fn has_holder(&self, table: &GenerationTable, last: Saved) -> bool {
+        let mut all = self.processes.keys().filter_map(|pid| self.living(*pid));
+        all.any(|process| {
+            let saved = process.model.saved();
+            process.model.name.job == table.job
+                && saved >= last
+                && saved.generation < table.generation.0
+        })
     }
 
     /// A generation is active: rank 0 has the last commit that all had, unless it is read from where it outlives all.
@@ -78,8 +158,10 @@ impl World {
         let Some(last) = self.oracle.commits.last(table.job) else {
             return;
         };
-        // A job may begin anew if all that have committed are gone before the head has heard of that.
-        if !self.has_holder(table.job, last) {
+        let before = (table.job, Generation(0))..(table.job, table.generation);
+        let mut known = self.oracle.commits.known.range(before);
+        let is_known = known.any(|(job, known)| self.oracle.restarts.was_active(*job, *known));
+        if !is_known && !self.has_holder(table, last) {
             return;
         }
         let Some(first) = table.members.first() else {
@@ -87,9 +169,12 @@ impl World {
         };
         let name = Name::of(table.job, first);
         let pid = self.names.get(&name);
-        let saved = pid
-            .and_then(|pid| self.processes.get(pid))
-            .map(|process| process.model.saved());
+        let process = pid.and_then(|pid| self.processes.get(pid));
+        // A program reads its checkpoint when it begins.
+        if process.is_some_and(|process| process.model.is_program()) {
+            return;
+        }
+        let saved = process.map(|process| process.model.saved());
         if saved.is_none_or(|saved| saved.progress < last.progress) {
             let text = format!(
                 "generation {} of {} has a rank 0 (slot {}) with the state of step {}, and step {} was committed by all",

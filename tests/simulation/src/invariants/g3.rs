@@ -38,6 +38,11 @@ impl Generations {
         }
     }
 
+    /// The generation that the driver was told of last.
+    pub(crate) fn last(&self, job: JobId) -> Generation {
+        self.told.get(&job).copied().unwrap_or_default()
+    }
+
     pub(crate) fn count(&self) -> u64 {
         self.count
     }

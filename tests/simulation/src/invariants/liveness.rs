@@ -25,10 +25,18 @@ impl Driver {
     pub(crate) fn check_size(&self, table: &kolo_wire::GenerationTable) -> Result<(), String> {
         let size = table.world_size();
         match self.limits() {
-            Some(limits) if !(limits.min..=limits.max).contains(&size) => Err(format!(
-                "{} has {size} members; allowed are {} to {}",
-                self.job, limits.min, limits.max
-            )),
+            Some(limits)
+                if !(limits.min..=limits.max).contains(&size)
+                    || !size.is_multiple_of(self.unit()) =>
+            {
+                Err(format!(
+                    "{} has {size} members; allowed are {} to {} in steps of {}",
+                    self.job,
+                    limits.min,
+                    limits.max,
+                    self.unit()
+                ))
+            }
             _ => Ok(()),
         }
     }
@@ -49,6 +57,9 @@ impl World {
     fn serves(&self, driver: &Driver) -> Result<(), String> {
         let job = driver.job;
         match &driver.view {
+            View::Submitted | View::Whole if driver.is_bad && driver.alive => {
+                return Err(format!("{job} fails again and again, and does not end"));
+            }
             View::Submitted if self.now > driver.since + 40 * SECOND => {
                 return Err(format!("{job} has no group and no end after 40 s"));
             }
@@ -101,19 +112,31 @@ impl World {
         let job = driver.job;
         self.is_whole(table)?;
         let (size, max) = (table.world_size(), driver.limits().map_or(0, |it| it.max));
-        let free: u32 = (self.nodes.iter())
-            .filter_map(|node| node.daemon.as_ref())
-            .map(|daemon| (daemon.core.free().cpus.0 / 1000) as u32)
-            .sum();
-        if size < max && free > 0 {
+        let has_room = (0..self.nodes.len()).find(|node| self.has_room(driver, *node));
+        if let Some(node) = has_room.filter(|_| size < max) {
+            let node = self.nodes[node].id;
             return Err(format!(
-                "{job} has {size} members of {max}, and {free} slots are free"
+                "{job} has {size} members of {max}, and {node} has room for {} more",
+                driver.unit()
             ));
         }
         if driver.plan == Plan::Stay {
             self.works(job)?;
         }
         Ok(())
+    }
+
+    /// A node has room for more workers of a job.
+    fn has_room(&self, driver: &Driver, node: usize) -> bool {
+        let Some(daemon) = &self.nodes[node].daemon else {
+            return false;
+        };
+        let mut there = self.processes.values().filter(|process| process.alive);
+        let is_there =
+            there.any(|process| process.node == node && process.model.name.job == driver.job);
+        let unit = driver.unit();
+        let free = daemon.core.free().cpus.0 / 1000;
+        free >= u64::from(unit) && !(driver.takes_hosts() && is_there)
     }
 
     /// All members of a generation live, and are in it.

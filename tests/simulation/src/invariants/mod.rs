@@ -13,6 +13,7 @@ mod liveness;
 mod partition;
 pub(crate) mod r1;
 mod r2;
+mod restart;
 mod seat;
 mod told;
 
@@ -27,6 +28,7 @@ pub(crate) struct Oracle {
     pub(crate) order: r2::Order,
     pub(crate) commits: e1::Commits,
     pub(crate) progress: liveness::Progress,
+    pub(crate) restarts: restart::Restarts,
     pub(crate) told: told::Told,
 }
 

@@ -55,6 +55,7 @@ impl World {
             self.check_order(table);
             self.check_whole(table);
             if matches!(event, JobEvent::Generation { .. }) {
+                self.oracle.restarts.active(table.job, table.generation);
                 self.check_state(table);
                 let checked = self.driver_of(table.job).map(|it| it.check_size(table));
                 self.hold("liveness", checked.unwrap_or(Ok(())));
