@@ -8,6 +8,7 @@
 mod elastic_jobs;
 mod jobs;
 mod static_jobs;
+mod torch_restart;
 #[allow(dead_code)] // the tests of networks use more of it
 #[path = "../netns/world.rs"]
 mod world;
