@@ -3,12 +3,13 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Seek as _};
-use std::process::{Child, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use kolo_harness::Framework;
+use kolo_harness::{Framework, TestCluster};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -56,6 +57,38 @@ pub(crate) fn torchrun(count: &str) -> [&str; 8] {
         "--tee",
         streams,
     ]
+}
+
+/// The path of `kolo`.
+pub(crate) fn kolo() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let beside = own.with_file_name("kolo");
+    anyhow::ensure!(
+        beside.is_file(),
+        "there is no {}; build it first: cargo build --release -p kolo-runtime --bin kolo",
+        beside.display()
+    );
+    Ok(beside)
+}
+
+/// The command of a launcher, which ends when this process does.
+pub(crate) fn command<'a>(words: impl IntoIterator<Item = &'a OsStr>) -> anyhow::Result<Command> {
+    let mut words = words.into_iter();
+    let name = words.next().context("a launcher has a name")?;
+    let mut command = crate::collectives::command(name, None);
+    command.args(words);
+    Ok(command)
+}
+
+/// A command of `kolo` is for this cluster.
+pub(crate) fn reach(command: &mut Command, cluster: &TestCluster) -> anyhow::Result<()> {
+    for (name, value) in cluster.kolo()?.get_envs() {
+        match value {
+            Some(value) if name != "KOLO_HARNESS_TASK" => command.env(name, value),
+            _ => command.env_remove(name),
+        };
+    }
+    Ok(())
 }
 
 /// What a rank says after its first step in a group; times are of [`now`].
@@ -108,20 +141,11 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Starts a launcher, which ends when this process does.
-    pub(crate) fn start<'a>(
-        launcher: impl IntoIterator<Item = &'a OsStr>,
-        arguments: &[&str],
-    ) -> anyhow::Result<Self> {
-        let mut words = launcher.into_iter();
-        let name = words.next().context("a launcher has a name")?;
-        let mut command = crate::collectives::command(name, None);
-        command
-            .args(words)
-            .args(arguments)
-            .env("OMP_NUM_THREADS", "1");
+    /// Starts a launcher, by its [`command`].
+    pub(crate) fn start(mut launcher: Command) -> anyhow::Result<Self> {
         let errors = tempfile::tempfile()?;
-        let mut launcher = command
+        let mut launcher = launcher
+            .env("OMP_NUM_THREADS", "1")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(errors.try_clone()?)

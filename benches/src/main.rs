@@ -4,9 +4,11 @@
 mod call;
 mod collectives;
 mod commit;
+mod elastic;
 mod interfaces;
 mod kernels;
 mod launchers;
+mod losses;
 mod plan;
 mod raw;
 mod recovery;
@@ -49,6 +51,14 @@ enum Bench {
         after_help = "Examples:\n  kolo-bench recovery --workers 4 --n 30\n  kolo-bench recovery --kill worker,spare --n 10 --format json\n  kolo-bench recovery --kill cut --n 5    (as root)\n  kolo-bench recovery --calm 600          (as root)"
     )]
     Recovery(recovery::Options),
+    /// From the loss of a rank to the next step of unmodified scripts of Horovod and torch, under `kolo run` and under their own launchers.
+    ///
+    /// `horovod-shrink` and `torch-restart` begin with the kill, `horovod-grow` with a new host. `less_python` is without the longest
+    /// start of Python and the framework. `hung` counts groups that did not form within 60 s.
+    #[command(
+        after_help = "Example:\n  cargo build --release -p kolo-runtime --bin kolo && kolo-bench elastic --peer torchrun --n 10 --format json"
+    )]
+    Elastic(elastic::Options),
     /// Which network interfaces connect hosts: the plan for many, and the probe over network namespaces (as root).
     #[command(after_help = "Example:\n  kolo-bench interfaces --rounds 5")]
     Interfaces(Options),
@@ -175,6 +185,7 @@ fn main() -> anyhow::Result<()> {
             options.format,
         ),
         Bench::Commit(options) => (commit::run(&options)?, options.format),
+        Bench::Elastic(options) => (elastic::run(&options)?, options.format),
         Bench::Recovery(options) => (recovery::run(&options)?, options.format),
         Bench::Plan(options) => return plan::run(&options),
         Bench::AllReduce(options) => return collectives::run(Operation::AllReduce, &options),

@@ -3,12 +3,12 @@
 mod first_step;
 
 use std::io::Read;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use kolo_harness::TestCluster;
 
+use crate::launchers::{kolo, reach};
 use crate::report::Figure;
 use crate::stats::median;
 
@@ -17,17 +17,6 @@ const FLOOD: u64 = 250_000_000;
 
 /// Bytes of a line.
 const LINE: u64 = 100;
-
-fn kolo() -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe()?;
-    let beside = own.with_file_name("kolo");
-    anyhow::ensure!(
-        beside.is_file(),
-        "there is no {}; build it first: cargo build --release -p kolo-runtime --bin kolo",
-        beside.display()
-    );
-    Ok(beside)
-}
 
 fn mpirun() -> Command {
     let mut command = Command::new("mpirun");
@@ -128,12 +117,7 @@ pub(crate) fn run(rounds: u32) -> anyhow::Result<Vec<Figure>> {
     let cluster = runtime.block_on(TestCluster::builder().nodes(1).slots(4).start())?;
     let on_cluster = || -> anyhow::Result<Command> {
         let mut command = Command::new(&kolo);
-        for (name, value) in cluster.kolo()?.get_envs() {
-            match value {
-                Some(value) if name != "KOLO_HARNESS_TASK" => command.env(name, value),
-                _ => command.env_remove(name),
-            };
-        }
+        reach(&mut command, &cluster)?;
         command.args(["run", "-n", "4"]);
         Ok(command)
     };

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use kolo_harness::Framework;
 
-use crate::launchers::{Job, now, program, torchrun};
+use crate::launchers::{Job, command, now, program, torchrun};
 use crate::report::Figure;
 use crate::stats::median;
 
@@ -22,7 +22,9 @@ fn time<'a>(
     let python = python.to_str().context("the path of Python is no text")?;
     let steps = [python, "-c", program(framework), "0", "once"];
     let start = now();
-    let mut job = Job::start(launcher, &[options, &steps].concat())?;
+    let mut command = command(launcher)?;
+    command.args(options).args(steps);
+    let mut job = Job::start(command)?;
     Ok(job.group(RANKS, start)?[0].stepped - start)
 }
 
