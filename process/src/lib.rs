@@ -26,6 +26,7 @@
 
 mod child;
 mod error;
+mod folder;
 mod front;
 mod lines;
 mod procfs;
@@ -38,6 +39,7 @@ mod warden;
 
 pub use child::{Child, Signal, SignalError};
 pub use error::SpawnError;
+pub use folder::take_file;
 pub use front::{Side, divide, ignores};
 pub use lines::{LineReader, MAX_LINE, pipe};
 pub use request::{FIRST_FD, LAST_FD, MAX_FDS, SpawnRequest};

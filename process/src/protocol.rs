@@ -12,7 +12,7 @@ use crate::child::Signal;
 
 /// Version of these messages; the warden says it first. It differs only when a daemon is given the warden of
 /// another version.
-pub(crate) const PROTOCOL: u32 = 4;
+pub(crate) const PROTOCOL: u32 = 5;
 
 /// To the warden. The end of the stream means: kill everything and exit.
 #[derive(Debug, Serialize, Deserialize)]
@@ -26,6 +26,8 @@ pub(crate) enum ToWarden {
         /// Which signal.
         signal: Signal,
     },
+    /// Remove this directory at the end. See [`Warden::folder`](crate::Warden::folder).
+    Folder(ByteBuf),
     /// Say this when the daemon has died and nothing is left. See [`Warden::will`](crate::Warden::will).
     Will(Will),
 }

@@ -59,14 +59,17 @@ pub fn adopt_orphans() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Kills what an earlier daemon of this name has left on this machine: its wardens, and what they have started. Gives how
-/// many processes that were. Blocks for the milliseconds until they are gone; for at most 5 s, if one can't be killed.
+/// Kills what an earlier daemon of this name has left on this machine: its wardens, and what they have started; removes the
+/// [directories](crate::Warden::folder) of the wardens. Gives how many processes that were. Blocks for the milliseconds until they are gone; for at most 5 s, if one can't be killed.
 ///
 /// No warden of this name may be in use. A process that has other privileges, or whose environment was wiped out, is not
 /// found.
 pub fn sweep_left_by(owner: &str) -> usize {
     let prefix = format!("{owner}/");
-    kill(|process| process.has_variable(MARK_VAR, |mark| mark.starts_with(prefix.as_bytes())))
+    let killed =
+        kill(|process| process.has_variable(MARK_VAR, |mark| mark.starts_with(prefix.as_bytes())));
+    crate::folder::sweep(owner);
+    killed
 }
 
 /// Starts a warden, whose id `start` gives beside its result, so that no sweep takes it for an orphan.

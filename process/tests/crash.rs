@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -66,6 +66,7 @@ async fn daemon() {
         .await
         .unwrap();
     println!("warden {}", warden.pid());
+    warden.folder().await.unwrap();
     if let Some(heir) = heir() {
         warden.will(heir, WILL.to_vec()).await.unwrap();
     }
@@ -257,6 +258,12 @@ impl Daemon {
         for (name, _) in &self.named {
             self.see_the_end_of(name);
         }
+        assert!(!self.folder().exists());
+    }
+
+    /// The directory of its warden.
+    fn folder(&self) -> PathBuf {
+        std::env::temp_dir().join(format!("kolo-{}-{}.0", self.owner, self.child.id()))
     }
 }
 
@@ -352,10 +359,10 @@ async fn a_killed_warden_leaves_nothing_but_what_hides_from_a_daemon_that_does_n
         }
         daemon.see_the_end_of("wiped");
         assert!(daemon.child.try_wait().unwrap().is_none(), "it lives on");
-        // What came to it was reaped.
+        // What came to it was reaped, and the directory was removed.
         let daemon_id = daemon.child.id();
         within(async {
-            while !common::children(daemon_id).is_empty() {
+            while !common::children(daemon_id).is_empty() || daemon.folder().exists() {
                 tokio::task::yield_now().await;
             }
         })
@@ -378,12 +385,14 @@ async fn the_next_daemon_of_the_name_ends_what_one_that_was_killed_with_its_ward
     for name in ["stray", "lost-stray", "wiped"] {
         assert!(!daemon.has_ended(name));
     }
+    assert!(daemon.folder().exists());
     assert_eq!(
         kolo_process::sweep_left_by("crash"),
         0,
         "a name, not a beginning"
     );
     assert!(kolo_process::sweep_left_by(&daemon.owner) >= 2);
+    assert!(!daemon.folder().exists());
     daemon.see_the_end_of("stray");
     daemon.see_the_end_of("lost-stray");
     daemon.signal_to("wiped", Signal::KILL);

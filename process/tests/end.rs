@@ -497,3 +497,31 @@ async fn what_a_process_leaves_behind_may_go_on_with_its_output() {
     assert!(started.child.signal(Signal::Kill).is_err());
     within(warden.close()).await;
 }
+
+#[tokio::test]
+async fn a_directory_of_the_processes_is_gone_with_their_warden() {
+    // Closed in order, and killed.
+    for is_killed in [false, true] {
+        let warden = warden().await;
+        let (one, other) = tokio::join!(warden.folder(), warden.folder());
+        let folder = one.unwrap().to_owned();
+        assert_eq!(other.unwrap(), folder);
+        let mode = std::os::unix::fs::PermissionsExt::mode(
+            &std::fs::metadata(&folder).unwrap().permissions(),
+        );
+        assert_eq!(mode & 0o777, 0o700);
+        let mut started = script(&format!("echo x > {}/file; echo ready", folder.display()))
+            .start(&warden)
+            .await;
+        assert_eq!(started.line().await, "ready");
+        assert!(folder.join("file").exists());
+        if is_killed {
+            kill(warden.pid());
+            within(warden.gone()).await;
+            assert!(warden.folder().await.is_ok_and(|path| path == folder));
+        } else {
+            within(warden.close()).await;
+        }
+        assert!(!folder.exists());
+    }
+}

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use super::host::Host;
 use super::{Running, Shared, Starting};
 use crate::child::{Child, Life, Process};
+use crate::folder;
 use crate::procfs;
 use crate::protocol::FromWarden;
 
@@ -53,11 +54,16 @@ impl Attendant {
         }
         // Whoever sees to the warden's process kills what it has left.
         self.host.reap().await;
-        if !left.is_empty() {
+        let folder = self.shared.folder.get().cloned();
+        if !left.is_empty() || folder.is_some() {
             // Only if the runtime is ending is this not done; the kernel kills them all the same.
-            tokio::task::spawn_blocking(move || see_the_end(&left))
-                .await
-                .ok();
+            tokio::task::spawn_blocking(move || {
+                see_the_end(&left);
+                // Without effect if the warden has ended in order.
+                folder.as_deref().map(folder::remove);
+            })
+            .await
+            .ok();
         }
         self.gone.send_replace(true);
     }

@@ -8,9 +8,11 @@ mod failure;
 mod host;
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,7 +20,7 @@ use kolo_transport::frame::FrameError;
 use kolo_transport::local::ControlSocket;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_bytes::ByteBuf;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, OnceCell, oneshot, watch};
 use tokio::time::timeout;
 
 use self::attendant::Attendant;
@@ -26,6 +28,7 @@ use self::failure::Subject;
 use self::host::Host;
 use crate::child::{Child, Life, Process, Signal, SignalError};
 use crate::error::SpawnError;
+use crate::folder;
 use crate::protocol::{FromWarden, PROTOCOL, ToWarden, Will};
 use crate::request::SpawnRequest;
 use crate::sweep;
@@ -61,6 +64,8 @@ pub(crate) struct Shared {
     pid: u32,
     /// In the environment of the warden and of everything that it starts.
     mark: String,
+    /// The directory of its processes, once there is one.
+    folder: OnceCell<PathBuf>,
     /// Set when the handle is closed or dropped.
     closing: watch::Sender<bool>,
 }
@@ -211,6 +216,7 @@ impl Warden {
             ordered: Notify::new(),
             pid: host.pid(),
             mark,
+            folder: OnceCell::new(),
             closing: watch::Sender::new(false),
         });
         let (gone_tx, gone) = watch::channel(false);
@@ -229,6 +235,26 @@ impl Warden {
         let datagram = ByteBuf::from(datagram);
         let will = ToWarden::Will(Will { to, datagram });
         self.shared.socket.send(&will, &[]).await
+    }
+
+    /// A directory for files of the warden's processes, which this user alone can enter. It is made at the first call, where
+    /// temporary files are (`TMPDIR`), and is gone with the warden, whether the warden or this process is killed first.
+    ///
+    /// # Errors
+    ///
+    /// If the warden is gone, or the directory can't be made.
+    pub async fn folder(&self) -> io::Result<&Path> {
+        let making = async || {
+            let path = folder::path(&self.shared.mark);
+            // First, so that nothing is left of a daemon that dies now.
+            let keep = ToWarden::Folder(ByteBuf::from(path.as_os_str().as_bytes()));
+            let kept = self.shared.socket.send(&keep, &[]).await;
+            kept.map_err(io::Error::other)?;
+            folder::make(&path)?;
+            Ok(path)
+        };
+        let made = self.shared.folder.get_or_try_init(making).await;
+        made.map(PathBuf::as_path)
     }
 
     /// The warden's own process id.

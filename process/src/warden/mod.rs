@@ -13,6 +13,8 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsStr};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use kolo_transport::local::FdReceiver;
 use kolo_transport::wire::Exit;
@@ -46,6 +48,9 @@ pub fn run_if_warden() {
             warden.run();
             let is_abandoned = warden.parent.has_hung_up(warden.socket.as_fd());
             let is_over = warden.kill_everything();
+            if let Some(folder) = &warden.folder {
+                crate::folder::remove(folder);
+            }
             if is_abandoned && is_over {
                 warden.parent.publish();
             }
@@ -85,6 +90,8 @@ struct Warden {
     socket: OwnedFd,
     signals: OwnedFd,
     parent: Parent,
+    /// To be removed at the end.
+    folder: Option<PathBuf>,
     inbox: FdReceiver,
     outbox: Outbox,
     /// By process id.
@@ -142,6 +149,7 @@ impl Warden {
             socket,
             signals,
             parent,
+            folder: None,
             inbox: FdReceiver::new(),
             outbox: Outbox::default(),
             workers: HashMap::new(),
@@ -213,6 +221,9 @@ impl Warden {
             match self.inbox.next::<ToWarden>() {
                 Ok(Some((ToWarden::Spawn(request), fds))) => self.spawn(&request, fds),
                 Ok(Some((ToWarden::Will(will), _))) => self.parent.keep(will),
+                Ok(Some((ToWarden::Folder(path), _))) => {
+                    self.folder = Some(OsStr::from_bytes(&path).into());
+                }
                 // Those that came together go out together, because each look at all processes takes a while.
                 Ok(Some((ToWarden::Signal { id, signal }, _))) => match signals.last_mut() {
                     Some((last, ids)) if *last == signal => {
