@@ -31,6 +31,9 @@ pub const LISTEN: &str = "KOLO_LISTEN";
 /// The smallest MTU of the interfaces that connect the job's nodes, in bytes.
 pub const MTU: &str = "KOLO_MTU";
 
+/// The path of the file in which a worker leaves its error, as torch's `@record` writes it. A node names one for each worker.
+pub const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
+
 /// What the members of a job have in common.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobEnv {
@@ -300,6 +303,7 @@ pub fn assigned(name: &str) -> Option<Assigned> {
             .chain(of(interface("lo", false), Assigned::Setting))
             .chain(of(devices(&[]), Assigned::Devices))
             .chain(of(group(&everything), Assigned::Place))
+            .chain([(ERROR_FILE.to_owned(), Assigned::Place)])
             .chain(of(member(&everything, &anybody, 0), Assigned::Place))
             .collect()
     });

@@ -10,6 +10,12 @@ use kolo_transport::wire::Stdio;
 
 use super::output::Output;
 
+/// Milliseconds since 1970.
+pub(super) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}
+
 /// One process that writes to the output of its job.
 #[derive(Debug)]
 pub(super) struct Author {
@@ -55,9 +61,7 @@ impl Author {
 
     /// Adds lines, with the time at which they were complete: now.
     pub(super) fn push(&self, stream: Stdio, lines: impl IntoIterator<Item = Vec<u8>>) {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_millis() as u64);
+        let now = now_ms();
         let writer = self.writer();
         self.output.add(|book| {
             for line in lines {

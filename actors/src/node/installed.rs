@@ -5,9 +5,11 @@ use std::path::PathBuf;
 
 use kolo_core::node::messages::WorkerEvent;
 use kolo_process::{Child, SpawnRequest};
-use kolo_transport::wire::{OutputChunk, Stdio};
+use kolo_transport::wire::{Account, OutputChunk, Stdio};
 use tokio::task::JoinHandle;
 
+use super::author::now_ms;
+use super::error_file::ErrorFile;
 use super::stream;
 use super::warden::JobWarden;
 use super::worker::{
@@ -34,7 +36,7 @@ impl Supervisor {
         file: &InstalledFile,
     ) {
         let launched = self.launch_installed(warden, &mut plan, file).await;
-        let (child, mut readers) = match launched {
+        let (child, mut readers, error_file) = match launched {
             Ok(launched) => launched,
             Err(failed) => return self.tell(failed.into()).await,
         };
@@ -43,6 +45,7 @@ impl Supervisor {
         }
         self.tell(WorkerEvent::Spawned { pid: child.pid() }).await;
         let exit = child.wait().await;
+        let at_ms = now_ms();
         // News of a failure does not wait for long.
         let limit = if exit.is_success() {
             plan.linger
@@ -51,6 +54,16 @@ impl Supervisor {
         };
         see_off(&child, &plan.stopping, limit, &mut readers).await;
         drain(&mut readers, None).await;
+        let error = match error_file {
+            Some(file) => self.context.runtime.spawn_blocking(|| file.take()).await,
+            None => Ok(None),
+        };
+        let account = Account {
+            at_ms,
+            age_ms: 0,
+            error: error.ok().flatten(),
+        };
+        self.tell(WorkerEvent::Accounted(account)).await;
         self.tell(WorkerEvent::Exited {
             exit,
             stderr_tail: plan.author.stderr_tail(STDERR_TAIL),
@@ -63,7 +76,7 @@ impl Supervisor {
         warden: JobWarden,
         plan: &mut WorkerPlan,
         file: &InstalledFile,
-    ) -> Result<(Child, Vec<JoinHandle<()>>), NotStarted> {
+    ) -> Result<(Child, Vec<JoinHandle<()>>, Option<ErrorFile>), NotStarted> {
         let failed = |error: std::io::Error| {
             format!(
                 "no pipes for a worker: {error}; if it is the limit of open files, raise it (`ulimit -n`, LimitNOFILE=): a node \
@@ -81,9 +94,10 @@ impl Supervisor {
         } else {
             None
         };
+        let warden = warden.get().await?;
+        let name = format!("rank-{}.gen-{}.json", plan.author.rank(), plan.generation);
+        let error_file = ErrorFile::name(&warden, &name, &mut plan.env).await;
         let child = warden
-            .get()
-            .await?
             .spawn(SpawnRequest {
                 program: file.path.clone(),
                 argv0: std::mem::take(&mut plan.argv0),
@@ -121,6 +135,6 @@ impl Supervisor {
             read(stdout_reader, Stdio::Stdout),
             read(stderr_reader, Stdio::Stderr),
         ];
-        Ok((child, readers))
+        Ok((child, readers, error_file))
     }
 }

@@ -6,6 +6,7 @@
 mod asks;
 mod author;
 mod colocator;
+mod error_file;
 mod health;
 mod homes;
 mod installed;

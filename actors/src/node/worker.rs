@@ -15,12 +15,12 @@ use kolo_process::{Child, LineReader, Signal, SignalError, SpawnError, SpawnRequ
 use kolo_transport::FrameError;
 use kolo_transport::ids::Generation;
 use kolo_transport::local::ControlSocket;
-use kolo_transport::wire::{Exit, FromWorker, Stdio};
+use kolo_transport::wire::{Account, Exit, FromWorker, Stdio};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::asks::Happened;
-use super::author::Author;
+use super::author::{Author, now_ms};
 use super::colocator::NodeColocator;
 use super::installed::InstalledFile;
 
@@ -291,7 +291,13 @@ impl Supervisor {
             .spawn(write_control(control.clone(), plan.messages));
         self.watch(&child, &control, &program, &mut calls_end).await;
         let exit = child.wait().await;
+        let account = Account {
+            at_ms: now_ms(),
+            age_ms: 0,
+            error: None,
+        };
         self.tell(WorkerEvent::Ended).await;
+        self.tell(WorkerEvent::Accounted(account)).await;
         writer.abort();
         see_off(&child, &plan.stopping, Duration::ZERO, &mut readers).await;
         drain(&mut readers, calls_end).await;

@@ -9,7 +9,9 @@ use kolo_core::head::registry::Session;
 use kolo_core::ranks::MAX_WORLD_SIZE;
 use kolo_transport::frame::InvalidFrame;
 use kolo_transport::ids::JobId;
-use kolo_transport::wire::{HeadReply, JobEvent, JobSpec, JobState, Refusal, RefusalKind};
+use kolo_transport::wire::{
+    Followers, HeadReply, JobEvent, JobSpec, JobState, Refusal, RefusalKind,
+};
 use kolo_transport::{
     CloseCode, Flood, FrameError, FrameReceiver, FrameSender, RandomId as _, Stream,
     TransportRuntime,
@@ -125,6 +127,7 @@ fn ended(refusal: Refusal) -> JobEvent {
         refusal: Some(refusal),
         failure: None,
         stopped: None,
+        followers: Followers::default(),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kolo_actors::node::{Ask, BoxFuture, Happened, HeadLink};
 use kolo_core::node::messages::{Delivery, Input};
@@ -302,9 +302,23 @@ async fn tell_node(server: &Server, registered: bool) {
     }
 }
 
+/// Says of each end how long ago it was: events wait for the connection, and are sent again.
+fn date(events: &mut [NodeEvent]) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.map_or(0, |since| since.as_millis() as u64);
+    for event in events {
+        if let NodeEvent::WorkerExited { failure, .. } = event
+            && let Some(account) = &mut failure.account
+        {
+            account.age_ms = now.saturating_sub(account.at_ms);
+        }
+    }
+}
+
 impl HeadLink for Uplink {
-    fn send(&self, events: Vec<NodeEvent>) -> BoxFuture<Delivery> {
+    fn send(&self, mut events: Vec<NodeEvent>) -> BoxFuture<Delivery> {
         let connection = self.connection.borrow().clone();
+        date(&mut events);
         Box::pin(async move {
             let Some(connection) = connection else {
                 return Delivery::Failed("the head is not connected".to_owned());

@@ -371,6 +371,7 @@ async fn a_loss_on_another_node_reaches_workers_and_not_callers_twice() {
         exit: Exit::Signal(9),
         reason: None,
         stderr_tail: vec!["far away".to_owned()],
+        account: None,
     };
     let lost = |generation| NodeRequest::RankLost {
         job: job.id,

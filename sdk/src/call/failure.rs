@@ -449,6 +449,7 @@ pub(crate) mod tests {
             exit,
             reason: None,
             stderr_tail: vec!["out of memory".to_owned()],
+            account: None,
         }
     }
 

@@ -527,6 +527,7 @@ fn left(member: &Member, table: &GenerationTable) -> RankError {
             table.generation, table.cause
         )),
         stderr_tail: Vec::new(),
+        account: None,
     })
 }
 

@@ -179,7 +179,7 @@ impl Job {
                 self.changes.as_mut()?.placed(nodes);
                 None
             }
-            JobEvent::Generation { table, nodes } if self.changes.is_some() => {
+            JobEvent::Generation { table, nodes, .. } if self.changes.is_some() => {
                 self.changes.as_mut()?.generation(table, nodes);
                 None
             }

@@ -126,7 +126,7 @@ impl Start {
                     job = Some(id);
                     self.phase = "waiting for the workers to be ready";
                 }
-                JobEvent::Healthy { table, nodes } | JobEvent::Generation { table, nodes } => {
+                JobEvent::Healthy { table, nodes } | JobEvent::Generation { table, nodes, .. } => {
                     let Some(job) = job else {
                         return Err(self.unexpected(&"a generation before it was placed"));
                     };

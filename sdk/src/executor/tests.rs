@@ -30,5 +30,6 @@ fn failure(job: &FakeJob, rank: u32, exit: Exit) -> RankFailure {
         exit,
         reason: None,
         stderr_tail: vec!["last words".to_owned()],
+        account: None,
     }
 }

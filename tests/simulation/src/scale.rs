@@ -502,6 +502,7 @@ impl Bed {
                         exit: Exit::Signal(15),
                         reason: None,
                         stderr_tail: Vec::new(),
+                        account: None,
                     },
                     expected: true,
                 });

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::elastic::{Elastic, Handover, MembershipInfo};
+use super::failure::{Fall, Followers, RankFailure};
 use super::network::{InterfaceSelection, NetworkReport};
 use super::{Refusal, Resources, RevokedMember};
 use crate::ids::{
@@ -292,55 +293,6 @@ pub fn signal_name(signal: i32) -> Option<&'static str> {
     })
 }
 
-/// A worker that is gone, and what is known of its end.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RankFailure {
-    /// Its rank in the generation it belonged to.
-    pub rank: Rank,
-    /// Its node.
-    pub node: NodeId,
-    /// Its node's hostname.
-    pub hostname: String,
-    /// Its process id there; 0 if it never had one.
-    pub pid: u32,
-    /// How its process ended.
-    pub exit: Exit,
-    /// Why, where it was not the process itself that ended.
-    #[serde(default)]
-    pub reason: Option<String>,
-    /// Its last lines of standard error, oldest first.
-    #[serde(default)]
-    pub stderr_tail: Vec<String>,
-}
-
-impl RankFailure {
-    /// Whether its process could not be started; the reason says why. It counts as ended as a shell says it: with exit code
-    /// 127 if the program is not there, 126 if it can't be executed, and 1 if something else is missing.
-    #[must_use]
-    pub fn was_not_started(&self) -> bool {
-        self.pid == 0 && self.reason.is_some() && matches!(self.exit, Exit::Code(_))
-    }
-}
-
-impl fmt::Display for RankFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rank, hostname) = (self.rank, &self.hostname);
-        if self.was_not_started() {
-            write!(f, "rank {rank} on {hostname} was not started")?;
-        } else {
-            let (pid, exit) = (self.pid, self.exit);
-            write!(f, "rank {rank} on {hostname} (pid {pid}) ended with {exit}")?;
-        }
-        if let Some(reason) = &self.reason {
-            write!(f, ": {reason}")?;
-        }
-        for line in &self.stderr_tail {
-            write!(f, "\n  [{}]<stderr>: {line}", self.rank)?;
-        }
-        Ok(())
-    }
-}
-
 /// The states of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -430,6 +382,9 @@ pub enum JobEvent {
         table: GenerationTable,
         /// The job's nodes.
         nodes: Vec<PlacedNode>,
+        /// The failures that have ended the generation before, of a group that is started anew.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        fall: Option<Box<Fall>>,
     },
     /// A member was lost.
     RankLost {
@@ -450,6 +405,9 @@ pub enum JobEvent {
         /// does not say.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         stopped: Option<u32>,
+        /// The failures that came after the first cause.
+        #[serde(default, skip_serializing_if = "Followers::is_empty")]
+        followers: Followers,
     },
 }
 

@@ -19,6 +19,7 @@
 pub mod call;
 pub mod daemon;
 pub mod elastic;
+pub mod failure;
 pub mod frame;
 pub mod head;
 pub mod identity;
@@ -40,11 +41,12 @@ pub use elastic::{
     Cooldown, Elastic, GroupFilter, Handover, HealthCheck, LeftOut, MembershipInfo, OnChange,
     RestartWindow,
 };
+pub use failure::{Account, Fall, Follower, Followers, RankFailure, WorkerError};
 pub use head::{HeadReply, HeadRequest, NodeDrain, NodeEvent, NodeRegistration, SubmitFrame};
 pub use job::{
     ClusterInfo, Exit, GenerationTable, Installed, InstalledHere, JobEvent, JobInfo, JobSpec,
-    JobState, Member, NodeInfo, NodeShare, PlacedNode, Placement, Program, ProgramHash,
-    RankFailure, WorkerInfo, WorkerSignal, WorkerState, signal_name,
+    JobState, Member, NodeInfo, NodeShare, PlacedNode, Placement, Program, ProgramHash, WorkerInfo,
+    WorkerSignal, WorkerState, signal_name,
 };
 pub use join::{JoinReply, JoinRequest, Welcome};
 pub use network::{

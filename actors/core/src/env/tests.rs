@@ -132,6 +132,40 @@ fn both_families_are_complete() {
     }
 }
 
+/// The variables of torch 2.15's agent, but for those in the table of semantics.md that are not set here.
+#[test]
+fn a_worker_has_what_torchrun_sets() {
+    let mut all = job(&job_env());
+    all.extend(member(&job_env(), &member_five(), 2));
+    let defaults = defaults(3).iter().map(|(name, _)| *name);
+    let set: BTreeSet<&str> = all.keys().map(String::as_str).chain(defaults).collect();
+    for name in [
+        "LOCAL_RANK",
+        "RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "LOCAL_WORLD_SIZE",
+        "WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "OMP_NUM_THREADS",
+    ] {
+        assert!(set.contains(name), "{name}");
+    }
+    // The node makes a file for each worker. Nobody inherits that of a launcher above.
+    assert_eq!(assigned(ERROR_FILE), Some(Assigned::Place));
+    assert!(tells_a_place(ERROR_FILE) && tells_a_place("TORCHELASTIC_TIMER_FILE"));
+}
+
 #[test]
 fn what_kolo_sets_is_known_from_what_it_sets() {
     use Assigned::{Devices, Place, Setting};

@@ -9,7 +9,7 @@ use kolo_wire::{
     HeadReply, HeadRequest, JobEvent, JobSpec, Member, NodeRequest, Obituary, SubmitFrame,
 };
 
-use super::job::{JobConfig, Reply};
+use super::job::{GroupState, JobConfig, Reply};
 use super::registry::Session;
 use crate::fence::Fence;
 
@@ -173,6 +173,8 @@ pub struct Line {
     pub node: Option<NodeId>,
     /// The text.
     pub text: String,
+    /// The group that it is about, and how that is.
+    pub group: Option<GroupState>,
 }
 
 /// The plain HTTP rendezvous of a job.

@@ -88,6 +88,13 @@ impl Budget {
         }
     }
 
+    /// Why the generation is over is known better.
+    pub fn explained(&mut self, why: &str) {
+        if self.idle_since.is_some() {
+            why.clone_into(&mut self.idle_why);
+        }
+    }
+
     /// No process of the generation before is left: the wait for the next one begins now.
     pub fn emptied(&mut self, now: Instant) {
         if self.idle_since.is_some() {

@@ -52,6 +52,17 @@ pub enum Fact {
         /// The last lines of its output. May be empty.
         said: String,
     },
+    /// The group that is over has ended for another reason than was known first. Only of a group that is started anew.
+    Explained {
+        /// The reason.
+        why: String,
+    },
+    /// All processes that are there were told to prepare for their end. Those that end until then leave, whatever their exit,
+    /// and are no failures. Only of a group that is started anew.
+    Noticed {
+        /// Until when.
+        until: Instant,
+    },
     /// A node is not there any more, and none of its processes.
     NodeLost {
         /// The node.

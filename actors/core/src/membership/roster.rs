@@ -46,6 +46,8 @@ pub struct Roster {
     by_state: BTreeMap<State, BTreeSet<(Instant, Slot)>>,
     /// Nodes that are to be left, and why.
     draining: BTreeMap<NodeId, String>,
+    /// When all processes were told last to prepare for their end, and until when they may leave.
+    noticed: Option<(Instant, Instant)>,
     /// When the last reservation was refused, unless room was offered since.
     refused: Option<Instant>,
     /// Why the last one was refused.
@@ -109,6 +111,19 @@ impl Roster {
     pub fn is_live(&self, process: Process) -> bool {
         let seat = self.seat(process.slot);
         seat.is_some_and(|seat| seat.process() == process && seat.state.is_live())
+    }
+
+    /// The end of the process is no failure, whatever its exit: its node is to be left, or the process was told to prepare for
+    /// its end.
+    #[must_use]
+    pub fn may_leave(&self, now: Instant, process: Process) -> bool {
+        let seat = self.seat(process.slot);
+        let seat = seat.filter(|seat| seat.process() == process);
+        let is_noticed = |seat: &Seat| {
+            let noticed = self.noticed.as_ref();
+            noticed.is_some_and(|(at, until)| seat.since <= *at && now <= *until)
+        };
+        seat.is_some_and(|seat| seat.leaving || is_noticed(seat))
     }
 
     /// Some nodes are to be left.
@@ -252,7 +267,9 @@ impl Roster {
                 self.draining.remove(node);
                 self.mark(*node, false);
             }
+            Fact::Noticed { until } => self.noticed = Some((now, *until)),
             Fact::Unhealthy { .. }
+            | Fact::Explained { .. }
             | Fact::Acknowledged { .. }
             | Fact::Committed { .. }
             | Fact::Broken { .. }
@@ -427,6 +444,7 @@ impl Roster {
     ) -> Result<Vec<Departure>, Stale> {
         self.unseen.remove(&process);
         let starts_anew = self.starts_anew;
+        let may_leave = self.may_leave(now, process);
         let seat = self.current(process)?;
         let returned = returned.filter(|_| !seat.leaving);
         let loss = match (seat.state, returned) {
@@ -458,7 +476,7 @@ impl Roster {
                 return Ok(vec![departure]);
             }
             (State::Ready, Some(_)) => Loss::Left(why),
-            (State::Booting | State::Ready | State::Active, _) if seat.leaving => Loss::Left(why),
+            (State::Booting | State::Ready | State::Active, _) if may_leave => Loss::Left(why),
             (State::Booting, _) if !starts_anew => {
                 Loss::Died(format!("ended before it was ready, with {why}"))
             }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kolo_wire::ids::{DriverId, Generation, Incarnation, JobId, Rank, Slot};
 use kolo_wire::{
-    Exit, FromWorker, GenerationTable, HealthCheck, Installed, NodeEvent, NodeReply, NodeRequest,
-    ProgramHash, RankFailure, Refusal, StartWorkers, ToWorker, WorkerSignal,
+    Account, Exit, FromWorker, GenerationTable, HealthCheck, Installed, NodeEvent, NodeReply,
+    NodeRequest, ProgramHash, RankFailure, Refusal, StartWorkers, ToWorker, WorkerSignal,
 };
 
 /// A number for one question, so that its [`Output::Answer`] finds back. Never used twice.
@@ -94,6 +94,8 @@ pub enum WorkerEvent {
     },
     /// Its process ended; its last output is still being read.
     Ended,
+    /// Its process ended at a time, perhaps with a word of its own on the error. Comes before [`WorkerEvent::Exited`].
+    Accounted(Account),
     /// Its process ended, and its last output is read.
     Exited {
         /// How.

@@ -118,8 +118,11 @@ fn weight(event: &NodeEvent) -> usize {
     const PLAIN: usize = 512;
     match event {
         NodeEvent::WorkerExited { failure, .. } => {
-            let tail: usize = failure.stderr_tail.iter().map(|line| line.len() + 8).sum();
-            PLAIN + tail + failure.reason.as_ref().map_or(0, String::len)
+            let lines = |lines: &[String]| lines.iter().map(|line| line.len() + 8).sum::<usize>();
+            let error = failure.error();
+            let error = error.map_or(0, |error| error.message.len() + lines(&error.callstack));
+            let reason = failure.reason.as_ref().map_or(0, String::len);
+            PLAIN + lines(&failure.stderr_tail) + error + reason
         }
         NodeEvent::WorkerReady { .. }
         | NodeEvent::Taken { .. }
@@ -155,6 +158,7 @@ mod tests {
                 exit: Exit::Code(1),
                 reason: None,
                 stderr_tail: vec!["x".repeat(tail)],
+                account: None,
             },
             expected: false,
         }

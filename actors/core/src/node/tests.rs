@@ -517,6 +517,7 @@ fn signals_and_losses_go_to_the_workers_of_their_job() {
         exit: Exit::Signal(9),
         reason: None,
         stderr_tail: Vec::new(),
+        account: None,
     };
     let lost = |generation| NodeRequest::RankLost {
         job: JOB,

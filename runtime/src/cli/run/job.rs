@@ -17,7 +17,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::super::error::CliError;
-use super::report::Outcome;
+use super::report::{self, Outcome};
 use super::signals::{Heard, SIGINT, Signals};
 use super::sink::{Sink, WriteError};
 use super::stdin;
@@ -192,6 +192,11 @@ pub(crate) async fn run(
                     Ok(None) => return Err(head_lost(outcome.job, FrameError::Truncated { got: 0 })),
                     Err(error) => return Err(head_lost(outcome.job, error)),
                 };
+                if let JobEvent::Generation { fall: Some(fall), .. } = &event {
+                    for line in report::fall(fall) {
+                        say(&line);
+                    }
+                }
                 match event {
                     JobEvent::Placed { job, nodes } => {
                         outcome.job = Some(job);
@@ -211,7 +216,7 @@ pub(crate) async fn run(
                             outputs.spawn_on(taking, link.runtime.handle());
                         }
                     }
-                    JobEvent::Healthy { table, nodes } | JobEvent::Generation { table, nodes } => {
+                    JobEvent::Healthy { table, nodes } | JobEvent::Generation { table, nodes, .. } => {
                         if is_elastic {
                             outcome.workers = table.world_size();
                             // The first one may have failed before all its workers ran.
@@ -235,11 +240,12 @@ pub(crate) async fn run(
                         }
                     }
                     JobEvent::RankLost { failure, .. } => tracing::debug!(%failure, "a rank is gone"),
-                    JobEvent::Ended { state, refusal, failure, stopped } => {
+                    JobEvent::Ended { state, refusal, failure, stopped, followers } => {
                         outcome.state = Some(state);
                         outcome.stopped = stopped;
                         outcome.refusal = refusal;
                         outcome.failure = failure;
+                        outcome.followers = followers;
                         break;
                     }
                 }

@@ -1,7 +1,9 @@
 //! How a run ended: the exit code, and the words for it.
 
 use kolo_transport::ids::JobId;
-use kolo_transport::wire::{Exit, JobState, RankFailure, Refusal, RefusalKind};
+use kolo_transport::wire::{
+    Exit, Fall, Follower, Followers, JobState, RankFailure, Refusal, RefusalKind, WorkerError,
+};
 use serde::Serialize;
 
 use super::super::error::CliError;
@@ -19,6 +21,8 @@ pub(crate) struct Outcome {
     pub(crate) state: Option<JobState>,
     pub(crate) refusal: Option<Refusal>,
     pub(crate) failure: Option<RankFailure>,
+    /// What has failed after that.
+    pub(crate) followers: Followers,
     /// The signal that this command was sent first.
     pub(crate) signal: Option<i32>,
     /// The last line of the workers' standard error has no end.
@@ -43,6 +47,8 @@ struct Json<'a> {
     exit_code: u8,
     reason: Option<&'a str>,
     failure: Option<JsonFailure<'a>>,
+    followers: Vec<JsonFollower<'a>>,
+    more_followers: u32,
 }
 
 #[derive(Serialize)]
@@ -53,7 +59,67 @@ struct JsonFailure<'a> {
     exit_code: Option<i32>,
     signal: Option<i32>,
     reason: Option<&'a str>,
+    error: Option<&'a WorkerError>,
     stderr: &'a [String],
+}
+
+#[derive(Serialize)]
+struct JsonFollower<'a> {
+    after_ms: u64,
+    #[serde(flatten)]
+    failure: JsonFailure<'a>,
+}
+
+impl<'a> JsonFailure<'a> {
+    fn new(failure: &'a RankFailure) -> Self {
+        let (exit_code, signal) = match failure.exit {
+            Exit::Code(code) => (Some(code), None),
+            Exit::Signal(signal) => (None, Some(signal)),
+            Exit::Unknown => (None, None),
+        };
+        Self {
+            rank: failure.rank.0,
+            host: &failure.hostname,
+            pid: failure.pid,
+            exit_code,
+            signal,
+            reason: failure.reason.as_deref(),
+            error: failure.error(),
+            stderr: &failure.stderr_tail,
+        }
+    }
+}
+
+/// The first cause of a fall, in its first line.
+fn first_cause(failure: &RankFailure) -> String {
+    if failure.was_not_started() {
+        return failure.to_string();
+    }
+    let (rank, hostname, pid) = (failure.rank, &failure.hostname, failure.pid);
+    let (exit, why) = (failure.exit, failure.why());
+    format!("rank {rank} on {hostname} (pid {pid}) failed first, with {exit}{why}")
+}
+
+/// A line for each failure that came after the first cause.
+fn told_after(followers: &Followers) -> Vec<String> {
+    let line = |follower: &Follower| {
+        let seconds = follower.after_ms as f64 / 1000.0;
+        format!("{seconds:.2} s later: {}", follower.failure)
+    };
+    let mut lines: Vec<String> = followers.first.iter().map(line).collect();
+    if followers.more > 0 {
+        lines.push(format!("and {} more workers failed", followers.more));
+    }
+    lines
+}
+
+/// The lines for a fall of a group that goes on. A failure that comes alone is told in the reason of the change already.
+pub(super) fn fall(fall: &Fall) -> Vec<String> {
+    let mut lines = told_after(&fall.followers);
+    if !lines.is_empty() {
+        lines.insert(0, first_cause(&fall.cause));
+    }
+    lines
 }
 
 fn code_of(exit: Exit) -> u8 {
@@ -113,8 +179,15 @@ impl Outcome {
         if let Some(reason) = reason.filter(|_| self.signal.is_none()) {
             // The last failure is a part of it.
             lines.push(format!("kolo: {reason}"));
+            lines.extend(self.told_after());
         } else if let Some(failure) = &self.failure {
-            lines.push(format!("kolo: {failure}"));
+            if self.followers.is_empty() {
+                lines.push(format!("kolo: {failure}"));
+            } else {
+                lines.push(format!("kolo: {}", first_cause(failure)));
+                lines.extend(failure.last_words());
+                lines.extend(self.told_after());
+            }
             if self.signal.is_none() {
                 lines.extend(ended(self.workers.saturating_sub(1), self.stopped));
             }
@@ -141,6 +214,11 @@ impl Outcome {
         lines.join("\n")
     }
 
+    fn told_after(&self) -> impl Iterator<Item = String> {
+        let lines = told_after(&self.followers).into_iter();
+        lines.map(|line| format!("kolo: {line}"))
+    }
+
     /// One line for programs.
     pub(crate) fn json(&self) -> String {
         let json = Json {
@@ -152,21 +230,17 @@ impl Outcome {
                 .as_ref()
                 .map(|refusal| refusal.message.as_str())
                 .or(self.left.as_deref()),
-            failure: self.failure.as_ref().map(|failure| JsonFailure {
-                rank: failure.rank.0,
-                host: &failure.hostname,
-                pid: failure.pid,
-                exit_code: match failure.exit {
-                    Exit::Code(code) => Some(code),
-                    _ => None,
-                },
-                signal: match failure.exit {
-                    Exit::Signal(signal) => Some(signal),
-                    _ => None,
-                },
-                reason: failure.reason.as_deref(),
-                stderr: &failure.stderr_tail,
-            }),
+            failure: self.failure.as_ref().map(JsonFailure::new),
+            followers: self
+                .followers
+                .first
+                .iter()
+                .map(|follower| JsonFollower {
+                    after_ms: follower.after_ms,
+                    failure: JsonFailure::new(&follower.failure),
+                })
+                .collect(),
+            more_followers: self.followers.more,
         };
         // Texts and numbers can always be written.
         serde_json::to_string(&json).unwrap_or_default() + "\n"
@@ -176,6 +250,7 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use kolo_transport::ids::{NodeId, Rank};
+    use kolo_transport::wire::Account;
 
     use super::*;
 
@@ -191,6 +266,7 @@ mod tests {
                 exit,
                 reason: None,
                 stderr_tail: vec!["boom".to_owned()],
+                account: None,
             }),
             workers: 4,
             stopped: Some(3),
@@ -297,5 +373,58 @@ mod tests {
         assert_eq!(json["failure"]["exit_code"], serde_json::Value::Null);
         assert_eq!(json["failure"]["stderr"][0], "boom");
         assert_eq!(json["state"], "failed");
+    }
+
+    #[test]
+    fn those_that_followed_come_after_the_first_cause() {
+        let mut outcome = failed(Exit::Code(1));
+        let error = WorkerError {
+            message: "ValueError: bad batch".to_owned(),
+            place: Some("train.py:12".to_owned()),
+            callstack: vec!["    raise ValueError(batch)".to_owned()],
+            at_s: Some(7),
+        };
+        let follower = RankFailure {
+            rank: Rank(0),
+            hostname: "a".to_owned(),
+            stderr_tail: Vec::new(),
+            ..outcome.failure.clone().unwrap()
+        };
+        outcome.failure.as_mut().unwrap().account = Some(Box::new(Account {
+            at_ms: 7500,
+            age_ms: 0,
+            error: Some(error),
+        }));
+        outcome.followers = Followers {
+            first: vec![Follower {
+                after_ms: 412,
+                failure: follower,
+            }],
+            more: 2,
+        };
+        outcome.stopped = Some(0);
+        assert_eq!(
+            outcome.text(),
+            "kolo: rank 2 on b (pid 4711) failed first, with exit code 1: ValueError: bad batch (train.py:12)\n  \
+             [2]<callstack>:     raise ValueError(batch)\n\
+             kolo: 0.41 s later: rank 0 on a (pid 4711) ended with exit code 1\n\
+             kolo: and 2 more workers failed\n"
+        );
+        let json: serde_json::Value = serde_json::from_str(&outcome.json()).unwrap();
+        assert_eq!(json["failure"]["error"]["place"], "train.py:12");
+        assert_eq!(json["followers"][0]["rank"], 0);
+        assert_eq!(json["followers"][0]["after_ms"], 412);
+        assert_eq!(json["more_followers"], 2);
+
+        let told = Fall {
+            cause: outcome.failure.clone().unwrap(),
+            followers: outcome.followers.clone(),
+        };
+        assert_eq!(fall(&told).len(), 3);
+        let alone = Fall {
+            followers: Followers::default(),
+            ..told
+        };
+        assert_eq!(fall(&alone), [""; 0], "the reason of the change has it");
     }
 }

@@ -243,6 +243,7 @@ impl FakeNode {
             exit,
             reason: None,
             stderr_tail: Vec::new(),
+            account: None,
         };
         self.report(NodeEvent::WorkerExited {
             job,

@@ -164,6 +164,7 @@ impl Plane {
                 exit: Exit::Signal(9),
                 reason: None,
                 stderr_tail: Vec::new(),
+                account: None,
             },
             stopping: false,
         });

@@ -163,6 +163,7 @@ impl Group {
                 node.node
             )),
             stderr_tail: Vec::new(),
+            account: None,
         });
         let failures: Vec<RankFailure> = failures.collect();
         let elastic = self

@@ -14,9 +14,9 @@ use kolo_transport::ids::{
 use kolo_transport::runtime::TransportRuntime;
 use kolo_transport::session::{CloseCode, FrameReceiver, FrameSender, Stream};
 use kolo_transport::wire::{
-    CallFailure, CallFrame, CallOp, CallReply, Exit, GenerationTable, Handover, HeadReply,
-    HeadRequest, JobEvent, JobInfo, JobSpec, JobState, Member, NodeReply, NodeRequest, Outcome,
-    PlacedNode, RankFailure, Refusal, SubmitFrame, WorkerInfo, WorkerState,
+    CallFailure, CallFrame, CallOp, CallReply, Exit, Followers, GenerationTable, Handover,
+    HeadReply, HeadRequest, JobEvent, JobInfo, JobSpec, JobState, Member, NodeReply, NodeRequest,
+    Outcome, PlacedNode, RankFailure, Refusal, SubmitFrame, WorkerInfo, WorkerState,
 };
 use kolo_transport::{Authority, RandomId as _};
 use serde::{Deserialize, Serialize};
@@ -297,6 +297,7 @@ impl FakeJob {
             refusal,
             failure,
             stopped: None,
+            followers: Followers::default(),
         })
         .await;
         self.stream.send.finish();
@@ -397,7 +398,12 @@ impl FakeJob {
             handover: Handover::Sync,
         };
         let nodes = self.nodes.clone();
-        self.send(&JobEvent::Generation { table, nodes }).await;
+        self.send(&JobEvent::Generation {
+            table,
+            nodes,
+            fall: None,
+        })
+        .await;
     }
 
     fn members(&self) -> Vec<Member> {

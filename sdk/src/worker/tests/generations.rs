@@ -116,6 +116,7 @@ fn a_survivor_gets_another_rank_and_late_messages_are_refused() {
                 exit: Exit::Signal(9),
                 reason: None,
                 stderr_tail: Vec::new(),
+                account: None,
             };
             let mut table = group.table.clone();
             table.generation = old;

@@ -205,6 +205,7 @@ fn a_lost_rank_ends_the_waits_on_it_with_its_name() {
             exit: Exit::Signal(9),
             reason: None,
             stderr_tail: Vec::new(),
+            account: None,
         };
         for worker in &group.workers[..2] {
             // One of another generation changes nothing.

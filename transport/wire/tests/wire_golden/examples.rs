@@ -160,6 +160,39 @@ fn failure() -> RankFailure {
         exit: Exit::Signal(9),
         reason: Some("out of memory".to_owned()),
         stderr_tail: vec!["last words".to_owned()],
+        account: None,
+    }
+}
+
+fn fall() -> Fall {
+    let account = |error| {
+        Some(Box::new(Account {
+            at_ms: 1_800_000_000_123,
+            age_ms: 7,
+            error,
+        }))
+    };
+    let error = WorkerError {
+        message: "ValueError: bad batch".to_owned(),
+        place: Some("train.py:12".to_owned()),
+        callstack: vec!["  raise ValueError".to_owned()],
+        at_s: Some(1_800_000_000),
+    };
+    Fall {
+        cause: RankFailure {
+            account: account(Some(error)),
+            ..failure()
+        },
+        followers: Followers {
+            first: vec![Follower {
+                after_ms: 40,
+                failure: RankFailure {
+                    account: account(None),
+                    ..failure()
+                },
+            }],
+            more: 3,
+        },
     }
 }
 
@@ -486,13 +519,22 @@ pub(crate) fn cases() -> Vec<Case> {
     add!(JobEvent:
         JobEvent::Placed { job: JOB, nodes: vec![placed()] },
         JobEvent::Healthy { table: table(), nodes: vec![placed()] },
-        JobEvent::Generation { table: next_table(), nodes: vec![placed()] },
+        JobEvent::Generation { table: next_table(), nodes: vec![placed()], fall: None },
+        JobEvent::Generation { table: next_table(), nodes: vec![placed()], fall: Some(Box::new(fall())) },
         JobEvent::RankLost { generation: GENERATION, failure: failure() },
         JobEvent::Ended {
             state: JobState::Failed,
             refusal: Some(refusal()),
             failure: Some(failure()),
             stopped: Some(2),
+            followers: Followers::default(),
+        },
+        JobEvent::Ended {
+            state: JobState::Failed,
+            refusal: None,
+            failure: Some(fall().cause),
+            stopped: Some(0),
+            followers: fall().followers,
         },
     );
     add!(NodeRequest:

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use kolo_wire::ids::{NodeId, Slot};
 use kolo_wire::{
-    Exit, JobEvent, JobState, NodeReply, NodeRequest, RankFailure, Refusal, RefusalKind,
+    Exit, Followers, JobEvent, JobState, NodeReply, NodeRequest, RankFailure, Refusal, RefusalKind,
     WorkerState,
 };
 
 use crate::fence::Fence;
 
 use super::{
-    Action, Ending, Hold, Job, MAX_CAUSE, MAX_MESSAGE, MAX_REASON, MAX_TAIL, MAX_TAIL_BYTES,
+    Action, Blame, Ending, Hold, Job, MAX_CAUSE, MAX_MESSAGE, MAX_REASON, MAX_TAIL, MAX_TAIL_BYTES,
     Manner, Phase, Push, Rendezvous, Reply, Seat,
 };
 
@@ -55,21 +55,23 @@ impl Job {
             self.gone += 1;
         }
         if self.ending.is_some() {
-            return;
+            return self.fell_too(failure, expected);
         }
-        // The first cause is the first that came; the others may be its echoes. That a node was asked to stop
-        // a worker of a job that nobody stops is as bad as any other end.
-        if self.first_failure.is_none() && (expected || !failure.exit.is_success()) {
-            self.first_failure = Some(failure.clone());
+        // That a node was asked to stop a worker of a job that nobody stops is as bad as any other end, and so is any end before
+        // all are there.
+        let is_early = !self.is_installed() && self.phase < Phase::Up;
+        let is_failure = expected || is_early || !failure.exit.is_success();
+        if is_failure {
+            self.fall.add(self.now, failure.clone());
         }
         if self.is_installed() {
-            return self.installed_exited(&failure, expected);
-        }
-        if self.phase < Phase::Up {
-            let message = format!("a worker ended before the group was ready: {failure}");
-            self.first_failure = Some(failure);
-            self.fail(RefusalKind::Worker, message);
+            if is_failure {
+                self.end_of_workers(String::new());
+            }
             return;
+        }
+        if is_early {
+            return self.end_of_workers("a worker ended before the group was ready: ".to_owned());
         }
         if expected {
             self.note(format!("{failure}; its node had been asked to stop it"));
@@ -94,32 +96,60 @@ impl Job {
         }
     }
 
+    /// A worker has failed while the job ends because of others. The failure may have come before theirs. A worker that was stopped
+    /// has failed only if the worker says so itself.
+    pub(super) fn fell_too(&mut self, failure: RankFailure, expected: bool) {
+        let is_blamed = self
+            .ending
+            .as_ref()
+            .is_some_and(|ending| ending.blame.is_some());
+        if let Some(failure) = own_failure(failure, expected).filter(|_| is_blamed) {
+            self.fall.add(self.now, failure);
+        }
+    }
+
+    /// The failure that has ended the job, or will; of an elastic job only once it ends.
+    fn first_failure(&self) -> Option<&RankFailure> {
+        let blame = self
+            .ending
+            .as_ref()
+            .and_then(|ending| ending.blame.as_ref());
+        let cause = self.fall.cause();
+        cause.filter(|_| !self.is_elastic() || blame.is_some())
+    }
+
+    /// Ends the job because a worker has failed.
+    fn end_of_workers(&mut self, before: String) {
+        self.end(Ending {
+            state: JobState::Failed,
+            refusal: Some(Refusal::new(RefusalKind::Worker, "")),
+            reason: String::new(),
+            blame: Some(Blame {
+                reason: Some(before.clone()),
+                message: before,
+            }),
+        });
+    }
+
     /// Ends the job if no worker is left.
     fn all_gone(&mut self) {
         if self.ending.is_some() || self.gone < self.seats.len() {
             return;
         }
-        if let Some(failure) = self.first_failure.clone() {
-            self.end(Ending {
-                state: JobState::Failed,
-                refusal: Some(Refusal::new(
-                    RefusalKind::Worker,
-                    format!("all workers have ended; the first cause: {failure}"),
-                )),
-                reason: first_line(&failure),
-            });
-        } else {
-            self.end(Ending {
-                state: JobState::Succeeded,
-                refusal: None,
-                reason: "all workers exited with code 0".to_owned(),
-            });
+        if self.fall.cause().is_some() {
+            return self.end_of_workers("all workers have ended; the first cause: ".to_owned());
         }
+        self.end(Ending {
+            state: JobState::Succeeded,
+            refusal: None,
+            reason: "all workers exited with code 0".to_owned(),
+            blame: None,
+        });
     }
 
     /// Workers that ran and were ended with the job. What a node has ended and not told of one by one is gone, too.
     fn stopped(&self) -> u32 {
-        let cause = self.first_failure.as_ref().map(|failure| failure.rank);
+        let cause = self.first_failure().map(|failure| failure.rank);
         let was_stopped = |seat: &&Seat| {
             let told = seat.exit.is_some();
             Some(seat.member.rank) != cause && (seat.stopped || (!told && seat.pid > 0))
@@ -189,6 +219,7 @@ impl Job {
                 exit: Exit::Unknown,
                 reason: Some(reason.to_owned()),
                 stderr_tail: Vec::new(),
+                account: None,
             };
             self.exited(slot, failure, false);
         }
@@ -200,6 +231,7 @@ impl Job {
             state: JobState::Failed,
             reason: message.clone(),
             refusal: Some(Refusal::new(kind, message)),
+            blame: None,
         });
     }
 
@@ -207,13 +239,14 @@ impl Job {
     /// a stop like any other.
     pub(super) fn done(&mut self) {
         let reason = "its driver has ended it".to_owned();
-        if self.phase < Phase::Up || self.first_failure.is_some() {
+        if self.phase < Phase::Up || self.first_failure().is_some() {
             return self.stop(reason, true);
         }
         self.end(Ending {
             state: JobState::Succeeded,
             refusal: None,
             reason,
+            blame: None,
         });
     }
 
@@ -226,7 +259,7 @@ impl Job {
                 format!("the job was stopped: {reason}"),
             )
         });
-        let reason = match &self.first_failure {
+        let reason = match self.first_failure() {
             Some(failure) => format!("{reason}; before that, {}", first_line(failure)),
             None => reason,
         };
@@ -234,22 +267,19 @@ impl Job {
             state: JobState::Stopped,
             refusal,
             reason,
+            blame: None,
         });
     }
 
     /// Begins the end, unless it has begun.
-    pub(super) fn end(&mut self, mut ending: Ending) {
+    pub(super) fn end(&mut self, ending: Ending) {
         if self.ending.is_some() {
             return;
         }
-        // What a worker said at last is in the message and the failure.
-        let line = ending.reason.find('\n').unwrap_or(ending.reason.len());
-        cut(&mut ending.reason, line.min(MAX_REASON));
-        if let Some(refusal) = &mut ending.refusal {
-            cut(&mut refusal.message, MAX_MESSAGE);
-        }
-        self.note(format!("the job ends: {}", ending.reason));
         self.ending = Some(ending);
+        self.word_end();
+        let reason = self.ending.as_ref().map(|ending| ending.reason.clone());
+        self.note(format!("the job ends: {}", reason.unwrap_or_default()));
         for seat in self.seats.values_mut() {
             if seat.exit.is_none() && self.phase >= Phase::Boot {
                 seat.state = WorkerState::Stopping;
@@ -260,6 +290,27 @@ impl Job {
             if matches!(self.parts[part].hold, Hold::Reserved | Hold::Running) {
                 self.undo(part);
             }
+        }
+    }
+
+    /// Says of the end which failure came first, as far as that is known now.
+    fn word_end(&mut self) {
+        let Some(ending) = &mut self.ending else {
+            return;
+        };
+        if let (Some(blame), Some(cause)) = (&ending.blame, self.fall.cause()) {
+            if let Some(refusal) = &mut ending.refusal {
+                refusal.message = format!("{}{cause}", blame.message);
+            }
+            if let Some(before) = &blame.reason {
+                ending.reason = format!("{before}{}", first_line(cause));
+            }
+        }
+        // What a worker said at last is in the message and the failure.
+        let line = ending.reason.find('\n').unwrap_or(ending.reason.len());
+        cut(&mut ending.reason, line.min(MAX_REASON));
+        if let Some(refusal) = &mut ending.refusal {
+            cut(&mut refusal.message, MAX_MESSAGE);
         }
     }
 
@@ -308,31 +359,58 @@ impl Job {
 
     /// Tells the end when nothing is under way any more.
     pub(super) fn finish(&mut self) {
-        let Some(ending) = &self.ending else {
-            return;
-        };
-        if self.finished
+        if self.ending.is_none()
+            || self.finished
             || self.rendezvous == Rendezvous::Opening
             || !self.parts.iter().all(|part| part.hold.is_over())
         {
             return;
         }
         self.finished = true;
-        self.state = ending.state;
+        self.word_end();
+        let Some(ending) = &self.ending else {
+            return;
+        };
+        let (state, refusal, reason) =
+            (ending.state, ending.refusal.clone(), ending.reason.clone());
+        self.state = state;
         for seat in self.seats.values_mut() {
             seat.state = WorkerState::Exited;
         }
         if matches!(self.rendezvous, Rendezvous::Open(_)) {
             self.actions.push(Action::CloseRendezvous);
         }
+        let name = match state {
+            JobState::Succeeded => "SUCCEEDED",
+            JobState::Stopped => "STOPPED",
+            _ => "FAILED",
+        };
+        self.tell_state(name, reason);
+        let failure = self.first_failure().cloned();
         self.actions.push(Action::Tell(JobEvent::Ended {
-            state: ending.state,
-            refusal: ending.refusal.clone(),
-            failure: self.first_failure.clone(),
+            state,
+            refusal,
+            followers: match failure {
+                Some(_) => self.fall.followers(),
+                None => Followers::default(),
+            },
+            failure,
             stopped: Some(self.stopped()),
         }));
         self.actions.push(Action::Finished);
     }
+}
+
+/// The failure of a worker that has failed by itself. A worker that was stopped has only if the worker says so, and then the stop is
+/// not why.
+pub(super) fn own_failure(mut failure: RankFailure, expected: bool) -> Option<RankFailure> {
+    if failure.exit.is_success() || (expected && failure.error().is_none()) {
+        return None;
+    }
+    if expected {
+        failure.reason = None;
+    }
+    Some(failure)
 }
 
 /// What a node tells of a worker's end, without what is too long of it.
@@ -341,6 +419,14 @@ pub(super) fn bounded(mut failure: RankFailure) -> RankFailure {
         cut(reason, MAX_CAUSE);
     }
     cut_tail(&mut failure.stderr_tail);
+    let account = failure.account.as_mut();
+    if let Some(error) = account.and_then(|account| account.error.as_mut()) {
+        cut(&mut error.message, MAX_CAUSE);
+        if let Some(place) = &mut error.place {
+            cut(place, MAX_CAUSE);
+        }
+        cut_tail(&mut error.callstack);
+    }
     failure
 }
 
@@ -370,7 +456,6 @@ fn cut_tail(tail: &mut Vec<String>) {
 }
 
 pub(super) fn first_line(failure: &RankFailure) -> String {
-    let mut short = failure.clone();
-    short.stderr_tail.clear();
-    short.to_string()
+    let text = failure.to_string();
+    text.lines().next().unwrap_or_default().to_owned()
 }

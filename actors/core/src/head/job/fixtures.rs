@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use kolo_wire::ids::Incarnation;
 use kolo_wire::{
-    Elastic, Milli, NodeEvent, NodeRequest, OnChange, Placement, Program, ProgramHash, Resources,
+    Account, Elastic, Milli, NodeEvent, NodeRequest, OnChange, Placement, Program, ProgramHash,
+    RankFailure, Resources, WorkerError,
 };
 
 use super::*;
@@ -106,6 +107,25 @@ pub(crate) fn failure(exit: Exit) -> RankFailure {
         exit,
         reason: None,
         stderr_tail: vec!["last words".to_owned()],
+        account: None,
+    }
+}
+
+/// A failure with the clock of its host at the exit, and with the second of its error file.
+pub(crate) fn accounted(exit: Exit, at_ms: u64, second: Option<u64>) -> RankFailure {
+    let error = second.map(|second| WorkerError {
+        message: "ValueError: bad batch".to_owned(),
+        place: Some("train.py:12".to_owned()),
+        callstack: vec!["raise ValueError".to_owned()],
+        at_s: Some(second),
+    });
+    RankFailure {
+        account: Some(Box::new(Account {
+            at_ms,
+            age_ms: 0,
+            error,
+        })),
+        ..failure(exit)
     }
 }
 

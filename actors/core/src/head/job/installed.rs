@@ -4,13 +4,10 @@
 //! that ends otherwise ends the group.
 
 use kolo_wire::ids::Slot;
-use kolo_wire::{
-    JobState, NodeRequest, RankFailure, Refusal, RefusalKind, WorkerSignal, WorkerState,
-};
+use kolo_wire::{NodeRequest, Refusal, WorkerSignal, WorkerState};
 
-use super::end::first_line;
 use super::report::listed;
-use super::{Ending, Hold, Job, Manner, Part, Push, Signals};
+use super::{Hold, Job, Manner, Part, Push, Signals};
 
 impl Job {
     pub(super) fn is_installed(&self) -> bool {
@@ -50,18 +47,6 @@ impl Job {
         }
     }
 
-    /// A worker has ended.
-    pub(super) fn installed_exited(&mut self, failure: &RankFailure, expected: bool) {
-        if failure.exit.is_success() && !expected {
-            return;
-        }
-        self.end(Ending {
-            state: JobState::Failed,
-            refusal: Some(Refusal::new(RefusalKind::Worker, failure.to_string())),
-            reason: first_line(failure),
-        });
-    }
-
     /// Ends the job because its driver was interrupted.
     pub(super) fn interrupt(&mut self) {
         if self.is_installed() && self.ending.is_none() {
@@ -74,6 +59,9 @@ impl Job {
     pub(super) fn signal(&mut self, signal: WorkerSignal) {
         if !self.is_installed() || self.ending.is_some() {
             return;
+        }
+        if matches!(signal, WorkerSignal::User1 | WorkerSignal::User2) {
+            self.noticed();
         }
         for part in 0..self.parts.len() {
             if self.parts[part].hold == Hold::Running {
@@ -147,7 +135,10 @@ impl Signals {
 #[cfg(test)]
 mod tests {
     use kolo_wire::ids::{Generation, Incarnation, NodeId};
-    use kolo_wire::{Exit, Installed, JobEvent, NodeEvent, NodeReply, SubmitFrame};
+    use kolo_wire::{
+        Exit, Installed, JobEvent, JobState, NodeEvent, NodeReply, RankFailure, RefusalKind,
+        SubmitFrame,
+    };
 
     use super::super::fixtures::exited;
     use super::super::tests::{JOB, Run, submit};
@@ -288,6 +279,37 @@ mod tests {
             let failure = failure.unwrap();
             assert_eq!((failure.rank.0, failure.exit), (1, Exit::Code(3)));
             assert!(refusal.unwrap().message.contains("exit code 3"));
+        }
+    }
+
+    #[test]
+    fn a_worker_that_was_stopped_may_have_failed_first() {
+        // Rank 0 has said its error a while before its exit, and is stopped because of rank 1. Or only just: nobody knows.
+        for (second, cause) in [(6, 0), (9, 1)] {
+            let mut run = installed(&[2]);
+            run.reserve(1, false);
+            started(&mut run, 1, &[(0, 40), (1, 41)]);
+            end(&mut run, 1, 1, Exit::Code(3));
+            let event = NodeEvent::WorkerExited {
+                job: JOB,
+                slot: Slot(0),
+                failure: RankFailure {
+                    reason: Some("the job was stopped: because".to_owned()),
+                    ..super::super::fixtures::accounted(Exit::Signal(15), 9500, Some(second))
+                },
+                expected: true,
+                incarnation: Incarnation::FIRST,
+                generation: Generation(0),
+            };
+            run.report(1, event);
+            answer(&mut run, 1, NodeReply::Done);
+            let (_, refusal, failure) = ended(&run);
+            let failure = failure.unwrap();
+            assert_eq!(failure.rank.0, cause);
+            assert_eq!(failure.reason, None, "the stop is no cause");
+            assert_eq!(refusal.unwrap().message, failure.to_string());
+            let reason = run.job.info(std::time::Duration::ZERO).reason.unwrap();
+            assert!(failure.to_string().starts_with(&reason), "{reason}");
         }
     }
 

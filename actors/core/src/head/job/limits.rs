@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use kolo_wire::frame::{Limits, PREFIX, encode_head};
 use kolo_wire::ids::Incarnation;
-use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement};
+use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement, RankFailure};
 
 use super::fixtures::{sites, spec};
 use super::tests::{JOB, Run, healthy, submit};

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kolo_wire::ids::{NodeId, Slot};
+use kolo_wire::ids::{Generation, NodeId, Slot};
 use kolo_wire::{
     JobEvent, Member, NetworkReport, NodeEvent, NodeReply, NodeRequest, Refusal, SubmitFrame,
 };
@@ -160,6 +160,21 @@ pub enum Event {
     Tick,
 }
 
+/// A state of an elastic job's group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupState {
+    /// As torchelastic names it: `HEALTHY`, `UNHEALTHY`, `SUCCEEDED`, `FAILED` or `STOPPED`.
+    pub state: &'static str,
+    /// The generation that was active last.
+    pub generation: Generation,
+    /// Its members.
+    pub members: u32,
+    /// Restarts that failures have used up.
+    pub restarts: u32,
+    /// Why the group is in this state.
+    pub cause: String,
+}
+
 /// Something to do. Actions are done in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
@@ -206,6 +221,8 @@ pub enum Action {
     Abandon(NodeId),
     /// For the log.
     Note(String),
+    /// The group of an elastic job is in another state, for the log.
+    Group(GroupState),
     /// The job has ended and asks for nothing more.
     Finished,
 }

@@ -12,6 +12,7 @@
 
 mod elastic;
 mod end;
+mod fall;
 #[cfg(test)]
 pub(crate) mod fixtures;
 mod installed;
@@ -39,13 +40,14 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{DriverId, Generation, JobId, NodeId, Rank, Slot};
 use kolo_wire::{
-    Exit, GenerationTable, JobSpec, JobState, Member, RankFailure, Refusal, RefusalKind,
-    SubmitFrame, WorkerSignal, WorkerState,
+    Exit, GenerationTable, JobSpec, JobState, Member, Refusal, RefusalKind, SubmitFrame,
+    WorkerSignal, WorkerState,
 };
 
 pub(super) use self::elastic::limits as elastic_limits;
 use self::elastic::{Elastic, Flow};
-pub use self::messages::{Action, Event, JobConfig, Reply, Seating, Site};
+use self::fall::Fall;
+pub use self::messages::{Action, Event, GroupState, JobConfig, Reply, Seating, Site};
 use self::network::Net;
 pub use self::network::NetworkPlan;
 pub use self::push::Next;
@@ -201,6 +203,16 @@ struct Ending {
     state: JobState,
     refusal: Option<Refusal>,
     reason: String,
+    /// Workers have ended it. Which failed first may be known better when all have ended.
+    blame: Option<Blame>,
+}
+
+/// What stands before the first cause in the words for an end.
+#[derive(Debug)]
+struct Blame {
+    message: String,
+    /// Nothing if the reason has no first cause.
+    reason: Option<String>,
 }
 
 /// The state machine.
@@ -236,7 +248,8 @@ pub struct Job {
     program_ready: bool,
     /// It ends where its workers would start.
     dry_run: bool,
-    first_failure: Option<RankFailure>,
+    /// The failures since the group was whole, or in all if it never changes.
+    fall: Fall,
     ending: Option<Ending>,
     manner: Manner,
     /// Signals that were pushed.
@@ -288,7 +301,7 @@ impl Job {
             before: None,
             program_ready: spec.installed.is_some(),
             dry_run: false,
-            first_failure: None,
+            fall: Fall::default(),
             ending: None,
             manner: Manner::Careful,
             signals: 0,

@@ -187,6 +187,7 @@ impl Job {
                     state: JobState::Succeeded,
                     refusal: None,
                     reason: "its workers could start, and a dry run starts none".to_owned(),
+                    blame: None,
                 });
             }
             self.start_all();

@@ -5,7 +5,7 @@ mod ends;
 use std::collections::VecDeque;
 
 use kolo_wire::ids::Incarnation;
-use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement};
+use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement, RankFailure};
 
 use super::fixtures::{exited, failure, pushed, ready, sites, spec};
 use super::*;
@@ -121,7 +121,7 @@ impl Run {
                     Action::Abandon(node) => format!("{}:abandon", node.0),
                     Action::Finished => "finished".to_owned(),
                     Action::Place { .. } | Action::GiveBack { .. } => panic!("{action:?}"),
-                    Action::Note(_) => return None,
+                    Action::Note(_) | Action::Group(_) => return None,
                 })
             })
             .collect()

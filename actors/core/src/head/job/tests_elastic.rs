@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use kolo_wire::ids::Incarnation;
 use kolo_wire::{
     GenerationTable, Handover, JobEvent, Kept, NodeEvent, NodeReply, NodeRequest, Placement,
-    SlotStart, SubmitFrame,
+    RankFailure, SlotStart, SubmitFrame,
 };
 
 use super::fixtures::{elastic, failure, sites, spec};
@@ -162,6 +162,7 @@ impl Bed {
                 Action::Free(node) => self.log.push(format!("{}:free", node.0)),
                 Action::Abandon(node) => self.log.push(format!("{}:abandon", node.0)),
                 Action::Note(text) => self.notes.push(text),
+                Action::Group(_) => {}
                 Action::Finished => self.log.push("finished".to_owned()),
                 Action::Discover(..) | Action::OpenRendezvous(_) | Action::CloseRendezvous => {
                     panic!("{action:?}")

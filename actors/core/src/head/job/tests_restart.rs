@@ -2,10 +2,11 @@
 
 use kolo_wire::ids::Incarnation;
 use kolo_wire::{
-    Elastic, Installed, JobEvent, NodeEvent, NodeReply, NodeRequest, OnChange, StartWorkers,
+    Elastic, Installed, JobEvent, NodeEvent, NodeReply, NodeRequest, OnChange, RankFailure,
+    StartWorkers, SubmitFrame,
 };
 
-use super::fixtures::{elastic, failure};
+use super::fixtures::{accounted, elastic, failure};
 use super::tests::{JOB, Run, submit};
 use super::*;
 
@@ -76,12 +77,23 @@ impl Run {
     }
 
     fn ends(&mut self, node: u64, slot: u32, incarnation: u64, exit: Exit, expected: bool) {
+        self.fails(node, slot, incarnation, failure(exit), expected);
+    }
+
+    fn fails(
+        &mut self,
+        node: u64,
+        slot: u32,
+        incarnation: u64,
+        failure: RankFailure,
+        expected: bool,
+    ) {
         let event = NodeEvent::WorkerExited {
             job: JOB,
             slot: Slot(slot),
             failure: RankFailure {
                 pid: 40 + slot,
-                ..failure(exit)
+                ..failure
             },
             expected,
             incarnation: Incarnation(incarnation),
@@ -200,6 +212,91 @@ fn the_first_failure_of_the_last_group_is_the_job_s() {
         message.starts_with("1 failures, allowed are 0 restarts (max_restarts)"),
         "{message}"
     );
+}
+
+#[test]
+fn a_failure_that_came_first_and_is_heard_later_is_the_cause() {
+    // Rank 0 has said its error two seconds before its exit, and rank 1 has ended of it at once.
+    let late = || accounted(Exit::Code(1), 900_000, Some(897));
+    for is_stopped in [false, true] {
+        let mut run = restarting(&[1, 1], 1);
+        run.begin();
+        run.fails(2, 1, 1, accounted(Exit::Code(3), 5_000, None), false);
+        run.pushed_answer(1, Ok(NodeReply::Done));
+        run.fails(1, 0, 1, late(), is_stopped);
+        run.pushed_answer(1, Ok(NodeReply::FreePort(29_777)));
+        run.meet(81);
+        run.pushed_pids(1, &[(0, 50)]);
+        run.pushed_pids(2, &[(1, 51)]);
+        let last = run.causes().pop().unwrap();
+        assert_eq!(
+            last,
+            "2 -> 2 members, failures so far 1 of 1: rank 0 is lost: process 1 of slot 0 on host1: exit code 1: \
+             ValueError: bad batch (train.py:12)"
+        );
+        let falls = run.actions.iter().filter_map(|action| match action {
+            Action::Tell(JobEvent::Generation { fall, .. }) => fall.as_deref(),
+            _ => None,
+        });
+        let falls: Vec<_> = falls.collect();
+        assert_eq!(falls.len(), 1);
+        assert_eq!(falls[0].cause.rank, Rank(0));
+        let follower = &falls[0].followers.first[0];
+        assert_eq!((follower.failure.rank, follower.after_ms), (Rank(1), 2000));
+
+        // The same in the last fall: now it is the job's failure.
+        run.fails(2, 1, 2, accounted(Exit::Code(3), 5_000, None), false);
+        run.fails(1, 0, 2, late(), is_stopped);
+        run.answer(1, NodeReply::Done);
+        run.answer(2, NodeReply::Done);
+        let (_, refusal, failure) = run.ended();
+        assert_eq!(failure.unwrap().exit, Exit::Code(1));
+        let states = run.actions.iter().filter_map(|action| match action {
+            Action::Group(group) => Some((group.state, group.generation.0, group.restarts)),
+            _ => None,
+        });
+        let expected = [
+            ("HEALTHY", 1, 0),
+            ("UNHEALTHY", 1, 1),
+            ("HEALTHY", 2, 1),
+            ("FAILED", 2, 2),
+        ];
+        assert_eq!(states.collect::<Vec<_>>(), expected);
+        let message = refusal.unwrap().message;
+        let last = "; the last failure: rank 0 on host1 (pid 40) ended with exit code 1: ValueError: bad batch \
+                    (train.py:12)\n  [0]<callstack>: raise ValueError";
+        assert!(message.ends_with(last), "{message}");
+    }
+}
+
+#[test]
+fn a_worker_that_ends_within_the_grace_of_a_user_signal_costs_no_restart() {
+    let mut run = restarting(&[1, 1], 0);
+    run.begin();
+    run.step(Event::Driver(SubmitFrame::Signal(WorkerSignal::User1)));
+    run.pushed_answer(1, Ok(NodeReply::Done));
+    run.pushed_answer(2, Ok(NodeReply::Done));
+    run.now += Duration::from_secs(1);
+    run.ends(2, 1, 1, Exit::Code(3), false);
+    run.pushed_answer(1, Ok(NodeReply::Done));
+    run.ends(1, 0, 1, Exit::Signal(15), true);
+    run.pushed_answer(1, Ok(NodeReply::FreePort(29_777)));
+    run.meet(81);
+    run.pushed_pids(1, &[(0, 50)]);
+    run.pushed_pids(2, &[(1, 51)]);
+    assert_eq!(
+        run.causes()[1],
+        "2 -> 2 members, failures so far 0 of 0: rank 1 is lost: process 1 of slot 1 on host2: left: exit code 3: \
+         last words"
+    );
+
+    // The next process has not heard that signal, and another one is too long ago.
+    run.step(Event::Driver(SubmitFrame::Signal(WorkerSignal::User2)));
+    run.now += Duration::from_millis(1001);
+    run.ends(2, 1, 2, Exit::Code(3), false);
+    run.answer(1, NodeReply::Done);
+    run.answer(2, NodeReply::Done);
+    assert_eq!(run.ended().0, JobState::Failed);
 }
 
 #[test]

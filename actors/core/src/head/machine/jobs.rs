@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{DriverId, JobId, NodeId};
 use kolo_wire::{
-    HeadReply, JobEvent, JobInfo, JobSpec, JobState, NodeRequest, Refusal, RefusalKind,
+    Followers, HeadReply, JobEvent, JobInfo, JobSpec, JobState, NodeRequest, Refusal, RefusalKind,
 };
 
 use super::room::{Trials, at_most};
 use super::{Due, HeadCore, Timer};
 use crate::head::history::MAX_JOBS;
 use crate::head::job::{Action, Event, Job, Next, Reply};
-use crate::head::messages::{AskId, Level, Now, Opening, Output};
+use crate::head::messages::{AskId, Level, Line, Now, Opening, Output};
 use crate::head::outbox::{Outbox, Tables};
 use crate::head::probes::{Search, Waiter};
 use crate::head::registry::Session;
@@ -95,6 +95,7 @@ impl HeadCore {
                     refusal: Some(refusal),
                     failure: None,
                     stopped: None,
+                    followers: Followers::default(),
                 };
                 self.tell(job, ended);
             }
@@ -263,6 +264,13 @@ impl HeadCore {
                     }
                 }
                 Action::Note(text) => self.log(Level::Info, (id, None), text),
+                Action::Group(group) => self.outputs.push(Output::Log(Line {
+                    level: Level::Info,
+                    job: Some(id),
+                    node: None,
+                    text: format!("the group is {}", group.state),
+                    group: Some(group),
+                })),
                 Action::Finished => self.finished(id),
             }
         }

@@ -238,6 +238,7 @@ impl HeadCore {
             job: job.into(),
             node: node.into(),
             text: text.into(),
+            group: None,
         }));
     }
 

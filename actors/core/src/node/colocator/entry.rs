@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kolo_wire::ids::{Generation, Incarnation, Rank, Slot};
-use kolo_wire::{SlotStart, StartWorkers};
+use kolo_wire::{Account, SlotStart, StartWorkers};
 
 use super::{KILLED, Phase, Stop};
 use crate::node::messages::WorkerId;
@@ -66,6 +66,8 @@ pub(super) struct Entry {
     pub(super) stop: Option<Stop>,
     /// The first socket that it closed, and until when its process must have ended.
     pub(super) hang_up: Option<(&'static str, Instant)>,
+    /// When its process ended, and the process's own word on that.
+    pub(super) account: Option<Box<Account>>,
     /// Its process has ended, and its last output is being read.
     pub(super) ended: bool,
     pub(super) next: Option<Successor>,
@@ -100,6 +102,7 @@ impl Entry {
             gone_by: None,
             stop: None,
             hang_up: None,
+            account: None,
             ended: false,
             next: None,
             last: worker.incarnation,

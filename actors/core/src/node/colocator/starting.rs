@@ -218,6 +218,7 @@ impl Colocator {
                 "it was given up before the older process of its slot had ended".to_owned(),
             ),
             stderr_tail: Vec::new(),
+            account: None,
         };
         self.reports.push(NodeEvent::WorkerExited {
             job: self.job,

@@ -32,6 +32,7 @@ impl Colocator {
                 self.exited(slot, exit, stderr_tail, &mut outputs);
             }
             WorkerEvent::Ended => entry.ended = true,
+            WorkerEvent::Accounted(account) => entry.account = Some(Box::new(account)),
             // After it was condemned nothing that it says matters.
             _ if entry.condemned.is_some() => {}
             WorkerEvent::Said(message) => self.said(now, slot, message, &mut outputs),
@@ -375,6 +376,7 @@ impl Colocator {
         let early = matches!(entry.state, SlotState::Spawning | SlotState::Booting { .. });
         entry.state = SlotState::Exited;
         let expected = entry.stop.is_some();
+        let account = entry.account.take();
         let reason = if let Some(reason) = &entry.condemned {
             Some(reason.clone())
         } else if let Some(stop) = &entry.stop {
@@ -405,6 +407,7 @@ impl Colocator {
             exit,
             reason,
             stderr_tail,
+            account,
         };
         let (worker, generation) = (entry.worker, entry.taken);
         outputs.push(Output::Lost(Loss {

@@ -17,15 +17,15 @@ use std::time::Instant;
 
 use kolo_wire::ids::{Generation, NodeId, Slot};
 use kolo_wire::{
-    GenerationTable, Handover, JobEvent, JobState, LeftOut, Member, NodeRequest, RankFailure,
-    Refusal, RefusalKind, WorkerState,
+    GenerationTable, Handover, JobEvent, JobState, LeftOut, Member, NodeRequest, Refusal,
+    RefusalKind, WorkerState,
 };
 
 pub(super) use self::flow::Flow;
 pub(in crate::head) use self::limits::limits;
 use self::restart::Forming;
 use self::tally::Tally;
-use super::{Action, Ending, Job, Phase, Push, Seat, Seating, Site};
+use super::{Action, Blame, Ending, GroupState, Job, Phase, Push, Seat, Seating, Site};
 use crate::head::milliseconds;
 use crate::membership::{self, End, Fact, Host, Limits, LimitsError, Membership, Process, State};
 use crate::ranks::Registration;
@@ -62,8 +62,8 @@ pub(super) struct Elastic {
     touched: BTreeSet<NodeId>,
     /// Nodes may be over, and are to be forgotten.
     has_over: bool,
-    /// The last worker that failed; of a group that is started anew, the first one of the last group.
-    failure: Option<RankFailure>,
+    /// The failures that have ended the group before, if it is started anew, until the driver is told.
+    fell: Option<Box<kolo_wire::Fall>>,
     /// Of a group that is started anew.
     forming: Option<Forming>,
     /// Its nodes, in the order of their ranks.
@@ -99,7 +99,7 @@ impl Elastic {
             pending: BTreeSet::new(),
             touched: BTreeSet::new(),
             has_over: false,
-            failure: None,
+            fell: None,
             forming: None,
             nodes: BTreeMap::new(),
             met: Generation(0),
@@ -260,6 +260,7 @@ impl Job {
         self.forget_nodes();
         let is_whole = |elastic: &Elastic| elastic.membership.active().is_some();
         let whole = self.elastic.as_deref().is_some_and(is_whole);
+        let before = self.state;
         self.state = match self.phase {
             Phase::Reserve | Phase::Prepare if self.net.is_open() => JobState::Probing,
             Phase::Reserve | Phase::Prepare => JobState::Placing,
@@ -267,6 +268,26 @@ impl Job {
             Phase::Up if whole => JobState::Healthy,
             Phase::Up => JobState::Recovering,
         };
+        if (before, self.state) == (JobState::Healthy, JobState::Recovering) {
+            let elastic = self.elastic.as_deref();
+            let why = elastic.map(|elastic| elastic.membership.budget().idle_why());
+            let why = why.unwrap_or_default().to_owned();
+            self.tell_state("UNHEALTHY", why);
+        }
+    }
+
+    /// Says in the log how the group is, if it may change.
+    pub(super) fn tell_state(&mut self, state: &'static str, cause: String) {
+        if let Some(elastic) = self.elastic.as_deref() {
+            let group = GroupState {
+                state,
+                generation: self.generation,
+                members: elastic.members.len() as u32,
+                restarts: elastic.membership.budget().without_progress(),
+                cause,
+            };
+            self.actions.push(Action::Group(group));
+        }
     }
 
     fn carry_out(&mut self, action: membership::Action) {
@@ -426,10 +447,16 @@ impl Job {
                 seat.state = WorkerState::Ready;
             }
         }
+        if !self.starts_anew() {
+            self.fall.close();
+        }
+        self.tell_state("HEALTHY", table.cause.clone());
         let nodes = self.placed_nodes();
         let table = Arc::unwrap_or_clone(table);
+        let elastic = self.elastic.as_mut();
+        let fall = elastic.and_then(|elastic| elastic.fell.take());
         self.actions
-            .push(Action::Tell(JobEvent::Generation { table, nodes }));
+            .push(Action::Tell(JobEvent::Generation { table, nodes, fall }));
     }
 
     fn end_of_membership(&mut self, how: End, why: String) {
@@ -438,26 +465,24 @@ impl Job {
         } else {
             JobState::Failed
         };
-        let elastic = self.elastic.as_mut();
-        let failure = elastic.and_then(|elastic| elastic.failure.take());
-        let failure = failure.filter(|_| how != End::Succeeded);
-        let refusal = (how != End::Succeeded).then(|| {
+        let has_failed = how != End::Succeeded;
+        let refusal = has_failed.then(|| {
             let kind = if how == End::BelowMin {
                 RefusalKind::Timeout
             } else {
                 RefusalKind::Worker
             };
-            let message = match &failure {
-                Some(failure) => format!("{why}; the last failure: {failure}"),
-                None => why.clone(),
-            };
-            Refusal::new(kind, message)
+            Refusal::new(kind, why.clone())
         });
-        self.first_failure = failure;
+        let blame = (has_failed && self.fall.is_open()).then(|| Blame {
+            message: format!("{why}; the last failure: "),
+            reason: None,
+        });
         self.end(Ending {
             state,
             refusal,
             reason: why,
+            blame,
         });
     }
 

@@ -7,7 +7,7 @@ use kolo_wire::{
     Exit, FailedOperation, JobEvent, Kept, NodeEvent, NodeRequest, RankFailure, WorkerState,
 };
 
-use super::super::end::{bounded, cut};
+use super::super::end::{bounded, cut, own_failure};
 use super::super::{Action, Hold, Job, Push};
 use crate::fence::{self, Fence};
 use crate::membership::{Fact, Process};
@@ -182,8 +182,15 @@ impl Job {
             seat.state = WorkerState::Exited;
             seat.exit = Some(exit);
             self.touch(node);
-            if !was_stopping {
+            if self.ending.is_some() {
+                self.fell_too(failure, expected);
+            } else if !was_stopping {
                 self.tell_lost(process, failure);
+            } else if self.fall.is_open()
+                && let Some(failure) = own_failure(failure, expected)
+            {
+                // It has failed with the others, before it could be stopped.
+                self.fell(process, failure);
             }
         }
         self.fact(Fact::Exited {
@@ -201,25 +208,37 @@ impl Job {
 
     /// A process has ended of itself, or is lost with its node. The driver hears of members, unless they have done their work.
     fn tell_lost(&mut self, process: Process, failure: RankFailure) {
-        let starts_anew = self.starts_anew();
-        let Some(elastic) = self.elastic.as_mut().filter(|_| self.ending.is_none()) else {
+        let Some(elastic) = self.elastic.as_deref().filter(|_| self.ending.is_none()) else {
             return;
         };
         if failure.exit.is_success() {
             return;
         }
-        if starts_anew {
-            // Those that follow are its echoes, more often than not.
-            elastic.failure.get_or_insert_with(|| failure.clone());
-        } else {
-            elastic.failure = Some(failure.clone());
+        let is_member = elastic.is_member(process);
+        // A worker that was to leave, and has left, is no failure.
+        if !elastic.membership.roster().may_leave(self.now, process) {
+            self.fell(process, failure.clone());
         }
-        if elastic.is_member(process) {
+        if is_member {
             let generation = self.generation;
             self.actions.push(Action::Tell(JobEvent::RankLost {
                 generation,
                 failure,
             }));
+        }
+    }
+
+    /// A process has failed. Of failures that come together the first cause is told, if it is heard of later.
+    fn fell(&mut self, process: Process, failure: RankFailure) {
+        let (rank, hostname, exit) = (failure.rank, &failure.hostname, failure.exit);
+        let mut why = format!("rank {rank} is lost: {process} on {hostname}: {exit}");
+        let said = words(&failure);
+        if !said.is_empty() {
+            why.push_str(": ");
+            why.push_str(&said);
+        }
+        if self.fall.add(self.now, failure) {
+            self.fact(Fact::Explained { why });
         }
     }
 
@@ -362,6 +381,7 @@ impl Job {
                 exit: Exit::Unknown,
                 reason: Some(format!("its node was lost: {why}")),
                 stderr_tail: Vec::new(),
+                account: None,
             };
             self.tell_lost(process, failure);
         }
@@ -369,10 +389,12 @@ impl Job {
     }
 }
 
-/// Why a process ended, or else its last line.
+/// Why a process ended: as its node or the process itself says, or else its last line.
 fn words(failure: &RankFailure) -> String {
-    let line = failure.reason.as_ref().or(failure.stderr_tail.last());
-    let mut line = line.cloned().unwrap_or_default();
+    let error = failure.error().map(ToString::to_string);
+    let line = failure.reason.clone().or(error);
+    let line = line.or_else(|| failure.stderr_tail.last().cloned());
+    let mut line = line.unwrap_or_default();
     cut(&mut line, MAX_WORDS);
     line
 }

@@ -3,6 +3,7 @@
 //! Before that the group gets a port for torch's store, which no group before had, and a rendezvous of its own for Horovod.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kolo_wire::ids::{Generation, NodeId, Slot};
 use kolo_wire::{NodeReply, NodeRequest, OnChange, Refusal, RefusalKind};
@@ -52,6 +53,14 @@ impl Job {
         }
         self.open_for_group();
         self.start_group();
+    }
+
+    /// All processes got a signal that asks them to prepare for their end: they have the grace time for that.
+    pub(in crate::head::job) fn noticed(&mut self) {
+        if self.starts_anew() {
+            let until = self.now + Duration::from_millis(self.spec.grace_ms);
+            self.fact(Fact::Noticed { until });
+        }
     }
 
     /// A node is to find a port that no group before had.
@@ -129,7 +138,9 @@ impl Job {
         };
         elastic.forming = None;
         elastic.master_port = port;
-        elastic.failure = None;
+        if let Some(fall) = std::mem::take(&mut self.fall).told() {
+            elastic.fell = Some(Box::new(fall));
+        }
         let Some(table) = self.published.clone() else {
             return;
         };

@@ -1,5 +1,7 @@
 //! How a job ends, and what is said of it.
 
+use kolo_wire::RankFailure;
+
 use super::*;
 
 #[test]

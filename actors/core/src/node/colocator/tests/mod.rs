@@ -92,6 +92,7 @@ fn failure(rank: u32) -> RankFailure {
         exit: Exit::Signal(9),
         reason: None,
         stderr_tail: Vec::new(),
+        account: None,
     }
 }
 
