@@ -163,6 +163,12 @@ impl NodeCore {
             Input::Drain { ask } => {
                 self.draining = true;
                 self.drains.push(ask);
+                // Before the ends of workers that a signal to all processes ends, too: these have left, and have not failed.
+                let elastic = self.jobs.iter().filter(|(_, job)| job.is_elastic());
+                for job in elastic.map(|(stay, _)| stay.job) {
+                    let reason = "the daemon of the node is stopping".to_owned();
+                    self.outbox.push(NodeEvent::JobLeft { job, reason });
+                }
             }
             Input::Flush { ask } => self.held.push(Held {
                 ask,

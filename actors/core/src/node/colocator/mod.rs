@@ -188,7 +188,7 @@ impl Colocator {
     }
 
     /// The members of the job come and go.
-    fn is_elastic(&self) -> bool {
+    pub(super) fn is_elastic(&self) -> bool {
         self.start.as_ref().is_some_and(|start| start.is_elastic())
     }
 

@@ -188,6 +188,22 @@ fn a_node_that_stops_waits_for_the_head_to_take_elastic_jobs_away() {
     assert!(answered.contains(&(ask, NodeReply::Done)), "{answered:?}");
 }
 
+#[test]
+fn a_node_that_is_to_stop_says_so_before_it_tells_of_workers_that_end() {
+    let mut node = node();
+    node.order(reserve(JOB, 1));
+    node.warden(STAY);
+    node.elastic(&[(0, 1)]);
+    node.runs(of(0, 1));
+    node.registered();
+    let ask = node.ask();
+    let left = sent(&node.step(Input::Drain { ask })).1;
+    assert!(matches!(left[..], [NodeEvent::JobLeft { job: JOB, .. }]));
+    node.ends(of(0, 1));
+    let ended = sent(&node.taken(1)).1;
+    assert!(matches!(ended[..], [NodeEvent::WorkerExited { .. }]));
+}
+
 /// A reservation whose node is to be checked first.
 fn checked_reserve(job: JobId) -> NodeRequest {
     let mut request = reserve(job, 1);
