@@ -19,7 +19,7 @@ use kolo_runtime::secret;
 use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::size::{memory, size};
 use kolo_runtime::settings::{self, Daemon};
-use kolo_runtime::signals::Ends;
+use kolo_runtime::signals::{Ends, name};
 use kolo_runtime::{Node, NodeConfig, NodeCredentials, NodeError, NodeResources, ProgramSource};
 use kolo_transport::{Credentials, JoinToken, descriptors};
 use serde::Serialize;
@@ -32,7 +32,7 @@ Example: a node that joins with a token at its first start, and keeps its identi
 Example: a node with declared resources
   kolo-node --head head.example:7700 --state-dir /var/lib/kolo-node --cpus 16 --gpus 2 --resource fpga=1
 
-It prints one line with its id and address when the head has registered it. SIGTERM takes no more jobs and waits for
+It prints one line with its id and address when the head has registered it. SIGTERM or SIGUSR1 takes no more jobs and waits for
 those that are there, up to --drain-timeout, then ends those that are left, then the node; SIGINT does not wait; a second
 signal ends it at once. Its workers end with it in any case. When the head goes away, workers run on as long
 as their driver is there (see --orphan-timeout), and the node registers again when the head is back. SIGHUP reads the identity and the log level again. Each flag is also an
@@ -270,7 +270,12 @@ impl Args {
 #[tokio::main(flavor = "current_thread")]
 async fn run(args: Args, log: &Log) -> Result<ExitCode> {
     // From here on the signals are not lost, also while the node starts.
-    let mut ends = Ends::take(&[SignalKind::terminate(), SignalKind::interrupt()])?;
+    let mut ends = Ends::take(&[
+        SignalKind::terminate(),
+        SignalKind::interrupt(),
+        // Some schedulers tell of a preemption so.
+        SignalKind::user_defined1(),
+    ])?;
     let mut hangup = signal(SignalKind::hangup()).context("SIGHUP can't be watched")?;
     let notifier = Arc::new(Notifier::from_env());
     let _lock = args.state_dir.as_deref().map(lock).transpose()?;
@@ -300,10 +305,12 @@ async fn run(args: Args, log: &Log) -> Result<ExitCode> {
     let mut revoked = None;
     let drain = loop {
         tokio::select! {
-            signal = ends.next() => break signal == SignalKind::terminate().as_raw_value(),
+            signal = ends.next() => {
+                break (signal != SignalKind::interrupt().as_raw_value()).then(|| name(signal));
+            }
             reason = node.revoked() => {
                 revoked = Some(reason);
-                break false;
+                break None;
             }
             _ = hangup.recv() => {
                 notifier.reloading();
@@ -313,9 +320,9 @@ async fn run(args: Args, log: &Log) -> Result<ExitCode> {
         }
     };
     let end = async {
-        if drain {
+        if let Some(signal) = drain {
             tracing::info!(
-                signal = "SIGTERM",
+                signal,
                 ?limit,
                 "waiting for jobs to end; a second signal ends the node at once"
             );

@@ -53,21 +53,23 @@ pub(crate) fn site_with_node(args: &[&str], node_args: &[&str]) -> (Site, Daemon
 
 #[test]
 fn a_node_that_is_terminated_takes_no_more_jobs_and_waits_for_its_last() {
-    let (site, mut node) = site_with_node(&[], &[]);
-    let ready = node.ready();
-    let name = ready["node"].as_str().unwrap();
-    let mut job = Job::start(&site, "end");
-    // As `timeout` does it: the same again is no second signal.
-    node.signal(Signal::TERM);
-    node.signal(Signal::TERM);
-    node.says("waiting for jobs to end");
-    site.wait_for(name, "draining", true);
-    assert!(site.operator(&["status"]).contains("draining"));
-    let refused = site.kolo(&site.admin(), &["run", "-n", "1", "--", "true"]);
-    assert!(!refused.status.success(), "{refused:?}");
-    job.end();
-    assert!(job.kolo.end().success(), "{}", job.kolo.printed.text());
-    assert!(node.end().success(), "{}", node.printed.text());
+    for signal in [Signal::TERM, Signal::USR1] {
+        let (site, mut node) = site_with_node(&[], &[]);
+        let ready = node.ready();
+        let name = ready["node"].as_str().unwrap();
+        let mut job = Job::start(&site, "end");
+        // As `timeout` does it: the same again is no second signal.
+        node.signal(signal);
+        node.signal(signal);
+        node.says("waiting for jobs to end");
+        site.wait_for(name, "draining", true);
+        assert!(site.operator(&["status"]).contains("draining"));
+        let refused = site.kolo(&site.admin(), &["run", "-n", "1", "--", "true"]);
+        assert!(!refused.status.success(), "{refused:?}");
+        job.end();
+        assert!(job.kolo.end().success(), "{}", job.kolo.printed.text());
+        assert!(node.end().success(), "{}", node.printed.text());
+    }
 }
 
 #[test]
