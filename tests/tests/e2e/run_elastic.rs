@@ -12,7 +12,7 @@ use crate::run::{code, output, script, start, text};
 use crate::support::soon;
 
 /// The lines of all ranks without their prefix, sorted.
-fn lines(bytes: &[u8]) -> Vec<String> {
+pub fn lines(bytes: &[u8]) -> Vec<String> {
     let mut lines: Vec<String> = text(bytes)
         .lines()
         .map(|line| {
@@ -143,7 +143,7 @@ fn options_that_mean_nothing_here_say_what_to_write() {
     }
 }
 
-async fn cluster(names: &[&str]) -> TestCluster {
+pub async fn cluster(names: &[&str]) -> TestCluster {
     let builder = TestCluster::builder().nodes(names.len()).slots(2);
     builder
         .hostnames(names.iter().copied())
@@ -152,23 +152,23 @@ async fn cluster(names: &[&str]) -> TestCluster {
         .unwrap()
 }
 
-type Started = (Child, BufReader<ChildStdout>, Vec<String>);
+pub type Started = (Child, BufReader<ChildStdout>, Vec<String>);
 
 /// Starts a job and waits until so many ranks are ready.
-async fn begin(command: Command, ranks: usize) -> Started {
+pub async fn begin(command: Command, ranks: usize) -> Started {
     let starting = tokio::task::spawn_blocking(move || start(command, ranks));
     soon(starting).await.unwrap()
 }
 
 /// Waits until the head knows that all run: a loss before that is one of the start.
-async fn healthy(cluster: &TestCluster) {
+pub async fn healthy(cluster: &TestCluster) {
     let is_healthy = |jobs: &[JobInfo]| jobs[0].state == JobState::Healthy;
     let healthy = cluster.wait_for_jobs("the job is healthy", is_healthy);
     healthy.await.unwrap();
 }
 
 /// The rest of the output, the errors, and the exit code.
-async fn end((mut child, mut reader, _): Started) -> (Vec<String>, String, i32) {
+pub async fn end((mut child, mut reader, _): Started) -> (Vec<String>, String, i32) {
     let ending = tokio::task::spawn_blocking(move || {
         let (mut out, mut err) = (Vec::new(), String::new());
         reader.read_to_end(&mut out).unwrap();

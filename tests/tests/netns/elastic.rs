@@ -13,14 +13,14 @@ use crate::support::{gone, is_running, soon};
 use crate::world::{World, sum};
 
 /// All packets to and from the host are dropped without a word.
-fn cut(host: &Host) -> anyhow::Result<()> {
+pub(crate) fn cut(host: &Host) -> anyhow::Result<()> {
     for (chain, side) in [("input", "iifname"), ("output", "oifname")] {
         host.nft(&format!("add rule inet test {chain} {side} eth0 drop"))?;
     }
     Ok(())
 }
 
-fn heal(host: &Host) -> anyhow::Result<()> {
+pub(crate) fn heal(host: &Host) -> anyhow::Result<()> {
     for chain in ["input", "output"] {
         host.nft(&format!("flush chain inet test {chain}"))?;
     }

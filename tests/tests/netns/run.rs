@@ -5,8 +5,10 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::Duration;
 
 use kolo_harness::TestCluster;
+use kolo_transport::wire::{JobInfo, JobState};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::elastic::{cut, heal};
 use crate::needs_namespaces;
 use crate::world::World;
 
@@ -218,4 +220,54 @@ fn a_killed_node_ends_the_job_on_all_hosts() -> anyhow::Result<()> {
             idle(&cluster, 2).await
         })
     })?
+}
+
+#[test]
+fn a_job_that_goes_on_does_without_a_host_that_is_cut_off() -> anyhow::Result<()> {
+    needs_namespaces!(Ok(()));
+    let world = world()?;
+    let builder = TestCluster::builder()
+        .slots(2)
+        .lease(Duration::from_secs(3));
+    world.run_with("10.1.0.100", builder, async |cluster| {
+        let options = [
+            "--nnodes",
+            "1:3",
+            "--nproc-per-node",
+            "2",
+            "--max-restarts",
+            "0",
+            "--prefix",
+            "none",
+        ];
+        let program = "if [ $WORLD_SIZE = 4 ]; then \
+                       echo $RANK try $TORCHELASTIC_RESTART_COUNT on $KOLO_HOSTNAME; exit 0; fi; \
+                       exec sleep 1000";
+        let mut command = kolo_run(cluster, &options, program)?;
+        let running = tokio::task::spawn_blocking(move || command.output());
+        let is_whole = |jobs: &[JobInfo]| jobs.iter().any(|job| job.state == JobState::Healthy);
+        cluster
+            .wait_for_jobs("the job is healthy", is_whole)
+            .await?;
+        cut(&world.hosts[2])?;
+        let out = running.await??;
+        let err = String::from_utf8_lossy(&out.stderr);
+        anyhow::ensure!(out.status.code() == Some(0), "{err}");
+        let printed = String::from_utf8_lossy(&out.stdout);
+        let mut lines: Vec<&str> = printed.lines().collect();
+        lines.sort_unstable();
+        let expected = [
+            "0 try 0 on a",
+            "1 try 0 on a",
+            "2 try 0 on b",
+            "3 try 0 on b",
+        ];
+        anyhow::ensure!(lines == expected, "{lines:?} {err}");
+        let line = err.lines().find(|line| line.contains("started anew"));
+        let is_told = line.is_some_and(|line| {
+            line.contains("6 -> 4 members, failures so far 0 of 0: rank 4 is lost")
+        });
+        anyhow::ensure!(is_told, "{err}");
+        heal(&world.hosts[2])
+    })
 }
