@@ -139,6 +139,17 @@ pub fn member(job: &JobEnv, member: &Member, group_rank: u32) -> Env {
     env
 }
 
+/// The variables of a worker of Horovod that has a rendezvous of its own, and may be in several groups.
+#[must_use]
+pub fn door(hostname: &str, address: SocketAddr) -> Env {
+    let mut env = Env::new();
+    set(&mut env, "HOROVOD_ELASTIC", 1);
+    set(&mut env, "HOROVOD_HOSTNAME", hostname);
+    set(&mut env, "HOROVOD_GLOO_RENDEZVOUS_ADDR", address.ip());
+    set(&mut env, "HOROVOD_GLOO_RENDEZVOUS_PORT", address.port());
+    env
+}
+
 /// What workers on a node are told of the network: which interface to use, if there is one for all, and where kolo's own
 /// data plane listens.
 #[must_use]

@@ -25,11 +25,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
+mod door;
+mod ear;
 mod plan;
 #[cfg(test)]
 mod tests;
 
-pub use plan::{RendezvousPlan, RendezvousSlot};
+pub use door::{Course, Door, DoorNews, DoorOpening, RANK_AND_SIZE};
+pub use ear::{Ear, EarError, hosts_updated};
+pub use plan::{RendezvousPeers, RendezvousPlan, RendezvousSlot};
 
 /// What a [`RendezvousStore`] holds at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::beats::Beats;
-use super::link::RendezvousHost;
+use super::link::{RendezvousHost, TellNews};
 use super::log;
 use super::messages::Happened;
 use super::ways::Ways;
@@ -126,6 +126,18 @@ impl Coordinator {
             Output::CloseRendezvous(job) => {
                 actix::spawn(self.rendezvous.close(job));
             }
+            Output::OpenDoor(opening) => {
+                let (job, process, this) = (opening.job, opening.process, ctx.address());
+                let tell: TellNews = Arc::new(move |news| {
+                    let told = this.send(Happened::from(Input::Door(job, process, news)));
+                    // An actor that is gone needs no news.
+                    Box::pin(async move { told.await.unwrap_or_default() })
+                });
+                self.rendezvous.open_door(opening, tell);
+            }
+            Output::Admit(table) => self.rendezvous.admit(table),
+            Output::Notice(job, process, number) => self.rendezvous.notice(job, process, number),
+            Output::CloseDoor(job, process) => self.rendezvous.close_door(job, process),
             Output::Log(line) => log::write(&line),
             Output::Alive(count) => {
                 self.alive.send_replace(count);

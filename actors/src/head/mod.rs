@@ -14,5 +14,5 @@ mod ways;
 
 pub use actor::Coordinator;
 pub use beats::Beats;
-pub use link::{LocalFuture, NodeLink, RendezvousHost, SendFuture};
+pub use link::{LocalFuture, NodeLink, RendezvousHost, SendFuture, TellNews};
 pub use messages::ask;

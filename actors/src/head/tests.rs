@@ -8,16 +8,19 @@ use actix::{Actor, Addr};
 use kolo_core::head::job::{JobConfig, Reply};
 use kolo_core::head::messages::{Caller, Input, Opening, Question, Settings};
 use kolo_core::head::registry::Session;
+use kolo_core::membership::Process;
+use kolo_core::rendezvous::DoorOpening;
 use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{ClusterId, DriverId, Incarnation, JobId, NodeId, Slot};
 use kolo_transport::session::CloseCode;
 use kolo_transport::wire::{
-    HeadReply, HeadRequest, JobEvent, JobSpec, JobState, Milli, NodeEvent, NodeRegistration,
-    NodeReply, NodeRequest, Placement, Program, ProgramHash, RefusalKind, Resources, SubmitFrame,
+    GenerationTable, HeadReply, HeadRequest, JobEvent, JobSpec, JobState, Milli, NodeEvent,
+    NodeRegistration, NodeReply, NodeRequest, Placement, Program, ProgramHash, RefusalKind,
+    Resources, SubmitFrame,
 };
 use tokio::sync::{mpsc, watch};
 
-use super::link::{LocalFuture, NodeLink, RendezvousHost, SendFuture};
+use super::link::{LocalFuture, NodeLink, RendezvousHost, SendFuture, TellNews};
 use super::messages::{Happened, Way, ask};
 use super::{Beats, Coordinator};
 
@@ -38,6 +41,14 @@ impl RendezvousHost for Rendezvous {
         self.0.send(job).ok();
         Box::pin(async {})
     }
+
+    fn open_door(&self, _: DoorOpening, _: TellNews) {}
+
+    fn admit(&self, _: Arc<GenerationTable>) {}
+
+    fn notice(&self, _: JobId, _: Process, _: u64) {}
+
+    fn close_door(&self, _: JobId, _: Process) {}
 }
 
 type Script = Box<dyn FnMut(&NodeRequest) -> Option<Reply> + Send>;

@@ -2,14 +2,19 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use kolo_actors::head::{LocalFuture, RendezvousHost};
+use actix::{Arbiter, ArbiterHandle};
+
+use kolo_actors::head::{LocalFuture, RendezvousHost, TellNews};
 use kolo_core::env::horovod_hostnames;
 use kolo_core::head::messages::Opening;
+use kolo_core::membership::Process;
+use kolo_core::rendezvous::{DoorNews, DoorOpening};
 use kolo_transport::ids::JobId;
+use kolo_transport::wire::{GenerationTable, Member};
 
-use crate::http::{Connections, JobStores, RendezvousPlan, RendezvousServer};
+use crate::http::{Connections, DoorServer, JobStores, Place, RendezvousPlan, RendezvousServer};
 
 type Open = Arc<Mutex<HashMap<JobId, RendezvousServer>>>;
 
@@ -19,6 +24,10 @@ pub(super) struct Servers {
     listen: IpAddr,
     open: Open,
     connections: Connections,
+    /// The doors of processes, by job.
+    doors: Mutex<HashMap<JobId, HashMap<Process, DoorServer>>>,
+    /// The thread that serves all doors.
+    thread: OnceLock<ArbiterHandle>,
     /// The rendezvous over HTTPS, which end with their jobs, too.
     stores: Arc<JobStores>,
 }
@@ -28,30 +37,53 @@ impl Servers {
         Self {
             listen,
             open: Open::default(),
+            doors: Mutex::default(),
+            thread: OnceLock::new(),
             connections,
             stores,
         }
+    }
+
+    /// The address to listen on for nodes that reach the head by `local`.
+    fn bind(&self, local: Option<IpAddr>) -> Result<IpAddr, String> {
+        // A head on all interfaces opens it only where the nodes of this job come in.
+        let bind = if self.listen.is_unspecified() {
+            local.unwrap_or(self.listen)
+        } else {
+            self.listen
+        };
+        if bind.is_unspecified() {
+            return Err(format!(
+                "the head listens on {bind} and does not know by which address nodes reach it; \
+                 start it with --listen and that address"
+            ));
+        }
+        Ok(bind)
+    }
+
+    fn doors(&self) -> MutexGuard<'_, HashMap<JobId, HashMap<Process, DoorServer>>> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_open_door(&self, opening: DoorOpening, tell: TellNews) -> Result<SocketAddr, String> {
+        let bind = self.bind(opening.local)?;
+        let thread = self.thread.get_or_init(|| Arbiter::new().handle()).clone();
+        let (job, process) = (opening.job, opening.process);
+        let opened = DoorServer::open(opening, bind, self.connections.clone(), thread, tell);
+        let (door, address) = opened.map_err(|error| error.to_string())?;
+        self.doors().entry(job).or_default().insert(process, door);
+        Ok(address)
     }
 }
 
 impl RendezvousHost for Servers {
     fn open(&self, opening: Opening) -> LocalFuture<Result<SocketAddr, String>> {
-        // A head on all interfaces opens it only where the nodes of this job come in.
-        let bind = if self.listen.is_unspecified() {
-            opening.local.unwrap_or(self.listen)
-        } else {
-            self.listen
-        };
+        let bind = self.bind(opening.local);
         let open = Arc::clone(&self.open);
         let connections = self.connections.clone();
         let memory = Arc::clone(self.stores.memory());
         Box::pin(async move {
-            if bind.is_unspecified() {
-                return Err(format!(
-                    "the head listens on {bind} and does not know by which address nodes reach it; \
-                     start it with --listen and that address"
-                ));
-            }
+            let bind = bind?;
             let names = horovod_hostnames(&opening.members);
             let plan = RendezvousPlan::from_members(
                 &opening.members,
@@ -79,11 +111,40 @@ impl RendezvousHost for Servers {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&job);
+        self.doors().remove(&job);
         self.stores.end(job);
         Box::pin(async move {
             if let Some(server) = server {
                 server.stop().await;
             }
         })
+    }
+    fn open_door(&self, opening: DoorOpening, tell: TellNews) {
+        let opened = self.try_open_door(opening, Arc::clone(&tell));
+        actix::spawn(async move { tell(DoorNews::Opened(opened)).await });
+    }
+
+    fn admit(&self, table: Arc<GenerationTable>) {
+        let nodes = |member: &Member| member.node.to_string();
+        let plan = RendezvousPlan::from_members(&table.members, nodes, []);
+        let place = Place::new(plan, self.stores.memory());
+        let doors = self.doors();
+        let doors = doors.get(&table.job).into_iter().flatten();
+        for (_, door) in doors {
+            door.admit(&table, &place);
+        }
+    }
+
+    fn notice(&self, job: JobId, process: Process, number: u64) {
+        let doors = self.doors();
+        if let Some(door) = doors.get(&job).and_then(|doors| doors.get(&process)) {
+            door.notice(number);
+        }
+    }
+
+    fn close_door(&self, job: JobId, process: Process) {
+        if let Some(doors) = self.doors().get_mut(&job) {
+            doors.remove(&process);
+        }
     }
 }

@@ -34,7 +34,7 @@ pub use api::{BoxFuture, HeadApi};
 pub use auth::{BearerSecret, BearerSecretError};
 pub use connection::Connections;
 pub use kolo_core::rendezvous::{RendezvousPlan, RendezvousSlot};
-pub use rendezvous::{RendezvousServer, RendezvousStartError};
+pub use rendezvous::{DoorServer, Place, RendezvousServer, RendezvousStartError};
 pub use server::{HttpConfig, HttpHandle, HttpLimits, HttpStartError, serve, serve_with};
 pub use store::SharedStore;
 pub use stores::JobStores;

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix_http::HttpService;
-use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, map_config};
+use actix_service::{IntoServiceFactory as _, ServiceFactory, ServiceFactoryExt as _, map_config};
 use actix_web::dev::{AppConfig, Extensions, Server, ServerHandle};
 use actix_web::http::{KeepAlive, Method, StatusCode};
 use actix_web::middleware::from_fn;
@@ -42,6 +42,12 @@ use tokio::task::JoinHandle;
 use super::body::{self, BodyError};
 use super::connection::{self, Activity, Connections, Ends};
 use super::store::SharedStore;
+use door::{EAR_BYTES, Lead, Shared};
+
+mod door;
+mod notice;
+
+pub use door::DoorServer;
 
 /// A head must be here this long after the connection is made; a body takes longer by its size.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
@@ -69,9 +75,40 @@ pub enum RendezvousStartError {
     },
 }
 
-struct State {
-    plan: RendezvousPlan,
+/// The store of a group and its scopes. A clone is the same store.
+#[derive(Debug, Clone)]
+pub struct Place {
+    plan: Arc<RendezvousPlan>,
     store: SharedStore,
+}
+
+impl Place {
+    /// An empty store for the members of a plan.
+    #[must_use]
+    pub fn new(plan: RendezvousPlan, memory: &Arc<Budget>) -> Self {
+        let store = SharedStore::new(plan.limits(), plan.scopes().clone(), memory);
+        let plan = Arc::new(plan);
+        Self { plan, store }
+    }
+}
+
+/// Behind a listener: one store for all who come, or what the door of one process leads to.
+enum Access {
+    All(Place),
+    One(Arc<Shared>),
+}
+
+impl Access {
+    fn admits(&self, peer: IpAddr, local: IpAddr) -> bool {
+        match self {
+            Self::All(place) => place.plan.peers().admits(peer, local),
+            Self::One(shared) => shared.admits(peer, local),
+        }
+    }
+}
+
+struct State {
+    access: Access,
     foreign: Flood,
 }
 
@@ -119,10 +156,10 @@ impl RendezvousServer {
         make_room("the rendezvous", super::DESCRIPTORS)?;
         let listener = connection::listen(SocketAddr::new(bind, 0), BACKLOG).map_err(refuse)?;
         let address = listener.local_addr().map_err(refuse)?;
-        let store = SharedStore::new(plan.limits(), plan.scopes().clone(), memory);
+        let place = Place::new(plan, memory);
+        let store = place.store.clone();
         let state = web::Data::new(State {
-            plan,
-            store: store.clone(),
+            access: Access::All(place),
             foreign: connections.foreign.clone(),
         });
         let (close, closing) = watch::channel(false);
@@ -131,22 +168,7 @@ impl RendezvousServer {
             .disable_signals()
             .shutdown_timeout(1)
             .listen("rendezvous", listener, move || {
-                let app = App::new()
-                    .app_data(state.clone())
-                    .wrap(from_fn(connection::count))
-                    .default_service(web::to(answer))
-                    .into_factory()
-                    .map_err(|error: actix_web::Error| error.error_response());
-                let service = HttpService::build()
-                    .keep_alive(KeepAlive::Disabled)
-                    .client_request_timeout(REQUEST_TIMEOUT)
-                    .client_disconnect_timeout(Duration::from_secs(1))
-                    .on_connect_ext(|stream: &TcpStream, data: &mut Extensions| {
-                        remember_ends(stream, data);
-                    })
-                    .finish(map_config(app, |()| AppConfig::default()))
-                    .tcp();
-                connection::guarded(connections.clone(), UNFINISHED, closing.clone(), service)
+                service(state.clone(), connections.clone(), closing.clone())
             })
             .map_err(refuse)?
             .run();
@@ -197,6 +219,30 @@ impl Drop for RendezvousServer {
             drop(self.handle.stop(false));
         }
     }
+}
+
+/// Serves connections.
+fn service(
+    state: web::Data<State>,
+    connections: Connections,
+    closing: watch::Receiver<bool>,
+) -> impl ServiceFactory<TcpStream, Config = (), Response = (), Error = (), InitError = ()> {
+    let app = App::new()
+        .app_data(state)
+        .wrap(from_fn(connection::count))
+        .default_service(web::to(answer))
+        .into_factory()
+        .map_err(|error: actix_web::Error| error.error_response());
+    let service = HttpService::build()
+        .keep_alive(KeepAlive::Disabled)
+        .client_request_timeout(REQUEST_TIMEOUT)
+        .client_disconnect_timeout(Duration::from_secs(1))
+        .on_connect_ext(|stream: &TcpStream, data: &mut Extensions| {
+            remember_ends(stream, data);
+        })
+        .finish(map_config(app, |()| AppConfig::default()))
+        .tcp();
+    connection::guarded(connections, UNFINISHED, closing, service)
 }
 
 fn remember_ends(stream: &TcpStream, data: &mut Extensions) {
@@ -255,8 +301,8 @@ async fn decide(
     // First of all, who asks: nothing else of the request is looked at before.
     let admitted = request
         .conn_data::<Ends>()
-        .filter(|ends| state.plan.admits(ends.peer.ip(), ends.local.ip()));
-    if admitted.is_none() {
+        .filter(|ends| state.access.admits(ends.peer.ip(), ends.local.ip()));
+    let Some(ends) = admitted else {
         let peer = request
             .peer_addr()
             .map_or_else(|| "this address".to_owned(), |peer| peer.ip().to_string());
@@ -267,7 +313,7 @@ async fn decide(
             StatusCode::FORBIDDEN,
             format!("{peer} is not the address of a node of this job"),
         ));
-    }
+    };
     let method = request.method();
     if ![Method::GET, Method::PUT, Method::DELETE].contains(method) {
         return Err(No::new(
@@ -285,26 +331,38 @@ async fn decide(
             "the path must be exactly /SCOPE/KEY",
         )
     })?;
-    if !state.plan.allows(scope, key) {
+    let (Place { plan, store }, scope) = match &state.access {
+        Access::All(place) => (place.clone(), scope.to_owned()),
+        Access::One(shared) => match shared.lead(method, scope).await? {
+            Lead::To(place, scope) => (place, scope),
+            Lead::Answer(ranks) => return Ok(found(ranks.into())),
+            Lead::Hear => {
+                let value = read_value(request, payload, EAR_BYTES).await?;
+                shared.hear(ends.peer.ip(), &value).await?;
+                return Ok(HttpResponse::Ok().finish());
+            }
+        },
+    };
+    let scope = scope.as_str();
+    if !plan.allows(scope, key) {
         return Err(No::new(
             StatusCode::FORBIDDEN,
             "this is not a scope of this job, or not the key of a member",
         ));
     }
     if method == Method::GET {
-        return Ok(match state.store.get(scope, key) {
+        return Ok(match store.get(scope, key) {
             Some(entry) => found(entry.value),
             None => HttpResponse::NotFound().finish(),
         });
     }
     if method == Method::DELETE {
-        let outcome = state.store.delete(scope, key);
+        let outcome = store.delete(scope, key);
         tracing::debug!(scope, key, ?outcome, "rendezvous: delete");
         return Ok(HttpResponse::Ok().finish());
     }
-    let value = read_value(request, payload, state.store.limits().value_bytes).await?;
-    state
-        .store
+    let value = read_value(request, payload, store.limits().value_bytes).await?;
+    store
         .put(scope, key, value)
         .map_err(|error| No::new(status_of(&error), error.to_string()))?;
     Ok(HttpResponse::Ok().finish())

@@ -9,6 +9,8 @@ pub enum OnChange {
     /// Survivors keep their process, and take the next generation in it. The program must know how.
     #[default]
     InPlace,
+    /// As in place, for an [installed](super::Installed) program whose workers speak Horovod's elastic protocol.
+    Horovod,
     /// The whole group is stopped and started anew, with the ranks of the next generation. For any
     /// [installed](super::Installed) program.
     Restart,

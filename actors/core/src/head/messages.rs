@@ -1,17 +1,21 @@
 //! The inputs of a [`HeadCore`](super::HeadCore), and its outputs.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_wire::identity::Identity;
 use kolo_wire::ids::{ClusterId, JobId, NodeId};
 use kolo_wire::{
-    HeadReply, HeadRequest, JobEvent, JobSpec, Member, NodeRequest, Obituary, SubmitFrame,
+    GenerationTable, HeadReply, HeadRequest, JobEvent, JobSpec, Member, NodeRequest, Obituary,
+    SubmitFrame,
 };
 
 use super::job::{GroupState, JobConfig, Reply};
 use super::registry::Session;
 use crate::fence::Fence;
+use crate::membership::Process;
+use crate::rendezvous::{DoorNews, DoorOpening};
 
 /// What a head must know from its start.
 #[derive(Debug, Clone, Copy)]
@@ -138,6 +142,8 @@ pub enum Input {
     Replied(RequestId, Reply),
     /// The address that workers connect to, or why there is none: the answer to an [`Output::OpenRendezvous`].
     RendezvousOpened(JobId, Result<SocketAddr, String>),
+    /// News of the door of a process: see [`Output::OpenDoor`].
+    Door(JobId, Process, DoorNews),
     /// Time has passed: see [`HeadCore::deadline`](super::HeadCore::deadline).
     Tick,
 }
@@ -206,8 +212,16 @@ pub enum Output {
     Answer(AskId, Box<HeadReply>),
     /// Open a rendezvous: one [`Input::RendezvousOpened`].
     OpenRendezvous(Opening),
-    /// Close all rendezvous of a job, which may have none.
+    /// Close all rendezvous of a job, which may have none, and all doors.
     CloseRendezvous(JobId),
+    /// Open a rendezvous for one process: one [`DoorNews::Opened`], and others later.
+    OpenDoor(DoorOpening),
+    /// Let the members of a generation in at their doors. Its number is the last word: others that come later have higher ones.
+    Admit(Arc<GenerationTable>),
+    /// Tell a process behind its door that hosts have changed: one [`DoorNews::Noticed`] with this number, if the door is open.
+    Notice(JobId, Process, u64),
+    /// Close the door of a process.
+    CloseDoor(JobId, Process),
     /// Write a line into the log.
     Log(Line),
     /// The number of living nodes is this from now on.

@@ -165,7 +165,7 @@ fn elastic(spec: &JobSpec) -> Result<(), Refusal> {
     let in_place = elastic.on_change == OnChange::InPlace;
     if !in_place && spec.installed.is_none() {
         return Err(invalid(
-            "on_change=restart is given for a program that calls kolo, whose processes go on; give on_change=in_place, or an \
+            "on_change is restart or horovod for a program that calls kolo, whose processes go on; give on_change=in_place, or an \
              installed program",
         ));
     }
@@ -179,6 +179,11 @@ fn elastic(spec: &JobSpec) -> Result<(), Refusal> {
             spec.rendezvous && in_place,
             "the plain HTTP rendezvous",
             "on_change=restart, or num_workers in place of min_workers and max_workers",
+        ),
+        (
+            !spec.rendezvous && elastic.on_change == OnChange::Horovod,
+            "on_change=horovod and no plain HTTP rendezvous",
+            "the rendezvous, too",
         ),
         (
             !spec.layout.is_empty(),

@@ -62,6 +62,9 @@ pub enum Action {
         /// The processes that have not answered yet.
         to: Vec<Process>,
     },
+    /// The generation is going to be published once its new processes are ready, with this or a later number. Those are started
+    /// next, and get their ranks in it.
+    Plan(Arc<Generation>),
     /// All members have taken the generation. The ones before are over.
     Active(Arc<Generation>),
     /// Ask the members to hold at their next commit, the same on all ranks, and to say [`Fact::Holding`](super::Fact::Holding).

@@ -236,7 +236,7 @@ impl Budget {
             .is_none_or(|max| self.resets() + change <= max)
     }
 
-    /// Restarts that were used up since the last commit: all of them if the group is started anew each time, as it never commits.
+    /// Restarts that were used up since the last commit: all of them if nobody sees the commits of the program.
     #[must_use]
     pub fn without_progress(&self) -> u32 {
         self.without_progress
@@ -299,7 +299,7 @@ impl Budget {
                 format!("a worker of a job that never changes has failed: {cause}"),
             ));
         }
-        if limits.starts_anew() && self.without_progress > most {
+        if limits.holds_seats() && self.without_progress > most {
             let failures = self.without_progress;
             return Some((
                 End::TooManyRestarts,

@@ -12,10 +12,14 @@ const MAX_FILTERS: usize = 16;
 const COOLDOWN: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 
 /// What happens to the processes of a job when its members change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Survivors keep their process, and take the next generation in it.
+    #[default]
     InPlace,
+    /// Survivors keep their process, too. A new process is started for one generation and is told its ranks at the start, so that
+    /// the process can be a member of no other generation before that one.
+    Planned,
     /// The whole group is stopped, and started anew with the ranks of the next generation.
     Restart {
         /// How long a process may take to end once it was told to.
@@ -139,10 +143,9 @@ pub enum LimitsError {
         /// The number of spares.
         spares: u32,
     },
-    /// Spares for a group that starts all its processes anew. Give no spares: hosts that have room wait without a process.
+    /// Spares for a group whose processes are started with their ranks. Give no spares: hosts that have room wait without a process.
     #[error(
-        "spares={spares} and on_change=restart are given; all processes are started at each change, so that none can wait: \
-         give no spares"
+        "spares={spares} is given for processes that are started with their ranks, so that none can wait without: give no spares"
     )]
     NoSpare {
         /// The number of spares.
@@ -258,7 +261,7 @@ impl Limits {
     #[must_use]
     pub fn stop_timeout(&self) -> Option<Duration> {
         match self.mode {
-            Mode::InPlace => None,
+            Mode::InPlace | Mode::Planned => None,
             Mode::Restart { stop_timeout } => Some(stop_timeout),
         }
     }
@@ -267,6 +270,18 @@ impl Limits {
     #[must_use]
     pub fn starts_anew(&self) -> bool {
         self.stop_timeout().is_some()
+    }
+
+    /// A seat that a node holds has no process until a generation is made that has one there.
+    #[must_use]
+    pub fn holds_seats(&self) -> bool {
+        self.mode != Mode::InPlace
+    }
+
+    /// New processes are started for one generation: see [`Mode::Planned`].
+    #[must_use]
+    pub fn is_planned(&self) -> bool {
+        self.mode == Mode::Planned
     }
 
     /// The membership never changes.
@@ -316,7 +331,7 @@ impl Limits {
             let spares = self.spares;
             return Err(LimitsError::UselessSpares { spares });
         }
-        if self.spares > 0 && self.starts_anew() {
+        if self.spares > 0 && self.holds_seats() {
             let spares = self.spares;
             return Err(LimitsError::NoSpare { spares });
         }

@@ -1,5 +1,6 @@
 //! Roster, policy and formation, tied together.
 
+mod plan;
 mod restart;
 
 use std::ops::ControlFlow;
@@ -36,6 +37,8 @@ pub struct Membership {
     formation: Option<Formation>,
     /// The group is started anew for this reason, when all facts of the step are known.
     broken: Option<String>,
+    /// The generation for which processes were started, in [`Mode::Planned`](super::Mode::Planned).
+    plan: Option<Arc<Generation>>,
     /// Members were asked to hold. When to ask again, and why.
     hold: Option<(Instant, String)>,
     /// A member can't go on, and nothing that is known explains it.
@@ -75,7 +78,7 @@ impl Membership {
     ) -> Result<(Self, Vec<Action>), LimitsError> {
         limits.check()?;
         let mut membership = Self {
-            roster: Roster::new(limits.starts_anew()),
+            roster: Roster::new(limits.mode),
             limits,
             budget: Budget::new(now, seed),
             last: ids::Generation(0),
@@ -83,6 +86,7 @@ impl Membership {
             previous: None,
             formation: None,
             broken: None,
+            plan: None,
             hold: None,
             doubt: None,
             blamed: None,
@@ -181,7 +185,10 @@ impl Membership {
                 why,
             } => self.doubt(now, *generation, *culprit, why),
             Fact::Holding { generation, commit } => {
-                self.committed(*generation, *commit, Kept::Received);
+                // Of a group whose commits nobody sees, no commit is known either.
+                if !self.limits.is_planned() {
+                    self.committed(*generation, *commit, Kept::Received);
+                }
                 let holds = self
                     .active()
                     .is_some_and(|active| active.number() == *generation);
@@ -410,6 +417,7 @@ impl Membership {
                     Due::Publish(to) => {
                         let generation = Arc::clone(formation.generation());
                         self.actions.push(Action::Publish { generation, to });
+                        self.new_have_taken();
                     }
                     Due::Late(late) => {
                         let number = formation.generation().number();
@@ -441,7 +449,15 @@ impl Membership {
     /// Asks the policy and does what it says. It breaks if nothing is left to do now, with the time of the next look.
     fn decide(&mut self, now: Instant) -> ControlFlow<Option<Instant>> {
         let previous = self.previous.as_deref();
-        let decision = decide(now, &self.roster, &self.limits, &self.budget, previous);
+        let plan = self.plan.as_deref();
+        let decision = decide(
+            now,
+            &self.roster,
+            &self.limits,
+            &self.budget,
+            previous,
+            plan,
+        );
         if decision.reason != self.told {
             self.told.clone_from(&decision.reason);
             self.actions.push(Action::Tell(decision.reason.clone()));
@@ -468,6 +484,14 @@ impl Membership {
                 self.hold.get_or_insert((now, decision.reason));
                 ControlFlow::Break(None)
             }
+            Choice::Plan(seats) => {
+                self.plan(now, &seats, decision.reason);
+                ControlFlow::Continue(())
+            }
+            Choice::Cancel => {
+                self.cancel(now, &decision.reason);
+                ControlFlow::Continue(())
+            }
             Choice::Restart => {
                 self.restart(now, &decision.reason);
                 ControlFlow::Continue(())
@@ -487,8 +511,8 @@ impl Membership {
 
     /// Starts processes in seats that nodes hold, and looks for nodes for the others.
     fn ask(&mut self, now: Instant, purpose: Purpose, count: usize) {
-        // A seat of a group that is started anew gets its process with the generation.
-        let held: Vec<Slot> = if self.limits.starts_anew() {
+        // A seat that is held gets its process with a generation.
+        let held: Vec<Slot> = if self.limits.holds_seats() {
             Vec::new()
         } else {
             let units = Units::new(now, &self.roster, &self.limits, &self.budget);
@@ -551,6 +575,7 @@ impl Membership {
         };
         let generation = Arc::clone(formation.generation());
         self.roster.activate(now, &generation);
+        self.realised(&generation);
         self.budget.formed(generation.needs_restore());
         self.hold = None;
         self.previous = Some(Arc::clone(&generation));
@@ -575,6 +600,10 @@ impl Membership {
             lost: lost.to_vec(),
             cause: cause.to_owned(),
         });
+        if self.limits.is_planned() {
+            // Nobody goes on before the generation is active.
+            return;
+        }
         let narrowed = self
             .previous
             .as_ref()

@@ -1,6 +1,7 @@
 //! The policy: given what is true, what is to be done. A pure function, with its reason in plain words.
 
 mod demand;
+mod planned;
 mod restart;
 
 use std::time::Instant;
@@ -49,6 +50,11 @@ pub enum Choice {
     GiveBack(Vec<Slot>),
     /// A change is wanted. Ask the members to hold at their next commit, so that no work is lost.
     Hold,
+    /// A group with new processes is wanted of [`Mode::Planned`](super::Mode::Planned): start them for it. These are its seats, in
+    /// rank order.
+    Plan(Vec<Slot>),
+    /// The group for which processes were started can't be formed any more: stop those that are new.
+    Cancel,
     /// A change is wanted of a group that is started anew. Stop all its processes.
     Restart,
     /// Make a generation of these processes, in rank order.
@@ -76,7 +82,7 @@ fn decision(choice: Choice, reason: impl Into<String>) -> Decision {
 /// Decides on the membership of a job.
 ///
 /// `previous` is the last generation that was active, or the first one that was given up. [`Budget::idle_since`] tells
-/// whether it is still intact. The caller asks again after each choice that it has carried out.
+/// whether it is still intact. `plan` is the generation for which processes were started. The caller asks again after each choice that it has carried out.
 ///
 /// The rules:
 /// - An intact group is only changed at a commit, where its members hold. A lost member is no reason to wait: the rest goes on
@@ -94,14 +100,16 @@ pub fn decide(
     limits: &Limits,
     budget: &Budget,
     previous: Option<&Generation>,
+    plan: Option<&Generation>,
 ) -> Decision {
-    let is_in_units = limits.per_host > 1 && !limits.starts_anew();
+    let is_in_units = limits.per_host > 1 && !limits.holds_seats();
     let view = View {
         now,
         roster,
         limits,
         budget,
         previous,
+        plan,
         units: is_in_units.then(|| Units::new(now, roster, limits, budget)),
     };
     if limits.starts_anew() {
@@ -112,6 +120,9 @@ pub fn decide(
     }
     if let Some(ask) = view.ask() {
         return ask;
+    }
+    if limits.is_planned() {
+        return view.planned();
     }
     if let Some(since) = budget.idle_since() {
         return view.form(since);
@@ -126,6 +137,8 @@ struct View<'a> {
     limits: &'a Limits,
     budget: &'a Budget,
     previous: Option<&'a Generation>,
+    /// For which processes were started.
+    plan: Option<&'a Generation>,
     /// Of a job that takes room for several members at once, and whose processes go on.
     units: Option<Units>,
 }
@@ -263,10 +276,17 @@ impl<'a> View<'a> {
             .count()
     }
 
+    /// Whoever could be in a group that is formed now. A process that was started for another group is not.
+    fn candidates(&self) -> impl Iterator<Item = &'a Seat> {
+        let is_planned = self.limits.is_planned();
+        let live = self.roster.live();
+        live.filter(move |seat| !is_planned || self.is_member(seat))
+    }
+
     /// The best group that could be formed now, in rank order. It may be too small.
     fn best(&self) -> Vec<&'a Seat> {
         let (staying, leaving): (Vec<&Seat>, Vec<&Seat>) =
-            self.roster.live().partition(|seat| !seat.leaving);
+            self.candidates().partition(|seat| !seat.leaving);
         let best = self.shaped(staying.iter().copied());
         if leaving.is_empty() || self.is_enough(&best) {
             return best;

@@ -7,6 +7,7 @@ use kolo_wire::ids::{self, NodeId, Slot};
 
 use super::fact::Fact;
 use super::generation::Generation;
+use super::limits::Mode;
 use super::seat::{Host, Incarnation, Location, Loss, Process, Seat, State};
 
 /// A process that is not there any more.
@@ -38,8 +39,8 @@ pub struct Stale(pub String);
 /// The seats of a job.
 #[derive(Debug, Clone, Default)]
 pub struct Roster {
-    /// No process outlives its generation: see [`Mode::Restart`](super::Mode::Restart).
-    starts_anew: bool,
+    /// What becomes of processes at a change. In place by default.
+    mode: Mode,
     /// Seat `n` has slot `n`.
     seats: Vec<Seat>,
     /// The seats in each state, those that have been there longest first.
@@ -67,13 +68,18 @@ struct Unseen {
 }
 
 impl Roster {
-    /// No seats yet. `starts_anew`: no process outlives its generation.
+    /// No seats yet.
     #[must_use]
-    pub fn new(starts_anew: bool) -> Self {
+    pub fn new(mode: Mode) -> Self {
         Self {
-            starts_anew,
+            mode,
             ..Self::default()
         }
+    }
+
+    /// A seat that a node holds waits without a process.
+    fn holds_seats(&self) -> bool {
+        self.mode != Mode::InPlace
     }
 
     /// All seats, by slot.
@@ -208,7 +214,7 @@ impl Roster {
                 if !self.older.remove(slot) {
                     self.refused = Some(now);
                 }
-                if self.starts_anew {
+                if self.holds_seats() {
                     // What a node holds it still holds.
                     self.empty(now, *slot);
                     return Ok(Vec::new());
@@ -427,7 +433,7 @@ impl Roster {
         let seat = self.waiting(slot)?;
         seat.location = Some(location.clone());
         seat.leaving = leaving;
-        if self.starts_anew {
+        if self.holds_seats() {
             self.empty(now, slot);
         } else {
             self.boot(now, slot);
@@ -443,13 +449,13 @@ impl Roster {
         why: String,
     ) -> Result<Vec<Departure>, Stale> {
         self.unseen.remove(&process);
-        let starts_anew = self.starts_anew;
-        let may_leave = self.may_leave(now, process);
+        let starts_anew = matches!(self.mode, Mode::Restart { .. });
+        let (holds_seats, may_leave) = (self.holds_seats(), self.may_leave(now, process));
         let seat = self.current(process)?;
         let returned = returned.filter(|_| !seat.leaving);
         let loss = match (seat.state, returned) {
             // It was told to, however it has ended.
-            (State::Stopping | State::Lost, _) if starts_anew => {
+            (State::Stopping | State::Lost, _) if holds_seats => {
                 self.empty(now, process.slot);
                 return Ok(Vec::new());
             }
@@ -483,7 +489,7 @@ impl Roster {
             (State::Booting | State::Ready | State::Active, _) => Loss::Died(why),
         };
         let departure = self.lose(now, process.slot, loss);
-        if starts_anew {
+        if holds_seats {
             self.empty(now, process.slot);
         }
         Ok(vec![departure])

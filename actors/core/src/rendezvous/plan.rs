@@ -9,10 +9,10 @@ use super::RendezvousLimits;
 
 /// Where workers publish by which addresses they hear that hosts have changed, as `HOSTNAME:LOCAL_RANK`. Horovod's elastic programs do
 /// so in static jobs, too, where nobody asks them anything.
-const WORKER_ADDRESSES: &str = "worker_addresses";
+pub(super) const WORKER_ADDRESSES: &str = "worker_addresses";
 
 /// What a process set's scopes have between the name of the scope they belong to and the set's hash.
-const PROCESS_SET: &str = "_process_set_hash_";
+pub(super) const PROCESS_SET: &str = "_process_set_hash_";
 
 /// One member of the job, as its environment describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,29 @@ pub struct RendezvousSlot {
 pub struct RendezvousPlan {
     world_size: u32,
     scopes: BTreeMap<String, u32>,
-    peers: BTreeSet<IpAddr>,
+    peers: RendezvousPeers,
+}
+
+/// The addresses from which members of a job come.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RendezvousPeers(BTreeSet<IpAddr>);
+
+impl RendezvousPeers {
+    /// These addresses.
+    pub fn new(peers: impl IntoIterator<Item = IpAddr>) -> Self {
+        Self(peers.into_iter().map(|peer| peer.to_canonical()).collect())
+    }
+
+    /// Whether a connection from `peer` to `local` may come from one of the job's nodes.
+    ///
+    /// A node on this machine may be known by a loopback address while its workers come by another address of
+    /// the machine; then both ends of the connection have the same address.
+    #[must_use]
+    pub fn admits(&self, peer: IpAddr, local: IpAddr) -> bool {
+        let (peer, local) = (peer.to_canonical(), local.to_canonical());
+        self.0.contains(&peer)
+            || ((peer.is_loopback() || peer == local) && self.0.iter().any(IpAddr::is_loopback))
+    }
 }
 
 impl RendezvousPlan {
@@ -55,7 +77,7 @@ impl RendezvousPlan {
         Self {
             world_size,
             scopes,
-            peers: peers.into_iter().map(|peer| peer.to_canonical()).collect(),
+            peers: RendezvousPeers::new(peers),
         }
     }
 
@@ -123,14 +145,9 @@ impl RendezvousPlan {
             .is_some_and(|(size, rank)| rank < size && rank.to_string() == local_rank)
     }
 
-    /// Whether a connection from `peer` to `local` may come from one of the job's nodes.
-    ///
-    /// A node on this machine may be known by a loopback address while its workers come by another address of
-    /// the machine; then both ends of the connection have the same address.
+    /// Where members come from.
     #[must_use]
-    pub fn admits(&self, peer: IpAddr, local: IpAddr) -> bool {
-        let (peer, local) = (peer.to_canonical(), local.to_canonical());
-        self.peers.contains(&peer)
-            || ((peer.is_loopback() || peer == local) && self.peers.iter().any(IpAddr::is_loopback))
+    pub fn peers(&self) -> &RendezvousPeers {
+        &self.peers
     }
 }

@@ -330,16 +330,20 @@ fn members_publish_addresses_and_nobody_else_does() {
 fn a_plan_admits_the_addresses_of_its_nodes() {
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
     let remote = RendezvousPlan::new([], [ip("10.0.0.2"), ip("::ffff:10.0.0.3")]);
-    assert!(remote.admits(ip("10.0.0.2"), ip("10.0.0.1")));
-    assert!(remote.admits(ip("::ffff:10.0.0.2"), ip("::ffff:10.0.0.1")));
-    assert!(remote.admits(ip("10.0.0.3"), ip("10.0.0.1")));
-    assert!(!remote.admits(ip("10.0.0.4"), ip("10.0.0.1")));
-    assert!(!remote.admits(ip("127.0.0.1"), ip("127.0.0.1")));
-    assert!(!remote.admits(ip("10.0.0.1"), ip("10.0.0.1")));
+    assert!(remote.peers().admits(ip("10.0.0.2"), ip("10.0.0.1")));
+    assert!(
+        remote
+            .peers()
+            .admits(ip("::ffff:10.0.0.2"), ip("::ffff:10.0.0.1"))
+    );
+    assert!(remote.peers().admits(ip("10.0.0.3"), ip("10.0.0.1")));
+    assert!(!remote.peers().admits(ip("10.0.0.4"), ip("10.0.0.1")));
+    assert!(!remote.peers().admits(ip("127.0.0.1"), ip("127.0.0.1")));
+    assert!(!remote.peers().admits(ip("10.0.0.1"), ip("10.0.0.1")));
     let mixed = RendezvousPlan::new([], [ip("127.0.0.1"), ip("10.0.0.2")]);
-    assert!(mixed.admits(ip("127.0.0.1"), ip("127.0.0.1")));
-    assert!(mixed.admits(ip("10.0.0.1"), ip("10.0.0.1")));
-    assert!(!mixed.admits(ip("10.0.0.4"), ip("10.0.0.1")));
+    assert!(mixed.peers().admits(ip("127.0.0.1"), ip("127.0.0.1")));
+    assert!(mixed.peers().admits(ip("10.0.0.1"), ip("10.0.0.1")));
+    assert!(!mixed.peers().admits(ip("10.0.0.4"), ip("10.0.0.1")));
 }
 
 #[test]

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use clap::Args as ClapArgs;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args as ClapArgs, ValueEnum};
 use kolo_transport::wire::{Elastic, JobSpec, OnChange, Placement};
 
 use super::super::args::seconds;
 use super::super::error::CliError;
 use super::args::Run;
 use super::layout;
-use super::plan::{Target, usage};
+use super::plan::{Surroundings, Target, usage};
 
 /// Restarts after failures, where the group may change and nobody says how many.
 const MAX_RESTARTS: u32 = 3;
@@ -41,9 +41,29 @@ pub(crate) struct ElasticArgs {
     /// Seconds that the job waits for its fewest workers [default: 600]
     #[arg(long, alias = "elastic_timeout", value_parser = seconds, value_name = "SECONDS")]
     pub(crate) elastic_timeout: Option<Duration>,
-    /// What happens to the workers at a change: restart, all of them
-    #[arg(long, value_name = "restart")]
-    pub(crate) on_change: Option<String>,
+    /// What happens to the workers at a change: restart, all of them, or in-place, for scripts with @hvd.elastic.run
+    /// [default: restart]
+    #[arg(long, value_name = "restart|in-place")]
+    pub(crate) on_change: Option<OnChangeArg>,
+    /// The protocol of the workers, by its name: as --on-change in-place
+    #[arg(long, value_name = "horovod")]
+    pub(crate) elastic: Option<ElasticArg>,
+}
+
+/// The ways of `--on-change`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnChangeArg {
+    /// All workers are stopped, and others started.
+    Restart,
+    /// Workers that are left go on.
+    InPlace,
+}
+
+/// The protocols of `--elastic`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ElasticArg {
+    /// That of `hvd.elastic`.
+    Horovod,
 }
 
 impl ElasticArgs {
@@ -56,6 +76,7 @@ impl ElasticArgs {
             reset_limit: self.reset_limit.or(file.reset_limit),
             elastic_timeout: self.elastic_timeout.or(file.elastic_timeout),
             on_change: self.on_change.or(file.on_change),
+            elastic: self.elastic.or(file.elastic),
         }
     }
 }
@@ -104,10 +125,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "host-discovery-script",
         "--head HOST:PORT before `run`: hosts join a cluster by starting kolo-node there",
     ),
-    (
-        "elastic",
-        "--on-change restart: workers of Horovod's elastic protocol are not kept yet",
-    ),
 ];
 
 /// For a line of `kolo run` that was not understood: an option of another launcher, with what to write instead.
@@ -155,23 +172,18 @@ fn range(options: &Run) -> Result<Option<(u32, u32)>, CliError> {
 /// The options with the most workers as their number, and how far the group may change if it may.
 pub(super) fn bounds(options: &Run, target: &Target) -> Result<(Run, Option<Bounds>), CliError> {
     let given = &options.elastic;
-    match given.on_change.as_deref() {
-        None | Some("restart") => {}
-        Some("in-place") => {
-            return usage(
-                "--on-change is `in-place`, for which `kolo run` would have to speak Horovod's elastic protocol; allowed is restart",
-            );
-        }
-        Some(other) => {
-            return usage(format!("--on-change is `{other}`; allowed is restart"));
-        }
+    if given.elastic.is_some() && given.on_change == Some(OnChangeArg::Restart) {
+        return usage(
+            "--elastic horovod and --on-change restart are given; give one of them: with Horovod's protocol workers go on in place",
+        );
     }
     let hosts = range(options)?;
     let sizes = given.min_np.is_some() || given.max_np.is_some();
     let is_elastic = hosts.is_some()
         || sizes
         || given.max_restarts.is_some_and(|most| most > 0)
-        || given.on_change.is_some();
+        || given.on_change.is_some()
+        || given.elastic.is_some();
     let mut most = options.clone();
     if !is_elastic {
         if let Some(option) = [
@@ -273,7 +285,12 @@ fn per_host(
 }
 
 /// Makes a job elastic.
-pub(super) fn apply(options: &Run, bounds: &Bounds, spec: &mut JobSpec) {
+pub(super) fn apply(
+    options: &Run,
+    here: &Surroundings,
+    bounds: &Bounds,
+    spec: &mut JobSpec,
+) -> Result<(), CliError> {
     let given = &options.elastic;
     let Bounds { min, max, per_host } = *bounds;
     let usual = if min < max { MAX_RESTARTS } else { 0 };
@@ -301,8 +318,39 @@ pub(super) fn apply(options: &Run, bounds: &Bounds, spec: &mut JobSpec) {
         ack_timeout_ms: spec.start_timeout_ms,
         filters: Vec::new(),
         health_check: None,
-        on_change: OnChange::Restart,
+        on_change: on_change(options, here, spec.rendezvous)?,
     }));
+    Ok(())
+}
+
+/// What happens to the workers at a change. `HOROVOD_ELASTIC` in the environment of `kolo run` asks for Horovod's protocol, too, unless
+/// an option says something else.
+fn on_change(
+    options: &Run,
+    here: &Surroundings,
+    has_rendezvous: bool,
+) -> Result<OnChange, CliError> {
+    let given = &options.elastic;
+    let of_variable = || {
+        let mut vars = here.vars.iter();
+        vars.any(|(name, value)| {
+            name == "HOROVOD_ELASTIC" && !matches!(value.to_str(), Some("" | "0"))
+        })
+    };
+    let in_place = match (given.on_change, given.elastic) {
+        (_, Some(ElasticArg::Horovod)) | (Some(OnChangeArg::InPlace), None) => true,
+        (Some(OnChangeArg::Restart), None) => false,
+        (None, None) => of_variable(),
+    };
+    if !in_place {
+        return Ok(OnChange::Restart);
+    }
+    if !has_rendezvous {
+        return usage(
+            "--no-rendezvous is given for workers that go on in place; they hear of each change by the rendezvous: leave one out",
+        );
+    }
+    Ok(OnChange::Horovod)
 }
 
 /// How long the workers may take until all run, or until enough of them do.

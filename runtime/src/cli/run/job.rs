@@ -7,8 +7,8 @@ use kolo_transport::frame::{FrameError, Limits};
 use kolo_transport::ids::{JobId, Rank};
 use kolo_transport::session::{Connection, Stream};
 use kolo_transport::wire::{
-    HeadReply, HeadRequest, JobEvent, JobSpec, JobState, NodeReply, NodeRequest, OutputChunk,
-    PlacedNode, Refusal, SubmitFrame, WorkerSignal,
+    HeadReply, HeadRequest, JobEvent, JobSpec, JobState, NodeReply, NodeRequest, OnChange,
+    OutputChunk, PlacedNode, Refusal, SubmitFrame, WorkerSignal,
 };
 use kolo_transport::{
     AwakeClock, CloseCode, Credentials, Endpoint, EndpointConfig, Expect, TransportRuntime,
@@ -152,6 +152,12 @@ pub(crate) async fn run(
     let Stream { mut send, mut recv } = stream.map_err(|lost| CliError::lost("the head", lost))?;
     let grace = request.grace;
     let is_elastic = request.spec.elastic.is_some();
+    let on_change = request
+        .spec
+        .elastic
+        .as_deref()
+        .map(|elastic| elastic.on_change);
+    let starts_anew = on_change == Some(OnChange::Restart);
     let input = request
         .spec
         .installed
@@ -221,7 +227,8 @@ pub(crate) async fn run(
                             outcome.workers = table.world_size();
                             // The first one may have failed before all its workers ran.
                             if table.generation.0 > 1 {
-                                say(&format!("the group is started anew: {}", table.cause));
+                                let how = if starts_anew { "is started anew" } else { "is another one" };
+                                say(&format!("the group {how}: {}", table.cause));
                             }
                             sink.members(table.members).await;
                         }

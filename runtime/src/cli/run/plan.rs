@@ -145,7 +145,7 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
         elastic: None,
     };
     if let Some(bounds) = &bounds {
-        elastic::apply(options, bounds, &mut spec);
+        elastic::apply(options, here, bounds, &mut spec)?;
     }
     let threads = "OMP_NUM_THREADS";
     let inherits = target == Target::Local && here.vars.iter().any(|(name, _)| name == threads);

@@ -6,11 +6,14 @@ use std::time::Duration;
 
 use kolo_wire::ids::{Generation, NodeId, Slot};
 use kolo_wire::{
-    JobEvent, Member, NetworkReport, NodeEvent, NodeReply, NodeRequest, Refusal, SubmitFrame,
+    GenerationTable, JobEvent, Member, NetworkReport, NodeEvent, NodeReply, NodeRequest, Refusal,
+    SubmitFrame,
 };
 
 use crate::fence::Fence;
 use crate::interfaces::{Discovery, Network};
+use crate::membership::Process;
+use crate::rendezvous::DoorNews;
 
 /// A part of the placement: a node and its workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,6 +118,8 @@ pub enum Event {
     Discovered(Result<Arc<Network>, NetworkReport>),
     /// Answer to [`Action::OpenRendezvous`].
     Rendezvous(Result<SocketAddr, String>),
+    /// News of the door of a process: see [`Action::OpenDoor`].
+    Door(Process, DoorNews),
     /// Answer to [`Action::Place`]. The head has booked what the seats need there. If a node is new to the job, say
     /// [`Job::connect_by`](super::Job::connect_by) before.
     Placed {
@@ -201,6 +206,15 @@ pub enum Action {
     OpenRendezvous(Vec<Member>),
     /// Close it again.
     CloseRendezvous,
+    /// Open a rendezvous for this process alone, on this node and with this `HOROVOD_HOSTNAME`: one [`DoorNews::Opened`], and others
+    /// later.
+    OpenDoor(Process, NodeId, String),
+    /// Let the members of a generation in at their doors.
+    Admit(Arc<GenerationTable>),
+    /// Tell a process behind its door that hosts have changed: one [`DoorNews::Noticed`] with this number.
+    Notice(Process, u64),
+    /// Close the door of a process.
+    CloseDoor(Process),
     /// Find nodes for these seats of an elastic job, and answer with one [`Event::Placed`] that has all of them.
     Place {
         /// The seats.

@@ -374,6 +374,7 @@ impl Job {
             Event::Fenced { node, reason } => self.fenced(node, reason),
             Event::Discovered(found) => self.discovered(found),
             Event::Rendezvous(opened) => self.rendezvous_opened(opened),
+            Event::Door(process, news) => self.door_news(process, news),
             Event::Driver(frame) => self.driver_says(frame),
             Event::Placed {
                 seated,

@@ -157,6 +157,7 @@ impl Job {
         if let Some(network) = self.net.known().or(self.before.as_deref()) {
             all.extend(env::network(network, member.node));
         }
+        all.extend(self.door_env(member));
         all
     }
 

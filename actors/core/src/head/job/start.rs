@@ -252,7 +252,10 @@ impl Job {
             job: self.id,
             generation: match elastic {
                 true if self.starts_anew() => self.group_number(),
-                true => Generation(0),
+                // That of the last plan; a job whose members start without ranks has none.
+                true => self
+                    .planned_table()
+                    .map_or(Generation(0), |table| table.generation),
                 false => self.generation,
             },
             owner: self.owner,
@@ -284,13 +287,16 @@ impl Job {
             let table = self.published.as_deref();
             return table.map_or(0, GenerationTable::world_size);
         }
+        if let Some(table) = self.planned_table() {
+            return table.world_size();
+        }
         let of_members = self.seats.len() as u32;
         self.elastic.as_deref().map_or(of_members, Elastic::seats)
     }
 
     pub(super) fn common_env(&self) -> JobEnv {
         let master = &self.parts[0];
-        self.group_env(JobEnv {
+        let common = JobEnv {
             job: self.id,
             generation: self.generation,
             world_size: self.world_size(),
@@ -313,7 +319,12 @@ impl Job {
                 Some(_) => env::horovod_hostnames(self.seats.values().map(|seat| &seat.member)),
                 None => BTreeMap::new(),
             },
-        })
+        };
+        if self.is_planned() {
+            self.planned_env(common)
+        } else {
+            self.group_env(common)
+        }
     }
 
     pub(super) fn worker_started(&mut self, node: NodeId, slot: Slot, pid: u32) {
@@ -323,7 +334,7 @@ impl Job {
                 seat.pid = pid;
                 if self.starts_anew() {
                     self.process_runs(slot);
-                } else if self.is_installed() {
+                } else if self.is_installed() && !self.is_planned() {
                     self.installed_ready(slot);
                 }
             }

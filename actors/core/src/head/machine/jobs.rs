@@ -21,6 +21,7 @@ use crate::head::requests::Purpose;
 use crate::head::validate::validate;
 use crate::interfaces::Key;
 use crate::placement::{lay_out, place};
+use crate::rendezvous::DoorOpening;
 
 /// How long a node may take for one push before it is tried again.
 const PUSH_LIMIT: Duration = Duration::from_secs(5);
@@ -249,6 +250,24 @@ impl HeadCore {
                         self.outputs.push(Output::OpenRendezvous(opening));
                     }
                 }
+                Action::OpenDoor(process, node, hostname) => {
+                    if let Some(running) = self.jobs.get(&id) {
+                        let contact = running.contacts.get(&node);
+                        self.outputs.push(Output::OpenDoor(DoorOpening {
+                            job: id,
+                            process,
+                            node,
+                            hostname,
+                            peers: contact.map(|contact| contact.ip).into_iter().collect(),
+                            local: running.local_ip(),
+                        }));
+                    }
+                }
+                Action::Admit(table) => self.outputs.push(Output::Admit(table)),
+                Action::Notice(process, number) => {
+                    self.outputs.push(Output::Notice(id, process, number));
+                }
+                Action::CloseDoor(process) => self.outputs.push(Output::CloseDoor(id, process)),
                 Action::CloseRendezvous => self.outputs.push(Output::CloseRendezvous(id)),
                 Action::Place { slots, avoid } => {
                     self.due.push_back(Due::Seat(id, slots, avoid));

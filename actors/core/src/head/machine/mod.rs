@@ -179,6 +179,7 @@ impl HeadCore {
             Input::Frame(job, frame) => self.step_job(job, Event::Driver(frame)),
             Input::DriverGone(job) => self.step_job(job, Event::DriverGone),
             Input::Replied(request, reply) => self.replied(request, reply),
+            Input::Door(job, process, news) => self.step_job(job, Event::Door(process, news)),
             Input::RendezvousOpened(job, opened) => self.step_job(job, Event::Rendezvous(opened)),
             Input::Tick => self.tick(),
         }

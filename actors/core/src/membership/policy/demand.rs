@@ -9,9 +9,9 @@ use kolo_wire::ids::Slot;
 use super::{Choice, Decision, Process, Purpose, Seat, State, Units, View, decision};
 
 impl View<'_> {
-    /// Processes that stay, and those that are on their way, as far as they are of use. Of a group that is started anew: their seats.
+    /// Processes that stay, and those that are on their way, as far as they are of use. Where seats are held: seats.
     fn have(&self) -> usize {
-        if self.limits.starts_anew() {
+        if self.limits.holds_seats() {
             return self.usable();
         }
         let stranded = self.units.as_ref().map_or(0, |units| units.stranded.len());
@@ -49,7 +49,7 @@ impl View<'_> {
             .is_none_or(|at| self.budget.has_warmed(at, self.now));
         let count = if has_room || missing == 0 {
             missing
-        } else if self.limits.starts_anew() {
+        } else if self.limits.holds_seats() {
             0
         } else {
             let units = Units::new(self.now, self.roster, self.limits, self.budget);

@@ -66,7 +66,7 @@ impl<'a> View<'a> {
     }
 
     /// Seats in which a process may be started now.
-    fn startable(&self) -> impl Iterator<Item = &'a Seat> {
+    pub(super) fn startable(&self) -> impl Iterator<Item = &'a Seat> {
         let cooling = self.budget.cooling(self.now);
         let held = self.roster.in_state(State::Held);
         held.filter(move |seat| {
@@ -108,7 +108,7 @@ impl<'a> View<'a> {
     }
 
     /// Room that a full group does not use: others have replaced processes whose end was seen late.
-    fn room_left(&self) -> Option<Decision> {
+    pub(super) fn room_left(&self) -> Option<Decision> {
         let is_full = self.members().len() >= self.limits.max as usize;
         if !is_full || self.roster.leaving() > 0 || self.roster.count(State::Returned) > 0 {
             return None;

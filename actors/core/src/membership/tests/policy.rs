@@ -103,7 +103,7 @@ impl Case {
             budget,
             previous,
         } = self;
-        decide(*now, roster, limits, budget, previous.as_ref())
+        decide(*now, roster, limits, budget, previous.as_ref(), None)
     }
 
     fn choice(&self) -> Choice {

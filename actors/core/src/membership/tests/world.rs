@@ -283,6 +283,7 @@ impl World {
                         self.nodes.get_mut(&node).unwrap().room += 1;
                     }
                 }
+                Action::Plan(_) => {}
                 Action::Start { process, location } => {
                     self.try_send(Message::ToProcess(process, Order::Start(location)));
                 }

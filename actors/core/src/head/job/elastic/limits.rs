@@ -16,6 +16,7 @@ pub(in crate::head) fn limits(elastic: &Elastic, spec: &JobSpec) -> Limits {
     Limits {
         mode: match elastic.on_change {
             OnChange::InPlace => Mode::InPlace,
+            OnChange::Horovod => Mode::Planned,
             // TERM, KILL, and the end of the wait for the end.
             OnChange::Restart => Mode::Restart {
                 stop_timeout: ms(spec.grace_ms) + KILLED + MARGIN,

@@ -4,6 +4,7 @@
 //! such a job but the end that membership decides on, a stop, or its driver.
 
 mod flow;
+mod horovod;
 mod limits;
 mod news;
 mod nodes;
@@ -22,6 +23,7 @@ use kolo_wire::{
 };
 
 pub(super) use self::flow::Flow;
+use self::horovod::Doors;
 pub(in crate::head) use self::limits::limits;
 use self::restart::Forming;
 use self::tally::Tally;
@@ -72,6 +74,8 @@ pub(super) struct Elastic {
     met: Generation,
     /// The port of torch's store in the generation that was started last.
     master_port: u16,
+    /// Of a group of Horovod's elastic workers.
+    doors: Doors,
 }
 
 impl Elastic {
@@ -104,6 +108,7 @@ impl Elastic {
             nodes: BTreeMap::new(),
             met: Generation(0),
             master_port: 0,
+            doors: Doors::default(),
         };
         Ok((elastic, actions))
     }
@@ -255,6 +260,7 @@ impl Job {
                 break;
             }
         }
+        self.close_doors();
         self.announce();
         self.start_queued();
         self.forget_nodes();
@@ -304,8 +310,14 @@ impl Job {
                     self.leave_seat(slot);
                 }
             }
+            membership::Action::Plan(generation) => self.plan(&generation),
+            membership::Action::Start { process, location } if self.is_planned() => {
+                self.open_door(process, location.node);
+            }
             membership::Action::Start { process, location } => self.queue(process, location.node),
             membership::Action::Stop { process, why } => self.stop_worker(process, why),
+            // Its members see it at their links.
+            membership::Action::Revoke { .. } if self.is_planned() => {}
             membership::Action::Revoke {
                 generation,
                 lost,
@@ -321,6 +333,9 @@ impl Job {
             }
             membership::Action::Publish { generation, to } => self.publish(&generation, &to),
             membership::Action::Active(generation) => self.activate(generation.number()),
+            membership::Action::Hold { generation, .. } if self.is_planned() => {
+                self.give_notice(generation);
+            }
             membership::Action::Hold { generation, why } => {
                 let request = NodeRequest::Hold {
                     job: self.id,
@@ -360,7 +375,8 @@ impl Job {
             };
             self.phase = self.phase.max(Phase::Publish);
             let starts_anew = self.starts_anew();
-            if let Some(elastic) = self.elastic.as_mut().filter(|_| !starts_anew) {
+            let is_told = !starts_anew && !self.is_planned();
+            if let Some(elastic) = self.elastic.as_mut().filter(|_| is_told) {
                 let tally = Tally::new(table.members.iter().map(process_of));
                 elastic.tallies.insert(number, tally);
             }
@@ -371,6 +387,9 @@ impl Job {
         }
         if self.starts_anew() {
             return;
+        }
+        if self.is_planned() {
+            return self.acknowledge(number, to);
         }
         let seats = to
             .iter()
@@ -447,10 +466,11 @@ impl Job {
                 seat.state = WorkerState::Ready;
             }
         }
-        if !self.starts_anew() {
+        if !(self.starts_anew() || self.is_planned()) {
             self.fall.close();
         }
         self.tell_state("HEALTHY", table.cause.clone());
+        self.let_in(&table);
         let nodes = self.placed_nodes();
         let table = Arc::unwrap_or_clone(table);
         let elastic = self.elastic.as_mut();

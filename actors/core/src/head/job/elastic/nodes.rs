@@ -486,6 +486,7 @@ impl Job {
             let queue = &self.parts[part].flow.queue;
             queue.iter().position(|other| *other == process)
         });
+        let part = part.filter(|_| !self.waits_for_door(process));
         let (Some(part), None) = (part, queued) else {
             if let (Some(part), Some(at)) = (part, queued) {
                 self.parts[part].flow.queue.remove(at);

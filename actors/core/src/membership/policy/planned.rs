@@ -1,0 +1,171 @@
+//! The policy for a group whose survivors go on, and whose new processes are started with their ranks.
+
+use std::time::Instant;
+
+use kolo_wire::ids::Slot;
+
+use super::super::generation::Generation;
+use super::super::seat::{Process, Seat, State};
+use super::{Choice, Decision, View, decision};
+
+impl<'a> View<'a> {
+    /// What is to be done, unless the job ends or asks for room.
+    ///
+    /// The rules:
+    /// - Survivors of a loss go on at once. Nobody waits for new processes, unless too few are left.
+    /// - One group at a time has new processes on their way. They start while the members work. When all of them are ready the members
+    ///   hold, and the group is formed as it was planned.
+    /// - A loss on the way makes the plan void: the ranks have changed. Its new processes end, and another group is planned.
+    pub(super) fn planned(&self) -> Decision {
+        if let Some(plan) = self.plan.filter(|plan| !self.is_sound(plan)) {
+            let reason = format!(
+                "a group of {} can't be formed as it was planned",
+                plan.members().len()
+            );
+            return decision(Choice::Cancel, reason);
+        }
+        if let Some(strays) = self.strays() {
+            return strays;
+        }
+        match self.budget.idle_since() {
+            Some(since) => self.form_planned(since),
+            None => self.room_left().unwrap_or_else(|| self.change_planned()),
+        }
+    }
+
+    /// All that the plan counts on is there or on its way, and each member that stays is in it.
+    fn is_sound(&self, plan: &Generation) -> bool {
+        let is_there = |process: Process| {
+            let seat = self.roster.seat(process.slot);
+            seat.is_some_and(|seat| {
+                seat.process() == process && seat.state.is_there() && !seat.leaving
+            })
+        };
+        let mut members = plan.members().iter().map(|member| member.process);
+        let mut staying = self.candidates().filter(|seat| !seat.leaving);
+        members.all(is_there) && staying.all(|seat| plan.member(seat.process()).is_some())
+    }
+
+    /// Processes that are in no group, as no rule lets them into one.
+    fn strays(&self) -> Option<Decision> {
+        let is_wanted = |process| {
+            let mut groups = [self.previous, self.plan].into_iter().flatten();
+            groups.any(|group| group.member(process).is_some())
+        };
+        let ready = self.roster.in_state(State::Ready).map(Seat::process);
+        let strays: Vec<Process> = ready.filter(|process| !is_wanted(*process)).collect();
+        let reason = format!("processes that are in no group end: {}", strays.len());
+        (!strays.is_empty()).then(|| decision(Choice::Dismiss(strays), reason))
+    }
+
+    /// The processes of a plan, once all of them are ready.
+    fn ready(&self, plan: &Generation) -> Option<Vec<&'a Seat>> {
+        let members = plan.members().iter();
+        let seats = members.map(|member| {
+            let is_live = self.roster.is_live(member.process);
+            self.roster.seat(member.process.slot).filter(|_| is_live)
+        });
+        seats.collect()
+    }
+
+    /// The seats of the best group there could be, in rank order: members that stay, and held seats.
+    fn best_planned(&self) -> Vec<&'a Seat> {
+        let staying = self.candidates().filter(|seat| !seat.leaving);
+        self.shaped(staying.chain(self.startable()))
+    }
+
+    /// No group is active: form one, plan one, wait, or give up.
+    fn form_planned(&self, since: Instant) -> Decision {
+        let deadline = since + self.limits.start_timeout;
+        let survivors = self.survivors();
+        if let Some(wait) = self.wait_for_unseen(survivors, deadline) {
+            return wait;
+        }
+        let planned = self.plan.and_then(|plan| self.ready(plan));
+        let best = planned.or_else(|| {
+            let best = self.best();
+            (survivors > 0 && self.is_enough(&best)).then_some(best)
+        });
+        if let Some(best) = best {
+            let processes = best.iter().map(|seat| seat.process()).collect();
+            return decision(Choice::Form(processes), self.cause(&best));
+        }
+        if let Some(plan) = self.plan {
+            return waiting(plan);
+        }
+        let best = self.best_planned();
+        if best.len() < self.limits.min as usize {
+            return self.too_few(best.len(), deadline);
+        }
+        let first = self.startable().map(|seat| seat.since).min();
+        let window = self.window(first, best.len());
+        if let Some(end) = window.filter(|_| self.now < deadline) {
+            return decision(
+                Choice::WaitUntil(end.min(deadline)),
+                "enough hosts have room, others are asked and may join",
+            );
+        }
+        decision(Choice::Plan(slots(&best)), self.cause(&best))
+    }
+
+    /// A group is active: keep it, plan another one, or ask it to hold for that.
+    fn change_planned(&self) -> Decision {
+        let members = self.members().len();
+        let keep = |reason: String| decision(Choice::Keep, reason);
+        let returned = self.roster.count(State::Returned);
+        if returned > 0 {
+            return keep(format!(
+                "members that have returned: {returned} of {members}"
+            ));
+        }
+        if !self.budget.has_resets(self.limits) {
+            return keep(format!(
+                "members: {members}; the limit of changes is reached (reset_limit)"
+            ));
+        }
+        if let Some(plan) = self.plan {
+            return match self.ready(plan) {
+                Some(seats) => decision(Choice::Hold, self.cause(&seats)),
+                None => waiting(plan),
+            };
+        }
+        let leaving = self.roster.leaving();
+        let max = self.limits.max as usize;
+        if leaving == 0 && (members >= max || self.roster.count(State::Held) == 0) {
+            return keep(format!("members: {members} of at most {max}"));
+        }
+        let best = self.best_planned();
+        if best.len() < self.limits.min as usize || (leaving == 0 && best.len() <= members) {
+            return keep(format!(
+                "members: {members}; nobody could replace or join them"
+            ));
+        }
+        let new = best.iter().filter(|seat| !seat.state.is_live());
+        let window = self.window(new.map(|seat| seat.since).min(), best.len());
+        if let Some(end) = window.filter(|_| leaving == 0) {
+            let could = best.len();
+            return decision(
+                Choice::WaitUntil(end),
+                format!("members: {members}, could be {could}; others are asked and may join, too"),
+            );
+        }
+        let cause = self.cause(&best);
+        if best.iter().all(|seat| seat.state.is_live()) {
+            return decision(Choice::Hold, cause);
+        }
+        decision(Choice::Plan(slots(&best)), cause)
+    }
+}
+
+/// Each process on its way has a deadline of its own.
+fn waiting(plan: &Generation) -> Decision {
+    let size = plan.members().len();
+    decision(
+        Choice::Keep,
+        format!("processes start for a group of {size}"),
+    )
+}
+
+fn slots(seats: &[&Seat]) -> Vec<Slot> {
+    seats.iter().map(|seat| seat.slot).collect()
+}
