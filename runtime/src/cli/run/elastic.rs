@@ -21,6 +21,13 @@ const ELASTIC_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long room on one host waits for room on another one, so that both join together.
 const JOIN_WINDOW_MS: u64 = 1000;
 
+/// How long Horovod waits for an answer of another worker, in seconds. A worker that sees a loss keeps its links open until it is in the
+/// next group, so that others see nothing before this time is over.
+const GLOO_TIMEOUT: &str = "HOROVOD_GLOO_TIMEOUT_SECONDS";
+
+/// That time for a small group. Horovod's own is 30 s. A large group takes longer to meet.
+const GLOO_SECONDS: u32 = 10;
+
 /// The options.
 #[derive(Debug, Clone, Default, ClapArgs)]
 #[command(next_help_heading = "Elastic")]
@@ -305,6 +312,12 @@ pub(super) fn apply(
         // Which process of rank 0 should have it?
         installed.stdin = false;
     }
+    let on_change = on_change(options, here, spec.rendezvous)?;
+    if on_change == OnChange::Horovod && !here.vars.iter().any(|(name, _)| name == GLOO_TIMEOUT) {
+        let seconds = GLOO_SECONDS + max / 16;
+        let given = spec.env.entry(GLOO_TIMEOUT.to_owned());
+        given.or_insert_with(|| seconds.to_string());
+    }
     spec.elastic = Some(Box::new(Elastic {
         min,
         max,
@@ -318,7 +331,7 @@ pub(super) fn apply(
         ack_timeout_ms: spec.start_timeout_ms,
         filters: Vec::new(),
         health_check: None,
-        on_change: on_change(options, here, spec.rendezvous)?,
+        on_change,
     }));
     Ok(())
 }
