@@ -10,6 +10,7 @@ mod deaths;
 mod elastic;
 mod ends;
 mod executables;
+mod horovod;
 mod jobs;
 mod obituary;
 mod placement;

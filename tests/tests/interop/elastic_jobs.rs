@@ -1,8 +1,13 @@
-//! A script for Horovod's elastic launcher.
+//! Scripts for Horovod's elastic launcher: as static jobs, and as jobs that heal in place.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, ensure};
 use kolo_harness::{Framework, TestCluster, kolo};
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::jobs::{Script, Shape, on_nodes, turn};
+use crate::jobs::{Running, Script, Shape, on_nodes, turn};
 
 /// Nobody leaves and nobody comes: it is a script like others, as under `horovodrun`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -15,4 +20,222 @@ async fn an_elastic_horovod_program_runs_as_a_static_job() -> anyhow::Result<()>
     let cluster = TestCluster::builder().nodes(2).slots(2).start().await?;
     on_nodes(&cluster, script)?;
     Ok(cluster.stop().await?)
+}
+
+/// A line of a script that takes steps.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    step: u64,
+    rank: usize,
+    size: usize,
+    pid: i32,
+}
+
+impl Step {
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.strip_prefix("step ")?.split(' ');
+        let step = words.next()?.parse().ok()?;
+        let (rank, size) = words.next()?.split_once('/')?;
+        Some(Self {
+            step,
+            rank: rank.parse().ok()?,
+            size: size.parse().ok()?,
+            pid: words.next()?.parse().ok()?,
+        })
+    }
+}
+
+/// A job that takes steps until it is told to stop.
+struct Steps {
+    running: Running,
+    stop: PathBuf,
+    /// The highest step so far.
+    last: u64,
+    _dir: tempfile::TempDir,
+}
+
+impl Steps {
+    fn start(
+        script: Script,
+        kolo: std::process::Command,
+        options: &[&str],
+    ) -> anyhow::Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let stop = dir.path().join("stop");
+        let mut command = script.command(kolo, options);
+        command.arg(&stop);
+        Ok(Self {
+            running: Running::start(command)?,
+            stop,
+            last: 0,
+            _dir: dir,
+        })
+    }
+
+    /// The next step of any rank. No step is lost but those that were not committed by all.
+    fn next(&mut self) -> anyhow::Result<Step> {
+        loop {
+            let line = self.running.line()?;
+            let line = line.with_context(|| format!("the job has ended: {:?}", self.running))?;
+            let Some(step) = Step::parse(&line) else {
+                continue;
+            };
+            ensure!(
+                step.step + 1 >= self.last && step.step <= self.last + 1,
+                "{step:?} after step {}",
+                self.last
+            );
+            self.last = self.last.max(step.step);
+            return Ok(step);
+        }
+    }
+
+    /// The process of each rank, once the group has so many members.
+    fn group(&mut self, size: usize) -> anyhow::Result<Vec<i32>> {
+        let mut pids = BTreeMap::new();
+        while pids.len() < size {
+            let step = self.next()?;
+            if step.size == size {
+                pids.insert(step.rank, step.pid);
+            } else {
+                pids.clear();
+            }
+        }
+        Ok(pids.into_values().collect())
+    }
+
+    /// Some more steps of the group.
+    fn work(&mut self, steps: u64) -> anyhow::Result<()> {
+        let until = self.last + steps;
+        while self.last < until {
+            self.next()?;
+        }
+        Ok(())
+    }
+
+    /// All members end with success.
+    fn finish(mut self, size: usize) -> anyhow::Result<()> {
+        std::fs::write(&self.stop, "")?;
+        let mut done = 0;
+        while let Some(line) = self.running.line()? {
+            done += usize::from(line.starts_with("done ") && line.contains(&format!("/{size} ")));
+        }
+        let ended = self.running.end()?;
+        ensure!(ended.status.success() && done == size, "{done}, {ended:?}");
+        Ok(())
+    }
+}
+
+fn kill(pid: i32) -> anyhow::Result<()> {
+    let pid = Pid::from_raw(pid).context("no pid")?;
+    Ok(kill_process(pid, Signal::KILL)?)
+}
+
+fn steps() -> anyhow::Result<Option<Script>> {
+    Script::find(Framework::Horovod, "horovod_steps.py")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_horovod_worker_is_replaced_and_the_others_go_on() -> anyhow::Result<()> {
+    let Some(script) = steps()? else {
+        return Ok(());
+    };
+    let _turn = turn().await;
+    let options = ["-n", "2", "--min-np", "1", "--elastic", "horovod"];
+    let mut job = Steps::start(script, kolo(), &options)?;
+    for killed in [1, 0] {
+        let before = job.group(2)?;
+        job.work(10)?;
+        kill(before[killed])?;
+        let alone = job.group(1)?;
+        let survivor = before[1 - killed];
+        ensure!(alone == [survivor], "{alone:?} of {before:?}");
+        let after = job.group(2)?;
+        // whoever has been there longest is first, and hands its state on.
+        ensure!(after[0] == survivor, "{after:?} after {before:?}");
+        ensure!(!before.contains(&after[1]), "{after:?} after {before:?}");
+    }
+    job.finish(2)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn horovod_workers_go_on_without_a_lost_node_and_with_a_new_one() -> anyhow::Result<()> {
+    let Some(script) = steps()? else {
+        return Ok(());
+    };
+    let _turn = turn().await;
+    let mut cluster = TestCluster::builder().nodes(2).slots(1).start().await?;
+    let options = ["-n", "2", "--min-np", "1", "--on-change", "in-place"];
+    let mut job = Steps::start(script, cluster.kolo()?, &options)?;
+    let before = job.group(2)?;
+    job.work(10)?;
+    cluster.kill_node(1)?;
+    let alone = job.group(1)?;
+    ensure!(before.contains(&alone[0]), "{alone:?} of {before:?}");
+    job.work(10)?;
+    cluster.add_node().await?;
+    let after = job.group(2)?;
+    ensure!(after[0] == alone[0], "{after:?} after {alone:?}");
+    job.finish(2)?;
+    Ok(cluster.stop().await?)
+}
+
+/// Numbers that a seed gives.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// In every second round another worker is killed while the group is smaller.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn horovod_workers_survive_ten_losses_at_random_moments() -> anyhow::Result<()> {
+    let Some(script) = steps()? else {
+        return Ok(());
+    };
+    let _turn = turn().await;
+    let seed = match std::env::var("KOLO_TEST_SEED") {
+        Ok(given) => given.parse()?,
+        Err(_) => std::time::SystemTime::UNIX_EPOCH.elapsed()?.as_millis() as u64,
+    };
+    println!("KOLO_TEST_SEED={seed}");
+    let mut random = Random(seed);
+    let options = [
+        "-n",
+        "3",
+        "--min-np",
+        "1",
+        "--max-restarts",
+        "50",
+        "--elastic",
+        "horovod",
+    ];
+    let mut job = Steps::start(script, kolo(), &options)?;
+    for round in 0..10 {
+        let mut left = job.group(3)?;
+        job.work(1 + random.below(40))?;
+        kill(left.remove(random.below(3) as usize))?;
+        if round % 2 == 1 {
+            let smaller = job.group(2)?;
+            ensure!(
+                smaller == left,
+                "round {round}: {smaller:?} instead of {left:?}"
+            );
+            kill(left.remove(random.below(2) as usize))?;
+        }
+        let size = left.len();
+        let smaller = job.group(size)?;
+        ensure!(
+            smaller == left,
+            "round {round}: {smaller:?} instead of {left:?}"
+        );
+    }
+    job.group(3)?;
+    job.finish(3)
 }

@@ -1,11 +1,12 @@
 //! Roster, policy and formation, tied together.
 
+mod doubt;
 mod plan;
 mod restart;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kolo_wire::Kept;
 use kolo_wire::ids::{self, Slot};
@@ -20,6 +21,7 @@ use super::policy::{Choice, Purpose, decide};
 use super::roster::{Departure, Fate, Roster, Stale};
 use super::seat::{Loss, Process, Seat, State};
 use super::units::Units;
+use doubt::Doubt;
 
 /// The membership of one job.
 #[derive(Debug, Clone)]
@@ -50,19 +52,6 @@ pub struct Membership {
     woken_at: Option<Instant>,
     has_ended: bool,
     actions: Vec<Action>,
-}
-
-/// How long the active generation is kept after a member could not go on in it. The loss that is behind it is known by then, if
-/// there is one: what a process says may overtake the word of another one's end.
-const DOUBT: Duration = Duration::from_secs(1);
-
-/// A generation in which a member can't go on.
-#[derive(Debug, Clone)]
-struct Doubt {
-    generation: ids::Generation,
-    until: Instant,
-    culprit: Option<Process>,
-    why: String,
 }
 
 impl Membership {
@@ -202,63 +191,6 @@ impl Membership {
                 }
             }
             _ => {}
-        }
-    }
-
-    /// A member can't go on. Others that say so later add nothing.
-    fn doubt(
-        &mut self,
-        now: Instant,
-        generation: ids::Generation,
-        culprit: Option<ids::Rank>,
-        why: &str,
-    ) {
-        let active = self.active().filter(|active| active.number() == generation);
-        if let (None, Some(active)) = (&self.doubt, active) {
-            let members = active.members();
-            let culprit = culprit.and_then(|rank| members.get(rank.index()));
-            self.doubt = Some(Doubt {
-                generation,
-                until: now + DOUBT,
-                culprit: culprit.map(|member| member.process),
-                why: why.to_owned(),
-            });
-        }
-    }
-
-    /// Gives up the generation in which a member can't go on, if nothing has explained that meanwhile. The next one has the same
-    /// members: those that stand still do not take it, and are late. A process that is blamed twice in a row takes generations and
-    /// does no work.
-    fn resolve_doubt(&mut self, now: Instant) {
-        let is_active = |doubt: &Doubt| {
-            let active = self.active();
-            active.is_some_and(|active| active.number() == doubt.generation)
-        };
-        if !self.doubt.as_ref().is_some_and(is_active) {
-            self.doubt = None;
-        }
-        let Some(doubt) = self.doubt.take_if(|doubt| now >= doubt.until) else {
-            return;
-        };
-        let Doubt {
-            generation,
-            culprit,
-            why,
-            ..
-        } = doubt;
-        let blamed = std::mem::replace(&mut self.blamed, culprit);
-        self.budget.idle(now, &why);
-        self.budget.broke(&why);
-        self.actions.push(Action::Tell(format!(
-            "generation {generation} is given up: {why}"
-        )));
-        self.actions.push(Action::Revoke {
-            generation,
-            lost: Vec::new(),
-            cause: why.clone(),
-        });
-        if let Some(process) = culprit.filter(|_| blamed == culprit) {
-            self.give_up(now, process, Loss::Late(why));
         }
     }
 

@@ -14,7 +14,8 @@ pub(super) fn arrange_by_node<'a>(
     previous: Option<&Generation>,
     seats: impl IntoIterator<Item = &'a Seat>,
 ) -> Vec<&'a Seat> {
-    let mut seats = arrange(previous, seats);
+    // A seat without a process has the place of the last one.
+    let mut seats = arrange_as(previous, seats, |_| true);
     let node = |seat: &Seat| seat.location.as_ref().map(|location| location.node);
     let mut first: BTreeMap<Option<NodeId>, usize> = BTreeMap::new();
     for (position, seat) in seats.iter().enumerate() {
@@ -36,7 +37,16 @@ pub fn arrange<'a>(
     previous: Option<&Generation>,
     seats: impl IntoIterator<Item = &'a Seat>,
 ) -> Vec<&'a Seat> {
+    arrange_as(previous, seats, |seat| seat.state.is_there())
+}
+
+fn arrange_as<'a>(
+    previous: Option<&Generation>,
+    seats: impl IntoIterator<Item = &'a Seat>,
+    may_be_member: impl Fn(&Seat) -> bool,
+) -> Vec<&'a Seat> {
     let rank = |seat: &Seat| {
+        let previous = previous.filter(|_| may_be_member(seat));
         let member = previous.and_then(|previous| previous.member(seat.process()));
         member.map(|member| member.rank)
     };

@@ -503,7 +503,9 @@ impl<'a> View<'a> {
     /// Why the next generation is of these processes.
     fn cause(&self, group: &[&Seat]) -> String {
         let mut parts = Vec::new();
-        let new = group.iter().filter(|seat| !self.is_member(seat)).count();
+        // A held seat still has the name of the process before.
+        let is_new = |seat: &&&Seat| !(seat.state.is_live() && self.is_member(seat));
+        let new = group.iter().filter(is_new).count();
         let members = self.members();
         if members.is_empty() {
             return format!("the first {new} members");

@@ -381,13 +381,20 @@ mod tests {
     use super::*;
 
     fn planned(line: &str, has_head: bool) -> Result<Plan, String> {
+        planned_with(line, has_head, &[])
+    }
+
+    fn planned_with(line: &str, has_head: bool, vars: &[(&str, &str)]) -> Result<Plan, String> {
         let words = format!("kolo run {line}");
         let parsed = Args::try_parse_from(words.split(' ')).map_err(|error| error.to_string())?;
         let Command::Run(options) = parsed.command else {
             panic!("{line}");
         };
         let here = Surroundings {
-            vars: Vec::new(),
+            vars: vars
+                .iter()
+                .map(|(name, value)| (name.into(), value.into()))
+                .collect(),
             cwd: "/srv".into(),
             hostname: "me".to_owned(),
             has_head,
@@ -482,6 +489,36 @@ mod tests {
     }
 
     #[test]
+    fn workers_of_horovod_go_on_in_place() {
+        let on_change = |line: &str, vars: &[(&str, &str)]| {
+            let plan = planned_with(line, true, vars).unwrap();
+            let timeout = plan.spec.env.get(GLOO_TIMEOUT).cloned();
+            (plan.spec.elastic.unwrap().on_change, timeout)
+        };
+        let horovod = |seconds: &str| (OnChange::Horovod, Some(seconds.to_owned()));
+        assert_eq!(on_change("-n 2 --elastic horovod x", &[]), horovod("10"));
+        assert_eq!(
+            on_change("-n 32 --on-change in-place x", &[]),
+            horovod("12")
+        );
+        let given = "--env HOROVOD_GLOO_TIMEOUT_SECONDS=3 -n 2 --elastic horovod x";
+        assert_eq!(on_change(given, &[]), horovod("3"));
+        let restart = (OnChange::Restart, None);
+        assert_eq!(on_change("-n 2 --min-np 1 x", &[]), restart);
+        let elastic = [("HOROVOD_ELASTIC", "1")];
+        assert_eq!(on_change("-n 2 --min-np 1 x", &elastic), horovod("10"));
+        assert_eq!(
+            on_change("-n 2 --min-np 1 x", &[("HOROVOD_ELASTIC", "0")]),
+            restart
+        );
+        assert_eq!(on_change("-n 2 --on-change restart x", &elastic), restart);
+        assert_eq!(
+            planned_with("-n 2 x", true, &elastic).unwrap().spec.elastic,
+            None
+        );
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused() {
         for (line, head, message) in [
             ("--nnodes 4:1 x", true, "--nnodes is `4:1`"),
@@ -503,11 +540,21 @@ mod tests {
                 "--elastic-timeout is given",
             ),
             (
-                "-n 4 --on-change in-place x",
+                "-n 4 --on-change maybe x",
                 true,
-                "Horovod's elastic protocol",
+                "[possible values: restart, in-place]",
             ),
-            ("-n 4 --on-change maybe x", true, "allowed is restart"),
+            ("-n 4 --elastic torch x", true, "[possible values: horovod]"),
+            (
+                "-n 4 --elastic horovod --on-change restart x",
+                true,
+                "give one of them",
+            ),
+            (
+                "-n 4 --elastic horovod --no-rendezvous x",
+                true,
+                "leave one out",
+            ),
             (
                 "--nproc-per-node 4 --min-np 2 --max-np 8 x",
                 true,

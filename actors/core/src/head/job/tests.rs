@@ -121,6 +121,12 @@ impl Run {
                     Action::Abandon(node) => format!("{}:abandon", node.0),
                     Action::Finished => "finished".to_owned(),
                     Action::Place { .. } | Action::GiveBack { .. } => panic!("{action:?}"),
+                    Action::OpenDoor(process, ..) => format!("open door {}", process.slot),
+                    Action::CloseDoor(process) => format!("close door {}", process.slot),
+                    Action::Admit(table) => format!("admit {}", table.generation),
+                    Action::Notice(process, number) => {
+                        format!("notice {number} to {}", process.slot)
+                    }
                     Action::Note(_) | Action::Group(_) => return None,
                 })
             })

@@ -164,7 +164,13 @@ impl Bed {
                 Action::Note(text) => self.notes.push(text),
                 Action::Group(_) => {}
                 Action::Finished => self.log.push("finished".to_owned()),
-                Action::Discover(..) | Action::OpenRendezvous(_) | Action::CloseRendezvous => {
+                Action::Discover(..)
+                | Action::OpenRendezvous(_)
+                | Action::CloseRendezvous
+                | Action::OpenDoor(..)
+                | Action::Admit(_)
+                | Action::Notice(..)
+                | Action::CloseDoor(_) => {
                     panic!("{action:?}")
                 }
             }

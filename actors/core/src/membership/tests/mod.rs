@@ -8,6 +8,7 @@ mod formation;
 mod hosts;
 mod limits;
 mod order;
+mod planned;
 mod policy;
 mod properties;
 mod restart;
@@ -75,6 +76,8 @@ struct Bed {
     boots: bool,
     /// The group is started anew at each change.
     starts_anew: bool,
+    /// A seat is of use again when its process has ended.
+    holds_seats: bool,
     /// Processes that take no generation, or do not end.
     hung: BTreeSet<Process>,
     /// Everything that was to be done, in order.
@@ -89,7 +92,7 @@ impl Bed {
     /// Nodes 1, 2, ... with room for so many processes.
     fn new(limits: Limits, room: &[u32]) -> Self {
         let now = Instant::now();
-        let starts_anew = limits.starts_anew();
+        let (starts_anew, holds_seats) = (limits.starts_anew(), limits.holds_seats());
         let (membership, open) = Membership::new(now, limits, 7).unwrap();
         let mut bed = Self {
             now,
@@ -97,6 +100,7 @@ impl Bed {
             room: (1..).zip(room.iter().copied()).collect(),
             boots: true,
             starts_anew,
+            holds_seats,
             hung: BTreeSet::new(),
             done: Vec::new(),
             open: Vec::new(),
@@ -211,7 +215,7 @@ impl Bed {
                     }
                 }
             }
-            Action::Stop { process, .. } if self.starts_anew => {
+            Action::Stop { process, .. } if self.holds_seats => {
                 let ends = !self.hung.contains(&process);
                 if ends {
                     self.step(exited(process, Exit::Signal(15), ""));

@@ -145,7 +145,12 @@ impl World {
                         inputs.push_back(Input::RendezvousOpened(opening.job, opened));
                     }
                     Output::Alive(count) => self.alive = count,
-                    Output::CloseRendezvous(_) | Output::Log(_) => {}
+                    Output::CloseRendezvous(_)
+                    | Output::OpenDoor(_)
+                    | Output::Admit(_)
+                    | Output::Notice(..)
+                    | Output::CloseDoor(..)
+                    | Output::Log(_) => {}
                 }
             }
             if let Some(Input::Replied(request, _)) = inputs.front() {

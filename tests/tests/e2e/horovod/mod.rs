@@ -1,0 +1,150 @@
+//! `kolo run --elastic horovod`, with workers that speak Horovod's elastic protocol and are no Python.
+
+mod player;
+mod wire;
+
+use std::io::{BufRead as _, BufReader, Lines};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use anyhow::{Context as _, bail, ensure};
+use kolo_harness::{TestCluster, kolo};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Names the file whose presence ends a player.
+const PLAYER: &str = "PLAYS_HOROVOD_UNTIL";
+
+/// No test: a worker. It is this binary, started with this function's name as the filter.
+#[test]
+fn player_process() -> anyhow::Result<()> {
+    match std::env::var_os(PLAYER) {
+        Some(stop) => player::play(stop.as_ref()),
+        None => Ok(()),
+    }
+}
+
+/// A job whose workers are players. It does not outlive its test.
+struct Game {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    stop: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Drop for Game {
+    fn drop(&mut self) {
+        // Its end is the wish, whether it has come already or not.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+impl Game {
+    fn start(mut kolo: Command, options: &[&str]) -> anyhow::Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let stop = dir.path().join("stop");
+        let player = format!("{PLAYER}={}", stop.display());
+        kolo.args(["run", "--prefix", "none", "--env", &player]);
+        kolo.args(options).arg("--").arg(std::env::current_exe()?);
+        kolo.args(["horovod::player_process", "--exact", "--nocapture"]);
+        let mut child = kolo.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let out = child.stdout.take().context("it is piped")?;
+        Ok(Self {
+            child,
+            lines: BufReader::new(out).lines(),
+            stop,
+            _dir: dir,
+        })
+    }
+
+    fn line(&mut self, word: &str) -> anyhow::Result<String> {
+        loop {
+            let line = self.lines.next().context("the job has ended")??;
+            ensure!(
+                !line.contains("bad notice") && !line.contains("panicked"),
+                "{line}"
+            );
+            if let Some(rest) = line.strip_prefix(word) {
+                return Ok(rest.to_owned());
+            }
+        }
+    }
+
+    /// The next group: the process of each rank.
+    fn group(&mut self, size: usize) -> anyhow::Result<Vec<i32>> {
+        let mut pids = vec![0; size];
+        while pids.contains(&0) {
+            let line = self.line("member ")?;
+            let (place, pid) = line.split_once(' ').context("no pid")?;
+            let (rank, of) = place.split_once('/').context("no place")?;
+            ensure!(of.parse() == Ok(size), "{line} in a group of {size}");
+            pids[rank.parse::<usize>()?] = pid.parse()?;
+        }
+        Ok(pids)
+    }
+
+    fn finish(mut self, size: usize) -> anyhow::Result<()> {
+        std::fs::write(&self.stop, "")?;
+        for _ in 0..size {
+            self.line("done ")?;
+        }
+        let status = self.child.wait()?;
+        ensure!(status.success(), "{status}");
+        Ok(())
+    }
+}
+
+fn kill(pid: i32) -> anyhow::Result<()> {
+    let pid = Pid::from_raw(pid).context("no pid")?;
+    Ok(kill_process(pid, Signal::KILL)?)
+}
+
+#[test]
+fn survivors_keep_their_process_and_a_new_one_takes_the_place_of_the_lost() -> anyhow::Result<()> {
+    let options = ["-n", "3", "--min-np", "1", "--elastic", "horovod"];
+    let mut game = Game::start(kolo(), &options)?;
+    let mut group = game.group(3)?;
+    for rank in [1, 0, 2] {
+        kill(group.remove(rank))?;
+        ensure!(game.group(2)? == group, "the survivors, in their order");
+        let whole = game.group(3)?;
+        ensure!(whole[..2] == group, "{whole:?} after {group:?}");
+        group = whole;
+    }
+    game.finish(3)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_node_and_a_new_node_change_the_group_in_place() -> anyhow::Result<()> {
+    let mut cluster = TestCluster::builder().nodes(2).slots(2).start().await?;
+    let options = ["-n", "4", "--min-np", "2", "--on-change", "in-place"];
+    let mut game = Game::start(cluster.kolo()?, &options)?;
+    let whole = game.group(4)?;
+    cluster.kill_node(1)?;
+    let left = game.group(2)?;
+    ensure!(
+        left.iter().all(|pid| whole.contains(pid)),
+        "{left:?} of {whole:?}"
+    );
+    cluster.add_node_with_slots(2).await?;
+    let again = game.group(4)?;
+    ensure!(again[..2] == left, "{again:?} after {left:?}");
+    game.finish(4)?;
+    Ok(cluster.stop().await?)
+}
+
+#[test]
+fn too_few_survivors_wait_for_others() -> anyhow::Result<()> {
+    let options = ["-n", "2", "--max-restarts", "1", "--elastic", "horovod"];
+    let mut game = Game::start(kolo(), &options)?;
+    let group = game.group(2)?;
+    kill(group[0])?;
+    let again = game.group(2)?;
+    ensure!(again[0] == group[1], "{again:?} after {group:?}");
+    kill(again[1])?;
+    match game.group(2) {
+        Ok(more) => bail!("{more:?} after as many failures as are allowed"),
+        Err(_) => ensure!(game.child.wait()?.code() == Some(137)),
+    }
+    Ok(())
+}
