@@ -385,6 +385,10 @@ pub(crate) fn cases() -> Vec<Case> {
             elastic: Some(Box::new(Elastic { on_change: OnChange::Restart, ..elastic() })),
             ..spec()
         }),
+        HeadRequest::Submit(JobSpec {
+            elastic: Some(Box::new(Elastic { on_change: OnChange::Horovod, ..elastic() })),
+            ..spec()
+        }),
         HeadRequest::DryRun(spec()),
         HeadRequest::Cluster,
         HeadRequest::Jobs,
