@@ -28,6 +28,12 @@
 //! stops all processes at once ([`Action::Stop`]); when none is left the next generation is formed. Failures use up restarts,
 //! and other changes none.
 //!
+//! # A group whose new processes are started with their ranks
+//!
+//! In [`Mode::Planned`] survivors go on as in place, and a seat that a node holds is [`State::Held`]. [`Action::Plan`] names a generation
+//! with new processes, which are started for it alone. When all of them are ready the members are asked to hold, and that generation is
+//! published. A loss in between makes the plan void: its new processes are stopped, and others are planned for.
+//!
 //! # Invariants
 //!
 //! - G-2, G-3: a generation is active when all its members have taken it, and then no older one is whole any more.

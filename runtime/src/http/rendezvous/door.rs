@@ -253,3 +253,6 @@ async fn serve(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
