@@ -19,7 +19,10 @@ pub enum Mode {
     InPlace,
     /// Survivors keep their process, too. A new process is started for one generation and is told its ranks at the start, so that
     /// the process can be a member of no other generation before that one.
-    Planned,
+    Planned {
+        /// How long a process may take to end once it was told to.
+        stop_timeout: Duration,
+    },
     /// The whole group is stopped, and started anew with the ranks of the next generation.
     Restart {
         /// How long a process may take to end once it was told to.
@@ -257,19 +260,19 @@ impl Limits {
         self.all() / self.per_host as usize
     }
 
-    /// How long a process of a group that is started anew may take to end; nothing if processes keep running.
+    /// How long a process that was told to end may take, before its seat is used again; nothing if the seat is not.
     #[must_use]
     pub fn stop_timeout(&self) -> Option<Duration> {
         match self.mode {
-            Mode::InPlace | Mode::Planned => None,
-            Mode::Restart { stop_timeout } => Some(stop_timeout),
+            Mode::InPlace => None,
+            Mode::Planned { stop_timeout } | Mode::Restart { stop_timeout } => Some(stop_timeout),
         }
     }
 
     /// All processes are stopped at a change, and the next ones started.
     #[must_use]
     pub fn starts_anew(&self) -> bool {
-        self.stop_timeout().is_some()
+        matches!(self.mode, Mode::Restart { .. })
     }
 
     /// A seat that a node holds has no process until a generation is made that has one there.
@@ -281,7 +284,7 @@ impl Limits {
     /// New processes are started for one generation: see [`Mode::Planned`].
     #[must_use]
     pub fn is_planned(&self) -> bool {
-        self.mode == Mode::Planned
+        matches!(self.mode, Mode::Planned { .. })
     }
 
     /// The membership never changes.

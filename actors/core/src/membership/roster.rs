@@ -365,6 +365,17 @@ impl Roster {
         Some(self.lose(now, process.slot, loss))
     }
 
+    /// A process that is not wanted is told to end, so that its seat can be used anew. False if it is not there.
+    pub fn stop(&mut self, now: Instant, process: Process) -> bool {
+        let is_there = self
+            .current(process)
+            .is_ok_and(|seat| seat.state.is_there());
+        if is_there {
+            self.set(now, process.slot, State::Stopping);
+        }
+        is_there
+    }
+
     /// All processes that are there are told to end, so that all seats that nodes hold can be used anew: also those of processes
     /// that have returned.
     pub fn stop_all(&mut self, now: Instant) -> Vec<Process> {

@@ -56,6 +56,9 @@ struct Behind {
     door: Door,
     place: Option<Place>,
     ear: Option<(IpAddr, Ear)>,
+    /// The number of the last request that has begun to wait. A process has one at a time: those before it have nobody who reads
+    /// the answer.
+    turn: u64,
     is_closed: bool,
 }
 
@@ -84,6 +87,7 @@ impl Shared {
             return Err(No::new(StatusCode::FORBIDDEN, why));
         }
         let mut changed = self.changed.subscribe();
+        let mut turn = None;
         loop {
             changed.borrow_and_update();
             let (course, place) = {
@@ -92,7 +96,18 @@ impl Shared {
                     let why = "this process is no member of its job any more";
                     return Err(No::new(StatusCode::GONE, why));
                 }
-                (behind.door.request(scope), behind.place.clone())
+                if turn.is_some_and(|turn| turn != behind.turn) {
+                    let why = "a later request of this process waits";
+                    return Err(No::new(StatusCode::SERVICE_UNAVAILABLE, why));
+                }
+                let course = behind.door.request(scope);
+                if matches!(course, Course::Wait(_)) && turn.is_none() {
+                    behind.turn += 1;
+                    turn = Some(behind.turn);
+                    self.changed.send_replace(());
+                    changed.borrow_and_update();
+                }
+                (course, behind.place.clone())
             };
             match (course, place) {
                 (Course::Store(scope), Some(place)) => return Ok(Lead::To(place, scope)),
@@ -168,6 +183,7 @@ impl DoorServer {
                 door,
                 place: None,
                 ear: None,
+                turn: 0,
                 is_closed: false,
             }),
             changed: watch::Sender::new(()),

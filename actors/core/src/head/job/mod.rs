@@ -29,6 +29,8 @@ mod tests;
 #[cfg(test)]
 mod tests_elastic;
 #[cfg(test)]
+mod tests_horovod;
+#[cfg(test)]
 mod tests_network;
 #[cfg(test)]
 mod tests_restart;

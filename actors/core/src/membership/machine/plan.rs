@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kolo_wire::ids::{self, Slot};
 
-use super::super::seat::{Loss, Process};
+use super::super::seat::Process;
 use super::{Action, Generation, Membership};
 
 impl Membership {
@@ -40,7 +40,10 @@ impl Membership {
     /// Gives the plan up, and the processes that were started for it.
     pub(super) fn cancel(&mut self, now: Instant, why: &str) {
         for process in self.take_plan() {
-            self.give_up(now, process, Loss::Left(why.to_owned()));
+            if self.roster.stop(now, process) {
+                let why = why.to_owned();
+                self.actions.push(Action::Stop { process, why });
+            }
         }
     }
 

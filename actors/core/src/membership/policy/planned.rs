@@ -68,6 +68,19 @@ impl<'a> View<'a> {
         seats.collect()
     }
 
+    /// No other group is planned while processes are on their way, or end. Each has a deadline of its own.
+    fn wait_to_plan(&self) -> Option<Decision> {
+        let reason = match self.plan {
+            Some(plan) => format!("processes start for a group of {}", plan.members().len()),
+            None if self.roster.count(State::Stopping) > 0 => {
+                "processes end that were started for a group that can't be formed any more"
+                    .to_owned()
+            }
+            None => return None,
+        };
+        Some(decision(Choice::Keep, reason))
+    }
+
     /// The seats of the best group there could be, in rank order: members that stay, and held seats.
     fn best_planned(&self) -> Vec<&'a Seat> {
         let staying = self.candidates().filter(|seat| !seat.leaving);
@@ -90,8 +103,8 @@ impl<'a> View<'a> {
             let processes = best.iter().map(|seat| seat.process()).collect();
             return decision(Choice::Form(processes), self.cause(&best));
         }
-        if let Some(plan) = self.plan {
-            return waiting(plan);
+        if let Some(wait) = self.wait_to_plan() {
+            return wait;
         }
         let best = self.best_planned();
         if best.len() < self.limits.min as usize {
@@ -123,13 +136,13 @@ impl<'a> View<'a> {
                 "members: {members}; the limit of changes is reached (reset_limit)"
             ));
         }
-        if let Some(plan) = self.plan {
-            return match self.ready(plan) {
-                Some(seats) => decision(Choice::Hold, self.cause(&seats)),
-                None => waiting(plan),
-            };
+        if let Some(seats) = self.plan.and_then(|plan| self.ready(plan)) {
+            return decision(Choice::Hold, self.cause(&seats));
         }
-        let leaving = self.roster.leaving();
+        if let Some(wait) = self.wait_to_plan() {
+            return wait;
+        }
+        let leaving = self.candidates().filter(|seat| seat.leaving).count();
         let max = self.limits.max as usize;
         if leaving == 0 && (members >= max || self.roster.count(State::Held) == 0) {
             return keep(format!("members: {members} of at most {max}"));
@@ -155,15 +168,6 @@ impl<'a> View<'a> {
         }
         decision(Choice::Plan(slots(&best)), cause)
     }
-}
-
-/// Each process on its way has a deadline of its own.
-fn waiting(plan: &Generation) -> Decision {
-    let size = plan.members().len();
-    decision(
-        Choice::Keep,
-        format!("processes start for a group of {size}"),
-    )
 }
 
 fn slots(seats: &[&Seat]) -> Vec<Slot> {

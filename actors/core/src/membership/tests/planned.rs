@@ -4,7 +4,9 @@ use super::*;
 
 fn limits(min: u32, max: u32) -> Limits {
     Limits {
-        mode: Mode::Planned,
+        mode: Mode::Planned {
+            stop_timeout: s(20),
+        },
         ack_timeout: s(30),
         ..Limits::elastic(min, max)
     }
@@ -110,6 +112,31 @@ fn a_loss_makes_a_plan_void_and_its_processes_are_started_again() {
     assert_eq!(bed.members(), [(1, 1), (0, 2), (2, 3)]);
     let used = bed.membership.budget().without_progress();
     assert_eq!(used, 2, "a process that was stopped has not failed");
+}
+
+#[test]
+fn nothing_is_planned_before_the_processes_of_a_void_plan_have_ended() {
+    let mut bed = Bed::up(limits(1, 3), &[3]);
+    bed.boots = false;
+    bed.fail(2);
+    let successor = bed.membership.roster().seats()[2].process();
+    bed.hung.insert(successor);
+    bed.news();
+    bed.fail(0);
+    assert_eq!(bed.members(), [(1, 1)], "the survivor does not wait");
+    assert!(bed.plans().is_empty());
+    let reserves = |action: &Action| matches!(action, Action::Reserve { .. });
+    assert!(!bed.done.iter().any(reserves), "the seat stays where it is");
+    bed.then(exited(successor, Exit::Signal(9), ""));
+    assert_eq!(bed.plans(), [[(1, 1), (0, 2), (2, 3)]]);
+    // The end of another one is never seen.
+    bed.hung
+        .extend([0, 2].map(|slot: usize| bed.membership.roster().seats()[slot].process()));
+    bed.then(failed(bed.membership.roster().seats()[0].process()));
+    bed.pass(s(19));
+    assert_eq!(bed.plans().len(), 1);
+    bed.pass(s(2));
+    assert!(bed.plans().len() > 1);
 }
 
 #[test]

@@ -164,6 +164,19 @@ async fn a_rank_is_answered_when_the_next_generation_is_there() {
 }
 
 #[actix_rt::test]
+async fn a_process_has_one_request_that_waits() {
+    let mut door = open(0);
+    let first = send(door.address, "PUT /global/0", b"first");
+    assert_eq!(door.news.recv().await, Some(DoorNews::Arrived));
+    let second = send(door.address, "PUT /global/0", b"second");
+    assert_eq!(answer(first).await.0, 503);
+    let (table, place) = generation(1, &[0]);
+    door.server.admit(&table, &place);
+    assert_eq!(answer(second).await.0, 200);
+    assert_eq!(ask(door.address, "GET /global/0", b"").await.1, "second");
+}
+
+#[actix_rt::test]
 async fn a_door_that_closes_ends_what_waits_there() {
     let mut door = open(0);
     let waits = send(door.address, "PUT /global/0", b"x");

@@ -13,14 +13,13 @@ const MARGIN: Duration = Duration::from_secs(5);
 /// The limits that a driver asks for. [`Limits::check`] says what is wrong with them.
 pub(in crate::head) fn limits(elastic: &Elastic, spec: &JobSpec) -> Limits {
     let ms = Duration::from_millis;
+    // TERM, KILL, and the end of the wait for the end.
+    let stop_timeout = ms(spec.grace_ms) + KILLED + MARGIN;
     Limits {
         mode: match elastic.on_change {
             OnChange::InPlace => Mode::InPlace,
-            OnChange::Horovod => Mode::Planned,
-            // TERM, KILL, and the end of the wait for the end.
-            OnChange::Restart => Mode::Restart {
-                stop_timeout: ms(spec.grace_ms) + KILLED + MARGIN,
-            },
+            OnChange::Horovod => Mode::Planned { stop_timeout },
+            OnChange::Restart => Mode::Restart { stop_timeout },
         },
         per_host: match spec.placement {
             Placement::Pack { .. } => 1,
