@@ -25,7 +25,7 @@ async fn an_elastic_horovod_program_runs_as_a_static_job() -> anyhow::Result<()>
 /// A line of a script that takes steps.
 #[derive(Debug, Clone, Copy)]
 struct Step {
-    step: u64,
+    number: u64,
     rank: usize,
     size: usize,
     pid: i32,
@@ -34,10 +34,10 @@ struct Step {
 impl Step {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.strip_prefix("step ")?.split(' ');
-        let step = words.next()?.parse().ok()?;
+        let number = words.next()?.parse().ok()?;
         let (rank, size) = words.next()?.split_once('/')?;
         Some(Self {
-            step,
+            number,
             rank: rank.parse().ok()?,
             size: size.parse().ok()?,
             pid: words.next()?.parse().ok()?,
@@ -81,11 +81,11 @@ impl Steps {
                 continue;
             };
             ensure!(
-                step.step + 1 >= self.last && step.step <= self.last + 1,
+                step.number + 1 >= self.last && step.number <= self.last + 1,
                 "{step:?} after step {}",
                 self.last
             );
-            self.last = self.last.max(step.step);
+            self.last = self.last.max(step.number);
             return Ok(step);
         }
     }

@@ -332,7 +332,7 @@ mod tests {
         // A list in a list, and a list that is repeated.
         refused(b"]]a.", "other than addresses");
         refused(b"]\x94h\0.", "no text or number");
-        refused(&[b"}".as_slice(), &[0x86; 40_000]].concat(), "");
+        refused(&[vec![b'}'], vec![0x86; 40_000]].concat(), "");
         refused(&vec![b'('; LONGEST + 1], "bytes, allowed are");
         refused(
             &[vec![b'('; 60_000], vec![b'u'; 4000]].concat(),

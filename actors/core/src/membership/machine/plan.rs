@@ -53,8 +53,9 @@ impl Membership {
         let new = plan.map_or(Vec::new(), |plan| self.new_in(plan));
         if let Some(formation) = &mut self.formation {
             let number = formation.generation().number();
-            new.into_iter()
-                .for_each(|process| formation.taken(number, process));
+            for process in new {
+                formation.taken(number, process);
+            }
         }
     }
 

@@ -283,7 +283,6 @@ impl World {
                         self.nodes.get_mut(&node).unwrap().room += 1;
                     }
                 }
-                Action::Plan(_) => {}
                 Action::Start { process, location } => {
                     self.try_send(Message::ToProcess(process, Order::Start(location)));
                 }
@@ -311,7 +310,7 @@ impl World {
                     assert!(at > self.now, "woken at {at} at {}", self.now);
                     self.wake = Some(at);
                 }
-                Action::Tell(_) => {}
+                Action::Tell(_) | Action::Plan(_) => {}
                 Action::End { how, why } => {
                     self.ended = Some((how, why));
                     self.wake = None;
