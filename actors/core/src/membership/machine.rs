@@ -6,7 +6,7 @@ mod restart;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_wire::Kept;
 use kolo_wire::ids::{self, Slot};

@@ -152,7 +152,7 @@ impl Job {
                     known.hears = true;
                 }
             }
-            DoorNews::Noticed(number, taken) => self.noticed(process, number, taken),
+            DoorNews::Noticed(number, taken) => self.answered_notice(process, number, taken),
         }
     }
 
@@ -253,7 +253,7 @@ impl Job {
         self.actions.push(Action::Notice(process, number));
     }
 
-    fn noticed(&mut self, process: Process, number: u64, taken: Result<(), String>) {
+    fn answered_notice(&mut self, process: Process, number: u64, taken: Result<(), String>) {
         let now = self.now;
         let Some(doors) = self.doors().filter(|doors| doors.number == number) else {
             return;
