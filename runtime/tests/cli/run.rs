@@ -249,6 +249,78 @@ fn a_dry_run_refuses_what_a_run_refuses_with_the_same_words() {
 }
 
 #[test]
+fn a_job_that_takes_too_long_is_ended_with_a_word_on_each_rank() {
+    let out = here(&[
+        "-n",
+        "2",
+        "--timeout",
+        "3s",
+        "--grace",
+        "1",
+        "--",
+        "sh",
+        "-c",
+        "echo step $RANK >&2; exec sleep 1000",
+    ]);
+    assert_eq!((out.code, out.out.as_str()), (124, ""), "{}", out.err);
+    assert!(
+        out.err
+            .contains("kolo: the job has run for 3 s, which is its --timeout, and is ended\n"),
+        "{}",
+        out.err
+    );
+    for rank in 0..2 {
+        let told = out
+            .err
+            .lines()
+            .find(|line| line.starts_with(&format!("kolo: rank {rank} on ")));
+        let told = told.unwrap_or_else(|| panic!("{}", out.err));
+        assert!(told.contains(" is ready; last line at "), "{told}");
+        assert!(told.ends_with(&format!("on stderr: step {rank}")), "{told}");
+    }
+    let out = here(&["--timeout", "1h", "true"]);
+    assert_eq!((out.code, out.err.as_str()), (0, ""));
+}
+
+#[test]
+fn output_goes_where_torchrun_has_it_and_what_is_redirected_is_not_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let logs = dir.path().to_str().unwrap();
+    let out = here(&[
+        "--standalone",
+        "--nproc-per-node=2",
+        "--log-dir",
+        logs,
+        "-r",
+        "3",
+        "-t",
+        "1:2",
+        "--role",
+        "trainer",
+        "--",
+        "sh",
+        "-c",
+        "echo out $RANK $ROLE_NAME; echo err $RANK >&2",
+    ]);
+    assert_eq!((out.code, out.out.as_str()), (0, ""), "{}", out.err);
+    let shown: Vec<&str> = out
+        .err
+        .lines()
+        .filter(|line| line.starts_with('['))
+        .collect();
+    assert_eq!(shown, ["[1]<stderr>:err 1"]);
+    let job = std::fs::read_dir(logs)
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    let read = |name: &str| std::fs::read_to_string(job.join("attempt_0").join(name)).unwrap();
+    assert_eq!(read("0/stdout.log"), "out 0 trainer\n");
+    assert_eq!(read("1/stderr.log"), "err 1\n");
+}
+
+#[test]
 fn a_worker_that_had_ended_by_itself_is_not_said_to_have_been_ended() {
     // It is gone for good once it is reaped.
     let dir = tempfile::tempdir().unwrap();

@@ -7,6 +7,7 @@ use clap::Args as ClapArgs;
 
 use super::prefix::Prefix;
 use super::ranks::Ranks;
+use super::torchrun::TorchArgs;
 
 pub(crate) const EXAMPLES: &str = "\
 Example:
@@ -20,6 +21,7 @@ Example:
 Exit codes:
   0        all workers exited with 0
   N        the first worker that failed exited with N; 128+N if signal N ended it
+  124      the job was ended by --timeout
   126      the program can't be executed, or its directory is not there
   127      the program is not on all hosts
   128+N    signal N was sent to kolo: 130 for Ctrl-C
@@ -32,8 +34,13 @@ pub(crate) struct Run {
     /// Number of workers [default: one for each slot of the hosts, or 1]; `-np` is the same, as are other long names with one `-`
     #[arg(short = 'n', long, alias = "np", alias = "num_proc", value_name = "N")]
     pub(crate) num_proc: Option<u32>,
-    /// Number of workers on each host
-    #[arg(long, alias = "nproc_per_node", alias = "npernode", value_name = "N")]
+    /// Number of workers on each host; cpu, gpu: as many as it has of these; auto: gpu if it has any, else cpu
+    #[arg(
+        long,
+        alias = "nproc_per_node",
+        alias = "npernode",
+        value_name = "N|auto|cpu|gpu"
+    )]
     pub(crate) nproc_per_node: Option<String>,
     /// Number of hosts; as many workers on each. MIN:MAX: the job goes on with as many as there are
     #[arg(long, value_name = "N|MIN:MAX")]
@@ -86,6 +93,9 @@ pub(crate) struct Run {
     /// The same as horovodrun has the files: DIR/rank.R/stdout and stderr, over those of an earlier run
     #[arg(long, conflicts_with = "output_dir", value_name = "DIR")]
     pub(crate) output_filename: Option<PathBuf>,
+    /// The same as torchrun has the files: DIR/JOB/attempt_N/RANK/stdout.log and stderr.log
+    #[arg(long, alias = "log_dir", conflicts_with_all = ["output_dir", "output_filename"], value_name = "DIR")]
+    pub(crate) log_dir: Option<PathBuf>,
     /// Give the workers no input: by default rank 0 has this command's
     #[arg(long)]
     pub(crate) no_stdin: bool,
@@ -95,6 +105,12 @@ pub(crate) struct Run {
     /// Seconds until all workers must run [default: 30]
     #[arg(long, value_parser = super::super::args::seconds, value_name = "SECONDS")]
     pub(crate) start_timeout: Option<Duration>,
+    /// End the job when it has run so long, and tell what each rank was at: 90s, 10m, 2h, 1d
+    #[arg(long, value_parser = time, value_name = "TIME")]
+    pub(crate) timeout: Option<Duration>,
+    /// How long the job waits for room on a cluster that is busy: 90s, 10m, 2h, 1d [default: not at all]
+    #[arg(long, value_parser = time, value_name = "TIME")]
+    pub(crate) wait: Option<Duration>,
     /// Name of the job [default: that of the program]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
@@ -109,6 +125,8 @@ pub(crate) struct Run {
     pub(crate) no_cache: bool,
     #[command(flatten)]
     pub(crate) elastic: super::elastic::ElasticArgs,
+    #[command(flatten)]
+    pub(crate) torch: TorchArgs,
     #[command(flatten)]
     pub(crate) ssh: super::super::host_args::SshArgs,
     /// TOML file with any of these options; what is on the command line counts more
@@ -134,4 +152,10 @@ fn grace(text: &str) -> Result<Duration, String> {
             "expected a number of seconds from 0 to {LONGEST_GRACE}"
         )),
     }
+}
+
+/// `90s`, `10m`, `2h`, `1d`, or a number of seconds.
+fn time(text: &str) -> Result<Duration, String> {
+    let seconds = super::super::args::seconds(text);
+    seconds.or_else(|_| super::super::trust::duration(text))
 }

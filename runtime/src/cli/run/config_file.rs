@@ -66,6 +66,15 @@ fn parse(text: &str, options: &Command) -> Result<Vec<OsString>, String> {
                     words.push(format!("{option}={name}={}", scalar(name, value)?));
                 }
             }
+            // One option with several values.
+            (ArgAction::Append, value)
+                if arg
+                    .get_num_args()
+                    .is_some_and(|number| number.min_values() > 1) =>
+            {
+                words.push(option);
+                words.extend(list(key, value)?);
+            }
             (ArgAction::Append, value) => {
                 for item in list(key, value)? {
                     words.push(format!("{option}={item}"));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args as ClapArgs, ValueEnum};
-use kolo_transport::wire::{Elastic, JobSpec, OnChange, Placement};
+use kolo_transport::wire::{Cooldown, Elastic, JobSpec, OnChange, Placement};
 
 use super::super::args::seconds;
 use super::super::error::CliError;
@@ -27,6 +27,8 @@ const GLOO_TIMEOUT: &str = "HOROVOD_GLOO_TIMEOUT_SECONDS";
 
 /// That time for a small group. Horovod's own is 30 s. A large group takes longer to meet.
 const GLOO_SECONDS: u32 = 10;
+/// The longest time that a host cools down, in seconds; as horovodrun.
+const LONGEST_COOLDOWN: f64 = 3600.0;
 
 /// The options.
 #[derive(Debug, Clone, Default, ClapArgs)]
@@ -48,6 +50,9 @@ pub(crate) struct ElasticArgs {
     /// Seconds that the job waits for its fewest workers [default: 600]
     #[arg(long, alias = "elastic_timeout", value_parser = seconds, value_name = "SECONDS")]
     pub(crate) elastic_timeout: Option<Duration>,
+    /// Shortest and longest time in seconds that a host gets no worker after one has failed there; doubled at each failure
+    #[arg(long, aliases = ["blacklist_cooldown_range", "cooldown-range"], num_args = 2, value_parser = cooldown_bound, value_names = ["LO", "HI"])]
+    pub(crate) blacklist_cooldown_range: Option<Vec<Duration>>,
     /// What happens to the workers at a change: restart, all of them, or in-place, for scripts with @hvd.elastic.run
     /// [default: restart]
     #[arg(long, value_name = "restart|in-place")]
@@ -82,6 +87,9 @@ impl ElasticArgs {
             max_restarts: self.max_restarts.or(file.max_restarts),
             reset_limit: self.reset_limit.or(file.reset_limit),
             elastic_timeout: self.elastic_timeout.or(file.elastic_timeout),
+            blacklist_cooldown_range: self
+                .blacklist_cooldown_range
+                .or(file.blacklist_cooldown_range),
             on_change: self.on_change.or(file.on_change),
             elastic: self.elastic.or(file.elastic),
         }
@@ -90,42 +98,10 @@ impl ElasticArgs {
 
 /// Options of torchrun and horovodrun that have no meaning here, and what to write in their place.
 const ELSEWHERE: &[(&str, &str)] = &[
-    ("standalone", "--local, or nothing"),
-    (
-        "rdzv-backend",
-        "nothing: a kolo-head brings hosts together; --head names it",
-    ),
-    ("rdzv-endpoint", "--head HOST:PORT before `run`"),
-    ("rdzv-id", "--name NAME"),
     ("rdzv-conf", "--elastic-timeout SECONDS"),
-    (
-        "node-rank",
-        "nothing: `kolo run` is started once, and not on each host",
-    ),
-    ("master-addr", "nothing: kolo gives each group an address"),
-    (
-        "master-port",
-        "nothing: kolo gives each group a port that is free",
-    ),
     ("local-addr", "--interfaces NAME"),
-    (
-        "monitor-interval",
-        "nothing: the end of a worker is seen at once",
-    ),
-    (
-        "start-method",
-        "nothing: each worker is a program of its own",
-    ),
-    ("log-dir", "--output-dir DIR"),
-    ("redirects", "--output-dir DIR"),
-    ("tee", "--output-dir DIR, which shows the output, too"),
-    ("local-ranks-filter", "--ranks RANKS"),
     ("module", "`-- python3 -m MODULE`"),
     ("no-python", "nothing: the program is run as it is"),
-    (
-        "blacklist-cooldown-range",
-        "nothing: a host is used again after a failure, and --max-restarts limits the failures",
-    ),
     ("slots-per-host", "--nproc-per-node N"),
     ("slots", "--nproc-per-node N"),
     (
@@ -196,6 +172,7 @@ pub(super) fn bounds(options: &Run, target: &Target) -> Result<(Run, Option<Boun
         if let Some(option) = [
             given.reset_limit.map(|_| "--reset-limit"),
             given.elastic_timeout.map(|_| "--elastic-timeout"),
+            (given.blacklist_cooldown_range.as_ref()).map(|_| "--blacklist-cooldown-range"),
         ]
         .into_iter()
         .flatten()
@@ -325,7 +302,7 @@ pub(super) fn apply(
         max_resets: given.reset_limit,
         restarts_within: None,
         restarts_without_progress: given.max_restarts.unwrap_or(usual),
-        cooldown: None,
+        cooldown: cooldown(given),
         join_window_ms: JOIN_WINDOW_MS,
         // No process is asked: those of a group are started for it.
         ack_timeout_ms: spec.start_timeout_ms,
@@ -364,6 +341,29 @@ fn on_change(
         );
     }
     Ok(OnChange::Horovod)
+}
+
+/// Seconds, as horovodrun has them.
+fn cooldown_bound(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (1.0..=LONGEST_COOLDOWN).contains(&seconds) => {
+            Ok(Duration::from_secs_f64(seconds))
+        }
+        _ => Err(format!(
+            "expected a number of seconds from 1 to {LONGEST_COOLDOWN}"
+        )),
+    }
+}
+
+/// How long hosts cool down, from the shortest to the longest.
+fn cooldown(given: &ElasticArgs) -> Option<Cooldown> {
+    let [least, most] = given.blacklist_cooldown_range.as_deref()? else {
+        return None;
+    };
+    Some(Cooldown {
+        least_ms: least.as_millis() as u64,
+        most_ms: most.as_millis() as u64,
+    })
 }
 
 /// How long the workers may take until all run, or until enough of them do.
@@ -482,6 +482,16 @@ mod tests {
         let plan = planned("-n 2 --min-np 1 --reset-limit 7 x", true).unwrap();
         assert_eq!(plan.start_timeout, ELASTIC_TIMEOUT);
         assert_eq!(plan.spec.elastic.unwrap().max_resets, Some(7));
+        let cooldown = |line: &str| {
+            let line = format!("-n 2 --min-np 1 --blacklist-cooldown-range {line} x");
+            planned(&line, true).map(|plan| plan.spec.elastic.unwrap().cooldown.unwrap())
+        };
+        let range = |least_ms, most_ms| Cooldown { least_ms, most_ms };
+        assert_eq!(cooldown("1 10").unwrap(), range(1000, 10_000));
+        assert_eq!(cooldown("1.5 3600").unwrap(), range(1500, 3_600_000));
+        for line in ["0.5 10", "10 3601", "x 10", "1", "10 5"] {
+            assert!(cooldown(line).is_err(), "{line}");
+        }
         let timeout = |line: &str| planned(line, true).unwrap().spec.start_timeout_ms;
         assert_eq!(timeout("-n 2 --min-np 1 --elastic-timeout 5 x"), 5000);
         assert_eq!(timeout("-n 2 --min-np 1 --start-timeout 6 x"), 6000);
@@ -540,6 +550,11 @@ mod tests {
                 "--elastic-timeout is given",
             ),
             (
+                "-n 4 --blacklist-cooldown-range 1 2 x",
+                true,
+                "--blacklist-cooldown-range is given",
+            ),
+            (
                 "-n 4 --on-change maybe x",
                 true,
                 "[possible values: restart, in-place]",
@@ -575,9 +590,8 @@ mod tests {
     #[test]
     fn options_without_a_meaning_say_what_to_write() {
         for (line, instead) in [
-            ("--standalone x", "--local"),
-            ("-n 2 --rdzv_endpoint=h:1 x", "--head HOST:PORT"),
-            ("--log-dir d x", "--output-dir DIR"),
+            ("-n 2 --rdzv_conf=join_timeout=5 x", "--elastic-timeout"),
+            ("--local-addr h x", "--interfaces NAME"),
             ("--host-discovery-script f -n 2 x", "kolo-node"),
         ] {
             let words = format!("kolo run {line}");

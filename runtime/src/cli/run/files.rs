@@ -23,13 +23,16 @@ pub(crate) enum Destination {
     Jobs(PathBuf),
     /// In a folder of this folder for each rank, as `horovodrun --output-filename` has it: files that are there are written over.
     Ranks(PathBuf),
+    /// In a folder of this folder that is named after the job, as `torchrun --log-dir` has it: a folder for each group, with
+    /// one for each rank.
+    Attempts(PathBuf),
 }
 
 impl Destination {
     /// The folder that was given.
     pub(crate) fn dir(&self) -> &Path {
         match self {
-            Self::Jobs(dir) | Self::Ranks(dir) => dir,
+            Self::Jobs(dir) | Self::Ranks(dir) | Self::Attempts(dir) => dir,
         }
     }
 
@@ -38,6 +41,7 @@ impl Destination {
         match self {
             Self::Jobs(_) => "--output-dir",
             Self::Ranks(_) => "--output-filename",
+            Self::Attempts(_) => "--log-dir",
         }
     }
 }
@@ -46,7 +50,7 @@ impl Destination {
 #[derive(Debug)]
 pub(crate) struct Files {
     folder: PathBuf,
-    by_rank: bool,
+    destination: Destination,
     width: usize,
     open: HashMap<Key, File>,
     /// The longest unused first.
@@ -111,7 +115,7 @@ impl Files {
         let dir = destination.dir();
         fs::create_dir_all(dir)?;
         let folder = match destination {
-            Destination::Jobs(dir) => {
+            Destination::Jobs(dir) | Destination::Attempts(dir) => {
                 let folder = dir.join(job.to_string());
                 fs::create_dir(&folder)?;
                 folder
@@ -121,7 +125,7 @@ impl Files {
         let width = workers.saturating_sub(1).max(1).ilog10() as usize + 1;
         let mut files = Self {
             folder,
-            by_rank: matches!(destination, Destination::Ranks(_)),
+            destination: destination.clone(),
             width,
             open: HashMap::new(),
             order: VecDeque::new(),
@@ -143,9 +147,28 @@ impl Files {
     /// Appends a piece as it is.
     pub(crate) fn write(&mut self, head: &OutputChunk, piece: &[u8]) -> io::Result<()> {
         // A rank goes on in its file.
-        let generation = if self.by_rank { 1 } else { head.generation.0 };
+        let generation = match self.destination {
+            Destination::Ranks(_) => 1,
+            Destination::Jobs(_) | Destination::Attempts(_) => head.generation.0,
+        };
         self.file((generation, head.rank.0, head.stream))?
             .write_all(piece)
+    }
+
+    /// Where the file is, in the folder.
+    fn path(&self, key: Key) -> PathBuf {
+        let (generation, rank, stream) = key;
+        let stream = stream_name(stream);
+        match self.destination {
+            Destination::Jobs(_) => name(key, self.width).into(),
+            Destination::Ranks(_) => {
+                format!("rank.{rank:0width$}/{stream}", width = self.width).into()
+            }
+            // The first is attempt 0.
+            Destination::Attempts(_) => {
+                format!("attempt_{}/{rank}/{stream}.log", generation - 1).into()
+            }
+        }
     }
 
     fn file(&mut self, key: Key) -> io::Result<&mut File> {
@@ -163,23 +186,19 @@ impl Files {
             let mut options = OpenOptions::new();
             options.append(true);
             let is_new = self.made.insert(key);
-            let path = if self.by_rank {
-                let (_, rank, stream) = key;
-                let folder = self
-                    .folder
-                    .join(format!("rank.{rank:0width$}", width = self.width));
-                let path = folder.join(stream_name(stream));
+            let path = self.folder.join(self.path(key));
+            if let (true, Some(folder)) = (is_new, path.parent()) {
+                fs::create_dir_all(folder)?;
+            }
+            if let Destination::Ranks(_) = self.destination {
                 if is_new {
-                    fs::create_dir_all(folder)?;
                     // What an earlier run has left there goes.
                     File::create(&path)?;
                 }
-                path
             } else {
                 // A file that is there already and is not ours is an error, not a place to write.
                 options.create_new(is_new);
-                self.folder.join(name(key, self.width))
-            };
+            }
             self.open.insert(key, options.open(path)?);
             self.order.push_back(key);
         }
@@ -231,6 +250,22 @@ mod tests {
         let file = Destination::Ranks(dir.path().join("out/rank.0/stdout"));
         let error = prepare(Some(&file)).unwrap_err().to_string();
         assert!(error.starts_with("--output-filename "), "{error}");
+    }
+
+    #[test]
+    fn as_torchrun_has_them_there_is_a_folder_for_each_group_and_nothing_is_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let destination = Destination::Attempts(dir.path().join("logs"));
+        let mut files = Files::create(&destination, JobId(7), 2).unwrap();
+        files.write(&head(1, 1, Stdio::Stdout), b"first").unwrap();
+        files.write(&head(1, 2, Stdio::Stdout), b"second").unwrap();
+        files.write(&head(1, 1, Stdio::Stdout), b" more").unwrap();
+        let folder = dir.path().join("logs/job-0000000000000007");
+        let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
+        assert_eq!(read("attempt_0/1/stdout.log"), "first more");
+        assert_eq!(read("attempt_1/1/stdout.log"), "second");
+        assert_eq!(read("attempt_0/0/stderr.log"), "");
+        assert!(Files::create(&destination, JobId(7), 1).is_err());
     }
 
     #[test]

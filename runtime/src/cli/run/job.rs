@@ -21,6 +21,7 @@ use super::report::{self, Outcome};
 use super::signals::{Heard, SIGINT, Signals};
 use super::sink::{Sink, WriteError};
 use super::stdin;
+use super::survey::survey;
 use crate::signals::{ECHO, name};
 
 /// Pieces of output.
@@ -57,7 +58,7 @@ pub(crate) struct Link {
 
 impl Link {
     /// Connects to a node. The endpoint must live as long as the connection.
-    async fn node(&self, node: &PlacedNode) -> Result<(Endpoint, Connection), String> {
+    pub(super) async fn node(&self, node: &PlacedNode) -> Result<(Endpoint, Connection), String> {
         let own = self.endpoint.local_addr();
         let fits = own.is_ipv4() == node.address.is_ipv4()
             && (own.ip().is_unspecified()
@@ -80,6 +81,7 @@ impl Link {
 }
 
 /// What is run, and for whom.
+#[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) spec: JobSpec,
     pub(crate) workers: u32,
@@ -89,6 +91,8 @@ pub(crate) struct Request {
     pub(crate) without: Vec<Rank>,
     /// Said when several workers run on a host.
     pub(crate) if_shared: Option<&'static str>,
+    /// How long the job may run.
+    pub(crate) limit: Option<Duration>,
 }
 
 /// How far a job has come, for those that take its output.
@@ -145,7 +149,7 @@ pub(crate) async fn run(
     link: &Arc<Link>,
     request: Request,
     sink: Sink,
-    mut trouble: oneshot::Receiver<WriteError>,
+    trouble: &mut oneshot::Receiver<WriteError>,
     signals: &mut Signals,
 ) -> Result<Outcome, CliError> {
     let stream = link.head.open(Limits::CONTROL).await;
@@ -187,6 +191,8 @@ pub(crate) async fn run(
     let mut early: Vec<WorkerSignal> = Vec::new();
     // Until when the head must have said something, and what it means if it has not.
     let mut deadline = Some(clock.now() + limit);
+    let mut over_at = request.limit.map(|limit| clock.now() + limit);
+    let mut surveying: JoinSet<Vec<String>> = JoinSet::new();
     let mut lost_at = None;
     loop {
         tokio::select! {
@@ -304,7 +310,7 @@ pub(crate) async fn run(
                     send.send(&frame, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
                 }
             }
-            error = &mut trouble, if !heard_trouble => {
+            error = &mut *trouble, if !heard_trouble => {
                 heard_trouble = true;
                 match error {
                     Ok(WriteError::Closed) => outcome.broken_pipe = true,
@@ -331,6 +337,25 @@ pub(crate) async fn run(
                 outcome.lost_output.push(error);
                 // If its node is gone the head says so soon, and that is the better reason.
                 lost_at.get_or_insert_with(|| clock.now() + LOSS);
+            }
+            () = until(clock, over_at) => {
+                over_at = None;
+                if ending {
+                    continue;
+                }
+                outcome.timed_out = request.limit;
+                let seconds = request.limit.unwrap_or_default().as_secs_f64();
+                say(&format!("the job has run for {seconds} s, which is its --timeout, and is ended"));
+                surveying.spawn_on(survey(Arc::clone(link), outcome.job), link.runtime.handle());
+            }
+            Some(told) = surveying.join_next(), if !surveying.is_empty() => {
+                for line in told.unwrap_or_default() {
+                    say(&line);
+                }
+                if !std::mem::replace(&mut ending, true) {
+                    deadline = Some(ended_by(clock, grace));
+                }
+                send.send(&SubmitFrame::Stop, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
             }
             () = until(clock, lost_at) => {
                 lost_at = None;

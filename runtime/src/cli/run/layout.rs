@@ -16,7 +16,11 @@ fn count(option: &str, given: &str) -> Result<u32, CliError> {
     match given.parse() {
         Ok(count) if count > 0 => Ok(count),
         _ => usage(format!(
-            "--{option} is `{given}`; allowed is a whole number from 1 on"
+            "--{option} is `{given}`; allowed is a whole number from 1 on{}",
+            match option {
+                "nproc-per-node" => ", or auto, cpu or gpu",
+                _ => "",
+            }
         )),
     }
 }

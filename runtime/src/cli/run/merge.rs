@@ -7,7 +7,8 @@ use crate::ssh::SshOptions;
 /// Options of the command line over those of a file.
 pub(crate) fn merge(line: Run, file: Run) -> Run {
     let places = line.hosts.is_some() || line.hostfile.is_some() || line.local;
-    let output = line.output_dir.is_some() || line.output_filename.is_some();
+    let output =
+        line.output_dir.is_some() || line.output_filename.is_some() || line.log_dir.is_some();
     let looks = line.prefix.is_some() || line.timestamps;
     let joined = |first: Vec<String>, second: Vec<String>| [first, second].concat();
     Run {
@@ -30,9 +31,12 @@ pub(crate) fn merge(line: Run, file: Run) -> Run {
         output_filename: line
             .output_filename
             .or(file.output_filename.filter(|_| !output)),
+        log_dir: line.log_dir.or(file.log_dir.filter(|_| !output)),
         no_stdin: line.no_stdin || file.no_stdin,
         grace: line.grace.or(file.grace),
         start_timeout: line.start_timeout.or(file.start_timeout),
+        timeout: line.timeout.or(file.timeout),
+        wait: line.wait.or(file.wait),
         name: line.name.or(file.name),
         no_rendezvous: line.no_rendezvous || file.no_rendezvous,
         interfaces: if line.interfaces.is_empty() {
@@ -42,6 +46,7 @@ pub(crate) fn merge(line: Run, file: Run) -> Run {
         },
         no_cache: line.no_cache || file.no_cache,
         elastic: line.elastic.merge(file.elastic),
+        torch: line.torch.merge(file.torch),
         ssh: merge_ssh(line.ssh, file.ssh),
         config_file: line.config_file,
         dry_run: line.dry_run,

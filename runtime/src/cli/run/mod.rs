@@ -2,6 +2,7 @@
 
 pub(super) mod args;
 mod config_file;
+mod counts;
 mod elastic;
 mod files;
 mod glob;
@@ -18,7 +19,11 @@ mod show;
 mod signals;
 mod sink;
 mod stdin;
+mod streams;
+mod survey;
 mod synonyms;
+mod torchrun;
+mod wait;
 
 use std::ffi::OsString;
 
@@ -63,10 +68,6 @@ pub(super) fn run(
             .as_deref()
             .is_some_and(|head| !head.trim().is_empty()),
     };
-    let plan = plan::plan(&options, &here)?;
-    for note in &plan.notes {
-        job::say(note);
-    }
     // From here on signals are taken, and a front stands still in place of what works.
     let front = if options.dry_run {
         None
@@ -82,6 +83,7 @@ pub(super) fn run(
         .map_err(CliError::Start)?;
     let result = runtime.block_on(async {
         let Some(front) = front else {
+            let (options, plan) = planned(options, &here, connect).await?;
             let refused = show::dry_run(&options, plan, &here, connect, format, out).await?;
             return Ok(refused.map_or(0, |outcome| {
                 tell(&report(&outcome, format));
@@ -89,7 +91,7 @@ pub(super) fn run(
             }));
         };
         let mut signals = Signals::take(front).map_err(CliError::Start)?;
-        let mut outcome = execute(&options, plan, &here, connect, format, &mut signals).await?;
+        let mut outcome = execute(options, &here, connect, format, &mut signals).await?;
         let text = report(&outcome, format);
         let told = tokio::task::spawn_blocking(move || tell(&text));
         signals.unless_hurried(&mut outcome.signal, told).await;
@@ -156,25 +158,39 @@ fn with_file(options: Run) -> Result<Run, CliError> {
     }
 }
 
+/// What is to be run, with what a cluster says of its nodes if that matters.
+async fn planned(
+    options: Run,
+    here: &Surroundings,
+    connect: &Connect,
+) -> Result<(Run, Plan), CliError> {
+    let options = counts::settle(options, here, connect).await?;
+    let plan = plan::plan(&options, here)?;
+    for note in &plan.notes {
+        job::say(note);
+    }
+    Ok((options, plan))
+}
+
 async fn execute(
-    options: &Run,
-    plan: Plan,
+    options: Run,
     here: &Surroundings,
     connect: &Connect,
     format: Format,
     signals: &mut Signals,
 ) -> Result<Outcome, CliError> {
-    files::prepare(plan.output.as_ref())?;
-    let mut plan = plan;
-    let grounds = {
+    let (plan, grounds) = {
         let preparing = async {
-            let ground = place::find(options, &plan, here).await?;
-            place::prepare(options, &mut plan, ground, connect).await
+            let (options, mut plan) = planned(options, here, connect).await?;
+            files::prepare(plan.output.as_ref())?;
+            let ground = place::find(&options, &plan, here).await?;
+            let grounds = place::prepare(&options, &mut plan, ground, connect).await?;
+            Ok::<_, CliError>((plan, grounds))
         };
         tokio::pin!(preparing);
         loop {
             let heard = tokio::select! {
-                grounds = &mut preparing => break grounds?,
+                prepared = &mut preparing => break prepared?,
                 heard = signals.next() => heard,
             };
             match heard {
@@ -206,6 +222,7 @@ async fn execute(
     let (sink, writer, trouble) = Sink::start(Style {
         prefix: plan.prefix,
         ranks: plan.ranks,
+        shown: plan.shown,
         output: plan.output,
         workers: plan.workers,
     })
@@ -218,8 +235,10 @@ async fn execute(
         grace: plan.grace,
         without,
         if_shared,
+        limit: plan.timeout,
     };
-    let ran = job::run(&grounds.link, request, sink, trouble, signals).await;
+    let patience = plan.wait;
+    let ran = wait::run(&grounds.link, request, sink, trouble, signals, patience).await;
     let written = tokio::task::spawn_blocking(move || writer.finish());
     // If whoever reads the output has stopped, and somebody is in a hurry, the rest of it is not waited for.
     let mut late = None;

@@ -1,5 +1,7 @@
 //! How a run ended: the exit code, and the words for it.
 
+use std::time::Duration;
+
 use kolo_transport::ids::JobId;
 use kolo_transport::wire::{
     Exit, Fall, Follower, Followers, JobState, RankFailure, Refusal, RefusalKind, WorkerError,
@@ -7,6 +9,9 @@ use kolo_transport::wire::{
 use serde::Serialize;
 
 use super::super::error::CliError;
+
+/// The job has run as long as it may; the same as timeout(1).
+const TIMED_OUT: u8 = 124;
 
 /// The program can't be executed.
 const NOT_EXECUTABLE: u8 = 126;
@@ -25,6 +30,8 @@ pub(crate) struct Outcome {
     pub(crate) followers: Followers,
     /// The signal that this command was sent first.
     pub(crate) signal: Option<i32>,
+    /// The job has run as long as it may, and was ended.
+    pub(crate) timed_out: Option<Duration>,
     /// The last line of the workers' standard error has no end.
     pub(crate) mid_line: bool,
     /// Nobody reads the output any more.
@@ -157,6 +164,9 @@ impl Outcome {
         if self.broken_pipe {
             return of_signal(13);
         }
+        if self.timed_out.is_some() && self.state != Some(JobState::Succeeded) {
+            return TIMED_OUT;
+        }
         if let Some(failure) = &self.failure {
             return code_of(failure.exit);
         }
@@ -175,8 +185,10 @@ impl Outcome {
     /// Lines for people; empty if all is well.
     pub(crate) fn text(&self) -> String {
         let mut lines = Vec::new();
+        // This command has said why it has ended the job.
+        let is_ended_here = self.signal.is_some() || self.timed_out.is_some();
         let reason = self.refusal.as_ref().filter(|_| self.is_elastic);
-        if let Some(reason) = reason.filter(|_| self.signal.is_none()) {
+        if let Some(reason) = reason.filter(|_| !is_ended_here) {
             // The last failure is a part of it.
             lines.push(format!("kolo: {reason}"));
             lines.extend(self.told_after());
@@ -188,11 +200,11 @@ impl Outcome {
                 lines.extend(failure.last_words());
                 lines.extend(self.told_after());
             }
-            if self.signal.is_none() {
+            if !is_ended_here {
                 lines.extend(ended(self.workers.saturating_sub(1), self.stopped));
             }
         } else if let Some(refusal) = &self.refusal
-            && self.signal.is_none()
+            && !is_ended_here
             // That this command itself has ended it since then is no news.
             && (self.lost_output.is_empty() || refusal.kind != RefusalKind::Stopped)
         {
@@ -315,6 +327,18 @@ mod tests {
             ..failed(Exit::Code(3))
         };
         assert_eq!(interrupted.exit_code(), 130);
+        let timed_out = Outcome {
+            timed_out: Some(Duration::from_secs(5)),
+            refusal: Some(Refusal::new(
+                RefusalKind::Stopped,
+                "its driver has ended it",
+            )),
+            ..Outcome::default()
+        };
+        assert_eq!(
+            (timed_out.exit_code(), timed_out.text().as_str()),
+            (124, "")
+        );
         for (kind, code) in [
             (RefusalKind::NoProgram, 127),
             (RefusalKind::NotExecutable, 126),

@@ -17,6 +17,7 @@ use super::files::{Destination, Files};
 use super::lines::{Lines, Source};
 use super::prefix::{Prefix, Values};
 use super::ranks::Ranks;
+use super::streams::Shown;
 
 /// Pieces that wait for the thread.
 const QUEUE: usize = 16;
@@ -29,6 +30,7 @@ const WRITE: usize = 256 << 10;
 pub(crate) struct Style {
     pub(crate) prefix: Prefix,
     pub(crate) ranks: Ranks,
+    pub(crate) shown: Shown,
     pub(crate) output: Option<Destination>,
     pub(crate) workers: u32,
 }
@@ -228,7 +230,7 @@ impl Printer {
                     self.files = None;
                     self.fail(WriteError::Failed(text));
                 }
-                if self.style.ranks.contains(head.rank.0) {
+                if self.is_shown(&head) {
                     let source = (head.rank.0, head.stream);
                     if piece.is_empty() {
                         self.end(source, head.time_ms);
@@ -238,6 +240,12 @@ impl Printer {
                 }
             }
         }
+    }
+
+    fn is_shown(&self, head: &OutputChunk) -> bool {
+        let place = self.places.get(&head.rank.0);
+        let local_rank = place.map(|place| place.local_rank);
+        self.style.ranks.contains(head.rank.0) && self.style.shown.contains(local_rank, head.stream)
     }
 
     fn prefix(&mut self, source: Source, time_ms: u64) -> Vec<u8> {

@@ -103,20 +103,32 @@ fn length(arg: &OsStr, commands: &[&Command]) -> Option<usize> {
     if text == "--" || text == "-" || !text.starts_with('-') {
         return None;
     }
-    let takes = |matches: &dyn Fn(&clap::Arg) -> bool| {
+    // How many values follow.
+    let values = |matches: &dyn Fn(&clap::Arg) -> bool| {
         let all = commands.iter().flat_map(|command| command.get_arguments());
-        let takes_value = |arg: &clap::Arg| arg.get_action().takes_values();
-        all.filter(|arg| matches(arg)).any(takes_value)
+        let takes_values = |arg: &&clap::Arg| arg.get_action().takes_values();
+        let taken = all.filter(|arg| matches(arg)).find(takes_values);
+        taken.map_or(0, |arg| {
+            arg.get_num_args().map_or(1, |values| values.min_values())
+        })
     };
-    let needs_value = if let Some(long) = text.strip_prefix("--") {
-        !long.contains('=') && takes(&|arg| is_called(arg, long))
+    let follow = if let Some(long) = text.strip_prefix("--") {
+        if long.contains('=') {
+            0
+        } else {
+            values(&|arg| is_called(arg, long))
+        }
     } else {
         // `-n4` holds its value.
         let mut chars = text[1..].chars();
         let (first, rest) = (chars.next(), chars.next());
-        rest.is_none() && takes(&|arg: &clap::Arg| arg.get_short() == first)
+        if rest.is_some() {
+            0
+        } else {
+            values(&|arg: &clap::Arg| arg.get_short() == first)
+        }
     };
-    Some(if needs_value { 2 } else { 1 })
+    Some(1 + follow)
 }
 
 #[cfg(test)]
@@ -160,6 +172,14 @@ mod tests {
             (
                 "kolo run -hosts a:1 -nproc-per-node=2 -wdir /x -e A=1 -eB=1 x",
                 "kolo run --hosts a:1 --nproc-per-node=2 --wdir /x -e A=1 -eB=1 x",
+            ),
+            (
+                "kolo run --blacklist-cooldown-range 1 10 -np 4 x -np",
+                "kolo run --blacklist-cooldown-range 1 10 --np 4 x -np",
+            ),
+            (
+                "kolo run -r 3 -t 0:1 -np 4 x",
+                "kolo run -r 3 -t 0:1 --np 4 x",
             ),
             ("kolo run -Ha:2,b:2 -h", "kolo run -Ha:2,b:2 -h"),
             ("kolo run - -hosts", "kolo run - -hosts"),

@@ -1,0 +1,227 @@
+//! Options that scripts for torchrun give, where they mean something here.
+
+use clap::Args as ClapArgs;
+
+use super::super::error::CliError;
+use super::args::Run;
+use super::plan::{Surroundings, Target, usage};
+use super::ranks::Ranks;
+use super::streams::{Shown, Streams};
+use crate::hosts::Machine;
+
+/// Signals at which torchrun's agent ends its workers, if nobody says.
+const USUAL_SIGNALS: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+
+/// The options.
+#[derive(Debug, Clone, Default, ClapArgs)]
+#[command(next_help_heading = "As torchrun has them")]
+pub(crate) struct TorchArgs {
+    /// The same as --local
+    #[arg(long, conflicts_with_all = ["hosts", "hostfile"])]
+    pub(crate) standalone: bool,
+    /// ROLE_NAME of all workers [default: default]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) role: Option<String>,
+    /// Port of rank 0 that workers meet at, in a job that never changes [default: a free one]
+    #[arg(long, alias = "master_port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) master_port: Option<u16>,
+    /// TORCHELASTIC_RUN_ID of all workers [default: the id of the job]
+    #[arg(long, alias = "rdzv_id", value_name = "ID")]
+    pub(crate) rdzv_id: Option<String>,
+    /// Write to files and do not show: 1 standard output, 2 standard error, 3 both; 0:1,1:3 by local rank
+    #[arg(short = 'r', long, value_parser = Streams::parse, value_name = "STREAMS")]
+    pub(crate) redirects: Option<Streams>,
+    /// Write to files and show, over --redirects
+    #[arg(short = 't', long, value_parser = Streams::parse, value_name = "STREAMS")]
+    pub(crate) tee: Option<Streams>,
+    /// Show only the output of these local ranks
+    #[arg(long, alias = "local_ranks_filter", value_parser = Ranks::parse, value_name = "RANKS")]
+    pub(crate) local_ranks_filter: Option<Ranks>,
+    #[command(flatten)]
+    pub(crate) given: TakenAsGiven,
+}
+
+/// Options that say what is so anyway, or else are refused.
+#[derive(Debug, Clone, Default, ClapArgs)]
+pub(crate) struct TakenAsGiven {
+    #[arg(long, hide = true, alias = "rdzv_backend")]
+    rdzv_backend: Option<String>,
+    #[arg(long, hide = true, alias = "rdzv_endpoint")]
+    rdzv_endpoint: Option<String>,
+    #[arg(long, hide = true, alias = "node_rank")]
+    node_rank: Option<String>,
+    #[arg(long, hide = true, alias = "master_addr")]
+    master_addr: Option<String>,
+    #[arg(long, hide = true, alias = "monitor_interval", value_parser = super::super::args::seconds)]
+    monitor_interval: Option<std::time::Duration>,
+    #[arg(long, hide = true, alias = "start_method", value_parser = ["spawn", "fork", "forkserver"])]
+    start_method: Option<String>,
+    #[arg(long, hide = true, alias = "signals_to_handle")]
+    signals_to_handle: Option<String>,
+}
+
+impl TorchArgs {
+    /// Options of the command line over those of a file.
+    pub(super) fn merge(self, file: Self) -> Self {
+        let (line, more) = (self.given, file.given);
+        Self {
+            standalone: self.standalone || file.standalone,
+            role: self.role.or(file.role),
+            master_port: self.master_port.or(file.master_port),
+            rdzv_id: self.rdzv_id.or(file.rdzv_id),
+            redirects: self.redirects.or(file.redirects),
+            tee: self.tee.or(file.tee),
+            local_ranks_filter: self.local_ranks_filter.or(file.local_ranks_filter),
+            given: TakenAsGiven {
+                rdzv_backend: line.rdzv_backend.or(more.rdzv_backend),
+                rdzv_endpoint: line.rdzv_endpoint.or(more.rdzv_endpoint),
+                node_rank: line.node_rank.or(more.node_rank),
+                master_addr: line.master_addr.or(more.master_addr),
+                monitor_interval: line.monitor_interval.or(more.monitor_interval),
+                start_method: line.start_method.or(more.start_method),
+                signals_to_handle: line.signals_to_handle.or(more.signals_to_handle),
+            },
+        }
+    }
+
+    /// What is shown of the output.
+    pub(super) fn shown(&self) -> Shown {
+        Shown {
+            redirects: self.redirects.clone(),
+            tee: self.tee.clone(),
+            local_ranks: self.local_ranks_filter.clone().unwrap_or_default(),
+        }
+    }
+
+    /// Variables that the workers have, unless `--env` gives them.
+    pub(super) fn variables(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let port = self.master_port.map(|port| port.to_string());
+        let all = [
+            ("ROLE_NAME", self.role.clone()),
+            ("TORCHELASTIC_RUN_ID", self.rdzv_id.clone()),
+            ("MASTER_PORT", port),
+        ];
+        all.into_iter()
+            .filter_map(|(name, value)| Some((name, value?)))
+    }
+}
+
+/// Refuses what can't be as it is given.
+pub(super) fn check(
+    options: &Run,
+    target: &Target,
+    is_elastic: bool,
+    here: &Surroundings,
+) -> Result<(), CliError> {
+    let all = &options.torch;
+    let given = &all.given;
+    let has_files = options.output_dir.is_some()
+        || options.output_filename.is_some()
+        || options.log_dir.is_some();
+    for (option, streams) in [("--redirects", &all.redirects), ("--tee", &all.tee)] {
+        if streams.is_some() && !has_files {
+            return usage(format!(
+                "{option} is given without a folder for the files; give --log-dir DIR, too"
+            ));
+        }
+    }
+    if let Some(port) = all.master_port.filter(|_| is_elastic) {
+        return usage(format!(
+            "--master-port is {port} in a job that may change, where each group needs a port that no group before had; \
+             leave --master-port out, and kolo chooses the ports"
+        ));
+    }
+    let is_here = |host: &str| Machine::new(host, &here.hostname) == Machine::Here;
+    if let Some(address) = &given.master_addr
+        && !(*target == Target::Local && is_here(address))
+    {
+        return usage(format!(
+            "--master-addr is `{address}`; leave --master-addr out: kolo chooses the host of rank 0 and tells all workers"
+        ));
+    }
+    if let Some(backend) = &given.rdzv_backend
+        && !matches!(backend.as_str(), "c10d" | "static")
+    {
+        return usage(format!(
+            "--rdzv-backend is `{backend}`; allowed are c10d and static, in place of which the head brings the workers together"
+        ));
+    }
+    if let Some(endpoint) = &given.rdzv_endpoint {
+        let host = endpoint
+            .rsplit_once(':')
+            .map_or(endpoint.as_str(), |(host, _)| host);
+        if !(*target == Target::Local && is_here(host)) {
+            return usage(format!(
+                "--rdzv-endpoint is `{endpoint}`; write --head HOST:PORT before `run` in its place: a kolo-head brings hosts together"
+            ));
+        }
+    }
+    if let Some(rank) = given.node_rank.as_deref().filter(|rank| *rank != "0") {
+        return usage(format!(
+            "--node-rank is `{rank}`; `kolo run` is started once and not on each host: give the hosts by -H, or a cluster by --head"
+        ));
+    }
+    if let Some(list) = &given.signals_to_handle {
+        let is_usual = |name: &str| USUAL_SIGNALS.split(',').any(|usual| usual == name);
+        if let Some(other) = list.split(',').find(|name| !is_usual(name.trim())) {
+            return usage(format!(
+                "--signals-to-handle has `{other}`; the workers are ended at {USUAL_SIGNALS}, and get SIGUSR1 and SIGUSR2 as they are"
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::tests::{on_cluster, planned, refused};
+
+    #[test]
+    fn a_line_for_torchrun_on_one_host_runs_as_it_is() {
+        let plan = planned(
+            "--standalone --nnodes 1 --nproc_per_node 2 --rdzv-backend c10d --rdzv_endpoint=localhost:0 --rdzv-id 7 --node-rank 0 \
+             --master-addr 127.0.0.1 --master-port 29501 --monitor-interval 5 --start-method spawn --role trainer \
+             --signals-to-handle SIGTERM,SIGINT x",
+        );
+        assert_eq!(plan.workers, 2);
+        assert!(plan.notes.is_empty(), "{:?}", plan.notes);
+        let env = plan.spec.env;
+        assert_eq!(env["ROLE_NAME"], "trainer");
+        assert_eq!(env["TORCHELASTIC_RUN_ID"], "7");
+        assert_eq!(env["MASTER_PORT"], "29501");
+        let plan = planned("--role a -e ROLE_NAME=b x");
+        assert_eq!(plan.spec.env["ROLE_NAME"], "b");
+        assert!(planned("x").spec.env.is_empty());
+    }
+
+    #[test]
+    fn standalone_is_on_this_machine_whatever_head_there_is() {
+        let target = |line: &str| on_cluster(line).unwrap().target;
+        assert_eq!(target("--standalone x"), target("--local x"));
+        assert_ne!(target("x"), target("--local x"));
+    }
+
+    #[test]
+    fn what_means_nothing_here_is_refused_with_what_to_write() {
+        for (line, message) in [
+            ("--rdzv-backend etcd x", "allowed are c10d and static"),
+            ("--rdzv-endpoint h:29400 x", "--head HOST:PORT"),
+            ("--node-rank 1 x", "-H"),
+            ("--master-addr other x", "leave --master-addr out"),
+            (
+                "-H localhost:2 --master-addr h x",
+                "leave --master-addr out",
+            ),
+            (
+                "-n 2 --max-restarts 1 --master-port 5 x",
+                "leave --master-port out",
+            ),
+            ("--signals-to-handle SIGUSR1 x", "SIGUSR1"),
+            ("-r 3 x", "--redirects is given without a folder"),
+            ("--tee 3 x", "--log-dir DIR"),
+        ] {
+            let error = refused(line);
+            assert!(error.contains(message), "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! `--wait`: a job is submitted again until there is room for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kolo_transport::wire::RefusalKind;
+use tokio::sync::oneshot;
+
+use super::super::error::CliError;
+use super::job::{self, Link, Request};
+use super::report::Outcome;
+use super::signals::{Heard, Signals};
+use super::sink::{Sink, WriteError};
+use crate::signals::name;
+
+/// How soon the head is asked again: at first, and at the most, since each time it looks at all its nodes.
+const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
+
+/// Runs a job to its end. While there is no room for it, it waits at most so long.
+///
+/// # Errors
+///
+/// As [`job::run`].
+pub(super) async fn run(
+    link: &Arc<Link>,
+    request: Request,
+    sink: Sink,
+    mut trouble: oneshot::Receiver<WriteError>,
+    signals: &mut Signals,
+    patience: Duration,
+) -> Result<Outcome, CliError> {
+    let clock = link.runtime.clock();
+    let until = clock.now() + patience;
+    let [mut pause, longest] = PAUSES;
+    let mut is_told = false;
+    loop {
+        let outcome = job::run(link, request.clone(), sink.clone(), &mut trouble, signals).await?;
+        let Some(why) = lacks_room(&outcome).filter(|_| clock.now() < until) else {
+            return Ok(outcome);
+        };
+        if !std::mem::replace(&mut is_told, true) {
+            job::say(&format!(
+                "waiting at most {} s for room: {why}",
+                patience.as_secs_f64()
+            ));
+        }
+        let again = until.min(clock.now() + pause);
+        pause = longest.min(pause * 2);
+        loop {
+            let heard = tokio::select! {
+                () = clock.sleep_until(again) => break,
+                heard = signals.next() => heard,
+            };
+            match heard {
+                Heard::First(signal) => {
+                    job::say(&format!("{}: ended before the job began", name(signal)));
+                    return Ok(Outcome {
+                        signal: Some(signal),
+                        ..Outcome::default()
+                    });
+                }
+                Heard::Workers(signal) => job::not_passed_on(signal),
+                // The first was the end of this.
+                Heard::Second => {}
+            }
+        }
+    }
+}
+
+/// What a job lacked that did not begin, if others may give it back.
+fn lacks_room(outcome: &Outcome) -> Option<&str> {
+    let refusal = outcome.refusal.as_ref()?;
+    let has_no_room = matches!(refusal.kind, RefusalKind::Unplaceable | RefusalKind::Busy);
+    let is_meant = has_no_room && outcome.job.is_none() && outcome.signal.is_none();
+    is_meant.then_some(refusal.message.as_str())
+}
