@@ -34,6 +34,15 @@ pub struct Offer {
     pub available: Resources,
     /// What it would offer if no job ran.
     pub total: Resources,
+    /// The most workers of the job that it takes, whatever it has.
+    pub most: u32,
+}
+
+impl Offer {
+    /// Room for workers now.
+    fn room(&self, per_worker: &Resources) -> u32 {
+        self.available.count(per_worker).min(self.most)
+    }
 }
 
 /// Workers on one node. Never 0.
@@ -198,10 +207,7 @@ pub fn place(
     let mut offers: Vec<&Offer> = offers.iter().collect();
     // A stable sort: of one name the first to register stays first.
     offers.sort_by(|left, right| natural(&left.hostname, &right.hostname));
-    let room: Vec<u32> = offers
-        .iter()
-        .map(|offer| room_on(&offer.available, per_worker))
-        .collect();
+    let room: Vec<u32> = offers.iter().map(|offer| offer.room(per_worker)).collect();
     let chosen = match placement {
         Placement::Pack { .. } => pack(workers, &room),
         Placement::Spread { hosts, slots } => spread(hosts, slots, &room),
@@ -232,7 +238,7 @@ pub fn place_at_most(
     for (index, offer) in offers.iter().enumerate() {
         let there = there(offer.node);
         let most = MAX_PER_NODE.saturating_sub(there);
-        let here = room_on(&offer.available, per_worker).min(most);
+        let here = offer.room(per_worker).min(most);
         let taken = here.min(left);
         if there > 0 && taken > 0 {
             chosen.push((index, taken));
@@ -261,9 +267,7 @@ pub fn spread_at_most(
     per_worker: &Resources,
     offers: &[Offer],
 ) -> Vec<Share> {
-    let room = offers
-        .iter()
-        .map(|offer| room_on(&offer.available, per_worker));
+    let room = offers.iter().map(|offer| offer.room(per_worker));
     let room: Vec<u32> = room.collect();
     let fit = room.iter().filter(|room| **room >= slots).count();
     let hosts = hosts.min(u32::try_from(fit).unwrap_or(u32::MAX));
@@ -301,7 +305,7 @@ pub fn lay_out(
                         "{node} is asked for {workers} workers and is not there, or counts as lost"
                     ))
                 })?;
-            let room = room_on(&offer.available, per_worker);
+            let room = offer.room(per_worker);
             if room < *workers {
                 return Err(PlacementError::Layout(format!(
                     "{} ({node}) is asked for {workers} workers with {per_worker} each and has room for {room}; it has {} in \
@@ -315,10 +319,6 @@ pub fn lay_out(
             })
         })
         .collect()
-}
-
-fn room_on(resources: &Resources, per_worker: &Resources) -> u32 {
-    resources.count(per_worker).min(MAX_PER_NODE)
 }
 
 /// Pairs of index and workers, in any order.
@@ -373,8 +373,11 @@ fn explain(
         }
     };
     let available = count(&mut room.iter().copied());
-    let available_when_idle =
-        count(&mut offers.iter().map(|offer| room_on(&offer.total, per_worker)));
+    let available_when_idle = count(
+        &mut offers
+            .iter()
+            .map(|offer| offer.total.count(per_worker).min(offer.most)),
+    );
     let mut short = Vec::new();
     let mut more_short = 0;
     let mut by_resource = BTreeMap::<String, usize>::new();

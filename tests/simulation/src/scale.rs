@@ -280,6 +280,7 @@ impl Bed {
             filters: Vec::new(),
             health_check: None,
             on_change: OnChange::default(),
+            hosts: None,
         }));
         self.count(&spec);
         self.inbox.push(Input::Submit {

@@ -58,6 +58,18 @@ pub struct Elastic {
     /// What happens to the processes at a change.
     #[serde(default, skip_serializing_if = "OnChange::is_in_place")]
     pub on_change: OnChange,
+    /// The only hosts that the job may use. All if `None`. See [`SubmitFrame::Hosts`](super::SubmitFrame::Hosts).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hosts: Option<Vec<JobHost>>,
+}
+
+/// A host that an elastic job may use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobHost {
+    /// The hostname or id of its node. There need be no such node yet.
+    pub name: String,
+    /// The most workers of the job there. A host without any is not used.
+    pub slots: u32,
 }
 
 /// A command that must succeed on a node before an elastic job starts workers there: once in each stay of the job on the node.

@@ -10,7 +10,8 @@ use super::obituary::Seal;
 use super::trust::{RevocationList, SecretText, TokenEntry};
 use super::worker::{FailedOperation, Kept};
 use super::{
-    ClusterInfo, JobInfo, JobSpec, PlacedNode, RankFailure, Refusal, Resources, WorkerSignal,
+    ClusterInfo, JobHost, JobInfo, JobSpec, PlacedNode, RankFailure, Refusal, Resources,
+    WorkerSignal,
 };
 use crate::identity::Role;
 use crate::ids::{Generation, Incarnation, JobId, NodeId, Slot};
@@ -189,6 +190,9 @@ pub enum SubmitFrame {
         /// Why, in words.
         why: String,
     },
+    /// From now on an elastic job may use these hosts, in place of [`Elastic::hosts`](super::Elastic::hosts). It leaves nodes that
+    /// are not among them, or that have more of its workers than they may, as if they were drained; it looks for room on new ones.
+    Hosts(Vec<JobHost>),
 }
 
 /// A heartbeat.

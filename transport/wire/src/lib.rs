@@ -38,8 +38,8 @@ use serde::{Deserialize, Serialize};
 pub use call::{CallFailure, CallFrame, CallOp, CallReply, FailureKind, Outcome};
 pub use daemon::{DaemonState, FolderState, FolderUse};
 pub use elastic::{
-    Cooldown, Elastic, GroupFilter, Handover, HealthCheck, LeftOut, MembershipInfo, OnChange,
-    RestartWindow,
+    Cooldown, Elastic, GroupFilter, Handover, HealthCheck, JobHost, LeftOut, MembershipInfo,
+    OnChange, RestartWindow,
 };
 pub use failure::{Account, Fall, Follower, Followers, RankFailure, WorkerError};
 pub use head::{HeadReply, HeadRequest, NodeDrain, NodeEvent, NodeRegistration, SubmitFrame};

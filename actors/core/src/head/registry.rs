@@ -16,7 +16,7 @@ use kolo_wire::{NodeInfo, NodeNetwork, NodeRegistration, Refusal, RefusalKind, R
 
 use super::introduction::{check, check_network};
 use crate::pace::Pace;
-use crate::placement::Offer;
+use crate::placement::{MAX_PER_NODE, Offer};
 
 /// Most nodes of a cluster, lost ones that are still shown included.
 pub const MAX_NODES: usize = 16_384;
@@ -321,6 +321,7 @@ impl NodeRegistry {
                 hostname: entry.registration.hostname.clone(),
                 available: entry.available(),
                 total: entry.registration.resources.clone(),
+                most: MAX_PER_NODE,
             })
             .collect()
     }

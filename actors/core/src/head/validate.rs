@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kolo_wire::{JobSpec, OnChange, Placement, Refusal, RefusalKind};
+use kolo_wire::{JobHost, JobSpec, OnChange, Placement, Refusal, RefusalKind};
 
 use crate::head::job::elastic_limits;
 use crate::placement::is_sane;
@@ -23,6 +23,10 @@ pub const MAX_CUSTOM: usize = 64;
 pub const MAX_START_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// Longest time that elastic jobs have to leave a node that is drained.
 pub const MAX_DRAIN: Duration = Duration::from_secs(24 * 3600);
+/// Most hosts of a list of those that a job may use.
+pub const MAX_HOSTS: usize = 4096;
+/// Longest name of such a host, in bytes: what the domain name system allows.
+const MAX_HOSTNAME: usize = 253;
 /// Longest grace period.
 pub const MAX_GRACE: Duration = Duration::from_secs(3600);
 
@@ -122,6 +126,28 @@ fn layout(spec: &JobSpec) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Checks a list of the hosts that a job may use.
+///
+/// # Errors
+///
+/// As [`validate`].
+pub(super) fn hosts(hosts: &[JobHost]) -> Result<(), Refusal> {
+    if hosts.len() > MAX_HOSTS {
+        return Err(invalid(format!(
+            "the list of hosts has {} hosts; allowed are {MAX_HOSTS}",
+            hosts.len()
+        )));
+    }
+    let is_name = |host: &&JobHost| (1..=MAX_HOSTNAME).contains(&host.name.len());
+    match hosts.iter().find(|host| !is_name(host)) {
+        Some(host) => Err(invalid(format!(
+            "a host of the list has a name of {} bytes; allowed are 1 to {MAX_HOSTNAME}",
+            host.name.len()
+        ))),
+        None => Ok(()),
+    }
+}
+
 fn elastic(spec: &JobSpec) -> Result<(), Refusal> {
     let Some(elastic) = &spec.elastic else {
         return Ok(());
@@ -139,6 +165,7 @@ fn elastic(spec: &JobSpec) -> Result<(), Refusal> {
     ] {
         duration(what, given_ms.unwrap_or_default(), 0, MAX_START_TIMEOUT)?;
     }
+    hosts(elastic.hosts.as_deref().unwrap_or_default())?;
     if let Some(check) = &elastic.health_check {
         let most = Duration::from_millis(spec.start_timeout_ms);
         duration("time limit of the health check", check.timeout_ms, 1, most)?;

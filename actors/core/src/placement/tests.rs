@@ -19,6 +19,7 @@ fn offers(free: &[u64]) -> Vec<Offer> {
             hostname: "host".to_owned(),
             available: cpus(*cpus_free),
             total: cpus(8000),
+            most: MAX_PER_NODE,
         })
         .collect()
 }

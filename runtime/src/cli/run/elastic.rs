@@ -309,6 +309,7 @@ pub(super) fn apply(
         filters: Vec::new(),
         health_check: None,
         on_change,
+        hosts: None,
     }));
     Ok(())
 }

@@ -150,6 +150,7 @@ impl Options {
             filters,
             health_check: self.health_check()?,
             on_change: OnChange::InPlace,
+            hosts: None,
         }))
     }
 

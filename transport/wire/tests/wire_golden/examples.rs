@@ -128,6 +128,7 @@ fn elastic() -> Elastic {
         ],
         health_check: Some(health_check()),
         on_change: OnChange::InPlace,
+        hosts: None,
     }
 }
 
@@ -419,7 +420,8 @@ pub(crate) fn cases() -> Vec<Case> {
     add!(SubmitFrame: SubmitFrame::ProgramReady, SubmitFrame::Stop, SubmitFrame::Kill, SubmitFrame::Done,
         SubmitFrame::Interrupt, SubmitFrame::Signal(WorkerSignal::User1), SubmitFrame::Signal(WorkerSignal::User2),
         SubmitFrame::Signal(WorkerSignal::Stop), SubmitFrame::Signal(WorkerSignal::Continue),
-        SubmitFrame::Unreachable { generation: GENERATION, why: "gone".to_owned() });
+        SubmitFrame::Unreachable { generation: GENERATION, why: "gone".to_owned() },
+        SubmitFrame::Hosts(vec![JobHost { name: "a".to_owned(), slots: 4 }]));
     add!(Beat: Beat { seq: 300 });
     add!(NodeEvent:
         NodeEvent::WorkerReady { job: JOB, slot: Slot(3), incarnation: Incarnation::FIRST, address: Some(address()) },

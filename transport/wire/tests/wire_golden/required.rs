@@ -54,7 +54,8 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Done,
         Interrupt,
         Signal,
-        Unreachable
+        Unreachable,
+        Hosts
     }));
     names.extend(variants!(NodeEvent {
         WorkerReady,

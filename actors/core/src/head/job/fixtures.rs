@@ -51,6 +51,7 @@ pub(crate) fn elastic(min: u32, max: u32) -> Elastic {
         filters: Vec::new(),
         health_check: None,
         on_change: OnChange::default(),
+        hosts: None,
     }
 }
 

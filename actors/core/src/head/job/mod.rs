@@ -46,8 +46,8 @@ use kolo_wire::{
     WorkerSignal, WorkerState,
 };
 
-pub(super) use self::elastic::limits as elastic_limits;
 use self::elastic::{Elastic, Flow};
+pub(super) use self::elastic::{limits as elastic_limits, most_on};
 use self::fall::Fall;
 pub use self::messages::{Action, Event, GroupState, JobConfig, Reply, Seating, Site};
 use self::network::Net;
@@ -410,6 +410,7 @@ impl Job {
             SubmitFrame::Unreachable { generation, why } => self.driver_is_cut_off(generation, why),
             SubmitFrame::Kill => self.kill(),
             SubmitFrame::Done => self.done(),
+            SubmitFrame::Hosts(hosts) => self.use_hosts(hosts),
         }
     }
 

@@ -9,7 +9,7 @@ use kolo_wire::{
     Followers, HeadReply, JobEvent, JobInfo, JobSpec, JobState, NodeRequest, Refusal, RefusalKind,
 };
 
-use super::room::{Trials, at_most};
+use super::room::{Trials, allowed, at_most};
 use super::{Due, HeadCore, Timer};
 use crate::head::history::MAX_JOBS;
 use crate::head::job::{Action, Event, Job, Next, Reply};
@@ -128,6 +128,7 @@ impl HeadCore {
         let shares = if let Some(elastic) = &spec.elastic {
             // It waits for the rest, as for a rank that is lost later.
             let most = elastic.max.saturating_add(elastic.spares);
+            let offers = allowed(offers, elastic.hosts.as_deref(), |_| 0);
             at_most(most, &spec, &offers, |_| 0)
         } else if spec.layout.is_empty() {
             place(spec.placement, &spec.per_worker, &offers)?

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kolo_wire::ids::{JobId, NodeId, Slot};
-use kolo_wire::{JobSpec, NodeReply, Placement};
+use kolo_wire::{JobHost, JobSpec, NodeReply, Placement};
 
 use super::jobs::{Contact, Running};
 use super::{Due, HeadCore, Timer};
-use crate::head::job::{Event, Reply, Seating, Site};
+use crate::head::job::{Event, Reply, Seating, Site, most_on};
 use crate::head::messages::Level;
 use crate::head::probes::Waiter;
 use crate::placement::{Offer, Share, place, place_at_most, spread_at_most};
@@ -60,6 +60,22 @@ pub(super) fn at_most(
     }
 }
 
+/// What a job is offered that may use these hosts, and has so many workers on each node already.
+pub(super) fn allowed(
+    mut offers: Vec<Offer>,
+    hosts: Option<&[JobHost]>,
+    there: impl Fn(NodeId) -> u32,
+) -> Vec<Offer> {
+    if hosts.is_some() {
+        for offer in &mut offers {
+            let most = most_on(hosts, offer.node, &offer.hostname);
+            offer.most = offer.most.min(most.saturating_sub(there(offer.node)));
+        }
+        offers.retain(|offer| offer.most > 0);
+    }
+    offers
+}
+
 impl HeadCore {
     /// Where a job's workers are reached.
     pub(super) fn site(&self, share: Share) -> Option<(Site, Contact)> {
@@ -105,6 +121,10 @@ impl HeadCore {
             if !avoid.is_empty() {
                 let hosts = avoid.join(", ");
                 why = format!("{why}; left out after a failure there: {hosts}");
+            }
+            if let Some(hosts) = running.job.hosts() {
+                let hosts = hosts.len();
+                why = format!("{why}; its driver allows no other hosts than a list of {hosts}");
             }
         }
         if let Err(refusal) = self.book(id, &mut shares) {
@@ -163,7 +183,9 @@ impl HeadCore {
         };
         let mut offers = self.registry.offers();
         offers.retain(may);
-        offers
+        allowed(offers, running.job.hosts(), |node| {
+            held.get(&node).copied().unwrap_or_default()
+        })
     }
 
     /// Books shares for a job that runs, and finds out what connects new nodes with the others. Shares that can't be had are

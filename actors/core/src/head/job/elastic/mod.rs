@@ -5,6 +5,7 @@
 
 mod flow;
 mod horovod;
+mod hosts;
 mod limits;
 mod news;
 mod nodes;
@@ -24,6 +25,7 @@ use kolo_wire::{
 
 pub(super) use self::flow::Flow;
 use self::horovod::Doors;
+pub(in crate::head) use self::hosts::most_on;
 pub(in crate::head) use self::limits::limits;
 use self::restart::Forming;
 use self::tally::Tally;
@@ -62,6 +64,10 @@ pub(super) struct Elastic {
     pending: BTreeSet<NodeId>,
     /// Nodes where something was given up, so that perhaps nothing is left.
     touched: BTreeSet<NodeId>,
+    /// Nodes that are to be left, as somebody else than the driver says.
+    drained: BTreeSet<NodeId>,
+    /// Nodes that are to be left, as the driver's list of hosts says.
+    unlisted: BTreeSet<NodeId>,
     /// Nodes may be over, and are to be forgotten.
     has_over: bool,
     /// The failures that have ended the group before, if it is started anew, until the driver is told.
@@ -102,6 +108,8 @@ impl Elastic {
             reserving: BTreeSet::new(),
             pending: BTreeSet::new(),
             touched: BTreeSet::new(),
+            drained: BTreeSet::new(),
+            unlisted: BTreeSet::new(),
             has_over: false,
             fell: None,
             forming: None,
@@ -185,6 +193,10 @@ impl Job {
     /// A node is to be left.
     pub(super) fn drain(&mut self, node: NodeId, why: String) {
         self.touch(node);
+        if let Some(elastic) = &mut self.elastic {
+            elastic.drained.insert(node);
+            elastic.unlisted.remove(&node);
+        }
         self.fact(Fact::Drain { node, why });
     }
 
@@ -203,7 +215,11 @@ impl Job {
 
     /// A node need not be left after all.
     pub(super) fn undrain(&mut self, node: NodeId) {
+        if let Some(elastic) = &mut self.elastic {
+            elastic.drained.remove(&node);
+        }
         self.fact(Fact::Undrain { node });
+        self.check_host(node);
     }
 
     /// The first things to do for a new job: its seats are laid over the sites, and the head looks for room for the rest.

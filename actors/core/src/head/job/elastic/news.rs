@@ -91,8 +91,7 @@ impl Job {
             },
             NodeEvent::JobLeft { mut reason, .. } => {
                 cut(&mut reason, MAX_WORDS);
-                self.touch(node);
-                self.fact(Fact::Drain { node, why: reason });
+                self.drain(node, reason);
             }
         }
     }
@@ -360,6 +359,10 @@ impl Job {
             return;
         };
         self.parts[part].flow.forget_processes();
+        if let Some(elastic) = &mut self.elastic {
+            elastic.drained.remove(&node);
+            elastic.unlisted.remove(&node);
+        }
         for slot in std::mem::take(&mut self.parts[part].slots) {
             if let Some(elastic) = &mut self.elastic {
                 elastic.holders.remove(&slot);

@@ -2,6 +2,7 @@
 
 mod drain;
 mod elastic;
+mod hosts;
 mod jobs;
 mod network;
 mod nodes;
