@@ -112,12 +112,14 @@ pub enum Place {
     Entry(usize),
     /// An entry of a list of ranks' hosts, from 1.
     Rank(usize),
+    /// A line of what a discovery script prints, from 1.
+    Output(usize),
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Line(number) => write!(f, "line {number}"),
+            Self::Line(number) | Self::Output(number) => write!(f, "line {number}"),
             Self::Entry(number) | Self::Rank(number) => write!(f, "entry {number}"),
         }
     }
@@ -132,6 +134,10 @@ impl Place {
             }
             Self::Entry(_) => {
                 "HOST:SLOTS,HOST:SLOTS,... like `a:4,b:4`, `root@b:2` or `[fd00::2]:1`"
+            }
+            Self::Output(_) => {
+                "HOST:SLOTS on each line, like `a:4` or `[fd00::2]:1`, or HOST alone with --slots-per-host; blank lines and what \
+                 follows a `#` are skipped"
             }
             Self::Rank(_) => "HOST,HOST,... in rank order, like `a,b,a,c`",
         }
@@ -214,16 +220,21 @@ fn parse_entries(
         if entry.is_empty() {
             return Err(wrong("is empty".to_owned()));
         }
-        // In `[::1]` and in `::1` the last colon is none before slots.
-        let (host, slots) = entry
-            .rsplit_once(':')
-            .filter(|(host, _)| !host.contains('[') || host.ends_with(']'))
-            .or_else(|| default.map(|slots| (entry, slots)))
-            .ok_or_else(|| wrong("has no number of slots".to_owned()))?;
-        let host = parse_host(host, slots).map_err(wrong)?;
+        let host = parse_entry(entry, default).map_err(wrong)?;
         hosts.add(place, host)?;
     }
     hosts.done()
+}
+
+/// `HOST:SLOTS`, or `HOST` if there is a usual number.
+fn parse_entry(entry: &str, default: Option<&str>) -> Result<HostSlots, String> {
+    // In `[::1]` and in `::1` the last colon is none before slots.
+    let (host, slots) = entry
+        .rsplit_once(':')
+        .filter(|(host, _)| !host.contains('[') || host.ends_with(']'))
+        .or_else(|| default.map(|slots| (entry, slots)))
+        .ok_or_else(|| "has no number of slots".to_owned())?;
+    parse_host(host, slots)
 }
 
 /// Reads a hostfile: `HOST slots=N` on each line, as Horovod and Open MPI write it. Blank lines are skipped, and what
@@ -308,6 +319,30 @@ impl List {
     /// See [`parse_hostfile`].
     pub(crate) fn file(self, text: &str) -> Result<Vec<HostSlots>, HostsError> {
         parse_lines(self, text)
+    }
+
+    /// What a discovery script prints, as Horovod has it: `HOST` or `HOST:SLOTS` on each line. There may be none at the moment.
+    pub(crate) fn discovered(
+        mut self,
+        text: &str,
+        slots: Option<u32>,
+    ) -> Result<Vec<HostSlots>, HostsError> {
+        let slots = slots.map(|slots| slots.to_string());
+        for (number, line) in (1..).zip(text.lines()) {
+            let entry = line.split('#').next().unwrap_or_default().trim();
+            if entry.is_empty() {
+                continue;
+            }
+            let place = Place::Output(number);
+            let host = parse_entry(entry, slots.as_deref());
+            let host = host.map_err(|problem| HostsError::Syntax {
+                place,
+                entry: entry.to_owned(),
+                problem,
+            })?;
+            self.add(place, host)?;
+        }
+        Ok(self.hosts)
     }
 
     /// `a,b,a,c`: the host of every rank, in rank order, each by the name that it has first.

@@ -1,10 +1,12 @@
 //! `kolo run` on hosts by ssh: nodes are there for the job, and gone with it.
 
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::process::Output;
 
 use rustix::process::Signal;
 
-use super::servers::{Servers, skipped};
+use super::servers::{Launched, Servers, skipped};
 
 fn run(servers: &Servers, script: &str) -> Output {
     let hosts = servers.hosts();
@@ -161,6 +163,69 @@ fn a_dry_run_asks_the_hosts_refuses_what_a_run_refuses_and_leaves_nothing() {
     servers.lose(1);
     let err = refused(&["true"], 1);
     assert!(err.contains("127.0.0.3"), "{err}");
+}
+
+#[test]
+fn hosts_that_a_script_tells_join_and_leave_while_the_job_runs() {
+    if skipped() {
+        return;
+    }
+    let servers = Servers::start(2);
+    let hosts = servers.dir().join("hosts");
+    let put = |text: &str| {
+        let new = servers.dir().join("hosts.new");
+        fs::write(&new, text).unwrap();
+        fs::rename(new, &hosts).unwrap();
+    };
+    put("127.0.0.2\n");
+    let node = env!("CARGO_BIN_EXE_kolo-node");
+    let look = format!("cat {}", hosts.display());
+    let mut command = servers.kolo(&["run", "--remote-program", node, "--prefix", "none"]);
+    command.args(["--host-discovery-script", &look, "--slots-per-host", "1"]);
+    command.args(["--min-np", "1", "--max-np", "4", "--timeout", "100s", "--"]);
+    command.args([
+        "sh",
+        "-c",
+        "echo $RANK/$WORLD_SIZE $KOLO_HOSTNAME; [ $KOLO_GENERATION = 3 ] || exec sleep 1000",
+    ]);
+    let mut launch = Launched::start(command);
+    let mut out = BufReader::new(launch.child.stdout.take().unwrap());
+    let mut lines = |count: usize| {
+        let mut lines: Vec<String> = out
+            .by_ref()
+            .lines()
+            .take(count)
+            .map(Result::unwrap)
+            .collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(lines(1), ["0/1 127.0.0.2"]);
+    // Nobody listens on the last one.
+    put("127.0.0.3:2\n127.0.0.2:1\n127.0.0.99:1\n");
+    assert_eq!(
+        lines(3),
+        ["0/3 127.0.0.2", "1/3 127.0.0.3", "2/3 127.0.0.3"]
+    );
+    put("127.0.0.3:2\n");
+    assert_eq!(lines(2), ["0/2 127.0.0.3", "1/2 127.0.0.3"]);
+    assert_eq!(lines(1), Vec::<String>::new());
+    assert_eq!(launch.wait(), Some(0));
+    let err = launch.stderr();
+    let told: Vec<&str> = err
+        .lines()
+        .filter(|line| line.starts_with("kolo: 127.0.0.99: ssh: "))
+        .collect();
+    assert_eq!(told.len(), 1, "{err}");
+    assert!(
+        told[0].contains("Connection refused") && told[0].ends_with("as long as it is on the list"),
+        "{err}"
+    );
+    assert!(
+        err.contains("127.0.0.2 is not on the list of hosts any more"),
+        "{err}"
+    );
+    servers.nothing_is_left();
 }
 
 #[test]

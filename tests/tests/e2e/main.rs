@@ -20,6 +20,7 @@ mod run_changes;
 mod run_edges;
 mod run_elastic;
 mod run_failures;
+mod run_options;
 mod run_signals;
 mod standstill;
 mod support;

@@ -47,7 +47,7 @@ pub(super) async fn settle(
             vec![("this machine".to_owned(), found.resources)]
         }
         Target::Cluster | Target::Nodes(_) => nodes(&target, connect).await?,
-        Target::Hosts(_) => {
+        Target::Hosts(_) | Target::Discovered => {
             return usage(format!(
                 "--nproc-per-node is `{word}`, and the hosts are given with their slots; leave --nproc-per-node out, or give a number"
             ));

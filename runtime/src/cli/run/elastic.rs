@@ -53,6 +53,13 @@ pub(crate) struct ElasticArgs {
     /// Shortest and longest time in seconds that a host gets no worker after one has failed there; doubled at each failure
     #[arg(long, aliases = ["blacklist_cooldown_range", "cooldown-range"], num_args = 2, value_parser = cooldown_bound, value_names = ["LO", "HI"])]
     pub(crate) blacklist_cooldown_range: Option<Vec<Duration>>,
+    /// Command that prints the hosts that the job may use, HOST or HOST:SLOTS on each line; run once a second. With a head they
+    /// are nodes of the cluster, else nodes are started on them over ssh
+    #[arg(long, alias = "host_discovery_script", conflicts_with_all = ["hosts", "hostfile", "local", "standalone"], value_name = "COMMAND")]
+    pub(crate) host_discovery_script: Option<String>,
+    /// Slots of hosts that are printed without
+    #[arg(long, aliases = ["slots_per_host", "slots"], requires = "host_discovery_script", value_name = "N")]
+    pub(crate) slots_per_host: Option<u32>,
     /// What happens to the workers at a change: restart, all of them, or in-place, for scripts with @hvd.elastic.run
     /// [default: restart]
     #[arg(long, value_name = "restart|in-place")]
@@ -90,6 +97,8 @@ impl ElasticArgs {
             blacklist_cooldown_range: self
                 .blacklist_cooldown_range
                 .or(file.blacklist_cooldown_range),
+            host_discovery_script: self.host_discovery_script.or(file.host_discovery_script),
+            slots_per_host: self.slots_per_host.or(file.slots_per_host),
             on_change: self.on_change.or(file.on_change),
             elastic: self.elastic.or(file.elastic),
         }
@@ -102,12 +111,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("local-addr", "--interfaces NAME"),
     ("module", "`-- python3 -m MODULE`"),
     ("no-python", "nothing: the program is run as it is"),
-    ("slots-per-host", "--nproc-per-node N"),
-    ("slots", "--nproc-per-node N"),
-    (
-        "host-discovery-script",
-        "--head HOST:PORT before `run`: hosts join a cluster by starting kolo-node there",
-    ),
 ];
 
 /// For a line of `kolo run` that was not understood: an option of another launcher, with what to write instead.
@@ -162,7 +165,19 @@ pub(super) fn bounds(options: &Run, target: &Target) -> Result<(Run, Option<Boun
     }
     let hosts = range(options)?;
     let sizes = given.min_np.is_some() || given.max_np.is_some();
+    let looks_for_hosts = given.host_discovery_script.is_some();
+    if looks_for_hosts
+        && options.num_proc.is_none()
+        && options.nproc_per_node.is_none()
+        && hosts.is_none()
+        && !sizes
+    {
+        return usage(
+            "--host-discovery-script is given without a number of workers; give -n, or --min-np and --max-np, too",
+        );
+    }
     let is_elastic = hosts.is_some()
+        || looks_for_hosts
         || sizes
         || given.max_restarts.is_some_and(|most| most > 0)
         || given.on_change.is_some()
@@ -479,6 +494,26 @@ mod tests {
     }
 
     #[test]
+    fn a_script_that_tells_hosts_makes_a_job_elastic_and_says_where() {
+        for (head, target) in [(true, Target::Cluster), (false, Target::Discovered)] {
+            for (line, expected) in [
+                ("-n 4 --host-discovery-script f x", (4, 4, 0, None)),
+                (
+                    "--min-np 2 --max-np 8 --host-discovery-script f x",
+                    (2, 8, 3, None),
+                ),
+                (
+                    "--nnodes 1:4 --nproc-per-node 2 --host-discovery-script f x",
+                    (2, 8, 3, Some(2)),
+                ),
+            ] {
+                assert_eq!(wanted(line, head), expected, "{line}");
+                assert_eq!(planned(line, head).unwrap().target, target, "{line}");
+            }
+        }
+    }
+
+    #[test]
     fn times_and_limits() {
         let plan = planned("-n 2 --min-np 1 --reset-limit 7 x", true).unwrap();
         assert_eq!(plan.start_timeout, ELASTIC_TIMEOUT);
@@ -582,6 +617,14 @@ mod tests {
                 "any node of the cluster",
             ),
             ("-n 2 --max-restarts 1 --dry-run x", false, "--dry-run"),
+            ("--host-discovery-script f x", true, "give -n"),
+            ("-n 2 --slots-per-host 4 x", true, "--host-discovery-script"),
+            ("-n 2 --local --host-discovery-script f x", true, "--local"),
+            (
+                "--nproc-per-node gpu --host-discovery-script f x",
+                false,
+                "--nproc-per-node is `gpu`",
+            ),
         ] {
             let error = planned(line, head).unwrap_err();
             assert!(error.contains(message), "{line}: {error}");
@@ -593,7 +636,6 @@ mod tests {
         for (line, instead) in [
             ("-n 2 --rdzv_conf=join_timeout=5 x", "--elastic-timeout"),
             ("--local-addr h x", "--interfaces NAME"),
-            ("--host-discovery-script f -n 2 x", "kolo-node"),
         ] {
             let words = format!("kolo run {line}");
             let error = Args::try_parse_from(words.split(' ')).unwrap_err();

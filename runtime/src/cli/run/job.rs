@@ -17,11 +17,13 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::super::error::CliError;
+use super::discovery;
 use super::report::{self, Outcome};
 use super::signals::{Heard, SIGINT, Signals};
 use super::sink::{Sink, WriteError};
 use super::stdin;
 use super::survey::survey;
+use crate::hosts::HostSlots;
 use crate::signals::{ECHO, name};
 
 /// Pieces of output.
@@ -93,6 +95,8 @@ pub(crate) struct Request {
     pub(crate) if_shared: Option<&'static str>,
     /// How long the job may run.
     pub(crate) limit: Option<Duration>,
+    /// The hosts that the job may use, if these change.
+    pub(crate) hosts: Option<watch::Receiver<Vec<HostSlots>>>,
 }
 
 /// How far a job has come, for those that take its output.
@@ -191,6 +195,7 @@ pub(crate) async fn run(
     let mut early: Vec<WorkerSignal> = Vec::new();
     // Until when the head must have said something, and what it means if it has not.
     let mut deadline = Some(clock.now() + limit);
+    let mut hosts = request.hosts;
     let mut over_at = request.limit.map(|limit| clock.now() + limit);
     let mut surveying: JoinSet<Vec<String>> = JoinSet::new();
     let mut lost_at = None;
@@ -338,6 +343,10 @@ pub(crate) async fn run(
                 // If its node is gone the head says so soon, and that is the better reason.
                 lost_at.get_or_insert_with(|| clock.now() + LOSS);
             }
+            list = next_list(&mut hosts), if !ending => {
+                let frame = SubmitFrame::Hosts(discovery::of_job(&list));
+                send.send(&frame, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
+            }
             () = until(clock, over_at) => {
                 over_at = None;
                 if ending {
@@ -412,6 +421,17 @@ fn left(job: Option<JobId>, what: impl FnOnce(&str) -> String) -> String {
 /// When a job that is ended from now on must have ended.
 fn ended_by(clock: &AwakeClock, grace: Duration) -> Instant {
     clock.now() + grace * 2 + HEAD_HAS_THE_WORD + KILL
+}
+
+/// The hosts, when they are others.
+async fn next_list(hosts: &mut Option<watch::Receiver<Vec<HostSlots>>>) -> Vec<HostSlots> {
+    if let Some(list) = hosts
+        && list.changed().await.is_ok()
+    {
+        return list.borrow_and_update().clone();
+    }
+    // They never change, or whoever looks for them has ended.
+    std::future::pending().await
 }
 
 async fn until(clock: &AwakeClock, deadline: Option<Instant>) {

@@ -53,7 +53,7 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
         Target::Hosts(hosts) | Target::Nodes(hosts) => {
             Some(hosts.iter().map(|host| u64::from(host.slots)).sum())
         }
-        Target::Local | Target::Cluster => None,
+        Target::Local | Target::Cluster | Target::Discovered => None,
     };
     if options.num_proc == Some(0) {
         return usage("--num-proc is 0; allowed is a whole number from 1 on");
@@ -65,7 +65,7 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
                 Some(used(hosts).count() as u64 * u64::from(per_node))
             }
             Target::Local => Some(u64::from(per_node)),
-            Target::Cluster => match options.num_proc {
+            Target::Cluster | Target::Discovered => match options.num_proc {
                 Some(all) if all % per_node == 0 => Some(u64::from(all)),
                 Some(all) => {
                     return usage(format!(
@@ -132,11 +132,13 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
                 ));
             }
         }
-        Target::Local | Target::Cluster => {}
+        Target::Local | Target::Cluster | Target::Discovered => {}
     }
     let spread = match (target, hosts, per_node) {
-        (Target::Cluster, Some(hosts), _) => Some((hosts, workers / hosts)),
-        (Target::Cluster, None, Some(per_node)) => Some((workers / per_node, per_node)),
+        (Target::Cluster | Target::Discovered, Some(hosts), _) => Some((hosts, workers / hosts)),
+        (Target::Cluster | Target::Discovered, None, Some(per_node)) => {
+            Some((workers / per_node, per_node))
+        }
         _ => None,
     };
     let placement = match spread {

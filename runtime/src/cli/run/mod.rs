@@ -3,10 +3,12 @@
 pub(super) mod args;
 mod config_file;
 mod counts;
+mod discovery;
 mod elastic;
 mod files;
 mod glob;
 mod job;
+mod joining;
 mod layout;
 mod lines;
 mod merge;
@@ -26,12 +28,14 @@ mod torchrun;
 mod wait;
 
 use std::ffi::OsString;
+use std::sync::Arc;
 
 use clap::{CommandFactory, Parser};
 use kolo_process::Side;
 use kolo_transport::wire::Exit;
 
 use self::args::Run;
+use self::discovery::Hosts;
 pub(super) use self::elastic::elsewhere;
 pub(super) use self::job::Link;
 use self::job::Request;
@@ -179,13 +183,17 @@ async fn execute(
     format: Format,
     signals: &mut Signals,
 ) -> Result<Outcome, CliError> {
-    let (plan, grounds) = {
+    let (plan, mut grounds, hosts) = {
         let preparing = async {
             let (options, mut plan) = planned(options, here, connect).await?;
             files::prepare(plan.output.as_ref())?;
+            let hosts = Hosts::find(&options).await?;
+            if let (Some(hosts), Some(elastic)) = (&hosts, &mut plan.spec.elastic) {
+                elastic.hosts = Some(discovery::of_job(&hosts.watch().borrow()));
+            }
             let ground = place::find(&options, &plan, here).await?;
             let grounds = place::prepare(&options, &mut plan, ground, connect).await?;
-            Ok::<_, CliError>((plan, grounds))
+            Ok::<_, CliError>((plan, grounds, hosts))
         };
         tokio::pin!(preparing);
         loop {
@@ -236,9 +244,15 @@ async fn execute(
         without,
         if_shared,
         limit: plan.timeout,
+        hosts: hosts.as_ref().map(Hosts::watch),
     };
     let patience = plan.wait;
-    let ran = wait::run(&grounds.link, request, sink, trouble, signals, patience).await;
+    let link = Arc::clone(&grounds.link);
+    let ran = tokio::select! {
+        ran = wait::run(&link, request, sink, trouble, signals, patience) => ran,
+        never = grounds.keep(hosts.as_ref()) => match never {},
+    };
+    drop(link);
     let written = tokio::task::spawn_blocking(move || writer.finish());
     // If whoever reads the output has stopped, and somebody is in a hurry, the rest of it is not waited for.
     let mut late = None;

@@ -1,5 +1,7 @@
 //! The cluster that a job runs on: one that is there, or one that is started for it.
 
+use std::convert::Infallible;
+use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +15,9 @@ use super::super::args::Connect;
 use super::super::client::Client;
 use super::super::error::CliError;
 use super::args::Run;
+use super::discovery::Hosts;
 use super::job::Link;
+use super::joining::Joining;
 use super::plan::{Plan, Surroundings, Target};
 use super::{elastic, layout};
 use crate::hosts::HostSlots;
@@ -44,6 +48,8 @@ pub(crate) enum Ground {
     Here(Option<String>),
     /// On these hosts, with so many workers each.
     Hosts(Vec<(Place, u32)>),
+    /// On hosts that a script tells.
+    Discovered,
 }
 
 /// Everything that must live as long as the job.
@@ -63,9 +69,27 @@ enum Members {
         up: Box<BroughtUp>,
         _head: Box<Head>,
     },
+    Joining {
+        nodes: Joining,
+        head: Box<Head>,
+    },
 }
 
 impl Grounds {
+    /// Looks for hosts that come and go, if they do, and starts nodes there if that is to be done.
+    pub(crate) async fn keep(&mut self, hosts: Option<&Hosts>) -> Infallible {
+        let Some(hosts) = hosts else {
+            return pending().await;
+        };
+        match &mut self.members {
+            Members::Joining { nodes, head } => tokio::select! {
+                never = nodes.run(head, hosts.watch()) => never,
+                never = hosts.keep() => never,
+            },
+            _ => hosts.keep().await,
+        }
+    }
+
     /// Takes down what was started for the job, which has ended.
     pub(crate) async fn end(self) {
         match self.members {
@@ -77,6 +101,7 @@ impl Grounds {
             }
             // Its workers have ended; the rest ends with this process.
             Members::Here { _nodes, _head } => {}
+            Members::Joining { nodes, head: _head } => nodes.end().await,
             Members::Hosts { up, _head } => {
                 for (host, result) in up.down(Ending::Forced).await {
                     if let Err(error) = result {
@@ -101,6 +126,7 @@ pub(crate) async fn find(
     let hosts = match &plan.target {
         Target::Cluster => return Ok(Ground::Cluster),
         Target::Local => return Ok(Ground::Here(None)),
+        Target::Discovered => return Ok(Ground::Discovered),
         Target::Hosts(hosts) | Target::Nodes(hosts) => hosts,
     };
     let (most, _) = elastic::bounds(options, &plan.target)?;
@@ -138,6 +164,7 @@ pub(crate) async fn prepare(
             Ok(elsewhere(client))
         }
         Ground::Here(name) => here_alone(options, plan, connect.connect_timeout, name).await,
+        Ground::Discovered => as_they_come(options, plan, connect.connect_timeout).await,
         Ground::Hosts(hosts) => on_hosts(options, plan, hosts, connect.connect_timeout).await,
     }
 }
@@ -209,6 +236,35 @@ async fn here_alone(
     })
 }
 
+/// How hosts are reached and their nodes started.
+fn ssh_options(options: &Run, plan: &Plan) -> SshOptions {
+    SshOptions {
+        stop_timeout: plan.grace + Duration::from_secs(5),
+        gpus_for_all: gpus_for_all(options),
+        ..options.ssh.options()
+    }
+}
+
+/// With a head that nodes on hosts join when these are told.
+async fn as_they_come(
+    options: &Run,
+    plan: &mut Plan,
+    connect_timeout: Duration,
+) -> Result<Grounds, CliError> {
+    let everywhere = kolo_transport::interfaces::wildcard(0);
+    let (head, runtime, driver) = local::start_head(everywhere, None).await.map_err(failed)?;
+    layout::lay_out(&mut plan.spec, Vec::new());
+    let address = local::loopback(head.address());
+    let link = link(&runtime, driver, address, connect_timeout).await?;
+    Ok(Grounds {
+        link: Arc::new(link),
+        members: Members::Joining {
+            nodes: Joining::new(ssh_options(options, plan)),
+            head: Box::new(head),
+        },
+    })
+}
+
 async fn on_hosts(
     options: &Run,
     plan: &mut Plan,
@@ -217,11 +273,7 @@ async fn on_hosts(
 ) -> Result<Grounds, CliError> {
     let everywhere = kolo_transport::interfaces::wildcard(0);
     let (head, runtime, driver) = local::start_head(everywhere, None).await.map_err(failed)?;
-    let ssh = SshOptions {
-        stop_timeout: plan.grace + Duration::from_secs(5),
-        gpus_for_all: gpus_for_all(options),
-        ..options.ssh.options()
-    };
+    let ssh = ssh_options(options, plan);
     let access = HeadAccess::to(&head);
     let (places, workers): (_, Vec<u32>) = hosts.into_iter().unzip();
     let up = ssh::bring_up_at(places, &ssh, &access, |_| {})

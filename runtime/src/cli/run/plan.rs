@@ -32,6 +32,8 @@ pub(crate) enum Target {
     Nodes(Vec<HostSlots>),
     /// On these hosts, by ssh, with a cluster for this job alone.
     Hosts(Vec<HostSlots>),
+    /// On hosts that a script tells, by ssh, with a cluster for this job alone.
+    Discovered,
 }
 
 /// What the environment of the command says.
@@ -209,6 +211,9 @@ pub(super) fn target(options: &Run, here: &Surroundings) -> Result<Target, CliEr
     Ok(match given.read()? {
         Some(hosts) if here.has_head => Target::Nodes(hosts),
         Some(hosts) => Target::Hosts(hosts),
+        None if !here.has_head && options.elastic.host_discovery_script.is_some() => {
+            Target::Discovered
+        }
         None if here.has_head && !options.local && !options.torch.standalone => Target::Cluster,
         None => Target::Local,
     })

@@ -73,7 +73,7 @@ pub(crate) async fn dry_run(
     let target = match plan.target {
         Target::Local => "this machine",
         Target::Cluster | Target::Nodes(_) => "the cluster",
-        Target::Hosts(_) => "hosts",
+        Target::Hosts(_) | Target::Discovered => "hosts",
     };
     if format == Format::Json {
         out.json(&Json {
