@@ -127,7 +127,10 @@ fn a_rank_that_is_done_waits_for_nobody_and_is_started_again_with_the_others() {
 #[test]
 fn options_that_mean_nothing_here_say_what_to_write() {
     for (options, instead) in [
-        (&["--standalone"][..], "--local"),
+        (
+            &["--rdzv-backend", "etcd"][..],
+            "allowed are c10d and static",
+        ),
         (&["--rdzv-endpoint", "h:1"], "--head HOST:PORT"),
         (
             &["-n", "2", "--on-change", "in-place"],

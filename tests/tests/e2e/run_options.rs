@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kolo_harness::TestCluster;
+use kolo_transport::wire::{JobInfo, JobState};
 
 use crate::run::{code, output, script, text};
 
@@ -188,7 +189,7 @@ async fn a_job_waits_for_room_and_one_that_takes_too_long_is_ended() {
         fs::write(&go, "").unwrap();
         assert_eq!(second.lines(2), ["there", "there"], "{}", second.err());
         let (code, err) = second.end();
-        assert_eq!((code, err.lines().count()), (Some(0), 1), "{err}");
+        assert_eq!((code, err.matches("waiting").count()), (Some(0), 1), "{err}");
         assert_eq!(first.end().0, Some(0));
         let (code, err) = Running::start(third, &errs[3]).end();
         assert_eq!(code, Some(124), "{err}");
@@ -204,6 +205,49 @@ async fn a_job_waits_for_room_and_one_that_takes_too_long_is_ended() {
         free.nodes.iter().all(|node| node.available == node.total),
         "{free:?}"
     );
+    cluster.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_job_that_goes_on_uses_the_nodes_that_are_given_and_no_others() {
+    let mut cluster = cluster(&["a", "b", "c"]).await;
+    let args = [
+        "-H",
+        "c:1,b:2",
+        "--min-np",
+        "1",
+        "--max-np",
+        "3",
+        "--prefix",
+        "none",
+        "--timeout",
+        "100",
+    ];
+    let command = script(
+        cluster.kolo().unwrap(),
+        &args,
+        "echo $RANK/$WORLD_SIZE $KOLO_HOSTNAME; [ $WORLD_SIZE = 1 ] || exec sleep 1000",
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let err = dir.path().join("err");
+    let (mut run, first) = blocking(move || {
+        let mut run = Running::start(command, &err);
+        let lines = run.lines(3);
+        (run, lines)
+    })
+    .await;
+    assert_eq!(first, ["0/3 b", "1/3 b", "2/3 c"], "{}", run.err());
+    let is_healthy = |jobs: &[JobInfo]| jobs[0].state == JobState::Healthy;
+    cluster
+        .wait_for_jobs("the job is healthy", is_healthy)
+        .await
+        .unwrap();
+    cluster.kill_node(1).unwrap();
+    blocking(move || {
+        assert_eq!(run.lines(2), ["0/1 c"], "{}", run.err());
+        assert_eq!(run.end().0, Some(0));
+    })
+    .await;
     cluster.stop().await.unwrap();
 }
 

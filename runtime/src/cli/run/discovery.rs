@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::process::Stdio;
 use std::time::Duration;
 
-use kolo_transport::wire::JobHost;
+use kolo_transport::wire::{JobHost, NodeShare};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
@@ -209,6 +209,15 @@ pub(super) fn of_job(hosts: &[HostSlots]) -> Vec<JobHost> {
         slots: host.slots,
     };
     hosts.iter().map(host).collect()
+}
+
+/// Nodes with the most workers on each, as the head takes them.
+pub(super) fn of_nodes(nodes: &[NodeShare]) -> Vec<JobHost> {
+    let host = |share: &NodeShare| JobHost {
+        name: share.node.to_string(),
+        slots: share.workers,
+    };
+    nodes.iter().map(host).collect()
 }
 
 #[cfg(test)]

@@ -202,11 +202,6 @@ pub(super) fn bounds(options: &Run, target: &Target) -> Result<(Run, Option<Boun
     if hosts.is_some() && sizes {
         return usage("--nnodes MIN:MAX and --min-np or --max-np are given; give one of them");
     }
-    if let Target::Nodes(_) = target {
-        return usage(
-            "hosts of a cluster are given for a job that may change; the job takes any node of the cluster: give no -H and no --hostfile",
-        );
-    }
     if options.dry_run {
         return usage(
             "--dry-run shows where a job runs whose members stay the same; give -n or --nnodes with one number, and no --max-restarts",
@@ -275,7 +270,7 @@ fn per_host(
     let is_even = options.nproc_per_node.is_some() || options.nnodes.is_some();
     Ok(match (target, placement) {
         (_, Placement::Spread { slots, .. }) => Some(slots),
-        (Target::Hosts(hosts), Placement::Pack { .. }) if is_even => {
+        (Target::Hosts(hosts) | Target::Nodes(hosts), Placement::Pack { .. }) if is_even => {
             let shares = layout::shares(options, hosts, workers)?;
             shares.first().map(|(_, share)| *share)
         }
@@ -476,6 +471,12 @@ mod tests {
                 (8, 8, 1, Some(4)),
             ),
             ("-H a:3,b:2 --min-np 1 --max-np 5 x", false, (1, 5, 3, None)),
+            ("-H a:2,b:2 --max-restarts 1 x", true, (4, 4, 1, None)),
+            (
+                "-H a:2,b:2 --nproc-per-node 2 --max-restarts 1 x",
+                true,
+                (4, 4, 1, Some(2)),
+            ),
             (
                 "-H a:2,b:2 --nnodes 1:2 --nproc-per-node 2 x",
                 false,
@@ -610,11 +611,6 @@ mod tests {
                 "--nproc-per-node 4 --min-np 2 --max-np 8 x",
                 true,
                 "not a multiple of the 4 workers on each host",
-            ),
-            (
-                "-H a:2,b:2 --max-restarts 1 x",
-                true,
-                "any node of the cluster",
             ),
             ("-n 2 --max-restarts 1 --dry-run x", false, "--dry-run"),
             ("--host-discovery-script f x", true, "give -n"),

@@ -15,7 +15,7 @@ use super::super::args::Connect;
 use super::super::client::Client;
 use super::super::error::CliError;
 use super::args::Run;
-use super::discovery::Hosts;
+use super::discovery::{self, Hosts};
 use super::job::Link;
 use super::joining::Joining;
 use super::plan::{Plan, Surroundings, Target};
@@ -132,6 +132,13 @@ pub(crate) async fn find(
     let (most, _) = elastic::bounds(options, &plan.target)?;
     let shares = layout::shares(&most, hosts, plan.workers)?;
     if let Target::Nodes(_) = plan.target {
+        if plan.spec.elastic.is_some() {
+            // Any of them may take the place of another one.
+            let used = hosts.iter().filter(|host| host.slots > 0);
+            return Ok(Ground::Nodes(
+                used.map(|host| (host.clone(), host.slots)).collect(),
+            ));
+        }
         let used = shares.into_iter();
         let used = used.map(|(index, workers)| (hosts[index].clone(), workers));
         return Ok(Ground::Nodes(used.collect()));
@@ -160,7 +167,11 @@ pub(crate) async fn prepare(
         Ground::Cluster => Ok(elsewhere(Client::connect(&connect.config()).await?)),
         Ground::Nodes(hosts) => {
             let client = Client::connect(&connect.config()).await?;
-            plan.spec.layout = layout::nodes_called(hosts, &client.cluster().await?.nodes)?;
+            let nodes = layout::nodes_called(hosts, &client.cluster().await?.nodes)?;
+            match &mut plan.spec.elastic {
+                Some(elastic) => elastic.hosts = Some(discovery::of_nodes(&nodes)),
+                None => plan.spec.layout = nodes,
+            }
             Ok(elsewhere(client))
         }
         Ground::Here(name) => here_alone(options, plan, connect.connect_timeout, name).await,
