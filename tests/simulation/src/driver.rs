@@ -241,6 +241,7 @@ impl World {
                 args: Vec::new(),
                 timeout_ms: spec.start_timeout_ms,
             }),
+            hosts: None,
             on_change: if is_program {
                 OnChange::Restart
             } else {
