@@ -13,10 +13,12 @@
 //! | when no worker of a node runs that is cut off | [`fence`] |
 //! | which network interfaces connect its nodes | [`interfaces`] |
 //! | what a node does for its jobs | [`node::NodeCore`], [`node::colocator`], [`node::inventory`] |
+//! | when workers of a node are started anew | [`agent`] |
 //! | how members find each other | [`rendezvous`] |
 //! | what a worker's environment holds | [`mod@env`], [`node::environment`] |
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod env;
 pub mod fence;
 pub mod head;
