@@ -1,4 +1,5 @@
-//! The actors of kolo: Coordinator, NodeColocator and Worker. They carry messages; `kolo-core` decides.
+//! The actors of kolo: Coordinator, NodeColocator and Worker, and its local agent. They carry messages; `kolo-core` decides.
+pub mod agent;
 pub mod budget;
 pub mod head;
 mod later;
