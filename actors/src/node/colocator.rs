@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use actix::prelude::*;
+use kolo_core::agent::{METRICS_GROUP, MetricHandler};
 use kolo_core::node::NodeCore;
 use kolo_core::node::messages::{Found, Input, Output};
 use kolo_transport::awake::{AwakeClock, TICK};
@@ -12,6 +13,7 @@ use tokio::runtime::Handle;
 use super::asks::{Asks, Happened};
 use super::homes::Homes;
 use super::ports::NodeContext;
+use crate::agent::TracingMetrics;
 use crate::later::{Timer, later};
 
 /// Messages that may wait for the node's actor. Senders wait when it is full.
@@ -137,6 +139,15 @@ impl NodeColocator {
                 later(ctx, sent);
             }
             Output::Leave { reason } => head.leave(reason),
+            Output::Agent { job, metrics, log } => {
+                let _job = tracing::info_span!("agent", %job).entered();
+                for metric in metrics {
+                    TracingMetrics.put_metric(METRICS_GROUP, &metric);
+                }
+                for line in log {
+                    TracingMetrics.log(&line);
+                }
+            }
             Output::Warn(text) => tracing::warn!("{text}"),
         }
         Vec::new()

@@ -16,7 +16,7 @@ use kolo_transport::ids::{
 use kolo_transport::wire::head::Beat;
 use kolo_transport::wire::{
     CallFrame, CallOp, CallReply, GenerationTable, Handover, HeadReply, HeadRequest, Member,
-    NodeEvent, NodeRegistration, NodeReply, NodeRequest, Outcome, Program, ProgramHash,
+    NodeEvent, NodeRegistration, NodeReply, NodeRequest, OnChange, Outcome, Program, ProgramHash,
     RankFailure, Refusal, RefusalKind, Resources, SlotStart, StartWorkers,
 };
 use kolo_transport::{
@@ -262,6 +262,7 @@ pub(crate) fn job_on(node: NodeId, owner: DriverId, workers: u32, mode: &str) ->
         grace_ms: 60_000,
         installed: None,
         next_within_ms: None,
+        on_change: OnChange::InPlace,
     }
 }
 

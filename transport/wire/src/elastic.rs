@@ -18,7 +18,7 @@ pub enum OnChange {
 
 impl OnChange {
     #[allow(clippy::trivially_copy_pass_by_ref)] // serde asks for it
-    fn is_in_place(&self) -> bool {
+    pub(crate) fn is_in_place(&self) -> bool {
         *self == Self::InPlace
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::daemon::DaemonState;
+use super::elastic::OnChange;
 use super::network::{Echo, Probe, ProbeResult};
 use super::trust::RevocationList;
 use super::{
@@ -58,6 +59,9 @@ pub struct StartWorkers {
     /// see [`StartWorkers::is_elastic`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_within_ms: Option<u64>,
+    /// What happens to the processes of an elastic job when its members change.
+    #[serde(default, skip_serializing_if = "OnChange::is_in_place")]
+    pub on_change: OnChange,
 }
 
 impl StartWorkers {
@@ -65,6 +69,12 @@ impl StartWorkers {
     #[must_use]
     pub fn is_elastic(&self) -> bool {
         self.next_within_ms.is_some()
+    }
+
+    /// Whether all processes are stopped at a change, and the next ones started.
+    #[must_use]
+    pub fn starts_anew(&self) -> bool {
+        self.on_change == OnChange::Restart
     }
 }
 

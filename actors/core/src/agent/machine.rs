@@ -359,7 +359,7 @@ impl<H: RendezvousHandler> AgentCore<H> {
         if self.handler().spend_restart(max) {
             let left = self.remaining_restarts();
             self.say(&format!(
-                "the workers are {state}; restarts left: {left} of {max}"
+                "the workers are {state}, and are started anew; restarts left: {left} of {max}"
             ));
             self.restarting = Some(now);
             self.stop(Next::Meet)

@@ -36,6 +36,7 @@ pub use metrics::{METRICS_GROUP, Metric, MetricHandler, flakiness, prof, record_
 pub use outcome::{
     AgentError, ByRank, MonitorResult, RunResult, WorkerFailure, WorkerGroupFailure,
 };
+pub(crate) use rendezvous::MapStore;
 pub use rendezvous::{Barrier, Departure, Rendezvous, RendezvousError, RendezvousHandler, Store};
 pub use roles::{AssignedRanks, RoleInstance, WorkerRanks, assign_worker_ranks};
 pub use simple::{ElasticAgent, SimpleElasticAgent, Workers};

@@ -8,6 +8,8 @@ use kolo_wire::{
     NodeRequest, ProgramHash, RankFailure, Refusal, StartWorkers, ToWorker, WorkerSignal,
 };
 
+use crate::agent::Metric;
+
 /// A number for one question, so that its [`Output::Answer`] finds back. Never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AskId(pub u64);
@@ -339,6 +341,15 @@ pub enum Output {
     Leave {
         /// Why, for the log.
         reason: String,
+    },
+    /// What the agent of a job that is started anew at each change has to tell.
+    Agent {
+        /// The job.
+        job: JobId,
+        /// Its metrics.
+        metrics: Vec<Metric>,
+        /// Lines for the log.
+        log: Vec<String>,
     },
     /// A warning for the log.
     Warn(String),

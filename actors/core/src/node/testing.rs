@@ -6,7 +6,9 @@ use std::sync::Arc;
 use kolo_wire::ids::{
     ClusterId, CrossRank, DriverId, Generation, Incarnation, JobId, LocalRank, NodeId, Rank, Slot,
 };
-use kolo_wire::{GenerationTable, Handover, Member, Program, ProgramHash, SlotStart, StartWorkers};
+use kolo_wire::{
+    GenerationTable, Handover, Member, OnChange, Program, ProgramHash, SlotStart, StartWorkers,
+};
 
 use super::colocator::Here;
 use super::messages::{Output, Signal, Spawning, Stay, WorkerId};
@@ -91,6 +93,7 @@ pub(crate) fn start(workers: u32) -> StartWorkers {
         grace_ms: 5000,
         installed: None,
         next_within_ms: None,
+        on_change: OnChange::InPlace,
     }
 }
 

@@ -11,7 +11,7 @@ use kolo_transport::ids::{
     CallId, ClusterId, CrossRank, Incarnation, LocalRank, NodeId, Rank, Slot,
 };
 use kolo_transport::wire::{
-    CallFrame, CallOp, CallReply, Exit, Handover, Member, NodeRequest, Outcome, Program,
+    CallFrame, CallOp, CallReply, Exit, Handover, Member, NodeRequest, OnChange, Outcome, Program,
     ProgramHash, RankFailure, ToWorker, WorkerCall, WorkerResult,
 };
 use kolo_transport::{Authority, RandomId as _, TransportRuntime};
@@ -82,6 +82,7 @@ impl Plane {
             grace_ms: 0,
             installed: None,
             next_within_ms: Some(1_000),
+            on_change: OnChange::InPlace,
         });
         let (plane, listening) = (calls.clone(), node.clone());
         runtime.handle().spawn(async move {

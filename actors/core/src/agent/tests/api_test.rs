@@ -204,7 +204,7 @@ fn test_restart_workers() {
     );
     assert_eq!(
         kept.lines[1],
-        "[test_trainer] the workers are failed; restarts left: 2 of 3"
+        "[test_trainer] the workers are failed, and are started anew; restarts left: 2 of 3"
     );
 }
 

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::Exit;
 
-use super::rendezvous::MapStore;
 use super::*;
 
 /// A rendezvous with nobody else, or with others that come and go by a script.

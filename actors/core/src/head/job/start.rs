@@ -278,6 +278,7 @@ impl Job {
                     .saturating_add(elastic.ack_timeout_ms);
                 start.saturating_add(form)
             }),
+            on_change: self.on_change(),
         })
     }
 

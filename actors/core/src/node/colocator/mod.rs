@@ -6,6 +6,7 @@
 //!
 //! An elastic job is `Running` as long as the head wants it here, with any number of processes.
 
+mod agent;
 mod entry;
 mod generations;
 mod starting;
@@ -24,6 +25,8 @@ use kolo_wire::{
     ToWorker,
 };
 
+pub use self::agent::HeadRendezvous;
+use self::agent::NodeAgent;
 use self::entry::Entry;
 pub use self::entry::SlotState;
 use self::starting::Asked;
@@ -98,6 +101,8 @@ pub struct Colocator {
     interrupted: bool,
     /// The number of the last signal that was sent.
     last_signal: u64,
+    /// Of a job that is started anew at each change.
+    agent: Option<NodeAgent>,
     /// Events for the head.
     reports: Vec<NodeEvent>,
 }
@@ -138,6 +143,7 @@ impl Colocator {
             stop_reason: None,
             interrupted: false,
             last_signal: 0,
+            agent: None,
             reports: Vec::new(),
         }
     }

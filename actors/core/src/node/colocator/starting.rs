@@ -103,6 +103,8 @@ impl Colocator {
         }
         self.asked.push(Asked { ask, workers });
         self.answer_starts(&mut outputs);
+        self.publish(now, &start);
+        self.attend(now, &mut outputs);
         Ok(outputs)
     }
 

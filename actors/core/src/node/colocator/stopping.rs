@@ -45,7 +45,7 @@ impl Colocator {
                 self.close(false, &mut outputs);
             }
             Phase::Running => {
-                self.begin_end(reason);
+                self.begin_end(now, reason);
                 for slot in self.all_slots() {
                     self.stop_process(now, slot, reason, &mut outputs);
                 }
@@ -58,8 +58,9 @@ impl Colocator {
     }
 
     /// The whole job ends from now on. Nothing is started any more.
-    fn begin_end(&mut self, reason: &str) {
+    fn begin_end(&mut self, now: Instant, reason: &str) {
         self.stop_reason = Some(reason.to_owned());
+        self.end_agent(now, reason);
         self.phase = Phase::Stopping;
         self.leaving = None;
         for slot in self.all_slots() {
@@ -75,7 +76,13 @@ impl Colocator {
     }
 
     /// One process is to end, unless it is ending: notice, TERM, KILL.
-    fn stop_process(&mut self, now: Instant, slot: Slot, reason: &str, outputs: &mut Vec<Output>) {
+    pub(super) fn stop_process(
+        &mut self,
+        now: Instant,
+        slot: Slot,
+        reason: &str,
+        outputs: &mut Vec<Output>,
+    ) {
         // A program that is not kolo's understands no notice: TERM is the first that it hears, or INT.
         let (installed, interrupted) = (self.runs_installed(), self.interrupted);
         let next = match installed {
@@ -107,7 +114,8 @@ impl Colocator {
         }
     }
 
-    /// One worker of an elastic job is to end: notice, TERM, KILL. A process that is not there, or ends already, is fine.
+    /// One worker of an elastic job is to end: notice, TERM, KILL. A process that is not there, or ends already, is fine. Of a group
+    /// that is started anew all workers here end.
     pub fn stop_worker(
         &mut self,
         now: Instant,
@@ -123,7 +131,9 @@ impl Colocator {
             self.drop_successor(slot);
             self.answer_starts(&mut outputs);
         } else if entry.worker.incarnation == incarnation {
-            self.stop_process(now, slot, why, &mut outputs);
+            if !self.ends_group((slot, incarnation), why) {
+                self.stop_process(now, slot, why, &mut outputs);
+            }
             outputs.extend(self.tick(now));
         }
         outputs
@@ -188,7 +198,7 @@ impl Colocator {
     pub fn kill_all(&mut self, now: Instant, reason: &str) -> Vec<Output> {
         let mut outputs = Vec::new();
         match self.phase {
-            Phase::Running => self.begin_end(reason),
+            Phase::Running => self.begin_end(now, reason),
             Phase::Stopping => {}
             _ => return self.stop(now, reason),
         }
@@ -284,6 +294,7 @@ impl Colocator {
             self.expect(now, slot, &mut outputs);
             self.press(now, slot, &mut outputs);
         }
+        self.attend(now, &mut outputs);
         outputs
     }
 
@@ -313,7 +324,7 @@ impl Colocator {
 
     /// A process that is to end gets the signals that are due. One whose end is still not known after its KILL counts as ended, so
     /// that the job closes, and that the next process of its slot starts.
-    fn press(&mut self, now: Instant, slot: Slot, outputs: &mut Vec<Output>) {
+    pub(super) fn press(&mut self, now: Instant, slot: Slot, outputs: &mut Vec<Output>) {
         let (grace, interrupted) = (self.grace(), self.interrupted);
         let rest = grace.saturating_sub(self.interrupt_time());
         let Some(entry) = self.slots.get_mut(&slot) else {

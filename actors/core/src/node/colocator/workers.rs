@@ -41,6 +41,7 @@ impl Colocator {
             }
             WorkerEvent::Fault { reason } => self.kill(now, slot, reason, &mut outputs),
         }
+        self.attend(now, &mut outputs);
         outputs
     }
 
@@ -410,6 +411,7 @@ impl Colocator {
             account,
         };
         let (worker, generation) = (entry.worker, entry.taken);
+        self.has_ended((slot, worker.incarnation), &failure, expected);
         outputs.push(Output::Lost(Loss {
             job: self.job,
             slot,

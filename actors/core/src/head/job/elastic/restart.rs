@@ -24,8 +24,13 @@ pub(super) struct Forming {
 impl Job {
     /// All processes are stopped at a change, and the next ones started.
     pub(in crate::head::job) fn starts_anew(&self) -> bool {
+        self.on_change() == OnChange::Restart
+    }
+
+    /// What happens to processes at a change.
+    pub(in crate::head::job) fn on_change(&self) -> OnChange {
         let elastic = self.spec.elastic.as_ref();
-        elastic.is_some_and(|elastic| elastic.on_change == OnChange::Restart)
+        elastic.map(|elastic| elastic.on_change).unwrap_or_default()
     }
 
     /// The generation that was published is to be started, once it has what its processes need.

@@ -1,5 +1,6 @@
 //! Examples, rule by rule.
 
+mod anew;
 mod elastic;
 mod installed;
 mod links;
