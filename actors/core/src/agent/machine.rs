@@ -174,10 +174,10 @@ impl<H: RendezvousHandler> AgentCore<H> {
                 }
                 self.hear(now, by)
             }
-            (Phase::Naming { .. }, Event::Address(Err(why))) => self.not_started(now, why),
             (Phase::Hearing { by }, Event::Woken) => self.hear(now, by),
             (Phase::Starting, Event::Started(Ok(ids))) => self.started(now, ids),
-            (Phase::Starting, Event::Started(Err(why))) => self.not_started(now, why),
+            (Phase::Naming { .. }, Event::Address(Err(why)))
+            | (Phase::Starting, Event::Started(Err(why))) => self.not_started(now, why),
             (Phase::Running, Event::Monitored(result)) => self.monitored(now, result),
             (Phase::Stopping(next), Event::Stopped(Ok(()))) => self.stopped(now, next),
             (Phase::Stopping(_), Event::Stopped(Err(why))) => {

@@ -238,15 +238,13 @@ impl<H: RendezvousHandler, W: Workers<H>, M: MetricHandler> SimpleElasticAgent<H
                 let spec = &self.core.group().spec;
                 Event::Address(self.workers.master_address(spec))
             }
-            Action::Start => Event::Started(self.profiled(
-                "_start_workers",
-                |workers, group| workers.start(group),
-                Result::is_ok,
-            )),
+            Action::Start => {
+                Event::Started(self.profiled("_start_workers", W::start, Result::is_ok))
+            }
             Action::Stop => {
                 return Ok(Event::Stopped(self.profiled(
                     "_stop_workers",
-                    |workers, group| workers.stop(group),
+                    W::stop,
                     Result::is_ok,
                 )));
             }
