@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use kolo_actors::agent::{Ender, LocalElasticAgent, LocalOptions, LocalWorkers, TracingMetrics};
 use kolo_core::agent::{
-    AgentError, ElasticAgent, LocalHandler, LocalRendezvous, RunResult, WorkerSpec, WorkerState,
+    AgentError, ElasticAgent, LocalHandler, LocalRendezvous, Metric, MetricHandler, RunResult,
+    WorkerSpec, WorkerState,
 };
 use kolo_transport::wire::Exit;
 use tempfile::TempDir;
@@ -36,6 +37,7 @@ struct Bed {
 
 /// How an agent has ended, and what it was then.
 struct Ended {
+    role: String,
     result: Result<RunResult, AgentError>,
     agent: Agent,
     took: Duration,
@@ -45,16 +47,9 @@ impl Ended {
     #[track_caller]
     fn state(&self) -> WorkerState {
         let result = self.result.as_ref().unwrap();
-        let group = self.agent.get_worker_group(self.role()).unwrap();
+        let group = self.agent.get_worker_group(&self.role).unwrap();
         assert_eq!(group.state, result.state);
         result.state
-    }
-
-    fn role(&self) -> &str {
-        ["default", "trainer", "ps"]
-            .into_iter()
-            .find(|role| self.agent.get_worker_group(role).is_ok())
-            .unwrap()
     }
 }
 
@@ -151,6 +146,7 @@ fn start(spec: WorkerSpec<LocalHandler>, options: LocalOptions) -> Running {
         let took = begun.elapsed();
         told.send(()).ok();
         Ended {
+            role,
             result,
             agent,
             took,
@@ -176,8 +172,7 @@ fn test_run_sad_function() {
     for max_restarts in [0, 2] {
         let bed = Bed::new(1, 1);
         // None ends before all have begun, so that all of a group are seen.
-        let script = "echo > $DIR/begun.$TORCHELASTIC_RESTART_COUNT.$RANK; \
-                      read x < $DIR/gate.$TORCHELASTIC_RESTART_COUNT.$RANK; exit $((RANK + 3))";
+        let script = "read x < $DIR/gate.$TORCHELASTIC_RESTART_COUNT.$RANK; exit $((RANK + 3))";
         for restart in 0..=max_restarts {
             for rank in 0..2 {
                 bed.gate(&format!("gate.{restart}.{rank}"));
@@ -519,6 +514,15 @@ fn test_shutdown_timeout_of_zero() {
     assert!(ended.took < LIMIT / 2);
 }
 
+/// Tells of each metric.
+struct Told(mpsc::Sender<String>);
+
+impl MetricHandler for Told {
+    fn put_metric(&mut self, _: &str, metric: &Metric) {
+        self.0.send(metric.name.clone()).ok();
+    }
+}
+
 /// Nobody has seen how the workers have ended: the agent ends, too, and restarts nothing.
 fn a_lost_warden_ends_the_agent() {
     let bed = Bed::new(1, 1);
@@ -528,10 +532,18 @@ fn a_lost_warden_ends_the_agent() {
     let script = "read x < $DIR/gate.$RANK; [ $RANK = 0 ] && kill -9 $PPID; exec sleep 1000";
     let mut spec = bed.spec(2, script);
     spec.max_restarts = 5;
-    let running = bed.start(spec);
-    drop([bed.open("gate.0"), bed.open("gate.1")]);
-    let ended = running.join();
-    let error = ended.result.unwrap_err();
+    let workers = LocalWorkers::start(bed.options()).unwrap();
+    let (teller, told) = mpsc::channel();
+    let mut agent = LocalElasticAgent::new(spec, workers, Told(teller)).unwrap();
+    let thread = thread::spawn(move || (agent.run("default"), agent.remaining_restarts()));
+    let gates = [bed.open("gate.0"), bed.open("gate.1")];
+    while told.recv_timeout(LIMIT).expect("they are started")
+        != "SimpleElasticAgent._initialize_workers.success"
+    {}
+    drop(gates);
+    while told.recv_timeout(LIMIT).expect("the agent looks") != "workers.default.unknown" {}
+    let (result, remaining_restarts) = thread.join().unwrap();
+    let error = result.unwrap_err();
     assert!(
         matches!(
             error,
@@ -542,7 +554,7 @@ fn a_lost_warden_ends_the_agent() {
         ),
         "{error}"
     );
-    assert_eq!(ended.agent.remaining_restarts(), 5);
+    assert_eq!(remaining_restarts, 5);
 }
 
 fn a_program_that_is_not_there_ends_the_agent() {
