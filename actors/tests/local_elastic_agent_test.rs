@@ -3,161 +3,24 @@
 //! Workers are shell scripts. They say in files what they were given, and wait at named pipes. This program is the warden, too.
 #![allow(clippy::unwrap_used)] // a failed step is a failed test
 
+mod common;
+
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::mpsc;
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Duration;
 
-use kolo_actors::agent::{Ender, LocalElasticAgent, LocalOptions, LocalWorkers, TracingMetrics};
+use common::{Bed, LIMIT, Running, start};
+use kolo_actors::agent::{LocalElasticAgent, LocalOptions, LocalWorkers};
 use kolo_core::agent::{
-    AgentError, ElasticAgent, LocalHandler, LocalRendezvous, Metric, MetricHandler, RunResult,
-    WorkerSpec, WorkerState,
+    AgentError, ElasticAgent, Metric, MetricHandler, RunResult, WorkerSpec, WorkerState,
 };
 use kolo_transport::wire::Exit;
-use tempfile::TempDir;
-
-/// Longer than anything takes on a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// What a worker appends to the file `log` first: its numbers, and the restarts.
-const TELL: &str = r#"echo "$ROLE_NAME $RANK $WORLD_SIZE $ROLE_RANK $ROLE_WORLD_SIZE $LOCAL_RANK $TORCHELASTIC_RESTART_COUNT" >> $DIR/log; "#;
-
-type Agent = LocalElasticAgent<LocalHandler>;
-
-/// A folder for the files of one test, where agents meet.
-struct Bed {
-    folder: TempDir,
-    place: LocalRendezvous,
-}
-
-/// How an agent has ended, and what it was then.
-struct Ended {
-    role: String,
-    result: Result<RunResult, AgentError>,
-    agent: Agent,
-    took: Duration,
-}
-
-impl Ended {
-    #[track_caller]
-    fn state(&self) -> WorkerState {
-        let result = self.result.as_ref().unwrap();
-        let group = self.agent.get_worker_group(&self.role).unwrap();
-        assert_eq!(group.state, result.state);
-        result.state
-    }
-}
-
-/// An agent that runs in a thread.
-struct Running {
-    thread: JoinHandle<Ended>,
-    ended: mpsc::Receiver<()>,
-    ender: Ender,
-}
-
-impl Running {
-    fn join(self) -> Ended {
-        self.ended.recv_timeout(LIMIT).expect("the agent ends");
-        self.thread.join().unwrap()
-    }
-}
-
-impl Bed {
-    fn new(min: u32, max: u32) -> Self {
-        Self {
-            folder: TempDir::new().unwrap(),
-            place: LocalRendezvous::new(min..=max).unwrap(),
-        }
-    }
-
-    fn path(&self) -> &Path {
-        self.folder.path()
-    }
-
-    fn options(&self) -> LocalOptions {
-        let folder = self.path().to_str().unwrap().to_owned();
-        LocalOptions {
-            env: [("DIR".to_owned(), folder)].into(),
-            ..LocalOptions::default()
-        }
-    }
-
-    /// Workers that tell of themselves and then run a script.
-    fn spec(&self, workers: u32, script: &str) -> WorkerSpec<LocalHandler> {
-        WorkerSpec {
-            arguments: vec!["-c".to_owned(), format!("{TELL}{script}")],
-            max_restarts: 0,
-            ..WorkerSpec::new("/bin/sh", workers, self.place.handler())
-        }
-    }
-
-    fn start(&self, spec: WorkerSpec<LocalHandler>) -> Running {
-        start(spec, self.options())
-    }
-
-    /// A named pipe, at which workers wait for [`Bed::open`].
-    fn gate(&self, name: &str) {
-        let made = Command::new("mkfifo").arg(self.path().join(name)).status();
-        assert!(made.unwrap().success());
-    }
-
-    /// Waits until somebody reads at the gate. Whoever does goes on when the result is dropped.
-    fn open(&self, name: &str) -> File {
-        let (path, (sender, opened)) = (self.path().join(name), mpsc::channel());
-        thread::spawn(move || sender.send(OpenOptions::new().write(true).open(path)));
-        opened
-            .recv_timeout(LIMIT)
-            .expect("somebody comes to the gate")
-            .unwrap()
-    }
-
-    fn lines(&self, name: &str) -> Vec<String> {
-        let text = fs::read_to_string(self.path().join(name)).unwrap_or_default();
-        text.lines().map(str::to_owned).collect()
-    }
-
-    /// What workers have told of themselves: role, rank, world size, role rank, role world size, local rank, restarts.
-    fn told(&self) -> Vec<(String, [u32; 6])> {
-        let lines = self.lines("log");
-        let told = lines.iter().map(|line| {
-            let mut words = line.split(' ');
-            let role = words.next().unwrap().to_owned();
-            let numbers: Vec<u32> = words.map(|word| word.parse().unwrap()).collect();
-            (role, numbers.try_into().unwrap())
-        });
-        told.collect()
-    }
-}
-
-fn start(spec: WorkerSpec<LocalHandler>, options: LocalOptions) -> Running {
-    let (told, ended) = mpsc::channel();
-    let workers = LocalWorkers::start(options).unwrap();
-    let ender = workers.ender();
-    let role = spec.role.clone();
-    let mut agent = Agent::new(spec, workers, TracingMetrics).unwrap();
-    let thread = thread::spawn(move || {
-        let begun = Instant::now();
-        let result = agent.run(&role);
-        let took = begun.elapsed();
-        told.send(()).ok();
-        Ended {
-            role,
-            result,
-            agent,
-            took,
-        }
-    });
-    Running {
-        thread,
-        ended,
-        ender,
-    }
-}
 
 fn test_run_happy_function() {
     let bed = Bed::new(1, 1);
@@ -562,6 +425,15 @@ fn a_lost_warden_ends_the_agent() {
     assert_eq!(remaining_restarts, 5);
 }
 
+/// Workers may be dropped where asynchronous tasks run.
+fn workers_may_be_dropped_by_a_task() {
+    let workers = LocalWorkers::start(LocalOptions::default()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(async move { drop(workers) });
+}
+
 fn a_program_that_is_not_there_ends_the_agent() {
     let bed = Bed::new(1, 1);
     let spec = WorkerSpec::new("/no/such/program", 2, bed.place.handler());
@@ -600,6 +472,7 @@ fn main() -> ExitCode {
         a_worker_that_ignores_term_is_killed,
         test_shutdown_timeout_of_zero,
         a_lost_warden_ends_the_agent,
+        workers_may_be_dropped_by_a_task,
         a_program_that_is_not_there_ends_the_agent,
     ];
     let wanted: Vec<String> = std::env::args()

@@ -19,7 +19,7 @@ use kolo_process::{Child, Signal, SpawnError, SpawnRequest, Warden};
 use kolo_transport::wire::Exit;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep_until, timeout};
 
 /// How long processes may take to end once they were killed.
 const KILLED: Duration = Duration::from_secs(5);
@@ -75,6 +75,13 @@ impl Ender {
     }
 }
 
+/// The warden, and the runtime on which it is watched.
+#[derive(Debug)]
+struct Host {
+    runtime: Runtime,
+    warden: Warden,
+}
+
 /// Workers that are processes on this host, with this process's standard output and error.
 ///
 /// They are below a warden of their own: when this value is dropped, or this process dies, all of them and all that they have
@@ -82,8 +89,8 @@ impl Ender {
 #[derive(Debug)]
 pub struct LocalWorkers {
     options: LocalOptions,
-    runtime: Runtime,
-    warden: Option<Warden>,
+    /// There until the end.
+    host: Option<Host>,
     /// The processes of the present group, by local rank.
     children: BTreeMap<u32, Child>,
     bell: Arc<Bell>,
@@ -107,8 +114,7 @@ impl LocalWorkers {
         let warden = runtime.block_on(Warden::start(&options.warden_exe, &owner))?;
         Ok(Self {
             options,
-            runtime,
-            warden: Some(warden),
+            host: Some(Host { runtime, warden }),
             children: BTreeMap::new(),
             bell: Arc::default(),
             port: None,
@@ -119,6 +125,20 @@ impl LocalWorkers {
     #[must_use]
     pub fn ender(&self) -> Ender {
         Ender(self.bell.clone())
+    }
+
+    /// Waits until something has happened, the bell has rung, or that time has come.
+    fn block_until(&self, until: Instant, happened: impl Future<Output = ()>) {
+        let Some(Host { runtime, .. }) = &self.host else {
+            return;
+        };
+        runtime.block_on(async {
+            tokio::select! {
+                () = happened => {}
+                () = self.bell.rung.notified() => {}
+                () = sleep_until(until.into()) => {}
+            }
+        });
     }
 
     /// The environment of a worker; none if the worker has no ranks.
@@ -229,7 +249,7 @@ impl<H> Workers<H> for LocalWorkers {
 
     fn start(&mut self, group: &WorkerGroup<H>) -> Result<BTreeMap<u32, String>, String> {
         self.children.clear();
-        let Some(warden) = &self.warden else {
+        let Some(Host { runtime, warden }) = &self.host else {
             return Err("the warden is closed".to_owned());
         };
         let requests = group.workers.iter().map(|worker| {
@@ -243,7 +263,7 @@ impl<H> Workers<H> for LocalWorkers {
             .map(|(local_rank, request)| async move { (local_rank, warden.spawn(request).await) });
         let mut ids = BTreeMap::new();
         let mut problem = None;
-        for (local_rank, started) in self.runtime.block_on(join_all(starts)) {
+        for (local_rank, started) in runtime.block_on(join_all(starts)) {
             match started {
                 Ok(child) => {
                     ids.insert(local_rank, child.pid().to_string());
@@ -260,9 +280,12 @@ impl<H> Workers<H> for LocalWorkers {
     fn stop(&mut self, _: &WorkerGroup<H>) -> Result<(), String> {
         self.port = None;
         let children = std::mem::take(&mut self.children);
+        let Some(Host { runtime, .. }) = &self.host else {
+            return Ok(());
+        };
         let all_gone = || join_all(children.values().map(Child::gone));
         let grace = self.options.shutdown_timeout;
-        self.runtime.block_on(async {
+        runtime.block_on(async {
             for (signal, within) in [(Signal::Terminate, grace), (Signal::Kill, KILLED)] {
                 for child in children.values() {
                     // A process that has ended needs none.
@@ -282,25 +305,12 @@ impl<H> Workers<H> for LocalWorkers {
     }
 
     fn monitor(&mut self, group: &WorkerGroup<H>, within: Duration) -> MonitorResult {
-        let (children, bell) = (&self.children, &self.bell);
-        self.runtime.block_on(async {
-            tokio::select! {
-                () = decided(children) => {}
-                () = bell.rung.notified() => {}
-                () = sleep(within) => {}
-            }
-        });
+        self.block_until(Instant::now() + within, decided(&self.children));
         self.look(group)
     }
 
     fn wait(&mut self, until: Instant) {
-        let bell = &self.bell;
-        self.runtime.block_on(async {
-            tokio::select! {
-                () = bell.rung.notified() => {}
-                () = tokio::time::sleep_until(until.into()) => {}
-            }
-        });
+        self.block_until(until, std::future::pending());
     }
 
     fn ended(&self) -> Option<String> {
@@ -311,13 +321,15 @@ impl<H> Workers<H> for LocalWorkers {
 
 impl Drop for LocalWorkers {
     fn drop(&mut self) {
-        // Where asynchronous tasks run nothing may block: the warden ends all that is left by itself then.
-        if let Some(warden) = self
-            .warden
-            .take()
-            .filter(|_| Handle::try_current().is_err())
-        {
-            self.runtime.block_on(warden.close());
+        let Some(Host { runtime, warden }) = self.host.take() else {
+            return;
+        };
+        if Handle::try_current().is_err() {
+            runtime.block_on(warden.close());
+        } else {
+            // Where asynchronous tasks run nothing may block. The warden ends by itself, with all that is left.
+            drop(warden);
+            runtime.shutdown_background();
         }
     }
 }
