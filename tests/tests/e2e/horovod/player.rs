@@ -229,9 +229,8 @@ pub fn play(stop: &Path) -> anyhow::Result<()> {
                 last = number;
                 break Event::HostsUpdated;
             }
-            match events.recv_timeout(PAUSE) {
-                Ok(event) => break event,
-                Err(_) => continue,
+            if let Ok(event) = events.recv_timeout(PAUSE) {
+                break event;
             }
         };
         // The others see it as Horovod's do. At the end of the job all leave at once.
