@@ -133,8 +133,8 @@ fn options_that_mean_nothing_here_say_what_to_write() {
         ),
         (&["--rdzv-endpoint", "h:1"], "--head HOST:PORT"),
         (
-            &["-n", "2", "--on-change", "in-place"],
-            "allowed is restart",
+            &["--elastic", "horovod", "--on-change", "restart"],
+            "give one of them",
         ),
     ] {
         let mut command = kolo();
