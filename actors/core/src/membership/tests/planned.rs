@@ -1,5 +1,7 @@
 //! A group whose survivors go on, and whose new processes are started with their ranks.
 
+use proptest::prelude::*;
+
 use super::*;
 
 fn limits(min: u32, max: u32) -> Limits {
@@ -285,4 +287,134 @@ fn a_unit_of_a_host_is_in_a_group_as_a_whole() {
         bed.plans().last().unwrap(),
         &[(2, 1), (3, 1), (0, 2), (1, 2)]
     );
+}
+
+/// Something that happens in a random run. Slots and nodes are taken modulo those there are.
+#[derive(Debug, Clone, Copy)]
+enum Chance {
+    Fail(usize),
+    Arrive(usize),
+    Hold,
+    Break,
+    LoseNode(u64),
+    Drain(u64),
+    Join(u64),
+    Pass(u64),
+}
+
+fn chance() -> impl Strategy<Value = Chance> {
+    prop_oneof![
+        1 => (0..8_usize).prop_map(Chance::Fail),
+        6 => (0..8_usize).prop_map(Chance::Arrive),
+        4 => Just(Chance::Hold),
+        1 => Just(Chance::Break),
+        1 => (1..4_u64).prop_map(Chance::LoseNode),
+        1 => (1..4_u64).prop_map(Chance::Drain),
+        2 => (1..6_u64).prop_map(Chance::Join),
+        3 => (1..40_000_u64).prop_map(Chance::Pass),
+    ]
+}
+
+impl Bed {
+    fn happens(&mut self, chance: Chance) {
+        let seats = self.membership.roster().seats();
+        let at = |slot: usize| seats.get(slot % seats.len().max(1)).map(Seat::process);
+        let in_state = |process: Process, wanted: &[State]| {
+            let seat = self.membership.roster().seat(process.slot);
+            seat.is_some_and(|seat| wanted.contains(&seat.state))
+        };
+        match chance {
+            Chance::Fail(slot) => {
+                let there = [State::Booting, State::Ready, State::Active];
+                if let Some(process) = at(slot).filter(|process| in_state(*process, &there)) {
+                    self.then(failed(process));
+                }
+            }
+            Chance::Arrive(slot) => {
+                let booting = |process: &Process| in_state(*process, &[State::Booting]);
+                if let Some(process) = at(slot).filter(booting) {
+                    self.ready(process);
+                    self.settle();
+                }
+            }
+            Chance::Hold if self.membership.active().is_some() => self.hold(0),
+            Chance::Break => {
+                if let Some(active) = self.membership.active() {
+                    let generation = active.number();
+                    let why = "a link".to_owned();
+                    let culprit = None;
+                    self.then(Fact::Broken {
+                        generation,
+                        culprit,
+                        why,
+                    });
+                }
+            }
+            Chance::LoseNode(node) => {
+                self.room.remove(&node);
+                let (why, fenced) = ("cable".to_owned(), self.now);
+                let node = NodeId(node);
+                self.then(Fact::NodeLost { node, why, fenced });
+            }
+            Chance::Drain(node) => {
+                self.room.remove(&node);
+                let (node, why) = (NodeId(node), "maintenance".to_owned());
+                self.then(Fact::Drain { node, why });
+            }
+            Chance::Join(node) => {
+                self.room.insert(node, 2);
+                self.then(Fact::Offered);
+            }
+            Chance::Pass(time) => self.pass(ms(time)),
+            Chance::Hold => {}
+        }
+    }
+}
+
+proptest! {
+    /// Whatever happens: a new process is in the group that it was started for, and in no other; the members before keep their order and
+    /// come first; and a group of enough members is never given up for a process that has not come.
+    #[test]
+    fn a_new_process_is_in_the_group_of_its_plan(
+        chances in prop::collection::vec(chance(), 1..80),
+        min in 1..3_u32,
+    ) {
+        let limits = Limits {
+            restarts_without_progress: 1000,
+            ..limits(min, 4)
+        };
+        let mut bed = Bed::new(limits, &[2, 1]);
+        bed.boots = false;
+        bed.settle();
+        let mut plan: Option<Arc<Generation>> = None;
+        let mut last: Option<Arc<Generation>> = None;
+        for chance in chances {
+            bed.happens(chance);
+            for action in std::mem::take(&mut bed.done) {
+                match action {
+                    Action::Plan(generation) => plan = Some(generation),
+                    Action::Active(generation) => {
+                        let members = |group: &Generation| -> Vec<Process> {
+                            group.members().iter().map(|member| member.process).collect()
+                        };
+                        let now = members(&generation);
+                        let before = last.as_deref().map(members).unwrap_or_default();
+                        let (old, new): (Vec<Process>, Vec<Process>) =
+                            now.iter().partition(|process| before.contains(process));
+                        prop_assert_eq!([&old[..], &new[..]].concat(), now.clone());
+                        let mut order = before.clone();
+                        order.retain(|process| old.contains(process));
+                        prop_assert_eq!(&old, &order);
+                        if !new.is_empty() {
+                            let planned = plan.as_deref().map(members);
+                            prop_assert_eq!(planned, Some(now.clone()));
+                        }
+                        prop_assert!(now.len() >= min as usize && now.len() <= 4);
+                        last = Some(generation);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
 }
