@@ -25,6 +25,7 @@ mod run_signals;
 mod standstill;
 mod support;
 mod test_elastic;
+mod test_launch;
 mod test_ray;
 mod test_run;
 mod test_service;
