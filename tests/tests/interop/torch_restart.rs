@@ -120,7 +120,7 @@ impl Job {
         match line.word.as_str() {
             // Rank 0 alone: what others say comes another way, and may be late.
             "began" if line.rank == 0 => {
-                ensure!(line.number >= self.saved, "{}: {line:?}", self.saved)
+                ensure!(line.number >= self.saved, "{}: {line:?}", self.saved);
             }
             "step" => self.saved = self.saved.max(line.number),
             _ => {}

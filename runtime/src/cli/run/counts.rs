@@ -1,6 +1,6 @@
 //! `--nproc-per-node auto|cpu|gpu`: as many workers on each host as it has CPUs or GPUs.
 
-use kolo_transport::wire::Resources;
+use kolo_transport::wire::{Milli, Resources};
 
 use super::super::args::Connect;
 use super::super::client::Client;
@@ -88,7 +88,11 @@ fn number(
     hosts: Vec<(String, Resources)>,
 ) -> Result<(u32, bool), CliError> {
     let gpus_each = options.gpus_per_worker.unwrap_or(1).max(1);
-    let cpus_each = options.cpus_per_worker.unwrap_or(1.0);
+    let cpus_each = Milli::from_f64("--cpus-per-worker", options.cpus_per_worker.unwrap_or(1.0));
+    let cpus_each = cpus_each
+        .map_err(|error| CliError::Usage(error.to_string()))?
+        .0
+        .max(1);
     let has_gpus = hosts.iter().any(|(_, has)| has.gpus > 0);
     let by_gpu = count == Count::Gpu || (count == Count::Auto && has_gpus);
     let room = |has: &Resources| {
@@ -96,7 +100,8 @@ fn number(
             has.gpus / gpus_each
         } else {
             // Fewer than one is one: CPUs are shared.
-            (has.cpus.as_f64() / cpus_each) as u32
+            let most = has.cpus.0 / cpus_each;
+            u32::try_from(most).unwrap_or(u32::MAX)
         }
     };
     let mut counts: Vec<(String, u32)> = hosts

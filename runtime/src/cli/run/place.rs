@@ -70,7 +70,7 @@ enum Members {
         _head: Box<Head>,
     },
     Joining {
-        nodes: Joining,
+        nodes: Box<Joining>,
         head: Box<Head>,
     },
 }
@@ -270,7 +270,7 @@ async fn as_they_come(
     Ok(Grounds {
         link: Arc::new(link),
         members: Members::Joining {
-            nodes: Joining::new(ssh_options(options, plan)),
+            nodes: Box::new(Joining::new(ssh_options(options, plan))),
             head: Box::new(head),
         },
     })
