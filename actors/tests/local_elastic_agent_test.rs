@@ -149,7 +149,7 @@ fn sum_of_ranks(sizes: &[u32]) -> u32 {
     for agent in agents {
         assert_eq!(agent.join().state(), WorkerState::Succeeded);
     }
-    let world = sizes.iter().sum();
+    let world: u32 = sizes.iter().sum();
     let told = bed.told();
     assert!(told.iter().all(|(_, told)| told[1] == world), "{told:?}");
     told.iter().map(|(_, told)| told[0]).sum()
