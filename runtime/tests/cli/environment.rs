@@ -45,12 +45,13 @@ fn ran(kolo: &mut Command) -> (Vec<String>, String) {
 }
 
 const TELL: &str = "echo $RANK/$WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $HOROVOD_SIZE $KOLO_RANK ${SLURM_PROCID-none} \
-                    ${OMPI_COMM_WORLD_RANK-none} ${PMIX_RANK-none} ${TORCHELASTIC_ERROR_FILE-none} $SLURM_JOB_ID $MINE";
+                    ${OMPI_COMM_WORLD_RANK-none} ${PMIX_RANK-none} \
+                    $([ $TORCHELASTIC_ERROR_FILE = /tmp/outer ] && echo outer || echo own) $SLURM_JOB_ID $MINE";
 
 #[test]
 fn what_is_inherited_or_passed_by_a_pattern_never_overrides_what_kolo_sets() {
     let expected =
-        [0, 1].map(|rank| format!("{rank}/2 {rank} 127.0.0.1 2 {rank} none none none none 77 yes"));
+        [0, 1].map(|rank| format!("{rank}/2 {rank} 127.0.0.1 2 {rank} none none none own 77 yes"));
     for passed in [
         &[][..],
         &["--pass-env", "*"],
