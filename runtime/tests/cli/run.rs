@@ -283,6 +283,23 @@ fn a_job_that_takes_too_long_is_ended_with_a_word_on_each_rank() {
 }
 
 #[test]
+fn a_dry_run_of_a_job_that_goes_on_shows_how_it_begins() {
+    let out = here(&["--dry-run", "-n", "2", "--min-np", "1", "true"]);
+    assert_eq!((out.code, out.err.as_str()), (0, ""), "{}", out.out);
+    assert_eq!(
+        out.out
+            .lines()
+            .filter(|line| line.starts_with(['0', '1']))
+            .count(),
+        2,
+        "{}",
+        out.out
+    );
+    let line = "the job begins so, and goes on with 1 to 2 workers; restarts after failures: 3\n";
+    assert!(out.out.contains(line), "{}", out.out);
+}
+
+#[test]
 fn output_goes_where_torchrun_has_it_and_what_is_redirected_is_not_shown() {
     let dir = tempfile::tempdir().unwrap();
     let logs = dir.path().to_str().unwrap();

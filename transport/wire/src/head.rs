@@ -70,7 +70,8 @@ pub enum HeadRequest {
     /// when it ends, the job is stopped.
     Submit(JobSpec),
     /// A driver asks whether a job would start. The head places it, and nodes reserve, look for its installed program and are
-    /// probed, as for [`HeadRequest::Submit`]. Then all is released, before any worker starts. A request of its own, so that a
+    /// probed, as for [`HeadRequest::Submit`]. Then all is released, before any worker starts. Of an elastic job these are the members
+    /// that it would begin with. A request of its own, so that a
     /// head which does not know it starts nothing.
     DryRun(JobSpec),
     /// The whole cluster.

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::process::Stdio;
 use std::time::Duration;
 
-use kolo_transport::wire::{JobHost, NodeShare};
+use kolo_transport::wire::{JobHost, JobSpec, NodeShare};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
@@ -145,12 +145,12 @@ pub(super) struct Hosts {
 }
 
 impl Hosts {
-    /// Runs the script for the first time, if one is given.
+    /// Runs the script for the first time, if one is given: the job may use the hosts that it prints.
     ///
     /// # Errors
     ///
     /// [`CliError`] with what is wrong with the script.
-    pub(super) async fn find(options: &Run) -> Result<Option<Self>, CliError> {
+    pub(super) async fn find(options: &Run, spec: &mut JobSpec) -> Result<Option<Self>, CliError> {
         let Some(command) = options.elastic.host_discovery_script.clone() else {
             return Ok(None);
         };
@@ -162,6 +162,9 @@ impl Hosts {
         let found = script.run().await.map_err(|why| {
             CliError::Local(format!("--host-discovery-script {}: {why}", script.command))
         })?;
+        if let Some(elastic) = &mut spec.elastic {
+            elastic.hosts = Some(of_job(&found));
+        }
         let (known, _) = watch::channel(found);
         Ok(Some(Self { script, known }))
     }

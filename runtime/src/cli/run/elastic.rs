@@ -202,9 +202,9 @@ pub(super) fn bounds(options: &Run, target: &Target) -> Result<(Run, Option<Boun
     if hosts.is_some() && sizes {
         return usage("--nnodes MIN:MAX and --min-np or --max-np are given; give one of them");
     }
-    if options.dry_run {
+    if options.dry_run && *target == Target::Discovered {
         return usage(
-            "--dry-run shows where a job runs whose members stay the same; give -n or --nnodes with one number, and no --max-restarts",
+            "--dry-run is given for hosts over ssh that a script tells, where nodes come when the job runs; give the hosts by -H",
         );
     }
     let mut fewest = None;
@@ -612,7 +612,11 @@ mod tests {
                 true,
                 "not a multiple of the 4 workers on each host",
             ),
-            ("-n 2 --max-restarts 1 --dry-run x", false, "--dry-run"),
+            (
+                "-n 2 --host-discovery-script f --dry-run x",
+                false,
+                "--dry-run",
+            ),
             ("--host-discovery-script f x", true, "give -n"),
             ("-n 2 --slots-per-host 4 x", true, "--host-discovery-script"),
             ("-n 2 --local --host-discovery-script f x", true, "--local"),

@@ -187,10 +187,7 @@ async fn execute(
         let preparing = async {
             let (options, mut plan) = planned(options, here, connect).await?;
             files::prepare(plan.output.as_ref())?;
-            let hosts = Hosts::find(&options).await?;
-            if let (Some(hosts), Some(elastic)) = (&hosts, &mut plan.spec.elastic) {
-                elastic.hosts = Some(discovery::of_job(&hosts.watch().borrow()));
-            }
+            let hosts = Hosts::find(&options, &mut plan.spec).await?;
             let ground = place::find(&options, &plan, here).await?;
             let grounds = place::prepare(&options, &mut plan, ground, connect).await?;
             Ok::<_, CliError>((plan, grounds, hosts))

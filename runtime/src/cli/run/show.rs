@@ -8,6 +8,7 @@ use super::super::args::{Connect, Format};
 use super::super::error::CliError;
 use super::super::output::{Cell, Output};
 use super::args::Run;
+use super::discovery::Hosts;
 use super::place;
 use super::plan::{Plan, Surroundings, Target};
 use super::report::Outcome;
@@ -21,6 +22,16 @@ struct Json<'a> {
     cwd: Option<&'a str>,
     env: &'a std::collections::BTreeMap<String, String>,
     workers: &'a [PlanRow],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    elastic: Option<Bounds>,
+}
+
+/// How far an elastic job may change.
+#[derive(Serialize)]
+struct Bounds {
+    min: u32,
+    max: u32,
+    max_restarts: u32,
 }
 
 /// The hosts of all ranks, with what tells each from others, or why a run would not start.
@@ -30,6 +41,7 @@ async fn hosts(
     here: &Surroundings,
     connect: &Connect,
 ) -> Result<Result<Vec<(u64, String)>, Refusal>, CliError> {
+    Hosts::find(options, &mut plan.spec).await?;
     let ground = place::find(options, plan, here).await?;
     let grounds = place::prepare(options, plan, ground, connect).await?;
     let placed = job::try_out(&grounds.link, plan.spec.clone(), plan.start_timeout).await;
@@ -75,6 +87,11 @@ pub(crate) async fn dry_run(
         Target::Cluster | Target::Nodes(_) => "the cluster",
         Target::Hosts(_) | Target::Discovered => "hosts",
     };
+    let bounds = plan.spec.elastic.as_ref().map(|elastic| Bounds {
+        min: elastic.min,
+        max: elastic.max,
+        max_restarts: elastic.restarts_without_progress,
+    });
     if format == Format::Json {
         out.json(&Json {
             target,
@@ -83,6 +100,7 @@ pub(crate) async fn dry_run(
             cwd,
             env: &plan.spec.env,
             workers: &rows,
+            elastic: bounds,
         })?;
         return Ok(None);
     }
@@ -118,6 +136,16 @@ pub(crate) async fn dry_run(
         cwd.unwrap_or("."),
         words.join(" ")
     ))?;
+    if let Some(Bounds {
+        min,
+        max,
+        max_restarts,
+    }) = bounds
+    {
+        out.line(&format!(
+            "the job begins so, and goes on with {min} to {max} workers; restarts after failures: {max_restarts}"
+        ))?;
+    }
     for (name, value) in &plan.spec.env {
         out.line(&format!("  {name}={}", quoted(value)))?;
     }

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{DriverId, JobId, NodeId};
 use kolo_wire::{
-    Followers, HeadReply, JobEvent, JobInfo, JobSpec, JobState, NodeRequest, Refusal, RefusalKind,
+    Followers, HeadReply, JobEvent, JobInfo, JobSpec, JobState, NodeRequest, NodeShare, Placement,
+    Refusal, RefusalKind,
 };
 
 use super::room::{Trials, allowed, at_most};
@@ -20,7 +21,7 @@ use crate::head::registry::Session;
 use crate::head::requests::Purpose;
 use crate::head::validate::validate;
 use crate::interfaces::Key;
-use crate::placement::{lay_out, place};
+use crate::placement::{Offer, Share, lay_out, place};
 use crate::rendezvous::DoorOpening;
 
 /// How long a node may take for one push before it is tried again.
@@ -108,7 +109,7 @@ impl HeadCore {
         &mut self,
         id: JobId,
         owner: DriverId,
-        spec: JobSpec,
+        mut spec: JobSpec,
         dry_run: bool,
     ) -> Result<Vec<Action>, Refusal> {
         if let Some(reason) = &self.stopping {
@@ -125,6 +126,9 @@ impl HeadCore {
             return Err(internal("the id of the job is taken"));
         }
         let offers = self.registry.offers();
+        if dry_run {
+            as_it_begins(&mut spec, &offers)?;
+        }
         let shares = if let Some(elastic) = &spec.elastic {
             // It waits for the rest, as for a rank that is lost later.
             let most = elastic.max.saturating_add(elastic.spares);
@@ -435,6 +439,35 @@ impl HeadCore {
         }
         self.deliver_tables(id);
     }
+}
+
+/// In place of an elastic job one that never changes, of the members that it would begin with.
+fn as_it_begins(spec: &mut JobSpec, offers: &[Offer]) -> Result<(), Refusal> {
+    let Some(elastic) = spec.elastic.take() else {
+        return Ok(());
+    };
+    let offers = allowed(offers.to_vec(), elastic.hosts.as_deref(), |_| 0);
+    let shares = at_most(elastic.max, spec, &offers, |_| 0);
+    let workers = shares.iter().map(|share| share.workers).sum();
+    if workers < elastic.min {
+        let least = match spec.placement {
+            Placement::Pack { .. } => Placement::Pack {
+                workers: elastic.min,
+            },
+            Placement::Spread { slots, .. } => Placement::Spread {
+                hosts: elastic.min / slots,
+                slots,
+            },
+        };
+        place(least, &spec.per_worker, &offers)?;
+    }
+    spec.placement = Placement::Pack { workers };
+    let share = |share: Share| NodeShare {
+        node: share.node,
+        workers: share.workers,
+    };
+    spec.layout = shares.into_iter().map(share).collect();
+    Ok(())
 }
 
 fn internal(message: &str) -> Refusal {

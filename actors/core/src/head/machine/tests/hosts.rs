@@ -182,6 +182,55 @@ fn a_drain_counts_whatever_the_list_says_and_the_list_when_the_drain_is_over() {
 }
 
 #[test]
+fn a_dry_run_shows_what_the_job_would_begin_with() {
+    let mut world = World::new();
+    let nodes: Vec<Session> = (1..=3).map(|node| world.node(node, 2, good)).collect();
+    let mut dry_run = |job, min, hosts: Option<&[(u64, u32)]>| {
+        let mut limits = crate::head::job::fixtures::elastic(min, 8);
+        limits.hosts = hosts.map(listed);
+        let spec = JobSpec {
+            elastic: Some(Box::new(limits)),
+            ..spec(Placement::Pack { workers: 8 })
+        };
+        let before: Vec<usize> = nodes
+            .iter()
+            .map(|node| world.seen(*node, |_| true))
+            .collect();
+        let job = JobId(job);
+        world.input(Input::Submit {
+            session: Session(1),
+            job,
+            spec: Box::new(spec),
+            dry_run: true,
+        });
+        let started = nodes
+            .iter()
+            .map(|node| world.seen(*node, |request| matches!(request, NodeRequest::Start(_))));
+        assert_eq!(started.sum::<usize>(), 0);
+        assert_eq!(world.free_cpus(), [2, 2, 2]);
+        let asked = nodes
+            .iter()
+            .zip(before)
+            .map(|(node, before)| world.seen(*node, |_| true) > before);
+        (world.end(job).unwrap().1, asked.collect::<Vec<_>>())
+    };
+    assert_eq!(dry_run(1, 1, None), (None, vec![true; 3]));
+    assert_eq!(dry_run(2, 6, None), (None, vec![true; 3]));
+    let some = dry_run(3, 3, Some(&[(3, 2), (1, 1)]));
+    assert_eq!(some, (None, vec![true, false, true]));
+    let (refusal, asked) = dry_run(4, 7, None);
+    let refusal = refusal.unwrap();
+    assert_eq!(
+        (refusal.kind, asked),
+        (RefusalKind::Unplaceable, vec![false; 3])
+    );
+    assert!(
+        refusal.message.starts_with("requested 7 workers"),
+        "{refusal:?}"
+    );
+}
+
+#[test]
 fn names_are_hostnames_or_ids_and_lists_that_are_none_change_nothing() {
     let mut group = Group::new();
     group.node(1, 1);
