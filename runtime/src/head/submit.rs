@@ -55,7 +55,11 @@ pub(super) async fn dry_run(
             JobEvent::Ended { refusal, .. } => {
                 return refusal.map_or(Ok(HeadReply::Placed(placed)), Err);
             }
-            JobEvent::Healthy { .. } | JobEvent::Generation { .. } | JobEvent::RankLost { .. } => {}
+            JobEvent::Healthy { .. }
+            | JobEvent::Generation { .. }
+            | JobEvent::Fell { .. }
+            | JobEvent::Waits { .. }
+            | JobEvent::RankLost { .. } => {}
         }
     }
     Err(stopping())

@@ -407,6 +407,7 @@ impl World {
                     self.plan_end(driver);
                 }
             }
+            JobEvent::Fell { .. } | JobEvent::Waits { .. } => {}
             JobEvent::RankLost { failure, .. } => {
                 self.drivers[driver].lost.insert(failure.rank);
                 if !self.drivers[driver].is_elastic() && self.random.percent(70) {

@@ -63,10 +63,17 @@ fn a_killed_worker_starts_the_group_anew_and_all_that_exit_with_0_end_it() {
         .filter(|line| line.contains("started anew"))
         .collect();
     assert_eq!(told.len(), 1, "{err}");
-    let expected =
-        "kolo: the group is started anew: 3 -> 3 members, failures so far 1 of 2: rank 1 is lost: ";
-    assert!(told[0].starts_with(expected), "{err}");
-    assert!(told[0].contains("signal 9 (SIGKILL)"), "{err}");
+    assert_eq!(
+        told[0], "kolo: the group is started anew: 3 -> 3 workers, failures so far 1 of 2",
+        "the reason was told before"
+    );
+    let fell = err.lines().find(|line| line.contains("signal 9 (SIGKILL)"));
+    let fell = fell.unwrap();
+    assert!(fell.starts_with("kolo: rank 1 on "), "{err}");
+    assert!(
+        fell.ends_with("; 2 workers are stopped; restart 1 of 2"),
+        "{err}"
+    );
 }
 
 #[test]
@@ -88,7 +95,7 @@ fn a_rank_that_always_fails_uses_up_the_restarts_and_its_exit_code_is_the_comman
     assert!(!tries.contains(&"try 3".to_owned()), "{tries:?}");
     let err = text(&out.stderr);
     assert!(
-        err.contains("3 failures, allowed are 2 restarts (max_restarts); the first: "),
+        err.contains("3 failures, allowed restarts: 2 (max_restarts); the first: "),
         "{err}"
     );
     assert!(
@@ -219,9 +226,46 @@ async fn a_lost_node_is_gone_without_and_costs_no_restart() {
         "{err}"
     );
     assert!(
-        err.contains(
-            "the group is started anew: 4 -> 2 members, failures so far 0 of 0: rank 0 is lost: "
-        ),
+        err.contains("the group is started anew: 4 -> 2 workers, failures so far 0 of 0"),
+        "{err}"
+    );
+    assert!(err.contains(" on a: its node was lost: "), "{err}");
+    cluster.stop().await.unwrap();
+}
+
+/// As collectives do: the survivors fail within milliseconds, and the head hears of the host later.
+#[tokio::test]
+async fn a_lost_node_costs_no_restart_though_its_peers_fail_first() {
+    let mut cluster = cluster(&["a", "b"]).await;
+    let options = [
+        "--nnodes",
+        "1:2",
+        "--nproc-per-node",
+        "1",
+        "--max-restarts",
+        "0",
+        "--pass-env",
+        "GONE",
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let gone = dir.path().join("gone");
+    let text = "if [ $WORLD_SIZE = 1 ]; then echo alone try $TORCHELASTIC_RESTART_COUNT; exit 0; fi; echo ready; \
+                if [ $HOROVOD_HOSTNAME = a ]; then until [ -e \"$GONE\" ]; do sleep 0.01; done; exit 1; fi; exec sleep 1000";
+    let mut command = script(cluster.kolo().unwrap(), &options, text);
+    command.env("GONE", &gone);
+    let started = begin(command, 2).await;
+    healthy(&cluster).await;
+    // Nothing is heard of the node from now on.
+    cluster.pause_node(1).unwrap();
+    std::fs::write(&gone, "").unwrap();
+    let is_stopped = |jobs: &[JobInfo]| jobs[0].state == JobState::Recovering;
+    let stopped = cluster.wait_for_jobs("the group is stopped", is_stopped);
+    stopped.await.unwrap();
+    cluster.kill_node(1).unwrap();
+    let (out, err, code) = end(started).await;
+    assert_eq!(
+        (code, out.as_slice()),
+        (0, &["alone try 0".to_owned()][..]),
         "{err}"
     );
     cluster.stop().await.unwrap();
@@ -253,7 +297,8 @@ async fn a_node_that_joins_starts_the_group_anew_with_more() {
         .collect();
     assert_eq!(out, expected, "{err}");
     assert!(
-        err.contains("2 -> 4 members, failures so far 0 of 0: there is room for more"),
+        err.contains("there is room for more; 2 workers are stopped")
+            && err.contains("2 -> 4 workers, failures so far 0 of 0"),
         "{err}"
     );
     cluster.stop().await.unwrap();

@@ -241,6 +241,16 @@ pub enum NodeEvent {
         /// Whether the node had been asked to stop it.
         expected: bool,
     },
+    /// A worker was killed, and its end was not seen: it may still run. Only of an installed program in an elastic job. A
+    /// [`NodeEvent::WorkerExited`] follows.
+    WorkerUnseen {
+        /// Its job.
+        job: JobId,
+        /// Its slot.
+        slot: Slot,
+        /// The how-manieth process of the slot it is.
+        incarnation: Incarnation,
+    },
     /// A worker of an elastic job has taken a generation. It is in no older one any more.
     Taken {
         /// Its job.
@@ -305,6 +315,7 @@ impl NodeEvent {
         match self {
             Self::WorkerReady { job, .. }
             | Self::WorkerExited { job, .. }
+            | Self::WorkerUnseen { job, .. }
             | Self::Taken { job, .. }
             | Self::Committed { job, .. }
             | Self::Holding { job, .. }

@@ -386,6 +386,30 @@ pub enum JobEvent {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         fall: Option<Box<Fall>>,
     },
+    /// A group that is started anew at each change is over: its workers are being stopped. The next group is a
+    /// [`JobEvent::Generation`].
+    Fell {
+        /// The reason, as in the cause of the next generation.
+        why: String,
+        /// The failure, if a worker has failed, without its last lines.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failure: Option<Box<RankFailure>>,
+        /// Workers that are being stopped.
+        stopped: u32,
+        /// If a worker has failed: the restart that this uses up, if there is one left and no lost node is behind the failure; and
+        /// the restarts that are allowed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        restart: Option<(u32, u32)>,
+    },
+    /// There is room for too few workers of a job that is started anew at each change: the job waits for more.
+    Waits {
+        /// For how many there is room.
+        room: u32,
+        /// How many are needed.
+        needed: u32,
+        /// How long the job waits.
+        for_ms: u64,
+    },
     /// A member was lost.
     RankLost {
         /// The generation it was lost from.

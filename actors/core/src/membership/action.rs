@@ -54,6 +54,15 @@ pub enum Action {
         /// The reason.
         cause: String,
     },
+    /// A generation that is started anew is over, or is not started after all: what is to come of it is void.
+    Fall {
+        /// The reason.
+        why: String,
+        /// A process has failed, so that a restart is used up, if no lost node is behind it.
+        is_failure: bool,
+        /// Processes that are being stopped.
+        stopped: u32,
+    },
     /// Give the generation to these processes. Each leaves what older generation it is in, and answers with one
     /// [`Fact::Acknowledged`](super::Fact::Acknowledged). A process that is not a member idles.
     Publish {

@@ -9,6 +9,7 @@ use kolo_wire::{Kept, ids};
 use super::end::End;
 use super::limits::{Limits, cooldown};
 use super::seat::Host;
+use crate::pace::Backoff;
 
 /// The last commit of a job. A later generation has later commits, whatever the numbers: they are lower than before if all members
 /// were lost, and others went on from a commit that is on disk.
@@ -29,6 +30,15 @@ struct Cooling {
 
 /// How long a host is left out after a failed health check, if the job does not say how long hosts cool down.
 const UNHEALTHY: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(600);
+
+/// A group that is started anew and fails earlier lives short.
+const SHORT_LIFE: Duration = Duration::from_secs(10);
+
+/// The pause between the second and the third of groups that live short.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest pause between groups that live short.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// What a job has used up: resets, restarts, cool-downs, and time without a group.
 #[derive(Debug, Clone)]
@@ -57,6 +67,9 @@ pub struct Budget {
     /// A commit outlives all members, the last one or one before.
     durable: bool,
     hosts: BTreeMap<Host, Cooling>,
+    /// Of a group that is started anew, if the last one lived short: the pauses to come.
+    short_lived: Option<Backoff>,
+    not_before: Option<Instant>,
 }
 
 impl Budget {
@@ -77,6 +90,8 @@ impl Budget {
             redone: 0,
             durable: false,
             hosts: BTreeMap::new(),
+            short_lived: None,
+            not_before: None,
         }
     }
 
@@ -93,6 +108,24 @@ impl Budget {
         if self.idle_since.is_some() {
             why.clone_into(&mut self.idle_why);
         }
+    }
+
+    /// A group that is started anew has failed after so long, and nothing of it is left. The first restart comes at once. As long as
+    /// groups live short there are pauses before the next ones, which grow.
+    pub fn fell(&mut self, now: Instant, lived: Duration) {
+        if lived >= SHORT_LIFE {
+            self.short_lived = None;
+        } else if let Some(backoff) = &mut self.short_lived {
+            self.not_before = Some(now + backoff.failed());
+        } else {
+            self.short_lived = Some(Backoff::new(FIRST_PAUSE, LONGEST_PAUSE));
+        }
+    }
+
+    /// No group is started before this time, if it is to come.
+    #[must_use]
+    pub fn pause(&self, now: Instant) -> Option<Instant> {
+        self.not_before.filter(|at| *at > now)
     }
 
     /// No process of the generation before is left: the wait for the next one begins now.
@@ -300,13 +333,13 @@ impl Budget {
             ));
         }
         if limits.holds_seats() && self.without_progress > most {
-            let failures = self.without_progress;
-            return Some((
-                End::TooManyRestarts,
-                format!(
-                    "{failures} failures, allowed are {most} restarts (max_restarts); the first: {cause}"
+            let text = match self.without_progress {
+                1 => "a worker has failed, and no restart is allowed (max_restarts=0)".to_owned(),
+                failures => format!(
+                    "{failures} failures, allowed restarts: {most} (max_restarts); the first: {cause}"
                 ),
-            ));
+            };
+            return Some((End::TooManyRestarts, text));
         }
         if self.without_progress > most {
             let since = match self.commit() {

@@ -34,6 +34,9 @@ pub enum Fact {
     },
     /// There may be room now: a node has joined, or another job has ended.
     Offered,
+    /// Another job waits for room, too, and there is too little for this one: room for fewer than it needs is to be given back.
+    /// Of a group that is started anew.
+    Contended,
     /// A process has said hello, and can take part in a generation.
     Ready {
         /// The process.
@@ -62,6 +65,13 @@ pub enum Fact {
     Noticed {
         /// Until when.
         until: Instant,
+    },
+    /// A process was killed, and its end was not seen: it may still run. Of a group that is started anew.
+    Unseen {
+        /// The process.
+        process: Process,
+        /// How that was seen.
+        why: String,
     },
     /// A node is not there any more, and none of its processes.
     NodeLost {

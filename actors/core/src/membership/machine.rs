@@ -37,6 +37,9 @@ pub struct Membership {
     /// attempt makes it uncertain that they have the state.
     previous: Option<Arc<Generation>>,
     formation: Option<Formation>,
+    /// A process of a group that is started anew has failed. It counts when nothing of the group is left: until then a lost node may
+    /// turn out to be behind it.
+    failed: Option<restart::Failure>,
     /// The group is started anew for this reason, when all facts of the step are known.
     broken: Option<String>,
     /// The generation for which processes were started, in [`Mode::Planned`](super::Mode::Planned).
@@ -74,6 +77,7 @@ impl Membership {
             began: ids::Generation(0),
             previous: None,
             formation: None,
+            failed: None,
             broken: None,
             plan: None,
             hold: None,
@@ -103,6 +107,7 @@ impl Membership {
             if stopping > 0 && self.roster.count(State::Stopping) == 0 {
                 self.budget.emptied(now);
             }
+            self.count_failure(now);
             self.resolve_doubt(now);
             self.proceed(now);
         }
@@ -113,6 +118,25 @@ impl Membership {
     #[must_use]
     pub fn roster(&self) -> &Roster {
         &self.roster
+    }
+
+    /// Nothing is left of a group that is started anew, and the next one is not formed. When the wait for it ends.
+    #[must_use]
+    pub fn next_group_by(&self) -> Option<Instant> {
+        let since = self.budget.idle_since()?;
+        let is_empty = self.formation.is_none() && self.roster.count(State::Stopping) == 0;
+        let waits = is_empty && self.limits.starts_anew() && !self.has_ended;
+        waits.then(|| since + self.limits.start_timeout)
+    }
+
+    /// For how many workers there is room, if these are too few, and all nodes have answered.
+    #[must_use]
+    pub fn shortage(&self) -> Option<u32> {
+        self.next_group_by()?;
+        let held = self.roster.in_state(State::Held);
+        let held = held.filter(|seat| !seat.leaving).count() as u32;
+        let has_heard = self.roster.count(State::Reserving) == 0;
+        (has_heard && held < self.limits.min).then_some(held)
     }
 
     /// What is used up of the limits.
@@ -233,6 +257,9 @@ impl Membership {
 
     /// Processes are not there any more: what that means for the formation, the budget, and the last generation.
     fn departed(&mut self, now: Instant, departures: Vec<Departure>) {
+        if self.limits.starts_anew() {
+            return self.departed_anew(now, departures);
+        }
         let mut lost = Vec::new();
         let mut cause = None;
         for departure in departures {
@@ -256,10 +283,8 @@ impl Membership {
                 let since = departure.since;
                 self.budget.failed(now, &self.limits, since, blamed, &what);
             }
-            let forming = self.formation.as_ref().map(Formation::generation);
-            let forming = forming.filter(|_| self.limits.starts_anew());
-            let current = forming.or(self.previous.as_ref());
-            if let Some(member) = current.and_then(|current| current.member(process)) {
+            let previous = self.previous.as_ref();
+            if let Some(member) = previous.and_then(|previous| previous.member(process)) {
                 lost.push(member.rank);
                 cause.get_or_insert_with(|| format!("rank {} is lost: {what}", member.rank));
             }
@@ -267,10 +292,6 @@ impl Membership {
         let Some(cause) = cause else {
             return;
         };
-        if self.limits.starts_anew() {
-            self.broken.get_or_insert(cause);
-            return;
-        }
         // While a generation is on its way, the one before is over for all who get it.
         let (None, Some(previous)) = (&self.formation, &self.previous) else {
             return;

@@ -374,6 +374,7 @@ impl<'a> View<'a> {
     /// Too few processes are ready, or they do not fit together: wait for more, or give up.
     fn too_few(&self, ready: usize, deadline: Instant) -> Decision {
         let min = self.limits.min as usize;
+        let starts_anew = self.limits.starts_anew();
         let misfit = if ready < min {
             ""
         } else {
@@ -381,14 +382,24 @@ impl<'a> View<'a> {
         };
         if self.now < deadline {
             // Without their number, which changes with each of them.
-            let reason = format!("waits for at least {min} ready processes (min_workers){misfit}");
+            let reason = if starts_anew {
+                format!("waits for room for at least {min} workers{misfit}")
+            } else {
+                format!("waits for at least {min} ready processes (min_workers){misfit}")
+            };
             return decision(Choice::WaitUntil(deadline), reason);
         }
         let seconds = self.limits.start_timeout.as_secs_f64();
-        let mut reason = format!(
-            "ready processes: {ready}{misfit}; needed are at least {min} (min_workers), and no more came within the start \
-             timeout of {seconds} s"
-        );
+        let mut reason = if starts_anew {
+            format!(
+                "there is room for {ready} workers{misfit}; needed are at least {min}, and no more came within {seconds} s"
+            )
+        } else {
+            format!(
+                "ready processes: {ready}{misfit}; needed are at least {min} (min_workers), and no more came within the start \
+                 timeout of {seconds} s"
+            )
+        };
         let late: Vec<String> = [State::Booting, State::Reserving]
             .into_iter()
             .flat_map(|state| self.roster.in_state(state))
@@ -400,7 +411,7 @@ impl<'a> View<'a> {
                 _ => format!("a node for slot {}", seat.slot),
             })
             .collect();
-        if !late.is_empty() {
+        if !late.is_empty() && !starts_anew {
             reason = format!("{reason}; late: {}", late.join(", "));
         }
         if let Some(refusal) = self.roster.refusal() {
@@ -409,7 +420,7 @@ impl<'a> View<'a> {
         for (host, _, why) in self.budget.left_out(self.now).take(LISTED) {
             reason = format!("{reason}; {host} is left out: {why}");
         }
-        let lost = if self.limits.starts_anew() {
+        let lost = if starts_anew {
             Some(self.budget.idle_why().to_owned()).filter(|why| !why.is_empty())
         } else {
             self.first_lost()

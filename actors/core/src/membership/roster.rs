@@ -53,6 +53,8 @@ pub struct Roster {
     refused: Option<Instant>,
     /// Why the last one was refused.
     refusal: Option<String>,
+    /// Other jobs wait for room, and there is too little for this one. Until room is offered.
+    contended: bool,
     /// Seats for which a node was looked for already when room was offered: their refusal is of the time before.
     older: BTreeSet<Slot>,
     /// Processes that are lost and may still run. Nobody has seen their end.
@@ -183,6 +185,12 @@ impl Roster {
         self.refusal.as_deref()
     }
 
+    /// Other jobs wait for room, and there is too little for this one.
+    #[must_use]
+    pub fn is_contended(&self) -> bool {
+        self.contended
+    }
+
     /// Processes that are lost and may still run at `now`, and when each has ended for certain, if that is known. Not
     /// those of generations before the last one that was active.
     pub fn unseen(&self, now: Instant) -> impl Iterator<Item = (Process, Option<Instant>)> {
@@ -223,8 +231,13 @@ impl Roster {
                 let state = if had { State::Lost } else { State::Vacant };
                 self.set(now, *slot, state);
             }
+            Fact::Contended => {
+                self.contended = true;
+                self.refused.get_or_insert(now);
+            }
             Fact::Offered => {
                 self.refused = None;
+                self.contended = false;
                 let waiting = self.in_state(State::Reserving).map(|seat| seat.slot);
                 self.older = waiting.collect();
             }
@@ -261,6 +274,13 @@ impl Roster {
                     format!("{exit}: {said}")
                 };
                 return self.exited(now, *process, returned, why);
+            }
+            Fact::Unseen { process, why } => {
+                let loss = match self.current(*process)?.state {
+                    State::Stopping => Loss::Left(why.clone()),
+                    _ => Loss::Late(why.clone()),
+                };
+                return Ok(self.give_up(now, *process, loss).into_iter().collect());
             }
             Fact::NodeLost { node, why, fenced } => {
                 return Ok(self.node_lost(now, *node, why, *fenced));
@@ -463,7 +483,8 @@ impl Roster {
         let starts_anew = matches!(self.mode, Mode::Restart { .. });
         let (holds_seats, may_leave) = (self.holds_seats(), self.may_leave(now, process));
         let seat = self.current(process)?;
-        let returned = returned.filter(|_| !seat.leaving);
+        // A group that is started anew has no other use for a node that leaves: the work is done.
+        let returned = returned.filter(|_| starts_anew || !seat.leaving);
         let loss = match (seat.state, returned) {
             // It was told to, however it has ended.
             (State::Stopping | State::Lost, _) if holds_seats => {

@@ -125,6 +125,7 @@ fn weight(event: &NodeEvent) -> usize {
             PLAIN + lines(&failure.stderr_tail) + error + reason
         }
         NodeEvent::WorkerReady { .. }
+        | NodeEvent::WorkerUnseen { .. }
         | NodeEvent::Taken { .. }
         | NodeEvent::Committed { .. }
         | NodeEvent::Holding { .. }

@@ -229,10 +229,14 @@ pub(super) fn bounds(options: &Run, target: &Target) -> Result<(Run, Option<Boun
             .num_proc
             .is_some_and(|wanted| wanted < min || wanted > max)
         {
-            return usage(format!(
-                "-n is {}, which is not between --min-np {min} and --max-np {max}",
-                options.num_proc.unwrap_or_default()
-            ));
+            let workers = options.num_proc.unwrap_or_default();
+            return usage(match (given.min_np, given.max_np) {
+                (Some(min), None) => format!("-n is {workers}, which is less than --min-np {min}"),
+                (None, Some(max)) => format!("-n is {workers}, which is more than --max-np {max}"),
+                _ => format!(
+                    "-n is {workers}, which is not between --min-np {min} and --max-np {max}"
+                ),
+            });
         }
         most.num_proc = Some(max);
         fewest = Some((min, max));

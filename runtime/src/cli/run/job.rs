@@ -1,5 +1,6 @@
 //! A job from its submission to its end.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use kolo_transport::ids::{JobId, Rank};
 use kolo_transport::session::{Connection, Stream};
 use kolo_transport::wire::{
     HeadReply, HeadRequest, JobEvent, JobSpec, JobState, NodeReply, NodeRequest, OnChange,
-    OutputChunk, PlacedNode, Refusal, SubmitFrame, WorkerSignal,
+    OutputChunk, PlacedNode, RankFailure, Refusal, SubmitFrame, WorkerSignal,
 };
 use kolo_transport::{
     AwakeClock, CloseCode, Credentials, Endpoint, EndpointConfig, Expect, TransportRuntime,
@@ -186,6 +187,12 @@ pub(crate) async fn run(
     let clock = link.runtime.clock();
     let mut outputs: JoinSet<Result<(), String>> = JoinSet::new();
     let mut healthy = false;
+    // All workers run; not between two groups.
+    let mut running = false;
+    // Why the last group has fallen, once that was said.
+    let mut fallen = String::new();
+    // Hosts of which output may be missing, since the last group.
+    let mut missing: BTreeSet<String> = BTreeSet::new();
     // It was told to end the job.
     let mut ending = false;
     // And at once, since then.
@@ -194,7 +201,8 @@ pub(crate) async fn run(
     // For workers of whom it is not known yet that all run.
     let mut early: Vec<WorkerSignal> = Vec::new();
     // Until when the head must have said something, and what it means if it has not.
-    let mut deadline = Some(clock.now() + limit);
+    // A job that goes on has times of its own, which the head keeps.
+    let mut deadline = (!is_elastic).then(|| clock.now() + limit);
     let mut hosts = request.hosts;
     let mut over_at = request.limit.map(|limit| clock.now() + limit);
     let mut surveying: JoinSet<Vec<String>> = JoinSet::new();
@@ -239,15 +247,18 @@ pub(crate) async fn run(
                             // The first one may have failed before all its workers ran.
                             if table.generation.0 > 1 {
                                 let how = if starts_anew { "is started anew" } else { "is another one" };
-                                say(&format!("the group {how}: {}", table.cause));
+                                let told = format!(": {}", std::mem::take(&mut fallen));
+                                let cause = table.cause.strip_suffix(&told).unwrap_or(&table.cause);
+                                say(&format!("the group {how}: {cause}"));
                             }
+                            missing.clear();
                             sink.members(table.members).await;
                         }
                         let shared = nodes.iter().any(|node| node.ranks.len() > 1);
                         if let Some(note) = request.if_shared.filter(|_| shared && !healthy) {
                             say(note);
                         }
-                        healthy = true;
+                        (healthy, running) = (true, true);
                         if !ending {
                             deadline = None;
                             let still = signals.is_still().then_some(WorkerSignal::Stop);
@@ -256,6 +267,15 @@ pub(crate) async fn run(
                                 send.send(&frame, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
                             }
                         }
+                    }
+                    JobEvent::Fell { why, failure, stopped, restart } => {
+                        running = false;
+                        say(&fell(&why, failure.as_deref(), stopped, restart));
+                        fallen = why;
+                    }
+                    JobEvent::Waits { room, needed, for_ms } => {
+                        let seconds = Duration::from_millis(for_ms).as_secs_f64().round();
+                        say(&format!("room for {room} of {needed} workers; waiting for hosts, up to {seconds} s"));
                     }
                     JobEvent::RankLost { failure, .. } => tracing::debug!(%failure, "a rank is gone"),
                     JobEvent::Ended { state, refusal, failure, stopped, followers } => {
@@ -301,7 +321,7 @@ pub(crate) async fn run(
                         not_passed_on(signal);
                         continue;
                     }
-                    Heard::Workers(signal) if healthy => vec![SubmitFrame::Signal(signal)],
+                    Heard::Workers(signal) if running => vec![SubmitFrame::Signal(signal)],
                     Heard::Workers(signal) => {
                         // Whether they are to stand still is seen when they run.
                         let user = matches!(signal, WorkerSignal::User1 | WorkerSignal::User2);
@@ -336,7 +356,10 @@ pub(crate) async fn run(
                 };
                 if is_elastic {
                     // The job goes on without a node that is lost; its last output went with it.
-                    say(&format!("output may be missing: {error}"));
+                    let host = error.split(": ").next().unwrap_or_default();
+                    if missing.insert(host.to_owned()) {
+                        say(&format!("output may be missing: {error}"));
+                    }
                     continue;
                 }
                 outcome.lost_output.push(error);
@@ -407,6 +430,27 @@ pub(crate) async fn run(
         outcome.lost_output.clear();
     }
     Ok(outcome)
+}
+
+/// Says why a group is stopped.
+fn fell(
+    why: &str,
+    failure: Option<&RankFailure>,
+    stopped: u32,
+    restart: Option<(u32, u32)>,
+) -> String {
+    let mut text = failure.map_or_else(|| why.to_owned(), ToString::to_string);
+    match stopped {
+        0 => {}
+        1 => text.push_str("; 1 worker is stopped"),
+        more => text.push_str(&format!("; {more} workers are stopped")),
+    }
+    match restart {
+        None => {}
+        Some((restart, most)) if restart > most => text.push_str("; no restart is left"),
+        Some((restart, most)) => text.push_str(&format!("; restart {restart} of {most}")),
+    }
+    text
 }
 
 /// Says of a job whose end is not known what has become of it.
@@ -532,4 +576,40 @@ async fn take_output(
         recv.stop(CloseCode::Done);
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_transport::ids::NodeId;
+    use kolo_transport::wire::Exit;
+
+    use super::*;
+
+    #[test]
+    fn a_group_that_falls_says_why_and_what_that_costs() {
+        let failure = RankFailure {
+            rank: Rank(1),
+            node: NodeId(2),
+            hostname: "b".to_owned(),
+            pid: 4711,
+            exit: Exit::Code(3),
+            reason: None,
+            stderr_tail: Vec::new(),
+        };
+        let why = "rank 1 on b: exit code 3";
+        for (stopped, restart, rest) in [
+            (3, Some((1, 3)), "; 3 workers are stopped; restart 1 of 3"),
+            (1, Some((4, 3)), "; 1 worker is stopped; no restart is left"),
+            (0, Some((1, 1)), "; restart 1 of 1"),
+        ] {
+            assert_eq!(
+                fell(why, Some(&failure), stopped, restart),
+                format!("rank 1 on b (pid 4711) ended with exit code 3{rest}")
+            );
+        }
+        assert_eq!(
+            fell("there is room for more", None, 2, None),
+            "there is room for more; 2 workers are stopped"
+        );
+    }
 }

@@ -444,6 +444,7 @@ pub(crate) fn cases() -> Vec<Case> {
             failure: failure(),
             expected: false,
         },
+        NodeEvent::WorkerUnseen { job: JOB, slot: Slot(3), incarnation: Incarnation(2) },
         NodeEvent::Taken { job: JOB, slot: Slot(3), incarnation: Incarnation(2), generation: Generation(4) },
         NodeEvent::Committed {
             job: JOB,
@@ -527,6 +528,13 @@ pub(crate) fn cases() -> Vec<Case> {
         JobEvent::Healthy { table: table(), nodes: vec![placed()] },
         JobEvent::Generation { table: next_table(), nodes: vec![placed()], fall: None },
         JobEvent::Generation { table: next_table(), nodes: vec![placed()], fall: Some(Box::new(fall())) },
+        JobEvent::Fell {
+            why: "rank 1 on b: exit code 3".to_owned(),
+            failure: Some(Box::new(failure())),
+            stopped: 3,
+            restart: Some((1, 3)),
+        },
+        JobEvent::Waits { room: 2, needed: 4, for_ms: 600_000 },
         JobEvent::RankLost { generation: GENERATION, failure: failure() },
         JobEvent::Ended {
             state: JobState::Failed,

@@ -60,6 +60,7 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
     names.extend(variants!(NodeEvent {
         WorkerReady,
         WorkerExited,
+        WorkerUnseen,
         Taken,
         Committed,
         Holding,
@@ -87,6 +88,8 @@ pub(crate) fn required() -> BTreeSet<&'static str> {
         Placed,
         Healthy,
         Generation,
+        Fell,
+        Waits,
         RankLost,
         Ended
     }));

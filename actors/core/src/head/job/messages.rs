@@ -133,6 +133,8 @@ pub enum Event {
     /// There may be room for more seats of an elastic job: a node has joined, or something was given back, by the job itself
     /// too.
     Offered,
+    /// Another job waits for room, and so does this one, which has some: see [`Job::is_short`](super::Job::is_short).
+    Contended,
     /// A node is to be left, by a job that can: an elastic one.
     Drain {
         /// The node.

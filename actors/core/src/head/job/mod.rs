@@ -383,6 +383,7 @@ impl Job {
                 without,
                 why,
             } if self.is_elastic() => self.placed(seated, without, &why),
+            Event::Contended => self.contended(),
             Event::Offered => self.offered(),
             Event::Drain { node, reason } => self.drain(node, reason),
             Event::Evict { node, reason } => self.evict(node, &reason),

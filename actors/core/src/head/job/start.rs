@@ -140,6 +140,7 @@ impl Job {
                 self.open_for_group();
                 self.start_group();
             }
+            Err(reason) if self.starts_anew() => self.group_meets_nowhere(&reason),
             Err(reason) => {
                 self.rendezvous = Rendezvous::NotWanted;
                 self.fail(
@@ -388,6 +389,7 @@ impl Job {
                 ..
             } => self.worker_exited(node, slot, failure, expected),
             NodeEvent::Taken { slot, .. }
+            | NodeEvent::WorkerUnseen { slot, .. }
             | NodeEvent::Committed { slot, .. }
             | NodeEvent::Holding { slot, .. } => self.note(format!(
                 "slot {slot} on {node} reports as a member of a job that changes its members, which this one is not"

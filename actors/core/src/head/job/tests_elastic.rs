@@ -147,7 +147,9 @@ impl Bed {
                             self.log.push(format!("tell:lost {}", failure.rank));
                         }
                         JobEvent::Ended { state, .. } => self.log.push(format!("tell:{state}")),
-                        JobEvent::Healthy { .. } => panic!("{event:?}"),
+                        JobEvent::Healthy { .. }
+                        | JobEvent::Fell { .. }
+                        | JobEvent::Waits { .. } => panic!("{event:?}"),
                     }
                     self.told.push(event);
                 }

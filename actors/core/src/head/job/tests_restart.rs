@@ -11,6 +11,10 @@ use super::tests::{JOB, Run, submit};
 use super::*;
 
 fn restarting(workers: &[u32], max_restarts: u32) -> Run {
+    restarting_with(workers, max_restarts, 1)
+}
+
+fn restarting_with(workers: &[u32], max_restarts: u32, min: u32) -> Run {
     let most = workers.iter().sum();
     submit(workers, |spec| {
         spec.rendezvous = true;
@@ -21,7 +25,7 @@ fn restarting(workers: &[u32], max_restarts: u32) -> Run {
         spec.elastic = Some(Box::new(Elastic {
             restarts_without_progress: max_restarts,
             on_change: OnChange::Restart,
-            ..elastic(1, most)
+            ..elastic(min, most)
         }));
     })
 }
@@ -54,6 +58,31 @@ impl Run {
 
     fn opens(&self, members: usize) -> bool {
         self.has(|action| matches!(action, Action::OpenRendezvous(given) if given.len() == members))
+    }
+
+    fn lose(&mut self, node: u64) {
+        self.step(Event::NodeLost {
+            node: NodeId(node),
+            reason: "cable".to_owned(),
+            fence: crate::fence::Fence::Ended,
+        });
+        let without: Vec<Slot> = self.placing();
+        if !without.is_empty() {
+            self.step(Event::Placed {
+                seated: Vec::new(),
+                without,
+                why: "no room".to_owned(),
+            });
+        }
+    }
+
+    /// The seats for which nodes are looked for last.
+    fn placing(&self) -> Vec<Slot> {
+        let placing = self.actions.iter().rev().find_map(|action| match action {
+            Action::Place { slots, .. } => Some(slots.clone()),
+            _ => None,
+        });
+        placing.unwrap_or_default()
     }
 
     fn meet(&mut self, port: u16) {
@@ -118,7 +147,7 @@ impl Run {
         self.meet(80);
         self.started_pids(1, &[(0, 40)]);
         self.started_pids(2, &[(1, 41)]);
-        assert_eq!(self.causes(), ["the first 2 members"]);
+        assert_eq!(self.causes(), ["the first 2 workers"]);
     }
 }
 
@@ -154,7 +183,7 @@ fn a_group_has_its_ranks_a_port_and_a_rendezvous_of_its_own() {
     run.started_pids(2, &[(1, 41)]);
     assert!(run.causes().is_empty());
     run.started_pids(1, &[(0, 40)]);
-    assert_eq!(run.causes(), ["the first 2 members"]);
+    assert_eq!(run.causes(), ["the first 2 workers"]);
     run.starts();
 
     // Rank 1 fails: rank 0 is stopped, and nothing is started before its end.
@@ -183,9 +212,7 @@ fn a_group_has_its_ranks_a_port_and_a_rendezvous_of_its_own() {
     run.pushed_pids(2, &[(1, 51)]);
     assert_eq!(
         run.causes(),
-        [
-            "2 -> 2 members, failures so far 1 of 2: rank 1 is lost: process 1 of slot 1 on host2: exit code 3: last words"
-        ]
+        ["2 -> 2 workers, failures so far 1 of 2: rank 1 on host2: exit code 3: last words"]
     );
     run.ends(1, 0, 2, Exit::Code(0), false);
     run.ends(2, 1, 2, Exit::Code(0), false);
@@ -209,7 +236,7 @@ fn the_first_failure_of_the_last_group_is_the_job_s() {
     );
     let message = refusal.unwrap().message;
     assert!(
-        message.starts_with("1 failures, allowed are 0 restarts (max_restarts)"),
+        message.starts_with("a worker has failed, and no restart is allowed (max_restarts=0)"),
         "{message}"
     );
 }
@@ -322,6 +349,7 @@ fn a_rendezvous_that_opens_late_is_not_that_of_the_next_group() {
     run.meet(80);
     assert!(run.opens(1), "it was for two");
     run.meet(81);
+    run.pushed_answer(1, Ok(NodeReply::FreePort(29_777)));
     let starts = run.starts();
     assert_eq!(starts.len(), 1);
     assert_eq!(starts[0].1.env["HOROVOD_GLOO_RENDEZVOUS_PORT"], "81");
@@ -359,7 +387,7 @@ fn a_host_that_can_not_run_the_program_is_left_out_later() {
     });
     run.meet(80);
     run.started_pids(1, &[(0, 40)]);
-    assert_eq!(run.causes(), ["the first 1 members"]);
+    assert_eq!(run.causes(), ["the first 1 workers"]);
     run.starts();
     run.step(Event::Offered);
     let mut site = super::fixtures::sites(&[1, 1, 1]).remove(2);
@@ -383,22 +411,155 @@ fn a_host_that_can_not_run_the_program_is_left_out_later() {
     assert!(run.starts().is_empty());
 }
 
+/// What the driver was told of groups that have fallen.
+fn falls(run: &Run) -> Vec<(String, u32, Option<(u32, u32)>)> {
+    let told = run.actions.iter().filter_map(|action| match action {
+        Action::Tell(JobEvent::Fell {
+            failure,
+            stopped,
+            restart,
+            ..
+        }) => Some((
+            failure.as_ref().map_or(String::new(), |it| it.to_string()),
+            *stopped,
+            *restart,
+        )),
+        _ => None,
+    });
+    told.collect()
+}
+
 #[test]
-fn a_node_without_a_free_port_ends_the_job_if_rank_0_is_there() {
+fn the_driver_hears_at_once_why_a_group_is_stopped() {
     let mut run = restarting(&[1, 1], 2);
+    run.begin();
+    run.ends(2, 1, 1, Exit::Code(3), false);
+    assert_eq!(
+        falls(&run),
+        [(
+            "rank 1 on host2 (pid 41) ended with exit code 3".to_owned(),
+            1,
+            Some((1, 2))
+        )]
+    );
+}
+
+#[test]
+fn the_driver_hears_for_how_many_there_is_room_while_the_job_waits() {
+    let mut run = restarting_with(&[1, 1], 2, 2);
+    run.begin();
+    run.lose(2);
+    run.pushed_answer(1, Ok(NodeReply::Done));
+    run.ends(1, 0, 1, Exit::Signal(15), true);
+    let is_waiting = |action: &Action| {
+        matches!(
+            action,
+            Action::Tell(JobEvent::Waits {
+                room: 1,
+                needed: 2,
+                ..
+            })
+        )
+    };
+    assert_eq!(run.actions.iter().filter(|it| is_waiting(it)).count(), 1);
+    run.step(Event::Tick);
+    assert_eq!(run.actions.iter().filter(|it| is_waiting(it)).count(), 1);
+    assert!(run.job.is_short());
+}
+
+#[test]
+fn the_port_of_a_later_group_is_found_for_that_group() {
+    let mut run = restarting(&[1, 1], 2);
+    run.begin();
+    run.starts();
+    // Rank 0 is on a node that found a port before the first group.
+    run.lose(1);
+    run.pushed_answer(2, Ok(NodeReply::Done));
+    run.ends(2, 1, 1, Exit::Signal(15), true);
+    assert!(run.delivers(2, |request| matches!(request, NodeRequest::FreePort { .. })));
+    run.meet(81);
+    assert!(run.starts().is_empty(), "the port is waited for");
+    run.pushed_answer(2, Ok(NodeReply::FreePort(29_777)));
+    let starts = run.starts();
+    assert_eq!(starts[0].1.env["MASTER_PORT"], "29777");
+}
+
+#[test]
+fn a_group_without_a_port_or_a_rendezvous_is_an_attempt_that_has_failed() {
+    let mut run = restarting(&[1, 1], 3);
     run.begin();
     run.ends(1, 0, 1, Exit::Code(3), false);
     run.pushed_answer(2, Ok(NodeReply::Done));
     run.ends(2, 1, 1, Exit::Signal(15), true);
-    assert!(run.delivers(1, |request| matches!(request, NodeRequest::FreePort { .. })));
     run.pushed_answer(1, Ok(NodeReply::FreePort(0)));
-    // That of the next group was on its way.
-    run.meet(81);
+    assert!(run.job.ending.is_none());
+    // That of the group that was given up was on its way.
+    run.step(Event::Rendezvous(Err("no port".to_owned())));
+    run.now += std::time::Duration::from_secs(2);
+    run.step(Event::Tick);
+    assert!(run.job.ending.is_none());
+    run.step(Event::Rendezvous(Err("no port".to_owned())));
+    run.now += std::time::Duration::from_secs(3);
+    run.step(Event::Tick);
+    assert!(run.job.ending.is_none());
+    run.step(Event::Rendezvous(Err("no port".to_owned())));
+    run.now += std::time::Duration::from_secs(5);
+    run.step(Event::Tick);
     run.answer(1, NodeReply::Done);
     run.answer(2, NodeReply::Done);
     let message = run.ended().1.unwrap().message;
     assert!(
-        message.contains("gave no free port for MASTER_PORT: it found none"),
+        message.starts_with(
+            "4 failures, allowed restarts: 3 (max_restarts); the first: rank 0 on host1: "
+        ),
         "{message}"
     );
+}
+
+#[test]
+fn a_group_that_is_lost_while_its_rendezvous_opens_is_not_started_later() {
+    let mut run = restarting(&[1, 1], 3);
+    run.reserve(1, false);
+    run.reserve(2, false);
+    assert!(run.opens(2));
+    run.lose(1);
+    run.lose(2);
+    run.meet(80);
+    assert!(run.starts().is_empty());
+    assert!(!run.has(
+        |action| matches!(action, Action::Note(text) if text.contains("no node to start on"))
+    ));
+}
+
+#[test]
+fn g3_a_node_where_an_end_was_not_seen_is_left_and_gets_nothing_more() {
+    let mut run = restarting(&[1, 1], 3);
+    run.begin();
+    run.ends(2, 1, 1, Exit::Code(3), false);
+    run.pushed_answer(1, Ok(NodeReply::Done));
+    run.starts();
+    run.report(
+        1,
+        NodeEvent::WorkerUnseen {
+            job: JOB,
+            slot: Slot(0),
+            incarnation: Incarnation(1),
+        },
+    );
+    run.ends(1, 0, 1, Exit::Unknown, true);
+    assert!(run.has(
+        |action| matches!(action, Action::Note(text) if text.contains("its end was not seen"))
+    ));
+    assert!(!run.opens(1), "no group is formed yet");
+    assert!(!run.job.takes_seats(NodeId(1)));
+    run.step(Event::Placed {
+        seated: Vec::new(),
+        without: run.placing(),
+        why: "no room".to_owned(),
+    });
+    assert!(!run.opens(1), "it may run");
+    // The node ends all that is left of the job, and says so.
+    run.answer(1, NodeReply::Done);
+    assert!(run.opens(1));
+    assert!(!run.job.takes_seats(NodeId(1)));
 }

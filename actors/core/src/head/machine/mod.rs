@@ -446,6 +446,12 @@ impl HeadCore {
                 "a node has stopped a job of before",
             );
             self.free(job, node);
+            // A daemon that does not know of the job knows nothing of its workers either.
+            let stay = self.registry.alive(node);
+            if stay.is_some_and(|(stay, of)| of == session && stay.jobs.contains(&job)) {
+                let reason = "its node has stopped what was left there".to_owned();
+                self.step_job(job, Event::Fenced { node, reason });
+            }
             self.settle_drains();
         } else if let Some((failures, pause)) = self.cleaning.failed(session, job) {
             // Once: it goes on until it works or the node is lost, both of which are logged.

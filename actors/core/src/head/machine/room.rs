@@ -105,8 +105,8 @@ impl HeadCore {
         let there = |node| held.get(&node).copied().unwrap_or_default();
         let wanted = u32::try_from(slots.len()).unwrap_or(u32::MAX);
         let mut shares = at_most(wanted, spec, &offers, there);
-        let mut why = String::new();
-        if shares.iter().map(|share| share.workers).sum::<u32>() < wanted {
+        let mut why = self.give_way(id, &mut shares);
+        if why.is_empty() && shares.iter().map(|share| share.workers).sum::<u32>() < wanted {
             let all = match spec.placement {
                 Placement::Pack { .. } => Placement::Pack { workers: wanted },
                 Placement::Spread { slots, .. } => Placement::Spread {
@@ -114,7 +114,15 @@ impl HeadCore {
                     slots,
                 },
             };
-            why = match place(all, &spec.per_worker, &offers) {
+            // What the job has itself is not there when others have ended.
+            let mut others = offers.clone();
+            for offer in &mut others {
+                let own = spec.per_worker.times(there(offer.node));
+                if let Some(rest) = offer.total.minus(&own) {
+                    offer.total = rest;
+                }
+            }
+            why = match place(all, &spec.per_worker, &others) {
                 Err(error) => error.to_string(),
                 Ok(_) => "its nodes take no more workers of it".to_owned(),
             };
@@ -156,6 +164,45 @@ impl HeadCore {
             why,
         };
         self.step_job(id, event);
+        self.contend(id);
+    }
+
+    /// While several jobs wait for room, none takes some that is too little for the job to start. Says so if that is why there is none.
+    fn give_way(&self, id: JobId, shares: &mut Vec<Share>) -> String {
+        let running = self.jobs.get(&id).filter(|running| running.job.is_short());
+        let Some((running, min)) =
+            running.and_then(|running| Some((running, running.job.spec().elastic.as_ref()?.min)))
+        else {
+            return String::new();
+        };
+        let held: u32 = running.job.held().map(|(_, workers)| workers).sum();
+        let more: u32 = shares.iter().map(|share| share.workers).sum();
+        let waits = |(other, running): (&JobId, &Running)| *other != id && running.job.is_short();
+        if more == 0 || held + more >= min || !self.jobs.iter().any(waits) {
+            return String::new();
+        }
+        shares.clear();
+        format!(
+            "there is room for {} workers of at least {min}; other jobs wait for room, too",
+            held + more
+        )
+    }
+
+    /// A job has been given all the room that there is. If several wait for more, the youngest gives back what is too little for it.
+    fn contend(&mut self, id: JobId) {
+        let is_short = |running: &&Running| running.job.is_short();
+        if !self.jobs.get(&id).as_ref().is_some_and(is_short)
+            || self.jobs.values().filter(is_short).count() < 2
+        {
+            return;
+        }
+        let holds = self.jobs.iter().filter(|(_, running)| {
+            running.job.is_short() && running.job.held().any(|(_, workers)| workers > 0)
+        });
+        let youngest = holds.max_by_key(|(_, running)| running.number);
+        if let Some(job) = youngest.map(|(job, _)| *job) {
+            self.due.push_back(Due::Job(job, Event::Contended));
+        }
     }
 
     /// The nodes that may take seats of a job.
@@ -263,6 +310,9 @@ impl HeadCore {
         };
         let resources = running.job.spec().per_worker.times(workers);
         self.registry.give_back(id, node, &resources);
+        if let Some(running) = self.jobs.get_mut(&id) {
+            running.trials.passed(node);
+        }
         // The job itself has left them on purpose.
         self.offer(node, Some(id));
     }

@@ -3,20 +3,109 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::super::seat::{Loss, Process, State};
-use super::{Action, Membership};
+use super::super::roster::{Departure, Fate};
+use super::super::seat::{Host, Loss, Process, State};
+use super::{Action, Formation, Membership};
+
+/// A process of a group has failed.
+#[derive(Debug, Clone)]
+pub(super) struct Failure {
+    at: Instant,
+    /// Since when the process was as far as it was.
+    since: Instant,
+    blamed: Option<Host>,
+    what: String,
+}
 
 impl Membership {
+    /// Processes are not there any more. The first failure of a group ends it. A lost node counts for more: its peers may fail before
+    /// the head hears of it, and cost nothing then.
+    pub(super) fn departed_anew(&mut self, now: Instant, departures: Vec<Departure>) {
+        for departure in departures {
+            let process = departure.process;
+            if let Some(formation) = &mut self.formation {
+                formation.gone(process, &departure.fate);
+            }
+            let Fate::Lost(loss) = departure.fate else {
+                continue;
+            };
+            let forming = self.formation.as_ref().map(Formation::generation);
+            let current = forming.or(self.previous.as_ref());
+            let Some(member) = current.and_then(|current| current.member(process)) else {
+                continue;
+            };
+            let (rank, host) = (member.rank, &member.location.host);
+            let what = format!("rank {rank} on {host}: {loss}");
+            // A late process is no proof that its host is bad.
+            let blamed = match loss {
+                Loss::Died(_) => departure.host,
+                Loss::Late(_) => None,
+                Loss::Node { .. } => {
+                    if self.failed.take().is_some() {
+                        self.budget.explained(&what);
+                        self.broken = Some(what);
+                    } else {
+                        self.broken.get_or_insert(what);
+                    }
+                    continue;
+                }
+                Loss::Left(_) => {
+                    self.broken.get_or_insert(what);
+                    continue;
+                }
+            };
+            if self.broken.is_none() && self.failed.is_none() {
+                self.broken = Some(what.clone());
+                self.failed = Some(Failure {
+                    at: now,
+                    since: departure.since,
+                    blamed,
+                    what,
+                });
+            }
+        }
+    }
+
     /// Stops the whole group, or what there is of the next one.
     pub(super) fn restart(&mut self, now: Instant, why: &str) {
+        let is_new = self.formation.is_some() || self.budget.idle_since().is_none();
         if let Some(formation) = self.formation.take() {
             self.previous = Some(Arc::clone(formation.generation()));
+            self.budget.explained(why);
         }
         self.budget.idle(now, why);
-        for process in self.roster.stop_all(now) {
+        let stopped = self.roster.stop_all(now);
+        if is_new {
+            self.actions.push(Action::Fall {
+                why: why.to_owned(),
+                is_failure: self.failed.is_some(),
+                stopped: stopped.len() as u32,
+            });
+        }
+        for process in stopped {
             let why = why.to_owned();
             self.actions.push(Action::Stop { process, why });
         }
+    }
+
+    /// Counts the failure that has ended the group, when nothing of the group is left.
+    pub(super) fn count_failure(&mut self, now: Instant) {
+        if self.roster.count(State::Stopping) > 0 {
+            return;
+        }
+        let Some(failure) = self.failed.take() else {
+            return;
+        };
+        let Failure {
+            at,
+            since,
+            blamed,
+            what,
+        } = failure;
+        let limits = &self.limits;
+        self.budget
+            .failed(at, limits, since, blamed.as_ref(), &what);
+        self.budget.fell(now, at.saturating_duration_since(since));
     }
 
     /// When a process that was told to end must have ended, the first of them.

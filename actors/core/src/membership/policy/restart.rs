@@ -34,7 +34,7 @@ impl<'a> View<'a> {
         let is_idle = self.budget.idle_since().is_some();
         let returned = self.roster.count(State::Returned);
         if !is_idle && returned > 0 && self.roster.count(State::Active) == 0 {
-            let reason = format!("all members have returned: {returned}");
+            let reason = format!("all workers have returned: {returned}");
             return end(End::Succeeded, reason);
         }
         if let Some((how, reason)) = self.budget.exceeded(self.now, self.limits) {
@@ -91,7 +91,8 @@ impl<'a> View<'a> {
         let ready = self.startable().count();
         let best = self.shaped(self.startable());
         if best.len() < self.limits.min as usize {
-            return self.too_few(ready, deadline);
+            let room = self.give_way();
+            return room.unwrap_or_else(|| self.too_few(ready, deadline));
         }
         let first = self.startable().map(|seat| seat.since).min();
         let window = self.window(first, best.len());
@@ -101,10 +102,33 @@ impl<'a> View<'a> {
                 "enough hosts have room, others are asked and may join",
             );
         }
+        if let Some(end) = self.budget.pause(self.now) {
+            let why = self.budget.idle_why();
+            return decision(
+                Choice::WaitUntil(end),
+                format!(
+                    "groups have ended soon after their start, and the next one is started after a pause: {why}"
+                ),
+            );
+        }
         decision(
             Choice::Form(best.iter().map(|seat| seat.process()).collect()),
             self.cause_anew(best.len()),
         )
+    }
+
+    /// Room for too few, for which another job waits.
+    fn give_way(&self) -> Option<Decision> {
+        if !self.roster.is_contended() || self.roster.count(State::Reserving) > 0 {
+            return None;
+        }
+        let held = self.roster.in_state(State::Held);
+        let slots: Vec<Slot> = held.map(|seat| seat.slot).collect();
+        let reason = format!(
+            "room for {} workers, fewer than the job needs, is given back: other jobs wait for room",
+            slots.len()
+        );
+        (!slots.is_empty()).then(|| decision(Choice::GiveBack(slots), reason))
     }
 
     /// Room that a full group does not use: others have replaced processes whose end was seen late.
@@ -126,24 +150,24 @@ impl<'a> View<'a> {
         let returned = self.roster.count(State::Returned);
         if returned > 0 {
             return keep(format!(
-                "members that have returned: {returned} of {members}"
+                "workers that have returned: {returned} of {members}"
             ));
         }
         if !self.budget.has_resets(self.limits) {
             return keep(format!(
-                "members: {members}; the limit of changes is reached (reset_limit)"
+                "workers: {members}; the limit of changes is reached (reset_limit)"
             ));
         }
         let leaving = self.roster.leaving();
         let max = self.limits.max as usize;
         if leaving == 0 && (members >= max || self.roster.count(State::Held) == 0) {
-            return keep(format!("members: {members} of at most {max}"));
+            return keep(format!("workers: {members} of at most {max}"));
         }
         let staying = self.roster.live().filter(|seat| !seat.leaving);
         let best = self.shaped(staying.chain(self.startable()));
         if best.len() < self.limits.min as usize || (leaving == 0 && best.len() <= members) {
             return keep(format!(
-                "members: {members}; nobody could replace or join them"
+                "workers: {members}; nobody could replace or join them"
             ));
         }
         let new = best.iter().filter(|seat| !seat.state.is_live());
@@ -152,7 +176,7 @@ impl<'a> View<'a> {
             let could = best.len();
             return decision(
                 Choice::WaitUntil(end),
-                format!("members: {members}, could be {could}; others are asked and may join, too"),
+                format!("workers: {members}, could be {could}; others are asked and may join, too"),
             );
         }
         let leaves = self
@@ -172,13 +196,13 @@ impl<'a> View<'a> {
     fn cause_anew(&self, size: usize) -> String {
         let members = self.members().len();
         if members == 0 {
-            return format!("the first {size} members");
+            return format!("the first {size} workers");
         }
         let (used, most) = (
             self.budget.without_progress(),
             self.limits.restarts_without_progress,
         );
         let why = self.budget.idle_why();
-        format!("{members} -> {size} members, failures so far {used} of {most}: {why}")
+        format!("{members} -> {size} workers, failures so far {used} of {most}: {why}")
     }
 }

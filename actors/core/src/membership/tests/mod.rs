@@ -144,7 +144,11 @@ impl Bed {
         self.settle();
     }
 
+    /// A process fails, some time after its start.
     fn fail(&mut self, slot: u32) {
+        if self.starts_anew {
+            self.pass(s(10));
+        }
         let seat = &self.membership.roster().seats()[slot as usize];
         let fact = failed(seat.process());
         self.then(fact);

@@ -46,6 +46,12 @@ impl Bed {
         self.pass(s(2));
     }
 
+    /// Of the generation that is active, or 0.
+    fn last_number(&self) -> u64 {
+        let active = self.membership.active();
+        active.map_or(0, |active| active.number().0)
+    }
+
     fn restarts(&self) -> u32 {
         self.membership.budget().without_progress()
     }
@@ -82,7 +88,7 @@ fn test_run_happy() {
     bed.done_by(&[3]);
     assert_eq!(
         bed.end(),
-        Some((End::Succeeded, "all members have returned: 4"))
+        Some((End::Succeeded, "all workers have returned: 4"))
     );
     assert_eq!((bed.restarts(), bed.stops()), (0, 0));
 }
@@ -113,7 +119,7 @@ fn test_restart_workers() {
     let cause = bed.active().cause().to_owned();
     assert_eq!(
         cause,
-        "4 -> 4 members, failures so far 3 of 3: rank 1 is lost: process 3 of slot 1 on h1: exit code 1: boom"
+        "4 -> 4 workers, failures so far 3 of 3: rank 1 on h1: exit code 1: boom"
     );
 }
 
@@ -130,9 +136,13 @@ fn test_run_max_retries_exceeded() {
         let (how, why) = bed.end().unwrap();
         assert_eq!(how, End::TooManyRestarts);
         let failures = max_restarts + 1;
-        let start = format!(
-            "{failures} failures, allowed are {max_restarts} restarts (max_restarts); the first: process 1 of slot 0"
-        );
+        let start = if max_restarts == 0 {
+            "a worker has failed, and no restart is allowed (max_restarts=0)".to_owned()
+        } else {
+            format!(
+                "{failures} failures, allowed restarts: {max_restarts} (max_restarts); the first: rank 0 on h1: exit code 1"
+            )
+        };
         assert!(why.starts_with(&start), "{why}");
         assert_eq!(bed.membership.active(), None);
     }
@@ -152,7 +162,7 @@ fn test_run_membership_change() {
     assert_eq!(bed.active().members().len(), 3);
     assert_eq!(
         bed.active().cause(),
-        "2 -> 3 members, failures so far 0 of 1: there is room for more"
+        "2 -> 3 workers, failures so far 0 of 1: there is room for more"
     );
     assert_eq!(bed.restarts(), 0, "joins cost nothing");
     bed.done_by(&[0, 1, 2]);
@@ -251,7 +261,7 @@ fn test_redundancy_list_is_not_started_with_too_few() {
     let (how, why) = bed.end().unwrap();
     assert_eq!(how, End::BelowMin);
     assert!(
-        why.contains("rank 1 is lost: process 1 of slot 1 on h2: its node was lost: cable"),
+        why.contains("rank 1 on h2: its node was lost: cable"),
         "{why}"
     );
 }
@@ -298,6 +308,131 @@ fn a_process_whose_end_nobody_sees_is_given_up_and_no_group_is_formed_beside_it(
     assert_eq!(bed.restarts(), 1, "that is no failure of the program");
     bed.then(exited(process(1, 1), Exit::Signal(9), ""));
     assert_eq!(bed.number(), 2);
+}
+
+#[test]
+fn the_loss_of_a_host_costs_nothing_though_its_peers_fail_first() {
+    let mut bed = Bed::up(limits(1, 2, 0), &[1, 1]);
+    // Nothing is heard of node 2.
+    bed.hung.insert(process(1, 1));
+    bed.fail(0);
+    assert_eq!(bed.end(), None, "a lost node may be behind it");
+    bed.pass(s(1));
+    let lost = node_lost(&bed, 2);
+    bed.then(lost);
+    assert_eq!(bed.ranks(), [(0, 0, 1, 2)]);
+    assert_eq!(
+        bed.active().cause(),
+        "2 -> 1 workers, failures so far 0 of 0: rank 1 on h2: its node was lost: cable"
+    );
+    // Together in one step.
+    let mut bed = Bed::up(limits(1, 2, 0), &[1, 1]);
+    let facts = [failed(process(0, 1)), node_lost(&bed, 2)];
+    bed.steps(facts);
+    bed.settle();
+    assert_eq!((bed.number(), bed.restarts()), (2, 0));
+    // Both nodes answer: the failure counts, and its stop is over.
+    let mut bed = Bed::up(limits(1, 2, 0), &[1, 1]);
+    bed.fail(0);
+    assert_eq!(bed.end().unwrap().0, End::TooManyRestarts);
+}
+
+#[test]
+fn those_that_have_done_their_work_on_a_node_that_leaves_have_done_it() {
+    let drain = || Fact::Drain {
+        node: NodeId(2),
+        why: "maintenance".to_owned(),
+    };
+    let mut bed = Bed::up(limits(2, 2, 0), &[1, 1]);
+    bed.then(drain());
+    assert_eq!(bed.number(), 1, "there is no other node");
+    bed.done_by(&[1, 0]);
+    assert_eq!(bed.end().unwrap().0, End::Succeeded);
+
+    // One that had returned is started with the others, and not on that node.
+    let mut bed = Bed::up(limits(1, 2, 1), &[1, 1]);
+    bed.done_by(&[1]);
+    bed.then(drain());
+    assert_eq!((bed.number(), bed.stops()), (1, 0));
+    bed.fail(0);
+    assert_eq!(bed.ranks(), [(0, 0, 1, 2)]);
+}
+
+#[test]
+fn groups_that_live_short_are_started_anew_after_pauses_that_grow() {
+    let mut bed = Bed::up(limits(1, 1, 20), &[1]);
+    let fail = |bed: &mut Bed| {
+        let number = bed.last_number();
+        let incarnation = number;
+        bed.then(failed(process(0, incarnation)));
+        let start = bed.now;
+        while bed.last_number() <= number {
+            bed.pass(ms(100));
+        }
+        (bed.now - start).as_millis() / 1000
+    };
+    let pauses: Vec<u128> = (0..8).map(|_| fail(&mut bed)).collect();
+    assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 30, 30]);
+    bed.pass(s(10));
+    assert_eq!(fail(&mut bed), 0, "this one has lived long");
+    assert_eq!([fail(&mut bed), fail(&mut bed)], [0, 1]);
+    // A node that joins has no part in that.
+    let mut bed = Bed::up(limits(1, 3, 3), &[1]);
+    for node in [2, 3] {
+        bed.room.insert(node, 1);
+        bed.then(Fact::Offered);
+        bed.pass(ms(10));
+        assert_eq!(bed.number(), node);
+    }
+}
+
+#[test]
+fn room_for_too_few_is_given_back_if_another_job_waits() {
+    let mut bed = Bed::new(limits(3, 4, 0), &[2]);
+    bed.settle();
+    assert_eq!(bed.membership.shortage(), Some(2));
+    bed.then(Fact::Contended);
+    let slots = vec![Slot(0), Slot(1)];
+    assert!(bed.done.contains(&Action::GiveBack { slots }));
+    assert_eq!(bed.membership.shortage(), Some(0));
+    // It takes nothing before room is offered.
+    bed.room.insert(1, 4);
+    bed.pass(s(5));
+    assert!(bed.membership.active().is_none());
+    bed.then(Fact::Offered);
+    assert_eq!(bed.active().members().len(), 4);
+    // A group that runs keeps what it has.
+    bed.then(Fact::Contended);
+    assert_eq!(bed.number(), 1);
+}
+
+#[test]
+fn g3_an_end_that_was_not_seen_is_no_end() {
+    let mut bed = Bed::up(limits(1, 3, 3), &[1, 1]);
+    bed.hung.insert(process(1, 1));
+    bed.fail(0);
+    let why = "its end was not seen".to_owned();
+    let process = process(1, 1);
+    bed.then(Fact::Unseen { process, why });
+    bed.then(Fact::Drain {
+        node: NodeId(2),
+        why: "a process may run there".to_owned(),
+    });
+    bed.join(3, 1);
+    assert!(bed.membership.active().is_none());
+    assert_eq!(bed.restarts(), 1);
+    // The node says that nothing is left, or has had time enough.
+    let lost = Fact::NodeLost {
+        node: NodeId(2),
+        why: "left".to_owned(),
+        fenced: bed.now + s(10),
+    };
+    bed.room.clear();
+    bed.then(lost);
+    assert!(bed.membership.active().is_none());
+    bed.pass(s(11));
+    assert_eq!(bed.ranks().len(), 2);
+    assert!(bed.ranks().iter().all(|rank| rank.2 != 2));
 }
 
 #[test]
@@ -352,7 +487,7 @@ fn a_node_that_leaves_is_left_at_once_if_others_are_enough() {
     assert_eq!(bed.ranks(), [(0, 0, 1, 2), (1, 1, 1, 2)]);
     assert_eq!(
         bed.active().cause(),
-        "4 -> 2 members, failures so far 0 of 0: h2 leaves: maintenance"
+        "4 -> 2 workers, failures so far 0 of 0: h2 leaves: maintenance"
     );
 
     let mut bed = Bed::up(limits(4, 4, 0), &[2, 2]);
@@ -446,7 +581,7 @@ fn the_limit_of_changes_ends_the_job() {
     assert_eq!(how, End::ResetLimit);
     assert!(
         why.starts_with(
-            "changes of the membership: 1, which is the limit (reset_limit), and rank 0 is lost"
+            "changes of the membership: 1, which is the limit (reset_limit), and rank 0 on h1: exit"
         ),
         "{why}"
     );

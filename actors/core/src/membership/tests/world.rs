@@ -310,7 +310,7 @@ impl World {
                     assert!(at > self.now, "woken at {at} at {}", self.now);
                     self.wake = Some(at);
                 }
-                Action::Tell(_) | Action::Plan(_) => {}
+                Action::Tell(_) | Action::Plan(_) | Action::Fall { .. } => {}
                 Action::End { how, why } => {
                     self.ended = Some((how, why));
                     self.wake = None;

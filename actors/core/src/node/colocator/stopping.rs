@@ -308,7 +308,7 @@ impl Colocator {
         if let Some(reason) = &mut entry.condemned {
             reason.push_str("; ");
             reason.push_str(&not_seen());
-            return self.exited(slot, Exit::Unknown, Vec::new(), outputs);
+            return self.not_seen(slot, outputs);
         }
         let reason = match entry.hang_up.filter(|(_, by)| is_late(*by)) {
             Some((socket, _)) => format!("it closed its {socket} socket and went on running"),
@@ -338,7 +338,7 @@ impl Colocator {
                 StopStep::Term => (StopStep::Kill, Signal::Kill),
                 StopStep::Kill => {
                     entry.condemned.get_or_insert_with(not_seen);
-                    return self.exited(slot, Exit::Unknown, Vec::new(), outputs);
+                    return self.not_seen(slot, outputs);
                 }
             };
             stop.next = match step {
@@ -351,6 +351,21 @@ impl Colocator {
                 outputs.push(Output::Signal(entry.worker, signal));
             }
         }
+    }
+
+    /// The end of a process was not seen after its KILL.
+    fn not_seen(&mut self, slot: Slot, outputs: &mut Vec<Output>) {
+        if self.is_elastic()
+            && self.runs_installed()
+            && let Some(entry) = self.slots.get(&slot)
+        {
+            self.reports.push(NodeEvent::WorkerUnseen {
+                job: self.job,
+                slot,
+                incarnation: entry.worker.incarnation,
+            });
+        }
+        self.exited(slot, Exit::Unknown, Vec::new(), outputs);
     }
 
     /// Whether the workers run a program that is installed here.

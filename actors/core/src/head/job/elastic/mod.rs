@@ -72,6 +72,10 @@ pub(super) struct Elastic {
     has_over: bool,
     /// The failures that have ended the group before, if it is started anew, until the driver is told.
     fell: Option<Box<kolo_wire::Fall>>,
+    /// For how many workers there was room when the driver was told last that the job waits for more.
+    short_of: Option<u32>,
+    /// Nodes where a process was killed and its end was not seen. The job gets nothing there any more.
+    unseen: BTreeSet<NodeId>,
     /// Of a group that is started anew.
     forming: Option<Forming>,
     /// Its nodes, in the order of their ranks.
@@ -112,6 +116,8 @@ impl Elastic {
             unlisted: BTreeSet::new(),
             has_over: false,
             fell: None,
+            short_of: None,
+            unseen: BTreeSet::new(),
             forming: None,
             nodes: BTreeMap::new(),
             met: Generation(0),
@@ -183,6 +189,11 @@ impl Job {
                 elastic.pending.extend(nodes.into_iter().flatten());
             }
         }
+    }
+
+    /// Another job waits for room, too.
+    pub(super) fn contended(&mut self) {
+        self.fact(Fact::Contended);
     }
 
     /// There may be room for more seats.
@@ -278,6 +289,7 @@ impl Job {
         }
         self.close_doors();
         self.announce();
+        self.tell_shortage();
         self.start_queued();
         self.forget_nodes();
         let is_whole = |elastic: &Elastic| elastic.membership.active().is_some();
@@ -347,6 +359,11 @@ impl Job {
                 };
                 self.send_to_members(generation, &request);
             }
+            membership::Action::Fall {
+                why,
+                is_failure,
+                stopped,
+            } => self.group_fell(why, is_failure, stopped),
             membership::Action::Publish { generation, to } => self.publish(&generation, &to),
             membership::Action::Active(generation) => self.activate(generation.number()),
             membership::Action::Hold { generation, .. } if self.is_planned() => {

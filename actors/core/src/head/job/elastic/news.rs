@@ -42,6 +42,14 @@ impl Job {
                 let process = Process { slot, incarnation };
                 self.member_exited(node, process, generation, failure, expected);
             }
+            NodeEvent::WorkerUnseen {
+                slot, incarnation, ..
+            } if self.starts_anew() => {
+                let process = Process { slot, incarnation };
+                self.end_not_seen(node, process);
+            }
+            // Nobody lets it into a later generation.
+            NodeEvent::WorkerUnseen { .. } => {}
             NodeEvent::Taken {
                 slot,
                 incarnation,
@@ -109,6 +117,33 @@ impl Job {
             Err(problem) => self.note(format!("ignored: {process} is {what}: {problem}")),
         }
         false
+    }
+
+    /// A process was killed, and may run all the same. Its node is left: what is there ends with the stay of the job, and nothing of the
+    /// job starts there any more.
+    fn end_not_seen(&mut self, node: NodeId, process: Process) {
+        let Ok(seat) = self.seat(node, process.slot) else {
+            return;
+        };
+        if seat.member.incarnation != process.incarnation || seat.exit.is_some() {
+            return;
+        }
+        let (rank, host, pid) = (seat.member.rank, &seat.member.hostname, seat.pid);
+        let why = format!(
+            "rank {rank} on {host} (pid {pid}) was killed, and its end was not seen: the job leaves {host}"
+        );
+        if let Some(seat) = self.seats.get_mut(&process.slot) {
+            seat.state = WorkerState::Exited;
+            seat.exit = Some(Exit::Unknown);
+        }
+        if let Some(elastic) = &mut self.elastic {
+            elastic.unseen.insert(node);
+        }
+        self.note(why.clone());
+        self.touch(node);
+        let drained = why.clone();
+        self.fact(Fact::Unseen { process, why });
+        self.fact(Fact::Drain { node, why: drained });
     }
 
     fn worker_ready(
@@ -347,7 +382,9 @@ impl Job {
 
     /// Nothing of the job is left on a node that is lost.
     pub(in crate::head::job) fn fenced(&mut self, node: NodeId, why: String) {
-        if self.is_elastic() {
+        // A later stay there knows more.
+        let is_over = |part: usize| self.parts[part].hold.is_over();
+        if self.is_elastic() && self.part(node).is_none_or(is_over) {
             let fenced = self.now;
             self.fact(Fact::NodeLost { node, why, fenced });
         }

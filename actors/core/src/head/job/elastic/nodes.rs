@@ -477,7 +477,6 @@ impl Job {
 
     /// A process is given up.
     pub(super) fn stop_worker(&mut self, process: Process, why: String) {
-        self.forget_group();
         let seat = self.seats.get_mut(&process.slot);
         let seat = seat.filter(|seat| seat.member.incarnation == process.incarnation);
         let node = seat.as_ref().map(|seat| seat.member.node);

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kolo_wire::ids::{Generation, NodeId, Slot};
-use kolo_wire::{NodeReply, NodeRequest, OnChange, Refusal, RefusalKind};
+use kolo_wire::{JobEvent, NodeReply, NodeRequest, OnChange, Refusal, RefusalKind};
 
 use super::super::{Action, Hold, Job, Push, Rendezvous, Seat};
 use super::process_of;
 use crate::env::{self, JobEnv};
+use crate::head::milliseconds;
 use crate::membership::Fact;
 
 /// The generation that is published and whose processes are not started yet.
@@ -44,10 +45,12 @@ impl Job {
         let Some(part) = self.part(master) else {
             return self.note(format!("the node of rank 0 is lost, {master}"));
         };
-        if self.parts[part].free_port == 0 {
+        let generation = table.generation;
+        // A port that was found before the first group may be taken by now.
+        if generation > Generation(1) || self.parts[part].free_port == 0 {
+            self.parts[part].free_port = 0;
             self.ask_for_port(part);
         }
-        let generation = table.generation;
         if let Some(elastic) = &mut self.elastic {
             elastic.nodes.clear();
             for member in &table.members {
@@ -93,8 +96,27 @@ impl Job {
         let forming = forming.and_then(|elastic| elastic.forming.as_ref());
         if forming.is_some_and(|forming| forming.master == node) {
             let at = self.place_name(part);
-            let text = format!("{at} gave no free port for MASTER_PORT: {why}");
-            self.fail(RefusalKind::Internal, text);
+            self.group_not_started(&format!("{at} gave no free port for MASTER_PORT: {why}"));
+        }
+    }
+
+    /// The generation that is on its way can't be started: one more attempt that has failed.
+    fn group_not_started(&mut self, why: &str) {
+        let forming = self.elastic.as_mut();
+        let forming = forming.and_then(|elastic| elastic.forming.take());
+        let table = self.published.as_deref().filter(|_| forming.is_some());
+        if let Some(first) = table.and_then(|table| table.members.first()) {
+            self.not_started(&[process_of(first)], why);
+        }
+    }
+
+    /// The rendezvous of a group could not be opened.
+    pub(in crate::head::job) fn group_meets_nowhere(&mut self, why: &str) {
+        self.rendezvous = Rendezvous::Wanted;
+        // It may be that of a group that was given up.
+        self.open_for_group();
+        if self.rendezvous == Rendezvous::Wanted {
+            self.group_not_started(&format!("its rendezvous could not be opened: {why}"));
         }
     }
 
@@ -162,11 +184,59 @@ impl Job {
         }
     }
 
-    /// The generation that is on its way is given up before its processes are started.
-    pub(super) fn forget_group(&mut self) {
-        if let Some(elastic) = &mut self.elastic {
-            elastic.forming = None;
+    /// The group is over: what was to be started is not, and the driver hears why.
+    pub(super) fn group_fell(&mut self, why: String, is_failure: bool, stopped: u32) {
+        let failure = self.fall.cause().cloned().filter(|_| is_failure);
+        let Some(elastic) = &mut self.elastic else {
+            return;
+        };
+        elastic.forming = None;
+        let most = self.spec.elastic.as_ref();
+        let most = most.map_or(0, |elastic| elastic.restarts_without_progress);
+        let restart = elastic.membership.budget().without_progress() + 1;
+        let failure = failure.map(|mut failure| {
+            failure.stderr_tail.clear();
+            Box::new(failure)
+        });
+        self.actions.push(Action::Tell(JobEvent::Fell {
+            why,
+            failure,
+            stopped,
+            restart: is_failure.then_some((restart, most)),
+        }));
+    }
+
+    /// Tells the driver that a group waits for room, whenever the number of workers is another one for which there is some.
+    pub(super) fn tell_shortage(&mut self) {
+        let now = self.now;
+        let Some(elastic) = self.elastic.as_mut().filter(|_| self.ending.is_none()) else {
+            return;
+        };
+        let Some(until) = elastic.membership.next_group_by() else {
+            elastic.short_of = None;
+            return;
+        };
+        let Some(room) = elastic.membership.shortage() else {
+            return;
+        };
+        if elastic.short_of.replace(room) != Some(room) {
+            let needed = self.spec.elastic.as_ref().map_or(0, |elastic| elastic.min);
+            self.actions.push(Action::Tell(JobEvent::Waits {
+                room,
+                needed,
+                for_ms: milliseconds(until.saturating_duration_since(now)),
+            }));
         }
+    }
+
+    /// Whether the job waits for more room than it has.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        let elastic = self.elastic.as_deref().filter(|_| self.ending.is_none());
+        let waits = elastic.is_some_and(|elastic| elastic.membership.next_group_by().is_some());
+        let held: u32 = self.held().map(|(_, workers)| workers).sum();
+        let needed = self.spec.elastic.as_ref().map_or(0, |elastic| elastic.min);
+        waits && held < needed
     }
 
     /// The installed program can't run on a node. Before the first group that is an error of the job, as in one that never changes;

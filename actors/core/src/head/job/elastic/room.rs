@@ -34,10 +34,13 @@ impl Job {
     /// earlier stay there.
     #[must_use]
     pub fn takes_seats(&self, node: NodeId) -> bool {
-        self.part(node).is_none_or(|part| {
-            let part = &self.parts[part];
-            part.hold != Hold::Undoing && !(part.hold.is_over() && part.flow.is_owed)
-        })
+        let elastic = self.elastic.as_deref();
+        let is_unseen = elastic.is_some_and(|elastic| elastic.unseen.contains(&node));
+        !is_unseen
+            && self.part(node).is_none_or(|part| {
+                let part = &self.parts[part];
+                part.hold != Hold::Undoing && !(part.hold.is_over() && part.flow.is_owed)
+            })
     }
 
     /// Looks whether seats on these sites fit into the job's messages.

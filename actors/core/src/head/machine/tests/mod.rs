@@ -8,6 +8,7 @@ mod network;
 mod nodes;
 mod obituary;
 mod pushes;
+mod restart;
 mod room;
 
 use std::collections::{BTreeMap, BTreeSet};
