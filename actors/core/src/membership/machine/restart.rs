@@ -18,6 +18,25 @@ pub(super) struct Failure {
 }
 
 impl Membership {
+    /// Nothing is left of a group that is started anew, and the next one is not formed. When the wait for it ends.
+    #[must_use]
+    pub fn next_group_by(&self) -> Option<Instant> {
+        let since = self.budget.idle_since()?;
+        let is_empty = self.formation.is_none() && self.roster.count(State::Stopping) == 0;
+        let waits = is_empty && self.limits.starts_anew() && !self.has_ended;
+        waits.then(|| since + self.limits.start_timeout)
+    }
+
+    /// For how many workers there is room, if these are too few, and all nodes have answered.
+    #[must_use]
+    pub fn shortage(&self) -> Option<u32> {
+        self.next_group_by()?;
+        let held = self.roster.in_state(State::Held);
+        let held = held.filter(|seat| !seat.leaving).count() as u32;
+        let has_heard = self.roster.count(State::Reserving) == 0;
+        (has_heard && held < self.limits.min).then_some(held)
+    }
+
     /// Processes are not there any more. The first failure of a group ends it. A lost node counts for more: its peers may fail before
     /// the head hears of it, and cost nothing then.
     pub(super) fn departed_anew(&mut self, now: Instant, departures: Vec<Departure>) {
