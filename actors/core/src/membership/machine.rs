@@ -142,10 +142,15 @@ impl Membership {
         }
         match fact {
             Fact::Reserved { slot, .. } => self.start(*slot),
-            Fact::Explained { why } => match &mut self.broken {
-                Some(broken) => broken.clone_from(why),
-                None => self.budget.explained(why),
-            },
+            Fact::Explained { why } => {
+                if let Some(failed) = &mut self.failed {
+                    failed.what.clone_from(why);
+                }
+                match &mut self.broken {
+                    Some(broken) => broken.clone_from(why),
+                    None => self.budget.explained(why),
+                }
+            }
             Fact::Unhealthy { host, why } => self.budget.unhealthy(now, &self.limits, host, why),
             // One that runs is in the generation that it was started for.
             Fact::Ready { process, .. } if self.limits.starts_anew() => {

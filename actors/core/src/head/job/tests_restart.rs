@@ -258,7 +258,7 @@ fn a_failure_that_came_first_and_is_heard_later_is_the_cause() {
         let last = run.causes().pop().unwrap();
         assert_eq!(
             last,
-            "2 -> 2 members, failures so far 1 of 1: rank 0 is lost: process 1 of slot 0 on host1: exit code 1: \
+            "2 -> 2 workers, failures so far 1 of 1: rank 0 on host1: exit code 1: \
              ValueError: bad batch (train.py:12)"
         );
         let falls = run.actions.iter().filter_map(|action| match action {
@@ -313,7 +313,7 @@ fn a_worker_that_ends_within_the_grace_of_a_user_signal_costs_no_restart() {
     run.pushed_pids(2, &[(1, 51)]);
     assert_eq!(
         run.causes()[1],
-        "2 -> 2 members, failures so far 0 of 0: rank 1 is lost: process 1 of slot 1 on host2: left: exit code 3: \
+        "2 -> 2 workers, failures so far 0 of 0: rank 1 on host2: left: exit code 3: \
          last words"
     );
 
@@ -412,7 +412,7 @@ fn a_host_that_can_not_run_the_program_is_left_out_later() {
 }
 
 /// What the driver was told of groups that have fallen.
-fn falls(run: &Run) -> Vec<(String, u32, Option<(u32, u32)>)> {
+fn falls(run: &Run) -> Vec<(String, u32, u32, u32)> {
     let told = run.actions.iter().filter_map(|action| match action {
         Action::Tell(JobEvent::Fell {
             failure,
@@ -420,9 +420,13 @@ fn falls(run: &Run) -> Vec<(String, u32, Option<(u32, u32)>)> {
             restart,
             ..
         }) => Some((
-            failure.as_ref().map_or(String::new(), |it| it.to_string()),
+            failure
+                .as_ref()
+                .map(ToString::to_string)
+                .unwrap_or_default(),
             *stopped,
-            *restart,
+            restart.map_or(0, |(restart, _)| restart),
+            restart.map_or(0, |(_, most)| most),
         )),
         _ => None,
     });
@@ -439,7 +443,8 @@ fn the_driver_hears_at_once_why_a_group_is_stopped() {
         [(
             "rank 1 on host2 (pid 41) ended with exit code 3".to_owned(),
             1,
-            Some((1, 2))
+            1,
+            2
         )]
     );
 }

@@ -14,7 +14,7 @@ pub(super) struct Failure {
     /// Since when the process was as far as it was.
     since: Instant,
     blamed: Option<Host>,
-    what: String,
+    pub(super) what: String,
 }
 
 impl Membership {

@@ -156,7 +156,7 @@ fn a_new_process_that_fails_costs_a_restart_and_no_member() {
     let (end, why) = bed.end().unwrap();
     assert_eq!(end, End::TooManyRestarts);
     assert!(
-        why.starts_with("4 failures, allowed are 3 restarts (max_restarts)"),
+        why.starts_with("4 failures, allowed restarts: 3 (max_restarts)"),
         "{why}"
     );
 }

@@ -224,7 +224,7 @@ impl Job {
                 && let Some(failure) = own_failure(failure, expected)
             {
                 // It has failed with the others, before it could be stopped.
-                self.fell(process, failure);
+                self.fell(failure);
             }
         }
         self.fact(Fact::Exited {
@@ -251,7 +251,7 @@ impl Job {
         let is_member = elastic.is_member(process);
         // A worker that was to leave, and has left, is no failure.
         if !elastic.membership.roster().may_leave(self.now, process) {
-            self.fell(process, failure.clone());
+            self.fell(failure.clone());
         }
         if is_member {
             let generation = self.generation;
@@ -263,9 +263,9 @@ impl Job {
     }
 
     /// A process has failed. Of failures that come together the first cause is told, if it is heard of later.
-    fn fell(&mut self, process: Process, failure: RankFailure) {
+    fn fell(&mut self, failure: RankFailure) {
         let (rank, hostname, exit) = (failure.rank, &failure.hostname, failure.exit);
-        let mut why = format!("rank {rank} is lost: {process} on {hostname}: {exit}");
+        let mut why = format!("rank {rank} on {hostname}: {exit}");
         let said = words(&failure);
         if !said.is_empty() {
             why.push_str(": ");

@@ -271,3 +271,29 @@ fn g1_a_group_that_is_over_is_not_started() {
     let refusal = begin(&mut core, 3, group(0, &[(1, 1)])).unwrap_err();
     assert_eq!(refusal.kind, RefusalKind::Invalid);
 }
+
+#[test]
+fn an_end_that_is_not_seen_is_told_before_the_process_counts_as_ended() {
+    let mut core = up(1, &[(0, 1)]);
+    let now = Instant::now();
+    core.stop_worker(now, (Slot(0), Incarnation(1)), "slot 1 has failed");
+    let late = now + GRACE * 10;
+    core.tick(late);
+    core.take_reports();
+    core.tick(late + KILLED);
+    let reports = core.take_reports();
+    assert!(
+        matches!(
+            reports[..],
+            [
+                NodeEvent::WorkerUnseen {
+                    slot: Slot(0),
+                    incarnation: Incarnation(1),
+                    ..
+                },
+                NodeEvent::WorkerExited { .. }
+            ]
+        ),
+        "{reports:?}"
+    );
+}
