@@ -284,8 +284,10 @@ fn a_failure_that_came_first_and_is_heard_later_is_the_cause() {
         });
         let expected = [
             ("HEALTHY", 1, 0),
-            ("UNHEALTHY", 1, 1),
+            // The failure counts when nothing of the group is left.
+            ("UNHEALTHY", 1, 0),
             ("HEALTHY", 2, 1),
+            ("UNHEALTHY", 2, 1),
             ("FAILED", 2, 2),
         ];
         assert_eq!(states.collect::<Vec<_>>(), expected);
@@ -321,6 +323,8 @@ fn a_worker_that_ends_within_the_grace_of_a_user_signal_costs_no_restart() {
     run.step(Event::Driver(SubmitFrame::Signal(WorkerSignal::User2)));
     run.now += Duration::from_millis(1001);
     run.ends(2, 1, 2, Exit::Code(3), false);
+    run.pushed_answer(1, Ok(NodeReply::Done));
+    run.ends(1, 0, 2, Exit::Signal(15), true);
     run.answer(1, NodeReply::Done);
     run.answer(2, NodeReply::Done);
     assert_eq!(run.ended().0, JobState::Failed);
