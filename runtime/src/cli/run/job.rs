@@ -439,18 +439,21 @@ fn fell(
     stopped: u32,
     restart: Option<(u32, u32)>,
 ) -> String {
-    let mut text = failure.map_or_else(|| why.to_owned(), ToString::to_string);
-    match stopped {
-        0 => {}
-        1 => text.push_str("; 1 worker is stopped"),
-        more => text.push_str(&format!("; {more} workers are stopped")),
-    }
-    match restart {
-        None => {}
-        Some((restart, most)) if restart > most => text.push_str("; no restart is left"),
-        Some((restart, most)) => text.push_str(&format!("; restart {restart} of {most}")),
-    }
-    text
+    // Its call stack is told with the next group, or at the end.
+    let failure = failure.map(ToString::to_string);
+    let cause = failure.as_deref().and_then(|told| told.lines().next());
+    let cause = cause.unwrap_or(why);
+    let others = match stopped {
+        0 => String::new(),
+        1 => "; 1 worker is stopped".to_owned(),
+        more => format!("; {more} workers are stopped"),
+    };
+    let restart = match restart {
+        None => String::new(),
+        Some((restart, most)) if restart > most => "; no restart is left".to_owned(),
+        Some((restart, most)) => format!("; restart {restart} of {most}"),
+    };
+    format!("{cause}{others}{restart}")
 }
 
 /// Says of a job whose end is not known what has become of it.
@@ -595,6 +598,7 @@ mod tests {
             exit: Exit::Code(3),
             reason: None,
             stderr_tail: Vec::new(),
+            account: None,
         };
         let why = "rank 1 on b: exit code 3";
         for (stopped, restart, rest) in [
