@@ -69,9 +69,10 @@ async fn a_drained_node_is_gone_without_and_its_workers_exits_are_no_failures() 
         let line = err.lines().find(|line| line.contains("started anew"));
         let line = line.unwrap();
         assert!(
-            line.contains("4 -> 2 members, failures so far 0 of 0: a leaves: "),
+            line.contains("4 -> 2 workers, failures so far 0 of 0"),
             "{err}"
         );
+        assert!(err.contains("kolo: a leaves: "), "{err}");
         cluster.stop().await.unwrap();
     }
 }
@@ -152,7 +153,7 @@ fn exits_after_a_user_signal_cost_no_restart_and_term_is_the_end() {
                 "{err}"
             );
             assert!(
-                err.contains("2 -> 2 members, failures so far 0 of 0: rank "),
+                err.contains("2 -> 2 workers, failures so far 0 of 0"),
                 "{err}"
             );
             assert!(err.contains(": left: exit code 9"), "{err}");
@@ -228,7 +229,8 @@ async fn fewer_workers_than_the_fewest_end_the_job_after_the_elastic_timeout() {
     cluster.kill_node(1).unwrap();
     let (_, err, code) = end(started).await;
     assert_eq!(code, 1, "{err}");
-    let expected = "ready processes: 2; needed are at least 3 (min_workers), and no more came within the start timeout of 1 s";
+    let expected =
+        "there is room for 2 workers; needed are at least 3, and no more came within 1 s";
     assert!(err.contains(expected), "{err}");
     assert!(err.contains("; the last failure: rank 2 on b "), "{err}");
     cluster.stop().await.unwrap();

@@ -128,7 +128,7 @@ async fn the_error_that_came_first_is_the_cause_whoever_is_heard_first() {
                 .find(|line| line.contains("started anew"))
                 .unwrap();
             assert!(
-                anew.contains("failures so far 1 of 1: rank 0 is lost: "),
+                anew.contains("failures so far 1 of 1: rank 0 on a: exit code 6"),
                 "{err}"
             );
             assert!(

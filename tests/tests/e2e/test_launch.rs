@@ -54,7 +54,8 @@ fn test_launch_elastic_worker_raise_exception() {
     let out = run(&options, &format!("[ $RANK = 1 ] && exit 9; {WAIT}"));
     assert_eq!((code(&out), restarts(&out)), (9, 0), "{out:?}");
     let err = text(&out.stderr);
-    assert_eq!(err.matches("rank 1 on ").count(), 1, "{err}");
+    // When the group is stopped, and at the end.
+    assert_eq!(err.matches("rank 1 on ").count(), 2, "{err}");
     assert!(!err.contains("rank 0 on "), "{err}");
 }
 
@@ -124,7 +125,7 @@ fn test_all_ranks_failure() {
     assert!(tries.contains(&"try 1".to_owned()), "{tries:?}");
     assert!(!tries.contains(&"try 2".to_owned()), "{tries:?}");
     let err = text(&out.stderr);
-    assert!(err.contains("2 failures, allowed are 1 restarts"), "{err}");
+    assert!(err.contains("2 failures, allowed restarts: 1"), "{err}");
 }
 
 #[test]
@@ -153,6 +154,6 @@ async fn test_min_hosts_timeout() {
     let out = running.await.unwrap();
     assert_eq!(code(&out), 1, "{out:?}");
     let err = text(&out.stderr);
-    assert!(err.contains("at least 2 (min_workers)"), "{err}");
+    assert!(err.contains("needed are at least 2"), "{err}");
     cluster.stop().await.unwrap();
 }

@@ -321,6 +321,12 @@ impl Budget {
         ends.any(|until| until > then && until <= now)
     }
 
+    /// The first of the failures that count.
+    #[must_use]
+    pub fn cause(&self) -> Option<&str> {
+        self.cause.as_deref()
+    }
+
     /// Which limit of restarts is exceeded, and in words why.
     #[must_use]
     pub fn exceeded(&self, now: Instant, limits: &Limits) -> Option<(End, String)> {

@@ -258,7 +258,15 @@ impl Membership {
             };
             let host = departure.host.as_ref();
             let place = host.map_or(String::new(), |host| format!(" on {host}"));
-            let what = format!("{process}{place}: {loss}");
+            let previous = self.previous.as_ref();
+            let member = previous.and_then(|previous| previous.member(process));
+            let rank = member.map(|member| member.rank);
+            let is_program = self.limits.holds_seats();
+            let what = match rank {
+                Some(rank) if is_program => format!("rank {rank}{place}: {loss}"),
+                None if is_program => format!("a new worker{place}: {loss}"),
+                _ => format!("{process}{place}: {loss}"),
+            };
             // A late process is no proof that its host is bad.
             let (is_failure, blamed) = match loss {
                 Loss::Died(_) => (true, host),
@@ -268,11 +276,18 @@ impl Membership {
             if is_failure {
                 let since = departure.since;
                 self.budget.failed(now, &self.limits, since, blamed, &what);
+                // A new worker that fails before it is a member.
+                if is_program && rank.is_none() {
+                    let lived = now.saturating_duration_since(since);
+                    self.budget.fell(now, lived);
+                }
             }
-            let previous = self.previous.as_ref();
-            if let Some(member) = previous.and_then(|previous| previous.member(process)) {
-                lost.push(member.rank);
-                cause.get_or_insert_with(|| format!("rank {} is lost: {what}", member.rank));
+            if let Some(rank) = rank {
+                lost.push(rank);
+                cause.get_or_insert_with(|| match is_program {
+                    true => what,
+                    false => format!("rank {rank} is lost: {what}"),
+                });
             }
         }
         let Some(cause) = cause else {

@@ -192,11 +192,32 @@ impl<'a> View<'a> {
             .count()
     }
 
+    /// Programs may be done before they have ever met. Those that run may be, too, within the start timeout.
+    fn returned_early(&self, returned: usize) -> Option<Decision> {
+        let since = self.budget.idle_since()?;
+        let is_first = self.limits.holds_seats() && !self.budget.has_formed();
+        if returned == 0 || !is_first || self.budget.without_progress() > 0 {
+            return None;
+        }
+        let running = self.roster.seats().iter();
+        let running = running.filter(|seat| seat.state.is_there()).count();
+        let deadline = since + self.limits.start_timeout;
+        if running == 0 {
+            let reason = format!("all workers have returned: {returned}");
+            return Some(decision(Choice::End(End::Succeeded), reason));
+        }
+        let reason = format!("workers that have returned before the first group: {returned}");
+        (self.now < deadline).then(|| decision(Choice::WaitUntil(deadline), reason))
+    }
+
     /// Why the job ends now, if it does.
     fn end(&self) -> Option<Decision> {
         let end = |how, reason: String| Some(decision(Choice::End(how), reason));
         let is_idle = self.budget.idle_since().is_some();
         let returned = self.roster.count(State::Returned);
+        if let Some(decision) = self.returned_early(returned) {
+            return Some(decision);
+        }
         if returned > 0 && is_idle {
             let lost = self.first_lost().map(|lost| lost + "; ");
             return end(
@@ -374,7 +395,7 @@ impl<'a> View<'a> {
     /// Too few processes are ready, or they do not fit together: wait for more, or give up.
     fn too_few(&self, ready: usize, deadline: Instant) -> Decision {
         let min = self.limits.min as usize;
-        let starts_anew = self.limits.starts_anew();
+        let is_program = self.limits.holds_seats();
         let misfit = if ready < min {
             ""
         } else {
@@ -382,7 +403,7 @@ impl<'a> View<'a> {
         };
         if self.now < deadline {
             // Without their number, which changes with each of them.
-            let reason = if starts_anew {
+            let reason = if is_program {
                 format!("waits for room for at least {min} workers{misfit}")
             } else {
                 format!("waits for at least {min} ready processes (min_workers){misfit}")
@@ -390,7 +411,7 @@ impl<'a> View<'a> {
             return decision(Choice::WaitUntil(deadline), reason);
         }
         let seconds = self.limits.start_timeout.as_secs_f64();
-        let mut reason = if starts_anew {
+        let mut reason = if is_program {
             format!(
                 "there is room for {ready} workers{misfit}; needed are at least {min}, and no more came within {seconds} s"
             )
@@ -411,7 +432,7 @@ impl<'a> View<'a> {
                 _ => format!("a node for slot {}", seat.slot),
             })
             .collect();
-        if !late.is_empty() && !starts_anew {
+        if !late.is_empty() && !is_program {
             reason = format!("{reason}; late: {}", late.join(", "));
         }
         if let Some(refusal) = self.roster.refusal() {
@@ -420,7 +441,7 @@ impl<'a> View<'a> {
         for (host, _, why) in self.budget.left_out(self.now).take(LISTED) {
             reason = format!("{reason}; {host} is left out: {why}");
         }
-        let lost = if starts_anew {
+        let lost = if is_program {
             Some(self.budget.idle_why().to_owned()).filter(|why| !why.is_empty())
         } else {
             self.first_lost()
@@ -540,6 +561,11 @@ impl<'a> View<'a> {
             });
         }
         let (before, after) = (members.len(), group.len());
-        format!("{before} -> {after} members: {}", parts.join("; "))
+        let what = if self.limits.holds_seats() {
+            "workers"
+        } else {
+            "members"
+        };
+        format!("{before} -> {after} {what}: {}", parts.join("; "))
     }
 }

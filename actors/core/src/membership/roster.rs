@@ -503,7 +503,11 @@ impl Roster {
                 return Ok(Vec::new());
             }
             // One that is started with its rank may be done before all others are there.
-            (state, Some(generation)) if state == State::Active || starts_anew => {
+            (state, Some(generation))
+                if state == State::Active
+                    || starts_anew
+                    || holds_seats && state == State::Booting =>
+            {
                 let departure = Departure {
                     process,
                     host: seat.host().cloned(),

@@ -70,13 +70,15 @@ impl Script {
         let (out, err) = tokio::join!(read(child.stdout.take()), read(child.stderr.take()));
         let status = child.wait().await.map_err(|error| error.to_string())?;
         group.0 = None;
-        if !status.success() {
-            let err = String::from_utf8_lossy(&err);
-            let last = err.lines().last().unwrap_or("it has said nothing");
-            return Err(format!("it ended with {status}: {}", last.escape_debug()));
-        }
+        // A script that is cut off may end of that.
         if out.len() as u64 > LONGEST {
             return Err(format!("it printed more than {LONGEST} bytes"));
+        }
+        if !status.success() {
+            let err = String::from_utf8_lossy(&err);
+            let last = err.lines().last();
+            let last = last.unwrap_or("it wrote nothing to standard error");
+            return Err(format!("it ended with {status}: {}", last.escape_debug()));
         }
         String::from_utf8(out).map_err(|_| "what it printed is no text in UTF-8".to_owned())
     }

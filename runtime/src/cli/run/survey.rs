@@ -10,6 +10,7 @@ use kolo_transport::ids::{JobId, Rank};
 use kolo_transport::session::Stream;
 use kolo_transport::wire::{
     HeadReply, HeadRequest, JobInfo, LogBatch, LogLine, NodeReply, NodeRequest, PlacedNode,
+    WorkerState,
 };
 
 use super::job::Link;
@@ -94,8 +95,9 @@ fn told(info: &JobInfo, last: &HashMap<Rank, LogLine>) -> Vec<String> {
         .map(|worker| {
             let member = &worker.member;
             let state = match &worker.exit {
-                Some(exit) => exit.to_string(),
-                None => worker.state.to_string(),
+                Some(exit) => format!("ended with {exit}"),
+                None if worker.state == WorkerState::Ready => "runs".to_owned(),
+                None => format!("is {}", worker.state),
             };
             let said = match last.get(&member.rank) {
                 Some(line) => format!(
@@ -107,7 +109,7 @@ fn told(info: &JobInfo, last: &HashMap<Rank, LogLine>) -> Vec<String> {
                 None => "no line of output".to_owned(),
             };
             format!(
-                "rank {} on {} (pid {}) is {state}; {said}",
+                "rank {} on {} (pid {}) {state}; {said}",
                 member.rank, member.hostname, worker.pid
             )
         })

@@ -118,7 +118,18 @@ impl<'a> View<'a> {
                 "enough hosts have room, others are asked and may join",
             );
         }
-        decision(Choice::Plan(slots(&best)), self.cause(&best))
+        self.plan_group(&best, self.cause(&best))
+    }
+
+    /// Plans a group, after a pause if workers have failed soon after their start.
+    fn plan_group(&self, best: &[&Seat], cause: String) -> Decision {
+        match self.budget.pause(self.now) {
+            Some(end) => decision(
+                Choice::WaitUntil(end),
+                "a pause: workers have failed soon after their start",
+            ),
+            None => decision(Choice::Plan(slots(best)), cause),
+        }
     }
 
     /// A group is active: keep it, plan another one, or ask it to hold for that.
@@ -166,7 +177,7 @@ impl<'a> View<'a> {
         if best.iter().all(|seat| seat.state.is_live()) {
             return decision(Choice::Hold, cause);
         }
-        decision(Choice::Plan(slots(&best)), cause)
+        self.plan_group(&best, cause)
     }
 }
 

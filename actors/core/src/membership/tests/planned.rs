@@ -146,8 +146,13 @@ fn a_new_process_that_fails_costs_a_restart_and_no_member() {
     let mut bed = Bed::up(limits(1, 2), &[2]);
     bed.boots = false;
     bed.fail(1);
-    for failures in 2..=3 {
+    // The first one is replaced at once, and others after pauses.
+    for (failures, pause) in [(2, 0), (3, 1)] {
+        let plans = bed.plans().len();
         bed.fail(1);
+        assert_eq!(bed.plans().len() == plans, pause > 0);
+        bed.pass(s(pause));
+        assert_eq!(bed.plans().len(), plans + 1);
         assert_eq!(bed.members(), [(0, 1)]);
         assert_eq!(bed.membership.budget().without_progress(), failures);
         assert_eq!(bed.end(), None);
@@ -159,6 +164,30 @@ fn a_new_process_that_fails_costs_a_restart_and_no_member() {
         why.starts_with("4 failures, allowed restarts: 3 (max_restarts)"),
         "{why}"
     );
+}
+
+#[test]
+fn workers_that_return_without_a_word_have_done_their_work() {
+    let mut bed = Bed::up(limits(2, 2), &[2]);
+    bed.boots = false;
+    let both: Vec<Process> = (0..2)
+        .map(|slot| bed.membership.roster().seats()[slot].process())
+        .collect();
+    for process in both {
+        bed.then(exited(process, Exit::Code(0), ""));
+    }
+    assert_eq!(bed.end().unwrap().0, End::Succeeded);
+
+    let mut bed = Bed::new(limits(2, 2), &[2]);
+    bed.boots = false;
+    bed.settle();
+    let both: Vec<Process> = (0..2)
+        .map(|slot| bed.membership.roster().seats()[slot].process())
+        .collect();
+    for process in both {
+        bed.then(exited(process, Exit::Code(0), ""));
+    }
+    assert_eq!(bed.end().unwrap().0, End::Succeeded);
 }
 
 #[test]

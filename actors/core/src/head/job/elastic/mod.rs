@@ -31,7 +31,9 @@ use self::restart::Forming;
 use self::tally::Tally;
 use super::{Action, Blame, Ending, GroupState, Job, Phase, Push, Seat, Seating, Site};
 use crate::head::milliseconds;
-use crate::membership::{self, End, Fact, Host, Limits, LimitsError, Membership, Process, State};
+use crate::membership::{
+    self, Budget, End, Fact, Host, Limits, LimitsError, Membership, Process, State,
+};
 use crate::ranks::Registration;
 
 /// What a job that never changes its members does without.
@@ -519,6 +521,14 @@ impl Job {
             JobState::Failed
         };
         let has_failed = how != End::Succeeded;
+        let budget = self.elastic.as_deref();
+        let budget = budget.map(|elastic| elastic.membership.budget());
+        // Else the failure itself is told.
+        let first = budget.filter(|budget| !self.fall.is_open() && budget.without_progress() == 1);
+        let why = match first.and_then(Budget::cause) {
+            Some(cause) if how == End::TooManyRestarts => format!("{why}: {cause}"),
+            _ => why,
+        };
         let refusal = has_failed.then(|| {
             let kind = if how == End::BelowMin {
                 RefusalKind::Timeout

@@ -249,8 +249,13 @@ impl Job {
             return;
         }
         let is_member = elastic.is_member(process);
+        let may_leave = elastic.membership.roster().may_leave(self.now, process);
+        if self.is_planned() && !is_member {
+            // A new process has failed on its own.
+            self.fall.close();
+        }
         // A worker that was to leave, and has left, is no failure.
-        if !elastic.membership.roster().may_leave(self.now, process) {
+        if !may_leave {
             self.fell(failure.clone());
         }
         if is_member {
