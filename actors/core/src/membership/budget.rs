@@ -38,7 +38,7 @@ const SHORT_LIFE: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The longest pause between groups that live short.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// What a job has used up: resets, restarts, cool-downs, and time without a group.
 #[derive(Debug, Clone)]

@@ -284,9 +284,12 @@ impl Membership {
             }
             if let Some(rank) = rank {
                 lost.push(rank);
-                cause.get_or_insert_with(|| match is_program {
-                    true => what,
-                    false => format!("rank {rank} is lost: {what}"),
+                cause.get_or_insert_with(|| {
+                    if is_program {
+                        what
+                    } else {
+                        format!("rank {rank} is lost: {what}")
+                    }
                 });
             }
         }
