@@ -168,11 +168,13 @@ impl<'a> View<'a> {
                 location,
                 ..
             } = member;
-            Some(format!(
-                "rank {rank} ({process} on {}) is lost: {}",
-                location.host,
-                why.as_deref().unwrap_or("no reason is known")
-            ))
+            let (host, why) = (&location.host, why.as_deref());
+            let why = why.unwrap_or("no reason is known");
+            Some(if self.limits.holds_seats() {
+                format!("rank {rank} on {host} is lost: {why}")
+            } else {
+                format!("rank {rank} ({process} on {host}) is lost: {why}")
+            })
         })
     }
 
