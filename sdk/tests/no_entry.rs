@@ -149,8 +149,11 @@ fn a_warden_that_runs_main_refuses_at_once() {
     assert!(!output.status.success());
     assert!(text.contains("started this process as a warden"), "{text}");
     assert!(text.contains("#[kolo::main]"), "{text}");
-    // The driver and its warden.
-    assert_eq!(processes, 2, "{text}");
+    // The driver and its warden, and one more where the workers start much later.
+    assert!(
+        (2..=3).contains(&processes),
+        "{processes} processes: {text}"
+    );
 }
 
 fn a_worker_that_runs_main_refuses_at_once() {

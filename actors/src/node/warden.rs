@@ -1,6 +1,7 @@
 //! The warden of a job on this node.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kolo_process::{SpawnError, Warden};
 use kolo_transport::ids::JobId;
@@ -17,9 +18,14 @@ pub(super) struct JobWarden {
     place: Arc<Mutex<Place>>,
 }
 
+/// How long after a warden could not be started no other is tried: the workers of one start fail together.
+const AGAIN: Duration = Duration::from_secs(2);
+
 enum Place {
     None,
     Up(Arc<Warden>),
+    /// None could be started, at this time.
+    Failed(Instant, SpawnError),
     /// No process is started any more.
     Closed,
 }
@@ -42,7 +48,8 @@ impl JobWarden {
             Place::Up(_) => {
                 tracing::warn!(job = %self.job, "the job's warden is lost: another is started");
             }
-            Place::None => {}
+            Place::Failed(at, error) if at.elapsed() < AGAIN => return Err(error.clone()),
+            Place::None | Place::Failed(..) => {}
             Place::Closed => {
                 let path = self.context.warden_exe.clone();
                 return Err(SpawnError::WardenLost { path });
@@ -51,14 +58,22 @@ impl JobWarden {
         let (context, job) = (self.context.clone(), self.job);
         // A warden lives with the runtime that has started it.
         let starting = self.context.runtime.spawn(start(context, job)).await;
-        let warden = starting.map_err(|error| SpawnError::System {
+        let started = starting.map_err(|error| SpawnError::System {
             path: self.context.warden_exe.clone(),
             step: "start a warden",
             reason: error.to_string(),
-        })??;
-        let warden = Arc::new(warden);
-        *place = Place::Up(warden.clone());
-        Ok(warden)
+        });
+        match started.flatten() {
+            Ok(warden) => {
+                let warden = Arc::new(warden);
+                *place = Place::Up(warden.clone());
+                Ok(warden)
+            }
+            Err(error) => {
+                *place = Place::Failed(Instant::now(), error.clone());
+                Err(error)
+            }
+        }
     }
 
     /// Ends the warden, with whatever is left of its workers.
