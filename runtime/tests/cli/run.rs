@@ -275,7 +275,7 @@ fn a_job_that_takes_too_long_is_ended_with_a_word_on_each_rank() {
             .lines()
             .find(|line| line.starts_with(&format!("kolo: rank {rank} on ")));
         let told = told.unwrap_or_else(|| panic!("{}", out.err));
-        assert!(told.contains(" is ready; last line at "), "{told}");
+        assert!(told.contains(") runs; last line at "), "{told}");
         assert!(told.ends_with(&format!("on stderr: step {rank}")), "{told}");
     }
     let out = here(&["--timeout", "1h", "true"]);
