@@ -264,10 +264,10 @@ fn a_job_that_goes_on_does_without_a_host_that_is_cut_off() -> anyhow::Result<()
         ];
         anyhow::ensure!(lines == expected, "{lines:?} {err}");
         let line = err.lines().find(|line| line.contains("started anew"));
-        let is_told = line.is_some_and(|line| {
-            line.contains("6 -> 4 members, failures so far 0 of 0: rank 4 is lost")
-        });
-        anyhow::ensure!(is_told, "{err}");
+        let is_told =
+            line.is_some_and(|line| line.contains("6 -> 4 workers, failures so far 0 of 0"));
+        let why = "kolo: rank 4 on c: its node was lost: no heartbeat";
+        anyhow::ensure!(is_told && err.contains(why), "{err}");
         heal(&world.hosts[2])
     })
 }
