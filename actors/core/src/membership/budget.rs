@@ -32,7 +32,7 @@ struct Cooling {
 const UNHEALTHY: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(600);
 
 /// A group that is started anew and fails earlier lives short.
-const SHORT_LIFE: Duration = Duration::from_secs(10);
+const SHORT_LIFE: Duration = Duration::from_secs(1);
 
 /// The pause between the second and the third of groups that live short.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);

@@ -278,8 +278,7 @@ impl Membership {
                 self.budget.failed(now, &self.limits, since, blamed, &what);
                 // A new worker that fails before it is a member.
                 if is_program && rank.is_none() {
-                    let lived = now.saturating_duration_since(since);
-                    self.budget.fell(now, lived);
+                    self.budget.fell(now, Duration::ZERO);
                 }
             }
             if let Some(rank) = rank {
