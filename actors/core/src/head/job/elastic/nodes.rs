@@ -225,6 +225,13 @@ impl Job {
                     }
                 }
             }
+            Reply::Refused(refusal) if refusal.kind == RefusalKind::NotFound => {
+                // The lease of the reservation has ended, because the group waited for other nodes for longer.
+                self.parts[part].pushes.queue.clear();
+                let node = self.parts[part].site.node;
+                self.free(part);
+                return self.processes_are_gone(node, refusal.message, self.now);
+            }
             Reply::Refused(refusal) => {
                 // It holds its reservation all the same.
                 self.parts[part].hold = Hold::Reserved;
