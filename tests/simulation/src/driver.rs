@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use kolo_wire::identity::Role;
 use kolo_wire::ids::{DriverId, JobId, NodeId, Rank};
 use kolo_wire::{
-    Cooldown, Elastic, HeadRequest, HealthCheck, Installed, JobEvent, JobSpec, JobState, Milli,
-    OnChange, Placement, Program, ProgramHash, Refusal, Resources, SubmitFrame,
+    Cooldown, Elastic, GroupFilter, HeadRequest, HealthCheck, Installed, JobEvent, JobSpec,
+    JobState, Milli, OnChange, Placement, Program, ProgramHash, Refusal, Resources, SubmitFrame,
 };
 
 use crate::knobs::FAULTS;
@@ -98,6 +98,11 @@ impl Driver {
 
     pub(crate) fn limits(&self) -> Option<&Elastic> {
         self.spec.elastic.as_deref()
+    }
+
+    /// Its job may not change as often as it likes.
+    pub(crate) fn may_end_with_a_loss(&self) -> bool {
+        self.limits().is_some_and(|it| it.max_resets.is_some())
     }
 
     /// It has or may have said that it has all that it wanted.
@@ -222,11 +227,20 @@ impl World {
         let spares = self.random.pick(&[0, 0, 1, 2]);
         let is_checked = self.random.percent(20);
         let cools = self.random.percent(15);
+        let max = spec.placement.workers().unwrap_or_default();
+        let filters = match self.random.below(10) {
+            0 => vec![GroupFilter::Max(min)],
+            1 if unit == 1 && (max > min || min.is_multiple_of(2)) => {
+                vec![GroupFilter::DivisibleBy(2)]
+            }
+            _ => Vec::new(),
+        };
+        let is_limited = self.random.percent(10);
         Elastic {
             min,
-            max: spec.placement.workers().unwrap_or_default(),
+            max,
             spares: if is_program { 0 } else { spares * unit },
-            max_resets: None,
+            max_resets: is_limited.then(|| self.random.between(1, 4) as u32),
             restarts_within: None,
             restarts_without_progress: if is_program { most } else { 1000 },
             cooldown: cools.then_some(Cooldown {
@@ -235,7 +249,7 @@ impl World {
             }),
             join_window_ms: self.random.below(2000),
             ack_timeout_ms: self.random.between(3000, 6000),
-            filters: Vec::new(),
+            filters,
             health_check: is_checked.then(|| HealthCheck {
                 program: "check".to_owned(),
                 args: Vec::new(),

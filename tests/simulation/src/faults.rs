@@ -295,14 +295,17 @@ impl World {
     fn kill_one_of_each(&mut self) {
         let tables: Vec<_> = (self.drivers.iter())
             .filter(|driver| driver.is_there())
-            .filter_map(|driver| driver.table.clone())
+            .filter_map(|driver| Some((driver.table.clone()?, driver.may_end_with_a_loss())))
             .collect();
-        for table in tables {
+        for (table, may_end) in tables {
             let member = &table.members[self.random.below(table.members.len() as u64) as usize];
             let name = crate::worker::Name::of(table.job, member);
             if let Some(pid) = self.names.get(&name).copied() {
                 self.process_ends(pid, Exit::Signal(9));
-                self.later(AFTERMATH, Event::Fault(Fault::Aftermath(pid)));
+                // A job that ends has its grace time for that.
+                if !may_end {
+                    self.later(AFTERMATH, Event::Fault(Fault::Aftermath(pid)));
+                }
             }
         }
     }

@@ -16,7 +16,10 @@ impl World {
     pub(crate) fn mutates(&mut self, mutation: Mutation) -> bool {
         let repeated = matches!(
             mutation,
-            Mutation::SwallowTaken | Mutation::ForgetHold | Mutation::KeepWorker
+            Mutation::SwallowTaken
+                | Mutation::ForgetHold
+                | Mutation::KeepWorker
+                | Mutation::DropRevoke
         );
         self.mutation == Some(mutation) && (repeated || self.random.percent(50))
     }

@@ -53,9 +53,11 @@ fn each_bug_is_found() {
         if mutation.is_elastic() && !ELASTIC {
             continue;
         }
-        // A whole group must be cut off for longer than a lease, and its driver not: that takes luck.
+        // A whole group must be cut off for longer than a lease, and its driver not: that takes luck. So does a loss
+        // after which no next generation tells the members what the revocation did not.
         let (nodes, seeds) = match mutation {
-            Mutation::SkipFence => (4, 500),
+            Mutation::SkipFence => (4, 1000),
+            Mutation::DropRevoke => (SMALL.nodes, 500),
             _ => (SMALL.nodes, SEEDS),
         };
         let options = Options {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kolo_wire::ids::{Generation, JobId};
-use kolo_wire::{JobState, RefusalKind};
+use kolo_wire::{GroupFilter, JobState, RefusalKind};
 
 use crate::driver::{Driver, Plan, View};
 use crate::queue::{SECOND, Time};
@@ -27,14 +27,20 @@ impl Driver {
         match self.limits() {
             Some(limits)
                 if !(limits.min..=limits.max).contains(&size)
-                    || !size.is_multiple_of(self.unit()) =>
+                    || !size.is_multiple_of(self.unit())
+                    || limits.filters.iter().any(|filter| match filter {
+                        GroupFilter::Max(most) => size > *most,
+                        GroupFilter::DivisibleBy(count) => !size.is_multiple_of(*count),
+                        GroupFilter::WholeHosts(_) => false,
+                    }) =>
             {
                 Err(format!(
-                    "{} has {size} members; allowed are {} to {} in steps of {}",
+                    "{} has {size} members; allowed are {} to {} in steps of {}, {:?}",
                     self.job,
                     limits.min,
                     limits.max,
-                    self.unit()
+                    self.unit(),
+                    limits.filters
                 ))
             }
             _ => Ok(()),
@@ -111,7 +117,12 @@ impl World {
     ) -> Result<(), String> {
         let job = driver.job;
         self.is_whole(table)?;
-        let (size, max) = (table.world_size(), driver.limits().map_or(0, |it| it.max));
+        // A job that may not change any more or has a filter leaves room free.
+        let grows = |it: &&kolo_wire::Elastic| it.filters.is_empty() && it.max_resets.is_none();
+        let (size, max) = (
+            table.world_size(),
+            driver.limits().filter(grows).map_or(0, |it| it.max),
+        );
         let has_room = (0..self.nodes.len()).find(|node| self.has_room(driver, *node));
         if let Some(node) = has_room.filter(|_| size < max) {
             let node = self.nodes[node].id;
