@@ -1,7 +1,6 @@
 //! The node as a whole, rule by rule.
 
 mod elastic;
-mod orders;
 
 use std::time::{Duration, Instant};
 

@@ -142,7 +142,7 @@ mod tests {
 
     use super::super::fixtures::exited;
     use super::super::tests::{JOB, Run, submit};
-    use super::super::{Action, Event, Reply};
+    use super::super::{Action, Event};
     use super::*;
 
     fn installed(workers: &[u32]) -> Run {
@@ -154,19 +154,12 @@ mod tests {
         })
     }
 
-    fn answer(run: &mut Run, node: u64, answer: NodeReply) {
-        run.step(Event::Replied {
-            node: NodeId(node),
-            reply: Reply::Answer(answer),
-        });
-    }
-
     fn started(run: &mut Run, node: u64, slots: &[(u32, u32)]) {
         let pids = slots
             .iter()
             .map(|(slot, pid)| (Slot(*slot), *pid))
             .collect();
-        answer(run, node, NodeReply::Started { pids });
+        run.answer(node, NodeReply::Started { pids });
     }
 
     fn end(run: &mut Run, node: u64, slot: u32, exit: Exit) {
@@ -182,19 +175,6 @@ mod tests {
             generation: Generation(0),
         };
         run.report(node, event);
-    }
-
-    fn ended(run: &Run) -> (JobState, Option<Refusal>, Option<RankFailure>) {
-        let told = run.actions.iter().find_map(|action| match action {
-            Action::Tell(JobEvent::Ended {
-                state,
-                refusal,
-                failure,
-                ..
-            }) => Some((*state, refusal.clone(), failure.clone())),
-            _ => None,
-        });
-        told.expect("the job has ended")
     }
 
     fn requests(run: &Run, wanted: impl Fn(&NodeRequest) -> bool) -> usize {
@@ -236,9 +216,9 @@ mod tests {
             0
         );
         end(&mut run, 2, 1, Exit::Code(0));
-        answer(&mut run, 1, NodeReply::Done);
-        answer(&mut run, 2, NodeReply::Done);
-        assert_eq!(ended(&run), (JobState::Succeeded, None, None));
+        run.answer(1, NodeReply::Done);
+        run.answer(2, NodeReply::Done);
+        assert_eq!(run.ended(), (JobState::Succeeded, None, None));
     }
 
     #[test]
@@ -248,8 +228,8 @@ mod tests {
         end(&mut run, 1, 0, Exit::Code(0));
         end(&mut run, 1, 1, Exit::Code(0));
         started(&mut run, 1, &[(0, 40), (1, 41)]);
-        answer(&mut run, 1, NodeReply::Done);
-        assert_eq!(ended(&run).0, JobState::Succeeded);
+        run.answer(1, NodeReply::Done);
+        assert_eq!(run.ended().0, JobState::Succeeded);
     }
 
     #[test]
@@ -272,9 +252,9 @@ mod tests {
                 requests(&run, |request| matches!(request, NodeRequest::Stop { .. })),
                 2
             );
-            answer(&mut run, 1, NodeReply::Done);
-            answer(&mut run, 2, NodeReply::Done);
-            let (state, refusal, failure) = ended(&run);
+            run.answer(1, NodeReply::Done);
+            run.answer(2, NodeReply::Done);
+            let (state, refusal, failure) = run.ended();
             assert_eq!(state, JobState::Failed);
             let failure = failure.unwrap();
             assert_eq!((failure.rank.0, failure.exit), (1, Exit::Code(3)));
@@ -302,8 +282,8 @@ mod tests {
                 generation: Generation(0),
             };
             run.report(1, event);
-            answer(&mut run, 1, NodeReply::Done);
-            let (_, refusal, failure) = ended(&run);
+            run.answer(1, NodeReply::Done);
+            let (_, refusal, failure) = run.ended();
             let failure = failure.unwrap();
             assert_eq!(failure.rank.0, cause);
             assert_eq!(failure.reason, None, "the stop is no cause");
@@ -321,26 +301,14 @@ mod tests {
             free_port: 1,
             problem: Some(Refusal::new(kind, text)),
         };
-        answer(
-            &mut run,
-            1,
-            problem(RefusalKind::NoProgram, "no `train` in PATH"),
-        );
+        run.answer(1, problem(RefusalKind::NoProgram, "no `train` in PATH"));
         run.reserve(2, false);
-        answer(
-            &mut run,
-            3,
-            problem(RefusalKind::NoProgram, "no `train` in PATH"),
-        );
-        answer(
-            &mut run,
-            4,
-            problem(RefusalKind::Forbidden, "not executable"),
-        );
+        run.answer(3, problem(RefusalKind::NoProgram, "no `train` in PATH"));
+        run.answer(4, problem(RefusalKind::Forbidden, "not executable"));
         for node in 1..=4 {
-            answer(&mut run, node, NodeReply::Done);
+            run.answer(node, NodeReply::Done);
         }
-        let (state, refusal, _) = ended(&run);
+        let (state, refusal, _) = run.ended();
         let refusal = refusal.unwrap();
         assert_eq!(
             (state, refusal.kind),
@@ -373,9 +341,9 @@ mod tests {
         assert_eq!(run.asked(), ["tell:placed", "open 2"]);
         run.step(Event::Rendezvous(Ok("10.0.0.7:80".parse().unwrap())));
         assert_eq!(run.asked(), ["1:release", "2:release"]);
-        answer(&mut run, 1, NodeReply::Done);
-        answer(&mut run, 2, NodeReply::Done);
-        assert_eq!(ended(&run), (JobState::Succeeded, None, None));
+        run.answer(1, NodeReply::Done);
+        run.answer(2, NodeReply::Done);
+        assert_eq!(run.ended(), (JobState::Succeeded, None, None));
         let asked = run.asked();
         assert_eq!(asked[2..], ["close", "tell:succeeded", "finished"]);
 
@@ -385,11 +353,11 @@ mod tests {
             free_port: 1,
             problem: Some(Refusal::new(RefusalKind::NoProgram, "no `train` in PATH")),
         };
-        answer(&mut run, 2, problem);
+        run.answer(2, problem);
         assert_eq!(run.asked(), ["1:release", "2:release"]);
-        answer(&mut run, 1, NodeReply::Done);
-        answer(&mut run, 2, NodeReply::Done);
-        let (state, refusal, _) = ended(&run);
+        run.answer(1, NodeReply::Done);
+        run.answer(2, NodeReply::Done);
+        let (state, refusal, _) = run.ended();
         assert_eq!(state, JobState::Failed);
         assert_eq!(refusal.unwrap().message, "no `train` in PATH (on host2)");
     }
@@ -412,14 +380,14 @@ mod tests {
         run.step(Event::Driver(SubmitFrame::Kill));
         assert_eq!((stops(&run), kills(&run)), (1, 1));
         run.report(1, exited(JOB, 0, Exit::Signal(9)));
-        answer(&mut run, 1, NodeReply::Done);
-        assert_eq!(ended(&run).0, JobState::Stopped);
+        run.answer(1, NodeReply::Done);
+        assert_eq!(run.ended().0, JobState::Stopped);
 
         let mut run = up();
         run.step(Event::Driver(SubmitFrame::Kill));
         assert_eq!((stops(&run), kills(&run)), (0, 1));
-        answer(&mut run, 1, NodeReply::Done);
-        assert_eq!(ended(&run).0, JobState::Stopped);
+        run.answer(1, NodeReply::Done);
+        assert_eq!(run.ended().0, JobState::Stopped);
     }
 
     #[test]
@@ -440,9 +408,9 @@ mod tests {
         assert_eq!(stop(&run, true), 1);
         started(&mut run, 2, &[(1, 41)]);
         assert_eq!((stop(&run, true), stop(&run, false)), (2, 0));
-        answer(&mut run, 1, NodeReply::Done);
-        answer(&mut run, 2, NodeReply::Done);
-        assert_eq!(ended(&run).0, JobState::Stopped);
+        run.answer(1, NodeReply::Done);
+        run.answer(2, NodeReply::Done);
+        assert_eq!(run.ended().0, JobState::Stopped);
 
         // An end that has begun otherwise goes on as it was.
         let mut run = installed(&[1]);

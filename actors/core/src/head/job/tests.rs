@@ -296,28 +296,6 @@ fn g2_a_node_that_vanishes_between_reserve_and_start_ends_the_job() {
 }
 
 #[test]
-fn g2_a_reservation_without_an_answer_is_released_too() {
-    let mut run = submit(&[1, 1], |_| ());
-    run.reserve(1, true);
-    run.asked();
-    run.step(Event::Replied {
-        node: NodeId(2),
-        reply: Reply::Unknown("no answer within 10 s".to_owned()),
-    });
-    assert_eq!(run.asked(), ["1:release", "2:release"]);
-    run.answer(1, NodeReply::Done);
-    run.step(Event::Replied {
-        node: NodeId(2),
-        reply: Reply::Unknown("no answer within 10 s".to_owned()),
-    });
-    assert_eq!(run.ended().1.unwrap().kind, RefusalKind::Timeout);
-    assert_eq!(
-        run.asked(),
-        ["1:free", "2:abandon", "tell:failed", "finished"]
-    );
-}
-
-#[test]
 fn a_start_timeout_names_the_ranks_that_did_not_come() {
     let mut run = submit(&[2, 2], |_| ());
     run.reserve(1, true);
@@ -504,31 +482,6 @@ fn f1_a_lost_worker_is_told_to_the_driver_and_to_the_other_nodes() {
     assert_eq!(
         run.job.info(Duration::ZERO).reason.unwrap(),
         "its driver has ended it; before that, rank 2 on host2 (pid 0) ended with signal 9 (SIGKILL)"
-    );
-}
-
-#[test]
-fn f1_a_lost_node_is_the_loss_of_all_its_ranks() {
-    let mut run = healthy();
-    run.report(2, exited(JOB, 3, Exit::Code(0)));
-    run.asked();
-    run.step(Event::NodeLost {
-        node: NodeId(2),
-        reason: "connection closed".to_owned(),
-        fence: Fence::Lease,
-    });
-    assert_eq!(run.asked(), ["tell:lost 2", "1:lost"]);
-    run.report(1, exited(JOB, 0, Exit::Code(0)));
-    run.report(1, exited(JOB, 1, Exit::Code(0)));
-    run.answer(1, NodeReply::Done);
-    let (state, refusal, failure) = run.ended();
-    assert_eq!(state, JobState::Failed);
-    assert_eq!(failure.unwrap().rank, Rank(2));
-    assert!(
-        refusal
-            .unwrap()
-            .message
-            .contains("its node was lost: connection closed")
     );
 }
 

@@ -477,23 +477,6 @@ fn the_driver_hears_for_how_many_there_is_room_while_the_job_waits() {
 }
 
 #[test]
-fn the_port_of_a_later_group_is_found_for_that_group() {
-    let mut run = restarting(&[1, 1], 2);
-    run.begin();
-    run.starts();
-    // Rank 0 is on a node that found a port before the first group.
-    run.lose(1);
-    run.pushed_answer(2, Ok(NodeReply::Done));
-    run.ends(2, 1, 1, Exit::Signal(15), true);
-    assert!(run.delivers(2, |request| matches!(request, NodeRequest::FreePort { .. })));
-    run.meet(81);
-    assert!(run.starts().is_empty(), "the port is waited for");
-    run.pushed_answer(2, Ok(NodeReply::FreePort(29_777)));
-    let starts = run.starts();
-    assert_eq!(starts[0].1.env["MASTER_PORT"], "29777");
-}
-
-#[test]
 fn a_group_without_a_port_or_a_rendezvous_is_an_attempt_that_has_failed() {
     let mut run = restarting(&[1, 1], 3);
     run.begin();

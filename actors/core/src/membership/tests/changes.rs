@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_static_job_is_one_generation_with_slots_as_ranks() {
-    let mut bed = Bed::up(Limits::fixed(5), &[2, 0, 3]);
+    let mut bed = Bed::up(fixed(5), &[2, 0, 3]);
     assert_eq!(
         bed.table(),
         [
@@ -52,7 +52,7 @@ fn a_static_job_is_one_generation_with_slots_as_ranks() {
 #[test]
 fn a_static_job_that_has_no_room_ends_at_once_and_an_elastic_one_waits() {
     let why = "there is no room for a job that never changes: full";
-    let bed = Bed::up(Limits::fixed(3), &[2]);
+    let bed = Bed::up(fixed(3), &[2]);
     assert_eq!(bed.end(), Some((End::BelowMin, why)));
     let mut bed = Bed::up(Limits::elastic(3, 3), &[2]);
     bed.pass(s(29));

@@ -19,42 +19,6 @@ fn stops(news: &[Action]) -> Vec<Process> {
 }
 
 #[test]
-fn a_host_joins_as_a_whole() {
-    let mut bed = Bed::up(limits(), &[2]);
-    assert_eq!(bed.slots(), [0, 1]);
-    bed.room.insert(2, 2);
-    bed.boots = false;
-    bed.then(Fact::Offered);
-    bed.ready(process(2, 1));
-    bed.pass(s(5));
-    // One of its two workers is late.
-    assert!(
-        !bed.done
-            .iter()
-            .any(|action| matches!(action, Action::Hold { .. }))
-    );
-    bed.ready(process(3, 1));
-    bed.hold(1);
-    assert_eq!(bed.slots(), [0, 1, 2, 3]);
-}
-
-#[test]
-fn a_lost_worker_is_replaced_on_its_host_and_the_other_hosts_go_on() {
-    let mut bed = Bed::up(limits(), &[2, 2, 2]);
-    assert_eq!(bed.slots(), [0, 1, 2, 3]);
-    bed.commit(1, false);
-    bed.fail(0);
-    assert_eq!(bed.slots(), [2, 3]);
-    bed.hold(2);
-    // As new members, which have missed the commit.
-    assert_eq!(
-        bed.table(),
-        [(2, 1, 2, 1), (3, 1, 2, 1), (0, 2, 1, 3), (1, 1, 1, 3)]
-    );
-    assert_eq!(bed.room[&3], 2);
-}
-
-#[test]
 fn a_host_that_cools_down_leaves_the_group_for_another_one() {
     let limits = Limits {
         cooldown: Some(s(60)..=s(60)),
@@ -119,24 +83,4 @@ fn drained_hosts_hand_over_to_others_one_after_the_other() {
     bed.hold(3);
     assert_eq!(bed.slots(), [4, 5, 6, 7]);
     assert_eq!(bed.membership.roster().staying(), 4);
-}
-
-#[test]
-fn sizes_are_whole_hosts() {
-    let limits = |min, max, spares| Limits {
-        per_host: 2,
-        spares,
-        ..Limits::elastic(min, max)
-    };
-    assert_eq!(limits(2, 4, 2).check(), Ok(()));
-    for (limits, name) in [
-        (limits(1, 4, 0), "min_workers=1"),
-        (limits(2, 5, 0), "max_workers=5"),
-        (limits(2, 4, 1), "spares=1"),
-    ] {
-        let error = limits.check().unwrap_err().to_string();
-        let expected =
-            format!("{name} is given; it must be a multiple of the 2 workers on each node");
-        assert_eq!(error, expected);
-    }
 }

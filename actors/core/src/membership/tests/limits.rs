@@ -3,52 +3,6 @@
 use super::*;
 
 #[test]
-fn numbers_of_workers_are_checked_as_horovod_does() {
-    let of = Limits::from_workers;
-    assert_eq!(of(Some(4), None, None), Ok(Limits::fixed(4)));
-    assert_eq!(of(None, Some(2), Some(8)), Ok(Limits::elastic(2, 8)));
-    let cases = [
-        (
-            of(None, None, Some(8)),
-            "max_workers=8 is given without min_workers",
-        ),
-        (
-            of(None, Some(0), Some(8)),
-            "max_workers=8 is given without min_workers",
-        ),
-        (
-            of(Some(4), Some(2), None),
-            "num_workers=4 and min_workers=2 are both given",
-        ),
-        (
-            of(Some(4), Some(2), Some(8)),
-            "num_workers=4 and min_workers=2 are both given",
-        ),
-        (
-            of(Some(4), None, Some(8)),
-            "max_workers=8 is given without min_workers",
-        ),
-        (
-            of(None, Some(2), None),
-            "min_workers=2 is given without max_workers",
-        ),
-        (of(None, None, None), "no number of workers is given"),
-        (
-            of(Some(0), None, None),
-            "min_workers=0 is given; a group has at least 1",
-        ),
-        (
-            of(None, Some(4), Some(2)),
-            "min_workers=4 and max_workers=2 are given",
-        ),
-    ];
-    for (given, expected) in cases {
-        let error = given.unwrap_err().to_string();
-        assert!(error.starts_with(expected), "{error}");
-    }
-}
-
-#[test]
 fn limits_that_make_no_sense_say_what_was_given_and_what_is_allowed() {
     type Case<'a> = (&'a dyn Fn(&mut Limits), &'a str);
     let check = |change: &dyn Fn(&mut Limits)| {
@@ -65,7 +19,36 @@ fn limits_that_make_no_sense_say_what_was_given_and_what_is_allowed() {
         check(&|limits| limits.filters = vec![Filter::DivisibleBy(5)]),
         Ok(())
     );
-    let cases: [Case<'_>; 13] = [
+    let cases: [Case<'_>; 19] = [
+        (
+            &|limits| limits.min = 0,
+            "min_workers=0 is given; a group has at least 1",
+        ),
+        (
+            &|limits| limits.min = 7,
+            "min_workers=7 and max_workers=6 are given",
+        ),
+        (
+            &|limits| limits.per_host = 3,
+            "min_workers=4 is given; it must be a multiple of the 3 workers on each node",
+        ),
+        (
+            &|limits| (limits.per_host, limits.max) = (2, 7),
+            "max_workers=7 is given; it must be a multiple of the 2 workers on each node",
+        ),
+        (
+            &|limits| (limits.per_host, limits.spares) = (2, 1),
+            "spares=1 is given; it must be a multiple of the 2 workers on each node",
+        ),
+        (
+            &|limits| {
+                limits.mode = Mode::Restart {
+                    stop_timeout: s(20),
+                };
+                limits.spares = 1;
+            },
+            "spares=1 is given for processes that are started with their ranks",
+        ),
         (
             &|limits| limits.max = u32::MAX,
             "max_workers=4294967295 and spares=0 are given; allowed are 16384 workers in all",

@@ -2,7 +2,6 @@
 
 mod budget;
 mod changes;
-mod checks;
 mod faults;
 mod formation;
 mod hosts;
@@ -10,10 +9,8 @@ mod limits;
 mod order;
 mod planned;
 mod policy;
-mod properties;
 mod restart;
 mod roster;
-mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,6 +29,15 @@ const fn s(seconds: u64) -> Duration {
 /// Milliseconds.
 const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
+}
+
+/// A job of so many workers that never changes.
+fn fixed(workers: u32) -> Limits {
+    Limits {
+        max_resets: Some(0),
+        restarts_without_progress: 0,
+        ..Limits::elastic(workers, workers)
+    }
 }
 
 const fn process(slot: u32, incarnation: u64) -> Process {

@@ -422,7 +422,7 @@ fn the_limit_of_resets_is_horovods() {
 
 #[test]
 fn a_static_job_ends_with_the_first_loss() {
-    let mut case = Case::active(Limits::fixed(2), &[1, 2]);
+    let mut case = Case::active(fixed(2), &[1, 2]);
     assert_eq!(case.choice(), Choice::Keep);
     case.lose(&[1]);
     case.ends(
@@ -431,7 +431,7 @@ fn a_static_job_ends_with_the_first_loss() {
     );
 
     // Before the group was ready, too.
-    let mut case = Case::booting(Limits::fixed(2), &[1, 2]);
+    let mut case = Case::booting(fixed(2), &[1, 2]);
     let why = "silent".to_owned();
     case.take(Fact::NodeLost {
         node: NodeId(1),

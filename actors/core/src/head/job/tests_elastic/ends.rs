@@ -3,46 +3,6 @@
 use super::*;
 
 #[test]
-fn below_the_minimum_the_job_waits_for_the_start_timeout() {
-    let mut bed = Bed::active(2, 2, &[1, 1]);
-    bed.commit(1, false);
-    bed.exits(2, 1, 1, Exit::Signal(9));
-    assert_eq!(bed.job.info(Duration::ZERO).state, JobState::Recovering);
-    bed.wait(Duration::from_secs(29));
-    assert_eq!(bed.job.info(Duration::ZERO).state, JobState::Recovering);
-    bed.wait(Duration::from_secs(2));
-    let (state, refusal, failure) = bed.ended();
-    assert_eq!(state, JobState::Failed);
-    let refusal = refusal.unwrap();
-    assert_eq!(refusal.kind, RefusalKind::Timeout);
-    assert!(
-        refusal.message.contains("needed are at least 2"),
-        "{refusal}"
-    );
-    assert_eq!(failure.unwrap().rank, Rank(1));
-    assert_eq!(bed.log.last().unwrap(), "finished");
-    assert!(bed.log.contains(&"1:stop".to_owned()));
-}
-
-#[test]
-fn a_job_that_may_not_change_again_ends_with_the_next_loss() {
-    let mut bed = Bed::submit(1, 3, &[3], |spec| {
-        spec.elastic.as_mut().unwrap().max_resets = Some(1);
-    });
-    bed.run();
-    bed.all_ready();
-    bed.commit(1, false);
-    bed.exits(1, 0, 1, Exit::Signal(9));
-    assert_eq!(bed.members(), ["1.1", "2.1"]);
-    bed.commit(2, false);
-    bed.exits(1, 1, 1, Exit::Signal(9));
-    let (state, refusal, failure) = bed.ended();
-    assert_eq!(state, JobState::Failed);
-    assert!(refusal.unwrap().message.contains("max_resets"));
-    assert_eq!(failure.unwrap().exit, Exit::Signal(9));
-}
-
-#[test]
 fn a_program_that_always_fails_ends_the_job_fast_with_its_output() {
     let mut bed = Bed::submit(1, 1, &[1], |_| ());
     bed.run();
@@ -66,14 +26,6 @@ fn a_program_that_always_fails_ends_the_job_fast_with_its_output() {
     assert_eq!(failure.unwrap().stderr_tail, ["last words"]);
     let reason = bed.job.info(Duration::ZERO).reason.unwrap();
     assert!(reason.contains("before the first commit"), "{reason}");
-}
-
-#[test]
-fn a_job_whose_members_have_all_returned_has_succeeded() {
-    let mut bed = Bed::active(1, 2, &[1, 1]);
-    bed.exits(1, 0, 1, Exit::Code(0));
-    bed.exits(2, 1, 1, Exit::Code(0));
-    assert_eq!(bed.ended(), (JobState::Succeeded, None, None));
 }
 
 #[test]

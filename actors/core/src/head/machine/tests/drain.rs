@@ -88,20 +88,6 @@ fn members_that_can_not_be_spared_stay_until_the_deadline() {
 }
 
 #[test]
-fn an_undrain_in_time_saves_the_members() {
-    let mut group = Group::new();
-    let first = group.node(1, 1);
-    group.node(2, 1);
-    let job = group.submit(1, 2, 2);
-    group.drain("host1", 60);
-    group.pass(30);
-    group.world.request(HTTP, undrain("host1"));
-    group.pass(60);
-    assert_eq!(group.members(job), (1, vec![(1, 1), (2, 1)]));
-    assert!(group.is_live(first, job));
-}
-
-#[test]
 fn a_node_that_is_drained_is_so_in_its_next_stay() {
     let mut group = Group::new();
     let before = group.node(1, 1);

@@ -301,25 +301,6 @@ fn what_a_job_gives_back_is_for_others() {
 }
 
 #[test]
-fn a_host_where_a_worker_failed_gets_no_other_one_while_it_cools_down() {
-    let mut group = Group::new();
-    let first = group.node(1, 3);
-    let job = group.submit_as(1, 1, 2, |spec| {
-        spec.elastic.as_mut().unwrap().cooldown = Some(Cooldown {
-            least_ms: 3_600_000,
-            most_ms: 3_600_000,
-        });
-    });
-    group.kill(first, job);
-    group.pass(10);
-    assert_eq!(group.members(job), (2, vec![(1, 1)]));
-    group.node(2, 1);
-    group.commit(job);
-    assert_eq!(group.members(job), (3, vec![(1, 1), (2, 1)]));
-    assert_eq!(group.world.free_cpus(), [2, 0]);
-}
-
-#[test]
 fn a_node_that_is_not_healthy_is_left_out_until_it_has_cooled_down() {
     let sick = |request: &NodeRequest| match good(request) {
         Some(Reply::Answer(NodeReply::Reserved { .. })) => {
@@ -450,21 +431,6 @@ fn a_lost_node_is_replaced_by_another_one() {
     assert_eq!(group.reservations(spare), 1);
     group.commit(job);
     assert_eq!(group.members(job), (3, vec![(1, 1), (3, 1), (4, 1)]));
-}
-
-#[test]
-fn two_changes_within_a_second_make_one_generation() {
-    let mut group = Group::new();
-    group.node(1, 1);
-    let job = group.submit(1, 1, 4);
-    // The first node's worker boots while the second node comes.
-    let slow = group.world.node(2, 1, good);
-    group.world.pass(Duration::from_millis(500));
-    group.world.node(3, 1, good);
-    group.run();
-    group.commit(job);
-    assert_eq!(group.members(job), (2, vec![(1, 1), (2, 1), (3, 1)]));
-    assert!(group.is_live(slow, job));
 }
 
 #[test]

@@ -236,37 +236,3 @@ fn reports_that_come_together_keep_their_order() {
         .collect();
     assert_eq!(lost, order);
 }
-
-#[test]
-fn equal_inputs_give_equal_outputs() {
-    let run = || {
-        let mut world = World::new();
-        let mut stops = 0;
-        for node in 1..5 {
-            world.node(node, 4, move |request| match request {
-                NodeRequest::Stop { .. } | NodeRequest::Membership(_) => {
-                    stops += 1;
-                    good(request).filter(|_| stops % 3 != node % 3)
-                }
-                other => good(other),
-            });
-        }
-        for number in 0..6 {
-            let job = world.submit(number, 2 + number as u32 % 3);
-            for session in world.peers.keys().copied().collect::<Vec<_>>() {
-                let all = (0..4).map(|slot| ready(job, slot)).collect();
-                world.request(Caller::Peer(session), HeadRequest::Events(all));
-            }
-            world.pass(Duration::from_millis(700 * number));
-            if number % 2 == 0 {
-                world.stop_later(job);
-            }
-        }
-        world.disconnect(Session(3));
-        world.pass(Duration::from_secs(100));
-        world.trace
-    };
-    let trace = run();
-    assert!(trace.len() > 100, "{}", trace.len());
-    assert_eq!(trace, run());
-}

@@ -56,31 +56,6 @@ fn signals(outputs: &[Output]) -> Vec<(WorkerId, Signal)> {
     signals.collect()
 }
 
-/// The processes that are to be started.
-fn spawned(outputs: &[Output]) -> Vec<WorkerId> {
-    let spawns = outputs.iter().filter_map(|output| match output {
-        Output::Spawn(spawning) => Some(spawning.worker),
-        _ => None,
-    });
-    spawns.collect()
-}
-
-/// The exits that are reported: slot, incarnation, generation, and whether it was expected.
-fn exits(core: &mut Colocator) -> Vec<(u32, u64, u64, bool)> {
-    let reports = core.take_reports().into_iter();
-    let exits = reports.filter_map(|event| match event {
-        NodeEvent::WorkerExited {
-            slot,
-            incarnation,
-            generation,
-            expected,
-            ..
-        } => Some((slot.0, incarnation.0, generation.0, expected)),
-        _ => None,
-    });
-    exits.collect()
-}
-
 /// The state of the workers, and the number of their group.
 fn state(core: &Colocator) -> (WorkerState, u64) {
     let group = core.worker_group().unwrap();

@@ -17,15 +17,6 @@ fn order(core: &mut Colocator, ask: u64, processes: &[(u32, u64)]) -> Vec<Output
     core.start(now, AskId(ask), start, Vec::new()).unwrap()
 }
 
-/// The processes that are to be started.
-fn spawned(outputs: &[Output]) -> Vec<WorkerId> {
-    let spawns = outputs.iter().filter_map(|output| match output {
-        Output::Spawn(spawning) => Some(spawning.worker),
-        _ => None,
-    });
-    spawns.collect()
-}
-
 fn answered(outputs: &[Output]) -> Vec<(u64, Vec<(u32, u32)>)> {
     let answers = outputs.iter().filter_map(|output| match output {
         Output::Answer {
@@ -81,22 +72,6 @@ fn up(processes: &[(u32, u64)]) -> Colocator {
     }
     core.take_reports();
     core
-}
-
-/// The exits that are reported: slot, incarnation, generation, and whether it was expected.
-fn exits(core: &mut Colocator) -> Vec<(u32, u64, u64, bool)> {
-    let reports = core.take_reports().into_iter();
-    let exits = reports.filter_map(|event| match event {
-        NodeEvent::WorkerExited {
-            slot,
-            incarnation,
-            generation,
-            expected,
-            ..
-        } => Some((slot.0, incarnation.0, generation.0, expected)),
-        _ => None,
-    });
-    exits.collect()
 }
 
 #[test]

@@ -14,7 +14,7 @@ use kolo_wire::{Exit, FromWorker, NodeEvent, NodeReply};
 
 use super::workers::HANG_UP;
 use super::*;
-use crate::node::messages::{AskId, Loss, Signal, WorkerEvent};
+use crate::node::messages::{AskId, Loss, Signal, WorkerEvent, WorkerId};
 use crate::node::testing::{self, STAY, at, signal};
 
 const GRACE: Duration = Duration::from_secs(5);
@@ -95,6 +95,31 @@ fn failure(rank: u32) -> RankFailure {
         stderr_tail: Vec::new(),
         account: None,
     }
+}
+
+/// The processes that are to be started.
+fn spawned(outputs: &[Output]) -> Vec<WorkerId> {
+    let spawns = outputs.iter().filter_map(|output| match output {
+        Output::Spawn(spawning) => Some(spawning.worker),
+        _ => None,
+    });
+    spawns.collect()
+}
+
+/// The exits that are reported: slot, incarnation, generation, and whether it was expected.
+fn exits(core: &mut Colocator) -> Vec<(u32, u64, u64, bool)> {
+    let reports = core.take_reports().into_iter();
+    let exits = reports.filter_map(|event| match event {
+        NodeEvent::WorkerExited {
+            slot,
+            incarnation,
+            generation,
+            expected,
+            ..
+        } => Some((slot.0, incarnation.0, generation.0, expected)),
+        _ => None,
+    });
+    exits.collect()
 }
 
 /// The last report, which is of an exit.
