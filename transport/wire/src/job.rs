@@ -220,14 +220,6 @@ impl GenerationTable {
     pub fn world_size(&self) -> u32 {
         self.members.len() as u32
     }
-
-    /// Whether all members are on one node.
-    #[must_use]
-    pub fn is_single_node(&self) -> bool {
-        self.members
-            .windows(2)
-            .all(|pair| pair[0].node == pair[1].node)
-    }
 }
 
 /// How a process ended.

@@ -11,7 +11,7 @@ use std::fmt;
 ///
 /// assert!(WorkerState::Healthy.is_running());
 /// assert!(!WorkerState::Succeeded.is_running());
-/// assert_eq!(WorkerState::from_value(32), Some(WorkerState::Failed));
+/// assert_eq!(WorkerState::Failed.value(), 32);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
@@ -54,12 +54,6 @@ impl WorkerState {
     #[must_use]
     pub const fn value(self) -> u8 {
         self as u8
-    }
-
-    /// The state of a number. Nothing if no state has the number.
-    #[must_use]
-    pub fn from_value(value: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.value() == value)
     }
 
     /// The name in small letters, as metrics have it.

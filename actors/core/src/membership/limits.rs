@@ -71,37 +71,6 @@ pub struct Limits {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitsError {
-    /// The maximum alone is given. Give the minimum, too.
-    #[error(
-        "max_workers={max} is given without min_workers; an elastic job needs min_workers of at least 1"
-    )]
-    MaxWithoutMin {
-        /// The maximum.
-        max: u32,
-    },
-    /// The minimum alone is given. Give the maximum, too.
-    #[error(
-        "min_workers={min} is given without max_workers; give the most workers that the job can use, or \
-         num_workers={min} for a job that never changes"
-    )]
-    MinWithoutMax {
-        /// The minimum.
-        min: u32,
-    },
-    /// A fixed and a changing number are given. Give one of them.
-    #[error(
-        "num_workers={workers} and min_workers={min} are both given; give num_workers for a job that never \
-         changes, or min_workers and max_workers for one that does"
-    )]
-    Both {
-        /// The fixed number.
-        workers: u32,
-        /// The minimum.
-        min: u32,
-    },
-    /// No number is given. Give one.
-    #[error("no number of workers is given; give num_workers, or min_workers and max_workers")]
-    Neither,
     /// A group of nobody is allowed. Ask for at least 1.
     #[error("min_workers=0 is given; a group has at least 1 worker")]
     Zero,
@@ -196,16 +165,6 @@ pub enum LimitsError {
 }
 
 impl Limits {
-    /// A job of so many workers that never changes: the first loss ends it.
-    #[must_use]
-    pub fn fixed(workers: u32) -> Self {
-        Self {
-            max_resets: Some(0),
-            restarts_without_progress: 0,
-            ..Self::elastic(workers, workers)
-        }
-    }
-
     /// A job that shrinks and grows between these bounds, with the default of everything else.
     #[must_use]
     pub fn elastic(min: u32, max: u32) -> Self {
@@ -224,28 +183,6 @@ impl Limits {
             filters: Vec::new(),
             mode: Mode::InPlace,
         }
-    }
-
-    /// From the three numbers that a user may give, as Horovod's `RayExecutor` takes them.
-    ///
-    /// # Errors
-    ///
-    /// [`LimitsError`] if they do not go together.
-    pub fn from_workers(
-        num_workers: Option<u32>,
-        min_workers: Option<u32>,
-        max_workers: Option<u32>,
-    ) -> Result<Self, LimitsError> {
-        let limits = match (num_workers, min_workers, max_workers) {
-            (Some(workers), Some(min), _) => return Err(LimitsError::Both { workers, min }),
-            (_, None | Some(0), Some(max)) => return Err(LimitsError::MaxWithoutMin { max }),
-            (None, Some(min), None) => return Err(LimitsError::MinWithoutMax { min }),
-            (None, None, None) => return Err(LimitsError::Neither),
-            (None, Some(min), Some(max)) => Self::elastic(min, max),
-            (Some(workers), None, None) => Self::fixed(workers),
-        };
-        limits.check()?;
-        Ok(limits)
     }
 
     /// Members and spares.

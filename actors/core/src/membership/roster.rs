@@ -1,5 +1,7 @@
 //! The roster: the seats of a job and what is true of each. It takes facts and has no opinion.
 
+mod nodes;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
@@ -342,16 +344,6 @@ impl Roster {
         slots
     }
 
-    /// No node holds these seats any more, in which there is no process.
-    pub fn vacate(&mut self, now: Instant, slots: &[Slot]) {
-        for slot in slots {
-            if let Some(seat) = self.seats.get_mut(slot.0 as usize) {
-                seat.location = None;
-                self.set(now, *slot, State::Vacant);
-            }
-        }
-    }
-
     /// The next process of a seat is being started, on the node that holds the seat.
     pub fn boot(&mut self, now: Instant, slot: Slot) {
         if let Some(seat) = self.seats.get_mut(slot.0 as usize) {
@@ -412,14 +404,6 @@ impl Roster {
             }
         }
         stopped
-    }
-
-    /// A node that leaves is not to be used: its seats without a process are lost.
-    pub fn let_go(&mut self, now: Instant) {
-        let held = self.in_state(State::Held).filter(|seat| seat.leaving);
-        for slot in held.map(|seat| seat.slot).collect::<Vec<_>>() {
-            self.empty(now, slot);
-        }
     }
 
     /// The process of a seat has ended for certain, and another one may start there.
@@ -529,58 +513,6 @@ impl Roster {
             self.empty(now, process.slot);
         }
         Ok(vec![departure])
-    }
-
-    fn node_lost(
-        &mut self,
-        now: Instant,
-        node: NodeId,
-        why: &str,
-        fenced: Instant,
-    ) -> Vec<Departure> {
-        self.draining.remove(&node);
-        for unseen in self.unseen.values_mut() {
-            if unseen.node == Some(node) {
-                unseen.until = Some(unseen.until.map_or(fenced, |until| until.min(fenced)));
-            }
-        }
-        let is_there = |seat: &&Seat| {
-            let location = seat.location.as_ref();
-            location.is_some_and(|location| location.node == node)
-        };
-        let slots: Vec<Slot> = self
-            .seats
-            .iter()
-            .filter(is_there)
-            .map(|seat| seat.slot)
-            .collect();
-        let mut departures = Vec::new();
-        for slot in slots {
-            let seat = &mut self.seats[slot.0 as usize];
-            if seat.state.is_there() {
-                let until = Some(fenced);
-                let node = Some(node);
-                self.unseen.insert(seat.process(), Unseen { node, until });
-                let why = why.to_owned();
-                departures.push(self.lose(now, slot, Loss::Node { why, fenced }));
-            }
-            let seat = &mut self.seats[slot.0 as usize];
-            seat.location = None;
-            seat.leaving = false;
-            if seat.state == State::Held {
-                self.empty(now, slot);
-            }
-        }
-        departures
-    }
-
-    fn mark(&mut self, node: NodeId, leaving: bool) {
-        for seat in &mut self.seats {
-            let location = seat.location.as_ref();
-            if location.is_some_and(|location| location.node == node) {
-                seat.leaving = leaving;
-            }
-        }
     }
 
     fn lose(&mut self, now: Instant, slot: Slot, loss: Loss) -> Departure {

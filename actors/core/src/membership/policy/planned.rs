@@ -82,7 +82,7 @@ impl<'a> View<'a> {
     }
 
     /// The seats of the best group there could be, in rank order: members that stay, and held seats.
-    fn best_planned(&self) -> Vec<&'a Seat> {
+    pub(super) fn best_planned(&self) -> Vec<&'a Seat> {
         let staying = self.candidates().filter(|seat| !seat.leaving);
         self.shaped(staying.chain(self.startable()))
     }
@@ -134,18 +134,8 @@ impl<'a> View<'a> {
 
     /// A group is active: keep it, plan another one, or ask it to hold for that.
     fn change_planned(&self) -> Decision {
-        let members = self.members().len();
-        let keep = |reason: String| decision(Choice::Keep, reason);
-        let returned = self.roster.count(State::Returned);
-        if returned > 0 {
-            return keep(format!(
-                "members that have returned: {returned} of {members}"
-            ));
-        }
-        if !self.budget.has_resets(self.limits) {
-            return keep(format!(
-                "members: {members}; the limit of changes is reached (reset_limit)"
-            ));
+        if let Some(keep) = self.settled("members") {
+            return keep;
         }
         if let Some(seats) = self.plan.and_then(|plan| self.ready(plan)) {
             return decision(Choice::Hold, self.cause(&seats));
@@ -154,25 +144,10 @@ impl<'a> View<'a> {
             return wait;
         }
         let leaving = self.candidates().filter(|seat| seat.leaving).count();
-        let max = self.limits.max as usize;
-        if leaving == 0 && (members >= max || self.roster.count(State::Held) == 0) {
-            return keep(format!("members: {members} of at most {max}"));
-        }
-        let best = self.best_planned();
-        if best.len() < self.limits.min as usize || (leaving == 0 && best.len() <= members) {
-            return keep(format!(
-                "members: {members}; nobody could replace or join them"
-            ));
-        }
-        let new = best.iter().filter(|seat| !seat.state.is_live());
-        let window = self.window(new.map(|seat| seat.since).min(), best.len());
-        if let Some(end) = window.filter(|_| leaving == 0) {
-            let could = best.len();
-            return decision(
-                Choice::WaitUntil(end),
-                format!("members: {members}, could be {could}; others are asked and may join, too"),
-            );
-        }
+        let best = match self.better("members", leaving) {
+            Ok(best) => best,
+            Err(keep) => return keep,
+        };
         let cause = self.cause(&best);
         if best.iter().all(|seat| seat.state.is_live()) {
             return decision(Choice::Hold, cause);

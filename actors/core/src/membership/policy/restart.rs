@@ -143,41 +143,54 @@ impl<'a> View<'a> {
         (!slots.is_empty()).then(|| decision(Choice::GiveBack(slots), reason))
     }
 
-    /// A group runs: keep it, or stop it for a change.
-    fn change_anew(&self) -> Decision {
+    /// Nothing is changed any more: members have returned, or no change is left.
+    pub(super) fn settled(&self, who: &str) -> Option<Decision> {
         let members = self.members().len();
-        let keep = |reason: String| decision(Choice::Keep, reason);
         let returned = self.roster.count(State::Returned);
-        if returned > 0 {
-            return keep(format!(
-                "workers that have returned: {returned} of {members}"
-            ));
-        }
-        if !self.budget.has_resets(self.limits) {
-            return keep(format!(
-                "workers: {members}; the limit of changes is reached (reset_limit)"
-            ));
-        }
-        let leaving = self.roster.leaving();
+        let reason = if returned > 0 {
+            format!("{who} that have returned: {returned} of {members}")
+        } else if !self.budget.has_resets(self.limits) {
+            format!("{who}: {members}; the limit of changes is reached (reset_limit)")
+        } else {
+            return None;
+        };
+        Some(decision(Choice::Keep, reason))
+    }
+
+    /// The best group that there could be with seats that are held, if it is better than the one that runs, or some of that leave.
+    /// Others that may join are waited for.
+    pub(super) fn better(&self, who: &str, leaving: usize) -> Result<Vec<&'a Seat>, Decision> {
+        let members = self.members().len();
+        let keep = |reason: String| Err(decision(Choice::Keep, reason));
         let max = self.limits.max as usize;
         if leaving == 0 && (members >= max || self.roster.count(State::Held) == 0) {
-            return keep(format!("workers: {members} of at most {max}"));
+            return keep(format!("{who}: {members} of at most {max}"));
         }
-        let staying = self.roster.live().filter(|seat| !seat.leaving);
-        let best = self.shaped(staying.chain(self.startable()));
+        let best = self.best_planned();
         if best.len() < self.limits.min as usize || (leaving == 0 && best.len() <= members) {
             return keep(format!(
-                "workers: {members}; nobody could replace or join them"
+                "{who}: {members}; nobody could replace or join them"
             ));
         }
         let new = best.iter().filter(|seat| !seat.state.is_live());
         let window = self.window(new.map(|seat| seat.since).min(), best.len());
         if let Some(end) = window.filter(|_| leaving == 0) {
             let could = best.len();
-            return decision(
+            return Err(decision(
                 Choice::WaitUntil(end),
-                format!("workers: {members}, could be {could}; others are asked and may join, too"),
-            );
+                format!("{who}: {members}, could be {could}; others are asked and may join, too"),
+            ));
+        }
+        Ok(best)
+    }
+
+    /// A group runs: keep it, or stop it for a change.
+    fn change_anew(&self) -> Decision {
+        if let Some(keep) = self.settled("workers") {
+            return keep;
+        }
+        if let Err(keep) = self.better("workers", self.roster.leaving()) {
+            return keep;
         }
         let leaves = self
             .roster
