@@ -6,7 +6,6 @@ mod collectives;
 mod commit;
 mod elastic;
 mod interfaces;
-mod kernels;
 mod launchers;
 mod losses;
 mod plan;
@@ -70,9 +69,6 @@ enum Bench {
     /// Time from `start()` to all workers ready, beside bare spawns of the same binary.
     #[command(after_help = "Example:\n  kolo-bench spawn --rounds 11")]
     Spawn(Options),
-    /// Kernels of reductions: bytes of result a second, beside plain loops and copies.
-    #[command(after_help = "Example:\n  kolo-bench kernels --sizes 64K,32M")]
-    Kernels(KernelOptions),
     /// Which algorithm collectives choose over links for which size and layout, and what it is expected to cost. Starts nothing.
     ///
     /// Ranks that all run on one host share memory and use links only where they can't, or an algorithm is forced.
@@ -115,16 +111,6 @@ enum Bench {
 }
 
 #[derive(Debug, clap::Args)]
-struct KernelOptions {
-    /// Sizes in bytes, with commas between; K, M and G are powers of 1024. At least 8.
-    #[arg(long, value_delimiter = ',', default_value = "4K,256K,32M", value_parser = size_of_kernel)]
-    sizes: Vec<u64>,
-    /// How to print.
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
-}
-
-#[derive(Debug, clap::Args)]
 struct Options {
     /// Rounds; kolo and its peers take turns in each, and medians over the rounds are printed.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
@@ -141,13 +127,6 @@ fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.01..=600.0).contains(&seconds) => Ok(seconds),
         _ => Err("allowed is 0.01 to 600 seconds".to_owned()),
-    }
-}
-
-fn size_of_kernel(text: &str) -> Result<u64, String> {
-    match size::parse(text)? {
-        bytes @ 8..=0x2_0000_0000 => Ok(bytes),
-        bytes => Err(format!("that is {bytes} bytes; allowed is 8 to 8G")),
     }
 }
 
@@ -200,7 +179,6 @@ fn main() -> anyhow::Result<()> {
         Bench::AllToAll(options) => return collectives::run(Operation::AllToAll, &options),
         Bench::SendReceive(options) => return collectives::run(Operation::SendReceive, &options),
         Bench::Barrier(options) => return collectives::run(Operation::Barrier, &options),
-        Bench::Kernels(options) => (kernels::run(&options.sizes), options.format),
         Bench::Interfaces(options) => (interfaces::run(options.rounds)?, options.format),
         Bench::Run(options) => (run::run(options.rounds)?, options.format),
         Bench::Spawn(options) => (spawn::run(options.rounds)?, options.format),

@@ -7,7 +7,6 @@
 
 mod bed;
 mod hosts;
-
 mod peers;
 
 use std::process::Stdio;
@@ -34,8 +33,8 @@ pub(crate) struct Options {
     /// processors are busy. Ends with exit code 1 if a worker or a node counts as lost (as root).
     #[arg(long, value_parser = crate::seconds, conflicts_with = "kill")]
     calm: Option<f64>,
-    /// The lease of nodes in seconds, where hosts are cut off or packets lost. A head has 3 if not told otherwise.
-    #[arg(long, default_value_t = 3.0, value_parser = crate::seconds)]
+    /// The lease of nodes in seconds, where hosts are cut off or packets lost. The default is that of the daemons.
+    #[arg(long, default_value_t = 1.25, value_parser = crate::seconds)]
     lease: f64,
     /// How often each.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
