@@ -1,16 +1,11 @@
 //! Workers and nodes that die: what the driver is told, and what is left behind.
 
-use std::io::{BufRead as _, BufReader};
-use std::net::SocketAddr;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kolo::prelude::*;
 use kolo_harness::TestCluster;
-use kolo_transport::Credentials;
 
-use crate::support::{exit_with, gone, group, hang, is_running, pid, soon, whoami};
+use crate::support::{Driver, exit_with, gone, group, hang, is_running, pid, soon, whoami};
 
 #[kolo::function]
 fn wait_for_all(ctx: &Context) -> anyhow::Result<()> {
@@ -148,76 +143,25 @@ async fn the_cluster_works_again_with_a_new_node() -> anyhow::Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn workers_live_on_and_answer_while_the_head_is_away() -> anyhow::Result<()> {
-    let (mut cluster, executor) = group(1, 2).await?;
-    assert_eq!(soon(executor.run(whoami, ())).await?, [0, 1]);
-    cluster.kill_head()?;
-    assert_eq!(soon(executor.run(whoami, ())).await?, [0, 1]);
-    Ok(())
-}
-
-/// Names the folder of the credentials and the head's address for a driver in a process of its own.
-const DRIVER: &str = "KOLO_TEST_DRIVER";
-
-/// No test: a driver that is killed. It is this binary, started with this function's name as the filter.
+/// No test: a driver that is killed.
 #[tokio::test]
 async fn driver_process() -> anyhow::Result<()> {
-    let Ok(task) = std::env::var(DRIVER) else {
+    let Some(cluster) = Driver::connect().await? else {
         return Ok(());
     };
-    let (address, folder) = task.split_once(' ').unwrap_or_default();
-    let credentials = Credentials::load(Path::new(folder))?;
-    let cluster = Cluster::connect(address.parse::<SocketAddr>()?, credentials).await?;
     let executor = Executor::builder().hosts(2).slots(2).output(Output::Silent);
     let executor = executor.start(&cluster).await?;
     let pids = executor.run(pid, ()).await?;
     let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
-    println!("\npids {}", pids.join(" "));
+    Driver::says(&pids.join(" "));
     // Calls go on, so that it is seen whether there are workers.
     while executor.run(whoami, ()).await.is_ok() {}
     Ok(())
 }
 
-/// A process that does not outlive its test.
-struct Driver(Child);
-
-impl Driver {
-    fn kill(&mut self) {
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
 /// A driver in a process of its own, and the process ids of its workers.
 async fn driver(cluster: &TestCluster) -> anyhow::Result<(Driver, Vec<u32>)> {
-    let folder = tempfile::tempdir()?;
-    let credentials = folder.path().join("driver");
-    cluster.credentials()?.save(&credentials)?;
-    let child = Command::new(std::env::current_exe()?)
-        .args(["deaths::driver_process", "--exact", "--nocapture"])
-        .env(
-            DRIVER,
-            format!("{} {}", cluster.address()?, credentials.display()),
-        )
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut driver = Driver(child);
-    let stdout = driver.0.stdout.take().expect("it is piped");
-    let pids = tokio::task::spawn_blocking(move || {
-        let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
-        lines.find_map(|line| Some(line.strip_prefix("pids ")?.to_owned()))
-    });
-    let Some(pids) = soon(pids).await? else {
-        anyhow::bail!("the driver ended early: {}", driver.0.wait()?);
-    };
+    let (driver, pids) = Driver::start(cluster, "deaths::driver_process").await?;
     let pids: Result<_, _> = pids.split(' ').map(str::parse).collect();
     Ok((driver, pids?))
 }
@@ -254,7 +198,7 @@ async fn d2_workers_live_on_without_a_head_as_long_as_their_driver_is_there() ->
     let end = Instant::now() + Duration::from_secs(3) + ORPHAN_TIMEOUT * 3;
     while Instant::now() < end {
         assert!(pids.iter().all(|pid| is_running(*pid)));
-        assert!(driver.0.try_wait()?.is_none(), "a call of its failed");
+        assert!(driver.child.try_wait()?.is_none(), "a call of its failed");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     driver.kill();

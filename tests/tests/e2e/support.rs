@@ -1,10 +1,16 @@
 //! What several tests share: functions to call and small helpers.
 
 use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use kolo::prelude::*;
 use kolo_harness::TestCluster;
+use kolo_transport::Credentials;
+use tempfile::TempDir;
 
 /// The world rank.
 #[kolo::function]
@@ -97,4 +103,71 @@ pub async fn gone(pid: u32) {
         }
     })
     .await;
+}
+
+/// Names the head's address and the folder of the credentials, for a driver in a process of its own.
+const DRIVER: &str = "KOLO_TEST_DRIVER";
+/// What stands before the words that such a driver says once its job runs.
+const SAYS: &str = "driver says ";
+
+/// A driver in a process of its own, which does not outlive its test.
+pub struct Driver {
+    pub child: Child,
+    _folder: TempDir,
+}
+
+impl Driver {
+    /// Starts this binary with a test as the filter, which is no test but begins with [`Driver::connect`]. Also gives its words.
+    pub async fn start(cluster: &TestCluster, test: &str) -> anyhow::Result<(Self, String)> {
+        let folder = tempfile::tempdir()?;
+        let credentials = folder.path().join("driver");
+        cluster.credentials()?.save(&credentials)?;
+        let task = format!("{} {}", cluster.address()?, credentials.display());
+        let mut child = Command::new(std::env::current_exe()?)
+            .args([test, "--exact", "--nocapture"])
+            .env(DRIVER, task)
+            // What the driver leaves of its folder goes with that of the test.
+            .env("TMPDIR", folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = child.stdout.take().expect("it is piped");
+        let driver = Self {
+            child,
+            _folder: folder,
+        };
+        let words = tokio::task::spawn_blocking(move || {
+            let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
+            lines.find_map(|line| Some(line.strip_prefix(SAYS)?.to_owned()))
+        });
+        let words = soon(words).await?;
+        Ok((driver, words.expect("the driver has ended early")))
+    }
+
+    /// In the driver's process: its cluster. Nothing in the test run itself.
+    pub async fn connect() -> anyhow::Result<Option<Cluster>> {
+        let Ok(task) = std::env::var(DRIVER) else {
+            return Ok(None);
+        };
+        let (address, folder) = task.split_once(' ').unwrap_or_default();
+        let credentials = Credentials::load(Path::new(folder))?;
+        let cluster = Cluster::connect(address.parse::<SocketAddr>()?, credentials).await?;
+        Ok(Some(cluster))
+    }
+
+    /// In the driver's process: its job runs.
+    pub fn says(words: &str) {
+        println!("\n{SAYS}{words}");
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.kill();
+    }
 }

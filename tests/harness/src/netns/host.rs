@@ -104,16 +104,6 @@ impl Host {
         self.up(interface, addresses)
     }
 
-    /// Adds a bridge to which nothing else is connected, as a container engine does: `docker0`.
-    ///
-    /// # Errors
-    ///
-    /// [`NetError`].
-    pub fn add_bridge(&self, interface: &str, addresses: &[&str]) -> Result<(), NetError> {
-        self.ip(&format!("link add {interface} type bridge"))?;
-        self.up(interface, addresses)
-    }
-
     fn up(&self, interface: &str, addresses: &[&str]) -> Result<(), NetError> {
         self.ip(&format!("link set {interface} up"))?;
         for address in addresses {

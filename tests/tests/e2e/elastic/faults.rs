@@ -1,69 +1,32 @@
 //! Drivers and heads that die, and a rank that stands still.
 
-use std::io::{BufRead as _, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use kolo::JobId;
 use kolo::prelude::*;
 use kolo_harness::TestCluster;
-use kolo_transport::Credentials;
 use rustix::process::Signal;
 
 use super::job::{Job, nothing_left, pid_of, processes};
-use crate::support::{gone, is_running, soon};
+use crate::support::{Driver, gone, is_running};
 
-/// Names the head's address, the folder of the credentials for a driver in a process of its own.
-const DRIVER: &str = "KOLO_TEST_ELASTIC_DRIVER";
-
-/// No test: a driver that is killed. It is this binary, started with this function's name as the filter.
+/// No test: a driver that is killed.
 #[tokio::test]
 async fn driver_process() -> anyhow::Result<()> {
-    let Ok(task) = std::env::var(DRIVER) else {
+    let Some(cluster) = Driver::connect().await? else {
         return Ok(());
     };
-    let (address, folder) = task.split_once(' ').unwrap_or_default();
-    let credentials = Credentials::load(Path::new(folder))?;
-    let cluster = Cluster::connect(address.parse::<std::net::SocketAddr>()?, credentials).await?;
     let job = Job::with(&cluster, Executor::builder().workers(1..=2), 2, 1).await?;
     job.works().await;
-    println!("\njob {}", job.executor.job());
+    Driver::says(&job.executor.job().to_string());
     std::future::pending().await
-}
-
-/// A process that does not outlive its test.
-struct Driver(Child);
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
 }
 
 #[tokio::test]
 async fn a_job_whose_driver_is_killed_ends_and_leaves_nothing() -> anyhow::Result<()> {
     let cluster = TestCluster::builder().nodes(2).start().await?;
-    let folder = tempfile::tempdir()?;
-    let credentials = folder.path().join("driver");
-    cluster.credentials()?.save(&credentials)?;
-    let task = format!("{} {}", cluster.address()?, credentials.display());
-    let child = Command::new(std::env::current_exe()?)
-        .args(["elastic::faults::driver_process", "--exact", "--nocapture"])
-        .env(DRIVER, task)
-        // What the driver leaves of its folder goes with that of the test.
-        .env("TMPDIR", folder.path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut driver = Driver(child);
-    let stdout = driver.0.stdout.take().expect("it is piped");
-    let job = tokio::task::spawn_blocking(move || {
-        let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
-        lines.find_map(|line| Some(line.strip_prefix("job ")?.to_owned()))
-    });
-    let job: JobId = soon(job).await?.expect("the driver has ended").parse()?;
+    let (driver, job) = Driver::start(&cluster, "elastic::faults::driver_process").await?;
+    let job: JobId = job.parse()?;
     assert_eq!(processes(job).len(), 2);
     drop(driver);
     nothing_left(job).await;
