@@ -147,9 +147,8 @@ fn from_vars(
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
     };
-    let has_certificate = |dir: &Path| dir.join("cert.pem").exists();
     match (path(CREDENTIALS), path(TOKEN_FILE)) {
-        (Some(dir), Some(token)) if !has_certificate(&dir) => {
+        (Some(dir), Some(token)) if !kolo_transport::Credentials::are_in(&dir) => {
             let mut credentials = Credentials::token_file(token)?;
             if let Source::Token { save_to, .. } = &mut credentials.0 {
                 *save_to = Some(dir);
@@ -163,7 +162,7 @@ fn from_vars(
     let config = path("XDG_CONFIG_HOME").or_else(|| path("HOME").map(|home| home.join(".config")));
     match config
         .map(|config| config.join("kolo"))
-        .filter(|dir| has_certificate(dir))
+        .filter(|dir| kolo_transport::Credentials::are_in(dir))
     {
         Some(dir) => Credentials::load(dir),
         None => Err(CredentialsError::Missing {

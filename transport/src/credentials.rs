@@ -1,7 +1,7 @@
 //! A process's certificate and key.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
@@ -10,13 +10,12 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use crate::files;
-use crate::folder::{self, Alone, Pems};
 use crate::identity::{Identity, IdentityError, identity_of};
 use crate::renewal::Validity;
 use crate::tls::{self, Dates};
 
-/// How often a folder is read that somebody else changes meanwhile.
-const ATTEMPTS: u32 = 5;
+/// The file of an identity in its folder: the private key, the certificate, and that of the authority.
+const FILE: &str = "identity.pem";
 
 /// The certificate that says who this process is, its private key, and the cluster's authority, by which
 /// others are checked. A clone shares them.
@@ -112,8 +111,7 @@ impl Credentials {
 
     /// A request for another certificate of the same key, to be sent before this one ends.
     ///
-    /// The key stays the same, so that a new certificate is one file that is replaced as a whole. A new key comes with a
-    /// new join.
+    /// The key stays the same. A new key comes with a new join.
     ///
     /// # Errors
     ///
@@ -149,26 +147,21 @@ impl Credentials {
         KeyPair::try_from(der.secret_pkcs8_der()).map_err(crypto)
     }
 
-    /// Replaces the certificate in a folder that holds these credentials: one file, in one step, so that a process that
-    /// reads the folder meanwhile gets the old or the new one. False if the folder holds others by now, which it keeps.
+    /// As [`Credentials::save`], into a folder that holds these credentials with an earlier certificate. False if the folder holds
+    /// others by now, which it keeps.
     ///
     /// # Errors
     ///
     /// [`IdentityError`], which names the file.
     pub fn save_renewed(&self, dir: &Path) -> Result<bool, IdentityError> {
-        let _alone = Alone::wait(dir);
-        if !folder::settle(dir)? {
-            return Ok(false);
+        let _alone = files::alone(dir);
+        let path = dir.join(FILE);
+        let key = read_key(&path, &files::read_private(&path)?)?;
+        let is_same = key.public_key_raw() == self.inner.key.public_key_raw();
+        if is_same {
+            self.write(dir)?;
         }
-        let key_path = dir.join(folder::KEY);
-        let key = read_key(&key_path, &files::read(&key_path)?)?;
-        if key.public_key_raw() != self.inner.key.public_key_raw() {
-            return Ok(false);
-        }
-        let certificate = files::pem("CERTIFICATE", &self.inner.certificate);
-        files::stage(&dir.join(folder::CERTIFICATE), certificate.as_bytes())?.replace()?;
-        files::sync_dir(dir)?;
-        Ok(true)
+        Ok(is_same)
     }
 
     /// The private key, for a TLS library. Never log or send it.
@@ -176,23 +169,33 @@ impl Credentials {
         PrivatePkcs8KeyDer::from(self.inner.key.serialize_der()).into()
     }
 
-    /// Writes `ca.pem`, `cert.pem` and `key.pem` into `dir`. The files have mode 0600. If `dir` does not exist it is made
-    /// (mode 0700), and appears with all of them or not at all. If it does, they are replaced as one: whoever loads them
-    /// meanwhile, or after a crash at any point, gets all of the old or all of the new ones.
+    /// Writes `identity.pem` into `dir`: the private key, the certificate and that of the authority, in PEM. The file has mode 0600.
+    /// If `dir` does not exist it is made (mode 0700). A file that is there is replaced in one step: whoever loads it meanwhile, or
+    /// after a crash at any point, gets the old or the new one.
     ///
     /// # Errors
     ///
     /// [`IdentityError::File`].
     pub fn save(&self, dir: &Path) -> Result<(), IdentityError> {
-        let pems = Pems {
-            key: files::pem("PRIVATE KEY", &self.inner.key.serialize_der()),
-            certificate: files::pem("CERTIFICATE", &self.inner.certificate),
-            authority: files::pem("CERTIFICATE", &self.inner.authority),
-        };
-        if files::appear(dir, |new| pems.fill(new))? {
-            return Ok(());
-        }
-        pems.replace(dir, || Ok(()))
+        files::create_dir(dir)?;
+        let _alone = files::alone(dir);
+        self.write(dir)
+    }
+
+    fn write(&self, dir: &Path) -> Result<(), IdentityError> {
+        let pem = [
+            files::pem("PRIVATE KEY", &self.inner.key.serialize_der()),
+            files::pem("CERTIFICATE", &self.inner.certificate),
+            files::pem("CERTIFICATE", &self.inner.authority),
+        ];
+        files::stage(&dir.join(FILE), pem.concat().as_bytes())?.replace()?;
+        files::sync_dir(dir)
+    }
+
+    /// Whether a folder has what [`Credentials::load`] reads, good or not.
+    #[must_use]
+    pub fn are_in(dir: &Path) -> bool {
+        dir.join(FILE).exists()
     }
 
     /// Reads what [`Credentials::save`] wrote, and checks that it belongs together.
@@ -215,58 +218,25 @@ impl Credentials {
     }
 
     fn load_checked(dir: &Path, dates: Dates) -> Result<Self, IdentityError> {
-        let mut attempt = 1;
-        loop {
-            if let Some(pems) = folder::pending(dir)? {
-                let path = dir.join(folder::PENDING);
-                let key = read_key(&path, pems.key.as_bytes())?;
-                let certificate = parse_certificate(&path, pems.certificate.as_bytes())?;
-                let authority = parse_certificate(&path, pems.authority.as_bytes())?;
-                let credentials = Self::of_file(certificate, authority, key, path, dates)?;
-                folder::settle_if_free(dir);
-                return Ok(credentials);
-            }
-            match Self::load_files(dir, dates) {
-                // It may be a mixture of what was there and of what somebody is just putting there.
-                Err(IdentityError::Content { .. }) if attempt < ATTEMPTS => attempt += 1,
-                result => return result,
-            }
-        }
-    }
-
-    fn load_files(dir: &Path, dates: Dates) -> Result<Self, IdentityError> {
-        let key_path = dir.join(folder::KEY);
-        let certificate_path = dir.join(folder::CERTIFICATE);
-        let authority = read_certificate(&dir.join(folder::AUTHORITY))?;
-        let certificate = read_certificate(&certificate_path)?;
+        let path = dir.join(FILE);
+        let pem = files::read_private(&path)?;
         files::check_dir(dir)?;
-        let key = read_key(&key_path, &files::read_private(&key_path)?)?;
-        Self::of_file(certificate, authority, key, certificate_path, dates)
-    }
-
-    fn of_file(
-        certificate: CertificateDer<'static>,
-        authority: CertificateDer<'static>,
-        key: KeyPair,
-        path: PathBuf,
-        dates: Dates,
-    ) -> Result<Self, IdentityError> {
+        let key = read_key(&path, &pem)?;
+        let mut certificates = CertificateDer::pem_slice_iter(&pem).map_while(Result::ok);
+        let (Some(certificate), Some(authority)) = (certificates.next(), certificates.next())
+        else {
+            return Err(IdentityError::Content {
+                path,
+                reason:
+                    "it does not hold two certificates in PEM, the member's and the authority's"
+                        .to_owned(),
+            });
+        };
         Self::checked(certificate, authority, key, dates).map_err(|error| IdentityError::Content {
             path,
             reason: error.to_string(),
         })
     }
-}
-
-fn parse_certificate(path: &Path, pem: &[u8]) -> Result<CertificateDer<'static>, IdentityError> {
-    CertificateDer::from_pem_slice(pem).map_err(|_| IdentityError::Content {
-        path: path.to_owned(),
-        reason: "it is not a certificate in PEM".to_owned(),
-    })
-}
-
-fn read_certificate(path: &Path) -> Result<CertificateDer<'static>, IdentityError> {
-    parse_certificate(path, &files::read(path)?)
 }
 
 /// The key in a PEM file. Says nothing of the file's content in errors.

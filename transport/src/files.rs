@@ -1,9 +1,12 @@
 //! Private files: only the owner reads them, and a crash leaves the old or the new one.
 
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
 
 use crate::identity::IdentityError;
 use crate::random::random_u64;
@@ -15,15 +18,52 @@ pub(crate) fn failed(path: &Path) -> impl FnOnce(io::Error) -> IdentityError {
 
 /// Makes `dir` and its parents, for the owner alone. One that exists is left as it is.
 pub(crate) fn create_dir(dir: &Path) -> Result<(), IdentityError> {
+    if dir.exists() {
+        return Ok(());
+    }
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(dir)
-        .map_err(failed(dir))
+        .map_err(failed(dir))?;
+    match dir.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent),
+        _ => Ok(()),
+    }
 }
 
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>, IdentityError> {
-    fs::read(path).map_err(failed(path))
+/// Waits until nobody else changes files of a folder, which takes as long as a small file does; removes what a crash has left. Where
+/// a file system has no locks it is as if nobody did.
+pub(crate) fn alone(dir: &Path) -> Option<File> {
+    let lock = File::open(dir).and_then(|file| {
+        flock(&file, FlockOperation::LockExclusive)?;
+        Ok(file)
+    });
+    match lock {
+        Ok(lock) => {
+            sweep(dir);
+            Some(lock)
+        }
+        Err(error) => {
+            tracing::debug!(%error, dir = %dir.display(), "the folder is not locked");
+            None
+        }
+    }
+}
+
+/// Removes the files under [passing names](stage): they may hold a key.
+fn sweep(dir: &Path) {
+    let is_passing = |name: &OsStr| {
+        let nonce =
+            (name.to_str()).and_then(|name| name.strip_suffix(".tmp")?.rsplit_once(".pem."));
+        nonce.is_some_and(|(_, nonce)| {
+            nonce.len() == 16 && nonce.bytes().all(|byte| byte.is_ascii_hexdigit())
+        })
+    };
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| is_passing(&entry.file_name())) {
+        drop(fs::remove_file(entry.path()));
+    }
 }
 
 /// Reads a file that nobody but its owner can read or write, and refuses any other.
@@ -59,41 +99,6 @@ pub(crate) fn sync_dir(dir: &Path) -> Result<(), IdentityError> {
     File::open(dir)
         .and_then(|dir| dir.sync_all())
         .map_err(failed(dir))
-}
-
-/// Makes a folder that has all that `fill` writes from the first moment on. False if there is one, which is left as it is.
-pub(crate) fn appear(
-    dir: &Path,
-    fill: impl FnOnce(&Path) -> Result<(), IdentityError>,
-) -> Result<bool, IdentityError> {
-    if dir.exists() {
-        return Ok(false);
-    }
-    let parent = match dir.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let mut name = dir.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{:016x}.tmp", random_u64()));
-    let new = parent.join(name);
-    create_dir(parent)
-        .and_then(|()| create_dir(&new))
-        // Nobody knows the passing name.
-        .map_err(|error| match error {
-            IdentityError::File { error, .. } => failed(dir)(error),
-            other => other,
-        })?;
-    let made = fill(&new).and_then(|()| match fs::rename(&new, dir) {
-        Ok(()) => sync_dir(parent).map(|()| true),
-        // Somebody else was first.
-        Err(_) if dir.exists() => Ok(false),
-        Err(error) => Err(failed(dir)(error)),
-    });
-    if !matches!(made, Ok(true)) {
-        // It holds a key.
-        drop(fs::remove_dir_all(&new));
-    }
-    made
 }
 
 /// A file under a passing name, removed unless it is moved to its own.
@@ -191,16 +196,30 @@ mod tests {
     }
 
     #[test]
+    fn what_a_crash_has_left_is_removed_and_nothing_else() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path();
+        for name in ["identity.pem", "identity.pem.mine.tmp"] {
+            fs::write(dir.join(name), "").unwrap();
+        }
+        let left = dir.join("identity.pem.0123456789abcdef.tmp");
+        fs::write(&left, "a key").unwrap();
+        drop(alone(dir));
+        assert!(!left.exists());
+        assert_eq!(fs::read_dir(dir).unwrap().count(), 2);
+    }
+
+    #[test]
     fn a_staged_file_appears_whole_or_not_at_all() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         assert!(stage(&path, b"one").unwrap().create().unwrap());
         assert!(!stage(&path, b"two").unwrap().create().unwrap());
-        assert_eq!(read(&path).unwrap(), b"one");
+        assert_eq!(fs::read(&path).unwrap(), b"one");
         stage(&path, b"three").unwrap().replace().unwrap();
-        assert_eq!(read(&path).unwrap(), b"three");
+        assert_eq!(fs::read(&path).unwrap(), b"three");
         drop(stage(&path, b"four").unwrap());
-        assert_eq!(read(&path).unwrap(), b"three");
+        assert_eq!(fs::read(&path).unwrap(), b"three");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         assert_eq!(
             fs::metadata(&path).unwrap().permissions().mode() & 0o777,

@@ -12,8 +12,8 @@ use quinn::crypto::rustls::QuicClientConfig;
 
 use crate::credentials::{CertificateRequest, Credentials};
 use crate::endpoint::{
-    ALPN_JOIN, BindError, ConnectError, EndpointConfig, bind_socket, presented_identity,
-    quinn_endpoint,
+    ALPN_JOIN, BindError, ConnectError, EndpointConfig, STREAM_RECEIVE_WINDOW, bind_socket,
+    presented_identity, quinn_endpoint,
 };
 use crate::frame::{FrameError, FrameReader, FrameWriter, InvalidFrame, Limits};
 use crate::identity::{Identity, IdentityError, Role};
@@ -128,22 +128,8 @@ pub async fn join(
     address: SocketAddr,
     token: &JoinToken,
 ) -> Result<Credentials, JoinError> {
-    let config = EndpointConfig::towards(address);
-    let socket = bind_socket(config.listen, config.socket_buffer)?;
-    let endpoint =
-        quinn_endpoint(runtime, &config, None, socket).map_err(|error| JoinError::Local {
-            reason: error.to_string(),
-        })?;
-    let joined = runtime
-        .timeout(JOIN_TIMEOUT, join_over(&endpoint, &config, address, token))
-        .await
-        .unwrap_or_else(|| {
-            Err(JoinError::Unanswered {
-                reason: format!("it took longer than {JOIN_TIMEOUT:?}"),
-            })
-        });
-    endpoint.close(CloseCode::Done.varint(), b"");
-    joined
+    let joined = join_any(runtime, &[address], token, Duration::ZERO).await?;
+    Ok(joined.1)
 }
 
 /// As [`join`], where it is not known by which of several addresses the head can be reached. Gives the one that led to it.
@@ -243,7 +229,7 @@ async fn greet_alone(
     token: &JoinToken,
 ) -> Result<(quinn::Endpoint, Greeting), JoinError> {
     let config = EndpointConfig::towards(address);
-    let socket = bind_socket(config.listen, config.socket_buffer)?;
+    let socket = bind_socket(config.listen)?;
     let endpoint =
         quinn_endpoint(runtime, &config, None, socket).map_err(|error| JoinError::Local {
             reason: error.to_string(),
@@ -269,7 +255,7 @@ async fn greet(
     let tls = tls::joining_config(Arc::clone(&pin), &[ALPN_JOIN])?;
     let tls = QuicClientConfig::try_from(tls).map_err(TlsError::new)?;
     let mut client = quinn::ClientConfig::new(Arc::new(tls));
-    client.transport_config(Arc::new(config.transport(0, config.stream_receive_window)));
+    client.transport_config(Arc::new(config.transport(0, STREAM_RECEIVE_WINDOW)));
     let connection = endpoint
         .connect_with(client, address, tls::SERVER_NAME)
         .map_err(|error| ConnectError::start(address, &error))?
@@ -296,15 +282,6 @@ async fn greet(
         head,
         authority,
     })
-}
-
-async fn join_over(
-    endpoint: &quinn::Endpoint,
-    config: &EndpointConfig,
-    address: SocketAddr,
-    token: &JoinToken,
-) -> Result<Credentials, JoinError> {
-    enter(greet(endpoint, config, address, token).await?, token).await
 }
 
 async fn enter(greeting: Greeting, token: &JoinToken) -> Result<Credentials, JoinError> {

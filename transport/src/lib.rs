@@ -21,7 +21,6 @@ pub mod direct;
 pub mod endpoint;
 mod files;
 pub mod flood;
-mod folder;
 pub mod frame;
 pub mod heartbeat;
 pub mod identity;

@@ -41,15 +41,8 @@ fn credentials_are_private_files_that_load_again() {
         assert_eq!(loaded.private_key(), saved.private_key());
     }
     assert_eq!(mode(&dir), 0o700);
-    let mut names: Vec<_> = fs::read_dir(&dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    assert_eq!(names, ["ca.pem", "cert.pem", "key.pem"]);
-    for name in names {
-        assert_eq!(mode(&dir.join(name)), 0o600);
-    }
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+    assert_eq!(mode(&dir.join("identity.pem")), 0o600);
 }
 
 /// Tells the process that is killed below where to save.
@@ -75,7 +68,7 @@ fn credentials_load_whole_while_they_are_replaced_and_after_a_kill_at_any_point(
     let dir = root.path().join("identity");
     Cluster::new().node(0).save(&dir).unwrap();
     let mut seen = std::collections::BTreeSet::new();
-    for round in 0..25_u64 {
+    for round in 0..10_u64 {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "saves_until_it_is_killed", "--nocapture"])
             .env(SAVE_TO, &dir)
@@ -89,20 +82,17 @@ fn credentials_load_whole_while_they_are_replaced_and_after_a_kill_at_any_point(
         while own.len() < 3 {
             own.insert(Credentials::load(&dir).unwrap().identity().to_string());
         }
-        std::thread::sleep(Duration::from_micros(170 * round));
+        std::thread::sleep(Duration::from_micros(430 * round));
         child.kill().unwrap();
         child.wait().unwrap();
         seen.extend(own);
-        let found = Credentials::load(&dir).unwrap();
-        // Programs that know nothing of kolo read the files by themselves: they fit again.
-        assert!(!dir.join("new.pem").exists());
-        assert_eq!(Credentials::load(&dir).unwrap().chain(), found.chain());
+        Credentials::load(&dir).unwrap();
     }
-    assert!(seen.len() > 50, "{}", seen.len());
+    assert!(seen.len() > 20, "{}", seen.len());
     let last = Cluster::new().node(7);
     last.save(&dir).unwrap();
     assert_eq!(Credentials::load(&dir).unwrap().chain(), last.chain());
-    assert_eq!(fs::read_dir(&dir).unwrap().count(), 3);
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
 }
 
 #[test]
@@ -135,43 +125,47 @@ fn load_errors_name_the_file_and_hold_no_secret() {
     let cluster = Cluster::new();
     let root = tempfile::tempdir().unwrap();
     let dir = root.path();
-    let good = || cluster.node(1).save(dir).unwrap();
-    let fails = |file: &str, reason: &str| {
+    let path = dir.join("identity.pem");
+    let fails = |reason: &str| {
         let error = Credentials::load(dir).unwrap_err().to_string();
-        let path = dir.join(file).display().to_string();
-        assert!(error.contains(&path) && error.contains(reason), "{error}");
+        let named = error.contains(&path.display().to_string());
+        assert!(named && error.contains(reason), "{error}");
         assert!(!error.contains("hunter2"), "{error}");
     };
-    for file in ["ca.pem", "cert.pem", "key.pem"] {
-        good();
-        fs::remove_file(dir.join(file)).unwrap();
-        fails(file, "No such file");
-        good();
-        fs::write(dir.join(file), "hunter2").unwrap();
-        fails(file, "PEM");
-        good();
-        let half = fs::read(dir.join(file)).unwrap();
-        fs::write(dir.join(file), &half[..half.len() / 2]).unwrap();
-        fails(file, "PEM");
+    let blocks = |of: &Credentials| {
+        let dir = tempfile::tempdir().unwrap();
+        of.save(dir.path()).unwrap();
+        let text = fs::read_to_string(dir.path().join("identity.pem")).unwrap();
+        let blocks: Vec<String> = text
+            .split_inclusive("-----\n-----BEGIN")
+            .map(str::to_owned)
+            .collect();
+        blocks
+    };
+    fails("No such file");
+    cluster.node(1).save(dir).unwrap();
+    let whole = fs::read_to_string(&path).unwrap();
+    let [own, other, foreign] =
+        [cluster.node(1), cluster.node(2), Cluster::new().node(1)].map(|of| blocks(&of));
+    let of = |parts: [&String; 3]| parts.map(String::as_str).concat();
+    for (content, reason) in [
+        ("hunter2".to_owned(), "no private key"),
+        (whole[..100].to_owned(), "no private key"),
+        (whole[..whole.len() / 2].to_owned(), "two certificates"),
+        (of([&other[0], &own[1], &own[2]]), "another private key"),
+        (of([&own[0], &own[1], &foreign[2]]), "UnknownIssuer"),
+    ] {
+        fs::write(&path, content).unwrap();
+        fails(reason);
     }
-    good();
-    set_mode(&dir.join("key.pem"), 0o640);
+    fs::write(&path, whole).unwrap();
+    set_mode(&path, 0o640);
     let error = Credentials::load(dir).unwrap_err();
     assert!(
         matches!(error, IdentityError::Exposed { mode: 0o640, .. }),
         "{error}"
     );
-    fails("key.pem", "chmod 600");
-    // Parts that don't belong together.
-    good();
-    let other = root.path().join("other");
-    cluster.node(2).save(&other).unwrap();
-    fs::copy(other.join("key.pem"), dir.join("key.pem")).unwrap();
-    fails("cert.pem", "another private key");
-    good();
-    Cluster::new().node(1).save(&other).unwrap();
-    fs::copy(other.join("ca.pem"), dir.join("ca.pem")).unwrap();
-    fails("cert.pem", "UnknownIssuer");
+    fails("chmod 600");
     // A folder that can't be made.
     let file = dir.join("file");
     fs::write(&file, "").unwrap();
@@ -240,8 +234,7 @@ fn member_as_authority(authority: &Authority) -> String {
     let dir = tempfile::tempdir().unwrap();
     let member = authority.issue(Role::Node, &NodeId(1).to_string()).unwrap();
     member.save(dir.path()).unwrap();
-    let read = |name| fs::read_to_string(dir.path().join(name)).unwrap();
-    read("cert.pem") + &read("key.pem")
+    fs::read_to_string(dir.path().join("identity.pem")).unwrap()
 }
 
 #[test]

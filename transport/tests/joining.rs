@@ -7,7 +7,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Cluster, Joins, anonymous, raw_connect, within};
+use common::{Cluster, Joins, anonymous, end_of, raw_connect, within};
 use kolo_transport::endpoint::ALPN_JOIN;
 use kolo_transport::frame::encode;
 use kolo_transport::wire::{JoinReply, JoinRequest, RefusalKind};
@@ -204,16 +204,6 @@ async fn an_answer_for_somebody_else_is_refused_by_the_joiner() {
 async fn raw_joiner(cluster: &Cluster, head: &Endpoint) -> quinn::Connection {
     let config = anonymous(&cluster.authority, ALPN_JOIN);
     raw_connect(config, head.local_addr()).await.unwrap()
-}
-
-async fn end_of(connection: &quinn::Connection) -> (CloseCode, String) {
-    match within(connection.closed()).await {
-        quinn::ConnectionError::ApplicationClosed(close) => (
-            CloseCode::from_number(close.error_code.into_inner()),
-            String::from_utf8_lossy(&close.reason).into_owned(),
-        ),
-        other => panic!("{other}"),
-    }
 }
 
 #[tokio::test]

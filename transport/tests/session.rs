@@ -5,13 +5,12 @@ mod common;
 
 use std::future::Future;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::pin::pin;
-use std::sync::Arc;
 use std::sync::mpsc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use common::lent::block_on;
 use common::{Cluster, within};
 use kolo_transport::frame::InvalidFrame;
 use kolo_transport::wire::{HeadReply, HeadRequest, Refusal, RefusalKind, SubmitFrame};
@@ -452,24 +451,6 @@ async fn a_peer_that_vanishes_times_out() {
     assert_eq!(lost, ConnectionLost::TimedOut);
     assert!(lost.is_retryable());
     drop((head, server));
-}
-
-/// Polls on the calling thread, without any runtime.
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(std::thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
-        }
-    }
 }
 
 #[test]

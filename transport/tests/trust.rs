@@ -6,7 +6,7 @@ mod common;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use common::{Cluster, Joins, anonymous, raw_connect, within};
+use common::{Cluster, Joins, anonymous, end_of, raw_connect, within};
 use kolo_transport::endpoint::{ALPN, Whose};
 use kolo_transport::frame::{InvalidFrame, encode};
 use kolo_transport::identity::HEAD_NAME;
@@ -26,17 +26,6 @@ async fn refused(client: &Endpoint, server: &Endpoint, expect: Expect) -> Connec
         }
     })
     .await
-}
-
-/// How the server ends a connection.
-async fn end_of(connection: &quinn::Connection) -> (CloseCode, String) {
-    match within(connection.closed()).await {
-        quinn::ConnectionError::ApplicationClosed(close) => (
-            CloseCode::from_number(close.error_code.into_inner()),
-            String::from_utf8_lossy(&close.reason).into_owned(),
-        ),
-        other => panic!("{other}"),
-    }
 }
 
 /// `server` still takes a good member.
@@ -95,29 +84,27 @@ async fn members_of_another_cluster_are_refused_by_both_sides() {
     still_serves(&here, &head).await;
 }
 
-#[tokio::test]
-async fn a_certificate_that_has_expired_is_an_error_of_connect() {
-    let cluster = Cluster::new();
-    let head = cluster.bind(cluster.head());
-    let request = CertificateRequest::generate().unwrap();
-    let name = DriverId(1).to_string();
-    let certificate = cluster
-        .authority
-        .sign(request.der(), Role::Driver, &name, Duration::from_secs(3))
-        .unwrap();
-    let credentials = request
-        .finish(&certificate, &cluster.authority.certificate())
-        .unwrap();
-    let driver = cluster.bind(credentials);
-    let error = within(async {
+/// How connecting fails, as soon as it does.
+async fn ends(client: &Endpoint, server: &Endpoint) -> ConnectError {
+    within(async {
         loop {
-            match driver.connect(head.local_addr(), Expect::head()).await {
+            match client.connect(server.local_addr(), Expect::head()).await {
                 Ok(_) => tokio::time::sleep(Duration::from_millis(100)).await,
                 Err(error) => break error,
             }
         }
     })
-    .await;
+    .await
+}
+
+#[tokio::test]
+async fn a_certificate_that_has_expired_is_an_error_of_connect() {
+    let cluster = Cluster::new();
+    let head = cluster.bind(cluster.head());
+    let (name, seconds) = (DriverId(1).to_string(), Duration::from_secs(3));
+    let driver = cluster.authority.issue_for(Role::Driver, &name, seconds);
+    let driver = cluster.bind(driver.unwrap());
+    let error = ends(&driver, &head).await;
     let whose = |error: &ConnectError| match error {
         ConnectError::Date { dated, whose, .. } if !dated.is_early() => *whose,
         other => panic!("{other}"),
@@ -130,15 +117,7 @@ async fn a_certificate_that_has_expired_is_an_error_of_connect() {
     let head = cluster.authority.issue_for(Role::Head, HEAD_NAME, second);
     let head = cluster.bind(head.unwrap());
     let driver = cluster.bind(cluster.driver(2));
-    let error = within(async {
-        loop {
-            match driver.connect(head.local_addr(), Expect::head()).await {
-                Ok(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-                Err(error) => break error,
-            }
-        }
-    })
-    .await;
+    let error = ends(&driver, &head).await;
     assert_eq!(whose(&error), Whose::Theirs, "{error}");
     let looks = cluster.bind_with(cluster.driver(3), |config| config.dates_count = false);
     let connected = looks.connect(head.local_addr(), Expect::head());

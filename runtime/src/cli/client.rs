@@ -172,7 +172,7 @@ impl Client {
     async fn connect_as(config: &ClientConfig, dates_count: bool) -> Result<Self, CliError> {
         let dir = config.credentials_dir()?;
         let head = config.head(&dir)?;
-        if !dir.join("cert.pem").exists() {
+        if !Credentials::are_in(&dir) {
             return Err(CliError::NoCredentials(dir));
         }
         let credentials = if dates_count {

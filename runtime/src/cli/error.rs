@@ -327,7 +327,7 @@ mod tests {
             error: taken(),
         };
         let file = || IdentityError::File {
-            path: PathBuf::from("key.pem"),
+            path: PathBuf::from("identity.pem"),
             error: taken(),
         };
         for error in [

@@ -91,7 +91,7 @@ async fn irreplaceable(
     dir: &Path,
     token: &JoinToken,
 ) -> Result<Option<String>, CliError> {
-    if !dir.join("cert.pem").exists() {
+    if !Credentials::are_in(dir) {
         return Ok(None);
     }
     let there = match Credentials::load_undated(dir) {

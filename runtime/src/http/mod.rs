@@ -8,7 +8,7 @@
 //! With curl and a driver's credentials (the folder that `kolo login` has written):
 //!
 //! ```text
-//! curl --cacert ca.pem --cert cert.pem --key key.pem --resolve kolo:8443:10.0.0.1 https://kolo:8443/api/v1/jobs
+//! curl --cacert identity.pem --cert identity.pem --resolve kolo:8443:10.0.0.1 https://kolo:8443/api/v1/jobs
 //! ```
 
 pub mod api;

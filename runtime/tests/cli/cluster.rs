@@ -245,10 +245,10 @@ fn credentials_that_are_missing_or_bad_are_told() {
         "{line}"
     );
 
-    let key = fake.credentials_dir().join("key.pem");
+    let key = fake.credentials_dir().join("identity.pem");
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
     let line = fake.kolo(&["status"]).bad(5);
-    assert!(line.contains("key.pem"), "{line}");
+    assert!(line.contains("identity.pem"), "{line}");
     assert!(line.contains("chmod 600"), "{line}");
 }
 
@@ -267,13 +267,8 @@ fn a_login_keeps_credentials_and_head_for_later_commands() {
             "joined cluster-0000000000000001 as driver-000000000000000a; the credentials are in {dir}\n"
         )
     );
-    for name in ["key.pem", "cert.pem", "ca.pem"] {
-        let mode = std::fs::metadata(format!("{dir}/{name}"))
-            .unwrap()
-            .permissions()
-            .mode();
-        assert_eq!(mode & 0o777, 0o600, "{name}");
-    }
+    let identity = std::fs::metadata(format!("{dir}/identity.pem")).unwrap();
+    assert_eq!(identity.permissions().mode() & 0o777, 0o600);
     // Nothing but the folder is needed now.
     let mut status = command(fake.home(), &["status"]);
     status.env("KOLO_CREDENTIALS", dir);

@@ -12,7 +12,7 @@ fn login(site: &Site, dir: &Path, token: &Path, more: &[&str]) -> (Option<i32>, 
 }
 
 fn identity(dir: &Path) -> String {
-    std::fs::read_to_string(dir.join("cert.pem")).unwrap()
+    std::fs::read_to_string(dir.join("identity.pem")).unwrap()
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn a_login_takes_the_place_of_what_it_can_not_give_back_only_if_it_is_told_to() 
     let node = site.node("node", &["--token-file", node_token.to_str().unwrap()]);
     node.ready();
     let damaged = site.login("damaged", &token);
-    std::fs::write(damaged.join("key.pem"), "no key").unwrap();
+    std::fs::write(damaged.join("identity.pem"), "no key").unwrap();
     for (dir, what) in [
         (far, "of another cluster (cluster-"),
         (admin, "which is an administrator's"),

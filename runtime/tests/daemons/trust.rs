@@ -43,7 +43,7 @@ fn a_node_joins_once_with_a_token_and_comes_back_without() {
     let args = ["--token-file", token.to_str().unwrap()];
     let mut node = site.node("node", &args);
     let first = node.ready();
-    let key = site.path("node").join("identity").join("key.pem");
+    let key = site.path("node").join("identity").join("identity.pem");
     let mode = std::fs::metadata(&key).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode, 0o600);
     let listed = site.json(&["token", "list"]);
@@ -73,13 +73,8 @@ fn only_administrators_make_tokens_and_revoke() {
     let site = Site::new(&[]);
     let driver = site.token("driver.token", &["--role", "driver", "--uses", "1"]);
     let dir = site.login("driver", &driver);
-    for file in ["cert.pem", "key.pem", "ca.pem"] {
-        let mode = std::fs::metadata(dir.join(file))
-            .unwrap()
-            .permissions()
-            .mode();
-        assert_eq!(mode & 0o777, 0o600, "{file}");
-    }
+    let file = std::fs::metadata(dir.join("identity.pem")).unwrap();
+    assert_eq!(file.permissions().mode() & 0o777, 0o600);
     assert!(site.kolo(&dir, &["status"]).status.success());
     let own = id(&dir);
     for args in [
@@ -387,9 +382,9 @@ async fn joining_is_limited_logged_once_each_and_secrets_are_nowhere() {
         .collect();
     secrets.push(SECRET.to_owned());
     for key in [
-        site.admin().join("key.pem"),
-        driver.join("key.pem"),
-        site.path("node").join("identity").join("key.pem"),
+        site.admin().join("identity.pem"),
+        driver.join("identity.pem"),
+        site.path("node").join("identity").join("identity.pem"),
         site.path("head").join("authority.pem"),
     ] {
         let text = read(&key);

@@ -17,7 +17,7 @@ use super::records::Records;
 use super::{ALPN_BULK, peer_of, prepare};
 use crate::descriptors;
 use crate::endpoint::admission::{in_time, log, refused};
-use crate::endpoint::{BindError, Endpoint, EndpointConfig};
+use crate::endpoint::{BACKLOG, BindError, Endpoint, EndpointConfig};
 use crate::flood::Flood;
 use crate::identity::Identity;
 use crate::places::{Kept, Place, Places};
@@ -62,7 +62,7 @@ impl TlsListener {
             listener.set_nonblocking(true).map_err(failed)?;
             TcpListener::from_std(listener).map_err(failed)?
         };
-        let (sender, accepted) = mpsc::channel(config.backlog);
+        let (sender, accepted) = mpsc::channel(BACKLOG);
         let admission = Arc::new(Admission {
             own: endpoint.identity().clone(),
             server: Arc::new(server),

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use quinn::crypto::rustls::HandshakeData;
 use tokio::sync::mpsc;
 
+use super::config::{EndpointConfig, MAX_STREAMS, RECEIVE_WINDOW};
 use super::peers::Peers;
-use super::{ALPN, ALPN_JOIN, EndpointConfig, peer_identity};
+use super::{ALPN, ALPN_JOIN, peer_identity};
 use crate::awake::AwakeClock;
 use crate::flood::Flood;
 use crate::frame::FrameWriter;
@@ -151,8 +152,8 @@ impl Admission {
         if !self.peers.add(&member) {
             return Err((CloseCode::Revoked, format!("{} was revoked", member.peer())));
         }
-        connection.set_receive_window(self.config.receive_window.into());
-        connection.set_max_concurrent_bi_streams(self.config.max_streams.into());
+        connection.set_receive_window(RECEIVE_WINDOW.into());
+        connection.set_max_concurrent_bi_streams(MAX_STREAMS.into());
         let gone = |reason: String| (CloseCode::Protocol, reason);
         let stream = connection
             .open_uni()

@@ -14,6 +14,23 @@ use crate::join::JoinHandler;
 use crate::places::Places;
 use crate::wire::Obituary;
 
+/// Connections that wait for [`Endpoint::accept`](super::Endpoint::accept). When there are as many, handshakes wait.
+pub(crate) const BACKLOG: usize = 256;
+
+/// Streams that a peer may have open at once. Each takes about 100 bytes of memory in both processes even if it is never used.
+pub(super) const MAX_STREAMS: u32 = 1024;
+
+/// Bytes that this side sends to a peer without an acknowledgement: the bandwidth-delay product of 10 Gbit/s at 0.8 ms. More
+/// fills queues and slows everything down, less leaves a long path idle.
+const SEND_WINDOW: u64 = 1 << 20;
+
+/// Bytes that a peer may send on one stream before they are read.
+pub(crate) const STREAM_RECEIVE_WINDOW: u32 = 2 << 20;
+
+/// Bytes that a peer may send on all streams before they are read, so that a few streams which nobody reads don't hold up the
+/// others.
+pub(super) const RECEIVE_WINDOW: u32 = 64 << 20;
+
 /// Settings of an [`Endpoint`](super::Endpoint). Start from [`EndpointConfig::default`].
 #[derive(Clone)]
 pub struct EndpointConfig {
@@ -42,24 +59,6 @@ pub struct EndpointConfig {
     /// Handshakes at the same time with peers of one address (for IPv6 of one /64 network), so that a flood of them leaves
     /// room for others. Default: 256. As with `max_handshakes`, more are refused, and from half of it on the address is checked.
     pub max_handshakes_per_address: usize,
-    /// Connections that wait for [`Endpoint::accept`](super::Endpoint::accept). Default: 256. When it is full,
-    /// handshakes wait.
-    pub backlog: usize,
-    /// Streams that the peer may have open at once. Default: 1024. Each takes about 100 bytes of memory in both
-    /// processes even if it is never used.
-    pub max_streams: u32,
-    /// Bytes that this side sends to a peer without an acknowledgement. Default: 1 MiB, which is the
-    /// bandwidth-delay product of 10 Gbit/s at 0.8 ms. More fills queues and slows everything down, less leaves a long
-    /// path idle.
-    pub send_window: u64,
-    /// Bytes that the peer may send on one stream before they are read. Default: 2 MiB.
-    pub stream_receive_window: u32,
-    /// Bytes that the peer may send on all streams before they are read. Default: 64 MiB, so that a few streams
-    /// which nobody reads don't hold up the others.
-    pub receive_window: u32,
-    /// Size of the socket's buffers, in bytes. Default: 32 MiB. Without the rights to force it, the
-    /// operating system's limits (`net.core.rmem_max`, `net.core.wmem_max`) hold.
-    pub socket_buffer: usize,
     /// Largest UDP payload that is tried, in bytes. Default: 1452, which fits Ethernet. On a network with
     /// jumbo frames set it to the MTU less 48 on all members: it halves the cost of bulk data.
     pub mtu_upper_bound: u16,
@@ -87,12 +86,6 @@ impl Default for EndpointConfig {
             handshake_patience: Duration::from_secs(1),
             max_handshakes: 1024,
             max_handshakes_per_address: 256,
-            backlog: 256,
-            max_streams: 1024,
-            send_window: 1 << 20,
-            stream_receive_window: 2 << 20,
-            receive_window: 64 << 20,
-            socket_buffer: 32 << 20,
             mtu_upper_bound: 1452,
             tcp_congestion: None,
             dates_count: true,
@@ -145,21 +138,6 @@ impl EndpointConfig {
         if self.max_handshakes_per_address == 0 {
             return refuse("max_handshakes_per_address", "it must be at least 1");
         }
-        if self.backlog == 0 || self.backlog > 1 << 20 {
-            return refuse("backlog", "it must be from 1 to 1048576");
-        }
-        if self.max_streams == 0 || self.max_streams > 1 << 20 {
-            return refuse("max_streams", "it must be from 1 to 1048576");
-        }
-        if self.send_window < 16 << 10
-            || self.stream_receive_window < 16 << 10
-            || self.receive_window < self.stream_receive_window
-        {
-            return refuse(
-                "send_window, stream_receive_window, receive_window",
-                "each must be at least 16 KiB, and a connection's at least a stream's",
-            );
-        }
         if !(1200..=65_000).contains(&self.mtu_upper_bound) {
             return refuse("mtu_upper_bound", "it must be from 1200 to 65000");
         }
@@ -197,8 +175,8 @@ impl EndpointConfig {
             .max_concurrent_uni_streams(VarInt::from_u32(1))
             .max_idle_timeout(self.idle_timeout.try_into().ok())
             .keep_alive_interval(Some(self.keep_alive))
-            .send_window(self.send_window)
-            .stream_receive_window(self.stream_receive_window.into())
+            .send_window(SEND_WINDOW)
+            .stream_receive_window(STREAM_RECEIVE_WINDOW.into())
             .receive_window(window.into())
             .mtu_discovery_config(Some(mtu))
             .datagram_receive_buffer_size(None)
@@ -247,10 +225,6 @@ mod tests {
         spoilt("max_handshakes_per_address", |c| {
             c.max_handshakes_per_address = 0;
         });
-        spoilt("backlog", |c| c.backlog = 0);
-        spoilt("max_streams", |c| c.max_streams = 0);
-        spoilt("send_window", |c| c.send_window = 0);
-        spoilt("receive_window", |c| c.receive_window = 0);
         spoilt("mtu_upper_bound", |c| c.mtu_upper_bound = 1000);
     }
 

@@ -25,6 +25,8 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 
 pub use self::config::EndpointConfig;
+pub(crate) use self::config::{BACKLOG, STREAM_RECEIVE_WINDOW};
+use self::config::{MAX_STREAMS, RECEIVE_WINDOW};
 pub use self::error::{BindError, ConnectError, Dated, Whose};
 use self::peers::Peers;
 use crate::bulk::{self, TlsLink, TlsListener};
@@ -146,7 +148,7 @@ impl Endpoint {
         config.check()?;
         let credentials = credentials.into();
         let peers = Arc::new(Peers::default());
-        let socket = socket::bind(config.listen, config.socket_buffer)?;
+        let socket = socket::bind(config.listen)?;
         let server = config
             .accept
             .then(|| server_config(&credentials, &config))
@@ -162,9 +164,7 @@ impl Endpoint {
                 .map_err(TlsError::new)
                 .map_err(BindError::Tls)?,
         ));
-        client.transport_config(Arc::new(
-            config.transport(config.max_streams, config.receive_window),
-        ));
+        client.transport_config(Arc::new(config.transport(MAX_STREAMS, RECEIVE_WINDOW)));
 
         let failed = |error| BindError::Socket {
             address: config.listen,
@@ -172,7 +172,7 @@ impl Endpoint {
         };
         let quinn = quinn_endpoint(runtime, &config, server, socket).map_err(failed)?;
         let address = quinn.local_addr().map_err(failed)?;
-        let (sender, accepted) = mpsc::channel(config.backlog);
+        let (sender, accepted) = mpsc::channel(BACKLOG);
         let admission = config.accept.then(|| {
             let admission = admission::Admission::new(
                 &credentials,

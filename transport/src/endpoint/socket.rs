@@ -7,8 +7,11 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::BindError;
 
-/// A socket on `address`, with buffers of `buffer` bytes if the operating system grants them.
-pub(crate) fn bind(address: SocketAddr, buffer: usize) -> Result<UdpSocket, BindError> {
+/// Size of the socket's buffers, in bytes, if the operating system grants it (`net.core.rmem_max`, `net.core.wmem_max`).
+const BUFFER: usize = 32 << 20;
+
+/// A socket on `address`.
+pub(crate) fn bind(address: SocketAddr) -> Result<UdpSocket, BindError> {
     let open = || {
         let socket = Socket::new(
             Domain::for_address(address),
@@ -23,14 +26,13 @@ pub(crate) fn bind(address: SocketAddr, buffer: usize) -> Result<UdpSocket, Bind
         Ok(socket)
     };
     let socket: Socket = open().map_err(|error| BindError::Socket { address, error })?;
-    grow(&socket, buffer);
+    grow(&socket, BUFFER);
     Ok(socket.into())
 }
 
 /// Asks for larger buffers, first past the operating system's limits (for which root's rights are needed), then up to
 /// them.
-fn grow(socket: &Socket, buffer: usize) {
-    let wanted = buffer.min(i32::MAX as usize / 2);
+fn grow(socket: &Socket, wanted: usize) {
     let receive = sockopt::set_socket_recv_buffer_size_force(socket, wanted)
         .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, wanted));
     let send = sockopt::set_socket_send_buffer_size_force(socket, wanted)
@@ -58,9 +60,9 @@ mod tests {
 
     #[test]
     fn buffers_grow_as_far_as_they_may() {
-        let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let size = |buffer| {
-            let socket = bind(address, buffer).unwrap();
+            let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
+            grow(&socket, buffer);
             sockopt::socket_recv_buffer_size(&socket).unwrap()
         };
         assert!(size(128 << 10) > size(8 << 10));
@@ -68,9 +70,9 @@ mod tests {
 
     #[test]
     fn a_taken_port_is_named() {
-        let taken = bind("127.0.0.1:0".parse().unwrap(), 8192).unwrap();
+        let taken = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = taken.local_addr().unwrap();
-        let error = bind(address, 8192).unwrap_err().to_string();
+        let error = bind(address).unwrap_err().to_string();
         assert!(error.contains(&address.to_string()), "{error}");
     }
 }

@@ -12,8 +12,8 @@ use kolo_transport::identity::HEAD_NAME;
 use kolo_transport::ids::{ClusterId, DriverId, NodeId};
 use kolo_transport::wire::{JoinReply, JoinRequest, Refusal, RefusalKind};
 use kolo_transport::{
-    Authority, Connection, Credentials, Endpoint, EndpointConfig, Expect, JoinHandler, JoinToken,
-    RandomId as _, Role, TokenBook, TransportRuntime, token,
+    Authority, CloseCode, Connection, Credentials, Endpoint, EndpointConfig, Expect, JoinHandler,
+    JoinToken, RandomId as _, Role, TokenBook, TransportRuntime, token,
 };
 
 /// A wait that is longer than this has failed.
@@ -164,6 +164,17 @@ pub async fn raw_connect(
         .connect_with(quinn::ClientConfig::new(Arc::new(crypto)), address, "kolo")
         .unwrap()
         .await
+}
+
+/// How the server ends a connection.
+pub async fn end_of(connection: &quinn::Connection) -> (CloseCode, String) {
+    match within(connection.closed()).await {
+        quinn::ConnectionError::ApplicationClosed(close) => (
+            CloseCode::from_number(close.error_code.into_inner()),
+            String::from_utf8_lossy(&close.reason).into_owned(),
+        ),
+        other => panic!("{other}"),
+    }
 }
 
 /// TLS of a client that trusts `authority` and has no certificate.
