@@ -39,6 +39,15 @@ pub enum RankCause {
 }
 
 impl RankError {
+    /// The error of a worker that is gone.
+    pub(crate) fn lost(failure: RankFailure, stopping: bool) -> Self {
+        Self {
+            rank: failure.rank,
+            hostname: failure.hostname.clone(),
+            cause: RankCause::Lost { failure, stopping },
+        }
+    }
+
     /// The kind, for programs.
     pub fn kind(&self) -> CallErrorKind {
         match &self.cause {
@@ -348,6 +357,15 @@ impl CallError {
             first,
             others,
         }))
+    }
+
+    /// The error of a call of a group that has ended for this reason.
+    pub(crate) fn ended(call: &str, reason: &str) -> Self {
+        Self::Ended {
+            call: call.to_owned(),
+            reason: reason.to_owned(),
+            first: None,
+        }
     }
 
     fn first(&self) -> Option<&RankError> {

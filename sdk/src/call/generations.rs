@@ -7,7 +7,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use kolo_transport::ids::{CallId, Generation, ObjectId, Rank};
 use kolo_transport::wire::{GenerationTable, Outcome, RankFailure};
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, broadcast, oneshot, watch};
 
 use super::failure::CallError;
 use super::group::{Bodies, Group, Request, Waiter};
@@ -17,17 +17,20 @@ use super::spanning::{Process, SpanEffects, SpanTable};
 use super::table::End;
 use super::values::{Progress, Recovery};
 
-/// One change of the members of an elastic group, or its first members.
+/// Generations that wait for a slow reader, at most.
+const NEWS: usize = 64;
+
+/// A change of the members of an elastic group, or the first members that its reader has heard of.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct GenerationChange {
     /// The members from now on. The table has the generation's number and its cause in words.
     pub table: Arc<GenerationTable>,
-    /// The number of ranks before; 0 before the first generation.
+    /// The number of ranks in the generation that was read before; 0 if this is the first that is read.
     pub before: usize,
-    /// Ranks of the generation before whose processes are not in this one.
+    /// Ranks of the generation that was read before whose processes are not in this one.
     pub left: Vec<Rank>,
-    /// Ranks of this generation whose processes were not in the one before.
+    /// Ranks of this generation whose processes were not in the one that was read before.
     pub joined: Vec<Rank>,
 }
 
@@ -63,14 +66,12 @@ struct State {
     spans: SpanTable<Waiter>,
     /// Generations that still have calls, and the present one.
     groups: BTreeMap<Generation, Arc<Group>>,
-    last: GenerationChange,
-    listeners: Vec<mpsc::UnboundedSender<GenerationChange>>,
-    /// There are no more.
-    has_ended: bool,
     /// Values of executables that have handles.
     values: BTreeMap<ObjectId, Weak<Owner>>,
     /// Workers may have values.
     has_made: bool,
+    /// Hears of each generation that takes calls. None at the end.
+    news: Option<broadcast::Sender<Arc<GenerationTable>>>,
     /// A generation with a node that is not reached, and why. The last one.
     unreachable: Option<(Generation, String)>,
 }
@@ -98,13 +99,11 @@ impl Generations {
             Self {
                 waits,
                 state: Mutex::new(State {
-                    spans: SpanTable::new(Arc::clone(&table)),
                     groups: BTreeMap::from([(table.generation, Arc::clone(&group))]),
-                    last: GenerationChange::new(None, table),
-                    listeners: Vec::new(),
-                    has_ended: false,
+                    spans: SpanTable::new(table),
                     values: BTreeMap::new(),
                     has_made: false,
+                    news: Some(broadcast::Sender::new(NEWS)),
                     unreachable: None,
                 }),
                 present: watch::Sender::new(Present {
@@ -140,16 +139,19 @@ impl Generations {
         self.present.subscribe()
     }
 
-    /// All changes from the present generation on.
-    pub(crate) fn changes(&self) -> mpsc::UnboundedReceiver<GenerationChange> {
-        let (sender, receiver) = mpsc::unbounded_channel();
-        let mut state = self.lock();
-        // The receiver is there.
-        let _ = sender.send(state.last.clone());
-        if !state.has_ended {
-            state.listeners.push(sender);
-        }
-        receiver
+    /// The present generation, and those that follow.
+    pub(crate) fn changes(
+        &self,
+    ) -> (
+        Arc<GenerationTable>,
+        broadcast::Receiver<Arc<GenerationTable>>,
+    ) {
+        let state = self.lock();
+        let later = match &state.news {
+            Some(news) => news.subscribe(),
+            None => broadcast::Sender::new(1).subscribe(),
+        };
+        (Arc::clone(self.now().members()), later)
     }
 
     /// Does what follows from an event.
@@ -336,12 +338,9 @@ impl Generations {
 
     /// The newest generation takes calls.
     pub(crate) fn publish(&self, group: &Arc<Group>) {
-        let table = group.members();
-        let before = self.now();
-        let mut state = self.lock();
-        state.last = GenerationChange::new(Some(before.members()), Arc::clone(table));
-        let change = state.last.clone();
-        (state.listeners).retain(|listener| listener.send(change.clone()).is_ok());
+        let state = self.lock();
+        // Nobody may listen.
+        (state.news.as_ref()).map(|news| news.send(Arc::clone(group.members())).ok());
         self.present.send_modify(|present| {
             present.group = Arc::clone(group);
             // It may have lost a rank meanwhile.
@@ -364,8 +363,7 @@ impl Generations {
     /// The group has ended: so has every call.
     pub(crate) fn finish(&self, end: &End) {
         let mut state = self.lock();
-        state.listeners.clear();
-        state.has_ended = true;
+        state.news = None;
         let groups: Vec<Arc<Group>> = state.groups.values().cloned().collect();
         let effects = state.spans.finish(end.clone());
         self.carry_out(state, effects);

@@ -36,6 +36,8 @@ pub(crate) use group::MAX_BODY;
 pub(crate) use group::{Group, GroupNode, InFlight};
 pub use object::{Create, CreateFuture, Object};
 pub use scope::{All, One, Ranks, Scope};
+#[cfg(test)]
+pub(crate) use spanning::tests::table as test_table;
 
 use crate::codec::{self, CodecError};
 use group::Request;

@@ -155,16 +155,11 @@ impl<S: Scope> Object<S> {
     /// not make the value, or had other parts; drop the handle, and create another value.
     pub async fn recovered(&self) -> Result<u64, CallError> {
         let owner = &self.owner;
-        let ended = |reason: String| CallError::Ended {
-            call: owner.class.to_owned(),
-            reason,
-            first: None,
-        };
         match &owner.target {
             Target::Fixed(group) if group.is_whole() => {}
             Target::Fixed(_) => {
                 let reason = "the group never changes, and has lost a worker";
-                return Err(ended(reason.to_owned()));
+                return Err(CallError::ended(owner.class, reason));
             }
             Target::Elastic(generations) => {
                 let recovered = generations.recovered().await;

@@ -40,6 +40,23 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
+    fn new(
+        source: Source,
+        name: &Arc<str>,
+        call: CallId,
+        answer: oneshot::Receiver<Bodies>,
+    ) -> Self {
+        Self {
+            source,
+            name: Arc::clone(name),
+            call,
+            rank: None,
+            answer,
+            awaited: true,
+            done: false,
+        }
+    }
+
     fn span(
         generations: &Arc<Generations>,
         request: Request,
@@ -47,15 +64,8 @@ impl Pending {
     ) -> Result<Self, CallError> {
         let name = Arc::from(request.name.as_str());
         let (call, answer) = generations.span(request, permit)?;
-        Ok(Self {
-            source: Source::Generations(Arc::clone(generations)),
-            name,
-            call,
-            rank: None,
-            answer,
-            awaited: true,
-            done: false,
-        })
+        let source = Source::Generations(Arc::clone(generations));
+        Ok(Self::new(source, &name, call, answer))
     }
 
     pub(super) fn send_whole(
@@ -65,20 +75,9 @@ impl Pending {
         permit: Permit,
     ) -> Result<Self, CallError> {
         let name = Arc::from(request.name.as_str());
-        let (call, answers) = group.send(request, ranks, false, permit)?;
-        let answer = answers
-            .into_iter()
-            .next()
-            .expect("one waiter for the whole call");
-        Ok(Self {
-            source: Source::Group(group),
-            name,
-            call,
-            rank: None,
-            answer,
-            awaited: true,
-            done: false,
-        })
+        let (call, mut answers) = group.send(request, ranks, false, permit)?;
+        let answer = answers.pop().expect("one waiter for the whole call");
+        Ok(Self::new(Source::Group(group), &name, call, answer))
     }
 
     pub(crate) fn send_each(
@@ -89,14 +88,10 @@ impl Pending {
     ) -> Result<Vec<Self>, CallError> {
         let name: Arc<str> = Arc::from(request.name.as_str());
         let (call, answers) = group.send(request, ranks.clone(), true, permit)?;
-        let pending = |(rank, answer)| Self {
-            source: Source::Group(Arc::clone(group)),
-            name: Arc::clone(&name),
-            call,
-            rank: Some(rank),
-            answer,
-            awaited: false,
-            done: false,
+        let pending = |(rank, answer)| {
+            let mut pending = Self::new(Source::Group(Arc::clone(group)), &name, call, answer);
+            (pending.rank, pending.awaited) = (Some(rank), false);
+            pending
         };
         Ok(ranks.into_iter().zip(answers).map(pending).collect())
     }
@@ -117,11 +112,7 @@ impl Pending {
             }
             Poll::Ready(Ok(answer)) => answer,
             // The table answers every waiter before it goes. This is what is left if it could not.
-            Poll::Ready(Err(_)) => Err(CallError::Ended {
-                call: self.name.to_string(),
-                reason: GONE.to_owned(),
-                first: None,
-            }),
+            Poll::Ready(Err(_)) => Err(CallError::ended(&self.name, GONE)),
         };
         self.done = true;
         Poll::Ready(answer)
@@ -238,11 +229,7 @@ impl<S: Scope> Send<S> {
                         self.state = State::Sent(self.send(group, request, Arc::new(permit))?);
                     }
                     Poll::Ready(None) => {
-                        return Poll::Ready(Err(CallError::Ended {
-                            call: request.name,
-                            reason: GONE.to_owned(),
-                            first: None,
-                        }));
+                        return Poll::Ready(Err(CallError::ended(&request.name, GONE)));
                     }
                 },
                 State::Sent(mut pending) => {

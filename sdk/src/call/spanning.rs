@@ -195,7 +195,7 @@ impl<W> SpanTable<W> {
                         let place = span.places.get_mut(&Process::of(member));
                         if let Some(place @ Place::Given { .. }) = place {
                             *place = Place::Lost(match lost.get(&Process::of(member)) {
-                                Some(failure) => lost_error(failure),
+                                Some(failure) => RankError::lost(failure.clone(), false),
                                 None => left(member, &table),
                             });
                         }
@@ -326,7 +326,7 @@ impl<W> SpanTable<W> {
                 Place::Returned(_) | Place::Echo { .. } => false,
             };
             if is_over {
-                *place = Place::Lost(lost_error(failure));
+                *place = Place::Lost(RankError::lost(failure.clone(), false));
                 self.check(call, &mut effects);
             }
         }
@@ -503,20 +503,9 @@ impl<W> SpanTable<W> {
     }
 }
 
-fn lost_error(failure: &RankFailure) -> RankError {
-    RankError {
-        rank: failure.rank,
-        hostname: failure.hostname.clone(),
-        cause: RankCause::Lost {
-            failure: failure.clone(),
-            stopping: false,
-        },
-    }
-}
-
 /// The error of a member that is in a generation no more, if nothing else is known of it.
 fn left(member: &Member, table: &GenerationTable) -> RankError {
-    lost_error(&RankFailure {
+    let failure = RankFailure {
         rank: member.rank,
         node: member.node,
         hostname: member.hostname.clone(),
@@ -528,8 +517,9 @@ fn left(member: &Member, table: &GenerationTable) -> RankError {
         )),
         stderr_tail: Vec::new(),
         account: None,
-    })
+    };
+    RankError::lost(failure, false)
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -275,7 +275,7 @@ impl<W> CallTable<W> {
             let reason = reason.filter(|reason| reason.starts_with(STOPPED));
             self.stop = Some(reason.unwrap_or(STOPPED).to_owned());
         }
-        let error = lost_error(failure, stopping);
+        let error = RankError::lost(failure, stopping);
         self.note_loss(&error);
         let mut effects = Effects::default();
         if self.final_loss(rank).is_none() {
@@ -287,7 +287,7 @@ impl<W> CallTable<W> {
     /// The head says that a worker is gone.
     pub(crate) fn reported_lost(&mut self, now: Instant, failure: RankFailure) -> Effects<W> {
         let rank = failure.rank;
-        let new = lost_error(failure, false);
+        let new = RankError::lost(failure, false);
         self.note_loss(&new);
         let mut effects = Effects::default();
         match self.health.get_mut(rank.index()) {
@@ -313,7 +313,7 @@ impl<W> CallTable<W> {
         let mut effects = Effects::default();
         for failure in failures {
             let rank = failure.rank;
-            let new = lost_error(failure, false);
+            let new = RankError::lost(failure, false);
             self.note_loss(&new);
             match self.health.get_mut(rank.index()) {
                 Some(health @ Health::Up) => {
@@ -527,14 +527,6 @@ impl<W> CallTable<W> {
             entry.echo_until.map_or(at, |set| set.min(at))
         });
         self.calls.insert(call, entry);
-    }
-}
-
-fn lost_error(failure: RankFailure, stopping: bool) -> RankError {
-    RankError {
-        rank: failure.rank,
-        hostname: failure.hostname.clone(),
-        cause: RankCause::Lost { failure, stopping },
     }
 }
 

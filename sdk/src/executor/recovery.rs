@@ -1,7 +1,11 @@
 //! The generations of a group, as its driver learns of them.
 
+use std::sync::Arc;
+
 use kolo_transport::ids::Generation;
-use tokio::sync::mpsc;
+use kolo_transport::wire::GenerationTable;
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
 
 use super::Executor;
 use crate::call::{GenerationChange, Target};
@@ -56,7 +60,7 @@ impl Executor {
     pub async fn recovered(&self) -> Result<Recovered, RecoveryError> {
         let job = self.job();
         let group = match &self.inner.target {
-            Target::Fixed(group) if group.is_whole() => std::sync::Arc::clone(group),
+            Target::Fixed(group) if group.is_whole() => Arc::clone(group),
             Target::Fixed(_) => return Err(RecoveryError::Fixed { job }),
             Target::Elastic(generations) => generations.recovered().await.map_err(|end| {
                 let (reason, failure) = (end.reason, end.failure.map(Box::new));
@@ -74,7 +78,8 @@ impl Executor {
         })
     }
 
-    /// All changes of the members, the present generation first.
+    /// The changes of the members, the present generation first. If 64 generations wait to be read, each further one takes the place
+    /// of the oldest: a change then has all that is new since the generation that was read before.
     ///
     /// ```no_run
     /// # async fn example(executor: kolo::Executor) {
@@ -92,29 +97,80 @@ impl Executor {
     /// # }
     /// ```
     pub fn generations(&self) -> GenerationChanges {
-        let changes = match &self.inner.target {
+        let (first, later) = match &self.inner.target {
+            // Nothing follows.
             Target::Fixed(group) => {
-                let (sender, changes) = mpsc::unbounded_channel();
-                let first = GenerationChange::new(None, std::sync::Arc::clone(group.members()));
-                // The receiver is there.
-                let _ = sender.send(first);
-                changes
+                let none = broadcast::Sender::new(1).subscribe();
+                (Arc::clone(group.members()), none)
             }
             Target::Elastic(generations) => generations.changes(),
         };
-        GenerationChanges { changes }
+        GenerationChanges {
+            first: Some(first),
+            later,
+            last: None,
+        }
     }
 }
 
-/// The generations of a group, one after the other; made by [`Executor::generations`]. None is left out.
+/// The generations of a group, one after the other; made by [`Executor::generations`]. A slow reader gets the 64 newest.
 #[derive(Debug)]
 pub struct GenerationChanges {
-    changes: mpsc::UnboundedReceiver<GenerationChange>,
+    first: Option<Arc<GenerationTable>>,
+    later: broadcast::Receiver<Arc<GenerationTable>>,
+    /// The last one that was read.
+    last: Option<Arc<GenerationTable>>,
 }
 
 impl GenerationChanges {
     /// The next one. `None` when there are no more: the job has ended, or the members never change. Cancel safe.
     pub async fn next(&mut self) -> Option<GenerationChange> {
-        self.changes.recv().await
+        let table = match self.first.take() {
+            Some(first) => first,
+            None => loop {
+                match self.later.recv().await {
+                    Ok(table) => break table,
+                    Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return None,
+                }
+            },
+        };
+        let before = self.last.replace(Arc::clone(&table));
+        Some(GenerationChange::new(before.as_deref(), table))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_transport::ids::Rank;
+
+    use super::*;
+    use crate::call::test_table;
+
+    #[tokio::test]
+    async fn a_slow_reader_gets_the_newest_with_all_that_has_changed() {
+        let news = broadcast::Sender::new(2);
+        let mut changes = GenerationChanges {
+            first: Some(test_table(1, &[(0, 1), (1, 1)])),
+            later: news.subscribe(),
+            last: None,
+        };
+        let first = changes.next().await.unwrap();
+        assert_eq!((first.before, first.joined.len()), (0, 2));
+        for (generation, last) in [(2, 2), (3, 3), (4, 4)] {
+            news.send(test_table(generation, &[(0, 1), (last, 1)]))
+                .unwrap();
+        }
+        drop(news);
+        for generation in [3, 4] {
+            let change = changes.next().await.unwrap();
+            assert_eq!(change.table.generation, Generation(generation));
+            assert_eq!(change.before, 2);
+            assert_eq!(
+                (&change.left[..], &change.joined[..]),
+                (&[Rank(1)][..], &[Rank(1)][..])
+            );
+        }
+        assert!(changes.next().await.is_none());
     }
 }

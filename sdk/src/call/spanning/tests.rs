@@ -12,7 +12,7 @@ const CALL: CallId = CallId(9);
 type Spans = SpanTable<&'static str>;
 
 /// A generation whose rank `r` is this process of this slot.
-fn table(generation: u64, processes: &[(u32, u64)]) -> Arc<GenerationTable> {
+pub(crate) fn table(generation: u64, processes: &[(u32, u64)]) -> Arc<GenerationTable> {
     let members = (0..)
         .zip(processes)
         .map(|(rank, (slot, incarnation))| Member {

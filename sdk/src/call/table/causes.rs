@@ -58,11 +58,7 @@ impl<W> CallTable<W> {
         let stop = self.stop.as_ref()?;
         // A driver that ends the group itself has said why.
         let reason = self.end.as_ref().map_or(stop, |end| &end.reason);
-        Some(CallError::Ended {
-            call: name.to_owned(),
-            reason: reason.clone(),
-            first: None,
-        })
+        Some(CallError::ended(name, reason))
     }
 
     /// Follows a failure to its cause, and that to its own, as far as they have been reported.

@@ -3,7 +3,7 @@
 use kolo_transport::ids::{CallId, Generation, Rank};
 use kolo_transport::wire::RankFailure;
 
-use super::super::failure::{CallError, CallErrorKind, RankCause, RankError};
+use super::super::failure::{CallError, CallErrorKind, RankError};
 use super::{CallTable, Effects, Health};
 
 /// The bits of a call's number that count within a generation: numbers are unique across the generations of a job.
@@ -20,18 +20,11 @@ pub(crate) struct End {
 impl End {
     /// The error of a call of an elastic group. The reason says why losses could not be made good.
     pub(crate) fn of_elastic(&self, call: &str) -> CallError {
-        let first = self.failure.as_ref().map(|failure| RankError {
-            rank: failure.rank,
-            hostname: failure.hostname.clone(),
-            cause: RankCause::Lost {
-                failure: failure.clone(),
-                stopping: false,
-            },
-        });
+        let first = self.failure.clone();
         CallError::Ended {
             call: call.to_owned(),
             reason: self.reason.clone(),
-            first: first.map(Box::new),
+            first: first.map(|failure| Box::new(RankError::lost(failure, false))),
         }
     }
 }
@@ -122,30 +115,13 @@ impl<W> CallTable<W> {
         match &end.failure {
             _ if self.elastic.is_some() => end.of_elastic(name),
             Some(failure) => {
-                let hostname = self
-                    .hostnames
-                    .get(failure.rank.index())
-                    .cloned()
-                    .unwrap_or_else(|| failure.hostname.clone());
-                let cause = RankCause::Lost {
-                    failure: failure.clone(),
-                    stopping: false,
-                };
-                CallError::failed(
-                    name,
-                    RankError {
-                        rank: failure.rank,
-                        hostname,
-                        cause,
-                    },
-                    Vec::new(),
-                )
+                let mut first = RankError::lost(failure.clone(), false);
+                if let Some(hostname) = self.hostnames.get(failure.rank.index()) {
+                    first.hostname.clone_from(hostname);
+                }
+                CallError::failed(name, first, Vec::new())
             }
-            None => CallError::Ended {
-                call: name.to_owned(),
-                reason: end.reason.clone(),
-                first: None,
-            },
+            None => CallError::ended(name, &end.reason),
         }
     }
 }

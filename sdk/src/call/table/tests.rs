@@ -80,43 +80,6 @@ fn nothing<W: PartialEq + std::fmt::Debug>(effects: &Effects<W>) {
 }
 
 #[test]
-fn results_come_in_rank_order_whatever_the_order_in_which_they_came() {
-    let (mut table, now) = table(3);
-    let call = whole(&mut table, 3, "w");
-    nothing(&returned(&mut table, now, call, 2));
-    nothing(&returned(&mut table, now, call, 0));
-    // A result that comes twice counts once.
-    nothing(&returned(&mut table, now, call, 0));
-    let effects = returned(&mut table, now, call, 1);
-    let bodies = vec![body(0), body(1), body(2)];
-    assert_eq!(
-        effects.completions,
-        [Completion {
-            waiter: "w",
-            result: Ok(bodies)
-        }]
-    );
-    assert_eq!(table.in_flight(), 0);
-    nothing(&returned(&mut table, now, call, 1));
-}
-
-#[test]
-fn calls_grow_and_do_not_mix() {
-    let (mut table, now) = table(1);
-    let (first, second) = (whole(&mut table, 1, "a"), whole(&mut table, 1, "b"));
-    assert!(second > first);
-    assert_eq!(
-        returned(&mut table, now, second, 0).completions[0].waiter,
-        "b"
-    );
-    assert_eq!(
-        returned(&mut table, now, first, 0).completions[0].waiter,
-        "a"
-    );
-    assert!(table.next_id() > second);
-}
-
-#[test]
 fn what_can_not_be_called_is_refused() {
     let (mut table, _) = table(2);
     let mut refused = |list: &[u32]| {
@@ -139,18 +102,6 @@ fn what_can_not_be_called_is_refused() {
         }
     );
     assert_eq!(table.in_flight(), 0);
-}
-
-#[test]
-fn a_failure_ends_the_call_at_once() {
-    let (mut table, now) = table(3);
-    let call = whole(&mut table, 3, "w");
-    nothing(&returned(&mut table, now, call, 0));
-    let error = error(failed(&mut table, now, call, 2, None), "w");
-    assert_eq!(error.rank(), Some(Rank(2)));
-    assert_eq!(error.hostname(), Some("host-2"));
-    assert_eq!(error.kind(), CallErrorKind::Error);
-    nothing(&returned(&mut table, now, call, 1));
 }
 
 #[test]
@@ -186,17 +137,6 @@ fn an_echo_of_a_loss_names_the_lost_rank() {
 }
 
 #[test]
-fn an_echo_whose_cause_never_reports_is_told_after_a_while() {
-    let (mut table, now) = table(2);
-    let call = whole(&mut table, 2, "w");
-    nothing(&failed(&mut table, now, call, 0, Some(1)));
-    nothing(&table.tick(now + ECHO_WAIT / 2));
-    let error = error(table.tick(now + ECHO_WAIT), "w");
-    assert_eq!(error.rank(), Some(Rank(0)));
-    assert_eq!(table.in_flight(), 0);
-}
-
-#[test]
 fn an_echo_of_a_rank_that_is_well_or_of_itself_is_the_cause() {
     let (mut table, now) = table(2);
     let call = whole(&mut table, 2, "w");
@@ -211,23 +151,6 @@ fn an_echo_of_a_rank_that_is_well_or_of_itself_is_the_cause() {
         error(failed(&mut table, now, call, 0, Some(0)), "w").rank(),
         Some(Rank(0))
     );
-}
-
-#[test]
-fn chains_of_echoes_are_followed_and_circles_end() {
-    let (mut table, now) = table(3);
-    let call = whole(&mut table, 3, "w");
-    nothing(&failed(&mut table, now, call, 0, Some(1)));
-    nothing(&failed(&mut table, now, call, 1, Some(2)));
-    assert_eq!(
-        error(failed(&mut table, now, call, 2, None), "w").rank(),
-        Some(Rank(2))
-    );
-    let call = whole(&mut table, 3, "w");
-    nothing(&failed(&mut table, now, call, 0, Some(1)));
-    // Both blame each other: nothing better comes.
-    nothing(&failed(&mut table, now, call, 1, Some(0)));
-    assert!(error(table.tick(now + LEAVE_WAIT), "w").rank().is_some());
 }
 
 #[test]

@@ -170,22 +170,6 @@ fn what_is_too_long_for_a_head_is_not_sent() {
 }
 
 #[test]
-fn the_rest_is_passed_on() {
-    let spec = spec(|o| {
-        o.args = vec!["-v".to_owned()];
-        o.start_timeout = Duration::from_millis(1500);
-        o.rendezvous = true;
-    });
-    let spec = spec.unwrap();
-    assert_eq!(spec.name, "train");
-    assert_eq!(
-        (spec.start_timeout_ms, spec.grace_ms, spec.rendezvous),
-        (1500, 5000, true)
-    );
-    assert_eq!(spec.args, ["-v"]);
-}
-
-#[test]
 fn bounds_make_a_group_elastic() {
     let spec_of = |workers: Count| spec(|o| o.workers = Some(workers));
     assert_eq!(spec_of(4.into()).unwrap().elastic, None);

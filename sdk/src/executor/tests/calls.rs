@@ -207,64 +207,6 @@ async fn calls_in_flight_are_bounded() {
 }
 
 #[tokio::test]
-async fn failures_are_told_with_rank_and_host() {
-    let (executor, _job, fake) = Fake::group(2, 1).await;
-    let call = tokio::spawn(executor.run(add, 1).into_future());
-    let mut ids = Vec::new();
-    for node in &fake.nodes {
-        ids.push(node.call().await.0);
-    }
-    // The echo comes first, and is not what is told.
-    let mut echo = CallFailure::new(FailureKind::Error, "rank 1 has failed");
-    echo.caused_by = Some(Rank(1));
-    fake.nodes[0].fails(ids[0], Rank(0), echo).await;
-    let after = tokio::spawn(executor.on(Rank(0)).run(add, 1).into_future());
-    let (id, ..) = fake.nodes[0].call().await;
-    fake.nodes[0].returns(id, Rank(0), &1_u32).await;
-    assert_eq!(soon(after).await.unwrap().unwrap(), 1);
-    let mut panic = CallFailure::new(FailureKind::Panic, "index out of bounds");
-    panic.backtrace = Some("0: train".to_owned());
-    fake.nodes[1].fails(ids[1], Rank(1), panic).await;
-    let error = soon(call).await.unwrap().unwrap_err();
-    assert_eq!(
-        (error.rank(), error.kind()),
-        (Some(Rank(1)), CallErrorKind::Panic)
-    );
-    assert_eq!(
-        (error.hostname(), error.backtrace()),
-        (Some("host-1"), Some("0: train"))
-    );
-    assert_eq!(
-        error.to_string(),
-        "`add` failed on rank 1 (host-1): panicked: index out of bounds\nand because of that on rank 0"
-    );
-    // A result that is no value of the type.
-    let call = tokio::spawn(executor.on(Rank(0)).run(add, 1).into_future());
-    let (id, ..) = fake.nodes[0].call().await;
-    fake.nodes[0].returns(id, Rank(0), &"text").await;
-    assert_eq!(
-        soon(call).await.unwrap().unwrap_err().kind(),
-        CallErrorKind::Result
-    );
-}
-
-#[tokio::test]
-async fn a_rank_that_does_not_exist_is_refused() {
-    let (executor, _job, _fake) = Fake::group(1, 2).await;
-    let error = soon(executor.on(Rank(2)).run(add, 1)).await.unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "there is no rank 2; the ranks of this group are 0 to 1"
-    );
-    let error = soon(executor.on_ranks(&[]).run(add, 1)).await.unwrap_err();
-    assert!(error.to_string().contains("name at least one"), "{error}");
-    let error = soon(executor.on(Rank(9)).submit(add, 1).remove(0))
-        .await
-        .unwrap_err();
-    assert_eq!(error.rank(), Some(Rank(9)));
-}
-
-#[tokio::test]
 async fn values_are_made_called_and_dropped_in_order() {
     let (executor, _job, fake) = Fake::group(1, 2).await;
     let node = &fake.nodes[0];

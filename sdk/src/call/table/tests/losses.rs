@@ -45,17 +45,6 @@ fn a_loss_ends_every_wait_on_the_rank_and_refuses_later_calls() {
 }
 
 #[test]
-fn a_call_on_lost_ranks_alone_is_not_kept() {
-    let (mut table, now) = table(1);
-    table.lost(now, failure(0, Exit::Unknown), false);
-    let taken = table
-        .register("f".to_owned(), ranks([0]), None, Waiters::Each(vec!["a"]))
-        .unwrap();
-    assert!(taken.send_to.is_empty());
-    assert_eq!((taken.completions.len(), table.in_flight()), (1, 0));
-}
-
-#[test]
 fn the_heads_word_does_not_overtake_results() {
     let (mut table, now) = table(2);
     let call = whole(&mut table, 2, "w");
@@ -82,18 +71,13 @@ fn the_heads_word_does_not_overtake_results() {
         Some(Exit::Signal(9))
     );
     assert_eq!(table.next_wake(), None);
-}
 
-#[test]
-fn the_nodes_own_word_is_final() {
-    let (mut table, now) = table(2);
+    // That of the rank's own node is final.
+    let (mut table, now) = self::table(2);
     whole(&mut table, 2, "w");
     nothing(&table.reported_lost(now, failure(1, Exit::Unknown)));
-    assert_eq!(
-        error(table.lost(now, failure(1, Exit::Code(7)), false), "w").exit(),
-        Some(Exit::Code(7))
-    );
-    nothing(&table.tick(now + SUSPECT_WAIT));
+    let error = error(table.lost(now, failure(1, Exit::Code(7)), false), "w");
+    assert_eq!(error.exit(), Some(Exit::Code(7)));
 }
 
 #[test]
