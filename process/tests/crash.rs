@@ -314,7 +314,7 @@ async fn the_will_of_a_killed_daemon_is_done_when_nothing_is_left() {
     daemon.kill_and_see_the_end().await;
 }
 
-fn a_daemon_that_lives_has_no_will() {
+async fn a_daemon_that_lives_has_no_will() {
     let (_daemon, heir) = heir_of("daemon that lives on");
     assert_eq!(inherited(&heir), b"alive");
 }
@@ -433,66 +433,24 @@ async fn a_program_that_is_started_as_a_warden_dies_with_its_daemon_before_it_sa
 
 /// As little of a test harness as `cargo test` needs: filters, `--list`, a line for each test.
 fn run_tests(runtime: &tokio::runtime::Runtime) -> ExitCode {
-    type Test = fn(&tokio::runtime::Runtime);
-    let tests: [(&str, Test); 9] = [
-        (
-            "the_will_of_a_killed_daemon_is_done_when_nothing_is_left",
-            |runtime| {
-                runtime.block_on(the_will_of_a_killed_daemon_is_done_when_nothing_is_left());
-            },
-        ),
-        ("a_daemon_that_lives_has_no_will", |runtime| {
-            // Its output is read there.
-            let _entered = runtime.enter();
-            a_daemon_that_lives_has_no_will();
-        }),
-        (
-            "a_killed_warden_leaves_nothing_but_what_hides_from_a_daemon_that_does_not_adopt",
-            |runtime| {
-                runtime.block_on(
-                    a_killed_warden_leaves_nothing_but_what_hides_from_a_daemon_that_does_not_adopt(
-                    ),
-                );
-            },
-        ),
-        (
-            "the_next_daemon_of_the_name_ends_what_one_that_was_killed_with_its_warden_has_left",
-            |runtime| {
-                runtime.block_on(the_next_daemon_of_the_name_ends_what_one_that_was_killed_with_its_warden_has_left());
-            },
-        ),
-        (
-            "a_warden_that_stands_still_is_ended_by_the_next_daemon_of_the_name",
-            |runtime| {
-                runtime
-                    .block_on(a_warden_that_stands_still_is_ended_by_the_next_daemon_of_the_name());
-            },
-        ),
-        (
-            "a_program_that_is_started_as_a_warden_dies_with_its_daemon_before_it_says_hello",
-            |runtime| {
-                runtime.block_on(
-                    a_program_that_is_started_as_a_warden_dies_with_its_daemon_before_it_says_hello(
-                    ),
-                );
-            },
-        ),
-        (
-            "a_killed_warden_takes_its_workers_with_it_though_the_daemon_sleeps",
-            |runtime| {
-                runtime
-                    .block_on(a_killed_warden_takes_its_workers_with_it_though_the_daemon_sleeps());
-            },
-        ),
-        ("a_killed_daemon_takes_everything_with_it", |runtime| {
-            runtime.block_on(a_killed_daemon_takes_everything_with_it());
-        }),
-        (
-            "a_daemon_killed_while_it_starts_workers_leaves_none",
-            |runtime| {
-                runtime.block_on(a_daemon_killed_while_it_starts_workers_leaves_none());
-            },
-        ),
+    macro_rules! tests {
+        ($($name:ident)*) => {
+            [$((
+                stringify!($name),
+                (|runtime| runtime.block_on($name())) as fn(&tokio::runtime::Runtime),
+            ),)*]
+        };
+    }
+    let tests = tests![
+        the_will_of_a_killed_daemon_is_done_when_nothing_is_left
+        a_daemon_that_lives_has_no_will
+        a_killed_warden_leaves_nothing_but_what_hides_from_a_daemon_that_does_not_adopt
+        the_next_daemon_of_the_name_ends_what_one_that_was_killed_with_its_warden_has_left
+        a_warden_that_stands_still_is_ended_by_the_next_daemon_of_the_name
+        a_program_that_is_started_as_a_warden_dies_with_its_daemon_before_it_says_hello
+        a_killed_warden_takes_its_workers_with_it_though_the_daemon_sleeps
+        a_killed_daemon_takes_everything_with_it
+        a_daemon_killed_while_it_starts_workers_leaves_none
     ];
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let filters: Vec<&String> = arguments.iter().filter(|a| !a.starts_with("--")).collect();

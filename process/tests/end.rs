@@ -19,53 +19,6 @@ fn kill(pid: u32) {
 }
 
 #[tokio::test]
-async fn a_process_that_obeys_term_is_not_killed() {
-    let warden = warden().await;
-    let text = "trap 'echo got TERM; exit 5' TERM; echo ready; while :; do sleep 0.01; done";
-    let mut started = script(text).start(&warden).await;
-    assert_eq!(started.line().await, "ready");
-    assert_eq!(within(stop(&started.child, LONG)).await, Exit::Code(5));
-    assert_eq!(started.lines().await, ["got TERM"]);
-    // Again is no harm.
-    assert_eq!(within(stop(&started.child, LONG)).await, Exit::Code(5));
-    within(warden.close()).await;
-}
-
-#[tokio::test]
-async fn a_process_that_ignores_term_is_killed_after_the_grace() {
-    let warden = warden().await;
-    let text = "trap '' TERM; echo ready; while :; do sleep 1000; done";
-    let mut started = script(text).start(&warden).await;
-    assert_eq!(started.line().await, "ready");
-    let grace = Duration::from_millis(200);
-    let begin = Instant::now();
-    assert_eq!(within(stop(&started.child, grace)).await, Exit::Signal(9));
-    assert!(begin.elapsed() >= grace);
-    // `sleep` ignored it too and was in the group.
-    assert_eq!(started.lines().await, [""; 0]);
-    within(warden.close()).await;
-}
-
-#[tokio::test]
-async fn a_process_that_stands_still_can_obey_too() {
-    let warden = warden().await;
-    let mut started = script("trap 'exit 6' TERM; echo ready; kill -STOP $$; exit 7")
-        .start(&warden)
-        .await;
-    assert_eq!(started.line().await, "ready");
-    let pid = started.child.pid();
-    within(async {
-        while stat(pid).unwrap()[0] != "T" {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    let exit = within(stop(&started.child, LONG)).await;
-    assert_eq!(exit, Exit::Code(6));
-    within(warden.close()).await;
-}
-
-#[tokio::test]
 async fn a_signal_of_users_reaches_who_does_something_about_it_and_nobody_else() {
     let warden = warden().await;
     // The shell in between and `sleep` would die of it.
@@ -194,21 +147,21 @@ async fn what_is_left_when_the_process_had_ended_before_the_stop_has_it_too() {
 }
 
 #[tokio::test]
-async fn what_stands_still_below_a_process_can_obey_too() {
+async fn what_stands_still_can_obey_too() {
     let warden = warden().await;
     let text = "trap 'echo obeyed; exit' TERM; echo $$; kill -STOP $$; exit 7";
-    let mut started = wrapped("setsid --wait sh -c \"$1\"; exit $?", text)
-        .start(&warden)
+    for wrapper in ["exec sh -c \"$1\"", "setsid --wait sh -c \"$1\"; exit $?"] {
+        let mut started = wrapped(wrapper, text).start(&warden).await;
+        let pid: u32 = started.line().await.parse().unwrap();
+        within(async {
+            while stat(pid).unwrap()[0] != "T" {
+                tokio::task::yield_now().await;
+            }
+        })
         .await;
-    let pid: u32 = started.line().await.parse().unwrap();
-    within(async {
-        while stat(pid).unwrap()[0] != "T" {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    within(stop(&started.child, LONG)).await;
-    assert_eq!(started.lines().await, ["obeyed"]);
+        within(stop(&started.child, LONG)).await;
+        assert_eq!(started.lines().await, ["obeyed"], "{wrapper}");
+    }
     within(warden.close()).await;
 }
 

@@ -3,38 +3,8 @@
 mod common;
 
 use common::{script, warden, within};
-use kolo_process::{LineReader, MAX_LINE, pipe};
+use kolo_process::{LineReader, pipe};
 use kolo_transport::wire::Exit;
-
-#[tokio::test]
-async fn the_last_line_without_end_and_any_bytes_arrive() {
-    let warden = warden().await;
-    let mut started = script("printf 'one\\r\\n\\377\\376\\000x\\nlast'")
-        .start(&warden)
-        .await;
-    for expected in [&b"one"[..], b"\xff\xfe\0x", b"last"] {
-        assert_eq!(
-            within(started.stdout.next_line()).await.as_deref(),
-            Some(expected)
-        );
-    }
-    assert_eq!(within(started.stdout.next_line()).await, None);
-    assert_eq!(within(started.stderr.next_line()).await, None);
-    within(warden.close()).await;
-}
-
-#[tokio::test]
-async fn a_line_of_a_megabyte_is_cut_and_whole() {
-    let warden = warden().await;
-    let text = "head -c 1000000 /dev/zero | tr '\\0' x; echo; echo next";
-    let mut started = script(text).start(&warden).await;
-    let lines = started.lines().await;
-    let lengths: Vec<usize> = lines.iter().map(String::len).collect();
-    let mut expected = vec![MAX_LINE; 1_000_000 / MAX_LINE];
-    expected.extend([1_000_000 % MAX_LINE, 4]);
-    assert_eq!(lengths, expected);
-    within(warden.close()).await;
-}
 
 #[tokio::test]
 async fn a_flood_arrives_without_loss() {

@@ -4,13 +4,12 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{program, rest, script, stat, warden, within};
+use common::{program, script, stat, warden, within};
 use kolo_process::{SpawnError, Warden, pipe};
 use kolo_transport::wire::Exit;
 
@@ -115,20 +114,6 @@ async fn any_order_of_descriptor_numbers_works() {
 }
 
 #[tokio::test]
-async fn a_socket_pair_works_in_both_directions() {
-    let warden = warden().await;
-    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-    let request = script("read line <&3; echo \"got $line\" >&3").fd(theirs.into(), 3);
-    let started = request.start(&warden).await;
-    (&ours).write_all(b"hello\n").unwrap();
-    let answer = tokio::task::spawn_blocking(move || std::io::read_to_string(ours).unwrap());
-    // It ends, because nobody else has the other end.
-    assert_eq!(within(answer).await.unwrap(), "got hello\n");
-    within(started.child.wait()).await;
-    within(warden.close()).await;
-}
-
-#[tokio::test]
 async fn stdin_is_empty_and_signals_are_as_new() {
     let warden = warden().await;
     let mut started = script("readlink /proc/$$/fd/0; cat; echo end")
@@ -174,17 +159,6 @@ async fn the_working_directory_is_set() {
     let mut request = program("./shell", &["-c", "echo here"]);
     request.request.cwd = Some(path);
     assert_eq!(request.start(&warden).await.lines().await, ["here"]);
-    within(warden.close()).await;
-}
-
-#[tokio::test]
-async fn both_streams_are_kept_apart() {
-    let warden = warden().await;
-    let mut started = script("echo out; echo err >&2; printf last")
-        .start(&warden)
-        .await;
-    assert_eq!(started.lines().await, ["out", "last"]);
-    assert_eq!(rest(&mut started.stderr).await, ["err"]);
     within(warden.close()).await;
 }
 

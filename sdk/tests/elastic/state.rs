@@ -359,23 +359,3 @@ fn a_state_whose_parts_change_is_committed_anew() {
     stage.set(1);
     state.restore().unwrap();
 }
-
-#[test]
-fn a_lost_rank_is_named() {
-    let contexts = local_group(2).unwrap().into_iter().map(Context::for_tests);
-    std::thread::scope(|scope| {
-        for ctx in contexts {
-            scope.spawn(move || {
-                let mut state = State::new(Value(1));
-                state.commit(&ctx).unwrap();
-                if ctx.rank() == 1 {
-                    return;
-                }
-                let StateError::Collective(error) = state.commit(&ctx).unwrap_err() else {
-                    panic!("a collective error");
-                };
-                assert_eq!(error.culprit_rank(), Some(Rank(1)));
-            });
-        }
-    });
-}

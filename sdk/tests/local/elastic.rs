@@ -36,7 +36,6 @@ fn count(ctx: &Context, steps: u64, dies_at: u64) -> Result<(u64, u64, usize)> {
 #[kolo::function]
 fn add_up(ctx: &Context, dies: Option<usize>) -> Result<u64> {
     if dies == Some(ctx.rank()) {
-        eprintln!("no more");
         std::process::exit(3);
     }
     let mut one = [1_u64];
@@ -234,25 +233,5 @@ pub(super) async fn values_of_elastic_groups_go_back_to_their_last_commit() -> O
         assert!(lost >= 2, "{lost}");
         executor.shutdown().await?;
     }
-    Ok(())
-}
-
-pub(super) async fn an_elastic_run_that_always_fails_ends_with_the_last_words() -> Outcome {
-    let cluster = LocalCluster::builder().slots(2).start().await?;
-    let elastic = Executor::builder().workers(1..=2).output(Output::Silent);
-    let executor = elastic.restarts_without_progress(1).start(&cluster).await?;
-    let mut error = executor.run(add_up, Some(0)).await.unwrap_err();
-    while error.is_retryable() {
-        error = match executor.recovered().await {
-            Ok(_) => executor.run(add_up, Some(0)).await.unwrap_err(),
-            Err(ended) => {
-                assert!(ended.to_string().contains("no more"), "{ended}");
-                break;
-            }
-        };
-    }
-    let error = executor.run(add_up, None).await.unwrap_err();
-    assert_eq!(error.kind(), CallErrorKind::Ended, "{error}");
-    assert_eq!(error.stderr_tail(), ["no more"]);
     Ok(())
 }

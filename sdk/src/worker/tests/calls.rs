@@ -12,7 +12,7 @@ use super::caller::{function, method};
 use super::user::*;
 use crate::registry::{Registry, RegistryError};
 use crate::worker::dispatch::CallHead;
-use crate::{Executable, Function, codec};
+use crate::{Function, codec};
 
 #[test]
 fn the_borrowed_head_is_the_wire_message() {
@@ -248,32 +248,6 @@ fn large_arguments_and_results_pass() {
     assert!(got.2 == large);
     assert_eq!(codec::decode::<u32>(&worker.receive().1.unwrap()), Ok(4));
     sender.join().unwrap();
-}
-
-#[test]
-fn the_registry_knows_what_the_macros_made() {
-    let registry = Registry::get().unwrap();
-    let entry = registry.function(divide::NAME).unwrap();
-    assert_eq!(entry.signature(), "(number: u32, by: u32) -> u32");
-    let class = registry.class(Counter::NAME).unwrap();
-    assert_eq!(class.signature(), "(first: u64)");
-    let methods: Vec<String> = class
-        .methods()
-        .iter()
-        .map(|method| format!("{method:?}"))
-        .collect();
-    assert_eq!(
-        methods,
-        [
-            "add(arg0: (u64, u64)) -> u64",
-            "get(type_: Vec<u8>) -> (u64, usize, Vec<u8>)",
-            "slowly(number: u32) -> u64",
-            "tell_when_dropped(number: u32, name: String) -> ()",
-            "fails() -> ()",
-            "breaks() -> ()",
-        ]
-    );
-    assert_eq!(crate::registry_digest(), registry.digest());
 }
 
 #[test]

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use kolo_collectives::{CollectiveError, ReduceOp};
-use kolo_transport::ids::{CallId, Generation, NodeId, Rank};
+use kolo_transport::ids::{CallId, Generation, Rank};
 use kolo_transport::wire::worker::FailedOperation;
-use kolo_transport::wire::{Exit, FailureKind, FromWorker, Kept, RankFailure, ToWorker};
+use kolo_transport::wire::{Exit, FailureKind, FromWorker, Kept, ToWorker};
 
 use super::group::sum;
 use super::node::{Group, runtime, tell};
+use crate::call::test_failure;
 use crate::context::Context;
 use crate::elastic::{State, Value};
 use crate::error::{Error, Result};
@@ -108,16 +109,7 @@ fn a_survivor_gets_another_rank_and_late_messages_are_refused() {
             assert_eq!(group.sums(), [(21, 0, 0), (21, 1, local_rank)]);
 
             let old = Generation(1);
-            let failure = RankFailure {
-                rank: Rank(0),
-                node: NodeId(1),
-                hostname: "host1".to_owned(),
-                pid: 4711,
-                exit: Exit::Signal(9),
-                reason: None,
-                stderr_tail: Vec::new(),
-                account: None,
-            };
+            let failure = test_failure(0, Exit::Signal(9));
             let mut table = group.table.clone();
             table.generation = old;
             for message in [

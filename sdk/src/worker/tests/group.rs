@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use kolo_collectives::{CollectiveError, ReduceOp};
-use kolo_transport::ids::{Generation, NodeId, Rank};
-use kolo_transport::wire::{Exit, FailureKind, RankFailure, ToWorker};
+use kolo_transport::ids::{Generation, Rank};
+use kolo_transport::wire::{Exit, FailureKind, ToWorker};
 
 use super::caller::function;
 use super::node::{Group, hear, runtime, start_worker, tell};
+use crate::call::test_failure;
 use crate::context::Context;
 use crate::worker::control::ControlError;
 use crate::worker::{EXIT_NODE_GONE, EXIT_PROTOCOL, Fatal};
@@ -82,31 +83,25 @@ impl Group {
     }
 }
 
+/// Over sockets that the node makes, and over connections with certificates.
 #[test]
-fn ranks_of_one_node_reduce_over_sockets_that_the_node_makes() {
-    runtime().block_on(async {
-        let mut group = Group::start(&[1, 1, 1]).await;
-        group.complete().await;
-        for _ in 0..3 {
-            assert_eq!(group.sums(), [(33, 0, 0), (33, 1, 1), (33, 2, 2)]);
-        }
-        group.stop().await;
-    });
-}
-
-#[test]
-fn ranks_of_two_nodes_reduce_over_connections_with_certificates() {
-    runtime().block_on(async {
-        let mut group = Group::start(&[1, 1, 2, 2]).await;
-        group.complete().await;
-        for _ in 0..3 {
-            assert_eq!(
-                group.sums(),
-                [(46, 0, 0), (46, 1, 1), (46, 2, 0), (46, 3, 1)]
-            );
-        }
-        group.stop().await;
-    });
+fn ranks_of_one_node_and_of_two_reduce() {
+    for (nodes, sums) in [
+        (&[1, 1, 1][..], &[(33, 0, 0), (33, 1, 1), (33, 2, 2)][..]),
+        (
+            &[1, 1, 2, 2],
+            &[(46, 0, 0), (46, 1, 1), (46, 2, 0), (46, 3, 1)],
+        ),
+    ] {
+        runtime().block_on(async {
+            let mut group = Group::start(nodes).await;
+            group.complete().await;
+            for _ in 0..3 {
+                assert_eq!(group.sums(), sums);
+            }
+            group.stop().await;
+        });
+    }
 }
 
 #[test]
@@ -197,16 +192,7 @@ fn a_lost_rank_ends_the_waits_on_it_with_its_name() {
         assert_eq!(group.sums()[0].0, 33);
         // Rank 2 never gets the call.
         group.begin(&[0, 1], sum, &(0,));
-        let failure = RankFailure {
-            rank: Rank(2),
-            node: NodeId(1),
-            hostname: "host1".to_owned(),
-            pid: 4711,
-            exit: Exit::Signal(9),
-            reason: None,
-            stderr_tail: Vec::new(),
-            account: None,
-        };
+        let failure = test_failure(2, Exit::Signal(9));
         for worker in &group.workers[..2] {
             // One of another generation changes nothing.
             for generation in [Generation(9), Generation(1)] {
@@ -224,7 +210,7 @@ fn a_lost_rank_ends_the_waits_on_it_with_its_name() {
         for index in 0..2 {
             let failure = group.end::<()>(index).unwrap_err();
             assert_eq!(failure.caused_by, Some(Rank(2)), "{failure:?}");
-            for part in ["rank 2 is lost", "pid 4711", "SIGKILL"] {
+            for part in ["rank 2 is lost", "pid 412", "SIGKILL"] {
                 assert!(failure.message.contains(part), "{failure:?}");
             }
         }
